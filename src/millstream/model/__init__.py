@@ -1,0 +1,1 @@
+"""Frozen values and pure functions on them: what every plane may know."""

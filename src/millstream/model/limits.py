@@ -1,0 +1,28 @@
+"""The named bounds of the system, with units; every queue, buffer, batch and wait cites one.
+
+Sources: wire limits are those of the memcached binary protocol as Couchbase speaks it.
+"""
+
+from typing import Final
+
+KEY_BYTES_MAX: Final = 250
+VALUE_BYTES_MAX: Final = 20 * 1024 * 1024
+FRAME_BYTES_MAX: Final = VALUE_BYTES_MAX + 1024 * 1024
+"""Body of one request; a longer one closes the connection before anything is buffered."""
+PARTITIONS_DEFAULT: Final = 64
+PARTITIONS_MAX: Final = 1024
+BUCKET_NAME_BYTES_MAX: Final = 100
+FAILOVER_ENTRIES_MAX: Final = 25
+STREAM_NAME_BYTES_MAX: Final = 200
+CONNECTION_OUT_BYTES_MAX: Final = 1024 * 1024
+"""Replies waiting in one connection above which its requests are no longer read."""
+REQUESTS_PER_WAKEUP_MAX: Final = 1000
+STREAM_STEP_BYTES_MAX: Final = 512 * 1024
+STREAM_STEP_ITEMS_MAX: Final = 1024
+QUEUE_BYTES_MAX: Final = 512 * 1024 * 1024
+"""Frames a bucket keeps in memory for its readers; older persisted ones are read from the log."""
+LEASES_MAX: Final = 4096
+LEASE_SECONDS_MAX: Final = 3600
+LEASE_SECONDS_DEFAULT: Final = 600
+UINT48_MAX: Final = 2**48 - 1
+UINT64_MAX: Final = 2**64 - 1

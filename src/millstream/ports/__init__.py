@@ -1,0 +1,1 @@
+"""Protocols for the doors to the operating system, so that cores run with false ones."""

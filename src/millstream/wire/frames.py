@@ -1,0 +1,218 @@
+"""Stream frames in the canonical profile, and the patches that turn them into other profiles.
+
+A change is encoded once, when it is accepted; the same bytes object serves every stream, the log
+and replicas. Canonical profile: opaque = partition id, datatype as stored, deletion with time
+(21 bytes of extras), expiry opcode.
+
+    mutation    head 24, by_seqno 8, rev_seqno 8, flags 4, expiry 4, lock time 4, nmeta 2, nru 1
+    deletion    head 24, by_seqno 8, rev_seqno 8, delete time 4, zero 1
+    expiration  head 24, by_seqno 8, rev_seqno 8, delete time 4
+
+Invariants:
+1. Key and value of a change are slices of its frame; CAS is in the header.
+2. A frame is immutable; a patch makes a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from struct import Struct
+from typing import Final, NamedTuple
+
+from millstream.wire.mcbp import HEADER, HEADER_BYTES, REQUEST, Opcode
+
+__all__ = [
+    "Change",
+    "change_of",
+    "deletion",
+    "expiration",
+    "iter_frames",
+    "mutation",
+    "seqno_of",
+    "snapshot_marker",
+    "stream_end",
+    "with_profile",
+]
+
+_MUTATION: Final = Struct(">BBHBBHIIQQQIIIHB")
+_DELETION: Final = Struct(">BBHBBHIIQQQIB")
+_EXPIRATION: Final = Struct(">BBHBBHIIQQQI")
+_MUTATION_EXTRAS: Final = 31
+_DELETION_EXTRAS: Final = 21
+_EXPIRATION_EXTRAS: Final = 20
+_MARKER: Final = Struct(">BBHBBHIIQQQI")
+_END: Final = Struct(">BBHBBHIIQI")
+_SEQNO: Final = Struct(">Q")
+_FIELDS: Final = Struct(">xBHBBHIIQQQ")
+_FLAGS: Final = Struct(">II")
+_TIME: Final = Struct(">I")
+
+
+def mutation(
+    partition_id: int,
+    key: bytes,
+    value: bytes,
+    seqno: int,
+    rev: int,
+    cas: int,
+    flags: int,
+    expiry: int,
+    datatype: int,
+) -> bytes:
+    """Return the canonical frame of a put. Hot path: positional arguments, one pack."""
+    key_bytes = len(key)
+    return (
+        _MUTATION.pack(
+            0x80, 0x57, key_bytes, 31, datatype, partition_id, 31 + key_bytes + len(value),
+            partition_id, cas, seqno, rev, flags, expiry, 0, 0, 0,
+        )
+        + key
+        + value
+    )  # fmt: skip
+
+
+def deletion(
+    partition_id: int, key: bytes, seqno: int, rev: int, cas: int, delete_time: int
+) -> bytes:
+    """Return the canonical frame of a delete; `delete_time` in Unix seconds."""
+    size = len(key)
+    return (
+        _DELETION.pack(
+            0x80, 0x58, size, 21, 0, partition_id, 21 + size,
+            partition_id, cas, seqno, rev, delete_time, 0,
+        )
+        + key
+    )  # fmt: skip
+
+
+def expiration(
+    partition_id: int, key: bytes, seqno: int, rev: int, cas: int, delete_time: int
+) -> bytes:
+    """Return the canonical frame of an expiration."""
+    size = len(key)
+    return (
+        _EXPIRATION.pack(
+            0x80, 0x59, size, 20, 0, partition_id, 20 + size,
+            partition_id, cas, seqno, rev, delete_time,
+        )
+        + key
+    )  # fmt: skip
+
+
+def seqno_of(frame: bytes) -> int:
+    """Return the seqno of a change's frame."""
+    seqno: int = _SEQNO.unpack_from(frame, HEADER_BYTES)[0]
+    return seqno
+
+
+class Change(NamedTuple):
+    """A frame cut into its fields. `opcode` is DCP_MUTATION, DCP_DELETION or DCP_EXPIRATION."""
+
+    opcode: int
+    partition_id: int
+    seqno: int
+    rev: int
+    cas: int
+    flags: int
+    expiry: int
+    datatype: int
+    key: bytes
+    value: bytes
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the change is a deletion or an expiration."""
+        return self.opcode != Opcode.DCP_MUTATION
+
+
+def change_of(frame: bytes) -> Change:
+    """Cut a frame (whole, any profile). For a deletion, `expiry` is the delete time, 0 if absent."""
+    opcode, key_bytes, extras_bytes, datatype, partition_id, body, _, cas, seqno, rev = (
+        _FIELDS.unpack_from(frame)
+    )
+    at = HEADER_BYTES + extras_bytes
+    key = frame[at : at + key_bytes]
+    if opcode == Opcode.DCP_MUTATION:
+        flags, expiry = _FLAGS.unpack_from(frame, 40)
+        value = frame[at + key_bytes : HEADER_BYTES + body]
+        return Change(opcode, partition_id, seqno, rev, cas, flags, expiry, datatype, key, value)
+    expiry = _TIME.unpack_from(frame, 40)[0] if extras_bytes >= _EXPIRATION_EXTRAS else 0
+    return Change(opcode, partition_id, seqno, rev, cas, 0, expiry, datatype, key, b"")
+
+
+def snapshot_marker(
+    partition_id: int, opaque: int, start_seqno: int, end_seqno: int, flags: int
+) -> bytes:
+    """Return a snapshot marker of version 1."""
+    return _MARKER.pack(
+        REQUEST, Opcode.DCP_SNAPSHOT_MARKER, 0, 20, 0, partition_id, 20, opaque, 0,
+        start_seqno, end_seqno, flags,
+    )  # fmt: skip
+
+
+def stream_end(partition_id: int, opaque: int, reason: int) -> bytes:
+    """Return the message that ends a stream."""
+    return _END.pack(
+        REQUEST, Opcode.DCP_STREAM_END, 0, 4, 0, partition_id, 4, opaque, 0, reason
+    )  # fmt: skip
+
+
+def iter_frames(data: bytes) -> Iterator[bytes]:
+    """Yield the whole frames that stand back to back in `data`."""
+    at, end = 0, len(data)
+    while at < end:
+        stop = at + HEADER_BYTES + HEADER.unpack_from(data, at)[6]
+        yield data[at:stop]
+        at = stop
+
+
+def with_profile(
+    frames: Iterable[bytes],
+    *,
+    opaque: int,
+    keep_json: bool,
+    delete_times: bool,
+    expiry_opcode: bool,
+    with_values: bool,
+    keep_datatype: bool,
+) -> list[bytes]:
+    """Return copies of canonical frames as another kind of consumer asked for them."""
+    return [
+        _patched(frame, opaque, keep_json, delete_times, expiry_opcode, with_values, keep_datatype)
+        for frame in frames
+    ]
+
+
+def _patched(
+    frame: bytes,
+    opaque: int,
+    keep_json: bool,
+    delete_times: bool,
+    expiry_opcode: bool,
+    with_values: bool,
+    keep_datatype: bool,
+) -> bytes:
+    change = change_of(frame)
+    datatype = change.datatype if keep_json else change.datatype & ~1
+    if not change.is_deleted:
+        value = change.value if with_values else b""
+        if not with_values and not keep_datatype:
+            datatype = 0
+        key_bytes = len(change.key)
+        head = HEADER.pack(
+            REQUEST, Opcode.DCP_MUTATION, key_bytes, 31, datatype, change.partition_id,
+            31 + key_bytes + len(value), opaque, change.cas,
+        )  # fmt: skip
+        return head + frame[HEADER_BYTES : HEADER_BYTES + 31] + change.key + value
+    if change.opcode == Opcode.DCP_EXPIRATION and expiry_opcode:
+        opcode, extras = Opcode.DCP_EXPIRATION, frame[24:44]
+    elif delete_times:
+        opcode, extras = Opcode.DCP_DELETION, frame[24:44] + b"\0"
+    else:
+        opcode, extras = Opcode.DCP_DELETION, frame[24:40] + b"\0\0"
+    body = len(extras) + len(change.key)
+    head = HEADER.pack(
+        REQUEST, opcode, len(change.key), len(extras), 0, change.partition_id, body, opaque,
+        change.cas,
+    )  # fmt: skip
+    return head + extras + change.key
