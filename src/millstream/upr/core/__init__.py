@@ -1,0 +1,1 @@
+"""Streams without I/O: producer, consumer, flow control, what they need of a source."""

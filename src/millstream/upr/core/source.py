@@ -1,0 +1,110 @@
+"""What a producer needs of the engine: partitions that can be read as of a seqno.
+
+The stream plane does not import the engine: whoever has these shapes can be streamed.
+
+Invariants that a source keeps:
+1. An item is returned iff it is the newest of its key among seqnos <= `at` of a hold still held.
+2. Frames are canonical (`wire.frames`), seqno ascending, immutable, and shared with other readers.
+3. The item whose seqno is a former or present `high_seqno` frozen by a hold is always returned.
+4. A lost hold never gives a wrong read: `is_held` says so before the items are believed.
+
+Elsewhere: the engine's implementation (`kv.core`), the streams (`upr.core.producer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+from millstream.model.partitions import PartitionState
+from millstream.model.position import FailoverLog
+
+__all__ = ["BucketSource", "Hold", "PartitionSource"]
+
+
+class Hold(NamedTuple):
+    """The right to read a partition as of seqno `at`, until released or lost."""
+
+    hold_id: int
+    at: int
+
+
+class PartitionSource(Protocol):
+    """One copy of one partition."""
+
+    @property
+    def partition_id(self) -> int:
+        """Number of the partition, from 0."""
+
+    @property
+    def state(self) -> PartitionState:
+        """Role of this copy."""
+
+    @property
+    def failover_log(self) -> FailoverLog:
+        """Histories, newest first, never empty."""
+
+    @property
+    def high_seqno(self) -> int:
+        """Newest seqno; on a replica the end of its last complete snapshot."""
+
+    @property
+    def persisted_seqno(self) -> int:
+        """Everything at or below is durable."""
+
+    @property
+    def purge_seqno(self) -> int:
+        """Tombstones below may be gone."""
+
+    @property
+    def memory_floor(self) -> int:
+        """Changes above are served by `memory_slice`, those at or below by `backfill`."""
+
+    def open_hold(self, at: int | None = None) -> Hold | None:
+        """Freeze the state as of `at` (None: the present high); None: it cannot be read."""
+
+    def release_hold(self, hold: Hold) -> None:
+        """Give the hold up; harmless if it was lost."""
+
+    def is_held(self, hold: Hold) -> bool:
+        """Return whether the hold was neither released nor lost (bound on memory, rollback)."""
+
+    def memory_slice(
+        self, after: int, at: int, bytes_max: int, items_max: int
+    ) -> tuple[list[bytes], int] | None:
+        """Return frames as of `at` with seqnos in (after, last], and last.
+
+        `last` is the seqno covered up to, `at` once all is covered; at least one seqno is covered
+        however large its frame. None: `after` is below `memory_floor`.
+        """
+
+    def backfill(self, after: int, at: int) -> Iterator[tuple[list[bytes], int]]:
+        """Return chunks (frames as of `at`, seqno covered up to) from the log.
+
+        Ends at min(at, the memory floor when it was called). The iterator blocks on the disk: its
+        `next` runs in a worker thread. Called in the thread of the engine.
+        """
+
+
+class BucketSource(Protocol):
+    """The partitions of one bucket, and news of their changes."""
+
+    @property
+    def name(self) -> str:
+        """Name of the bucket."""
+
+    @property
+    def partition_count(self) -> int:
+        """Number of partitions, fixed at creation."""
+
+    def partition(self, partition_id: int) -> PartitionSource | None:
+        """Return a partition this node holds a copy of."""
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after every batch of changes, state changes included."""
+
+    def unsubscribe(self, callback: Callable[[], None]) -> None:
+        """Stop calling `callback`; harmless if unknown."""
+
+    def lease_hold(self, lease_id: int, partition_id: int) -> Hold | None:
+        """Return the hold of a lease on a partition; None: not held (any more)."""
