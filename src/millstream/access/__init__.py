@@ -1,0 +1,1 @@
+"""Who may do what: user records, password verifiers, SCRAM on both sides."""
