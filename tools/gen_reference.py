@@ -1,0 +1,233 @@
+"""Write docs/reference/errors.md and limits.md from the code; with --check only compare.
+
+Invariants: reads source text only (nothing is imported, so that no extra is needed), and the
+same tree gives the same bytes.
+
+Deliberately elsewhere: the other pages of docs/reference are written by hand.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+__all__ = ["errors_page", "limits_page", "main"]
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+_LIMIT_NAME = re.compile(r"_(MAX|MIN|DEFAULT|BYTES|SECONDS|S|MS|NS)$")
+_NO_EDIT = (
+    "<!-- Written by tools/gen_reference.py; change the code and run `make reference`. -->\n"
+)
+_OPERATORS: Final[dict[type[ast.operator], Callable[[float, float], float]]] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.Pow: lambda a, b: a**b,
+    ast.LShift: lambda a, b: int(a) << int(b),
+    ast.FloorDiv: lambda a, b: a // b,
+    ast.Div: lambda a, b: a / b,
+}
+
+
+class Limit(NamedTuple):
+    """One named bound: where it stands, its value, what the text below or beside it says."""
+
+    module: str
+    name: str
+    value: float
+    note: str
+
+
+# ---- errors
+
+
+def errors_page(root: Path) -> str:
+    """The tree of exceptions and every code raised, with the modules that raise it."""
+    tree = ast.parse((root / "src/millstream/errors.py").read_text())
+    lines = [
+        "# Errors\n",
+        _NO_EDIT,
+        "Every error raised on purpose is a `MillstreamError` with a `code` for programs, a "
+        "`retry` and one sentence for people. The class says whose fault it is; codes are part of "
+        "the public contract and do not change. `retry` is `never`, `same` (at once), "
+        "`refresh_map` (with a new partition map) or `backoff` (later).\n",
+        "## Classes\n",
+        "| class | below | code unless said | retry | meaning |",
+        "| --- | --- | --- | --- | --- |",
+        *_class_rows(tree),
+        "",
+        "## Codes\n",
+        "| code | raised as | in |",
+        "| --- | --- | --- |",
+    ]
+    for code, classes, modules in _codes(root, _defaults(tree)):
+        lines.append(f"| `{code}` | {', '.join(classes)} | {', '.join(modules)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _class_rows(tree: ast.Module) -> Iterator[str]:
+    for node, code, retry in _classes(tree):
+        base = node.bases[0].id if isinstance(node.bases[0], ast.Name) else ""
+        meaning = (ast.get_docstring(node) or "").splitlines()[0]
+        yield f"| `{node.name}` | {base} | `{code}` | {retry} | {meaning} |"
+
+
+def _classes(tree: ast.Module) -> Iterator[tuple[ast.ClassDef, str, str]]:
+    """Each exception with the code and retry it has by its own or its bases' definition."""
+    known: dict[str, tuple[str, str]] = {"Exception": ("", "never")}
+    for node in tree.body:
+        if not isinstance(node, ast.ClassDef) or not isinstance(node.bases[0], ast.Name):
+            continue
+        code, retry = known[node.bases[0].id]
+        for line in node.body:
+            target, value = _assigned(line)
+            if isinstance(value, ast.Constant) and target == "default_code":
+                code = str(value.value)
+            elif isinstance(value, ast.Constant) and target == "default_retry":
+                retry = str(value.value)
+        known[node.name] = (code, retry)
+        yield node, code, retry
+
+
+def _defaults(tree: ast.Module) -> dict[str, str]:
+    return {node.name: code for node, code, _ in _classes(tree)}
+
+
+def _codes(root: Path, defaults: dict[str, str]) -> Iterator[tuple[str, list[str], list[str]]]:
+    found: dict[str, tuple[set[str], set[str]]] = {}
+    for path, module in _modules(root):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                continue
+            if (default := defaults.get(node.func.id)) is None:
+                continue
+            classes, modules = found.setdefault(_said_code(node) or default, (set(), set()))
+            classes.add(f"`{node.func.id}`")
+            modules.add(f"`{module}`")
+    for code in sorted(found):
+        yield code, sorted(found[code][0]), sorted(found[code][1])
+
+
+def _said_code(call: ast.Call) -> str:
+    for keyword in call.keywords:
+        if keyword.arg == "code" and isinstance(keyword.value, ast.Constant):
+            return str(keyword.value.value)
+    return ""
+
+
+# ---- limits
+
+
+def limits_page(root: Path) -> str:
+    """Every named bound of the source, shared ones first."""
+    limits = list(_limits(root))
+    shared = [limit for limit in limits if limit.module == "model.limits"]
+    others = [limit for limit in limits if limit.module != "model.limits"]
+    lines = [
+        "# Limits\n",
+        _NO_EDIT,
+        "Every queue, buffer, batch, retry and wait has a named bound. The unit is the last word "
+        "of the name: bytes, `S` seconds, `MS` milliseconds; otherwise a count.\n",
+        "## Shared by all parts\n",
+        "| name | value | meaning |",
+        "| --- | --- | --- |",
+        *(f"| `{one.name}` | {_shown(one)} | {one.note} |" for one in shared),
+        "",
+        "## Of one part\n",
+        "| module | name | value | meaning |",
+        "| --- | --- | --- | --- |",
+        *(f"| `{one.module}` | `{one.name}` | {_shown(one)} | {one.note} |" for one in others),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _limits(root: Path) -> Iterator[Limit]:
+    for path, module in _modules(root):
+        text = path.read_text()
+        known: dict[str, float] = {}
+        body = ast.parse(text).body
+        for node, after in zip(body, [*body[1:], None], strict=True):
+            name, expression = _assigned(node)
+            value = _value(expression, known)
+            if not name.isupper() or value is None:
+                continue
+            known[name] = value
+            if module == "model.limits" or _LIMIT_NAME.search(name):
+                note = _note(after) or _comment_beside(text, node)
+                yield Limit(module, name.lstrip("_"), value, note)
+
+
+def _assigned(node: ast.stmt) -> tuple[str, ast.expr | None]:
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        return node.target.id, node.value
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+        return node.targets[0].id, node.value
+    return "", None
+
+
+def _value(node: ast.expr | None, known: dict[str, float]) -> float | None:
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return node.value  # type: ignore[return-value]  # the line above says int or float
+    if isinstance(node, ast.Name):
+        return known.get(node.id)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        left, right = _value(node.left, known), _value(node.right, known)
+        if left is not None and right is not None:
+            return _OPERATORS[type(node.op)](left, right)
+    return None
+
+
+def _note(after: ast.stmt | None) -> str:
+    if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+        return " ".join(str(after.value.value).split())
+    return ""
+
+
+def _comment_beside(text: str, node: ast.stmt) -> str:
+    line = text.splitlines()[(node.end_lineno or node.lineno) - 1]
+    _, mark, comment = line.partition("  # ")
+    return comment.strip() if mark else ""
+
+
+def _shown(limit: Limit) -> str:
+    if isinstance(limit.value, float) and not limit.value.is_integer():
+        return f"{limit.value:g}"
+    value = int(limit.value)
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if "BYTES" in limit.name and value >= 1 << power and value % (1 << power) == 0:
+            return f"{value >> power:,} {unit}"
+    return f"{value:,}"
+
+
+# ---- both
+
+
+def _modules(root: Path) -> Iterator[tuple[Path, str]]:
+    source = root / "src" / "millstream"
+    for path in sorted(source.rglob("*.py")):
+        yield path, ".".join(path.relative_to(source).with_suffix("").parts)
+
+
+def main(arguments: list[str], root: Path = ROOT) -> int:
+    """Write both pages, or say which differ."""
+    stale = 0
+    for name, page in (("errors.md", errors_page(root)), ("limits.md", limits_page(root))):
+        path = root / "docs" / "reference" / name
+        if path.exists() and path.read_text() == page:
+            continue
+        if "--check" in arguments:
+            print(f"{path.relative_to(root)} is not what the code says: run `make reference`")
+            stale = 1
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(page)
+            print(f"wrote {path.relative_to(root)}")
+    return stale
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,206 @@
+"""The house rules that no linter knows, checked over the tree; prints one line per breach.
+
+Rules, each a function over the repository root:
+1. Tests mirror the source: src/millstream/a/b.py has tests/unit/a/test_b.py, or stands in
+   `TESTED_ELSEWHERE` with the reason. Modules that only declare need none.
+2. Every module opens with a docstring, and has `__all__` where it defines functions or classes;
+   no file is over `LINES_MAX` lines.
+3. Nothing is left for later: no marks of unfinished work.
+4. Names: no module called utils, misc, common, helpers or manager.
+5. Links between documents resolve, headings included.
+6. Text names no place outside the repository that a reader does not have.
+7. No module is dead: each is named by another one or is an entry point.
+
+Deliberately elsewhere: style and types (ruff, mypy), layers (import-linter), spelling (codespell).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+__all__ = ["RULES", "main"]
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+LINES_MAX: Final = 600
+Rule = Callable[[Path], Iterator[str]]
+
+TESTED_ELSEWHERE: Final[dict[str, str]] = {}
+"""Module or folder under src/millstream -> which tests cover it, and why not unit tests."""
+
+ENTRY_POINTS: Final = {"millstream.cli.main", "millstream.__main__"}
+
+_LEFT_OVER = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HACK)\b|NotImplemented" + r"Error")
+_VAGUE_NAMES = {"utils", "util", "misc", "common", "helpers", "manager"}
+_OUTSIDE = re.compile(
+    r"/work/|\.\./shared|\bshared/(refs|seeds|models)|pypi\.org|pythonhosted|npmjs\.(org|com)|"
+    r"crates\.io|deb\.debian\.org|repo\.maven|proxy\.golang"
+)
+_TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".sh", ".yml", ".yaml", ".js", ".html", ".c", ""}
+_SKIPPED_FOLDERS = {"build", "dist", "site", "demo-out", "artifacts", "spark-warehouse"}
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def mirrored_tests(root: Path) -> Iterator[str]:
+    """Rule 1."""
+    source = root / "src" / "millstream"
+    for path in _modules(source):
+        inside = path.relative_to(source)
+        if not _has_behaviour(path) or _is_excused(inside):
+            continue
+        test = root / "tests" / "unit" / inside.with_name(f"test_{inside.name}")
+        if not test.exists():
+            yield f"{path.relative_to(root)}: no {test.relative_to(root)}"
+    for name in TESTED_ELSEWHERE:
+        if not (source / name).exists():
+            yield f"tools/tidy.py: TESTED_ELSEWHERE names {name}, which is gone"
+
+
+def _has_behaviour(path: Path) -> bool:
+    """False for what only declares: constants, protocols, exceptions, package fronts."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    bodies = [n.body for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, functions)]
+    simple = (ast.Expr, ast.Pass)
+    says_something = any(not isinstance(line, simple) for body in bodies for line in body)
+    return says_something and path.name != "__init__.py"
+
+
+def _is_excused(inside: Path) -> bool:
+    return any(str(part) in TESTED_ELSEWHERE for part in (inside, *inside.parents))
+
+
+def module_shape(root: Path) -> Iterator[str]:
+    """Rule 2."""
+    for path in _modules(root / "src"):
+        name = path.relative_to(root)
+        text = path.read_text()
+        tree = ast.parse(text)
+        if not ast.get_docstring(tree):
+            yield f"{name}: no module docstring"
+        defines = any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in tree.body)
+        if defines and not _defines_all(tree):
+            yield f"{name}: no __all__"
+        if (lines := text.count("\n")) > LINES_MAX:
+            yield f"{name}: {lines} lines, at most {LINES_MAX}: split it"
+
+
+def _defines_all(tree: ast.Module) -> bool:
+    targets = [t for node in tree.body if isinstance(node, ast.Assign) for t in node.targets]
+    targets += [node.target for node in tree.body if isinstance(node, ast.AnnAssign)]
+    return any(isinstance(t, ast.Name) and t.id == "__all__" for t in targets)
+
+
+def nothing_left_over(root: Path) -> Iterator[str]:
+    """Rule 3."""
+    yield from _matching_lines(root, _LEFT_OVER, "unfinished work")
+
+
+def clear_names(root: Path) -> Iterator[str]:
+    """Rule 4."""
+    for path in _modules(root / "src"):
+        if path.stem in _VAGUE_NAMES or path.parent.name in _VAGUE_NAMES:
+            yield f"{path.relative_to(root)}: a name that says nothing"
+
+
+def links_resolve(root: Path) -> Iterator[str]:
+    """Rule 5."""
+    for path in _texts(root):
+        if path.suffix != ".md":
+            continue
+        for link in _LINK.findall(_without_code(path.read_text())):
+            if link.startswith(("http://", "https://", "mailto:")):
+                continue
+            target, _, heading = link.partition("#")
+            file = (path.parent / target) if target else path
+            if not file.exists():
+                yield f"{path.relative_to(root)}: link to {link}: no such file"
+            elif heading and heading not in _headings(file):
+                yield f"{path.relative_to(root)}: link to {link}: no such heading"
+
+
+def _without_code(text: str) -> str:
+    return re.sub(
+        r"`[^`\n]*`", "", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    )
+
+
+def _headings(path: Path) -> set[str]:
+    if path.suffix != ".md":
+        return set()
+    found = re.findall(r"^#+ +(.+)$", path.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h).strip().lower().replace(" ", "-") for h in found}
+
+
+def nothing_from_outside(root: Path) -> Iterator[str]:
+    """Rule 6."""
+    yield from _matching_lines(root, _OUTSIDE, "a place outside the repository")
+
+
+def no_dead_modules(root: Path) -> Iterator[str]:
+    """Rule 7."""
+    texts = {path: path.read_text() for path in _modules(root / "src")}
+    for path in texts:
+        name = _dotted(path, root)
+        if path.name == "__init__.py" or name in ENTRY_POINTS:
+            continue
+        package, _, last = name.rpartition(".")
+        imported = re.compile(
+            rf"\b{re.escape(name)}\b|from {re.escape(package)} import [^\n]*\b{last}\b|"
+            rf"from {re.escape(package)} import \([^)]*\b{last}\b"
+        )
+        if not any(imported.search(text) for other, text in texts.items() if other != path):
+            yield f"{path.relative_to(root)}: nothing uses it"
+
+
+def _dotted(path: Path, root: Path) -> str:
+    return ".".join(path.relative_to(root / "src").with_suffix("").parts)
+
+
+def _matching_lines(root: Path, pattern: re.Pattern[str], what: str) -> Iterator[str]:
+    for path in _texts(root):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if found := pattern.search(line):
+                yield f"{path.relative_to(root)}:{number}: {what}: {found.group()}"
+
+
+def _modules(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.py"))
+
+
+def _texts(root: Path) -> Iterator[Path]:
+    """All text files of the repository but locks, this file and what tools leave behind."""
+    for path in sorted(root.rglob("*")):
+        inside = path.relative_to(root)
+        hidden = any(part.startswith(".") and part != ".ci" for part in inside.parts)
+        if hidden or inside.parts[0] in {*_SKIPPED_FOLDERS, "requirements"}:
+            continue
+        if not path.is_file() or path.suffix not in _TEXT_SUFFIXES or "build" in inside.parts:
+            continue
+        if path != Path(__file__) and "__pycache__" not in inside.parts:
+            yield path
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    mirrored_tests,
+    module_shape,
+    nothing_left_over,
+    clear_names,
+    links_resolve,
+    nothing_from_outside,
+    no_dead_modules,
+)
+
+
+def main(root: Path = ROOT) -> int:
+    """Print every breach; 1 if there is one."""
+    breaches = [line for rule in RULES for line in rule(root)]
+    print("\n".join(breaches) if breaches else f"tidy: {len(RULES)} rules kept")
+    return 1 if breaches else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
