@@ -1,0 +1,487 @@
+"""One consumer connection without I/O: bytes in, events out, bytes to send back.
+
+    core = ConsumerCore()
+    core.start(b"name")                       # after HELLO, login and bucket selection
+    core.follow(partition_id, position, failover_log)
+    write(core.take_bytes())
+    for event in core.receive_data(read()):   # then take_bytes() again, once they are handled
+        ...
+
+On `RollbackRequired` the reader undoes to the newest complete snapshot it can restore exactly that
+is not above the seqno named (0 if none), then calls `undone_to`; the stream is asked for again.
+Lost connection: make a new core and `follow` with the position and failover log stored.
+
+Invariants:
+1. Every event carries the position that holds once the reader has applied it; position and state
+   are to be stored together.
+2. `take_bytes` acknowledges what `receive_data` returned before: call it when that is handled, so
+   that a slow reader slows the producer down. At most the window is unacknowledged.
+3. Streams are asked for in the canonical profile with opaque = partition id, so that the producer
+   sends shared frames. One stream per partition.
+4. Opaques from 0x10000 to 0x7ffeffff are free for requests of the shell's own; their responses
+   come back as `ReplyReceived`.
+
+Elsewhere: positions (`upr.core.follower`), sockets and login (`upr.aio.client`).
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final, NamedTuple
+
+from millstream.errors import AccessError, LocalProtocolError, RemoteProtocolError
+from millstream.model.limits import FRAME_BYTES_MAX
+from millstream.model.position import FailoverLog, Position
+from millstream.upr.core.follower import Follower, FollowerState, StreamOptions
+from millstream.upr.core.messages import (
+    decode_branch_log,
+    decode_failover_log,
+    decode_purge_seqno,
+    encode_stream_request,
+)
+from millstream.wire.mcbp import (
+    HEADER,
+    HEADER_BYTES,
+    REQUEST,
+    Opcode,
+    OpenFlag,
+    Packet,
+    Status,
+    cut_packets,
+    request,
+    response,
+)
+
+__all__ = [
+    "WINDOW_BYTES",
+    "ChangesReceived",
+    "ConsumerCore",
+    "Event",
+    "ReplyReceived",
+    "RollbackRequired",
+    "SnapshotCompleted",
+    "SnapshotStarted",
+    "StreamEnded",
+    "StreamOpened",
+    "StreamRefused",
+]
+
+WINDOW_BYTES: Final = 8 * 1024 * 1024
+"""Stream bytes that may be under way or unhandled; acknowledged at half of it."""
+
+_MARKER: Final = Struct(">QQI")
+_U32: Final = Struct(">I")
+_U64: Final = Struct(">Q")
+_HEAD_SEQNO: Final = Struct(">BBHBBHIIQQ")
+_CHANGE_BODY_BYTES_MIN: Final = 18
+_MUTATION: Final = int(Opcode.DCP_MUTATION)
+_EXPIRATION: Final = int(Opcode.DCP_EXPIRATION)
+_CONTROL_OPAQUE_MIN: Final = 0x7FFF0000
+"""Opaques of OPEN and CONTROL; those of streams are partition ids, far below."""
+
+
+class StreamOpened(NamedTuple):
+    """The position was accepted. `failover_log[0].branch` is the branch of what follows."""
+
+    partition_id: int
+    position: Position
+    failover_log: FailoverLog
+
+
+class SnapshotStarted(NamedTuple):
+    """A snapshot was opened or continued; the reader's state is consistent only at its end."""
+
+    partition_id: int
+    position: Position
+    flags: int
+
+
+class ChangesReceived(NamedTuple):
+    """Whole frames in order, `wire.frames.change_of` cuts one; all of the snapshot announced."""
+
+    partition_id: int
+    position: Position
+    frames: list[bytes]
+
+
+class SnapshotCompleted(NamedTuple):
+    """All of the snapshot was received: the position is closed."""
+
+    partition_id: int
+    position: Position
+
+
+class RollbackRequired(NamedTuple):
+    """History diverged: undo to `seqno` or below, then call `undone_to`."""
+
+    partition_id: int
+    seqno: int
+
+
+class StreamEnded(NamedTuple):
+    """The stream is over (`reason`: a StreamEndReason); the position stands."""
+
+    partition_id: int
+    position: Position
+    reason: int
+
+
+class StreamRefused(NamedTuple):
+    """The request was refused with `status`, for another reason than history."""
+
+    partition_id: int
+    status: int
+
+
+class ReplyReceived(NamedTuple):
+    """A response to a request that the core did not send."""
+
+    packet: Packet
+
+
+Event = (
+    StreamOpened
+    | SnapshotStarted
+    | ChangesReceived
+    | SnapshotCompleted
+    | RollbackRequired
+    | StreamEnded
+    | StreamRefused
+    | ReplyReceived
+)
+
+
+class ConsumerCore:
+    """Streams of many partitions on one connection.
+
+    Args:
+        window_bytes: flow control window, at least 1.
+        has_extensions: HELLO granted the feature of our own: branch numbers are asked for, and
+            the purge seqno that lets a first load go on after a pause.
+    """
+
+    def __init__(self, *, window_bytes: int = WINDOW_BYTES, has_extensions: bool = True) -> None:
+        self._window_bytes = window_bytes
+        self._has_extensions = has_extensions
+        self._followers: dict[int, Follower] = {}
+        self._branch_logs: dict[int, FailoverLog] = {}
+        self._purge_seqnos: dict[int, int] = {}
+        self._out: list[bytes] = []
+        self._pieces: list[bytes] = []
+        self._pieces_bytes = 0
+        self._needed_bytes = HEADER_BYTES
+        self._unacked_bytes = 0
+        self._controls: dict[int, str] = {}
+
+    # -- what the reader does
+
+    def start(self, name: bytes, *, noop_interval_s: int = 20) -> None:
+        """Open the connection as a consumer.
+
+        Args:
+            name: 1..200 bytes, unique: an older connection of the same name is closed.
+            noop_interval_s: seconds between the server's signs of life.
+        """
+        flags = OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES
+        self._ask("open", Opcode.DCP_OPEN, _U32.pack(0) + _U32.pack(flags), name, b"")
+        for key, value in (
+            ("enable_noop", "true"),
+            ("set_noop_interval", str(noop_interval_s)),
+            ("connection_buffer_size", str(self._window_bytes)),
+            ("enable_expiry_opcode", "true"),
+        ):
+            self._ask(key, Opcode.DCP_CONTROL, b"", key.encode(), value.encode())
+
+    def _ask(self, what: str, opcode: int, extras: bytes, key: bytes, value: bytes) -> None:
+        opaque = _CONTROL_OPAQUE_MIN + len(self._controls)
+        self._controls[opaque] = what
+        self._out.append(request(opcode, opaque=opaque, extras=extras, key=key, value=value))
+
+    def follow(
+        self,
+        partition_id: int,
+        position: Position = Position(),  # noqa: B008 - immutable
+        failover_log: FailoverLog = (),
+        options: StreamOptions = StreamOptions(),  # noqa: B008 - immutable
+    ) -> None:
+        """Ask for the stream of a partition from `position` on.
+
+        Args:
+            partition_id: without a stream on this connection.
+            position: where the reader stands; the default is the beginning.
+            failover_log: as last received with that position; it saves a rollback to 0 where the
+                source does not know the position's uuid.
+            options: end, flags and lease.
+        """
+        known = self._followers.get(partition_id)
+        if known is not None and known.state is not FollowerState.IDLE:
+            message = f"partition {partition_id} has a stream on this connection"
+            raise LocalProtocolError(message, code="bad_state")
+        self._followers[partition_id] = Follower(partition_id, position, failover_log, options)
+        self._ask_for(self._followers[partition_id])
+
+    def undone_to(self, partition_id: int, seqno: int) -> Position:
+        """Go on after a rollback: the reader now holds the complete snapshot `seqno`.
+
+        Returns:
+            The position to store with that state.
+        """
+        follower = self._followers[partition_id]
+        follower.undone_to(seqno)
+        position = follower.position
+        self._ask_for(follower)
+        return position
+
+    def close_stream(self, partition_id: int) -> None:
+        """Stop the stream; ends with `StreamEnded`, nothing else comes from now on."""
+        self._followers[partition_id].close()
+        self._out.append(
+            request(Opcode.DCP_CLOSE_STREAM, vbucket=partition_id, opaque=partition_id)
+        )
+
+    def position(self, partition_id: int) -> Position:
+        """Return where the reader stands once it has applied all events returned."""
+        return self._followers[partition_id].position
+
+    def failover_log(self, partition_id: int) -> FailoverLog:
+        """Return the log to store with the position; empty before the first stream."""
+        return self._followers[partition_id].failover_log
+
+    def _ask_for(self, follower: Follower) -> None:
+        """Queue the request; before it what tells branches and the purge point in force."""
+        partition_id = follower.partition_id
+        if self._has_extensions:
+            self._out.append(request(Opcode.BRANCH_LOG, vbucket=partition_id, opaque=partition_id))
+            if follower.position.seqno == 0:
+                value = partition_id.to_bytes(2, "big")
+                self._out.append(request(Opcode.POSITIONS, opaque=partition_id, value=value))
+        self._out.append(encode_stream_request(follower.ask(), partition_id))
+
+    def take_bytes(self) -> bytes:
+        """Return what is to be sent now, acknowledgements of everything received included."""
+        if self._unacked_bytes * 2 >= self._window_bytes:
+            self._out.append(request(Opcode.DCP_BUFFER_ACK, extras=_U32.pack(self._unacked_bytes)))
+            self._unacked_bytes = 0
+        data = b"".join(self._out)
+        self._out.clear()
+        return data
+
+    # -- what the server says
+
+    def receive_data(self, data: bytes) -> list[Event]:
+        """Take bytes off the wire; return what they say, in order.
+
+        Raises:
+            RemoteProtocolError: the server broke the protocol: close the connection.
+            AccessError: the user may not stream this bucket.
+        """
+        self._pieces.append(data)
+        self._pieces_bytes += len(data)
+        if self._pieces_bytes < self._needed_bytes:  # a large frame is joined once, when whole
+            return []
+        data = data if len(self._pieces) == 1 else b"".join(self._pieces)
+        events: list[Event] = []
+        at = self._cut(data, events)
+        rest = data[at:]
+        self._pieces = [rest] if rest else []
+        self._pieces_bytes = len(rest)
+        self._needed_bytes = HEADER_BYTES
+        if len(rest) >= HEADER_BYTES:
+            self._needed_bytes += HEADER.unpack_from(rest)[6]
+        return events
+
+    def _cut(self, data: bytes, events: list[Event]) -> int:
+        """Handle the whole frames in `data`; return the offset of what is left.
+
+        Hot path: changes are cut here, one unpack each; everything else is rare.
+        """
+        unpack, followers = _HEAD_SEQNO.unpack_from, self._followers
+        frames: list[bytes] = []
+        follower: Follower | None = None
+        at, end = 0, len(data)
+        seqno = seqno_max = 0
+        while end - at >= HEADER_BYTES + _U64.size:
+            magic, opcode, key_bytes, _, _, partition_id, body, opaque, _, item = unpack(data, at)
+            if not (magic == REQUEST and _MUTATION <= opcode <= _EXPIRATION):
+                if frames:
+                    self._deliver(follower, frames, events)
+                follower, frames = None, []
+                stop = self._cut_other(data, at, events)
+                if stop == at:
+                    return at
+                at = stop
+                continue
+            stop = at + HEADER_BYTES + body
+            if stop > end:
+                self._check_size(body)
+                break
+            if follower is None or follower.partition_id != partition_id or opaque != partition_id:
+                if frames:
+                    self._deliver(follower, frames, events)
+                frames, follower = [], followers.get(partition_id)
+                if follower is None or not self._is_expected(follower, opaque):
+                    self._unacked_bytes += stop - at
+                    follower, at = None, stop
+                    continue
+                seqno, seqno_max = follower.position.seqno, follower.position.snap_end
+            if not seqno < item <= seqno_max:
+                follower.on_advanced(item)  # raises
+            if body < _CHANGE_BODY_BYTES_MIN + key_bytes:
+                raise RemoteProtocolError("a change is cut short", code="bad_frame")
+            seqno = item
+            frames.append(data[at:stop])
+            at = stop
+        else:
+            if end - at >= HEADER_BYTES:  # too short for a change
+                if frames:
+                    self._deliver(follower, frames, events)
+                frames = []
+                at = self._cut_other(data, at, events)
+        if frames:
+            self._deliver(follower, frames, events)
+        return at
+
+    def _is_expected(self, follower: Follower, opaque: int) -> bool:
+        if follower.state is FollowerState.CLOSING:
+            return False
+        if follower.state is not FollowerState.OPEN or opaque != follower.partition_id:
+            message = f"a change of partition {follower.partition_id}, which has no stream"
+            raise RemoteProtocolError(message, code="unexpected_message")
+        return True
+
+    def _deliver(
+        self, follower: Follower | None, frames: list[bytes], events: list[Event]
+    ) -> None:
+        """Hand over changes of one partition, all inside its snapshot, ascending."""
+        assert follower is not None
+        self._unacked_bytes += sum(map(len, frames))
+        seqno: int = _U64.unpack_from(frames[-1], HEADER_BYTES)[0]
+        is_complete = follower.on_advanced(seqno)
+        events.append(ChangesReceived(follower.partition_id, follower.position, frames))
+        if is_complete:
+            events.append(SnapshotCompleted(follower.partition_id, follower.position))
+
+    def _check_size(self, body: int) -> None:
+        if body > FRAME_BYTES_MAX:
+            raise RemoteProtocolError(f"body of {body} bytes is too long", code="too_large")
+
+    def _cut_other(self, data: bytes, at: int, events: list[Event]) -> int:
+        """Handle one frame that is no change; return the offset after it, `at` if it is cut."""
+        body: int = HEADER.unpack_from(data, at)[6]
+        self._check_size(body)
+        stop = at + HEADER_BYTES + body
+        packets, _ = cut_packets(data[at:stop], FRAME_BYTES_MAX)
+        if not packets:
+            return at
+        packet = packets[0]
+        if packet.magic != REQUEST:
+            self._on_response(packet, events)
+        elif packet.opcode == Opcode.DCP_NOOP:
+            self._out.append(response(Opcode.DCP_NOOP, Status.SUCCESS, packet.opaque))
+        else:
+            self._unacked_bytes += stop - at
+            self._on_message(packet, events)
+        return stop
+
+    def _on_message(self, packet: Packet, events: list[Event]) -> None:
+        follower = self._followers.get(packet.vbucket)
+        if follower is None or follower.state is FollowerState.IDLE:
+            message = f"opcode 0x{packet.opcode:02x} for partition {packet.vbucket}, not streamed"
+            raise RemoteProtocolError(message, code="unexpected_message")
+        if follower.state is FollowerState.CLOSING:
+            return
+        partition_id = packet.vbucket
+        if packet.opcode == Opcode.DCP_SNAPSHOT_MARKER and len(packet.extras) == _MARKER.size:
+            start, end, flags = _MARKER.unpack(packet.extras)
+            follower.on_marker(start, end)
+            events.append(SnapshotStarted(partition_id, follower.position, flags))
+        elif packet.opcode == Opcode.DCP_SEQNO_ADVANCED and len(packet.extras) == _U64.size:
+            if follower.on_advanced(_U64.unpack(packet.extras)[0]):
+                events.append(SnapshotCompleted(partition_id, follower.position))
+        elif packet.opcode == Opcode.DCP_STREAM_END and len(packet.extras) == _U32.size:
+            follower.on_ended()
+            reason = _U32.unpack(packet.extras)[0]
+            events.append(StreamEnded(partition_id, follower.position, reason))
+        else:
+            message = f"opcode 0x{packet.opcode:02x} with {len(packet.extras)} bytes of extras"
+            raise RemoteProtocolError(message, code="unexpected_message")
+
+    def _on_response(self, packet: Packet, events: list[Event]) -> None:
+        what = self._controls.pop(packet.opaque, None)
+        if what is not None:
+            _check_control(what, packet.status)
+            return
+        follower = self._followers.get(packet.opaque)
+        if follower is None or packet.opcode not in _REPLIES:
+            events.append(ReplyReceived(packet))
+            return
+        if packet.opcode == Opcode.BRANCH_LOG:
+            if packet.status == Status.SUCCESS:
+                self._branch_logs[follower.partition_id] = decode_branch_log(packet.value)
+        elif packet.opcode == Opcode.POSITIONS:
+            if packet.status == Status.SUCCESS:
+                self._purge_seqnos[follower.partition_id] = decode_purge_seqno(packet.value)
+        elif packet.opcode == Opcode.DCP_STREAM_REQ:
+            self._on_stream_reply(follower, packet, events)
+        elif packet.opcode == Opcode.DCP_GET_FAILOVER_LOG:
+            self._on_failover_log(follower, packet, events)
+        elif follower.state is FollowerState.CLOSING:
+            follower.on_ended()
+            events.append(StreamEnded(follower.partition_id, follower.position, 1))
+
+    def _on_stream_reply(self, follower: Follower, packet: Packet, events: list[Event]) -> None:
+        partition_id = follower.partition_id
+        branches = self._branch_logs.pop(partition_id, ())
+        purge_seqno = self._purge_seqnos.pop(partition_id, None)
+        if packet.status == Status.SUCCESS:
+            log = _with_branches(decode_failover_log(packet.value), branches)
+            follower.on_opened(log, purge_seqno)
+            if branches and not log[0].branch:  # history changed between the two answers
+                self.close_stream(partition_id)
+                return
+            events.append(StreamOpened(partition_id, follower.position, log))
+        elif packet.status == Status.ROLLBACK and len(packet.value) == _U64.size:
+            seqno = follower.on_rollback(_U64.unpack(packet.value)[0])
+            if seqno is not None:
+                events.append(RollbackRequired(partition_id, seqno))
+                return
+            self._out.append(
+                request(Opcode.DCP_GET_FAILOVER_LOG, vbucket=partition_id, opaque=partition_id)
+            )
+        else:
+            follower.on_refused()
+            events.append(StreamRefused(partition_id, packet.status))
+
+    def _on_failover_log(self, follower: Follower, packet: Packet, events: list[Event]) -> None:
+        if packet.status == Status.SUCCESS:
+            seqno = follower.on_failover_log(decode_failover_log(packet.value))
+            events.append(RollbackRequired(follower.partition_id, seqno))
+        else:
+            follower.on_refused()
+            events.append(StreamRefused(follower.partition_id, packet.status))
+
+
+_REPLIES: Final = frozenset(
+    {
+        Opcode.BRANCH_LOG,
+        Opcode.POSITIONS,
+        Opcode.DCP_STREAM_REQ,
+        Opcode.DCP_GET_FAILOVER_LOG,
+        Opcode.DCP_CLOSE_STREAM,
+    }
+)
+
+
+def _with_branches(log: FailoverLog, branches: FailoverLog) -> FailoverLog:
+    """Return `log` with the branch numbers asked for just before it (0 where unknown)."""
+    numbers = {entry.uuid: entry.branch for entry in branches}
+    return tuple(entry._replace(branch=numbers.get(entry.uuid, 0)) for entry in log)
+
+
+def _check_control(what: str, status: int) -> None:
+    if status == Status.EACCESS:
+        message = "the user lacks the right to stream this bucket: grant `stream`"
+        raise AccessError(message, code="access_denied")
+    if status != Status.SUCCESS:
+        message = f"the server refused {what} with status 0x{status:02x}"
+        raise RemoteProtocolError(message, code="refused")

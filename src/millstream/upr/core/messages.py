@@ -1,0 +1,196 @@
+"""Stream requests, failover logs and positions as bytes: what both sides of a stream share.
+
+Invariants:
+1. Decoding refuses with a status of the protocol, never with an exception of the parser.
+2. A failover log on the wire is newest first; the standard payload has no branch numbers (they
+   read as 0), the extension's has.
+
+Elsewhere: frames of changes and markers (`wire.frames`), numbers (`wire.mcbp`).
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from millstream.errors import RemoteProtocolError, UsageError
+from millstream.model.limits import UINT64_MAX
+from millstream.model.position import FailoverEntry, FailoverLog, Position
+from millstream.wire.mcbp import Datatype, Opcode, Packet, Status, request
+
+__all__ = [
+    "RefusedError",
+    "StreamRequest",
+    "decode_branch_log",
+    "decode_failover_log",
+    "decode_purge_seqno",
+    "decode_stream_request",
+    "encode_branch_log",
+    "encode_failover_log",
+    "encode_stream_request",
+]
+
+_REQUEST: Final = Struct(">IIQQQQQ")
+_LOG_ENTRY: Final = Struct(">QQ")
+_BRANCH_ENTRY: Final = Struct(">QQQ")
+_POSITIONS: Final = Struct(">HB5x8Q")
+_STATUS_STREAM_ID_INVALID: Final = 0x8D
+_DEFAULT_COLLECTION: Final = ("0", "0x0")
+
+
+class RefusedError(UsageError):
+    """A request that is answered with `status` and changes nothing."""
+
+    default_code = "refused"
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class StreamRequest(NamedTuple):
+    """What a consumer asks for: a position, an end, and our own members of the JSON value.
+
+    `lease`: read as of the `at` of that lease. `as_of`: only together with a lease, must be its
+    `at`. `end_uuid`: the newest uuid expected; the request is refused if it is another.
+    """
+
+    partition_id: int
+    position: Position
+    end: int = UINT64_MAX
+    flags: int = 0
+    lease: int | None = None
+    as_of: int | None = None
+    end_uuid: int | None = None
+
+
+def encode_stream_request(asked: StreamRequest, opaque: int) -> bytes:
+    """Return the request frame; the JSON value is left out where nothing needs it."""
+    uuid, seqno, snap_start, snap_end, purge_seqno = asked.position
+    members: dict[str, int | str] = {}
+    if purge_seqno is not None:
+        members["purge_seqno"] = str(purge_seqno)
+    if asked.lease is not None:
+        members["lease"] = asked.lease
+    if asked.as_of is not None:
+        members["as_of"] = asked.as_of
+    if asked.end_uuid is not None:
+        members["end_uuid"] = f"{asked.end_uuid:x}"
+    return request(
+        Opcode.DCP_STREAM_REQ,
+        vbucket=asked.partition_id,
+        opaque=opaque,
+        datatype=Datatype.JSON if members else 0,
+        extras=_REQUEST.pack(asked.flags, 0, seqno, asked.end, uuid, snap_start, snap_end),
+        value=msgspec.json.encode(members) if members else b"",
+    )
+
+
+def decode_stream_request(packet: Packet, *, is_extended: bool) -> StreamRequest:
+    """Reverse `encode_stream_request`.
+
+    Raises:
+        RefusedError: malformed (EINVAL), or a filter that is not supported.
+    """
+    if len(packet.extras) != _REQUEST.size or packet.key:
+        raise RefusedError(Status.EINVAL, "a stream request has 48 bytes of extras and no key")
+    flags, _, seqno, end, uuid, snap_start, snap_end = _REQUEST.unpack(packet.extras)
+    members = _json_members(packet.value)
+    _refuse_filters(members)
+    own = members if is_extended else {}
+    position = Position(
+        uuid, seqno, snap_start, snap_end, _number(members, "purge_seqno", base=10)
+    )
+    return StreamRequest(
+        packet.vbucket,
+        position,
+        end,
+        flags,
+        _number(own, "lease", base=10),
+        _number(own, "as_of", base=10),
+        _number(own, "end_uuid", base=16),
+    )
+
+
+def _json_members(value: bytes) -> dict[str, Any]:
+    if not value:
+        return {}
+    try:
+        return msgspec.json.decode(value, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        message = "the value of a stream request is not a JSON object"
+        raise RefusedError(Status.EINVAL, message) from error
+
+
+def _number(members: dict[str, Any], name: str, *, base: int) -> int | None:
+    """Return a whole number 0..2**64-1 given as a number or as text in `base`."""
+    found = members.get(name)
+    if found is None:
+        return None
+    try:
+        number = int(found, base) if isinstance(found, str) else found
+    except ValueError as error:
+        raise RefusedError(Status.EINVAL, f"{name} is not a number: {found!r}") from error
+    if type(number) is not int or not 0 <= number <= UINT64_MAX:
+        raise RefusedError(Status.EINVAL, f"{name} is not a number of 64 bits: {found!r}")
+    return number
+
+
+def _refuse_filters(members: dict[str, Any]) -> None:
+    """Accept a filter that names the default collection only; refuse the others clearly."""
+    if "sid" in members:
+        message = "stream ids are not supported: ask without `sid`"
+        raise RefusedError(_STATUS_STREAM_ID_INVALID, message)
+    wanted = members.get("collections", ["0"])
+    scope = members.get("scope", "0")
+    if not isinstance(wanted, list) or not isinstance(scope, str):
+        raise RefusedError(Status.EINVAL, "`collections` is a list, `scope` a text")
+    if scope not in _DEFAULT_COLLECTION or any(name not in _DEFAULT_COLLECTION for name in wanted):
+        message = "only the default collection exists: ask without a filter"
+        raise RefusedError(Status.UNKNOWN_COLLECTION, message)
+
+
+def encode_failover_log(log: FailoverLog) -> bytes:
+    """Return the standard payload: 16 bytes an entry."""
+    return b"".join(_LOG_ENTRY.pack(entry.uuid, entry.seqno) for entry in log)
+
+
+def decode_failover_log(value: bytes) -> FailoverLog:
+    """Reverse `encode_failover_log`; branches read as 0.
+
+    Raises:
+        RemoteProtocolError: empty, or not whole entries.
+    """
+    if not value or len(value) % _LOG_ENTRY.size:
+        raise RemoteProtocolError(f"a failover log of {len(value)} bytes", code="bad_frame")
+    return tuple(FailoverEntry(uuid, seqno, 0) for uuid, seqno in _LOG_ENTRY.iter_unpack(value))
+
+
+def encode_branch_log(log: FailoverLog) -> bytes:
+    """Return the extension's payload: 24 bytes an entry."""
+    return b"".join(_BRANCH_ENTRY.pack(*entry) for entry in log)
+
+
+def decode_branch_log(value: bytes) -> FailoverLog:
+    """Reverse `encode_branch_log`.
+
+    Raises:
+        RemoteProtocolError: empty, or not whole entries.
+    """
+    if not value or len(value) % _BRANCH_ENTRY.size:
+        raise RemoteProtocolError(f"a branch log of {len(value)} bytes", code="bad_frame")
+    return tuple(FailoverEntry(*entry) for entry in _BRANCH_ENTRY.iter_unpack(value))
+
+
+def decode_purge_seqno(value: bytes) -> int:
+    """Return the purge seqno from the answer about one partition's position.
+
+    Raises:
+        RemoteProtocolError: not exactly one partition.
+    """
+    if len(value) != _POSITIONS.size:
+        raise RemoteProtocolError(f"a position of {len(value)} bytes", code="bad_frame")
+    purge_seqno: int = _POSITIONS.unpack(value)[9]
+    return purge_seqno
