@@ -1,0 +1,31 @@
+"""Spark pipelines: the only place of this package that knows PySpark.
+
+Importing it loads nothing heavy: public names are found when first used, so that the search for
+a Java (`pipelines.java`) works before PySpark can start.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from millstream.pipelines.java import find_java_home
+    from millstream.pipelines.session import local_session
+    from millstream.pipelines.source import MillstreamDataSource, register
+
+__all__ = ["MillstreamDataSource", "find_java_home", "local_session", "register"]
+
+_HOMES = {
+    "MillstreamDataSource": "millstream.pipelines.source",
+    "find_java_home": "millstream.pipelines.java",
+    "local_session": "millstream.pipelines.session",
+    "register": "millstream.pipelines.source",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its module (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'millstream.pipelines' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
