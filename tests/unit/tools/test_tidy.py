@@ -1,0 +1,79 @@
+"""Each house rule finds its breach, and none where there is none."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+TOOLS = Path(__file__).parents[3] / "tools"
+
+
+@pytest.fixture(scope="module")
+def tidy() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("tidy", TOOLS / "tidy.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def write(root: Path, name: str, text: str) -> None:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+CODE = '"""One."""\n__all__ = ["f"]\n\n\ndef f():\n    return 1\n'
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "text"),
+    [
+        ("mirrored_tests", "src/millstream/kv/one.py", CODE),
+        ("module_shape", "src/millstream/one.py", "x = 1\n"),
+        ("module_shape", "src/millstream/one.py", '"""One."""\n\n\ndef f():\n    return 1\n'),
+        ("module_shape", "src/millstream/one.py", '"""One."""\n' + "\n" * 600),
+        ("nothing_left_over", "docs/one.md", "To be done. TO" + "DO\n"),
+        ("nothing_left_over", "src/millstream/one.py", "raise NotImplemented" + "Error\n"),
+        ("clear_names", "src/millstream/utils.py", ""),
+        ("links_resolve", "docs/one.md", "[here](two.md)"),
+        ("links_resolve", "docs/one.md", "# One\n[here](#two)"),
+        ("nothing_from_outside", "docs/one.md", "see .." + "/shared for it"),
+        ("no_dead_modules", "src/millstream/kv/one.py", CODE),
+    ],
+)
+def test_a_breach_is_named(
+    tidy: ModuleType, tmp_path: Path, rule: str, name: str, text: str
+) -> None:
+    write(tmp_path, name, text)
+    breaches = list(getattr(tidy, rule)(tmp_path))
+    assert len(breaches) == 1
+    assert breaches[0].startswith(name)
+
+
+def test_a_tidy_tree_has_no_breach(
+    tidy: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, "src/millstream/kv/one.py", CODE)
+    write(tmp_path, "src/millstream/cli/main.py", '"""Two."""\nfrom millstream.kv import one\n')
+    write(tmp_path, "src/millstream/ports/disk.py", '"""Declares."""\nLIMIT = 3\n')
+    write(tmp_path, "src/millstream/kv/two.py", '"""."""\nimport millstream.ports.disk\n')
+    write(tmp_path, "src/millstream/kv/three.py", '"""."""\nimport millstream.kv.two\n')
+    write(tmp_path, "src/millstream/__main__.py", '"""."""\nimport millstream.kv.three\n')
+    write(tmp_path, "tests/unit/kv/test_one.py", '"""Tests one."""\n')
+    write(tmp_path, "docs/a.md", "# The first\n[b](b.md#two-words) `[x](y.md)` [c](https://c)\n")
+    write(tmp_path, "docs/b.md", "# One\n\n## Two words\n")
+    for name in tidy.TESTED_ELSEWHERE:
+        write(tmp_path, f"src/millstream/{name}", "")
+    assert tidy.main(tmp_path) == 0
+    assert "rules kept" in capsys.readouterr().out
+
+
+def test_an_excuse_without_its_module_is_a_breach(
+    tidy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tidy, "TESTED_ELSEWHERE", {"kv/gone.py": "tested by nobody"})
+    write(tmp_path, "src/millstream/one.py", '"""Declares."""\n')
+    assert "kv/gone.py" in "".join(tidy.mirrored_tests(tmp_path))
