@@ -1,0 +1,227 @@
+"""The users of a node: kept in users.json, checked by every listener the same way.
+
+Invariants:
+1. users.json is replaced atomically and durably, mode 0600; a change counts once it is written.
+2. PLAIN and HTTP Basic are checked against the same verifier as SCRAM.
+3. An unknown name costs as long as a known one, and shows a salt that stays the same.
+4. A remembered check is forgotten after `REMEMBERED_SECONDS`, and at once when the user changes.
+
+Elsewhere: records (`access.records`), the exchange (`access.scram_server`). A check may run in
+any thread; changes are made by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from millstream.access.records import (
+    ADMIN,
+    ITERATIONS,
+    Right,
+    User,
+    Verifier,
+    checked_name,
+    checked_roles,
+    make_verifiers,
+    user_from_json,
+    user_to_json,
+)
+from millstream.access.scram import HASHES, MECHANISMS, decoded, derive_keys, encoded, prepared
+from millstream.access.scram_server import ScramServer
+from millstream.errors import AccessError, CorruptionError, MillstreamError, UsageError
+from millstream.runtime.files import write_atomically
+
+__all__ = [
+    "REMEMBERED_MAX",
+    "REMEMBERED_SECONDS",
+    "USERS_MAX",
+    "Right",
+    "ScramServer",
+    "User",
+    "UserStore",
+]
+
+REMEMBERED_MAX: Final = 1000
+REMEMBERED_SECONDS: Final = 60.0
+USERS_MAX: Final = 10_000
+PASSWORD_BYTES_MAX: Final = 1024
+_FORMAT: Final = 1
+_CLEAR_TEXT_MECHANISM: Final = "SCRAM-SHA256"
+"""Passwords that arrive in clear are checked against this verifier: the cheapest good one."""
+
+
+class UserStore:
+    """All users of one node.
+
+    Args:
+        path: users.json, read if it exists; None keeps users in memory only.
+        now: monotonic seconds.
+
+    Raises:
+        CorruptionError: `bad_users_file`.
+    """
+
+    mechanisms: Final = MECHANISMS
+
+    def __init__(
+        self, path: Path | None = None, *, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._path = path
+        self._now = now
+        self._users: dict[str, User] = {}
+        self._decoy_key = secrets.token_bytes(32)
+        self._memory_key = secrets.token_bytes(32)
+        self._remembered: dict[bytes, tuple[User, float]] = {}
+        self._lock = threading.Lock()
+        if path is not None and path.exists():
+            self._load(path)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody was created yet: then everything is allowed, on loopback only."""
+        return not self._users
+
+    @property
+    def names(self) -> list[str]:
+        """The users' names, sorted."""
+        return sorted(self._users)
+
+    def get(self, name: str) -> User | None:
+        """Return one user."""
+        return self._users.get(name)
+
+    def put(self, name: str, password: str, roles: list[str] | tuple[str, ...] = (ADMIN,)) -> User:
+        """Create or replace a user, durably; about 20 ms.
+
+        Raises:
+            UsageError: `bad_user_name`, `bad_password`, `bad_role`, `too_many_users`.
+            AccessError: `bad_characters`.
+        """
+        name = checked_name(name)
+        if len(password.encode()) > PASSWORD_BYTES_MAX:
+            raise UsageError(
+                f"a password has at most {PASSWORD_BYTES_MAX} bytes", code="bad_password"
+            )
+        if name not in self._users and len(self._users) >= USERS_MAX:
+            raise UsageError(f"a node has at most {USERS_MAX} users", code="too_many_users")
+        salts = {mechanism: secrets.token_bytes(16) for mechanism in HASHES}
+        user = User(name, checked_roles(roles), make_verifiers(password, salts))
+        self._replace({**self._users, name: user})
+        return user
+
+    def ensure_admin(self, name: str, password: str) -> None:
+        """Make sure that an administrator of this name and password exists.
+
+        Raises:
+            UsageError, AccessError: as `put`.
+        """
+        user = self._users.get(checked_name(name))
+        if user is None or not user.is_admin or self.check_password(name, password) is None:
+            self.put(name, password, (ADMIN,))
+
+    def delete(self, name: str) -> bool:
+        """Remove a user, durably; False if there is none of this name."""
+        if name not in self._users:
+            return False
+        self._replace({other: user for other, user in self._users.items() if other != name})
+        return True
+
+    def check_password(self, name: str, password: str) -> User | None:
+        """Return the user if the password is right; 3 ms, less if checked a moment ago."""
+        try:
+            name = prepared(name)
+        except AccessError:
+            return None
+        if len(password) > PASSWORD_BYTES_MAX:
+            return None
+        fingerprint = hmac.digest(
+            self._memory_key, f"{name}\0{password}".encode(errors="surrogatepass"), "sha256"
+        )
+        user = self._recall(fingerprint)
+        if user is not None:
+            return user
+        user, verifier = self._find(name, _CLEAR_TEXT_MECHANISM)
+        hash_name = HASHES[_CLEAR_TEXT_MECHANISM]
+        try:
+            keys = derive_keys(hash_name, password, verifier.salt, verifier.iterations)
+        except AccessError:
+            return None
+        if not hmac.compare_digest(keys.stored_key, verifier.stored_key) or user is None:
+            return None
+        self._remember(fingerprint, user)
+        return user
+
+    def scram_server(self, mechanism: str) -> ScramServer:
+        """Begin a SCRAM log-in.
+
+        Raises:
+            AccessError: `unknown_mechanism`.
+        """
+        if mechanism not in HASHES:
+            raise AccessError(
+                f"mechanism {mechanism!r} is not offered; offered are {' '.join(MECHANISMS)}",
+                code="unknown_mechanism",
+            )
+        return ScramServer(mechanism, lambda name: self._find(name, mechanism))
+
+    def _find(self, name: str, mechanism: str) -> tuple[User | None, Verifier]:
+        user = self._users.get(name)
+        if user is not None and mechanism in user.verifiers:
+            return user, user.verifiers[mechanism]
+        seed = f"{mechanism}\0{name}".encode(errors="surrogatepass")
+        salt = hmac.digest(self._decoy_key, seed, "sha256")[:16]
+        no_key = bytes(len(hmac.digest(b"", b"", HASHES[mechanism])))
+        return None, Verifier(salt, ITERATIONS, no_key, no_key)
+
+    def _recall(self, fingerprint: bytes) -> User | None:
+        user, expires = self._remembered.get(fingerprint, (None, 0.0))
+        if user is None or expires <= self._now() or self._users.get(user.name) is not user:
+            return None
+        return user
+
+    def _remember(self, fingerprint: bytes, user: User) -> None:
+        with self._lock:
+            if len(self._remembered) >= REMEMBERED_MAX:
+                del self._remembered[next(iter(self._remembered))]
+            self._remembered[fingerprint] = (user, self._now() + REMEMBERED_SECONDS)
+
+    def _replace(self, users: dict[str, User]) -> None:
+        if self._path is not None:
+            content = {
+                "format": _FORMAT,
+                "decoy_key": encoded(self._decoy_key),
+                "users": [user_to_json(users[name]) for name in sorted(users)],
+            }
+            encoder = msgspec.json.encode(content)
+            write_atomically(self._path, msgspec.json.format(encoder, indent=2) + b"\n")
+        self._users = users
+        with self._lock:
+            self._remembered.clear()
+
+    def _load(self, path: Path) -> None:
+        try:
+            content: Any = msgspec.json.decode(path.read_bytes())
+            if content["format"] > _FORMAT:
+                raise CorruptionError(
+                    f"{path} was written by a newer Millstream; upgrade this one",
+                    code="newer_format",
+                )
+            self._decoy_key = decoded(content["decoy_key"])
+            self._users = {
+                user.name: user for user in (user_from_json(record) for record in content["users"])
+            }
+        except CorruptionError:
+            raise
+        except (msgspec.DecodeError, KeyError, TypeError, ValueError, MillstreamError) as error:
+            raise CorruptionError(
+                f"{path} is not a users file; restore it, or remove it and create users anew",
+                code="bad_users_file",
+            ) from error

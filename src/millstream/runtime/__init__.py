@@ -1,0 +1,1 @@
+"""The doors to the operating system: files, clock, processes, tasks, logs, metrics."""

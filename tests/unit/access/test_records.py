@@ -1,0 +1,25 @@
+import pytest
+
+from millstream.access.records import (
+    User,
+    checked_roles,
+    make_verifiers,
+    user_from_json,
+    user_to_json,
+)
+from millstream.access.scram import HASHES
+
+
+def test_a_record_survives_its_json_form():
+    verifiers = make_verifiers("secret", dict.fromkeys(HASHES, b"0123456789abcdef"))
+    user = User("ada", ("admin",), verifiers)
+    assert user_from_json(user_to_json(user)) == user
+
+
+def test_roles_are_sorted_and_single():
+    assert checked_roles(["read:b", "admin", "read:b"]) == ("admin", "read:b")
+
+
+def test_a_record_without_verifiers_is_refused():
+    with pytest.raises(KeyError):
+        user_from_json({"name": "x", "roles": []})

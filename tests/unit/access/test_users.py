@@ -1,0 +1,111 @@
+import os
+import stat
+
+import pytest
+
+from millstream.access.users import REMEMBERED_MAX, UserStore
+from millstream.errors import AccessError, CorruptionError, UsageError
+
+
+@pytest.fixture(scope="module")
+def users():
+    store = UserStore()
+    store.put("ada", "secret", ["admin"])
+    store.put("bob", "hidden", ["read:orders", "stream:*"])
+    return store
+
+
+def test_rights(users):
+    ada, bob = users.get("ada"), users.get("bob")
+    assert ada.may("admin", "")
+    assert ada.may("write", "orders")
+    assert bob.may("read", "orders")
+    assert not bob.may("read", "other")
+    assert bob.may("stream", "other")
+    assert not bob.may("write", "orders")
+    assert not bob.may("admin", "orders")
+
+
+def test_passwords(users):
+    assert users.check_password("ada", "secret").name == "ada"
+    assert users.check_password("ada", "Secret") is None
+    assert users.check_password("nobody", "secret") is None
+    assert users.check_password("ada", "") is None
+    assert users.check_password("ada\x00", "secret") is None
+    assert users.check_password("ada", "\ud800") is None
+    assert users.check_password("ada", "x" * 5000) is None
+
+
+def test_a_remembered_check_ends_with_time_and_with_the_user():
+    now = [0.0]
+    store = UserStore(now=lambda: now[0])
+    store.put("ada", "secret")
+    first = store.check_password("ada", "secret")
+    assert store._recall(next(iter(store._remembered))) is first
+    now[0] = 61.0
+    assert store._recall(next(iter(store._remembered))) is None
+    assert store.check_password("ada", "secret") is first
+    store.put("ada", "other")
+    assert store.check_password("ada", "secret") is None
+    assert store.delete("ada")
+    assert not store.delete("ada")
+    assert store.check_password("ada", "other") is None
+
+
+def test_remembered_checks_are_bounded(users):
+    for number in range(REMEMBERED_MAX + 5):
+        users._remember(b"%d" % number, users.get("bob"))
+    assert len(users._remembered) == REMEMBERED_MAX
+
+
+def test_the_file_survives_and_is_private(tmp_path):
+    path = tmp_path / "users.json"
+    store = UserStore(path)
+    assert store.is_empty
+    store.put("ada", "secret")
+    store.put("bob", "x", ["write:*"])
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    assert b"secret" not in path.read_bytes()
+    again = UserStore(path)
+    assert again.names == ["ada", "bob"]
+    assert again.check_password("ada", "secret").is_admin
+    assert again.get("bob").roles == ("write:*",)
+    assert again._find("nobody", "SCRAM-SHA1") == store._find("nobody", "SCRAM-SHA1")
+
+
+def test_ensure_admin_writes_only_what_changed(tmp_path):
+    store = UserStore(tmp_path / "users.json")
+    store.ensure_admin("ada", "secret")
+    user = store.get("ada")
+    store.ensure_admin("ada", "secret")
+    assert store.get("ada") is user
+    store.ensure_admin("ada", "other")
+    assert store.check_password("ada", "other")
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"format":1}', b'{"format":9}', b"\xff"])
+def test_a_foreign_file_is_refused_by_name(tmp_path, content):
+    path = tmp_path / "users.json"
+    path.write_bytes(content)
+    with pytest.raises(CorruptionError, match="users"):
+        UserStore(path)
+
+
+@pytest.mark.parametrize("name", ["", "a:b", "@node", "_admin", "x" * 200])
+def test_bad_names(name):
+    with pytest.raises(UsageError, match="user name"):
+        UserStore().put(name, "x")
+
+
+@pytest.mark.parametrize("role", ["root", "read", "read:", "admin:x", ":x"])
+def test_bad_roles(role):
+    with pytest.raises(UsageError, match="role"):
+        UserStore().put("ada", "x", [role])
+
+
+def test_empty_password_and_unknown_mechanism():
+    store = UserStore()
+    with pytest.raises(UsageError):
+        store.put("ada", "")
+    with pytest.raises(AccessError):
+        store.scram_server("PLAIN")
