@@ -1,0 +1,1 @@
+"""Shells of views: the processes in which map and reduce functions run."""

@@ -1,0 +1,1 @@
+"""Pure rules of views: row order, reduce functions, design documents, queries."""

@@ -1,0 +1,178 @@
+"""Each query parameter with its refusal, and random queries against a slow second writing."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millstream.errors import UsageError
+from millstream.views.core.collation import encode_key
+from millstream.views.core.query import (
+    MapRow,
+    Query,
+    parse_query,
+    query_map,
+    query_reduced,
+    reduce_rows,
+)
+
+
+def rows_of(pairs):
+    """Rows of (key, id) pairs; the value is their number."""
+    rows = [MapRow(encode_key(key), id_.encode(), key, at) for at, (key, id_) in enumerate(pairs)]
+    return sorted(rows, key=lambda row: (row.ekey, row.id))
+
+
+ROWS = rows_of([(key, id_) for key in (1, 2, 3) for id_ in "abc"] + [([1, "x"], "d"), ("t", "e")])
+DATES = rows_of(
+    [([2013, 1, 1], "a"), ([2013, 1, 2], "b"), ([2013, 2], "c"), ([2014], "d"), ("plain", "e"),
+     (7, "f"), ([2013, 1, 1], "g"), (7.0, "h")]
+)  # fmt: skip
+
+
+def ask(rows, **options):
+    query = parse_query(options)
+    query.check(has_reduce=False)
+    return [(row["key"], row["id"]) for row in query_map(rows, query)["rows"]]
+
+
+def ask_groups(rows, **options):
+    query = parse_query(options)
+    query.check(has_reduce=True)
+    counted = list(reduce_rows(rows, len))
+    return [(row["key"], row["value"]) for row in query_reduced(counted, query, sum)]
+
+
+def test_all_rows_and_their_numbers():
+    answer = query_map(ROWS, Query())
+    assert (answer["total_rows"], answer["offset"], len(answer["rows"])) == (11, 0, 11)
+    answer = query_map(ROWS, Query(startkey=2, skip=1, limit=1))
+    assert (answer["total_rows"], answer["offset"]) == (11, 4)
+    assert answer["rows"] == [{"id": "b", "key": 2, "value": 4}]
+
+
+def test_range_and_its_ends():
+    assert ask(ROWS, startkey=2, endkey=2) == [(2, "a"), (2, "b"), (2, "c")]
+    assert ask(ROWS, start_key=1, end_key=2, inclusive_end=False) == [(1, i) for i in "abc"]
+    assert ask(ROWS, startkey=3, endkey=[]) == [(3, i) for i in "abc"] + [("t", "e")]
+
+
+def test_direction_is_applied_before_the_range():
+    down = ask(ROWS, descending=True, startkey=2, endkey=1)
+    assert down == [(k, i) for k in (2, 1) for i in "cba"]
+    assert ask(ROWS, descending=True, startkey=2, endkey=1, inclusive_end=False) == down[:3]
+
+
+def test_document_id_bounds_in_both_directions():
+    assert ask(ROWS, startkey=1, startkey_docid="b", endkey=2, endkey_docid="a") == [
+        (1, "b"), (1, "c"), (2, "a"),
+    ]  # fmt: skip
+    assert ask(
+        ROWS, startkey=2, start_key_doc_id="b", endkey=1, end_key_doc_id="c", descending=True
+    ) == [(2, "b"), (2, "a"), (1, "c")]
+    assert ask(ROWS, startkey_docid="b", limit=1) == [(1, "a")]
+    assert ask(ROWS, key=1, endkey_docid="b", inclusive_end=False) == [(1, "a")]
+
+
+def test_keys_in_their_order_with_repeats():
+    assert ask(ROWS, keys=["t", 9, 1, "t"]) == [
+        ("t", "e"), (1, "a"), (1, "b"), (1, "c"), ("t", "e"),
+    ]  # fmt: skip
+    assert ask(ROWS, keys=["t"], key="t") == [("t", "e")]
+
+
+def test_groups():
+    assert ask_groups(DATES) == [(None, 8)]
+    assert ask_groups(DATES, group=True) == [
+        (7, 2), ("plain", 1), ([2013, 1, 1], 2), ([2013, 1, 2], 1), ([2013, 2], 1), ([2014], 1),
+    ]  # fmt: skip
+    assert ask_groups(DATES, group_level=1) == [(7, 2), ("plain", 1), ([2013], 4), ([2014], 1)]
+    assert ask_groups(DATES, group_level=2, descending=True, limit=2, skip=1) == [
+        ([2013, 2], 1), ([2013, 1], 3),
+    ]  # fmt: skip
+    assert ask_groups(DATES, group_level=0, startkey=[2013], endkey=[2013, {}]) == [(None, 4)]
+    assert ask_groups(DATES, keys=[[2014], 7], group=True) == [([2014], 1), (7, 2)]
+
+
+def test_an_empty_range_has_no_rows_at_all():
+    assert ask_groups(DATES, startkey="x", endkey="y") == []
+    assert ask_groups([]) == []
+
+
+@pytest.mark.parametrize(
+    ("has_reduce", "options"),
+    [
+        (False, {"startkey": 2, "endkey": 1}),
+        (False, {"startkey": 1, "endkey": 2, "descending": True}),
+        (False, {"reduce": True}),
+        (False, {"group": True}),
+        (True, {"group": True, "reduce": False}),
+        (True, {"group": False, "group_level": 1}),
+        (True, {"keys": [1]}),
+        (True, {"keys": [1], "group_level": 1}),
+        (False, {"keys": [1, 2], "startkey": 1}),
+        (False, {"keys": [1], "key": 2}),
+    ],
+)
+def test_contradictions_are_refused(has_reduce, options):
+    with pytest.raises(UsageError) as caught:
+        parse_query(options).check(has_reduce)
+    assert caught.value.code == "query_parse_error"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"limit": -1}, {"skip": 1.5}, {"group_level": "2"}, {"reduce": "yes"}, {"keys": 1},
+     {"startkey_docid": 1}, {"nonsense": 1}, {"limit": True}],
+)  # fmt: skip
+def test_wrong_values_are_refused(options):
+    with pytest.raises(UsageError) as caught:
+        parse_query(options)
+    assert caught.value.code == "query_parse_error"
+
+
+def test_document_id_bounds_do_not_go_with_groups():
+    with pytest.raises(UsageError):
+        ask_groups(DATES, startkey=1, startkey_docid="a")
+
+
+def test_key_beside_another_bound_is_refused():
+    with pytest.raises(UsageError):
+        ask(ROWS, key=1, startkey=2)
+
+
+keys = st.integers(0, 4) | st.lists(st.integers(0, 2), max_size=2)
+options_strategy = st.fixed_dictionaries(
+    {},
+    optional={
+        "startkey": keys,
+        "endkey": keys,
+        "inclusive_end": st.booleans(),
+        "descending": st.booleans(),
+        "skip": st.integers(0, 3),
+        "limit": st.integers(0, 6),
+    },
+)
+
+
+@given(st.lists(st.tuples(keys, st.sampled_from("abcdef")), unique_by=repr), options_strategy)
+def test_random_queries_against_a_filter(pairs, options):
+    rows = rows_of(pairs)
+    try:
+        answered = ask(rows, **options)
+    except UsageError:
+        return
+    expected = rows[::-1] if options.get("descending") else rows
+    way = -1 if options.get("descending") else 1
+    for name, sense in (("startkey", 1), ("endkey", -1)):
+        if name in options:
+            bound = encode_key(options[name])
+            exclusive = name == "endkey" and not options.get("inclusive_end", True)
+            expected = [
+                row for row in expected
+                if ((row.ekey > bound) - (row.ekey < bound)) * sense * way >= exclusive
+            ]  # fmt: skip
+    skip = options.get("skip", 0)
+    expected = expected[skip : skip + options["limit"] if "limit" in options else None]
+    assert answered == [(row.key, row.id.decode()) for row in expected]
