@@ -1,0 +1,1 @@
+"""The asyncio shells of the data engine."""

@@ -1,0 +1,151 @@
+"""One bucket as it runs: partitions in memory, log on disk, flusher between them.
+
+Invariants:
+1. Nothing is served before recovery is complete and its new failover entries are durable.
+2. The clean-stop receipt is withdrawn before the bucket can change.
+3. A clean stop writes everything, then the receipt.
+
+Elsewhere: which buckets there are and who listens (`node`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from millstream.kv.aio.flusher import Flusher
+from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.partition import Entry, Partition
+from millstream.model.limits import UINT48_MAX
+from millstream.model.position import FailoverEntry
+from millstream.runtime.disk import OsDisk
+from millstream.storage.by_id import LmdbByIdMap
+from millstream.storage.core.store import LogStore
+from millstream.wire.frames import change_of, seqno_of
+
+__all__ = ["BucketEngine", "new_failover_entry"]
+
+_LOG = logging.getLogger(__name__)
+_BRANCH_RANDOM_BITS = 12
+
+
+def new_failover_entry(seqno: int, last_branch: int) -> FailoverEntry:
+    """Return an entry for a history that begins after `seqno`, with a larger branch number."""
+    now_ms = time.time_ns() // 1_000_000
+    by_clock = now_ms << _BRANCH_RANDOM_BITS | secrets.randbits(_BRANCH_RANDOM_BITS)
+    uuid = secrets.randbelow(UINT48_MAX) + 1
+    return FailoverEntry(uuid, seqno, max(last_branch + 1, by_clock))
+
+
+class _StoreReader:
+    """The log as partitions read it."""
+
+    def __init__(self, store: LogStore) -> None:
+        self._store = store
+
+    def find(self, partition_id: int, key: bytes) -> Entry | None:
+        """Return the newest record of the key, tombstones included."""
+        found = self._store.find(partition_id, key)
+        return (found.frame, found.lineage) if found else None
+
+    def backfill(
+        self, partition_id: int, after: int, upto: int, superseded: set[int]
+    ) -> Iterator[tuple[list[bytes], int]]:
+        """Yield frames of (after, upto] that neither the log nor `superseded` replaces; blocks."""
+        if after >= upto:
+            return
+        for chunk in self._store.scan(partition_id, after, upto):
+            superseded.update(change.previous_seqno for change in chunk)
+        last = after
+        for chunk in self._store.scan(partition_id, after, upto):
+            last = seqno_of(chunk[-1].frame)
+            frames = [change.frame for change in chunk]
+            yield [frame for frame in frames if seqno_of(frame) not in superseded], last
+        if last < upto:
+            yield [], upto
+
+    def keys(self, partition_id: int) -> Iterator[bytes]:
+        """Yield the keys that have a record; blocks."""
+        for chunk in self._store.scan(partition_id, 0, UINT48_MAX):
+            for change in chunk:
+                yield change_of(change.frame).key
+
+
+class BucketEngine:
+    """A bucket with its store; made by `open`, ended by `stop`."""
+
+    def __init__(self, bucket: Bucket, store: LogStore, flusher: Flusher) -> None:
+        self.bucket = bucket
+        self.store = store
+        self.flusher = flusher
+
+    @classmethod
+    async def open(
+        cls,
+        path: Path,
+        *,
+        name: str,
+        uuid: str,
+        partition_count: int,
+        flush_interval_ms: int,
+        on_persisted: Callable[[], None],
+        on_fatal: Callable[[Exception], None],
+    ) -> BucketEngine:
+        """Recover the bucket in `path` (created if new) and make it ready to serve.
+
+        Raises:
+            CorruptionError: a record in the middle of the log is damaged; names file and offset.
+            OSError: the directory cannot be used.
+        """
+        store = await asyncio.to_thread(_open_store, path, partition_count)
+        reader = _StoreReader(store)
+        partitions = [
+            Partition(
+                partition_id,
+                failover_log=recovered.failover_log,
+                high_seqno=recovered.high_seqno,
+                purge_seqno=recovered.purge_seqno,
+                is_resident=not store.has_records(partition_id),
+                log=reader,
+            )
+            for partition_id, recovered in enumerate(store.partitions)
+        ]
+        bucket = Bucket(
+            name, uuid, partitions,
+            new_lease_id=lambda: secrets.randbits(53), now_ns=time.time_ns,
+        )  # fmt: skip
+        flusher = Flusher(
+            bucket, store, interval_ms=flush_interval_ms,
+            on_persisted=on_persisted, on_fatal=on_fatal,
+        )  # fmt: skip
+        if store.cut_bytes:
+            _LOG.warning("bucket %s: cut a torn tail of %d bytes", name, store.cut_bytes)
+        if not store.was_clean_stop:
+            _LOG.info("bucket %s: started without a clean stop, new failover entries", name)
+        return cls(bucket, store, flusher)
+
+    async def until_persisted(self, partition_id: int, seqno: int) -> None:
+        """Return once everything of the partition up to `seqno` is durable."""
+        await self.flusher.until_persisted(partition_id, seqno)
+
+    async def stop(self) -> None:
+        """Write everything and stop cleanly."""
+        await self.flusher.stop()
+        await asyncio.to_thread(self.store.stop)
+
+
+def _open_store(path: Path, partition_count: int) -> LogStore:
+    (path / "log").mkdir(parents=True, exist_ok=True)
+    (path / "byid").mkdir(exist_ok=True)
+    store = LogStore.open(
+        OsDisk(path / "log"),
+        LmdbByIdMap(path / "byid"),
+        partition_count=partition_count,
+        new_entry=new_failover_entry,
+    )
+    store.withdraw_receipt()
+    return store

@@ -1,0 +1,173 @@
+"""The flusher: group commits of a bucket's changes to its log.
+
+A commit takes of every partition what is not in the log yet, up to the present high, and makes it
+durable with one write and one fdatasync.
+
+Invariants:
+1. One commit is under way at a time; its batches were frozen together in one step of the loop.
+2. Nobody is told that a write is persisted before the fdatasync of its commit returned.
+3. An error of the disk is fatal: `on_fatal` is called once and nothing is flushed afterwards.
+
+Source: mutation queue paper; UPR design paper, "How items in the partition write queue flow".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from millstream.errors import CorruptionError
+from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.partition import Partition
+from millstream.model.limits import QUEUE_BYTES_MAX
+from millstream.storage.core.store import FlushBatch, LogStore, StoredChange
+
+__all__ = ["BY_ID_CHANGES_MAX", "Flusher"]
+
+_LOG = logging.getLogger(__name__)
+BY_ID_CHANGES_MAX: Final = 20_000
+"""Changes the by-id map lags behind the log, at which it is brought up to date."""
+
+
+class Flusher:
+    """Writes one bucket's changes; subscribes to the bucket itself."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        store: LogStore,
+        *,
+        interval_ms: int,
+        on_persisted: Callable[[], None],
+        on_fatal: Callable[[Exception], None],
+    ) -> None:
+        self._bucket = bucket
+        self._store = store
+        self._interval_s = interval_ms / 1000
+        self._on_persisted = on_persisted
+        self._on_fatal = on_fatal
+        self._loop = asyncio.get_running_loop()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"flush {bucket.name}")
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_hurried = False
+        self._has_failed = False
+        self._waiters: list[tuple[Partition, int, asyncio.Future[None]]] = []
+        self.commit_total = 0
+        self.change_total = 0
+        bucket.subscribe(self.wake)
+        bucket.hurry = self.hurry
+
+    def wake(self) -> None:
+        """Something changed: flush within the interval."""
+        if self._timer is None and self._task is None and not self._has_failed:
+            self._timer = self._loop.call_later(self._interval_s, self._start)
+
+    def hurry(self) -> None:
+        """Somebody waits for the disk: flush as soon as the present step of the loop is done."""
+        self._is_hurried = True
+        if self._task is None and not self._has_failed:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_later(0, self._start)
+
+    async def until_persisted(self, partition_id: int, seqno: int) -> None:
+        """Return once everything of the partition up to `seqno` is durable."""
+        partition = self._bucket.partitions[partition_id]
+        if partition.persisted_seqno < seqno:
+            future: asyncio.Future[None] = self._loop.create_future()
+            self._waiters.append((partition, seqno, future))
+            self.hurry()
+            await future
+
+    async def stop(self) -> None:
+        """Flush everything and bring the by-id map up to date; nothing may change any more."""
+        self._bucket.unsubscribe(self.wake)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._task is not None:
+            await asyncio.wait([self._task])
+        while not self._has_failed and self._is_dirty():
+            await self._commit()
+        if not self._has_failed:
+            await self._in_thread(self._store.commit_by_id)
+        self._thread.shutdown()
+
+    # -- inside
+
+    def _is_dirty(self) -> bool:
+        return any(p.queue.high_seqno != p.queue.frozen_seqno for p in self._bucket.partitions)
+
+    def _start(self) -> None:
+        self._timer = None
+        self._task = self._loop.create_task(self._run(), name=f"flush {self._bucket.name}")
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            self._fail(error)
+        elif self._is_dirty():
+            (self.hurry if self._is_hurried else self.wake)()
+
+    def _fail(self, error: Exception) -> None:
+        self._has_failed = True
+        for _, _, future in self._waiters:
+            if not future.done():
+                future.set_exception(error)
+        self._waiters.clear()
+        self._on_fatal(error)
+
+    async def _run(self) -> None:
+        self._is_hurried = False
+        await self._commit()
+        if self._store.count_pending_by_id() >= BY_ID_CHANGES_MAX:
+            await self._in_thread(self._store.commit_by_id)
+
+    async def _commit(self) -> None:
+        partitions = [
+            p for p in self._bucket.partitions if p.queue.high_seqno != p.queue.frozen_seqno
+        ]
+        if not partitions:
+            return
+        batches = [_batch(partition) for partition in partitions]
+        frozen = [partition.queue.frozen_seqno for partition in partitions]
+        count = sum(len(batch.changes) for batch in batches)
+        commit = self._store.encode(batches)
+        if count == 1:
+            self._store.append(commit)  # a lone record costs less here than the way to a thread
+        else:
+            await self._in_thread(self._store.append, commit)
+        self._store.absorb(commit)
+        queue_bytes_max = QUEUE_BYTES_MAX // self._bucket.partition_count
+        for partition, seqno in zip(partitions, frozen, strict=True):
+            partition.persisted(seqno, queue_bytes_max)
+        self.commit_total += 1
+        self.change_total += count
+        self._release()
+
+    def _release(self) -> None:
+        waiting = []
+        for partition, seqno, future in self._waiters:
+            if partition.persisted_seqno < seqno:
+                waiting.append((partition, seqno, future))
+            elif not future.done():
+                future.set_result(None)
+        self._waiters = waiting
+        self._on_persisted()
+
+    async def _in_thread(self, function: Callable[..., None], *arguments: object) -> None:
+        try:
+            await self._loop.run_in_executor(self._thread, function, *arguments)
+        except (OSError, CorruptionError) as error:
+            _LOG.critical("bucket %s cannot be written: %s", self._bucket.name, error)
+            raise
+
+
+def _batch(partition: Partition) -> FlushBatch:
+    return FlushBatch(partition.partition_id, [StoredChange(*item) for item in partition.freeze()])

@@ -1,0 +1,306 @@
+"""The kv and memcached listeners: sockets around `kv.core.session`.
+
+Invariants:
+1. All replies of one wake-up are one write.
+2. Nothing is read from a client whose replies are not drained (`CONNECTION_OUT_BYTES_MAX`), nor
+   while its login is being checked.
+3. A connection that streams closes an older one of the same name in the same bucket.
+
+Elsewhere: every decision (`kv.core`), the streams themselves (`upr`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from millstream.errors import RemoteProtocolError
+from millstream.kv.core.cluster_config import cluster_config
+from millstream.kv.core.documents import DOCUMENT_COMMANDS
+from millstream.kv.core.handshake import BEFORE_LOGIN, SESSION_COMMANDS, VERSION
+from millstream.kv.core.introspection import INTROSPECTION_COMMANDS
+from millstream.kv.core.session import Command, KvSession, StreamPort
+from millstream.model.limits import CONNECTION_OUT_BYTES_MAX, FRAME_BYTES_MAX
+from millstream.wire.mcbp import Feature
+
+if TYPE_CHECKING:
+    from millstream.access.users import User, UserStore
+    from millstream.kv.core.bucket import Bucket
+
+__all__ = ["KvConnection", "KvServer", "StreamFactory", "Streamer"]
+
+_LOG = logging.getLogger(__name__)
+_COMMANDS: dict[int, Command] = {
+    **SESSION_COMMANDS, **INTROSPECTION_COMMANDS, **DOCUMENT_COMMANDS,
+}  # fmt: skip
+
+
+class Streamer(StreamPort, Protocol):
+    """A stream session as the shell drives it."""
+
+    def on_resume(self) -> None:
+        """The socket can take more."""
+
+    def statistics(self) -> list[tuple[str, str]]:
+        """Return what STAT `dcp` shows of it."""
+
+
+StreamFactory = Callable[..., Streamer]
+"""(connection, bucket, name, flags, *, is_extended, has_json) -> stream session."""
+
+
+class KvServer:
+    """Shared by all connections of a node: buckets, users, map, open streams."""
+
+    def __init__(
+        self,
+        buckets: Mapping[str, Bucket],
+        users: UserStore,
+        stream_factory: StreamFactory,
+        *,
+        advertise: str = "127.0.0.1",
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.buckets = buckets
+        self.users = users
+        self.now_ns = now_ns
+        self.advertise = advertise
+        self.kv_port = 0
+        self.http_port = 0
+        self.map_revision = 1
+        self.connections: set[KvConnection] = set()
+        self.connection_total = 0
+        self.started_ns = now_ns()
+        self._stream_factory = stream_factory
+        self._streams: dict[tuple[str, str], KvConnection] = {}
+        self._checks: set[asyncio.Task[None]] = set()
+
+    def kv_protocol(self) -> KvConnection:
+        """Make the protocol of one kv connection (SASL, buckets, streams)."""
+        return KvConnection(self, default_bucket=None)
+
+    def memcached_protocol(self) -> KvConnection:
+        """Make the protocol of one plain memcached connection: bucket `default`, no login."""
+        return KvConnection(self, default_bucket="default")
+
+    # -- the Host of the sessions
+
+    def config(self, bucket: Bucket | None) -> bytes:
+        """Return the cluster map as JSON."""
+        return cluster_config(
+            bucket, host=self.advertise, kv_port=self.kv_port, http_port=self.http_port,
+            revision=self.map_revision,
+        )  # fmt: skip
+
+    def open_stream(self, session: KvSession, name: str, flags: int) -> StreamPort:
+        """Make a connection a producer; an older one of the same name is closed."""
+        connection = next(c for c in self.connections if c.session is session)
+        assert session.bucket is not None
+        older = self._streams.get((session.bucket.name, name))
+        if older is not None:
+            older.close()
+        self._streams[session.bucket.name, name] = connection
+        connection.streamer = self._stream_factory(
+            connection, session.bucket, name, flags,
+            is_extended=Feature.MILLSTREAM in session.features,
+            has_json=Feature.JSON in session.features,
+        )  # fmt: skip
+        return connection.streamer
+
+    def check_password(self, session: KvSession, name: str, password: str) -> None:
+        """Check a plain password off the loop (it is slow on purpose)."""
+        connection = next(c for c in self.connections if c.session is session)
+        task = asyncio.get_running_loop().create_task(
+            self._check(connection, name, password), name="kv password check"
+        )
+        self._checks.add(task)
+        task.add_done_callback(self._checks.discard)
+
+    async def _check(self, connection: KvConnection, name: str, password: str) -> None:
+        user: User | None = await asyncio.to_thread(self.users.check_password, name, password)
+        if connection in self.connections:
+            connection.session.on_password_checked(user)
+            connection.advance()
+
+    def statistics(self) -> list[tuple[str, str]]:
+        """Return the server's own statistics."""
+        now_ns = self.now_ns()
+        return [
+            ("version", VERSION),
+            ("time", str(now_ns // 1_000_000_000)),
+            ("uptime", str((now_ns - self.started_ns) // 1_000_000_000)),
+            ("curr_connections", str(len(self.connections))),
+            ("total_connections", str(self.connection_total)),
+            ("buckets", str(len(self.buckets))),
+        ]
+
+    def stream_statistics(self) -> list[tuple[str, str]]:
+        """Return the statistics of the open streams."""
+        return [
+            item
+            for connection in self._streams.values()
+            if connection.streamer is not None
+            for item in connection.streamer.statistics()
+        ]
+
+    # -- connections
+
+    def forget(self, connection: KvConnection) -> None:
+        """A connection is gone."""
+        self.connections.discard(connection)
+        for key in [k for k, c in self._streams.items() if c is connection]:
+            del self._streams[key]
+
+    def on_persisted(self) -> None:
+        """A group commit is durable: release the replies that waited for it."""
+        for connection in [c for c in self.connections if c.session.waits_for_disk]:
+            connection.session.on_persisted()
+            connection.advance()
+
+    def drop_bucket(self, bucket: Bucket) -> None:
+        """Close the connections that use a bucket which is going away."""
+        for connection in list(self.connections):
+            if connection.session.bucket is bucket:
+                connection.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        for connection in list(self.connections):
+            connection.close()
+
+
+class KvConnection(asyncio.Protocol):
+    """One socket. Also the connection that a stream session writes to."""
+
+    def __init__(self, server: KvServer, *, default_bucket: str | None) -> None:
+        self._server = server
+        self._default_bucket = default_bucket
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._is_scheduled = False
+        self._is_reading = True
+        self.streamer: Streamer | None = None
+        self.is_paused = False
+        """The socket's send buffer is full: a stream should wait for `on_resume`."""
+        self.session: KvSession
+
+    # -- the transport's callbacks
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take a new connection."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=CONNECTION_OUT_BYTES_MAX)
+        peer = transport.get_extra_info("peername")
+        is_plain = self._default_bucket is not None
+        self.session = KvSession(
+            self._server, _COMMANDS, open_commands=BEFORE_LOGIN, hashes_keys=is_plain,
+            peer=str(peer),
+        )  # fmt: skip
+        if self._default_bucket is not None:
+            self.session.select(self._server.buckets.get(self._default_bucket))
+        self._server.connections.add(self)
+        self._server.connection_total += 1
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The peer is gone, or we closed."""
+        self._transport = None
+        self._server.forget(self)
+        if self.streamer is not None:
+            self.streamer.close()
+            self.streamer = None
+            self.session.stream = None
+
+    def data_received(self, data: bytes) -> None:
+        """Answer what came; hot path."""
+        session = self.session
+        try:
+            is_more = session.receive(data, self._server.now_ns())
+        except RemoteProtocolError as error:
+            self._refuse(error)
+            return
+        if session.has_changes:
+            session.has_changes = False
+            bucket = session.bucket
+            if bucket is not None:
+                bucket.changed()
+                if session.waits_for_disk:
+                    bucket.hurry()
+        transport = self._transport
+        if session.out and transport is not None:
+            transport.write(session.take_output())
+        if is_more or session.is_closing or session.is_clogged or session.pending_bytes > 65536:
+            self._after(is_more)
+
+    def pause_writing(self) -> None:
+        """The client does not read: stop reading from it."""
+        self.is_paused = True
+        if self.streamer is None:
+            self._read(False)
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        self.is_paused = False
+        if self.streamer is not None:
+            self.streamer.on_resume()
+        self.advance()
+
+    # -- for the server and the streams
+
+    def write(self, data: bytes) -> None:
+        """Send bytes in their turn among the replies."""
+        self.session.emit(data)
+        self._flush()
+
+    def advance(self) -> None:
+        """Something a request waited for has happened: go on."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._advance)
+
+    def close(self) -> None:
+        """Close once what was written has left."""
+        if self._transport is not None:
+            self._transport.close()
+
+    # -- inside
+
+    def _advance(self) -> None:
+        self._is_scheduled = False
+        if self._transport is not None:
+            self._flush()
+            if not self.is_paused or self.streamer is not None:
+                self._read(True)
+                self.data_received(b"")
+
+    def _after(self, is_more: bool) -> None:
+        session = self.session
+        if session.is_closing:
+            self.close()
+        elif session.is_clogged or session.pending_bytes > FRAME_BYTES_MAX:
+            self._read(False)
+        elif is_more and not self.is_paused:
+            self.advance()
+
+    def _flush(self) -> None:
+        if self.session.out and self._transport is not None:
+            self._transport.write(self.session.take_output())
+
+    def _read(self, wanted: bool) -> None:
+        transport = self._transport
+        if wanted == self._is_reading or transport is None or transport.is_closing():
+            return
+        self._is_reading = wanted
+        if wanted:
+            transport.resume_reading()
+        else:
+            transport.pause_reading()
+
+    def _refuse(self, error: RemoteProtocolError) -> None:
+        _LOG.warning("closed %s: %s", self.session.peer, error)
+        self.session.is_closing = True
+        self._flush()
+        self.close()

@@ -1,0 +1,1 @@
+"""Partitions and buckets as pure state: no clock, socket, thread or file."""

@@ -1,0 +1,178 @@
+"""A bucket: its partitions, who is told of changes, and the leases that readers hold.
+
+Invariants:
+1. The number of partitions never changes.
+2. Subscribers are called once per batch of changes, not once per change.
+3. A lease id is never used twice; what a lease holds of a partition is lost at once when its time
+   is over or the partition's hold is: a lost lease is an answer, never a wrong read.
+
+Elsewhere: what a hold keeps (`kv.core.mutation_queue`), the wire forms (`kv.core.commands`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from millstream.errors import UnavailableError
+from millstream.kv.core.partition import Partition
+from millstream.model.limits import LEASE_SECONDS_DEFAULT, LEASE_SECONDS_MAX, LEASES_MAX
+from millstream.model.partitions import partition_of
+from millstream.upr.core.source import Hold
+
+__all__ = ["Bucket", "Lease"]
+
+_SECOND_NS = 1_000_000_000
+
+
+def _nobody_waits() -> None: ...
+
+
+class Lease(NamedTuple):
+    """Holds by partition id; `expires_ns` is Unix time."""
+
+    expires_ns: int
+    holds: dict[int, Hold]
+
+
+class Bucket:
+    """One data set; the same thing as an HTTP database."""
+
+    def __init__(
+        self,
+        name: str,
+        uuid: str,
+        partitions: list[Partition],
+        *,
+        new_lease_id: Callable[[], int],
+        now_ns: Callable[[], int],
+    ) -> None:
+        self.name = name
+        self.uuid = uuid
+        self.partitions = partitions
+        self.partition_count = len(partitions)
+        self.leases: dict[int, Lease] = {}
+        self._new_lease_id = new_lease_id
+        self._now_ns = now_ns
+        self._subscribers: list[Callable[[], None]] = []
+        self.hurry: Callable[[], None] = _nobody_waits
+        """Asks the flusher not to wait: somebody waits for the disk."""
+
+    # -- changes
+
+    def partition(self, partition_id: int) -> Partition | None:
+        """Return a partition, None if the bucket has none with that number."""
+        return self.partitions[partition_id] if partition_id < self.partition_count else None
+
+    def partition_for(self, key: bytes) -> Partition:
+        """Return the partition that owns the key."""
+        return self.partitions[partition_of(key, self.partition_count)]
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after each batch of changes; it must only schedule work."""
+        self._subscribers.append(callback)
+
+    def unsubscribe(self, callback: Callable[[], None]) -> None:
+        """Reverse `subscribe`; harmless if it was not subscribed."""
+        if callback in self._subscribers:
+            self._subscribers.remove(callback)
+
+    def changed(self) -> None:
+        """Tell subscribers that partitions changed."""
+        for callback in tuple(self._subscribers):
+            callback()
+
+    def flush_all(self) -> None:
+        """Delete every document (memcached's FLUSH)."""
+        now_ns = self._now_ns()
+        for partition in self.partitions:
+            for key in partition.known_keys():
+                partition.delete(key, 0, now_ns)
+        self.changed()
+
+    # -- leases
+
+    def open_lease(
+        self, wanted: Iterable[tuple[int, int | None]], seconds: int
+    ) -> tuple[int, int, dict[int, Hold]] | None:
+        """Hold partitions as of seqnos (None: the present high); (id, seconds granted, holds).
+
+        None if one of them cannot be read as wished; then nothing is held.
+
+        Raises:
+            UnavailableError: `too_many_leases`, retry later.
+        """
+        self.drop_expired()
+        if len(self.leases) >= LEASES_MAX:
+            raise UnavailableError(
+                f"bucket {self.name} holds {LEASES_MAX} leases; release some or wait",
+                code="too_many_leases",
+            )
+        holds: dict[int, Hold] = {}
+        for partition_id, at in wanted:
+            partition = self.partition(partition_id)
+            hold = partition.open_hold(at) if partition and partition_id not in holds else None
+            if hold is None:
+                self._release(holds)
+                return None
+            holds[partition_id] = hold
+        lease_id = self._new_lease_id()
+        while lease_id in self.leases or lease_id == 0:
+            lease_id = self._new_lease_id()
+        granted = self._granted(seconds)
+        self.leases[lease_id] = Lease(self._now_ns() + granted * _SECOND_NS, holds)
+        return lease_id, granted, holds
+
+    def renew_lease(
+        self, lease_id: int, seconds: int, named: Iterable[int] = ()
+    ) -> tuple[int, dict[int, Hold]] | None:
+        """Extend a lease; (seconds granted, what is still held of the partitions named or all)."""
+        lease = self._held_lease(lease_id)
+        if lease is None:
+            return None
+        granted = self._granted(seconds)
+        self.leases[lease_id] = lease._replace(expires_ns=self._now_ns() + granted * _SECOND_NS)
+        wanted = list(named) or list(lease.holds)
+        return granted, {p: lease.holds[p] for p in wanted if p in lease.holds}
+
+    def release_lease(self, lease_id: int, named: Iterable[int] = ()) -> None:
+        """Give up what a lease holds of the partitions named, or all of it."""
+        lease = self.leases.get(lease_id)
+        if lease is None:
+            return
+        for partition_id in list(named) or list(lease.holds):
+            hold = lease.holds.pop(partition_id, None)
+            if hold is not None:
+                self.partitions[partition_id].release_hold(hold)
+        if not lease.holds:
+            del self.leases[lease_id]
+
+    def lease_hold(self, lease_id: int, partition_id: int) -> Hold | None:
+        """Return the hold of a lease on a partition, None if it is not held (any more)."""
+        lease = self._held_lease(lease_id)
+        return lease.holds.get(partition_id) if lease else None
+
+    def drop_expired(self) -> None:
+        """Release the leases whose time is over."""
+        now_ns = self._now_ns()
+        for lease_id in [i for i, lease in self.leases.items() if lease.expires_ns <= now_ns]:
+            self.release_lease(lease_id)
+
+    def _held_lease(self, lease_id: int) -> Lease | None:
+        lease = self.leases.get(lease_id)
+        if lease is None:
+            return None
+        lost = [p for p, hold in lease.holds.items() if not self.partitions[p].is_held(hold)]
+        if lease.expires_ns <= self._now_ns():
+            lost = list(lease.holds)
+        if lost:
+            self.release_lease(lease_id, lost)
+        return self.leases.get(lease_id)
+
+    def _release(self, holds: dict[int, Hold]) -> None:
+        for partition_id, hold in holds.items():
+            self.partitions[partition_id].release_hold(hold)
+
+    @staticmethod
+    def _granted(seconds: int) -> int:
+        return min(seconds or LEASE_SECONDS_DEFAULT, LEASE_SECONDS_MAX)

@@ -1,0 +1,309 @@
+"""The document commands, but for the GET and SET that the request loop answers itself.
+
+Invariants:
+1. A command checks lengths first, then rights and partition, then the document.
+2. A quiet command answers only what its caller cannot guess: errors of writes, hits of reads.
+3. Keys `_design/...` and `_local/...` are refused to plain memcached clients.
+
+Source: memcached binary protocol; docs/reference/wire/documents.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct
+from typing import Final
+
+from millstream.kv.core.partition import Partition, absolute_expiry, value_of
+from millstream.kv.core.session import Command, KvSession
+from millstream.model.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from millstream.wire.frames import change_of
+from millstream.wire.mcbp import (
+    Feature,
+    FrameInfo,
+    Opcode,
+    Packet,
+    Status,
+    parse_frame_infos,
+    response,
+)
+
+__all__ = ["DOCUMENT_COMMANDS"]
+
+_FLAGS_EXPIRY: Final = Struct(">II")
+_EXPIRY: Final = Struct(">I")
+_COUNTER: Final = Struct(">QQI")
+_META: Final = Struct(">IIIQ")
+_TOKEN: Final = Struct(">Q8s")
+_OBSERVE: Final = Struct(">HH")
+_RESERVED: Final = (b"_design/", b"_local/")
+
+
+def _checked(
+    session: KvSession, packet: Packet, *, extras: tuple[int, ...], for_write: bool
+) -> Partition | Status:
+    """Return the partition, or the status that refuses the command."""
+    if not packet.key or len(packet.extras) not in extras:
+        return Status.EINVAL
+    if len(packet.key) > KEY_BYTES_MAX:
+        return Status.EINVAL
+    if len(packet.value) > VALUE_BYTES_MAX:
+        return Status.E2BIG
+    if for_write and packet.datatype & ~session.datatype_mask:
+        return Status.EINVAL
+    if packet.key.startswith(_RESERVED) and not _may_touch_designs(session, for_write):
+        return Status.EINVAL
+    return session.partition_of(packet, for_write=for_write)
+
+
+def _may_touch_designs(session: KvSession, for_write: bool) -> bool:
+    return Feature.MILLSTREAM in session.features and (
+        not for_write or session.may("design") or session.may("admin")
+    )
+
+
+def _written(session: KvSession, packet: Packet, partition: Partition, frame: bytes) -> bytes:
+    """The reply of a successful change."""
+    session.has_changes = True
+    extras = _token(session, partition, frame)
+    cas = int.from_bytes(frame[16:24], "big")
+    return response(packet.opcode, Status.SUCCESS, packet.opaque, cas=cas, extras=extras)
+
+
+def _token(session: KvSession, partition: Partition, frame: bytes) -> bytes:
+    if not session.wants_tokens:
+        return b""
+    return _TOKEN.pack(partition.failover_log[0].uuid, frame[24:32])
+
+
+Change = Callable[[KvSession, Packet, Partition, int], bytes | Status]
+
+
+def _change(extras: tuple[int, ...], change: Change, *, quiet: bool) -> Command:
+    """Make a command of a function that changes a document."""
+
+    def command(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
+        partition = _checked(session, packet, extras=extras, for_write=True)
+        if isinstance(partition, Status):
+            return session.refusal(packet, partition)
+        before = partition.high_seqno
+        result = change(session, packet, partition, now_ns)
+        if partition.high_seqno != before:
+            session.has_changes = True
+        if isinstance(result, Status):
+            return session.refusal(packet, result)
+        return None if quiet else _written(session, packet, partition, result)
+
+    return command
+
+
+def _stored_fields(packet: Packet, partition: Partition, now_ns: int) -> tuple[int, int]:
+    """Flags and absolute expiry of a SET, ADD or REPLACE."""
+    flags, expiry = _FLAGS_EXPIRY.unpack(packet.extras)
+    if packet.framing and FrameInfo.PRESERVE_TTL in parse_frame_infos(packet.framing):
+        frame = partition.live(packet.key, now_ns)
+        if frame is not None:
+            return flags, _EXPIRY.unpack_from(frame, 44)[0]
+    return flags, absolute_expiry(expiry, now_ns)
+
+
+def _set(_: KvSession, packet: Packet, partition: Partition, now_ns: int) -> bytes | Status:
+    flags, expiry = _stored_fields(packet, partition, now_ns)
+    return partition.put(
+        packet.key, packet.value, flags, expiry, packet.cas, packet.datatype, now_ns
+    )
+
+
+def _add(_: KvSession, packet: Packet, partition: Partition, now_ns: int) -> bytes | Status:
+    if packet.cas:
+        return Status.EINVAL
+    flags, expiry = _stored_fields(packet, partition, now_ns)
+    return partition.add(packet.key, packet.value, flags, expiry, packet.datatype, now_ns)
+
+
+def _replace(_: KvSession, packet: Packet, partition: Partition, now_ns: int) -> bytes | Status:
+    flags, expiry = _stored_fields(packet, partition, now_ns)
+    return partition.replace(
+        packet.key, packet.value, flags, expiry, packet.cas, packet.datatype, now_ns
+    )
+
+
+def _delete(_: KvSession, packet: Packet, partition: Partition, now_ns: int) -> bytes | Status:
+    return partition.delete(packet.key, packet.cas, now_ns)
+
+
+def _append(_: KvSession, packet: Packet, partition: Partition, now_ns: int) -> bytes | Status:
+    return partition.extend(packet.key, b"", packet.value, packet.cas, VALUE_BYTES_MAX, now_ns)
+
+
+def _prepend(_: KvSession, packet: Packet, partition: Partition, now_ns: int) -> bytes | Status:
+    return partition.extend(packet.key, packet.value, b"", packet.cas, VALUE_BYTES_MAX, now_ns)
+
+
+def _touch(_: KvSession, packet: Packet, partition: Partition, now_ns: int) -> bytes | Status:
+    expiry = absolute_expiry(_EXPIRY.unpack(packet.extras)[0], now_ns)
+    return partition.touch(packet.key, expiry, now_ns)
+
+
+def _counter(sign: int, *, quiet: bool) -> Command:
+    def command(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
+        partition = _checked(session, packet, extras=(20,), for_write=True)
+        if isinstance(partition, Status):
+            return session.refusal(packet, partition)
+        delta, initial, expiry = _COUNTER.unpack(packet.extras)
+        before = partition.high_seqno
+        result = partition.count(packet.key, sign * delta, initial, expiry, packet.cas, now_ns)
+        if partition.high_seqno != before:
+            session.has_changes = True
+        if isinstance(result, Status):
+            return session.refusal(packet, result)
+        frame, number = result
+        if quiet:
+            return None
+        return response(
+            packet.opcode, Status.SUCCESS, packet.opaque,
+            cas=int.from_bytes(frame[16:24], "big"),
+            extras=_token(session, partition, frame), value=number.to_bytes(8, "big"),
+        )  # fmt: skip
+
+    return command
+
+
+def _found(session: KvSession, packet: Packet, frame: bytes, *, with_key: bool) -> bytes:
+    return response(
+        packet.opcode, Status.SUCCESS, packet.opaque,
+        cas=int.from_bytes(frame[16:24], "big"), datatype=frame[5] & session.datatype_mask,
+        extras=frame[40:44], key=packet.key if with_key else b"", value=value_of(frame),
+    )  # fmt: skip
+
+
+def _get(*, quiet: bool, with_key: bool) -> Command:
+    def command(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
+        partition = _checked(session, packet, extras=(0,), for_write=False)
+        if isinstance(partition, Status):
+            return session.refusal(packet, partition)
+        before = partition.high_seqno
+        frame = partition.live(packet.key, now_ns)
+        session.has_changes |= partition.high_seqno != before
+        if frame is None:
+            return None if quiet else session.refusal(packet, Status.KEY_ENOENT)
+        return _found(session, packet, frame, with_key=with_key)
+
+    return command
+
+
+def _get_and_touch(*, quiet: bool) -> Command:
+    def command(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
+        partition = _checked(session, packet, extras=(4,), for_write=True)
+        if isinstance(partition, Status):
+            return session.refusal(packet, partition)
+        before = partition.high_seqno
+        expiry = absolute_expiry(_EXPIRY.unpack(packet.extras)[0], now_ns)
+        frame = partition.touch(packet.key, expiry, now_ns)
+        session.has_changes |= partition.high_seqno != before
+        if isinstance(frame, Status):
+            missing = quiet and frame == Status.KEY_ENOENT
+            return None if missing else session.refusal(packet, frame)
+        return _found(session, packet, frame, with_key=False)
+
+    return command
+
+
+def _get_meta(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
+    """GET_META: what is known of a key, tombstones included."""
+    partition = _checked(session, packet, extras=(0, 1), for_write=False)
+    if isinstance(partition, Status):
+        return session.refusal(packet, partition)
+    before = partition.high_seqno
+    partition.live(packet.key, now_ns)
+    session.has_changes |= partition.high_seqno != before
+    entry = partition.entry(packet.key)
+    if entry is None:
+        return session.refusal(packet, Status.KEY_ENOENT)
+    change = change_of(entry[0])
+    extras = _META.pack(change.is_deleted, change.flags, change.expiry, change.rev)
+    if packet.extras == b"\x02":
+        extras += bytes([change.datatype])
+    return response(packet.opcode, Status.SUCCESS, packet.opaque, cas=change.cas, extras=extras)
+
+
+def _observe(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
+    """OBSERVE: whether keys are known and persisted."""
+    found, at, value = bytearray(), 0, packet.value
+    while at < len(value):
+        if at + 4 > len(value):
+            return session.refusal(packet, Status.EINVAL)
+        vbucket, size = _OBSERVE.unpack_from(value, at)
+        key = value[at + 4 : at + 4 + size]
+        at += 4 + size
+        if len(key) != size or not key:
+            return session.refusal(packet, Status.EINVAL)
+        partition = session.partition_of(packet._replace(vbucket=vbucket, key=key))
+        if isinstance(partition, Status):
+            return session.refusal(packet, partition)
+        state, cas = _observed(partition, key, now_ns)
+        found += _OBSERVE.pack(vbucket, size) + key + bytes([state]) + cas.to_bytes(8, "big")
+    return response(packet.opcode, Status.SUCCESS, packet.opaque, value=bytes(found))
+
+
+def _observed(partition: Partition, key: bytes, now_ns: int) -> tuple[int, int]:
+    partition.live(key, now_ns)
+    entry = partition.entry(key)
+    if entry is None:
+        return 0x80, 0
+    change = change_of(entry[0])
+    is_persisted = change.seqno <= partition.persisted_seqno
+    if change.is_deleted:
+        return (0x80 if is_persisted else 0x81), change.cas
+    return int(is_persisted), change.cas
+
+
+def _flush(*, quiet: bool) -> Command:
+    def command(session: KvSession, packet: Packet, _: int) -> bytes | None:
+        """FLUSH: delete all documents, on the plain memcached port only."""
+        if not session.hashes_keys:
+            return session.refusal(packet, Status.NOT_SUPPORTED)
+        if packet.key or packet.value or len(packet.extras) not in (0, 4):
+            return session.refusal(packet, Status.EINVAL)
+        if packet.extras not in (b"", b"\0\0\0\0"):
+            return session.refusal(packet, Status.NOT_SUPPORTED)
+        if session.bucket is None:
+            return session.refusal(packet, Status.NO_BUCKET)
+        session.bucket.flush_all()
+        return None if quiet else response(packet.opcode, Status.SUCCESS, packet.opaque)
+
+    return command
+
+
+def _pair(
+    loud: Opcode, quiet: Opcode, extras: tuple[int, ...], change: Change
+) -> dict[int, Command]:
+    return {
+        loud: _change(extras, change, quiet=False),
+        quiet: _change(extras, change, quiet=True),
+    }
+
+
+DOCUMENT_COMMANDS: Final[dict[int, Command]] = {
+    **_pair(Opcode.SET, Opcode.SETQ, (8,), _set),
+    **_pair(Opcode.ADD, Opcode.ADDQ, (8,), _add),
+    **_pair(Opcode.REPLACE, Opcode.REPLACEQ, (8,), _replace),
+    **_pair(Opcode.DELETE, Opcode.DELETEQ, (0,), _delete),
+    **_pair(Opcode.APPEND, Opcode.APPENDQ, (0,), _append),
+    **_pair(Opcode.PREPEND, Opcode.PREPENDQ, (0,), _prepend),
+    Opcode.INCREMENT: _counter(1, quiet=False),
+    Opcode.INCREMENTQ: _counter(1, quiet=True),
+    Opcode.DECREMENT: _counter(-1, quiet=False),
+    Opcode.DECREMENTQ: _counter(-1, quiet=True),
+    Opcode.GET: _get(quiet=False, with_key=False),
+    Opcode.GETQ: _get(quiet=True, with_key=False),
+    Opcode.GETK: _get(quiet=False, with_key=True),
+    Opcode.GETKQ: _get(quiet=True, with_key=True),
+    Opcode.TOUCH: _change((4,), _touch, quiet=False),
+    Opcode.GAT: _get_and_touch(quiet=False),
+    Opcode.GATQ: _get_and_touch(quiet=True),
+    Opcode.GET_META: _get_meta,
+    Opcode.OBSERVE: _observe,
+    Opcode.FLUSH: _flush(quiet=False),
+    Opcode.FLUSHQ: _flush(quiet=True),
+}

@@ -1,0 +1,225 @@
+"""The in-memory queue of one partition: its one mutator appends, many readers take slices.
+
+Seqnos of a partition are dense, so the slot of a change is its seqno minus the floor. A slot holds
+the change's frame, or nothing once a newer change of the same key superseded it; joining a slice
+passes over empty slots.
+
+Invariants:
+1. Slot i belongs to seqno `floor + 1 + i`; `high_seqno` is the last slot.
+2. A slot is non-empty iff its change is the newest of its key in the partition.
+3. A superseded change that a hold (lease, stream snapshot) can still see stays in `retained`.
+4. `previous` of a change is the seqno of the key's previous record *in the log*: never of a change
+   that was superseded before a flush took it.
+5. The floor passes only seqnos that are persisted and not retained.
+
+Elsewhere: the log (`storage`), streams (`upr`).
+
+Source: mutation queue paper, "Design summary"; reading as of a seqno is described in
+docs/concepts/snapshots.md.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+__all__ = ["RETAINED_BYTES_MAX", "FlushItem", "MutationQueue"]
+
+RETAINED_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Superseded frames one partition keeps for its holds; above it the holds are lost."""
+_TRIM_SLOTS_MIN: Final = 1024
+_NOTHING: Final = b""
+
+
+class FlushItem(NamedTuple):
+    """One change on its way to the log: frame, previous seqno in the log, lineage."""
+
+    frame: bytes
+    previous_seqno: int
+    lineage: bytes
+
+
+class _Superseded(NamedTuple):
+    frame: bytes
+    previous_seqno: int
+    successor: int
+
+
+class MutationQueue:
+    """The changes of one partition that are in memory, and who holds which past state."""
+
+    __slots__ = (
+        "_hold_high",
+        "_holds",
+        "_lineages",
+        "_next_hold",
+        "_previous",
+        "_slots",
+        "bytes_held",
+        "floor",
+        "frozen_seqno",
+        "high_seqno",
+        "retained",
+        "retained_bytes",
+    )
+
+    def __init__(self, high_seqno: int) -> None:
+        self.floor = high_seqno
+        self.high_seqno = high_seqno
+        self.frozen_seqno = high_seqno
+        """Everything at or below is in the log, or on its way there."""
+        self.retained: dict[int, _Superseded] = {}
+        self.retained_bytes = 0
+        self.bytes_held = 0
+        self._slots: list[bytes] = []
+        self._previous: list[int] = []
+        self._lineages: list[bytes] = []
+        self._holds: dict[int, int] = {}
+        self._hold_high = -1
+        self._next_hold = 1
+
+    # -- the mutator
+
+    def append(self, frame: bytes, previous_seqno: int, lineage: bytes) -> None:
+        """Add the change with seqno `high_seqno + 1`. O(1)."""
+        self._slots.append(frame)
+        self._previous.append(previous_seqno)
+        self._lineages.append(lineage)
+        self.high_seqno += 1
+        self.bytes_held += len(frame)
+
+    def supersede(self, seqno: int, frame: bytes, successor: int) -> int:
+        """Blank the change `seqno`, whose frame is given; return the successor's previous seqno.
+
+        O(1). `successor` is the seqno of the change that replaces it.
+        """
+        index = seqno - self.floor - 1
+        if index < 0:
+            if seqno <= self._hold_high and seqno > self.frozen_seqno:
+                raise AssertionError("the floor passed a change that is not in the log")
+            return seqno
+        previous = self._previous[index]
+        if seqno <= self._hold_high:
+            self._retain(seqno, _Superseded(frame, previous, successor))
+        self._slots[index] = _NOTHING
+        self.bytes_held -= len(frame)
+        return seqno if seqno <= self.frozen_seqno else previous
+
+    def _retain(self, seqno: int, superseded: _Superseded) -> None:
+        self.retained[seqno] = superseded
+        self.retained_bytes += len(superseded.frame)
+        if self.retained_bytes > RETAINED_BYTES_MAX:
+            self._holds.clear()
+            self._drop_unseen()
+
+    # -- holds
+
+    def open_hold(self, at: int | None) -> tuple[int, int] | None:
+        """Keep the state as of `at` readable; (hold id, at), or None if it cannot be.
+
+        Only the present high (None), or the `at` of a hold that is still held, can be frozen.
+        """
+        if at is None:
+            at = self.high_seqno
+        elif at != self.high_seqno and at not in self._holds.values():
+            return None
+        hold_id = self._next_hold
+        self._next_hold += 1
+        self._holds[hold_id] = at
+        self._hold_high = max(self._hold_high, at)
+        return hold_id, at
+
+    def is_held(self, hold_id: int) -> bool:
+        """Return whether the hold was neither released nor lost."""
+        return hold_id in self._holds
+
+    def release_hold(self, hold_id: int) -> None:
+        """Give up a hold; releasing a lost one is harmless."""
+        if self._holds.pop(hold_id, None) is not None:
+            self._drop_unseen()
+
+    def _drop_unseen(self) -> None:
+        ats = sorted(self._holds.values())
+        self._hold_high = ats[-1] if ats else -1
+        if not self.retained:
+            return
+        kept: dict[int, _Superseded] = {}
+        for seqno, superseded in self.retained.items() if ats else ():
+            at = bisect_left(ats, seqno)
+            if at < len(ats) and ats[at] < superseded.successor:
+                kept[seqno] = superseded
+        self.retained = kept
+        self.retained_bytes = sum(len(superseded.frame) for superseded in kept.values())
+
+    # -- readers
+
+    def memory_slice(
+        self, after: int, at: int, bytes_max: int, items_max: int
+    ) -> tuple[list[bytes], int] | None:
+        """Return frames in (after, last] that are the newest of their key as of `at`, and last.
+
+        `last` is `at` once everything is covered. None: `after` is below the floor, read the log.
+        At least one slot is covered, however large. O(slots covered).
+        """
+        begin = after - self.floor
+        if begin < 0:
+            return None
+        end = min(at - self.floor, begin + items_max)
+        chunk = self._slots[begin:end]
+        if self.retained:
+            self._fill(chunk, after, at)
+        sizes = list(accumulate(map(len, chunk)))
+        if sizes and sizes[-1] > bytes_max:
+            chunk = chunk[: max(1, bisect_left(sizes, bytes_max))]
+        return [frame for frame in chunk if frame], after + len(chunk)
+
+    def _fill(self, chunk: list[bytes], after: int, at: int) -> None:
+        for index, frame in enumerate(chunk):
+            superseded = None if frame else self.retained.get(after + 1 + index)
+            if superseded is not None and superseded.successor > at:
+                chunk[index] = superseded.frame
+
+    def superseded_in_log(self, at: int) -> set[int]:
+        """Return seqnos of log records that changes in memory at or below `at` replaced."""
+        return set(self._previous[: max(0, at - self.floor)])
+
+    # -- the flusher
+
+    def freeze(self) -> list[FlushItem]:
+        """Return what must go to the log up to the present high, which becomes frozen."""
+        begin = self.frozen_seqno - self.floor
+        self.frozen_seqno = self.high_seqno
+        slots = self._slots[begin:]
+        return [
+            FlushItem(frame, previous, lineage)
+            for frame, previous, lineage in zip(
+                slots, self._previous[begin:], self._lineages[begin:], strict=True
+            )
+            if frame
+        ]
+
+    def trim(self, persisted_seqno: int, bytes_max: int) -> None:
+        """Drop the oldest persisted slots while more than `bytes_max` bytes are held."""
+        limit = min([persisted_seqno, *(seqno - 1 for seqno in self.retained)]) - self.floor
+        count, freed = 0, 0
+        while count < limit and self.bytes_held - freed > bytes_max:
+            freed += len(self._slots[count])
+            count += 1
+        if count < min(limit, _TRIM_SLOTS_MIN):
+            return
+        del self._slots[:count]
+        del self._previous[:count]
+        del self._lineages[:count]
+        self.floor += count
+        self.bytes_held -= freed
+
+    def check(self) -> None:
+        """Assert the invariants; for tests."""
+        assert len(self._slots) == len(self._previous) == len(self._lineages)
+        assert self.floor + len(self._slots) == self.high_seqno
+        assert self.bytes_held == sum(map(len, self._slots))
+        assert self.floor <= self.frozen_seqno <= self.high_seqno
+        for seqno, superseded in self.retained.items():
+            assert seqno > self.floor
+            assert any(seqno <= at < superseded.successor for at in self._holds.values())

@@ -1,0 +1,352 @@
+"""One copy of a partition: hash table, seqnos, CAS, and the changes clients may make.
+
+Every accepted change takes the next seqno and a new, larger CAS, is encoded once as a canonical
+stream frame, and that one bytes object serves the hash table, the queue, the log and the streams.
+
+Invariants:
+1. `table[key]` is the newest change of the key, tombstones included; what is absent may be in the
+   log unless `is_resident`.
+2. CAS only grows within a partition; seqnos are dense and only grow within a history branch.
+3. A change copies its key's lineage and adds a run only if the branch changed since the last one.
+4. Nothing here reads a clock: `now_ns` (Unix time) comes with each call.
+
+Elsewhere: the request loop (`kv.aio.server`), the flusher (`kv.aio.engine`), streams (`upr`).
+
+Source: UPR design paper, "How KV's mutations flow into ep-engine and write queue".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from struct import Struct
+from typing import Final, Protocol
+
+from millstream.kv.core.mutation_queue import FlushItem, MutationQueue
+from millstream.model.lineage import born, with_run
+from millstream.model.partitions import PartitionState
+from millstream.model.position import FailoverLog
+from millstream.upr.core.source import Hold
+from millstream.wire.frames import deletion, expiration, mutation
+from millstream.wire.mcbp import Status
+
+__all__ = ["Entry", "LogReader", "Partition", "absolute_expiry"]
+
+Entry = tuple[bytes, bytes]
+"""(canonical frame, lineage): a tuple of atoms, invisible to the garbage collector."""
+
+_CAS_SEQNO_REV: Final = Struct(">16xQQQ")
+_FLAGS_EXPIRY: Final = Struct(">40xII")
+_MUTATION: Final = 0x57
+_RELATIVE_SECONDS_MAX: Final = 30 * 24 * 3600
+_COUNTER_MODULUS: Final = 1 << 64
+_NO_CREATE: Final = 0xFFFFFFFF
+_SECOND_NS: Final = 1_000_000_000
+
+
+class LogReader(Protocol):
+    """What a partition asks of the document store."""
+
+    def find(self, partition_id: int, key: bytes) -> Entry | None:
+        """Return the newest record of the key, tombstones included."""
+
+    def backfill(
+        self, partition_id: int, after: int, at: int, superseded: set[int]
+    ) -> Iterator[tuple[list[bytes], int]]:
+        """Yield frames of (after, at] that are the newest of their key; blocks."""
+
+    def keys(self, partition_id: int) -> Iterator[bytes]:
+        """Yield the keys that have a record; blocks."""
+
+
+def absolute_expiry(expiry: int, now_ns: int) -> int:
+    """Return Unix seconds: 0 stays never; up to 30 days count from now."""
+    if 0 < expiry <= _RELATIVE_SECONDS_MAX:
+        return now_ns // _SECOND_NS + expiry
+    return expiry
+
+
+class Partition:
+    """The active copy of one partition. Methods that change it return the frame or a status."""
+
+    __slots__ = (
+        "_birth_prefix",
+        "_branch_seqno",
+        "_log",
+        "failover_log",
+        "is_resident",
+        "last_cas",
+        "partition_id",
+        "persisted_seqno",
+        "purge_seqno",
+        "queue",
+        "state",
+        "table",
+    )
+
+    def __init__(
+        self,
+        partition_id: int,
+        *,
+        failover_log: FailoverLog,
+        high_seqno: int,
+        purge_seqno: int,
+        is_resident: bool,
+        log: LogReader,
+    ) -> None:
+        self.partition_id = partition_id
+        self.state = PartitionState.ACTIVE
+        self.failover_log = failover_log
+        self.purge_seqno = purge_seqno
+        self.persisted_seqno = high_seqno
+        self.is_resident = is_resident
+        self.table: dict[bytes, Entry] = {}
+        self.queue = MutationQueue(high_seqno)
+        self.last_cas = 0
+        self._log = log
+        self._branch_seqno = high_seqno
+        self._birth_prefix = born(failover_log[0].branch, 0)[:-1]
+
+    # -- reading
+
+    @property
+    def high_seqno(self) -> int:
+        """The newest seqno given."""
+        return self.queue.high_seqno
+
+    @property
+    def memory_floor(self) -> int:
+        """Seqnos above it are served by `memory_slice`."""
+        return self.queue.floor
+
+    def entry(self, key: bytes) -> Entry | None:
+        """Return the newest change of the key, tombstones included."""
+        found = self.table.get(key)
+        if found is None and not self.is_resident:
+            found = self._log.find(self.partition_id, key)
+            if found is not None:
+                self.table[key] = found
+        return found
+
+    def live(self, key: bytes, now_ns: int) -> bytes | None:
+        """Return the frame of a document that exists now; one that expired is expired first."""
+        found = self.table.get(key) or self.entry(key)
+        if found is None or found[0][1] != _MUTATION:
+            return None
+        frame = found[0]
+        expiry: int = _FLAGS_EXPIRY.unpack_from(frame)[1]
+        if expiry and expiry <= now_ns // _SECOND_NS:
+            self._expire(key, found, expiry, now_ns)
+            return None
+        return frame
+
+    def known_keys(self) -> list[bytes]:
+        """Return the keys of all entries, tombstones included; reads the log if it must."""
+        if self.is_resident:
+            return list(self.table)
+        return list({**dict.fromkeys(self._log.keys(self.partition_id)), **self.table})
+
+    # -- changing
+
+    def put(
+        self,
+        key: bytes,
+        value: bytes,
+        flags: int,
+        expiry: int,
+        cas: int,
+        datatype: int,
+        now_ns: int,
+    ) -> bytes | Status:
+        """Set the document; hot path. `expiry`: absolute Unix seconds, 0 never.
+
+        A non-zero `cas` must equal the stored one: KEY_ENOENT if there is no document,
+        KEY_EEXISTS if it differs.
+        """
+        found = self.table.get(key)
+        if found is None and not self.is_resident:
+            found = self.entry(key)
+        if cas:
+            status = self._check_cas(key, cas, now_ns)
+            if status is not None:
+                return status
+            found = self.table[key]
+        queue = self.queue
+        seqno = queue.high_seqno + 1
+        new_cas = self.last_cas = now_ns if now_ns > self.last_cas else self.last_cas + 1
+        if found is None:
+            rev, previous = 1, 0
+            lineage = self._birth_prefix + _varint(seqno)
+        else:
+            old, lineage = found
+            old_cas, old_seqno, old_rev = _CAS_SEQNO_REV.unpack_from(old)
+            if old_cas >= new_cas:
+                new_cas = self.last_cas = old_cas + 1
+            rev = old_rev + 1
+            previous = queue.supersede(old_seqno, old, seqno)
+            if old_seqno <= self._branch_seqno:
+                lineage = with_run(lineage, self.failover_log[0].branch, rev)
+        frame = mutation(
+            self.partition_id, key, value, seqno, rev, new_cas, flags, expiry, datatype
+        )
+        queue.append(frame, previous, lineage)
+        self.table[key] = (frame, lineage)
+        return frame
+
+    def add(
+        self, key: bytes, value: bytes, flags: int, expiry: int, datatype: int, now_ns: int
+    ) -> bytes | Status:
+        """Set the document unless it exists (KEY_EEXISTS)."""
+        if self.live(key, now_ns) is not None:
+            return Status.KEY_EEXISTS
+        return self.put(key, value, flags, expiry, 0, datatype, now_ns)
+
+    def replace(
+        self,
+        key: bytes,
+        value: bytes,
+        flags: int,
+        expiry: int,
+        cas: int,
+        datatype: int,
+        now_ns: int,
+    ) -> bytes | Status:
+        """Set the document if it exists (else KEY_ENOENT)."""
+        if self.live(key, now_ns) is None:
+            return Status.KEY_ENOENT
+        return self.put(key, value, flags, expiry, cas, datatype, now_ns)
+
+    def delete(self, key: bytes, cas: int, now_ns: int) -> bytes | Status:
+        """Leave a tombstone (KEY_ENOENT if there is no document, KEY_EEXISTS on another CAS)."""
+        frame = self.live(key, now_ns)
+        if frame is None:
+            return Status.KEY_ENOENT
+        if cas and cas != _CAS_SEQNO_REV.unpack_from(frame)[0]:
+            return Status.KEY_EEXISTS
+        return self._bury(key, now_ns // _SECOND_NS, now_ns, deletion)
+
+    def touch(self, key: bytes, expiry: int, now_ns: int) -> bytes | Status:
+        """Give the document another expiry (absolute Unix seconds, 0 never)."""
+        frame = self.live(key, now_ns)
+        if frame is None:
+            return Status.KEY_ENOENT
+        flags = _FLAGS_EXPIRY.unpack_from(frame)[0]
+        return self.put(key, value_of(frame), flags, expiry, 0, frame[5], now_ns)
+
+    def count(
+        self, key: bytes, delta: int, initial: int, expiry: int, cas: int, now_ns: int
+    ) -> tuple[bytes, int] | Status:
+        """Add `delta` to a counter kept as decimal text; return the frame and the new value.
+
+        A sum wraps at 2**64; a negative delta stops at 0. On a miss the counter is created with
+        `initial`, unless `expiry` is 0xffffffff (KEY_ENOENT). DELTA_BADVAL: not a number.
+        """
+        frame = self.live(key, now_ns)
+        if frame is None:
+            if expiry == _NO_CREATE:
+                return Status.KEY_ENOENT
+            if cas:
+                return Status.KEY_ENOENT
+            number, flags, expiry = initial, 0, absolute_expiry(expiry, now_ns)
+        else:
+            text = value_of(frame)
+            if not text.isdigit() or len(text) > 20 or int(text) >= _COUNTER_MODULUS:
+                return Status.DELTA_BADVAL
+            number = int(text) + delta
+            number = number % _COUNTER_MODULUS if delta >= 0 else max(0, number)
+            flags, expiry = _FLAGS_EXPIRY.unpack_from(frame)
+        result = self.put(key, b"%d" % number, flags, expiry, cas, 0, now_ns)
+        return result if isinstance(result, Status) else (result, number)
+
+    def extend(
+        self, key: bytes, before: bytes, after: bytes, cas: int, bytes_max: int, now_ns: int
+    ) -> bytes | Status:
+        """Put `before` and `after` around the document's value (NOT_STORED if absent)."""
+        frame = self.live(key, now_ns)
+        if frame is None:
+            return Status.NOT_STORED
+        value = before + value_of(frame) + after
+        if len(value) > bytes_max:
+            return Status.E2BIG
+        flags, expiry = _FLAGS_EXPIRY.unpack_from(frame)
+        return self.put(key, value, flags, expiry, cas, 0, now_ns)
+
+    def _check_cas(self, key: bytes, cas: int, now_ns: int) -> Status | None:
+        frame = self.live(key, now_ns)
+        if frame is None:
+            return Status.KEY_ENOENT
+        return None if cas == _CAS_SEQNO_REV.unpack_from(frame)[0] else Status.KEY_EEXISTS
+
+    def _expire(self, key: bytes, found: Entry, expiry: int, now_ns: int) -> None:
+        assert self.table.get(key) is found
+        self._bury(key, expiry, now_ns, expiration)
+
+    def _bury(
+        self,
+        key: bytes,
+        time_s: int,
+        now_ns: int,
+        encode: Callable[[int, bytes, int, int, int, int], bytes],
+    ) -> bytes:
+        old, lineage = self.table[key]
+        old_cas, old_seqno, old_rev = _CAS_SEQNO_REV.unpack_from(old)
+        seqno, rev = self.queue.high_seqno + 1, old_rev + 1
+        self.last_cas = cas = max(now_ns, self.last_cas + 1, old_cas + 1)
+        previous = self.queue.supersede(old_seqno, old, seqno)
+        if old_seqno <= self._branch_seqno:
+            lineage = with_run(lineage, self.failover_log[0].branch, rev)
+        frame = encode(self.partition_id, key, seqno, rev, cas, time_s)
+        self.queue.append(frame, previous, lineage)
+        self.table[key] = (frame, lineage)
+        return frame
+
+    # -- streams: the shape of upr.core.source.PartitionSource
+
+    def open_hold(self, at: int | None = None) -> Hold | None:
+        """Keep the state as of `at` (None: the present high) readable; None if it is not."""
+        opened = self.queue.open_hold(at)
+        return Hold(*opened) if opened else None
+
+    def release_hold(self, hold: Hold) -> None:
+        """Give a hold up."""
+        self.queue.release_hold(hold.hold_id)
+
+    def is_held(self, hold: Hold) -> bool:
+        """Return whether the hold's state can still be read."""
+        return self.queue.is_held(hold.hold_id)
+
+    def memory_slice(
+        self, after: int, at: int, bytes_max: int, items_max: int
+    ) -> tuple[list[bytes], int] | None:
+        """See `MutationQueue.memory_slice`."""
+        return self.queue.memory_slice(after, at, bytes_max, items_max)
+
+    def backfill(self, after: int, at: int) -> Iterator[tuple[list[bytes], int]]:
+        """Yield frames of (after, min(at, floor)] as of `at` from the log.
+
+        Call it in the loop; run `next` in a thread.
+        """
+        upto = min(at, self.queue.floor)
+        superseded = self.queue.superseded_in_log(at)
+        return self._log.backfill(self.partition_id, after, upto, superseded)
+
+    # -- the flusher
+
+    def freeze(self) -> list[FlushItem]:
+        """Return what a flush must write up to the present high."""
+        return self.queue.freeze()
+
+    def persisted(self, seqno: int, queue_bytes_max: int) -> None:
+        """Everything up to `seqno` is durable."""
+        assert self.persisted_seqno <= seqno <= self.queue.frozen_seqno
+        self.persisted_seqno = seqno
+        if self.queue.bytes_held > queue_bytes_max:
+            self.queue.trim(seqno, queue_bytes_max)
+
+
+def value_of(frame: bytes) -> bytes:
+    """Return the value of a mutation's frame."""
+    return frame[55 + (frame[2] << 8 | frame[3]) :]
+
+
+def _varint(number: int) -> bytes:
+    return born(0, number)[1:]

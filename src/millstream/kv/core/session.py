@@ -1,0 +1,469 @@
+"""One client connection of the kv and memcached ports, without its socket.
+
+Bytes in by `receive`, bytes out by `take_output`. GET and SET are answered in the loop itself;
+everything else goes through a table of commands. All replies of one wake-up leave as one write.
+
+Invariants:
+1. Replies leave in request order: while a durable write waits for the disk, later ones wait too.
+2. One wake-up does at most `REQUESTS_PER_WAKEUP_MAX` requests; the rest is kept for the next.
+3. A frame that contradicts itself, or is longer than the limit, closes the connection.
+4. A document command is answered only with a bucket selected and the right it needs.
+
+Elsewhere: document commands (`documents`), logging in (`handshake`), statistics, positions and
+leases (`introspection`), the socket (`kv.aio.server`).
+
+Source: memcached binary protocol; docs/reference/wire/.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from struct import Struct
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from zlib import crc32
+
+from millstream.errors import RemoteProtocolError
+from millstream.kv.core.partition import Partition, absolute_expiry
+from millstream.model.limits import (
+    FRAME_BYTES_MAX,
+    KEY_BYTES_MAX,
+    REQUESTS_PER_WAKEUP_MAX,
+    VALUE_BYTES_MAX,
+)
+from millstream.wire.mcbp import (
+    ALT_REQUEST,
+    HEADER,
+    HEADER_BYTES,
+    REQUEST,
+    RESPONSE,
+    Datatype,
+    FrameInfo,
+    Opcode,
+    Packet,
+    Status,
+    parse_frame_infos,
+    response,
+)
+
+if TYPE_CHECKING:
+    from millstream.access.users import ScramServer, User, UserStore
+    from millstream.kv.core.bucket import Bucket
+
+__all__ = ["DEFERRED_MAX", "Command", "Host", "KvSession", "StreamPort"]
+
+DEFERRED_MAX: Final = 10_000
+"""Replies waiting behind a durable write above which no further request is read."""
+
+_GET_FIELDS: Final = Struct(">2xHxB2xI4x8s16x4sI")
+_GET_REPLY: Final = Struct(">BBHBBHII8s4s")
+_FLAGS_EXPIRY: Final = Struct(">II")
+_SET_REPLY: Final = Struct(">BBHBBHII8s")
+_SET_REPLY_TOKEN: Final = Struct(">BBHBBHII8sQ8s")
+_GET, _SET, _NOOP, _MUTATION = 0, 1, 10, 0x57
+_RESERVED_KEYS: Final = (b"_design/", b"_local/")
+_DURABILITY_LEVELS: Final = (1, 2, 3)
+_PERSISTED_LEVELS: Final = (2, 3)
+_DURABLE: Final = frozenset(
+    {Opcode.SET, Opcode.ADD, Opcode.REPLACE, Opcode.DELETE, Opcode.INCREMENT, Opcode.DECREMENT,
+     Opcode.APPEND, Opcode.PREPEND}
+)  # fmt: skip
+
+
+class StreamPort(Protocol):
+    """The stream side of a connection, once it is opened as a producer."""
+
+    def on_packet(self, packet: Packet) -> None:
+        """Take one stream request, or a response to one of ours."""
+
+    def close(self) -> None:
+        """The connection is gone."""
+
+
+class Host(Protocol):
+    """What a session asks of the server around it."""
+
+    @property
+    def buckets(self) -> Mapping[str, Bucket]:
+        """The buckets by name."""
+
+    @property
+    def users(self) -> UserStore:
+        """Who may do what."""
+
+    def config(self, bucket: Bucket | None) -> bytes:
+        """Return the cluster map as JSON."""
+
+    def open_stream(self, session: KvSession, name: str, flags: int) -> StreamPort:
+        """Make the connection a producer; an older one of the same name is closed."""
+
+    def check_password(self, session: KvSession, name: str, password: str) -> None:
+        """Start the check; its end is told by `KvSession.on_password_checked`."""
+
+    def statistics(self) -> list[tuple[str, str]]:
+        """Return the server's own statistics."""
+
+    def stream_statistics(self) -> list[tuple[str, str]]:
+        """Return the statistics of the open streams."""
+
+
+class _Wait(NamedTuple):
+    partition: Partition
+    seqno: int
+    reply: bytes
+
+
+Command = Callable[["KvSession", Packet, int], bytes | None]
+"""Answers one request: (session, packet, now in Unix ns) -> reply, None for no reply (yet)."""
+
+
+class KvSession:
+    """State of one connection and the loop over its requests."""
+
+    def __init__(
+        self,
+        host: Host,
+        commands: Mapping[int, Command],
+        *,
+        open_commands: frozenset[int],
+        hashes_keys: bool,
+        peer: str,
+    ) -> None:
+        self.host = host
+        self.peer = peer
+        self.commands = commands
+        self.open_commands = open_commands
+        """What is answered before a login, where there are users."""
+        self.hashes_keys = hashes_keys
+        """The server chooses the partition: the plain memcached port."""
+        self.bucket: Bucket | None = None
+        self.user: User | None = None
+        self.scram: ScramServer | None = None
+        self.features: frozenset[int] = frozenset()
+        self.client_name = ""
+        self.datatype_mask = 0
+        self.wants_tokens = False
+        self.stream: StreamPort | None = None
+        self.is_closing = False
+        self.is_waiting = False
+        """A login is being checked: requests wait."""
+        self.has_changes = False
+        self.out: list[bytes] = []
+        self._deferred: deque[bytes | _Wait] = deque()
+        self._rest = b""
+        self._parts: list[bytes] = []
+        self._missing_bytes = 0
+        self._read_partitions: list[Partition] = []
+        self._write_partitions: list[Partition] = []
+
+    # -- rights
+
+    def select(self, bucket: Bucket | None) -> None:
+        """Use a bucket from now on, as far as the user's rights go."""
+        self.bucket = bucket
+        self._read_partitions = bucket.partitions if bucket and self.may("read") else []
+        self._write_partitions = bucket.partitions if bucket and self.may("write") else []
+
+    def may(self, right: str) -> bool:
+        """Return whether the user has a right in the selected bucket."""
+        users = self.host.users
+        if users.is_empty or self.hashes_keys:
+            return True
+        if self.user is None:
+            return False
+        return self.user.may(right, self.bucket.name if self.bucket else "")  # type: ignore[arg-type]
+
+    @property
+    def is_logged_in(self) -> bool:
+        """Whether requests that need no bucket may be answered."""
+        return self.user is not None or self.host.users.is_empty or self.hashes_keys
+
+    # -- bytes in
+
+    @property
+    def pending_bytes(self) -> int:
+        """Received and not yet cut into whole requests, or not yet answered."""
+        return len(self._rest) + sum(map(len, self._parts))
+
+    @property
+    def is_clogged(self) -> bool:
+        """Whether reading must stop until replies have left."""
+        return self.is_waiting or len(self._deferred) >= DEFERRED_MAX
+
+    def receive(self, data: bytes, now_ns: int) -> bool:
+        """Answer the whole requests in what was kept and `data`; True if some are left over.
+
+        Raises:
+            RemoteProtocolError: the connection must be closed, after the output was written.
+        """
+        if self._missing_bytes > len(data):  # a long value comes in many pieces
+            self._parts.append(data)
+            self._missing_bytes -= len(data)
+            return False
+        if self._rest or self._parts:
+            data = b"".join((self._rest, *self._parts, data))
+            self._parts.clear()
+        self._rest, self._missing_bytes = b"", 0
+        if self.is_clogged or self.is_closing:
+            self._rest = data
+            return False
+        at = 0
+        try:
+            at = self._answer(data, now_ns)
+        finally:
+            self._rest = data[at:] if at else data
+        return bool(self._rest) and not self.is_clogged and self._has_request()
+
+    def _has_request(self) -> bool:
+        rest = self._rest
+        if len(rest) < HEADER_BYTES:
+            return False
+        missing = HEADER_BYTES + int.from_bytes(rest[8:12], "big") - len(rest)
+        self._missing_bytes = max(0, missing)
+        return missing <= 0
+
+    def _answer(self, data: bytes, now_ns: int) -> int:  # noqa: C901 - hot path in one piece
+        """The request loop; returns how many bytes were used. Hot path: locals, one pass."""
+        unpack, get_fields, get_reply = (
+            HEADER.unpack_from,
+            _GET_FIELDS.unpack_from,
+            _GET_REPLY.pack,
+        )
+        set_extras, set_reply, token_reply = (
+            _FLAGS_EXPIRY.unpack_from, _SET_REPLY.pack, _SET_REPLY_TOKEN.pack
+        )  # fmt: skip
+        out: list[bytes] = []
+        append = out.append
+        hashes_keys, mask, tokens = self.hashes_keys, self.datatype_mask, self.wants_tokens
+        readers, writers = self._read_partitions, self._write_partitions
+        reader_count, writer_count = len(readers), len(writers)
+        now_s = now_ns // 1_000_000_000
+        at, end = 0, len(data)
+        last = end - HEADER_BYTES
+        budget = REQUESTS_PER_WAKEUP_MAX
+        while at <= last and budget:
+            magic, opcode, key_bytes, extras_bytes, datatype, vbucket, body, opaque, cas = unpack(
+                data, at
+            )
+            start = at + 24
+            stop = start + body
+            if stop > end:
+                if body > FRAME_BYTES_MAX:
+                    raise RemoteProtocolError(f"body of {body} bytes", code="too_large")
+                if magic not in (REQUEST, ALT_REQUEST, RESPONSE):
+                    raise RemoteProtocolError(f"magic 0x{magic:02x}", code="bad_magic")
+                break
+            budget -= 1
+            if (
+                opcode == _GET
+                and magic == REQUEST
+                and reader_count
+                and body == key_bytes <= KEY_BYTES_MAX
+                and key_bytes
+            ):
+                key = data[start:stop]
+                if hashes_keys:
+                    vbucket = (crc32(key) >> 16 & 0x7FFF) % reader_count
+                if vbucket < reader_count:
+                    partition = readers[vbucket]
+                    entry = partition.table.get(key) or partition.entry(key)
+                    if entry is not None and entry[0][1] == _MUTATION:
+                        frame = entry[0]
+                        size, stored, stored_body, stored_cas, flags, expiry = get_fields(frame)
+                        if not expiry or expiry > now_s:
+                            append(
+                                get_reply(
+                                    RESPONSE, 0, 0, 4, stored & mask, 0,
+                                    stored_body - 27 - size, opaque, stored_cas, flags,
+                                )
+                            )  # fmt: skip
+                            append(frame[55 + size :])
+                            at = stop
+                            continue
+            elif (
+                opcode == _SET
+                and magic == REQUEST
+                and writer_count
+                and extras_bytes == 8
+                and not cas
+                and not datatype & ~mask
+                and 0 < key_bytes <= KEY_BYTES_MAX
+                and body - key_bytes - 8 <= VALUE_BYTES_MAX
+                and body >= key_bytes + 8
+            ):
+                value_at = start + 8 + key_bytes
+                key = data[start + 8 : value_at]
+                if hashes_keys:
+                    vbucket = (crc32(key) >> 16 & 0x7FFF) % writer_count
+                if vbucket < writer_count and not key.startswith(_RESERVED_KEYS):
+                    flag_number, expiry = set_extras(data, start)
+                    if expiry:
+                        expiry = absolute_expiry(expiry, now_ns)
+                    partition = writers[vbucket]
+                    result = partition.put(
+                        key, data[value_at:stop], flag_number, expiry, 0, datatype, now_ns
+                    )
+                    assert result.__class__ is bytes
+                    self.has_changes = True
+                    if tokens:
+                        append(
+                            token_reply(
+                                RESPONSE, 1, 0, 16, 0, 0, 16, opaque, result[16:24],
+                                partition.failover_log[0].uuid, result[24:32],
+                            )
+                        )  # fmt: skip
+                    else:
+                        append(set_reply(RESPONSE, 1, 0, 0, 0, 0, 0, opaque, result[16:24]))
+                    at = stop
+                    continue
+            if out:
+                self.emit(b"".join(out))
+                out.clear()
+            self._answer_other(data, at, stop, now_ns)
+            at = stop
+            if self.is_clogged or self.is_closing:
+                break
+            mask, tokens = self.datatype_mask, self.wants_tokens
+            readers, writers = self._read_partitions, self._write_partitions
+            reader_count, writer_count = len(readers), len(writers)
+        if out:
+            self.emit(b"".join(out))
+        return at
+
+    # -- the other commands
+
+    def _answer_other(self, data: bytes, at: int, stop: int, now_ns: int) -> None:
+        packet = self._packet(data, at, stop)
+        if packet.magic not in (REQUEST, ALT_REQUEST):
+            if self.stream is not None and packet.magic == RESPONSE:
+                self.stream.on_packet(packet)
+                return
+            raise RemoteProtocolError(f"magic 0x{packet.magic:02x}", code="bad_magic")
+        command = self.commands.get(packet.opcode)
+        if command is None:
+            self.emit(self.refusal(packet, Status.UNKNOWN_COMMAND))
+            return
+        if not self.is_logged_in and packet.opcode not in self.open_commands:
+            self.emit(self.refusal(packet, Status.EACCESS))
+            return
+        level = 0
+        if packet.framing:
+            refused, level = self._framing(packet)
+            if refused is not None:
+                self.emit(self.refusal(packet, refused))
+                return
+        reply = command(self, packet, now_ns)
+        if reply is None:
+            return
+        if level in _PERSISTED_LEVELS and reply[6:8] == b"\0\0":
+            self._defer(packet, reply)
+        else:
+            self.emit(reply)
+
+    @staticmethod
+    def _packet(data: bytes, at: int, stop: int) -> Packet:
+        magic, opcode, key_bytes, extras_bytes, datatype, vbucket, _, opaque, cas = (
+            HEADER.unpack_from(data, at)
+        )
+        framing_bytes = 0
+        if magic in (ALT_REQUEST, 0x18):
+            framing_bytes, key_bytes = key_bytes >> 8, key_bytes & 0xFF
+        at += HEADER_BYTES
+        if stop - at < framing_bytes + extras_bytes + key_bytes:
+            raise RemoteProtocolError("body is shorter than its extras and key", code="bad_frame")
+        extras_at = at + framing_bytes
+        key_at = extras_at + extras_bytes
+        value_at = key_at + key_bytes
+        return Packet(
+            magic, opcode, datatype, vbucket, opaque, cas, data[at:extras_at],
+            data[extras_at:key_at], data[key_at:value_at], data[value_at:stop],
+        )  # fmt: skip
+
+    @staticmethod
+    def _framing(packet: Packet) -> tuple[Status | None, int]:
+        """Return (why it is refused, durability level)."""
+        infos = parse_frame_infos(packet.framing)
+        known = {FrameInfo.BARRIER, FrameInfo.DURABILITY, FrameInfo.STREAM_ID,
+                 FrameInfo.PRESERVE_TTL}  # fmt: skip
+        if not known.issuperset(infos):
+            return Status.UNKNOWN_FRAME_INFO, 0
+        durability = infos.get(FrameInfo.DURABILITY)
+        if durability is None:
+            return None, 0
+        if len(durability) not in (1, 3) or durability[1:] in (b"\0\0", b"\xff\xff"):
+            return Status.EINVAL, 0
+        if durability[0] not in _DURABILITY_LEVELS:
+            return Status.DURABILITY_INVALID_LEVEL, 0
+        if packet.opcode not in _DURABLE:
+            return Status.NOT_SUPPORTED, 0
+        return None, durability[0]
+
+    def _defer(self, packet: Packet, reply: bytes) -> None:
+        partition = self.partition_of(packet, for_write=True)
+        assert isinstance(partition, Partition)
+        self._deferred.append(_Wait(partition, partition.high_seqno, reply))
+
+    def partition_of(self, packet: Packet, *, for_write: bool = False) -> Partition | Status:
+        """Return the partition a document command speaks of, or why it is refused."""
+        if self.bucket is None:
+            return Status.NO_BUCKET if self.is_logged_in else Status.EACCESS
+        partitions = self._write_partitions if for_write else self._read_partitions
+        if not partitions:
+            return Status.EACCESS
+        vbucket = packet.vbucket
+        if self.hashes_keys:
+            vbucket = (crc32(packet.key) >> 16 & 0x7FFF) % len(partitions)
+        return partitions[vbucket] if vbucket < len(partitions) else Status.NOT_MY_VBUCKET
+
+    # -- bytes out
+
+    def refusal(self, packet: Packet, status: Status) -> bytes:
+        """Return an error reply; "not my partition" carries the present map."""
+        if status == Status.NOT_MY_VBUCKET:
+            return response(
+                packet.opcode, status, packet.opaque,
+                datatype=Datatype.JSON, value=self.host.config(self.bucket),
+            )  # fmt: skip
+        return response(packet.opcode, status, packet.opaque)
+
+    def emit(self, data: bytes) -> None:
+        """Send bytes in their turn."""
+        if self._deferred:
+            self._deferred.append(data)
+        else:
+            self.out.append(data)
+
+    @property
+    def waits_for_disk(self) -> bool:
+        """Whether `on_persisted` has something to release."""
+        return bool(self._deferred)
+
+    def on_persisted(self) -> None:
+        """Release the replies whose writes are durable now."""
+        deferred = self._deferred
+        while deferred:
+            head = deferred[0]
+            if isinstance(head, _Wait):
+                if head.partition.persisted_seqno < head.seqno:
+                    return
+                head = head.reply
+            self.out.append(head)
+            deferred.popleft()
+
+    def take_output(self) -> bytes:
+        """Return what is to be written now."""
+        out = self.out
+        data = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        return data
+
+    # -- logging in
+
+    def on_password_checked(self, user: User | None) -> None:
+        """The end of `Host.check_password`: answers the request that asked."""
+        self.is_waiting = False
+        answer, self.password_reply = self.password_reply, None
+        assert answer is not None
+        self.emit(answer(user))
+
+    password_reply: Callable[[User | None], bytes] | None = None
