@@ -1,0 +1,34 @@
+"""Fixtures of the suites that run whole processes.
+
+`node`: a node with an empty data directory, free ports and the bucket `default`, running when the
+test begins. `make_node(*options)`: the same with other options, as many as a test needs, each in
+the directory `name`; the same name twice is the same data directory.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from node_process import NodeProcess
+
+MakeNode = Callable[..., NodeProcess]
+
+
+@pytest.fixture
+def make_node(tmp_path: Path) -> Iterator[MakeNode]:
+    made: list[NodeProcess] = []
+
+    def make(*options: str, name: str = "node", env: dict[str, str] | None = None) -> NodeProcess:
+        node = NodeProcess(tmp_path / name, *options, env=env)
+        made.append(node)
+        return node
+
+    yield make
+    for node in made:
+        node.kill()
+
+
+@pytest.fixture
+def node(make_node: MakeNode) -> NodeProcess:
+    return make_node("--bucket", "default").start()

@@ -1,0 +1,168 @@
+"""A real node in a process of its own, for the suites that test from outside.
+
+Invariants:
+1. Every listener takes a free port; the ready line says which.
+2. Whatever a test started is gone when the test ends, the supervisor's children included: the node
+   has a process group of its own.
+3. A node that does not come up, or does not stop, fails the test with the end of its log.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Self
+
+READY_S = 20.0
+STOP_S = 20.0
+FREE = "127.0.0.1:0"
+LISTENERS = ("kv", "memcached", "http", "coord", "ninep", "peer")
+
+
+class NodeProcess:
+    """`python -m millstream serve`, started by `start`; options as on the command line."""
+
+    def __init__(self, data_dir: Path, *options: str, env: dict[str, str] | None = None) -> None:
+        self.data_dir = data_dir
+        self.options = options
+        self.env = env or {}
+        self.log_path = data_dir.parent / f"{data_dir.name}.log"
+        self.ready: dict[str, Any] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def start(self) -> Self:
+        """Start and wait for the ready line."""
+        assert self._process is None, "the node runs already"
+        command = [sys.executable, "-m", "millstream", "serve", "--data", str(self.data_dir)]
+        for listener in LISTENERS:
+            if f"--no-{listener}" not in self.options and f"--{listener}" not in self.options:
+                command += [f"--{listener}", FREE]
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, *self.options],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **self.env},
+                start_new_session=True,
+            )
+        try:
+            self.ready = json.loads(self._first_line())
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    @property
+    def pid(self) -> int:
+        """Process id of the supervisor."""
+        assert self._process is not None, "the node does not run"
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the supervisor lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def address(self, listener: str) -> tuple[str, int]:
+        """Host and port of an open listener."""
+        host, _, port = str(self.ready[listener]).rpartition(":")
+        return host, int(port)
+
+    @property
+    def kv(self) -> tuple[str, int]:
+        """Host and port of the kv listener."""
+        return self.address("kv")
+
+    @property
+    def memcached(self) -> tuple[str, int]:
+        """Host and port of the memcached listener."""
+        return self.address("memcached")
+
+    @property
+    def http(self) -> str:
+        """Base URL of the HTTP listener."""
+        return f"http://{self.ready['http']}"
+
+    def log(self) -> str:
+        """Return what the node has written to its log so far."""
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def pids(self) -> list[int]:
+        """Return the ids of the supervisor and all its descendants."""
+        found = [self.pid]
+        for pid in found:
+            for path in Path(f"/proc/{pid}/task").glob("*/children"):
+                found += [int(word) for word in path.read_text().split()]
+        return found
+
+    def resident_bytes(self) -> int:
+        """Return the resident memory of the whole family."""
+        pages = 0
+        for pid in self.pids():
+            try:
+                pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            except FileNotFoundError:
+                continue
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def stop(self) -> int:
+        """SIGTERM, wait, return the exit code (0 for a clean stop)."""
+        process = self._process
+        assert process is not None, "the node does not run"
+        process.terminate()
+        try:
+            code = process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(
+                f"no stop within {STOP_S:g} s; log:\n{self.log()[-4000:]}"
+            ) from None
+        self._forget()
+        return code
+
+    def kill(self) -> None:
+        """SIGKILL the whole family; harmless if nothing runs."""
+        process = self._process
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        self._forget()
+
+    def _forget(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._process = None
+
+    def _first_line(self) -> bytes:
+        process = self._process
+        assert process is not None
+        assert process.stdout is not None
+        line = b""
+        until = time.monotonic() + READY_S
+        while not line.endswith(b"\n"):
+            left = until - time.monotonic()
+            if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
+                raise AssertionError(
+                    f"no ready line within {READY_S:g} s; log:\n{self.log()[-4000:]}"
+                )
+            byte = os.read(process.stdout.fileno(), 65536)
+            if not byte:
+                code = process.wait()
+                raise AssertionError(f"the node ended with {code}; log:\n{self.log()[-4000:]}")
+            line += byte
+        return line
