@@ -1,0 +1,309 @@
+"""Ranges of the change stream in bulk, for readers that cut columns: Spark executors, backups.
+
+    with Connection(host, port, bucket="flights") as connection:
+        for chunk in read_ranges(connection, ranges):
+            cut_columns(chunk, columns)
+
+Invariants:
+1. A chunk holds whole frames, as sent: changes, snapshot markers, advances; canonical profile
+   (opaque = partition id, deletions with their time, expirations apart).
+2. Each range is asked for once; `STREAMS_MAX` are under way, so that the next begins before the
+   last one ends. Ranges of one partition are not under way together.
+3. Bytes are acknowledged when the caller asks for the next chunk; at most `WINDOW_BYTES` are
+   unhandled.
+4. The connection serves nothing else; it is closed unless every range was read to its end.
+
+Elsewhere: frames into columns (`client.columns`), following without end (`upr.aio.client`).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Iterator, Sequence
+from struct import Struct
+from typing import Final, NamedTuple
+
+from millstream.client.connection import Connection
+from millstream.client.replies import error_of_status
+from millstream.errors import (
+    MillstreamError,
+    RemoteProtocolError,
+    RollbackRequiredError,
+    StreamError,
+)
+from millstream.model.limits import FRAME_BYTES_MAX
+from millstream.model.position import Position
+from millstream.upr.core.messages import StreamRequest, encode_stream_request
+from millstream.wire.mcbp import (
+    HEADER,
+    HEADER_BYTES,
+    REQUEST,
+    RESPONSE,
+    Opcode,
+    OpenFlag,
+    Status,
+    StreamEndReason,
+    request,
+    response,
+)
+
+__all__ = ["FETCH_BYTES", "WINDOW_BYTES", "Range", "read_range", "read_ranges"]
+
+WINDOW_BYTES: Final = 8 * 1024 * 1024
+FETCH_BYTES: Final = 512 * 1024
+STREAMS_MAX: Final = 4
+IDLE_TIMEOUT_S: Final = 60.0
+"""Longest silence of the node, which says it is alive every 20 s."""
+_OPEN: Final = Struct(">II")
+_U32: Final = Struct(">I")
+_U64: Final = Struct(">Q")
+_KIND_AND_BODY: Final = Struct(">H6xI")
+_CHANGES: Final = frozenset(
+    REQUEST << 8 | opcode
+    for opcode in (
+        Opcode.DCP_MUTATION,
+        Opcode.DCP_DELETION,
+        Opcode.DCP_EXPIRATION,
+        Opcode.DCP_SNAPSHOT_MARKER,
+        Opcode.DCP_SEQNO_ADVANCED,
+    )
+)
+_STREAM_END: Final = REQUEST << 8 | Opcode.DCP_STREAM_END
+_NOOP: Final = REQUEST << 8 | Opcode.DCP_NOOP
+_STREAM_REPLY: Final = RESPONSE << 8 | Opcode.DCP_STREAM_REQ
+_ACK_REPLY: Final = RESPONSE << 8 | Opcode.DCP_BUFFER_ACK
+
+
+class Range(NamedTuple):
+    """What to read of one partition: (position.seqno, end_seqno].
+
+    With `lease_id` the partition is read as of that lease's seqno and the stream ends exactly
+    after `end_seqno`; without, the snapshot that holds `end_seqno` is sent to its end. With
+    `end_uuid` the range is refused as a lost lease if that history is not the newest.
+    """
+
+    partition_id: int
+    position: Position
+    end_seqno: int
+    lease_id: int | None = None
+    end_uuid: int | None = None
+
+
+def read_range(
+    connection: Connection,
+    partition_id: int,
+    position: Position,
+    end: int,
+    *,
+    lease: int | None = None,
+    end_uuid: int | None = None,
+    with_values: bool = True,
+) -> Iterator[bytes]:
+    """As `read_ranges`, of one range."""
+    wanted = Range(partition_id, position, end, lease, end_uuid)
+    return read_ranges(connection, [wanted], with_values=with_values)
+
+
+def read_ranges(
+    connection: Connection,
+    ranges: Sequence[Range],
+    *,
+    with_values: bool = True,
+    fetch_bytes: int = FETCH_BYTES,
+    window_bytes: int = WINDOW_BYTES,
+) -> Iterator[bytes]:
+    """Yield the frames of some ranges in chunks.
+
+    Args:
+        connection: fresh, logged in, bucket selected; given up to this reader.
+        ranges: what to read; frames of different partitions may mingle, those of one are in
+            order.
+        with_values: False leaves values out, for readers of keys and versions.
+        fetch_bytes: size of the receive buffer, so about the largest chunk, in bytes.
+        window_bytes: bytes the node may send ahead.
+
+    Raises:
+        RollbackRequiredError: a position is no longer part of the history; says which partition
+            and the seqno to undo to.
+        StreamError: `lease_lost`, or the end of a stream for another reason than its end.
+        RoutingError: `not_my_partition`.
+        UnavailableError: `timeout`, `connection_closed`.
+    """
+    return _BulkReader(connection, with_values, fetch_bytes, window_bytes).read(ranges)
+
+
+class _BulkReader:
+    def __init__(
+        self, connection: Connection, with_values: bool, fetch_bytes: int, window_bytes: int
+    ) -> None:
+        self._connection = connection
+        self._window_bytes = window_bytes
+        self._unacked_bytes = 0
+        self._waiting: deque[Range] = deque()
+        self._under_way: dict[int, Range] = {}
+        self._buffer = bytearray(max(fetch_bytes, HEADER_BYTES))
+        connection.set_timeout(IDLE_TIMEOUT_S)
+        self._open(with_values)
+
+    def _open(self, with_values: bool) -> None:
+        flags = OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES
+        if not with_values:
+            flags |= OpenFlag.NO_VALUE_KEEP_DATATYPE
+        name = f"millstream-bulk-{secrets.token_hex(8)}".encode()
+        self._connection.ask(
+            Opcode.DCP_OPEN, "opening streams", extras=_OPEN.pack(0, flags), key=name
+        )
+        for key, value in (
+            (b"enable_noop", b"true"),
+            (b"set_noop_interval", b"20"),
+            (b"connection_buffer_size", b"%d" % self._window_bytes),
+            (b"enable_expiry_opcode", b"true"),
+        ):
+            what = f"stream option {key.decode()}"
+            self._connection.ask(Opcode.DCP_CONTROL, what, key=key, value=value)
+
+    def read(self, ranges: Sequence[Range]) -> Iterator[bytes]:
+        """Yield chunks until every range has ended."""
+        self._waiting.extend(ranges)
+        is_whole = False
+        try:
+            self._ask_for_more()
+            yield from self._chunks()
+            is_whole = True
+        finally:
+            if not is_whole:
+                self._connection.close()
+
+    def _chunks(self) -> Iterator[bytes]:
+        early = self._connection.take_buffered()
+        held = len(early)
+        if held > len(self._buffer):
+            self._buffer.extend(bytes(held - len(self._buffer)))
+        self._buffer[:held] = early
+        while self._under_way:
+            if held == len(self._buffer):
+                self._make_room()
+            with memoryview(self._buffer) as view:
+                held += self._connection.receive_into(view[held:])
+            at = 0
+            while True:
+                stop, has_more = _skip_changes(self._buffer, at, held)
+                if stop > at:
+                    yield bytes(memoryview(self._buffer)[at:stop])
+                    self._acknowledge(stop - at)
+                at = stop
+                if not has_more:
+                    break
+                at += self._take_message(at)
+            self._buffer[: held - at] = self._buffer[at:held]
+            held -= at
+
+    def _make_room(self) -> None:
+        """Grow the buffer to the frame that fills it."""
+        body_bytes = int(HEADER.unpack_from(self._buffer)[6])
+        if body_bytes > FRAME_BYTES_MAX:
+            raise RemoteProtocolError(f"body of {body_bytes} bytes is too long", code="too_large")
+        self._buffer.extend(bytes(HEADER_BYTES + body_bytes - len(self._buffer)))
+
+    # -- messages that are no changes --------------------------------------------------------
+
+    def _take_message(self, at: int) -> int:
+        """Handle the whole message at `at`; return its size."""
+        magic, opcode, _, extras_bytes, _, vbucket, body_bytes, opaque, _ = HEADER.unpack_from(
+            self._buffer, at
+        )
+        kind = magic << 8 | opcode
+        body = bytes(self._buffer[at + HEADER_BYTES : at + HEADER_BYTES + body_bytes])
+        if kind == _STREAM_REPLY:
+            if vbucket != Status.SUCCESS:
+                raise self._refusal(opaque, vbucket, body[extras_bytes:])
+        elif kind == _STREAM_END:
+            self._acknowledge(HEADER_BYTES + body_bytes)
+            self._end_stream(opaque, _U32.unpack(body[:4])[0])
+        elif kind == _NOOP:
+            self._connection.send(response(Opcode.DCP_NOOP, Status.SUCCESS, opaque))
+        elif kind != _ACK_REPLY:
+            raise RemoteProtocolError(
+                f"unexpected message 0x{opcode:02x} in a stream", code="unexpected_message"
+            )
+        return HEADER_BYTES + body_bytes
+
+    def _refusal(self, partition_id: int, status: int, value: bytes) -> MillstreamError:
+        what = f"stream of partition {partition_id} of bucket {self._connection.bucket!r}"
+        if status == Status.ROLLBACK and len(value) == _U64.size:
+            seqno = int(_U64.unpack(value)[0])
+            return RollbackRequiredError(
+                f"{what}: its history diverged from what this reader has; undo partition "
+                f"{partition_id} to seqno {seqno} and read again from there",
+                partition_id=partition_id,
+                seqno=seqno,
+            )
+        return error_of_status(status, address=self._connection.address, what=what)
+
+    def _end_stream(self, partition_id: int, reason: int) -> None:
+        if self._under_way.pop(partition_id, None) is None:
+            raise RemoteProtocolError(
+                f"end of a stream of partition {partition_id}, which has none",
+                code="unexpected_message",
+            )
+        if reason != StreamEndReason.OK:
+            names = {int(member): member.name.lower() for member in StreamEndReason}
+            said = names.get(reason, str(reason))
+            raise StreamError(
+                f"stream of partition {partition_id} ended early at {self._connection.address}: "
+                f"{said.replace('_', ' ')}; read it again",
+                code=said if reason == StreamEndReason.ROLLED_BACK else "stream_ended",
+            )
+        self._ask_for_more()
+
+    def _ask_for_more(self) -> None:
+        """Keep `STREAMS_MAX` streams under way; a partition has one at a time."""
+        later: list[Range] = []
+        frames: list[bytes] = []
+        while self._waiting and len(self._under_way) < STREAMS_MAX:
+            wanted = self._waiting.popleft()
+            if wanted.partition_id in self._under_way:
+                later.append(wanted)
+                continue
+            self._under_way[wanted.partition_id] = wanted
+            frames.append(_request_for(wanted))
+        self._waiting.extendleft(reversed(later))
+        if frames:
+            self._connection.send(b"".join(frames))
+
+    def _acknowledge(self, size: int) -> None:
+        self._unacked_bytes += size
+        if self._unacked_bytes * 2 >= self._window_bytes:
+            extras = _U32.pack(self._unacked_bytes)
+            self._connection.send(request(Opcode.DCP_BUFFER_ACK, extras=extras))
+            self._unacked_bytes = 0
+
+
+def _request_for(wanted: Range) -> bytes:
+    asked = StreamRequest(
+        wanted.partition_id,
+        wanted.position,
+        wanted.end_seqno,
+        lease=wanted.lease_id,
+        end_uuid=wanted.end_uuid,
+    )
+    return encode_stream_request(asked, wanted.partition_id)
+
+
+def _skip_changes(buffer: bytearray, at: int, end: int) -> tuple[int, bool]:
+    """Return where the frames of changes end, and whether a whole other message stands there.
+
+    Hot path: one unpack a frame.
+    """
+    unpack, changes = _KIND_AND_BODY.unpack_from, _CHANGES
+    last_head = end - HEADER_BYTES
+    while at <= last_head:
+        kind, body_bytes = unpack(buffer, at)
+        stop = at + HEADER_BYTES + body_bytes
+        if stop > end:
+            break
+        if kind not in changes:
+            return at, True
+        at = stop
+    return at, False

@@ -1,0 +1,153 @@
+"""Connections of one client and the map that says which of them serves a partition.
+
+Invariants:
+1. At most one connection per node, opened when first needed, reopened when found closed.
+2. A map is replaced only by a newer one.
+3. A request answered "not mine" or "not now" is repeated with growing pauses until the client's
+   timeout has passed; anything else is the caller's to judge.
+
+Elsewhere: the map's form (`client.cluster_map`), many requests at once (`client.pipeline`).
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from millstream.client.cluster_map import ClusterMap, NodeAddress, cluster_map_from
+from millstream.client.connection import Connection
+from millstream.errors import MillstreamError, RoutingError, UnavailableError
+from millstream.wire.mcbp import Opcode, Packet, Status
+
+__all__ = ["Backoff", "Router", "is_transient"]
+
+PAUSE_S_MIN: Final = 0.005
+PAUSE_S_MAX: Final = 0.5
+_TRANSIENT: Final = frozenset((Status.NOT_MY_VBUCKET, Status.ETMPFAIL, Status.EBUSY))
+
+
+def is_transient(status: int) -> bool:
+    """Whether the same request may succeed soon, perhaps at another node."""
+    return status in _TRANSIENT
+
+
+class Backoff:
+    """Growing pauses up to a deadline."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._deadline_s = time.monotonic() + timeout_s
+        self._pause_s = PAUSE_S_MIN
+
+    def wait(self) -> bool:
+        """Pause; False, at once, when the deadline has passed."""
+        if time.monotonic() + self._pause_s > self._deadline_s:
+            return False
+        time.sleep(self._pause_s)
+        self._pause_s = min(self._pause_s * 2, PAUSE_S_MAX)
+        return True
+
+
+class Router:
+    """Finds the connection for a partition.
+
+    Args:
+        seeds: nodes to ask for the map; the first that answers is taken.
+        bucket: bucket that every connection selects.
+        user: user name, or None.
+        password: that user's.
+        timeout_s: longest wait for an answer and longest repetition, in seconds.
+        tls: context of encrypted connections, or None.
+    """
+
+    def __init__(
+        self,
+        seeds: Sequence[tuple[str, int]],
+        *,
+        bucket: str,
+        user: str | None,
+        password: str | None,
+        timeout_s: float,
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        assert seeds, "a client needs the address of a node"
+        self.bucket = bucket
+        self.timeout_s = timeout_s
+        self._seeds = [NodeAddress(*seed) for seed in seeds]
+        self._user, self._password, self._tls = user, password, tls
+        self._connections: dict[NodeAddress, Connection] = {}
+        self.map: ClusterMap = self._fetch_map()
+
+    def close(self) -> None:
+        """Close all connections."""
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    def refresh_map(self) -> None:
+        """Ask for the map again and keep the newer one."""
+        found = self._fetch_map()
+        if found.version > self.map.version:
+            self.map = found
+
+    def connection_of(self, partition_id: int) -> Connection:
+        """Return the connection of the node that serves a partition.
+
+        Raises:
+            RoutingError: `not_my_partition`: nobody serves it at present.
+        """
+        owner = self.map.owners[partition_id]
+        if owner < 0:
+            raise RoutingError(
+                f"no node serves partition {partition_id} of bucket {self.bucket!r} at present; "
+                "try again later"
+            )
+        return self.connection_to(self.map.nodes[owner])
+
+    def connection_to(self, node: NodeAddress) -> Connection:
+        """Return the connection to a node, opened if needed."""
+        connection = self._connections.get(node)
+        if connection is None or connection.is_closed:
+            connection = Connection(
+                node.host,
+                node.port,
+                user=self._user,
+                password=self._password,
+                bucket=self.bucket,
+                timeout_s=self.timeout_s,
+                tls=self._tls,
+            )
+            self._connections[node] = connection
+        return connection
+
+    def groups(self, partition_ids: Sequence[int]) -> dict[NodeAddress, list[int]]:
+        """Return the partitions by the node that serves them."""
+        found: dict[NodeAddress, list[int]] = {}
+        for partition_id in partition_ids:
+            owner = self.map.owners[partition_id]
+            if owner >= 0:
+                found.setdefault(self.map.nodes[owner], []).append(partition_id)
+        return found
+
+    def call(self, partition_id: int, ask: Callable[[Connection], Packet]) -> Packet:
+        """Ask the node that serves a partition, again while the answer is transient."""
+        backoff = Backoff(self.timeout_s)
+        while True:
+            packet = ask(self.connection_of(partition_id))
+            if not is_transient(packet.status) or not backoff.wait():
+                return packet
+            if packet.status == Status.NOT_MY_VBUCKET:
+                self.refresh_map()
+
+    def _fetch_map(self) -> ClusterMap:
+        failure: MillstreamError | None = None
+        for node in [*self._connections, *self._seeds]:
+            try:
+                connection = self.connection_to(node)
+                packet = connection.ask(Opcode.GET_CLUSTER_CONFIG, "the partition map")
+                return cluster_map_from(packet.value, host=node.host, port=node.port)
+            except UnavailableError as error:
+                failure = error
+        assert failure is not None
+        raise failure
