@@ -1,0 +1,70 @@
+"""What the process knows about itself: how late its event loop runs, memory, processor time.
+
+Invariants:
+1. Measuring costs next to nothing: one timer, a few times a second.
+
+Elsewhere: the page that shows it (`gateway.aio.metrics_page`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+from typing import Final
+
+__all__ = ["LoopLag", "processor_seconds", "resident_bytes"]
+
+_INTERVAL_S: Final = 0.25
+_WINDOW: Final = 40
+"""Measurements kept: ten seconds."""
+
+
+class LoopLag:
+    """Measures by how much timers of the running loop are late."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._recent_ms = [0.0] * _WINDOW
+        self._next = 0
+        self._due = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin measuring."""
+        self._due = self._loop.time() + _INTERVAL_S
+        self._timer = self._loop.call_at(self._due, self._measure)
+
+    def stop(self) -> None:
+        """End measuring."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    @property
+    def last_ms(self) -> float:
+        """The latest measurement."""
+        return self._recent_ms[self._next - 1]
+
+    @property
+    def worst_ms(self) -> float:
+        """The worst of the last ten seconds."""
+        return max(self._recent_ms)
+
+    def _measure(self) -> None:
+        late_ms = max(0.0, self._loop.time() - self._due) * 1000
+        self._recent_ms[self._next] = late_ms
+        self._next = (self._next + 1) % _WINDOW
+        self.start()
+
+
+def resident_bytes() -> int:
+    """Return the memory this process occupies."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def processor_seconds() -> float:
+    """Return the processor time this process has used, user and system."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime

@@ -1,0 +1,112 @@
+"""Processes: dying with one's parent, one server per directory, a quiet garbage collector.
+
+Invariants:
+1. A process that called `die_with_parent` never outlives the process that started it.
+2. A lock is released by the kernel whenever its holder ends, however it ends.
+
+Elsewhere: who starts whom (`node.supervise`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import fcntl
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from millstream.errors import UnavailableError
+
+__all__ = ["DirectoryLock", "calm_collector", "die_with_parent", "new_event_loop"]
+
+_PR_SET_PDEATHSIG: Final = 1
+_LOCK_STEP_S: Final = 0.05
+
+
+def die_with_parent(parent_pid: int, parent_pipe: int) -> None:
+    """Make the kernel kill this process when its parent ends.
+
+    Twice over: by the parent-death signal, and by a thread that waits for the end of a pipe whose
+    other side only the parent holds.
+
+    Args:
+        parent_pid: the process that started this one.
+        parent_pipe: descriptor of the pipe; nothing is ever written to it.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+    def wait() -> None:
+        while os.read(parent_pipe, 4096):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=wait, name="parent watch", daemon=True).start()
+
+
+class DirectoryLock:
+    """The right to be the one server of a directory, as a locked file in it.
+
+    Args:
+        path: the lock file, created if missing.
+        patience_s: how long to wait for a predecessor that is just ending.
+
+    Raises:
+        UnavailableError: `directory_in_use`.
+        OSError: the file cannot be opened.
+    """
+
+    def __init__(self, path: Path, *, patience_s: float) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        until = time.monotonic() + patience_s
+        while not self._try():
+            if time.monotonic() >= until:
+                holder = os.pread(self._descriptor, 32, 0).decode(errors="replace").strip()
+                os.close(self._descriptor)
+                raise UnavailableError(
+                    f"another server (process {holder or 'unknown'}) uses {path.parent}; "
+                    "stop it, or choose another directory",
+                    code="directory_in_use",
+                )
+            time.sleep(_LOCK_STEP_S)
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Let others in."""
+        os.close(self._descriptor)
+
+    def _try(self) -> bool:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def calm_collector() -> None:
+    """Keep the garbage collector from walking over long-lived data again and again.
+
+    Once, when everything is loaded. With a million live objects this makes allocation several
+    times cheaper.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+
+
+def new_event_loop() -> Callable[[], asyncio.AbstractEventLoop]:
+    """Return the factory of the fastest event loop installed: uvloop's, else the standard one."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory

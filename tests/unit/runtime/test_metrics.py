@@ -1,0 +1,21 @@
+import asyncio
+import time
+
+from millstream.runtime.metrics import LoopLag, processor_seconds, resident_bytes
+
+
+async def test_a_blocked_loop_is_seen(monkeypatch):
+    monkeypatch.setattr("millstream.runtime.metrics._INTERVAL_S", 0.001)
+    lag = LoopLag()
+    lag.start()
+    time.sleep(0.02)  # noqa: ASYNC251 - blocking the loop is the point
+    while lag.worst_ms < 15:  # noqa: ASYNC110 - the probe's own timer is what we wait for
+        await asyncio.sleep(0)
+    lag.stop()
+    lag.stop()
+    assert lag.last_ms >= 0
+
+
+def test_the_process_knows_its_size():
+    assert resident_bytes() > 1_000_000
+    assert processor_seconds() > 0

@@ -1,0 +1,72 @@
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from millstream.errors import UnavailableError
+from millstream.runtime.process import DirectoryLock, calm_collector, new_event_loop
+
+
+def test_a_lock_has_one_holder(tmp_path):
+    lock = DirectoryLock(tmp_path / "lock", patience_s=0)
+    with pytest.raises(UnavailableError, match=f"process {os.getpid()}"):
+        DirectoryLock(tmp_path / "lock", patience_s=0)
+    lock.release()
+    DirectoryLock(tmp_path / "lock", patience_s=0).release()
+
+
+def test_a_dying_predecessor_is_waited_for(tmp_path):
+    lock = DirectoryLock(tmp_path / "lock", patience_s=0)
+    timer = threading.Timer(0.1, lock.release)
+    timer.start()
+    DirectoryLock(tmp_path / "lock", patience_s=10).release()
+    timer.join()
+
+
+def test_a_collector_can_be_calmed():
+    threshold = gc.get_threshold()
+    try:
+        calm_collector()
+        assert gc.get_threshold()[0] == 50_000
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*threshold)
+
+
+def test_there_is_always_a_loop():
+    loop = new_event_loop()()
+    assert isinstance(loop, asyncio.AbstractEventLoop)
+    loop.close()
+
+
+CHILD = """
+import os, sys
+from millstream.runtime.process import die_with_parent
+die_with_parent(int(sys.argv[1]), 0)
+print("ready", flush=True)
+import time
+time.sleep(60)
+"""
+
+
+def test_a_child_ends_with_its_parents_pipe():
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert child.stdout.readline() == b"ready\n"
+    child.stdin.close()
+    assert child.wait(10) == 1
+    child.stdout.close()
+
+
+def test_a_child_that_lost_its_parent_ends_at_once():
+    child = subprocess.run([sys.executable, "-c", CHILD, "1"], capture_output=True, check=False)
+    assert child.returncode == 1
+    assert child.stdout == b""
