@@ -1,0 +1,120 @@
+"""Stream frames: cut back into what went in, and patched for consumers of other profiles."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millstream.wire.frames import (
+    Change,
+    change_of,
+    deletion,
+    expiration,
+    iter_frames,
+    mutation,
+    seqno_of,
+    snapshot_marker,
+    stream_end,
+    with_profile,
+)
+from millstream.wire.mcbp import Opcode, cut_packets
+
+U32 = st.integers(0, 2**32 - 1)
+U64 = st.integers(0, 2**64 - 1)
+PARTITIONS = st.integers(0, 1023)
+KEYS = st.binary(min_size=1, max_size=250)
+
+mutations = st.builds(
+    lambda *fields: (mutation(*fields), fields),
+    *(PARTITIONS, KEYS, st.binary(max_size=300), U64, U64, U64, U32, U32, st.integers(0, 7)),
+)
+
+PUT = mutation(5, b"key", b'{"a":1}', 42, 3, 0x1122, 0xFFFFFFFF, 60, 1)
+DELETE = deletion(5, b"key", 43, 4, 0x1123, 1_700_000_000)
+EXPIRE = expiration(5, b"key", 44, 5, 0x1124, 1_700_000_001)
+PROFILE = {
+    "opaque": 9,
+    "keep_json": True,
+    "delete_times": True,
+    "expiry_opcode": True,
+    "with_values": True,
+    "keep_datatype": False,
+}
+
+
+@given(mutations)
+def test_a_mutation_is_cut_back_into_its_fields(made: tuple[bytes, tuple[object, ...]]) -> None:
+    frame, (partition_id, key, value, seqno, rev, cas, flags, expiry, datatype) = made
+    assert change_of(frame) == Change(
+        Opcode.DCP_MUTATION, partition_id, seqno, rev, cas, flags, expiry, datatype, key, value
+    )  # type: ignore[arg-type]
+    assert seqno_of(frame) == seqno
+
+
+@given(PARTITIONS, KEYS, U64, U64, U64, U32)
+def test_deletions_and_expirations_too(
+    partition_id: int, key: bytes, seqno: int, rev: int, cas: int, time: int
+) -> None:
+    for make, opcode in (
+        (deletion, Opcode.DCP_DELETION),
+        (expiration, Opcode.DCP_EXPIRATION),
+    ):
+        change = change_of(make(partition_id, key, seqno, rev, cas, time))
+        assert change == Change(opcode, partition_id, seqno, rev, cas, 0, time, 0, key, b"")
+        assert change.is_deleted
+
+
+def test_a_mutation_is_laid_out_as_documented() -> None:
+    assert PUT.hex(" ", -4) == (
+        "80570003 1f010005 00000029 00000005 00000000 00001122 00000000 0000002a 00000000 "
+        "00000003 ffffffff 0000003c 00000000 0000006b 65797b22 61223a31 7d"
+    )
+
+
+def test_frames_are_packets_and_stand_back_to_back() -> None:
+    stream = [
+        snapshot_marker(5, 9, 1, 44, 1),
+        PUT,
+        DELETE,
+        EXPIRE,
+        stream_end(5, 9, 0),
+    ]
+    assert list(iter_frames(b"".join(stream))) == stream
+    found, rest = cut_packets(b"".join(stream), 1 << 20)
+    assert rest == b""
+    assert [one.opcode for one in found] == [0x56, 0x57, 0x58, 0x59, 0x55]
+    assert found[0].extras == bytes.fromhex("0000000000000001 000000000000002c 00000001")
+    assert found[4].extras == bytes(4)
+
+
+def test_the_canonical_profile_only_changes_the_opaque() -> None:
+    for frame, patched in zip(
+        (PUT, DELETE, EXPIRE), with_profile([PUT, DELETE, EXPIRE], **PROFILE), strict=True
+    ):
+        assert patched[:12] + patched[16:] == frame[:12] + frame[16:]
+        assert patched[12:16] == bytes([0, 0, 0, 9])
+
+
+def test_without_values_the_body_is_the_key() -> None:
+    (frame,) = with_profile([PUT], **PROFILE | {"with_values": False})
+    assert change_of(frame) == change_of(PUT)._replace(value=b"", datatype=0)
+    (frame,) = with_profile([PUT], **PROFILE | {"with_values": False, "keep_datatype": True})
+    assert change_of(frame) == change_of(PUT)._replace(value=b"")
+
+
+def test_without_json_the_bit_is_cleared() -> None:
+    (frame,) = with_profile([PUT], **PROFILE | {"keep_json": False})
+    assert change_of(frame) == change_of(PUT)._replace(datatype=0)
+
+
+def test_expirations_become_deletions_where_not_asked_for() -> None:
+    (frame,) = with_profile([EXPIRE], **PROFILE | {"expiry_opcode": False})
+    assert change_of(frame) == change_of(EXPIRE)._replace(opcode=Opcode.DCP_DELETION)
+
+
+@pytest.mark.parametrize("original", [DELETE, EXPIRE])
+def test_deletions_without_times_are_of_the_first_version(original: bytes) -> None:
+    (frame,) = with_profile(
+        [original], **PROFILE | {"delete_times": False, "expiry_opcode": False}
+    )
+    assert frame[4] == 18
+    assert change_of(frame) == change_of(original)._replace(opcode=Opcode.DCP_DELETION, expiry=0)
