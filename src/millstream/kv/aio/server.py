@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from millstream.access.users import User, UserStore
     from millstream.kv.core.bucket import Bucket
 
-__all__ = ["KvConnection", "KvServer", "StreamFactory", "Streamer"]
+__all__ = ["COMMANDS", "KvConnection", "KvServer", "StreamFactory", "Streamer"]
 
 _LOG = logging.getLogger(__name__)
-_COMMANDS: dict[int, Command] = {
+COMMANDS: dict[int, Command] = {
     **SESSION_COMMANDS, **INTROSPECTION_COMMANDS, **DOCUMENT_COMMANDS,
 }  # fmt: skip
 
@@ -197,7 +197,7 @@ class KvConnection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         is_plain = self._default_bucket is not None
         self.session = KvSession(
-            self._server, _COMMANDS, open_commands=BEFORE_LOGIN, hashes_keys=is_plain,
+            self._server, COMMANDS, open_commands=BEFORE_LOGIN, hashes_keys=is_plain,
             peer=str(peer),
         )  # fmt: skip
         if self._default_bucket is not None:

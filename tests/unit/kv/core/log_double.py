@@ -1,0 +1,65 @@
+"""An in-memory log with the shape of `LogReader`, for tests of partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.mutation_queue import FlushItem
+from millstream.kv.core.partition import Entry, Partition
+from millstream.model.position import FailoverEntry
+from millstream.wire.frames import change_of, seqno_of
+
+SECOND = 1_000_000_000
+NOW = 1_700_000_000 * SECOND
+BRANCH = 7 << 40
+
+
+class LogDouble:
+    """Records in flush order."""
+
+    def __init__(self) -> None:
+        self.items: list[FlushItem] = []
+
+    def find(self, partition_id: int, key: bytes) -> Entry | None:
+        for item in reversed(self.items):
+            if change_of(item.frame).key == key:
+                return item.frame, item.lineage
+        return None
+
+    def backfill(
+        self, partition_id: int, after: int, upto: int, superseded: set[int]
+    ) -> Iterator[tuple[list[bytes], int]]:
+        items = [item for item in self.items if after < seqno_of(item.frame) <= upto]
+        gone = superseded | {item.previous_seqno for item in items}
+        for item in items:
+            seqno = seqno_of(item.frame)
+            yield [item.frame] if seqno not in gone else [], seqno
+        yield [], upto
+
+    def keys(self, partition_id: int) -> Iterator[bytes]:
+        for item in self.items:
+            yield change_of(item.frame).key
+
+
+def new_partition(partition_id: int = 0, *, log: LogDouble | None = None) -> Partition:
+    log = log or LogDouble()
+    return Partition(
+        partition_id,
+        failover_log=(FailoverEntry(0xABC, 0, BRANCH),),
+        high_seqno=0,
+        purge_seqno=0,
+        is_resident=not log.items,
+        log=log,
+    )
+
+
+def new_bucket(partition_count: int = 4, name: str = "b") -> Bucket:
+    ids = iter(range(1, 1_000_000))
+    return Bucket(
+        name,
+        "ab" * 16,
+        [new_partition(i) for i in range(partition_count)],
+        new_lease_id=lambda: next(ids),
+        now_ns=lambda: NOW,
+    )

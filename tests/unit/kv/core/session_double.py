@@ -1,0 +1,99 @@
+"""A host without sockets, and a session on it."""
+
+from __future__ import annotations
+
+from millstream.kv.aio.server import COMMANDS
+from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.handshake import BEFORE_LOGIN
+from millstream.kv.core.session import KvSession
+from millstream.model.limits import FRAME_BYTES_MAX
+from millstream.wire.mcbp import Packet, cut_packets
+
+from log_double import NOW, new_bucket  # isort: skip
+
+
+class UserDouble:
+    def __init__(self, *rights: str) -> None:
+        self.rights = rights
+
+    def may(self, right: str, bucket: str) -> bool:
+        return right in self.rights
+
+
+class ScramDouble:
+    """Two steps; the word 'wrong' fails."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def step(self, data: bytes) -> tuple[bytes, UserDouble | None]:
+        from millstream.errors import AccessError
+
+        if data == b"wrong":
+            raise AccessError("no")
+        self.steps += 1
+        return b"challenge", UserDouble("read") if self.steps == 2 else None
+
+
+class UsersDouble:
+    is_empty = True
+
+    def scram_server(self, mechanism: str) -> ScramDouble:
+        return ScramDouble()
+
+
+class StreamDouble:
+    def __init__(self) -> None:
+        self.packets: list[Packet] = []
+
+    def on_packet(self, packet: Packet) -> None:
+        self.packets.append(packet)
+
+    def close(self) -> None: ...
+
+
+class HostDouble:
+    def __init__(self) -> None:
+        self.buckets: dict[str, Bucket] = {"b": new_bucket()}
+        self.users = UsersDouble()
+        self.checks: list[tuple[str, str]] = []
+        self.stream = StreamDouble()
+
+    def config(self, bucket: Bucket | None) -> bytes:
+        return b'{"rev":1}'
+
+    def open_stream(self, session: KvSession, name: str, flags: int) -> StreamDouble:
+        return self.stream
+
+    def check_password(self, session: KvSession, name: str, password: str) -> None:
+        self.checks.append((name, password))
+
+    def statistics(self) -> list[tuple[str, str]]:
+        return [("version", "1")]
+
+    def stream_statistics(self) -> list[tuple[str, str]]:
+        return []
+
+
+def new_session(
+    host: HostDouble | None = None, *, hashes_keys: bool = False, is_selected: bool = True
+) -> KvSession:
+    host = host or HostDouble()
+    session = KvSession(
+        host,  # type: ignore[arg-type]
+        COMMANDS,
+        open_commands=BEFORE_LOGIN,
+        hashes_keys=hashes_keys,
+        peer="test",
+    )
+    if is_selected:
+        session.select(host.buckets["b"])
+    return session
+
+
+def ask(session: KvSession, data: bytes, now_ns: int = NOW) -> list[Packet]:
+    """Feed bytes, take whole replies."""
+    session.receive(data, now_ns)
+    packets, rest = cut_packets(session.take_output(), FRAME_BYTES_MAX)
+    assert not rest
+    return packets

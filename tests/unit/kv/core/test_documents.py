@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import pytest
+from log_double import NOW, SECOND
+from session_double import ask, new_session
+
+from millstream.kv.core.session import KvSession
+from millstream.model.partitions import partition_of
+from millstream.wire.mcbp import Feature, Opcode, Packet, Status, request
+
+KEY = b"k"
+PARTITION = partition_of(KEY, 4)
+COUNTER_EXTRAS = (5).to_bytes(8, "big") + (10).to_bytes(8, "big") + bytes(4)
+
+
+def do(session: KvSession, opcode: int, **fields: object) -> Packet:
+    return ask(session, one(opcode, **fields))[0]
+
+
+def one(opcode: int, **fields: object) -> bytes:
+    return request(opcode, **{"vbucket": PARTITION, "key": KEY, **fields})  # type: ignore[arg-type]
+
+
+def stored(session: KvSession, value: bytes = b"v") -> Packet:
+    return do(session, Opcode.SET, value=value, extras=b"\0\0\0\7\0\0\0\0")
+
+
+def test_add_replace_delete() -> None:
+    session = new_session()
+    assert do(session, Opcode.REPLACE, extras=bytes(8)).status == Status.KEY_ENOENT
+    assert do(session, Opcode.ADD, extras=bytes(8)).status == 0
+    assert do(session, Opcode.ADD, extras=bytes(8)).status == Status.KEY_EEXISTS
+    replaced = do(session, Opcode.REPLACE, extras=bytes(8), value=b"2")
+    assert do(session, Opcode.REPLACE, extras=bytes(8), cas=1).status == Status.KEY_EEXISTS
+    assert do(session, Opcode.DELETE, cas=1).status == Status.KEY_EEXISTS
+    assert do(session, Opcode.DELETE, cas=replaced.cas).status == 0
+    assert do(session, Opcode.DELETE).status == Status.KEY_ENOENT
+
+
+def test_quiet_commands_speak_only_when_they_must() -> None:
+    session = new_session()
+    data = (
+        one(Opcode.SETQ, extras=bytes(8), value=b"1")
+        + one(Opcode.ADDQ, extras=bytes(8), opaque=1)
+        + one(Opcode.GETQ, opaque=2)
+        + one(Opcode.GETKQ, opaque=3)
+        + one(Opcode.DELETEQ)
+        + one(Opcode.GETQ)
+        + request(Opcode.NOOP, opaque=4)
+    )
+    replies = ask(session, data)
+    assert [(r.opaque, r.status) for r in replies] == [
+        (1, Status.KEY_EEXISTS), (2, 0), (3, 0), (4, 0),
+    ]  # fmt: skip
+    assert replies[2].key == KEY
+
+
+def test_counters() -> None:
+    session = new_session()
+    first = do(session, Opcode.INCREMENT, extras=COUNTER_EXTRAS)
+    assert int.from_bytes(first.value, "big") == 10
+    assert int.from_bytes(do(session, Opcode.INCREMENT, extras=COUNTER_EXTRAS).value, "big") == 15
+    assert int.from_bytes(do(session, Opcode.DECREMENT, extras=COUNTER_EXTRAS).value, "big") == 10
+    assert do(session, Opcode.GET).value == b"10"
+    stored(session, b"word")
+    assert do(session, Opcode.INCREMENT, extras=COUNTER_EXTRAS).status == Status.DELTA_BADVAL
+    assert do(session, Opcode.INCREMENT, extras=b"").status == Status.EINVAL
+    assert ask(session, one(Opcode.INCREMENTQ, extras=COUNTER_EXTRAS))[0].status == 6
+
+
+def test_append_prepend_keep_flags() -> None:
+    session = new_session()
+    assert do(session, Opcode.APPEND, value=b"x").status == Status.NOT_STORED
+    stored(session, b"mid")
+    assert do(session, Opcode.APPEND, value=b">").status == 0
+    assert do(session, Opcode.PREPEND, value=b"<").status == 0
+    found = do(session, Opcode.GETK)
+    assert (found.value, found.extras, found.key) == (b"<mid>", b"\0\0\0\7", KEY)
+
+
+def test_touch_and_get_and_touch_set_an_expiry() -> None:
+    session = new_session()
+    stored(session)
+    assert do(session, Opcode.TOUCH, extras=b"\0\0\0\5").status == 0
+    assert do(session, Opcode.GAT, extras=b"\0\0\0\x0a").value == b"v"
+    request_ = one(Opcode.GET)
+    assert ask(session, request_, NOW + 9 * SECOND)[0].status == 0
+    assert ask(session, request_, NOW + 10 * SECOND)[0].status == Status.KEY_ENOENT
+    assert session.has_changes
+    assert ask(session, one(Opcode.GATQ, extras=bytes(4)), NOW + 10 * SECOND) == []
+
+
+def test_a_mutation_may_keep_the_expiry() -> None:
+    session = new_session()
+    do(session, Opcode.SET, extras=b"\0\0\0\0\0\0\0\5")
+    do(session, Opcode.SET, extras=bytes(8), framing=b"\x50", value=b"2")
+    assert ask(session, one(Opcode.GET), NOW + 5 * SECOND)[0].status == Status.KEY_ENOENT
+
+
+def test_get_meta_tells_of_tombstones_too() -> None:
+    session = new_session()
+    assert do(session, Opcode.GET_META).status == Status.KEY_ENOENT
+    stored(session)
+    meta = do(session, Opcode.GET_META, extras=b"\2")
+    assert meta.extras == bytes(4) + b"\0\0\0\7" + bytes(4) + (1).to_bytes(8, "big") + b"\0"
+    do(session, Opcode.DELETE)
+    assert do(session, Opcode.GET_META).extras[:4] == b"\0\0\0\1"
+
+
+def test_observe_tells_what_is_persisted() -> None:
+    session = new_session()
+    stored(session)
+    name = PARTITION.to_bytes(2, "big") + b"\0\1" + KEY
+    states = []
+    for _ in range(2):
+        reply = do(session, Opcode.OBSERVE, key=b"", value=name)
+        states.append(reply.value[5])
+        assert session.bucket is not None
+        session.bucket.partitions[PARTITION].freeze()
+        session.bucket.partitions[PARTITION].persisted(1, 1 << 30)
+    assert states == [0, 1]
+    assert do(session, Opcode.OBSERVE, key=b"", value=name[:-1]).status == Status.EINVAL
+    missing = PARTITION.to_bytes(2, "big") + b"\0\1x"
+    assert do(session, Opcode.OBSERVE, key=b"", value=missing).value[5] == 0x80
+
+
+def test_flush_is_for_the_memcached_port() -> None:
+    session = new_session()
+    assert ask(session, request(Opcode.FLUSH))[0].status == Status.NOT_SUPPORTED
+    plain = new_session(hashes_keys=True)
+    ask(plain, request(Opcode.SET, key=KEY, extras=bytes(8)))
+    assert ask(plain, request(Opcode.FLUSH))[0].status == 0
+    assert ask(plain, request(Opcode.GET, key=KEY))[0].status == Status.KEY_ENOENT
+
+
+def test_design_documents_are_for_our_own_clients() -> None:
+    session = new_session()
+    name = b"_design/x"
+    fields = {"key": name, "vbucket": partition_of(name, 4), "extras": bytes(8)}
+    assert do(session, Opcode.SET, **fields).status == Status.EINVAL
+    ask(session, request(Opcode.HELLO, value=Feature.MILLSTREAM.to_bytes(2, "big")))
+    assert do(session, Opcode.SET, **fields).status == 0
+
+
+@pytest.mark.parametrize("opcode", [Opcode.DELETE, Opcode.GETK, Opcode.TOUCH, Opcode.GET_META])
+def test_lengths_are_checked(opcode: int) -> None:
+    session = new_session()
+    assert do(session, opcode, extras=b"12345").status == Status.EINVAL
+    assert do(session, opcode, key=b"").status == Status.EINVAL

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import struct
+
+import pytest
+from log_double import BRANCH, NOW
+from session_double import ask, new_session
+
+from millstream.kv.core.session import KvSession
+from millstream.model.limits import UINT64_MAX
+from millstream.model.position import FailoverEntry
+from millstream.wire.mcbp import Feature, Opcode, Status, request
+
+
+def own_session() -> KvSession:
+    session = new_session()
+    ask(session, request(Opcode.HELLO, value=Feature.MILLSTREAM.to_bytes(2, "big")))
+    assert session.bucket is not None
+    for value in (b"1", b"2"):
+        session.bucket.partitions[1].put(b"k", value, 7, 0, 0, 0, NOW)
+    return session
+
+
+@pytest.mark.parametrize(
+    "opcode", [Opcode.POSITIONS, Opcode.BRANCH_LOG, Opcode.LEASE, Opcode.GET_VERSIONED]
+)
+def test_extensions_are_invisible_unless_asked_for(opcode: int) -> None:
+    assert ask(new_session(), request(opcode, key=b"k"))[0].status == Status.UNKNOWN_COMMAND
+
+
+def test_positions() -> None:
+    session = own_session()
+    reply = ask(session, request(Opcode.POSITIONS))[0]
+    assert len(reply.value) == 4 * 72
+    named = ask(session, request(Opcode.POSITIONS, value=b"\0\1"))[0].value
+    assert named == reply.value[72:144]
+    assert struct.unpack(">HB5x8Q", named) == (1, 1, 0xABC, BRANCH, 2, 2, 2, 0, 0, 0)
+    assert ask(session, request(Opcode.POSITIONS, value=b"\0\4"))[0].status == 7
+    assert ask(session, request(Opcode.POSITIONS, value=b"\0"))[0].status == Status.EINVAL
+
+
+def test_histories() -> None:
+    session = own_session()
+    assert session.bucket is not None
+    partition = session.bucket.partitions[1]
+    partition.failover_log = (FailoverEntry(0xDEF, 1, BRANCH + 1), *partition.failover_log)
+    branches = ask(session, request(Opcode.BRANCH_LOG, vbucket=1))[0].value
+    assert struct.unpack(">6Q", branches) == (0xDEF, 1, BRANCH + 1, 0xABC, 0, BRANCH)
+    for opcode in (Opcode.GET_FAILOVER_LOG, Opcode.DCP_GET_FAILOVER_LOG):
+        log = ask(session, request(opcode, vbucket=1))[0].value
+        assert struct.unpack(">4Q", log) == (0xDEF, 1, 0xABC, 0)
+        assert ask(session, request(opcode, vbucket=4))[0].status == Status.NOT_MY_VBUCKET
+
+
+def observed(session: KvSession, uuid: int) -> tuple[int, ...]:
+    reply = ask(session, request(Opcode.OBSERVE_SEQNO, vbucket=1, value=uuid.to_bytes(8, "big")))
+    value = reply[0].value
+    return struct.unpack(">BHQQQ" if len(value) == 27 else ">BHQQQQQ", value) if value else ()
+
+
+def test_observe_seqno_knows_older_histories() -> None:
+    session = own_session()
+    assert observed(session, 0xABC) == (0, 1, 0xABC, 0, 2)
+    assert session.bucket is not None
+    partition = session.bucket.partitions[1]
+    partition.failover_log = (FailoverEntry(0xDEF, 1, BRANCH + 1), *partition.failover_log)
+    assert observed(session, 0xABC) == (1, 1, 0xDEF, 0, 2, 0xABC, 1)
+    assert observed(session, 5) == ()
+
+
+def test_all_seqnos_by_state() -> None:
+    session = own_session()
+    reply = ask(session, request(Opcode.GET_ALL_VB_SEQNOS))[0]
+    assert struct.unpack(">HQHQHQHQ", reply.value) == (0, 0, 1, 2, 2, 0, 3, 0)
+    replicas = ask(session, request(Opcode.GET_ALL_VB_SEQNOS, extras=b"\0\0\0\2"))[0]
+    assert replicas.value == b""
+    assert ask(session, request(Opcode.GET_ALL_VB_SEQNOS, extras=b"\0"))[0].status == Status.EINVAL
+
+
+def lease(session: KvSession, op: int, lease_id: int, *named: tuple[int, int]):  # type: ignore[no-untyped-def]
+    value = b"".join(struct.pack(">HQ", *pair) for pair in named)
+    extras = struct.pack(">BQH", op, lease_id, 30)
+    return ask(session, request(Opcode.LEASE, extras=extras, value=value))[0]
+
+
+def test_leases_are_opened_renewed_released() -> None:
+    session = own_session()
+    opened = lease(session, 1, 0, (1, UINT64_MAX), (2, 0))
+    lease_id, seconds = struct.unpack(">QH", opened.extras)
+    assert seconds == 30
+    held = list(struct.iter_unpack(">HQQQQ", opened.value))
+    assert held == [(1, 2, 0xABC, BRANCH, 0), (2, 0, 0xABC, BRANCH, 0)]
+    assert lease(session, 2, lease_id).value == opened.value
+    assert lease(session, 3, lease_id, (2, 0)).status == 0
+    assert lease(session, 2, lease_id).value == opened.value[:34]
+    assert lease(session, 3, lease_id).status == 0
+    assert lease(session, 2, lease_id).status == Status.LEASE_LOST
+
+
+def test_bad_leases_are_refused() -> None:
+    session = own_session()
+    assert lease(session, 1, 0, (1, 1)).status == Status.LEASE_LOST
+    assert lease(session, 1, 0).status == Status.EINVAL
+    assert lease(session, 9, 0, (1, 1)).status == Status.EINVAL
+    assert lease(session, 1, 0, (9, 1)).status == Status.NOT_MY_VBUCKET
+    assert ask(session, request(Opcode.LEASE))[0].status == Status.EINVAL
+
+
+def test_get_versioned_tells_where_a_value_stands() -> None:
+    session = own_session()
+    reply = ask(session, request(Opcode.GET_VERSIONED, vbucket=1, key=b"k"))[0]
+    assert struct.unpack(">IQQQQIB", reply.extras) == (7, 0xABC, BRANCH, 2, 2, 0, 0)
+    assert reply.value == b"2"
+    ask(session, request(Opcode.DELETE, vbucket=1, key=b"k"))
+    gone = ask(session, request(Opcode.GET_VERSIONED, vbucket=1, key=b"k"))[0]
+    assert (gone.extras[-1], gone.value, gone.status) == (1, b"", 0)
+    missing = ask(session, request(Opcode.GET_VERSIONED, vbucket=1, key=b"x"))[0]
+    assert missing.status == Status.KEY_ENOENT
+
+
+def stats(session: KvSession, group: bytes) -> dict[bytes, bytes]:
+    packets = ask(session, request(Opcode.STAT, key=group))
+    assert packets[-1].key == packets[-1].value == b""
+    return {packet.key: packet.value for packet in packets[:-1]}
+
+
+def test_statistics() -> None:
+    session = own_session()
+    assert stats(session, b"")[b"version"] == b"1"
+    assert stats(session, b"vbucket-seqno 1")[b"vb_1:high_seqno"] == b"2"
+    assert stats(session, b"failovers")[b"vb_3:0:id"] == b"2748"
+    assert stats(session, b"vbucket")[b"vb_0"] == b"active"
+    assert stats(session, b"vbucket-details 1")[b"vb_1:entries_in_memory"] == b"1"
+    assert stats(session, b"dcp") == {}
+    assert ask(session, request(Opcode.STAT, key=b"nonsense"))[0].status == Status.KEY_ENOENT
+    assert ask(session, request(Opcode.STAT, key=b"failovers x"))[0].status == 7

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from log_double import NOW, LogDouble, new_partition
+
+from millstream.kv.core import mutation_queue
+from millstream.kv.core.mutation_queue import MutationQueue
+from millstream.wire.frames import change_of, seqno_of
+
+
+def frames_of(queue: MutationQueue, after: int, at: int) -> list[bytes]:
+    found: list[bytes] = []
+    while after < at:
+        chunk = queue.memory_slice(after, at, 10, 3)
+        assert chunk is not None
+        frames, after = chunk
+        found += frames
+    return found
+
+
+def test_a_slice_skips_what_was_superseded() -> None:
+    queue = MutationQueue(0)
+    queue.append(b"a1", 0, b"")
+    queue.append(b"b2", 0, b"")
+    assert queue.supersede(1, b"a1", 3) == 0
+    queue.append(b"a3", 0, b"")
+    assert frames_of(queue, 0, 3) == [b"b2", b"a3"]
+    assert queue.bytes_held == 4
+
+
+def test_a_hold_still_sees_what_was_superseded_after_it() -> None:
+    queue = MutationQueue(0)
+    queue.append(b"a1", 0, b"")
+    opened = queue.open_hold(None)
+    assert opened is not None
+    hold, at = opened
+    queue.supersede(1, b"a1", 2)
+    queue.append(b"a2", 0, b"")
+    assert frames_of(queue, 0, at) == [b"a1"]
+    assert frames_of(queue, 0, 2) == [b"a2"]
+    queue.release_hold(hold)
+    assert not queue.retained
+    assert queue.open_hold(1) is None
+
+
+def test_previous_names_only_what_a_flush_took() -> None:
+    queue = MutationQueue(0)
+    queue.append(b"a1", 0, b"")
+    assert [item.frame for item in queue.freeze()] == [b"a1"]
+    assert queue.supersede(1, b"a1", 2) == 1
+    queue.append(b"a2", 1, b"")
+    assert queue.supersede(2, b"a2", 3) == 1, "a2 never reached the log"
+    queue.append(b"a3", 1, b"")
+    assert [(i.frame, i.previous_seqno) for i in queue.freeze()] == [(b"a3", 1)]
+
+
+def test_holds_are_lost_rather_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutation_queue, "RETAINED_BYTES_MAX", 10)
+    queue = MutationQueue(0)
+    queue.append(b"x" * 11, 0, b"")
+    opened = queue.open_hold(None)
+    assert opened is not None
+    queue.supersede(1, b"x" * 11, 2)
+    queue.append(b"y", 0, b"")
+    assert not queue.is_held(opened[0])
+    assert queue.retained_bytes == 0
+    queue.check()
+
+
+def test_below_the_floor_the_log_is_read() -> None:
+    queue = MutationQueue(7)
+    assert queue.memory_slice(6, 7, 1, 1) is None
+    assert queue.memory_slice(7, 7, 1, 1) == ([], 7)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32))
+def test_reading_as_of_a_hold_equals_the_history(seed: int) -> None:
+    """Random writes, flushes, trims and holds: every hold reads exactly its past state."""
+    rng = random.Random(seed)
+    log = LogDouble()
+    partition = new_partition(log=log)
+    history: list[tuple[bytes, bytes]] = []  # (key, frame), seqno n at n - 1
+    holds = []
+    trim_slots, mutation_queue._TRIM_SLOTS_MIN = mutation_queue._TRIM_SLOTS_MIN, 1  # type: ignore[misc]
+    try:
+        for step in range(rng.randint(5, 80)):
+            key = bytes([97 + rng.randrange(4)])
+            action = rng.random()
+            if action < 0.6:
+                frame = partition.put(key, b"%d" % step, 0, 0, 0, 0, NOW + step)
+                assert isinstance(frame, bytes)
+                history.append((key, frame))
+            elif action < 0.7:
+                deleted = partition.delete(key, 0, NOW + step)
+                if isinstance(deleted, bytes):
+                    history.append((key, deleted))
+            elif action < 0.8:
+                log.items += partition.freeze()
+                partition.persisted(partition.queue.frozen_seqno, rng.choice((0, 100, 1000)))
+            elif action < 0.9:
+                hold = partition.open_hold(rng.choice([None, *(h.at for h in holds)]))
+                assert hold is not None
+                holds.append(hold)
+            elif holds:
+                partition.release_hold(holds.pop(rng.randrange(len(holds))))
+            partition.queue.check()
+            for hold in holds:
+                check_as_of(partition, history, hold.at, rng.randint(0, hold.at))
+    finally:
+        mutation_queue._TRIM_SLOTS_MIN = trim_slots  # type: ignore[misc]
+
+
+def check_as_of(partition, history, at: int, after: int) -> None:  # type: ignore[no-untyped-def]
+    newest = dict(history[:at])
+    expected = sorted((f for f in newest.values() if seqno_of(f) > after), key=seqno_of)
+    found: list[bytes] = []
+    while after < at:
+        chunk = partition.memory_slice(after, at, 60, 2)
+        if chunk is not None:
+            found += chunk[0]
+            after = chunk[1]
+            continue
+        for frames, last in partition.backfill(after, at):
+            found += frames
+            after = last
+    assert [change_of(f) for f in found] == [change_of(f) for f in expected]

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import pytest
+from log_double import BRANCH, NOW, SECOND, LogDouble, new_partition
+
+from millstream.kv.core.partition import Partition, absolute_expiry, value_of
+from millstream.model.lineage import decode
+from millstream.model.position import FailoverEntry
+from millstream.wire.frames import change_of
+from millstream.wire.mcbp import Opcode, Status
+
+
+def put(partition: Partition, key: bytes, value: bytes, **fields: int) -> bytes:
+    frame = partition.put(
+        key, value, fields.get("flags", 0), fields.get("expiry", 0), fields.get("cas", 0), 0, NOW
+    )
+    assert isinstance(frame, bytes)
+    return frame
+
+
+def test_each_change_takes_the_next_seqno_a_larger_cas_and_the_next_rev() -> None:
+    partition = new_partition()
+    first, second = change_of(put(partition, b"k", b"1")), change_of(put(partition, b"k", b"2"))
+    assert (first.seqno, first.rev, second.seqno, second.rev) == (1, 1, 2, 2)
+    assert second.cas > first.cas >= NOW
+    assert partition.live(b"k", NOW) == partition.table[b"k"][0]
+
+
+def test_cas_is_checked() -> None:
+    partition = new_partition()
+    assert partition.put(b"k", b"", 0, 0, 5, 0, NOW) == Status.KEY_ENOENT
+    cas = change_of(put(partition, b"k", b"1")).cas
+    assert partition.put(b"k", b"", 0, 0, cas + 1, 0, NOW) == Status.KEY_EEXISTS
+    assert partition.delete(b"k", cas + 1, NOW) == Status.KEY_EEXISTS
+    assert isinstance(partition.put(b"k", b"2", 0, 0, cas, 0, NOW), bytes)
+    assert partition.high_seqno == 2
+
+
+def test_add_and_replace_look_at_what_is_there() -> None:
+    partition = new_partition()
+    assert partition.replace(b"k", b"", 0, 0, 0, 0, NOW) == Status.KEY_ENOENT
+    assert isinstance(partition.add(b"k", b"1", 0, 0, 0, NOW), bytes)
+    assert partition.add(b"k", b"2", 0, 0, 0, NOW) == Status.KEY_EEXISTS
+    assert isinstance(partition.replace(b"k", b"3", 0, 0, 0, 0, NOW), bytes)
+
+
+def test_a_delete_leaves_a_tombstone_whose_revision_goes_on() -> None:
+    partition = new_partition()
+    put(partition, b"k", b"1")
+    frame = partition.delete(b"k", 0, NOW + 9 * SECOND)
+    assert isinstance(frame, bytes)
+    change = change_of(frame)
+    assert (change.opcode, change.rev, change.expiry) == (
+        Opcode.DCP_DELETION, 2, NOW // SECOND + 9,
+    )  # fmt: skip
+    assert partition.live(b"k", NOW) is None
+    assert partition.delete(b"k", 0, NOW) == Status.KEY_ENOENT
+    assert change_of(put(partition, b"k", b"2")).rev == 3
+
+
+def test_an_expired_document_becomes_an_expiration_when_it_is_touched_upon() -> None:
+    partition = new_partition()
+    put(partition, b"k", b"1", expiry=NOW // SECOND + 10)
+    assert partition.live(b"k", NOW + 9 * SECOND) is not None
+    assert partition.live(b"k", NOW + 10 * SECOND) is None
+    change = change_of(partition.table[b"k"][0])
+    assert (change.opcode, change.seqno) == (Opcode.DCP_EXPIRATION, 2)
+    assert isinstance(partition.add(b"k", b"2", 0, 0, 0, NOW + 10 * SECOND), bytes)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (0, 0),
+        (1, NOW // SECOND + 1),
+        (30 * 86400, NOW // SECOND + 30 * 86400),
+        (30 * 86400 + 1, 30 * 86400 + 1),
+        (0xFFFFFFFF, 0xFFFFFFFF),
+    ],
+)
+def test_small_expiries_count_from_now(given: int, expected: int) -> None:
+    assert absolute_expiry(given, NOW) == expected
+
+
+def test_touch_keeps_value_and_flags() -> None:
+    partition = new_partition()
+    put(partition, b"k", b"value", flags=0xFFFFFFFF)
+    frame = partition.touch(b"k", 99, NOW)
+    assert isinstance(frame, bytes)
+    change = change_of(frame)
+    assert (change.flags, change.expiry, change.value) == (0xFFFFFFFF, 99, b"value")
+
+
+def test_counters_wrap_upwards_and_stop_at_zero() -> None:
+    partition = new_partition()
+    assert partition.count(b"n", 1, 5, 0xFFFFFFFF, 0, NOW) == Status.KEY_ENOENT
+    result = partition.count(b"n", 1, 5, 0, 0, NOW)
+    assert not isinstance(result, Status)
+    assert result[1] == 5
+    assert partition.count(b"n", 2**64 - 1, 0, 0, 0, NOW)[1] == 4  # type: ignore[index]
+    assert partition.count(b"n", -9, 0, 0, 0, NOW)[1] == 0  # type: ignore[index]
+    put(partition, b"x", b"no number")
+    assert partition.count(b"x", 1, 0, 0, 0, NOW) == Status.DELTA_BADVAL
+    put(partition, b"x", "\u0663".encode())
+    assert partition.count(b"x", 1, 0, 0, 0, NOW) == Status.DELTA_BADVAL
+    put(partition, b"x", b"18446744073709551616")
+    assert partition.count(b"x", 1, 0, 0, 0, NOW) == Status.DELTA_BADVAL
+
+
+def test_extend_needs_a_document_and_obeys_the_limit() -> None:
+    partition = new_partition()
+    assert partition.extend(b"k", b"", b"x", 0, 9, NOW) == Status.NOT_STORED
+    put(partition, b"k", b"mid", flags=3)
+    frame = partition.extend(b"k", b"a", b"z", 0, 9, NOW)
+    assert isinstance(frame, bytes)
+    assert (value_of(frame), change_of(frame).flags) == (b"amidz", 3)
+    assert partition.extend(b"k", b"12345", b"", 0, 9, NOW) == Status.E2BIG
+
+
+def test_lineage_takes_a_run_only_when_the_branch_changed() -> None:
+    log = LogDouble()
+    partition = new_partition(log=log)
+    put(partition, b"k", b"1")
+    put(partition, b"k", b"2")
+    lineage = decode(partition.table[b"k"][1])
+    assert lineage == (BRANCH, 1, ((BRANCH, 1),))
+    log.items += partition.freeze()
+    later = Partition(
+        0,
+        failover_log=(FailoverEntry(0xDEF, 2, BRANCH + 1), *partition.failover_log),
+        high_seqno=2,
+        purge_seqno=0,
+        is_resident=False,
+        log=log,
+    )
+    put(later, b"k", b"3")
+    put(later, b"k", b"4")
+    assert decode(later.table[b"k"][1]).runs == ((BRANCH, 1), (BRANCH + 1, 3))
+    assert change_of(later.table[b"k"][0]).rev == 4
+
+
+def test_what_is_not_in_memory_is_found_in_the_log() -> None:
+    log = LogDouble()
+    partition = new_partition(log=log)
+    put(partition, b"k", b"1")
+    log.items += partition.freeze()
+    later = Partition(
+        0, failover_log=partition.failover_log, high_seqno=1, purge_seqno=0,
+        is_resident=False, log=log,
+    )  # fmt: skip
+    assert value_of(later.live(b"k", NOW) or b"") == b"1"
+    assert later.add(b"k", b"", 0, 0, 0, NOW) == Status.KEY_EEXISTS
+    put(later, b"k", b"2")
+    assert later.freeze()[0].previous_seqno == 1
+    assert later.known_keys() == [b"k"]
+
+
+def test_cas_outruns_a_clock_that_went_back() -> None:
+    partition = new_partition()
+    cas = change_of(put(partition, b"k", b"1")).cas
+    frame = partition.put(b"k", b"2", 0, 0, 0, 0, NOW - SECOND)
+    assert isinstance(frame, bytes)
+    assert change_of(frame).cas > cas

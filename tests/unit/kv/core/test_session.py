@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from log_double import NOW, SECOND
+from session_double import HostDouble, ask, new_session
+
+from millstream.errors import RemoteProtocolError
+from millstream.kv.core.session import DEFERRED_MAX
+from millstream.model.limits import REQUESTS_PER_WAKEUP_MAX
+from millstream.model.partitions import partition_of
+from millstream.wire.mcbp import Feature, Opcode, Packet, Status, packet, request
+
+EXTRAS = bytes(8)
+
+
+def put(key: bytes, value: bytes, **fields: object) -> bytes:
+    return request(
+        Opcode.SET, vbucket=partition_of(key, 4), key=key, value=value,
+        **{"extras": EXTRAS, **fields},  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def get(key: bytes, **fields: int) -> bytes:
+    return request(Opcode.GET, vbucket=partition_of(key, 4), key=key, **fields)
+
+
+def durable(level: int) -> bytes:
+    return bytes([0x11, level])
+
+
+def test_set_then_get_keep_order_flags_and_opaque() -> None:
+    session = new_session()
+    stored, found = ask(
+        session,
+        put(b"k", b"v", extras=b"\xff\xff\xff\xff\0\0\0\0", opaque=1) + get(b"k", opaque=2),
+    )
+    assert (stored.status, stored.opaque, stored.extras) == (0, 1, b"")
+    assert (found.status, found.opaque, found.extras) == (0, 2, b"\xff" * 4)
+    assert (found.value, found.cas) == (b"v", stored.cas)
+    assert session.has_changes
+
+
+def test_a_missing_key_and_an_expired_one_are_misses() -> None:
+    session = new_session()
+    assert ask(session, get(b"k"))[0].status == Status.KEY_ENOENT
+    ask(session, put(b"k", b"v", extras=b"\0\0\0\0\0\0\0\5"))
+    assert ask(session, get(b"k"), NOW + 4 * SECOND)[0].status == 0
+    assert ask(session, get(b"k"), NOW + 5 * SECOND)[0].status == Status.KEY_ENOENT
+
+
+def test_frames_may_come_byte_by_byte() -> None:
+    session = new_session()
+    data = put(b"k", b"value") + get(b"k")
+    replies: list[Packet] = []
+    for at in range(len(data)):
+        replies += ask(session, data[at : at + 1])
+    assert [reply.status for reply in replies] == [0, 0]
+    assert replies[1].value == b"value"
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(1, 200), min_size=1), st.integers(0, 3000))
+def test_any_cut_gives_the_same_answers(cuts: list[int], size: int) -> None:
+    data = b"".join(put(b"k%d" % i, b"x" * size) + get(b"k%d" % i) for i in range(5))
+    session, replies, at = new_session(), [], 0
+    for cut in [*cuts, len(data)]:
+        replies += ask(session, data[at : at + cut])
+        at += cut
+    assert [len(reply.value) for reply in replies] == [0, size] * 5
+
+
+def test_tokens_name_history_and_seqno() -> None:
+    session = new_session()
+    ask(session, request(Opcode.HELLO, value=Feature.MUTATION_SEQNO.to_bytes(2, "big")))
+    stored = ask(session, put(b"k", b"v"))[0]
+    assert stored.extras == (0xABC).to_bytes(8, "big") + (1).to_bytes(8, "big")
+
+
+def test_the_memcached_port_hashes_keys_itself() -> None:
+    session = new_session(hashes_keys=True)
+    ask(session, request(Opcode.SET, key=b"a", value=b"1", extras=EXTRAS))
+    assert ask(session, request(Opcode.GET, key=b"a"))[0].value == b"1"
+    assert session.bucket is not None
+    assert b"a" in session.bucket.partitions[partition_of(b"a", 4)].table
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (request(Opcode.GET, vbucket=4, key=b"k"), Status.NOT_MY_VBUCKET),
+        (request(Opcode.SET, vbucket=9, key=b"k", extras=EXTRAS), Status.NOT_MY_VBUCKET),
+        (request(Opcode.GET, key=b""), Status.EINVAL),
+        (request(Opcode.GET, key=b"k" * 251), Status.EINVAL),
+        (request(Opcode.SET, key=b"k" * 251, extras=EXTRAS), Status.EINVAL),
+        (request(Opcode.SET, key=b"k", extras=b"\0" * 7), Status.EINVAL),
+        (request(Opcode.SET, key=b"k", extras=EXTRAS, datatype=1), Status.EINVAL),
+        (request(Opcode.SET, key=b"_design/x", extras=EXTRAS), Status.EINVAL),
+        (request(0xEE, key=b"k"), Status.UNKNOWN_COMMAND),
+        (request(Opcode.SET, key=b"k", extras=EXTRAS, value=bytes(20 * 2**20 + 1)), Status.E2BIG),
+        (request(Opcode.SET, key=b"k", extras=EXTRAS, framing=b"\x60"), Status.UNKNOWN_FRAME_INFO),
+        (request(Opcode.SET, key=b"k", extras=EXTRAS, framing=durable(4)), 0xA0),
+        (request(Opcode.SET, key=b"k", extras=EXTRAS, framing=b"\x13\1\0\0"), Status.EINVAL),
+        (request(Opcode.GET, key=b"k", framing=durable(1)), Status.NOT_SUPPORTED),
+    ],
+)  # fmt: skip
+def test_bad_requests_are_answered(data: bytes, status: int) -> None:
+    session = new_session()
+    replies = ask(session, data + request(Opcode.NOOP))
+    assert [reply.status for reply in replies] == [status, 0]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        packet(0x7F, 0),
+        packet(0x81, 0),
+        request(Opcode.GET, key=b"abc")[:8] + b"\0\0\0\1" + bytes(13),
+        request(Opcode.SET, key=b"k", extras=EXTRAS)[:8] + b"\xff\xff\xff\xff" + bytes(12),
+    ],
+)
+def test_nonsense_closes_the_connection(data: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        new_session().receive(data, NOW)
+
+
+def test_replies_behind_a_durable_write_wait_for_the_disk() -> None:
+    session = new_session()
+    assert session.bucket is not None
+    data = (
+        get(b"k", opaque=1) + put(b"k", b"v", framing=durable(2), opaque=2) + get(b"k", opaque=3)
+    )
+    assert [reply.opaque for reply in ask(session, data)] == [1]
+    session.on_persisted()
+    assert not session.out
+    partition = session.bucket.partition_for(b"k")
+    partition.freeze()
+    partition.persisted(1, 1 << 30)
+    session.on_persisted()
+    assert [reply.opaque for reply in ask(session, b"")] == [2, 3]
+    assert not session.waits_for_disk
+
+
+def test_majority_of_one_is_memory() -> None:
+    session = new_session()
+    assert ask(session, put(b"k", b"v", framing=durable(1)))[0].status == 0
+
+
+def test_a_durable_write_that_fails_is_answered_at_once() -> None:
+    session = new_session()
+    assert ask(session, put(b"k", b"v", cas=5, framing=durable(3)))[0].status == Status.KEY_ENOENT
+
+
+def test_a_wakeup_is_bounded_and_the_rest_is_kept() -> None:
+    session = new_session()
+    data = request(Opcode.NOOP) * (REQUESTS_PER_WAKEUP_MAX + 5)
+    assert session.receive(data, NOW)
+    assert len(session.take_output()) == 24 * REQUESTS_PER_WAKEUP_MAX
+    assert not session.receive(b"", NOW)
+    assert len(session.take_output()) == 24 * 5
+
+
+def test_too_many_waiting_replies_stop_the_reading() -> None:
+    session = new_session()
+    one = put(b"k", b"v", framing=durable(2))
+    for _ in range(DEFERRED_MAX // 500):
+        session.receive(one * 500, NOW)
+    assert session.is_clogged
+    session.receive(one, NOW)
+    assert session.pending_bytes == len(one)
+
+
+def test_without_a_login_only_session_commands_are_answered() -> None:
+    host = HostDouble()
+    host.users.is_empty = False
+    session = new_session(host, is_selected=False)
+    statuses = [
+        ask(session, data)[0].status
+        for data in (get(b"k"), request(Opcode.STAT), request(Opcode.NOOP))
+    ]
+    assert statuses == [Status.EACCESS, Status.EACCESS, 0]
+
+
+def test_a_long_value_in_many_pieces_is_joined_once() -> None:
+    session = new_session()
+    data = put(b"k", b"x" * 1_000_000)
+    for at in range(0, len(data) - 10, 50_000):
+        session.receive(data[at : at + 50_000], NOW)
+    assert len(session.take_output()) == 24
+    assert session.pending_bytes == 0
