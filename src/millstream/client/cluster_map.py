@@ -29,7 +29,8 @@ class ClusterMap(NamedTuple):
     """Owners of the partitions of one bucket.
 
     `owners[partition_id]` is an index into `nodes`, -1 where nobody serves the partition.
-    `services` are the first node's other ports by name.
+    `services` are the first node's other ports by name. `bucket_uuid` tells a bucket from an
+    earlier one of the same name.
     """
 
     epoch: int
@@ -37,6 +38,7 @@ class ClusterMap(NamedTuple):
     nodes: tuple[NodeAddress, ...]
     owners: tuple[int, ...]
     services: dict[str, int]
+    bucket_uuid: str = ""
 
     @property
     def partition_count(self) -> int:
@@ -61,6 +63,7 @@ class _ServerMap(msgspec.Struct):
 
 class _Config(msgspec.Struct):
     rev: int = 0
+    uuid: str = ""
     revEpoch: int = 0
     nodesExt: list[_Node] = []
     vBucketServerMap: _ServerMap = msgspec.field(default_factory=_ServerMap)
@@ -93,7 +96,8 @@ def cluster_map_from(config: bytes, *, host: str, port: int) -> ClusterMap:
     owners = tuple(row[0] if row else -1 for row in parsed.vBucketServerMap.vBucketMap)
     if not nodes or not owners or max(owners) >= len(nodes):
         raise RemoteProtocolError(f"{host} sent a map without nodes or owners", code="bad_map")
-    return ClusterMap(parsed.revEpoch, parsed.rev, nodes, owners, parsed.nodesExt[0].services)
+    services = parsed.nodesExt[0].services
+    return ClusterMap(parsed.revEpoch, parsed.rev, nodes, owners, services, parsed.uuid)
 
 
 def _host(named: str, connected: str) -> str:
