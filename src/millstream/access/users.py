@@ -4,7 +4,8 @@ Invariants:
 1. users.json is replaced atomically and durably, mode 0600; a change counts once it is written.
 2. PLAIN and HTTP Basic are checked against the same verifier as SCRAM.
 3. An unknown name costs as long as a known one, and shows a salt that stays the same.
-4. A remembered check is forgotten after `REMEMBERED_SECONDS`, and at once when the user changes.
+4. Once there are users, one of them is an administrator.
+5. A remembered check is forgotten after `REMEMBERED_SECONDS`, and at once when the user changes.
 
 Elsewhere: records (`access.records`), the exchange (`access.scram_server`). A check may run in
 any thread; changes are made by one thread at a time.
@@ -36,7 +37,13 @@ from millstream.access.records import (
 )
 from millstream.access.scram import HASHES, MECHANISMS, decoded, derive_keys, encoded, prepared
 from millstream.access.scram_server import ScramServer
-from millstream.errors import AccessError, CorruptionError, MillstreamError, UsageError
+from millstream.errors import (
+    AccessError,
+    ConditionError,
+    CorruptionError,
+    MillstreamError,
+    UsageError,
+)
 from millstream.runtime.files import write_atomically
 
 __all__ = [
@@ -104,6 +111,7 @@ class UserStore:
         Raises:
             UsageError: `bad_user_name`, `bad_password`, `bad_role`, `too_many_users`.
             AccessError: `bad_characters`.
+            ConditionError: `last_admin`, nobody could administer the node any more.
         """
         name = checked_name(name)
         if len(password.encode()) > PASSWORD_BYTES_MAX:
@@ -128,7 +136,11 @@ class UserStore:
             self.put(name, password, (ADMIN,))
 
     def delete(self, name: str) -> bool:
-        """Remove a user, durably; False if there is none of this name."""
+        """Remove a user, durably; False if there is none of this name.
+
+        Raises:
+            ConditionError: `last_admin`.
+        """
         if name not in self._users:
             return False
         self._replace({other: user for other, user in self._users.items() if other != name})
@@ -194,6 +206,10 @@ class UserStore:
             self._remembered[fingerprint] = (user, self._now() + REMEMBERED_SECONDS)
 
     def _replace(self, users: dict[str, User]) -> None:
+        if not any(user.is_admin for user in users.values()):
+            raise ConditionError(
+                "one user must be an administrator; create another one first", code="last_admin"
+            )
         if self._path is not None:
             content = {
                 "format": _FORMAT,

@@ -4,7 +4,7 @@ import stat
 import pytest
 
 from millstream.access.users import REMEMBERED_MAX, UserStore
-from millstream.errors import AccessError, CorruptionError, UsageError
+from millstream.errors import AccessError, ConditionError, CorruptionError, UsageError
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +40,7 @@ def test_a_remembered_check_ends_with_time_and_with_the_user():
     now = [0.0]
     store = UserStore(now=lambda: now[0])
     store.put("ada", "secret")
+    store.put("root", "x")
     first = store.check_password("ada", "secret")
     assert store._recall(next(iter(store._remembered))) is first
     now[0] = 61.0
@@ -101,6 +102,20 @@ def test_bad_names(name):
 def test_bad_roles(role):
     with pytest.raises(UsageError, match="role"):
         UserStore().put("ada", "x", [role])
+
+
+def test_the_last_administrator_stays():
+    store = UserStore()
+    with pytest.raises(ConditionError):
+        store.put("bob", "x", ["read:*"])
+    assert store.is_empty
+    store.put("ada", "x")
+    store.put("bob", "x", ["read:*"])
+    with pytest.raises(ConditionError):
+        store.delete("ada")
+    with pytest.raises(ConditionError):
+        store.put("ada", "x", ["read:*"])
+    assert store.get("ada").is_admin
 
 
 def test_empty_password_and_unknown_mechanism():

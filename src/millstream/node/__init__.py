@@ -1,0 +1,1 @@
+"""A node: settings, the engine with all it owns, the supervisor, and the embedded forms."""

@@ -1,0 +1,321 @@
+"""The settings of a node: what `millstream serve` accepts, from where, and what is refused.
+
+Invariants:
+1. Command line over environment (`MILLSTREAM_SERVE_<OPTION>`) over `--config` file over default.
+2. All three use the same names and the same text forms; an unknown name is refused.
+3. A listener beyond loopback needs users and TLS (`--insecure-plaintext` lets TLS go); the plain
+   memcached listener never leaves loopback.
+
+Elsewhere: opening the listeners (`node.engine`), the options as shown by help (`cli.serve`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from millstream.errors import UsageError
+from millstream.node.bucket_names import checked_bucket_name, checked_partition_count
+from millstream.runtime.logs import LEVELS
+
+__all__ = [
+    "DEFAULT_DATA",
+    "FLUSH_INTERVAL_MS",
+    "FLUSH_INTERVAL_MS_MAX",
+    "LISTENERS",
+    "Address",
+    "BucketSpec",
+    "Credential",
+    "Settings",
+    "load_settings",
+    "refuse_exposure",
+]
+
+DEFAULT_DATA: Final = "millstream-data"
+FLUSH_INTERVAL_MS: Final = 20
+"""How long a write acknowledged from memory may wait for its group commit."""
+FLUSH_INTERVAL_MS_MAX: Final = 600_000
+ENVIRONMENT_PREFIX: Final = "MILLSTREAM_SERVE_"
+LOGIN_VARIABLE_PREFIX: Final = "MILLSTREAM_PASSWORD_"
+_ROLES: Final = ("data", "index", "coord")
+
+
+class Address(NamedTuple):
+    """Where a listener is."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def is_wildcard(self) -> bool:
+        """Whether it means all of the machine's addresses."""
+        return self.host in ("0.0.0.0", "::", "")
+
+
+class BucketSpec(NamedTuple):
+    """A bucket that must exist after the start; partitions None: 64 if it is created."""
+
+    name: str
+    partitions: int | None = None
+
+
+class Credential(NamedTuple):
+    """An administrator that must exist after the start."""
+
+    name: str
+    password: str
+
+
+LISTENERS: Final[Mapping[str, Address]] = {
+    "kv": Address("127.0.0.1", 11210),
+    "memcached": Address("127.0.0.1", 11211),
+    "http": Address("127.0.0.1", 5984),
+    "coord": Address("127.0.0.1", 7379),
+    "ninep": Address("127.0.0.1", 5640),
+    "peer": Address("127.0.0.1", 7380),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """Everything one node is told; a listener that is None stays closed."""
+
+    data: str = DEFAULT_DATA
+    kv: Address | None = LISTENERS["kv"]
+    memcached: Address | None = LISTENERS["memcached"]
+    http: Address | None = LISTENERS["http"]
+    coord: Address | None = LISTENERS["coord"]
+    ninep: Address | None = LISTENERS["ninep"]
+    peer: Address | None = LISTENERS["peer"]
+    advertise: str | None = None
+    join: Address | None = None
+    buckets: tuple[BucketSpec, ...] = ()
+    users: tuple[Credential, ...] = ()
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_ca: str | None = None
+    roles: tuple[str, ...] = _ROLES
+    flush_interval_ms: int = FLUSH_INTERVAL_MS
+    log_level: str = "info"
+    log_json: bool = False
+    insecure_plaintext: bool = False
+
+    @property
+    def advertised_host(self) -> str:
+        """The host that clients are told to connect to."""
+        return self.advertise or (self.kv.host if self.kv is not None else "127.0.0.1")
+
+
+def _bad(option: str, value: object, wanted: str) -> UsageError:
+    return UsageError(f"--{option} {value}: {wanted}", code="bad_option")
+
+
+def _text(option: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise _bad(option, value, "some text is wanted")
+    return value
+
+
+def _flag(option: str, value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if value in ("1", "true", "yes"):
+        return True
+    if value in ("0", "false", "no", ""):
+        return False
+    raise _bad(option, value, "true or false is wanted")
+
+
+def _address(option: str, value: object) -> Address:
+    host, colon, port = str(value).rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise _bad(option, value, "HOST:PORT is wanted, with PORT 0 to 65535")
+    return Address(host, int(port))
+
+
+def _listener(option: str, value: object) -> Address | None:
+    return None if value is False else _address(option, value)
+
+
+def _list(value: object) -> list[object]:
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else [value]
+
+
+def _buckets(option: str, value: object) -> tuple[BucketSpec, ...]:
+    specs: dict[str, BucketSpec] = {}
+    for item in _list(value):
+        name, colon, partitions = _text(option, item).partition(":")
+        if colon and not partitions.isdecimal():
+            raise _bad(option, item, "NAME or NAME:PARTITIONS is wanted")
+        count = checked_partition_count(int(partitions)) if colon else None
+        specs[name] = BucketSpec(checked_bucket_name(name), count)
+    return tuple(specs.values())
+
+
+def _roles(option: str, value: object) -> tuple[str, ...]:
+    roles = tuple(str(role) for role in _list(value))
+    if set(roles) - set(_ROLES) or "data" not in roles:
+        raise _bad(option, ",".join(roles), f"roles are {', '.join(_ROLES)}; data must be there")
+    return roles
+
+
+def _flush_interval(option: str, value: object) -> int:
+    text = str(value)
+    if isinstance(value, bool) or not text.isdecimal() or int(text) > FLUSH_INTERVAL_MS_MAX:
+        raise _bad(option, value, f"0 to {FLUSH_INTERVAL_MS_MAX} milliseconds are wanted")
+    return int(text)
+
+
+def _log_level(option: str, value: object) -> str:
+    if value not in LEVELS:
+        raise _bad(option, value, f"levels are {', '.join(LEVELS)}")
+    return str(value)
+
+
+_Parser = Callable[[str, object], Any]
+_OPTIONS: Final[Mapping[str, tuple[str, _Parser]]] = {
+    "data": ("data", _text),
+    **{name: (name, _listener) for name in LISTENERS},
+    "advertise": ("advertise", _text),
+    "join": ("join", _address),
+    "bucket": ("buckets", _buckets),
+    "user": ("users", lambda _, value: _list(value)),
+    "tls-cert": ("tls_cert", _text),
+    "tls-key": ("tls_key", _text),
+    "tls-ca": ("tls_ca", _text),
+    "roles": ("roles", _roles),
+    "flush-interval": ("flush_interval_ms", _flush_interval),
+    "log-level": ("log_level", _log_level),
+    "log-json": ("log_json", _flag),
+    "insecure-plaintext": ("insecure_plaintext", _flag),
+}
+
+
+def load_settings(given: Mapping[str, object], environment: Mapping[str, str]) -> Settings:
+    """Put settings together and check them.
+
+    Args:
+        given: option name -> value from the command line, only what was written there; a closed
+            listener is False (or `no-NAME` true); `config` names a TOML file.
+        environment: the environment variables.
+
+    Raises:
+        UsageError: `bad_option`, `unknown_option`, `bad_config`, `bad_bucket_name`,
+            `bad_partitions`, `missing_password`.
+    """
+    from_environment: dict[str, object] = {
+        name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("_", "-"): value
+        for name, value in environment.items()
+        if name.startswith(ENVIRONMENT_PREFIX)
+    }
+    config = given.get("config") or from_environment.get("config")
+    from_file = _read_config(_text("config", config)) if config else {}
+    raw: dict[str, object] = {}
+    for source, values in (
+        ("the config file", from_file),
+        ("the environment", from_environment),
+        ("the command line", given),
+    ):
+        raw.update(_closed_listeners(values))
+        _refuse_unknown(raw, source)
+    fields = {
+        field: parser(name, raw[name]) for name, (field, parser) in _OPTIONS.items() if name in raw
+    }
+    if "users" in fields:
+        fields["users"] = _credentials(fields["users"], environment)
+    return _checked(Settings(**fields))
+
+
+def refuse_exposure(settings: Settings, *, has_users: bool) -> None:
+    """Refuse listeners that would lie open to the network.
+
+    Raises:
+        UsageError: `exposed_listener`.
+    """
+    for name in LISTENERS:
+        address: Address | None = getattr(settings, name)
+        if address is None or address.is_loopback:
+            continue
+        missing = ""
+        if name == "memcached":
+            missing = "has no log-in, so it listens on loopback only; give --no-memcached"
+        elif not has_users:
+            missing = "needs users beyond loopback; create one with --user NAME:PASSWORD"
+        elif settings.tls_cert is None and not settings.insecure_plaintext:
+            missing = "needs TLS beyond loopback; give --tls-cert, or --insecure-plaintext"
+        if missing:
+            raise UsageError(f"--{name} {address} {missing}", code="exposed_listener")
+
+
+def _read_config(path: str) -> dict[str, object]:
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"--config {path}: {error}", code="bad_config") from error
+
+
+def _closed_listeners(values: Mapping[str, object]) -> dict[str, object]:
+    """Turn `no-kv = true` into `kv = false`."""
+    raw = {name: value for name, value in values.items() if name != "config"}
+    for name in LISTENERS:
+        if raw.get(name) == "false":
+            raw[name] = False
+        if f"no-{name}" in raw and _flag(f"no-{name}", raw.pop(f"no-{name}")):
+            raw[name] = False
+    return raw
+
+
+def _refuse_unknown(raw: Mapping[str, object], source: str) -> None:
+    for name in raw:
+        if name not in _OPTIONS:
+            near = difflib.get_close_matches(name, _OPTIONS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UsageError(f"unknown option {name!r} in {source}{hint}", code="unknown_option")
+
+
+def _credentials(items: list[object], environment: Mapping[str, str]) -> tuple[Credential, ...]:
+    credentials = []
+    for item in items:
+        name, colon, password = _text("user", item).partition(":")
+        if not colon:
+            password = environment.get(LOGIN_VARIABLE_PREFIX + name, "")
+        if not name or not password:
+            raise UsageError(
+                f"--user {name}: no password; write NAME:PASSWORD, or set "
+                f"{LOGIN_VARIABLE_PREFIX}{name}",
+                code="missing_password",
+            )
+        credentials.append(Credential(name, password))
+    return tuple(credentials)
+
+
+def _checked(settings: Settings) -> Settings:
+    if settings.tls_key is not None and settings.tls_cert is None:
+        raise UsageError("--tls-key needs --tls-cert", code="bad_option")
+    if settings.kv is not None and settings.kv.is_wildcard and settings.advertise is None:
+        raise UsageError(
+            f"--kv {settings.kv}: give --advertise HOST, the name clients are told to connect to",
+            code="bad_option",
+        )
+    return settings

@@ -1,0 +1,164 @@
+import dataclasses
+
+import msgspec
+import pytest
+
+from millstream.errors import UsageError
+from millstream.node.settings import (
+    LISTENERS,
+    Address,
+    BucketSpec,
+    Credential,
+    Settings,
+    load_settings,
+    refuse_exposure,
+)
+
+
+def load(environment=None, **given):
+    named = {name.replace("_", "-"): value for name, value in given.items()}
+    return load_settings(named, environment or {})
+
+
+def test_defaults_are_the_contract():
+    settings = load()
+    assert settings == Settings()
+    assert str(settings.kv) == "127.0.0.1:11210"
+    assert str(settings.memcached) == "127.0.0.1:11211"
+    assert str(settings.http) == "127.0.0.1:5984"
+    assert str(settings.coord) == "127.0.0.1:7379"
+    assert str(settings.ninep) == "127.0.0.1:5640"
+    assert str(settings.peer) == "127.0.0.1:7380"
+
+
+def test_everything_at_once():
+    settings = load(
+        data="d",
+        kv="[::1]:0",
+        no_memcached=True,
+        http="localhost:80",
+        bucket=["a:16", "b"],
+        user=["ada:se:cret"],
+        roles="data,index",
+        flush_interval=5,
+        join="other:7380",
+        tls_cert="c",
+        tls_key="k",
+        tls_ca="ca",
+        advertise="here",
+        log_level="debug",
+        log_json=True,
+        insecure_plaintext=True,
+        **{"no-peer": True},
+    )
+    assert settings.kv == Address("::1", 0)
+    assert str(settings.kv) == "[::1]:0"
+    assert settings.memcached is None
+    assert settings.peer is None
+    assert settings.buckets == (BucketSpec("a", 16), BucketSpec("b"))
+    assert settings.users == (Credential("ada", "se:cret"),)
+    assert settings.flush_interval_ms == 5
+    assert settings.join == Address("other", 7380)
+    assert settings.advertised_host == "here"
+
+
+def test_the_line_wins_over_the_environment_and_that_over_the_file(tmp_path):
+    config = tmp_path / "node.toml"
+    config.write_text(
+        'kv = "127.0.0.1:1"\nhttp = "127.0.0.1:1"\nno-memcached = true\npeer = false\n'
+        'bucket = ["a", "b:8"]\nflush-interval = 7\nlog-json = true\n'
+    )
+    environment = {
+        "MILLSTREAM_SERVE_HTTP": "127.0.0.1:2",
+        "MILLSTREAM_SERVE_MEMCACHED": "127.0.0.1:2",
+        "MILLSTREAM_SERVE_CONFIG": str(config),
+        "MILLSTREAM_SERVE_LOG_JSON": "0",
+        "MILLSTREAM_SERVE_NO_COORD": "1",
+        "UNRELATED": "x",
+    }
+    settings = load(environment, memcached="127.0.0.1:3")
+    assert settings.kv.port == 1
+    assert settings.http.port == 2
+    assert settings.memcached.port == 3
+    assert settings.peer is None
+    assert settings.coord is None
+    assert settings.buckets == (BucketSpec("a"), BucketSpec("b", 8))
+    assert settings.flush_interval_ms == 7
+    assert settings.log_json is False
+
+
+def test_a_password_may_come_from_the_environment():
+    settings = load({"MILLSTREAM_PASSWORD_ada": "secret"}, user=["ada"])
+    assert settings.users == (Credential("ada", "secret"),)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"kv": "11210"}, "HOST:PORT"),
+        ({"kv": ":11210"}, "HOST:PORT"),
+        ({"http": "h:99999"}, "HOST:PORT"),
+        ({"join": "x"}, "HOST:PORT"),
+        ({"bucket": ["a:x"]}, "NAME:PARTITIONS"),
+        ({"bucket": ["a:3"]}, "power of two"),
+        ({"bucket": ["_a"]}, "bucket name"),
+        ({"user": ["ada"]}, "MILLSTREAM_PASSWORD_ada"),
+        ({"user": [":x"]}, "no password"),
+        ({"roles": ["index"]}, "data must be there"),
+        ({"roles": "data,cook"}, "roles are"),
+        ({"flush-interval": "soon"}, "milliseconds"),
+        ({"flush-interval": -1}, "milliseconds"),
+        ({"log-level": "loud"}, "levels are"),
+        ({"log-json": "perhaps"}, "true or false"),
+        ({"data": ""}, "some text"),
+        ({"tls-key": "k"}, "--tls-cert"),
+        ({"kv": "0.0.0.0:0"}, "--advertise"),
+        ({"config": "/does/not/exist"}, "config"),
+        ({"bukket": "x"}, "did you mean 'bucket'"),
+    ],
+)
+def test_invalid_options_say_what_is_wanted(given, words):
+    with pytest.raises(UsageError, match=words):
+        load_settings(given, {})
+
+
+@pytest.mark.parametrize("text", ["kv = ", "kvv = 1", "\xff"])
+def test_a_bad_file_is_refused(tmp_path, text):
+    config = tmp_path / "c.toml"
+    config.write_bytes(text.encode("latin-1"))
+    with pytest.raises(UsageError):
+        load(config=str(config))
+
+
+def exposed(**fields):
+    closed = dict.fromkeys(LISTENERS)
+    return Settings(**{**closed, **fields})
+
+
+def test_loopback_needs_nothing():
+    for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost"):
+        refuse_exposure(exposed(kv=Address(host, 1)), has_users=False)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1", "db.example"])
+@pytest.mark.parametrize("listener", ["kv", "http", "coord", "ninep", "peer"])
+def test_beyond_loopback_users_and_tls_are_wanted(host, listener):
+    settings = exposed(**{listener: Address(host, 1)})
+    with pytest.raises(UsageError, match="needs users"):
+        refuse_exposure(settings, has_users=False)
+    with pytest.raises(UsageError, match="needs TLS"):
+        refuse_exposure(settings, has_users=True)
+    refuse_exposure(dataclasses.replace(settings, tls_cert="c"), has_users=True)
+    refuse_exposure(dataclasses.replace(settings, insecure_plaintext=True), has_users=True)
+
+
+def test_memcached_never_leaves_loopback():
+    settings = exposed(memcached=Address("0.0.0.0", 1), tls_cert="c", insecure_plaintext=True)
+    with pytest.raises(UsageError, match="loopback only"):
+        refuse_exposure(settings, has_users=True)
+
+
+def test_settings_survive_the_way_to_the_engine():
+    settings = load(bucket=["a:8"], user=["ada:x"], no_kv=True)
+    again = msgspec.json.decode(msgspec.json.encode(settings), type=Settings)
+    assert again == settings
