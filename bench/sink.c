@@ -211,7 +211,7 @@ int main(int argc, char **argv)
 {
     parse_options(argc, argv);
     int fd = open_socket(options.host, options.port);
-    enter_bucket(fd, options.bucket, options.foreign ? 0 : 0xff00);
+    enter_bucket(fd, options.bucket, !options.foreign);
     unsigned partitions = open_producer(fd);
     uint64_t started_ns = now_ns();
     double before = cpu_s();

@@ -149,17 +149,12 @@ static inline size_t ask(int fd, uint8_t opcode, const void *extras, size_t extr
     return body - before;
 }
 
-/* HELLO (select bucket, alternative requests, JSON, and `extra_feature` unless 0), SELECT_BUCKET. */
-static inline void enter_bucket(int fd, const char *bucket, uint16_t extra_feature)
+/* HELLO and SELECT_BUCKET. As one of ours (JSON datatype, our extensions) or as a stranger. */
+static inline void enter_bucket(int fd, const char *bucket, int is_ours)
 {
-    uint8_t features[10];
-    uint8_t reply[256];
-    put16(features, 0x08);
-    put16(features + 2, 0x10);
-    put16(features + 4, 0x0b);
-    put16(features + 6, 0x11);
-    put16(features + 8, extra_feature);
-    ask(fd, 0x1f, NULL, 0, "bench", 5, features, extra_feature ? 10 : 8, reply, sizeof reply);
+    static const uint8_t features[] = {0, 0x08, 0, 0x10, 0, 0x0b, 0xff, 0};
+    uint8_t reply[64];
+    ask(fd, 0x1f, NULL, 0, "bench", 5, features, is_ours ? 8 : 4, reply, sizeof reply);
     ask(fd, 0x89, NULL, 0, bucket, strlen(bucket), NULL, 0, NULL, 0);
 }
 

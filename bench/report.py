@@ -1,0 +1,145 @@
+"""Writes docs/benchmarks.md from the figures of the last run, kept in bench/latest.json.
+
+The hand-written part is `_INTRODUCTION`; everything below it comes from the figures.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+Figures = dict[str, Any]
+ROOT = Path(__file__).resolve().parent.parent
+LATEST = ROOT / "bench" / "latest.json"
+PAGE = ROOT / "docs" / "benchmarks.md"
+
+_INTRODUCTION = """\
+# Benchmarks
+
+`make bench` measures a node beside Debian's memcached on the machine at hand and writes this page.
+Machines differ and shared ones are noisy, so what counts here is ratios, not absolute times.
+
+How it is measured:
+
+- **Requests**: a compiled load generator (`bench/loadgen.c`) in a closed loop, requests built
+  before the clock starts, replies checked. The cost is the server's processor time per operation,
+  user and system of all its processes, threads that write the log included, until the node is idle
+  again after the last reply. Node and memcached (`-t 1 -R 200`: one worker, and no yielding after
+  20 requests, which would flatter us) take turns on one processor under the same load; a ratio is
+  memcached's cost divided by ours, so **1 means equal and more means cheaper than memcached**.
+  The median of the rounds is shown, smallest and largest behind it.
+- **Streams**: a compiled sink (`bench/sink.c`) opens one connection, streams every partition of
+  the bucket from 0 to its present end, checks the order, and acknowledges as flow control asks.
+  First from a node that has just taken the writes, then from the log after a restart.
+- **Spark**: a batch read of a whole bucket through `format("millstream")` into Spark's `noop`
+  sink, all columns, node and Spark on the same processors. The first read (Python workers and the JVM
+  start) is shown apart; then one warm-up, and the best of three.
+- **Yardstick**: a fixed loop of pure Python, before and after. Where the two differ much, the
+  machine changed its speed under the benchmark.
+
+A node does more per write than memcached: it gives the change a sequence number, keeps it in the
+stream, and writes it to a log on disk. The floors are what this project promises itself; `make
+bench` fails when one is not reached.
+"""
+
+_LOADS = {
+    "get": "GET, 50 connections, one request at a time",
+    "set": "SET, 50 connections, one request at a time",
+    "get_x100": "GET, 10 connections, batches of 100",
+    "set_x100": "SET, 10 connections, batches of 100",
+}
+_PORTS = ("memcached", "memcached port", "kv port")
+
+
+def load() -> Figures:
+    """Return the figures of the last run; empty if there was none."""
+    return dict(json.loads(LATEST.read_text())) if LATEST.exists() else {}
+
+
+def save(results: Figures, judged: Sequence[tuple[str, float, float]]) -> None:
+    """Keep the figures and write the page."""
+    LATEST.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+    PAGE.write_text("\n".join([_INTRODUCTION, *_page(results, judged)]) + "\n")
+
+
+def _page(results: Figures, judged: Sequence[tuple[str, float, float]]) -> Iterator[str]:
+    machine = results["machine"]
+    before, after = results["yardstick_s"]
+    yield "## Last run"
+    yield ""
+    yield (
+        f"`{results['command']}`, {results['date']}, {machine['processors']} processors "
+        f"({machine['processor']}), {machine['memory_gib']} GiB, {machine['system']}, "
+        f"Python {machine['python']}. Yardstick {before * 1000:.0f} ms before, "
+        f"{after * 1000:.0f} ms after."
+    )
+    yield ""
+    yield from _floors(judged)
+    if "kv" in results:
+        yield from _requests(results["kv"])
+    if "streams" in results:
+        yield from _streams(results["streams"])
+    if "spark" in results:
+        yield from _spark(results["spark"])
+
+
+def _floors(judged: Sequence[tuple[str, float, float]]) -> Iterator[str]:
+    yield "| floor | wanted | measured | |"
+    yield "| --- | --- | --- | --- |"
+    for name, figure, floor in judged:
+        verdict = "reached" if figure >= floor else "**not reached**"
+        yield f"| {name} | {_number(floor)} | {_number(figure)} | {verdict} |"
+    yield ""
+
+
+def _requests(kv: Figures) -> Iterator[str]:
+    yield f"Values of {256} bytes, 100,000 keys, random."
+    yield ""
+    yield "| load | server | ratio (min to max) | processor us/op | op/s | p50 us | p99 us |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    for load_name, title in _LOADS.items():
+        for port in _PORTS:
+            if port not in kv.get(load_name, {}):
+                continue
+            row = kv[load_name][port]
+            ratio = (
+                f"{row['ratio']:.2f} ({row['ratio_min']:.2f} to {row['ratio_max']:.2f})"
+                if "ratio" in row
+                else ""
+            )
+            server = port if port == "memcached" else f"node, {port}"
+            yield (
+                f"| {title} | {server} | {ratio} | {row['us']:.2f} | "
+                f"{row['operations_per_s']:,.0f} | {row['p50_us']:.0f} | {row['p99_us']:.0f} |"
+            )
+    yield ""
+    yield "Latencies of batches are those of the whole batch."
+    yield ""
+
+
+def _streams(streams: Figures) -> Iterator[str]:
+    yield f"Streams of {streams['items']:,} documents, one connection, 64 partitions:"
+    yield ""
+    yield "| source | items/s | MB/s | server processor us/item | first pass items/s |"
+    yield "| --- | --- | --- | --- | --- |"
+    for source in ("memory", "log"):
+        row = streams[source]
+        yield (
+            f"| {source} | {row['items_per_s']:,.0f} | {row['bytes_per_s'] / 1e6:,.0f} | "
+            f"{row['us_per_item']:.2f} | {row['first_items_per_s']:,.0f} |"
+        )
+    yield ""
+
+
+def _spark(spark: Figures) -> Iterator[str]:
+    yield f"Batch reads of {spark['rows']:,} rows into Spark:"
+    yield ""
+    yield "| read | rows/s |"
+    yield "| --- | --- |"
+    yield f"| first, everything cold | {spark['first_rows_per_s']:,.0f} |"
+    yield f"| warm, best of three | {spark['best_rows_per_s']:,.0f} |"
+    yield ""
+
+
+def _number(figure: float) -> str:
+    return f"{figure:,.2f}" if figure < 100 else f"{figure:,.0f}"

@@ -1,0 +1,263 @@
+"""`make bench`: measures a node beside Debian's memcached and writes docs/benchmarks.md.
+
+How it measures:
+1. Processor time of the server per operation, not wall time; the same compiled generator, the same
+   requests and the same processor for both servers, in alternating rounds; the median of the
+   rounds' ratios. What a node leaves to do after the last reply (log, by-id map) is counted.
+2. A fixed loop of pure Python before and after tells how fast the machine was.
+3. Streams are read by a compiled sink in wall time; Spark and the node share the processors.
+
+Elsewhere: what is printed (report.py), the servers (servers.py), the Spark job (spark_rows.py).
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import report
+from servers import HERE, Memcached, Node, Server, build_programs, run_program
+
+Figures = dict[str, Any]
+PARTITIONS = 64
+KEYS = 100_000
+VALUE_BYTES = 256
+KV_LOADS = {  # name: (operation, connections, requests per batch)
+    "get": ("get", 50, 1),
+    "set": ("set", 50, 1),
+    "get_x100": ("get", 10, 100),
+    "set_x100": ("set", 10, 100),
+}
+FLOORS = {
+    "get": 0.6,
+    "set": 0.45,
+    "stream_memory_items_per_s": 1_000_000,
+    "stream_log_items_per_s": 1_000_000,
+    "spark_rows_per_s": 200_000,
+}
+
+
+def yardstick_s() -> float:
+    """Time a fixed loop of pure Python; best of five, in seconds."""
+
+    def once() -> float:
+        started = time.process_time()
+        table: dict[int, int] = {}
+        for number in range(300_000):
+            table[number & 1023] = table.get(number & 1023, 0) + number
+        return time.process_time() - started
+
+    return min(once() for _ in range(5))
+
+
+def cost_of(server: Server, arguments: list[object]) -> Figures:
+    """Run the generator once; return its figures with the server's microseconds per operation."""
+    server.settle()
+    before = server.cpu_s()
+    figures = run_program("loadgen", *arguments)
+    at_end = server.cpu_s()
+    server.settle()
+    spent, operations = server.cpu_s() - before, figures["operations"]
+    return {
+        "us": spent / operations * 1e6,
+        "us_to_last_reply": (at_end - before) / operations * 1e6,
+        "busy": (at_end - before) / figures["seconds"],
+        "generator_busy": figures["generator_cpu_s"] / figures["seconds"],
+        **{k: figures[k] for k in ("operations_per_s", "p50_us", "p99_us")},
+    }
+
+
+def kv_targets(peer: Memcached | None, node: Node) -> dict[str, tuple[Server, list[object]]]:
+    """Return the ports to load: server, and the arguments that address it."""
+    plain: list[object] = ["-k", KEYS, "-v", VALUE_BYTES]
+    kv = [*plain, "-b", "default", "-p", PARTITIONS]
+    targets: dict[str, tuple[Server, list[object]]] = {
+        "memcached port": (node, [*plain, "127.0.0.1", node.memcached_port]),
+        "kv port": (node, [*kv, "127.0.0.1", node.kv_port]),
+    }
+    if peer is not None:
+        targets["memcached"] = (peer, [*plain, "127.0.0.1", peer.port])
+    return targets
+
+
+def measure_kv(directory: Path, rounds: int, seconds: float) -> Figures:
+    """Measure GET and SET on memcached and on both ports of a node, in alternating rounds."""
+    runs: dict[str, dict[str, list[Figures]]] = {}
+    peer = Memcached(directory) if Memcached.is_installed() else None
+    if peer is not None:
+        peer.start()
+    try:
+        with Node(directory, "--bucket", f"default:{PARTITIONS}") as node:
+            targets = kv_targets(peer, node)
+            for _, where in targets.values():
+                run_program("loadgen", "-o", "fill", "-P", 100, *where)
+            for number in range(rounds):
+                for load, (operation, connections, depth) in KV_LOADS.items():
+                    say(f"kv round {number + 1} of {rounds}: {load}")
+                    how = ["-o", operation, "-c", connections, "-P", depth, "-s", seconds]
+                    names = list(targets)
+                    for name in names[number % len(names) :] + names[: number % len(names)]:
+                        server, where = targets[name]
+                        cost = cost_of(server, [*how, *where])
+                        runs.setdefault(load, {}).setdefault(name, []).append(cost)
+    finally:
+        if peer is not None:
+            peer.stop()
+    return {load: _summary(by_target) for load, by_target in runs.items()}
+
+
+def _summary(by_target: dict[str, list[Figures]]) -> Figures:
+    peer = by_target.get("memcached")
+    summary: Figures = {}
+    for name, costs in by_target.items():
+        middle = {key: statistics.median(cost[key] for cost in costs) for key in costs[0]}
+        if peer is not None:
+            ratios = [theirs["us"] / ours["us"] for theirs, ours in zip(peer, costs, strict=True)]
+            middle["ratio"] = statistics.median(ratios)
+            middle["ratio_min"], middle["ratio_max"] = min(ratios), max(ratios)
+        summary[name] = middle
+    return summary
+
+
+def measure_streams(directory: Path, items: int, rounds: int) -> Figures:
+    """Measure items/s to the sink from memory, and after a restart from the log."""
+    node = Node(directory, "--bucket", f"default:{PARTITIONS}")
+    found: Figures = {"items": items}
+    for source in ("memory", "log"):
+        say(f"streams from {source}")
+        with node:
+            if source == "memory":
+                fill(node, items, seconds_free=0)
+            runs = [_sink_run(node, items) for _ in range(rounds)]
+        found[source] = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+        found[source]["first_items_per_s"] = runs[0]["items_per_s"]
+    return found
+
+
+def _sink_run(node: Node, items: int) -> Figures:
+    node.settle()
+    before = node.cpu_s()
+    figures = run_program("sink", "-b", "default", "127.0.0.1", node.kv_port)
+    if figures["items"] != items:
+        raise RuntimeError(f"the sink saw {figures['items']} of {items} items")
+    return {
+        "items_per_s": figures["items_per_s"],
+        "bytes_per_s": figures["bytes"] / figures["seconds"],
+        "us_per_item": (node.cpu_s() - before) / items * 1e6,
+        "sink_busy": figures["sink_cpu_s"] / figures["seconds"],
+    }
+
+
+def fill(node: Node, items: int, *, seconds_free: float) -> None:
+    """Write `items` JSON documents through the kv port and let the log catch up."""
+    run_program("loadgen", "-o", "fill", "-e", "-c", 10, "-P", 100, "-k", items, "-v", VALUE_BYTES,
+                "-b", "default", "-p", PARTITIONS, "127.0.0.1", node.kv_port)  # fmt: skip
+    node.settle()
+    time.sleep(seconds_free)
+
+
+def measure_spark(directory: Path, rows: int) -> Figures:
+    """Read a whole bucket into Spark, node and Spark sharing all processors."""
+    say(f"Spark reads {rows:,} rows")
+    with Node(directory, "--bucket", f"default:{PARTITIONS}", pinned=False) as node:
+        fill(node, rows, seconds_free=0)
+        node.settle()
+        before = node.cpu_s()
+        done = subprocess.run(
+            [sys.executable, str(HERE / "spark_rows.py"), "--port", str(node.kv_port),
+             "--rows", str(rows)],
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+        figures: Figures = json.loads(done.stdout.splitlines()[-1])
+        figures["server_us_per_row"] = (node.cpu_s() - before) / figures["rows_read"] * 1e6
+    return figures
+
+
+def verdicts(results: Figures) -> list[tuple[str, float, float]]:
+    """Return (name, figure, floor) for every floor that was measured."""
+    found: list[tuple[str, float, float]] = []
+    for load in ("get", "set"):
+        for port, figures in results.get("kv", {}).get(load, {}).items():
+            if "ratio" in figures and port != "memcached":
+                found.append((f"{load} on the {port}", figures["ratio"], FLOORS[load]))
+    for source in ("memory", "log"):
+        if "streams" in results:
+            figure = results["streams"][source]["items_per_s"]
+            found.append(
+                (f"items/s from {source}", figure, FLOORS[f"stream_{source}_items_per_s"])
+            )
+    if "spark" in results:
+        found.append(("rows/s into Spark", results["spark"]["best_rows_per_s"],
+                      FLOORS["spark_rows_per_s"]))  # fmt: skip
+    return found
+
+
+def machine() -> Figures:
+    """Describe the machine."""
+    model = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    memory_kib = int(Path("/proc/meminfo").read_text().split()[1])
+    return {
+        "processor": model,
+        "processors": len(Path("/proc/stat").read_text().split("\ncpu")) - 1,
+        "memory_gib": round(memory_kib / 1048576),
+        "system": platform.platform(terse=True),
+        "python": platform.python_version(),
+    }
+
+
+def say(text: str) -> None:
+    """Tell what is being measured."""
+    print(f"-- {text}", file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    """Measure what was asked for; 1 if a floor is not reached."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=("kv", "streams", "spark"), action="append")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of the kv loads")
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of one kv load")
+    parser.add_argument("--items", type=int, default=1_000_000, help="documents streamed and read")
+    parser.add_argument("--no-report", action="store_true", help="leave docs/benchmarks.md alone")
+    options = parser.parse_args()
+    cases: dict[str, Callable[[Path], Figures]] = {
+        "kv": lambda at: measure_kv(at, options.rounds, options.seconds),
+        "streams": lambda at: measure_streams(at, options.items, 3),
+        "spark": lambda at: measure_spark(at, options.items),
+    }
+    build_programs()
+    results = report.load() if options.only else {}
+    before = yardstick_s()
+    for name, measure in cases.items():
+        if not options.only or name in options.only:
+            with tempfile.TemporaryDirectory(prefix="millstream-bench-") as directory:
+                results[name] = measure(Path(directory))
+    results["yardstick_s"] = [before, yardstick_s()]
+    results["machine"] = machine()
+    results["date"] = time.strftime("%Y-%m-%d", time.gmtime())
+    results["command"] = "make bench" + (f' ARGS="{" ".join(sys.argv[1:])}"' * (len(sys.argv) > 1))
+    judged = verdicts(results)
+    if not options.no_report:
+        report.save(results, judged)
+    print(json.dumps(results, indent=1))
+    for name, figure, floor in judged:
+        print(
+            f"{'ok    ' if figure >= floor else 'BELOW '} {name}: {figure:,.2f} (floor {floor:,})"
+        )
+    return int(any(figure < floor for _, figure, floor in judged))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""The servers a benchmark measures, and the C programs that load them.
+
+Invariants:
+1. Cost is processor time, user and system, of the server's whole process family.
+2. Server and load have a processor each where the machine has two.
+3. Every process started here is gone when the `with` block ends.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Self
+
+HERE = Path(__file__).parent
+BUILD = HERE / "build"
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+CPUS = sorted(os.sched_getaffinity(0))
+SERVER_CPUS = CPUS[-1:]
+LOAD_CPUS = CPUS[:-1] or CPUS
+READY_S = 60.0
+SETTLE_S = 20.0
+
+
+def build_programs() -> None:
+    """Compile the C programs that are older than their sources."""
+    BUILD.mkdir(exist_ok=True)
+    sources = [HERE / "wire.h", HERE / "loadgen.c", HERE / "sink.c"]
+    newest = max(source.stat().st_mtime for source in sources)
+    for name in ("loadgen", "sink"):
+        program = BUILD / name
+        if program.exists() and program.stat().st_mtime > newest:
+            continue
+        subprocess.run(
+            ["cc", "-O2", "-Wall", "-Wextra", "-std=gnu11", "-pthread",
+             "-o", str(program), str(HERE / f"{name}.c")],
+            check=True,
+        )  # fmt: skip
+
+
+def run_program(name: str, *arguments: object) -> dict[str, Any]:
+    """Run `loadgen` or `sink` beside the server and return the figures it prints.
+
+    Raises:
+        RuntimeError: it found replies out of order, errors or misses.
+    """
+    done = subprocess.run(
+        _on(LOAD_CPUS, [str(BUILD / name), *map(str, arguments)]),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{name} {arguments}: {done.stderr.strip() or done.stdout}")
+    figures: dict[str, Any] = json.loads(done.stdout)
+    wrong = {k: figures[k] for k in ("errors", "misses", "disorder") if figures.get(k)}
+    if wrong:
+        raise RuntimeError(f"{name} {arguments}: {wrong}")
+    return figures
+
+
+class Server:
+    """A process family whose processor time can be read."""
+
+    def __init__(self, command: list[str], log: Path, *, pinned: bool = True) -> None:
+        self.command, self.log, self.pinned = command, log, pinned
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start and wait until it serves."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                _on(SERVER_CPUS if self.pinned else CPUS, self.command),
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def stop(self) -> None:
+        """Stop cleanly; by force after a minute."""
+        process, self.process = self.process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def pids(self) -> list[int]:
+        """Return the process ids of the family."""
+        assert self.process is not None
+        found = [self.process.pid]
+        for pid in found:
+            for path in Path(f"/proc/{pid}/task").glob("*/children"):
+                found += [int(word) for word in path.read_text().split()]
+        return found
+
+    def cpu_s(self) -> float:
+        """Return user + system time of the family so far, in seconds (10 ms steps)."""
+        ticks = 0
+        for pid in self.pids():
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / TICKS_PER_S
+
+    def resident_bytes(self) -> int:
+        """Return the resident memory of the family."""
+        page = os.sysconf("SC_PAGE_SIZE")
+        return page * sum(
+            int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in self.pids()
+        )
+
+    def settle(self) -> None:
+        """Wait until work left behind (flushes, index updates) is done: 0.2 s nearly idle."""
+        until = time.monotonic() + SETTLE_S
+        before = self.cpu_s()
+        while time.monotonic() < until:
+            time.sleep(0.2)
+            after = self.cpu_s()
+            if after - before <= 0.01:
+                return
+            before = after
+
+
+class Memcached(Server):
+    """Debian's memcached with one worker thread and a raised request limit per event."""
+
+    def __init__(self, directory: Path) -> None:
+        self.port = _free_port()
+        command = ["memcached", "-l", "127.0.0.1", "-p", str(self.port), "-t", "1", "-R", "200",
+                   "-m", "2048", "-I", "4m"]  # fmt: skip
+        if os.geteuid() == 0:
+            command += ["-u", "nobody"]
+        super().__init__(command, directory / "memcached.log")
+
+    @staticmethod
+    def is_installed() -> bool:
+        """Whether there is a memcached to compare with."""
+        return shutil.which("memcached") is not None
+
+    def start(self) -> None:
+        super().start()
+        until = time.monotonic() + READY_S
+        while time.monotonic() < until:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                return
+            except ConnectionRefusedError:
+                time.sleep(0.05)
+        raise RuntimeError("memcached does not answer")
+
+
+class Node(Server):
+    """One Millstream node on free ports."""
+
+    def __init__(self, directory: Path, *options: str, pinned: bool = True) -> None:
+        command = [sys.executable, "-m", "millstream", "serve", "--data", str(directory / "data")]
+        for listener in ("kv", "memcached", "http", "coord", "ninep", "peer"):
+            command += [f"--{listener}", "127.0.0.1:0"]
+        super().__init__([*command, *options], directory / "node.log", pinned=pinned)
+        self.kv_port = self.memcached_port = 0
+
+    def start(self) -> None:
+        super().start()
+        assert self.process is not None
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the node did not start; see {self.log}:\n{self.log.read_text()}")
+        ready = json.loads(line)
+        self.kv_port = int(ready["kv"].rpartition(":")[2])
+        self.memcached_port = int(ready["memcached"].rpartition(":")[2])
+
+
+def _on(cpus: list[int], command: list[str]) -> list[str]:
+    return ["taskset", "-c", ",".join(map(str, cpus)), *command]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
