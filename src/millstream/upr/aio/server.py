@@ -1,0 +1,159 @@
+"""The shell of one producer connection: writes what the core produces, reads the log in threads.
+
+Invariants:
+1. One step of stream data per turn of the loop, none while the connection is paused.
+2. The log is read in worker threads only, a chunk ahead at most.
+3. After `close` nothing is written and nothing is held.
+
+Elsewhere: every decision (`upr.core.producer`), the socket and the opening of the stream (the kv
+port).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import Protocol
+
+from millstream.upr.core.producer import Producer
+from millstream.upr.core.source import BucketSource
+from millstream.upr.core.stream import Chunk, LogRead
+from millstream.wire.mcbp import Packet
+
+__all__ = ["StreamConnection", "StreamSession"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class StreamConnection(Protocol):
+    """The socket as a stream sees it."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the socket's send buffer is full."""
+
+    def write(self, data: bytes) -> None:
+        """Send bytes, in order with all other replies on the connection."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
+class StreamSession:
+    """The streams of one connection, from DCP_OPEN to its end. Made and called in the loop.
+
+    Args:
+        connection: to write to.
+        source: the bucket.
+        name: of the consumer, for logs and statistics.
+        flags: of DCP_OPEN, already checked.
+        is_extended: HELLO granted the feature of our own.
+        has_json: HELLO granted the JSON bit.
+    """
+
+    def __init__(
+        self,
+        connection: StreamConnection,
+        source: BucketSource,
+        name: str,
+        flags: int,
+        *,
+        is_extended: bool,
+        has_json: bool,
+    ) -> None:
+        self._connection = connection
+        self._source = source
+        self._name = name
+        self._producer = Producer(source, flags, is_extended=is_extended, has_json=has_json)
+        self._loop = asyncio.get_running_loop()
+        self._is_scheduled = False
+        self._is_closed = False
+        self._tick_ms = self._producer.tick_ms
+        self._timer = self._loop.call_later(self._tick_ms / 1000, self._tick)
+        source.subscribe(self._wake)
+
+    def on_packet(self, packet: Packet) -> None:
+        """Take a request of the stream protocol, or any response."""
+        if not self._is_closed:
+            self._producer.on_packet(packet)
+            self._answer()
+
+    def on_resume(self) -> None:
+        """The socket can take more."""
+        self._wake()
+
+    def statistics(self) -> list[tuple[str, str]]:
+        """Return what STAT `dcp` shows of this connection."""
+        prefix = f"eq_dcpq:{self._name}:"
+        return [(prefix + name, text) for name, text in self._producer.statistics()]
+
+    def close(self) -> None:
+        """Give everything up; harmless if done before."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._source.unsubscribe(self._wake)
+            self._timer.cancel()
+            self._producer.close()
+
+    # -- inside
+
+    def _wake(self) -> None:
+        """Send what there is, in the next turn of the loop."""
+        if not (self._is_scheduled or self._is_closed):
+            self._is_scheduled = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._is_scheduled = False
+        if self._is_closed or self._connection.is_paused:
+            return
+        data = self._producer.produce()
+        if data:
+            self._connection.write(data)
+        for read in self._producer.take_reads():
+            future = self._loop.run_in_executor(None, _next_chunk, read)
+            future.add_done_callback(partial(self._on_read, read))
+        if data is not None:
+            self._wake()
+
+    def _answer(self) -> None:
+        replies = self._producer.take_replies()
+        if replies:
+            self._connection.write(replies)
+        if self._producer.wants_close:
+            _LOG.warning("stream consumer %s is dead or broke the protocol: closed", self._name)
+            self.close()
+            self._connection.close()
+            return
+        if self._producer.tick_ms != self._tick_ms:
+            self._start_timer()
+        self._wake()
+
+    def _start_timer(self) -> None:
+        self._timer.cancel()
+        self._tick_ms = self._producer.tick_ms
+        self._timer = self._loop.call_later(self._tick_ms / 1000, self._tick)
+
+    def _tick(self) -> None:
+        self._producer.on_tick(int(self._loop.time() * 1000))
+        self._start_timer()
+        self._answer()
+
+    def _on_read(self, read: LogRead, future: asyncio.Future[Chunk | None]) -> None:
+        """A worker thread is done with one chunk."""
+        if self._is_closed or future.cancelled():
+            return
+        error = future.exception()
+        if error is None:
+            self._producer.on_chunk(read, future.result())
+        else:
+            partition_id = read.stream.partition_id
+            _LOG.error("cannot read partition %d for a stream", partition_id, exc_info=error)
+            self._producer.on_read_failed(read)
+        self._answer()
+
+
+def _next_chunk(read: LogRead) -> Chunk | None:
+    """Read on; in a worker thread."""
+    return next(read.chunks, None)

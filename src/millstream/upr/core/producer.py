@@ -1,0 +1,335 @@
+"""One producer connection without I/O: packets in, bytes to write out.
+
+    producer.on_packet(packet); write(producer.take_replies())
+    while (data := producer.produce()) is not None: write(data)   # yield to others in between
+    for read in producer.take_reads(): ...                        # in a thread, then on_chunk
+
+Invariants:
+1. Streams take turns in partition order; one step is a slice of at most `STREAM_STEP_ITEMS_MAX`
+   changes and `STREAM_STEP_BYTES_MAX` bytes, whichever is reached first, in one write.
+2. While `unacked >= window` no stream message is sent; the last one may overshoot. Replies and
+   no-ops are never counted and never wait.
+3. Every message of a stream carries the opaque of its request.
+4. At most `BACKFILLS_MAX` streams of a connection read the log at a time.
+5. One no-op is outstanding at most.
+
+Elsewhere: the judgement of requests (`upr.core.decision`), snapshots (`upr.core.stream`), sockets,
+threads and timers (`upr.aio.server`), OPEN (the kv port, which makes the producer).
+
+Source: UPR design paper, "How ep-engine sends snapshots to UPR clients"; the released protocol.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Mapping
+from struct import Struct
+from typing import Final
+
+from millstream.model.limits import STREAM_STEP_BYTES_MAX, STREAM_STEP_ITEMS_MAX
+from millstream.upr.core.control import Settings
+from millstream.upr.core.decision import RollbackError, decide
+from millstream.upr.core.messages import (
+    RefusedError,
+    decode_stream_request,
+    encode_failover_log,
+)
+from millstream.upr.core.profile import Profile
+from millstream.upr.core.source import BucketSource
+from millstream.upr.core.stream import Chunk, LogRead, Stream, StreamState
+from millstream.wire.mcbp import (
+    RESPONSE,
+    Opcode,
+    OpenFlag,
+    Packet,
+    Status,
+    StreamEndReason,
+    request,
+    response,
+)
+
+__all__ = ["BACKFILLS_MAX", "IDLE_MS_MAX", "STUCK_MS_MAX", "Producer"]
+
+BACKFILLS_MAX: Final = 4
+"""Streams of one connection that read the log at a time; each keeps at most two chunks."""
+IDLE_MS_MAX: Final = 360_000
+"""A peer that was asked for signs of life and gave none for so long is dead."""
+STUCK_MS_MAX: Final = 600_000
+"""A consumer that acknowledges nothing for so long while its window is full is cut off."""
+_TICK_MS_MAX: Final = 60_000
+_UNLIMITED: Final = 1 << 62
+_U32: Final = Struct(">I")
+_U64: Final = Struct(">Q")
+
+_PRODUCER_ONLY: Final = frozenset(
+    {
+        Opcode.DCP_STREAM_END,
+        Opcode.DCP_SNAPSHOT_MARKER,
+        Opcode.DCP_MUTATION,
+        Opcode.DCP_DELETION,
+        Opcode.DCP_EXPIRATION,
+        Opcode.DCP_SET_VBUCKET_STATE,
+        Opcode.DCP_SYSTEM_EVENT,
+        Opcode.DCP_PREPARE,
+        Opcode.DCP_COMMIT,
+        Opcode.DCP_ABORT,
+        Opcode.DCP_SEQNO_ADVANCED,
+        Opcode.DCP_OSO_SNAPSHOT,
+    }
+)
+"""Messages that only a producer sends: whoever sends them here closes the connection."""
+
+
+class Producer:
+    """The streams of one connection.
+
+    Args:
+        bucket: what is streamed.
+        flags: of DCP_OPEN, already checked.
+        is_extended: HELLO granted the feature of our own.
+        has_json: HELLO granted the JSON bit.
+    """
+
+    def __init__(
+        self, bucket: BucketSource, flags: int, *, is_extended: bool, has_json: bool
+    ) -> None:
+        self.settings = Settings(is_extended=is_extended)
+        self.unacked_bytes = 0
+        self.acked_bytes_total = 0
+        self.sent_bytes_total = 0
+        self.wants_close = False
+        """The peer broke the protocol or is dead: write the replies, then close."""
+        self._bucket = bucket
+        self._flags = flags
+        self._has_json = has_json
+        self._streams: dict[int, Stream] = {}
+        self._order: list[int] = []
+        self._turn = 0
+        self._replies: list[bytes] = []
+        self._has_asked = False
+        self._has_heard = True
+        self._heard_ms = 0
+        self._noop_ms: int | None = None
+        self._is_noop_out = False
+        self._noop_opaque = 0
+        self._full_since_ms: int | None = None
+
+    # -- packets
+
+    def on_packet(self, packet: Packet) -> None:
+        """Take a request of the stream protocol, or a response to a request of ours."""
+        self._has_heard = True
+        if packet.magic == RESPONSE:
+            self._is_noop_out = self._is_noop_out and packet.opcode != Opcode.DCP_NOOP
+            return
+        if packet.opcode in _PRODUCER_ONLY:
+            self.wants_close = True
+            return
+        handler = _HANDLERS.get(packet.opcode)
+        if handler is None:
+            known = packet.opcode == Opcode.DCP_OPEN or packet.opcode == Opcode.DCP_ADD_STREAM
+            self._reply(packet, Status.EINVAL if known else Status.UNKNOWN_COMMAND)
+            return
+        try:
+            handler(self, packet)
+        except RefusedError as error:
+            value = _U64.pack(error.seqno) if isinstance(error, RollbackError) else b""
+            self._reply(packet, error.status, value)
+
+    def _reply(self, packet: Packet, status: int, value: bytes = b"") -> None:
+        self._replies.append(response(packet.opcode, status, packet.opaque, value=value))
+
+    def take_replies(self) -> bytes:
+        """Return what must be written at once: replies, no-ops, ends of closed streams."""
+        data = b"".join(self._replies)
+        self._replies.clear()
+        return data
+
+    def _on_stream_request(self, packet: Packet) -> None:
+        asked = decode_stream_request(packet, is_extended=self.settings.is_extended)
+        grant = decide(asked, self._bucket, is_streaming=asked.partition_id in self._streams)
+        source = self._bucket.partition(asked.partition_id)
+        assert source is not None
+        stream = Stream(
+            source,
+            grant,
+            packet.opaque,
+            Profile(
+                self._flags,
+                has_json=self._has_json,
+                has_expiry_opcode=self.settings.has_expiry_opcode,
+            ),
+            has_advances=self.settings.is_extended,
+            skips_deletes=bool(self._flags & OpenFlag.SKIP_DELETES_IN_BACKFILL),
+        )
+        self._streams[asked.partition_id] = stream
+        insort(self._order, asked.partition_id)
+        self._has_asked = True
+        self._reply(packet, Status.SUCCESS, encode_failover_log(source.failover_log))
+
+    def _on_close_stream(self, packet: Packet) -> None:
+        stream = self._streams.get(packet.vbucket)
+        if stream is None:
+            raise RefusedError(Status.KEY_ENOENT, f"partition {packet.vbucket} is not streamed")
+        end = stream.end(StreamEndReason.CLOSED)
+        self._forget(stream)
+        self._reply(packet, Status.SUCCESS)
+        if self.settings.sends_end_on_close:
+            self._count(end)
+            self._replies.append(end)
+
+    def _on_failover_log(self, packet: Packet) -> None:
+        source = self._bucket.partition(packet.vbucket)
+        if source is None:
+            raise RefusedError(Status.NOT_MY_VBUCKET, f"no partition {packet.vbucket} here")
+        self._reply(packet, Status.SUCCESS, encode_failover_log(source.failover_log))
+
+    def _on_buffer_ack(self, packet: Packet) -> None:
+        if len(packet.extras) != _U32.size:
+            raise RefusedError(Status.EINVAL, "BUFFER_ACK has 4 bytes of extras")
+        acked = min(_U32.unpack(packet.extras)[0], self.unacked_bytes)
+        self.unacked_bytes -= acked
+        self.acked_bytes_total += acked
+        self._full_since_ms = None
+
+    def _on_control(self, packet: Packet) -> None:
+        self._reply(packet, self.settings.set(packet.key, packet.value))
+
+    def _on_noop(self, packet: Packet) -> None:
+        self._reply(packet, Status.SUCCESS)
+
+    def _on_seqno_acknowledged(self, packet: Packet) -> None:
+        """A replication peer's progress: nothing waits for it, and success is not answered."""
+        if len(packet.extras) != _U64.size:
+            raise RefusedError(Status.EINVAL, "SEQNO_ACKNOWLEDGED has 8 bytes of extras")
+
+    # -- stream messages
+
+    @property
+    def room_bytes(self) -> int:
+        """What flow control lets pass now; 0 or less: nothing."""
+        window_bytes = self.settings.window_bytes
+        return window_bytes - self.unacked_bytes if window_bytes else _UNLIMITED
+
+    def produce(self) -> bytes | None:
+        """Return the next write of stream messages; None: there is nothing to send now.
+
+        Empty bytes: work was done, call again. After None, news of the bucket, an
+        acknowledgement, a chunk or a request may change that.
+        """
+        parts: list[bytes] = []
+        bytes_left, items_left = STREAM_STEP_BYTES_MAX, STREAM_STEP_ITEMS_MAX
+        backfills = sum(s.state is StreamState.BACKFILLING for s in self._streams.values())
+        for _ in range(len(self._order)):
+            room = min(bytes_left, self.room_bytes)
+            if room <= 0 or items_left <= 0:
+                break
+            stream = self._streams[self._order[self._turn]]
+            was_reading = stream.state is StreamState.BACKFILLING
+            data, work = stream.step(room, items_left, may_backfill=backfills < BACKFILLS_MAX)
+            backfills += (stream.state is StreamState.BACKFILLING) - was_reading
+            self._turn = (self._turn + 1) % len(self._order)
+            if stream.state is StreamState.DEAD:
+                self._forget(stream)
+            if data:
+                self._count(data)
+                parts.append(data)
+            bytes_left -= len(data)
+            items_left -= work
+        did_work = items_left < STREAM_STEP_ITEMS_MAX
+        return b"".join(parts) if did_work else None
+
+    def _count(self, data: bytes) -> None:
+        self.sent_bytes_total += len(data)
+        if self.settings.window_bytes:
+            self.unacked_bytes += len(data)
+
+    def _forget(self, stream: Stream) -> None:
+        """Take a stream that ended out of the turns."""
+        partition_id = stream.partition_id
+        del self._streams[partition_id]
+        at = bisect_left(self._order, partition_id)
+        del self._order[at]
+        if at < self._turn:
+            self._turn -= 1
+
+    # -- the log
+
+    def take_reads(self) -> list[LogRead]:
+        """Return the reads to start now, each in a worker thread."""
+        reads = (stream.take_read() for stream in self._streams.values())
+        return [read for read in reads if read is not None]
+
+    def on_chunk(self, read: LogRead, chunk: Chunk | None) -> None:
+        """Take the end of a read: what was read, None at the end of the log."""
+        read.stream.on_chunk(read, chunk)
+
+    def on_read_failed(self, read: LogRead) -> None:
+        """Take the end of a read: it failed, the stream ends."""
+        end = read.stream.on_read_failed(read)
+        if end:
+            self._forget(read.stream)
+            self._count(end)
+            self._replies.append(end)
+
+    # -- time
+
+    @property
+    def tick_ms(self) -> int:
+        """How long after a tick the next is due."""
+        settings = self.settings
+        return min(settings.noop_interval_ms, _TICK_MS_MAX) if settings.has_noop else _TICK_MS_MAX
+
+    def on_tick(self, now_ms: int) -> None:
+        """Look at the time: signs of life, dead and stuck peers."""
+        if self._has_heard:
+            self._has_heard, self._heard_ms = False, now_ms
+        if self.room_bytes > 0:
+            self._full_since_ms = None
+        elif self._full_since_ms is None:
+            self._full_since_ms = now_ms
+        elif now_ms - self._full_since_ms >= STUCK_MS_MAX:
+            self.wants_close = True
+        if self.settings.has_noop and self._has_asked:
+            self._send_noop(now_ms)
+
+    def _send_noop(self, now_ms: int) -> None:
+        if now_ms - self._heard_ms >= IDLE_MS_MAX:
+            self.wants_close = True
+        wait_ms = self.settings.noop_interval_ms * 9 // 10  # a tick may come a little early
+        is_due = self._noop_ms is None or now_ms - self._noop_ms >= wait_ms
+        if is_due and not self._is_noop_out:
+            self._noop_ms, self._is_noop_out = now_ms, True
+            self._noop_opaque = self._noop_opaque + 1 & 0x7FFFFFFF
+            self._replies.append(request(Opcode.DCP_NOOP, opaque=self._noop_opaque))
+
+    # -- the end
+
+    def close(self) -> None:
+        """Give up all streams; nothing is written any more."""
+        for stream in self._streams.values():
+            stream.abandon()
+        self._streams.clear()
+        self._order.clear()
+
+    def statistics(self) -> list[tuple[str, str]]:
+        """Return name and value of what STAT `dcp` shows of this connection."""
+        return [
+            ("max_buffer_bytes", str(self.settings.window_bytes)),
+            ("unacked_bytes", str(self.unacked_bytes)),
+            ("total_acked_bytes", str(self.acked_bytes_total)),
+            ("total_bytes_sent", str(self.sent_bytes_total)),
+            ("flow_control", "enabled" if self.settings.window_bytes else "disabled"),
+            ("num_streams", str(len(self._streams))),
+        ]
+
+
+_HANDLERS: Final[Mapping[int, Callable[[Producer, Packet], None]]] = {
+    Opcode.DCP_STREAM_REQ: Producer._on_stream_request,
+    Opcode.DCP_CLOSE_STREAM: Producer._on_close_stream,
+    Opcode.DCP_GET_FAILOVER_LOG: Producer._on_failover_log,
+    Opcode.DCP_BUFFER_ACK: Producer._on_buffer_ack,
+    Opcode.DCP_CONTROL: Producer._on_control,
+    Opcode.DCP_NOOP: Producer._on_noop,
+    Opcode.DCP_SEQNO_ACKNOWLEDGED: Producer._on_seqno_acknowledged,
+}
