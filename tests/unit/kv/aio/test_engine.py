@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from millstream.kv.aio.engine import BucketEngine, new_failover_entry
+from millstream.kv.core.partition import value_of
+from millstream.wire.frames import seqno_of
+
+NOW = 1_700_000_000_000_000_000
+
+
+async def opened(path: Path, failures: list[Exception] | None = None) -> BucketEngine:
+    return await BucketEngine.open(
+        path,
+        name="b",
+        uuid="00",
+        partition_count=4,
+        flush_interval_ms=1,
+        on_persisted=lambda: None,
+        on_fatal=(failures if failures is not None else []).append,
+    )
+
+
+def test_branches_grow_and_stay_exact_in_json() -> None:
+    entry = new_failover_entry(5, 0)
+    assert 0 < entry.uuid < 1 << 48
+    assert entry.branch < 1 << 53
+    assert new_failover_entry(5, 1 << 52 | 1 << 51).branch >= (1 << 52 | 1 << 51) + 1
+
+
+async def test_a_clean_stop_keeps_everything_and_the_history(tmp_path: Path) -> None:
+    engine = await opened(tmp_path)
+    partition = engine.bucket.partitions[1]
+    for number in range(100):
+        partition.put(b"k%d" % (number % 10), b"%d" % number, 0, 0, 0, 0, NOW)
+    await engine.until_persisted(1, 100)
+    partition.delete(b"k3", 0, NOW)
+    log = partition.failover_log
+    await engine.stop()
+    engine = await opened(tmp_path)
+    partition = engine.bucket.partitions[1]
+    assert (partition.high_seqno, partition.failover_log) == (101, log)
+    assert value_of(partition.live(b"k9", NOW) or b"") == b"99"
+    assert partition.live(b"k3", NOW) is None
+    frames = [frame for chunk, _ in partition.backfill(0, 101) for frame in chunk]
+    assert [seqno_of(frame) for frame in frames] == [91, 92, 93, 95, 96, 97, 98, 99, 100, 101]
+    await engine.stop()
+
+
+async def test_a_crash_keeps_what_was_persisted_and_begins_a_new_history(tmp_path: Path) -> None:
+    engine = await opened(tmp_path)
+    partition = engine.bucket.partitions[0]
+    partition.put(b"k", b"1", 0, 0, 0, 0, NOW)
+    await engine.until_persisted(0, 1)
+    partition.put(b"k", b"2", 0, 0, 0, 0, NOW)
+    engine.store.close()  # as a kill would leave it: seqno 2 was never written
+    again = await opened(tmp_path)
+    later = again.bucket.partitions[0]
+    assert later.high_seqno == 1
+    assert value_of(later.live(b"k", NOW) or b"") == b"1"
+    newest, oldest = later.failover_log[0], partition.failover_log[0]
+    assert newest.seqno == 1
+    assert newest.branch > oldest.branch
+    await again.stop()
+
+
+async def test_an_error_of_the_disk_is_fatal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[Exception] = []
+    engine = await opened(tmp_path, failures)
+
+    def broken(_: object) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr(engine.store, "append", broken)
+    engine.bucket.partitions[0].put(b"k", b"1", 0, 0, 0, 0, NOW)
+    engine.bucket.changed()
+    waiting = asyncio.get_running_loop().create_task(engine.until_persisted(0, 1))
+    with pytest.raises(OSError, match="no space"):
+        await waiting
+    assert len(failures) == 1
+    assert engine.bucket.partitions[0].persisted_seqno == 0
+    engine.store.close()

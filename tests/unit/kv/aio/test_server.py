@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import Any
+
+from log_double import NOW, new_bucket
+from session_double import UserDouble, UsersDouble
+
+from millstream.kv.aio.server import KvConnection, KvServer
+from millstream.model.limits import FRAME_BYTES_MAX
+from millstream.model.partitions import partition_of
+from millstream.wire.mcbp import Opcode, Packet, cut_packets, request
+
+OPEN = request(Opcode.DCP_OPEN, key=b"name", extras=struct.pack(">II", 0, 1))
+
+
+class TransportDouble(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__()
+        self.data = b""
+        self.writes = 0
+        self.is_reading_now = True
+        self.is_closed = False
+
+    def write(self, data: Any) -> None:
+        self.data += data
+        self.writes += 1
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def pause_reading(self) -> None:
+        self.is_reading_now = False
+
+    def resume_reading(self) -> None:
+        self.is_reading_now = True
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+
+    def take(self) -> list[Packet]:
+        packets, rest = cut_packets(self.data, FRAME_BYTES_MAX)
+        self.data = rest
+        return packets
+
+
+class StreamerDouble:
+    def __init__(self, connection: KvConnection, *_: object, **__: object) -> None:
+        self.connection = connection
+        self.calls: list[str] = []
+
+    def on_packet(self, packet: Packet) -> None:
+        self.connection.write(request(Opcode.DCP_NOOP))
+
+    def on_resume(self) -> None:
+        self.calls.append("resume")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    def statistics(self) -> list[tuple[str, str]]:
+        return [("name:unacked_bytes", "0")]
+
+
+class SlowUsers(UsersDouble):
+    is_empty = False
+
+    def check_password(self, name: str, password: str) -> UserDouble | None:
+        return UserDouble("read") if password == "right" else None
+
+
+def new_server(users: UsersDouble | None = None) -> KvServer:
+    bucket = new_bucket(4, "default")
+    return KvServer(
+        {"default": bucket},
+        users or UsersDouble(),
+        StreamerDouble,
+        now_ns=lambda: NOW,  # type: ignore[arg-type]
+    )
+
+
+def connect(server: KvServer, *, plain: bool = True) -> tuple[KvConnection, TransportDouble]:
+    connection = server.memcached_protocol() if plain else server.kv_protocol()
+    transport = TransportDouble()
+    connection.connection_made(transport)
+    return connection, transport
+
+
+async def test_all_replies_of_a_wakeup_are_one_write() -> None:
+    server = new_server()
+    connection, transport = connect(server)
+    put = request(Opcode.SET, key=b"k", value=b"v", extras=bytes(8))
+    connection.data_received(put + request(Opcode.GET, key=b"k") + request(Opcode.NOOP))
+    assert (transport.writes, len(transport.take())) == (1, 3)
+
+
+async def test_subscribers_hear_of_changes_once_and_the_disk_is_hurried() -> None:
+    server = new_server()
+    bucket = server.buckets["default"]
+    told: list[str] = []
+    bucket.subscribe(lambda: told.append("changed"))
+    bucket.hurry = lambda: told.append("hurry")
+    connection, transport = connect(server)
+    put = request(Opcode.SET, key=b"k", value=b"v", extras=bytes(8))
+    connection.data_received(put * 5)
+    assert told == ["changed"]
+    transport.take()
+    durable = request(Opcode.SET, key=b"k", extras=bytes(8), framing=b"\x11\2")
+    connection.data_received(durable)
+    assert told == ["changed", "changed", "hurry"]
+    assert transport.take() == []
+    partition = bucket.partitions[partition_of(b"k", 4)]
+    partition.freeze()
+    partition.persisted(6, 1 << 30)
+    server.on_persisted()
+    await asyncio.sleep(0)
+    assert [packet.status for packet in transport.take()] == [0]
+
+
+async def test_a_client_that_does_not_read_is_not_read_from() -> None:
+    server = new_server()
+    connection, transport = connect(server)
+    connection.pause_writing()
+    assert not transport.is_reading_now
+    connection.resume_writing()
+    await asyncio.sleep(0)
+    assert transport.is_reading_now
+
+
+async def test_a_password_check_holds_requests_back() -> None:
+    server = new_server(SlowUsers())
+    connection, transport = connect(server, plain=False)
+    login = request(Opcode.SASL_AUTH, key=b"PLAIN", value=b"\0a\0right")
+    connection.data_received(login + request(Opcode.SELECT_BUCKET, key=b"default"))
+    assert not transport.is_reading_now
+    await asyncio.gather(*server._checks)
+    await asyncio.sleep(0)
+    assert [packet.status for packet in transport.take()] == [0, 0]
+    assert transport.is_reading_now
+
+
+async def test_a_stream_of_the_same_name_replaces_the_older_one() -> None:
+    server = new_server()
+    first, second = connect(server, plain=False), connect(server, plain=False)
+    for connection, transport in (first, second):
+        connection.data_received(request(Opcode.SELECT_BUCKET, key=b"default") + OPEN)
+        assert [packet.status for packet in transport.take()] == [0, 0]
+    assert first[1].is_closed
+    first[0].connection_lost(None)
+    assert not second[1].is_closed
+    assert server.stream_statistics() == [("name:unacked_bytes", "0")]
+    streamer = second[0].streamer
+    assert isinstance(streamer, StreamerDouble)
+    second[0].data_received(request(Opcode.DCP_STREAM_REQ))
+    assert [packet.opcode for packet in second[1].take()] == [Opcode.DCP_NOOP]
+    second[0].pause_writing()
+    second[0].resume_writing()
+    second[0].connection_lost(None)
+    assert streamer.calls == ["resume", "close"]
+
+
+async def test_nonsense_and_quit_close_after_the_replies() -> None:
+    server = new_server()
+    connection, transport = connect(server)
+    connection.data_received(request(Opcode.NOOP) + b"\x7f" * 24)
+    assert transport.is_closed
+    assert len(transport.take()) == 1
+    other, closing = connect(server)
+    other.data_received(request(Opcode.QUIT))
+    assert closing.is_closed
+    assert len(closing.take()) == 1
+
+
+async def test_a_dropped_bucket_closes_its_connections() -> None:
+    server = new_server()
+    _, transport = connect(server)
+    _, other = connect(server, plain=False)
+    server.drop_bucket(server.buckets["default"])
+    assert (transport.is_closed, other.is_closed) == (True, False)
+    server.close()
+    assert other.is_closed
