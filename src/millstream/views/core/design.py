@@ -57,6 +57,11 @@ class View:
         """Whether the reduce is one of `_count`, `_sum`, `_stats`."""
         return self.reduce in BUILTIN_REDUCES
 
+    @property
+    def has_own_reduce(self) -> bool:
+        """Whether the reduce is a function of the design document's own."""
+        return bool(self.reduce) and not self.has_builtin_reduce
+
 
 @dataclass(frozen=True, slots=True)
 class DesignDocument:

@@ -38,6 +38,7 @@ REDUCE_BYTES_MAX: Final = 5000
 """JSON bytes of a result; a larger one must be at most half as large as what went in."""
 
 _ERROR: Final = "builtin_reduce_error"
+_ERRORS: Final = (_ERROR, "reduce_overflow_error", "reduce_error")
 _STATS: Final = ("sum", "count", "min", "max", "sumsqr")
 _SUM_RULE: Final = (
     "_sum takes numbers, arrays of numbers, and objects whose members are such values again; "
@@ -77,7 +78,7 @@ def overflow_error(result: Any, bytes_in: int) -> dict[str, Any] | None:
 
 def is_error(value: Any) -> bool:
     """Tell whether `value` is the error value of a reduce function."""
-    return isinstance(value, dict) and value.get("error") in (_ERROR, "reduce_overflow_error")
+    return isinstance(value, dict) and value.get("error") in _ERRORS
 
 
 def reduce_values(name: str, values: Sequence[Any]) -> Any:

@@ -1,0 +1,337 @@
+"""JavaScript of design documents, run in a child process that can do nothing else.
+
+The child has an empty environment, no file it could open, no network, no rights, and limits of
+time and memory; every call on it has a deadline, after which it is killed. Blocking; one thread
+at a time. Serves Spark's Python workers as well as threads beside an asyncio loop.
+
+Invariants:
+1. A document that breaks the limits, or the child, costs its own rows and nobody else's: the
+   batch is tried again in parts until only the guilty document is left.
+2. An exception in one map function costs the rows of that view for that document.
+3. The child ends with its parent: by signal, and by the end of its input.
+
+Elsewhere: the child's own program (`sandbox_child`), the JavaScript around the functions of a
+design document (`runner.js`), Python functions (`views.aio.mapping`).
+"""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import select
+import subprocess
+import sys
+import time
+import weakref
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+import msgspec
+
+from millstream.errors import UnavailableError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from millstream.views.core.design import DesignDocument
+
+__all__ = [
+    "BATCH_BYTES_MAX",
+    "BATCH_DOCUMENTS_MAX",
+    "MEMORY_BYTES_MAX",
+    "TIME_LIMIT_S",
+    "MapError",
+    "Mapped",
+    "Sandbox",
+]
+
+TIME_LIMIT_S: Final = 5.0
+"""Processor time of one call: a batch of documents, or of reduce calls."""
+MEMORY_BYTES_MAX: Final = 256 * 1024 * 1024
+"""What the JavaScript of one child may hold."""
+BATCH_DOCUMENTS_MAX: Final = 500
+BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
+"""A batch is closed when it holds so many bytes of documents; one larger document goes alone."""
+
+_REPLY_BYTES_MAX: Final = 64 * 1024 * 1024
+_START_S: Final = 30.0
+"""Until a new child has compiled the functions; starting takes some 30 ms on an idle machine."""
+_LOAD_FACTOR: Final = 6
+"""Wall time over processor time: the child may share its core with so many others."""
+_CHUNK_BYTES: Final = 64 * 1024
+
+_HEAD: Final = Struct(">cI")
+_MAP_HEAD: Final = Struct(">IB")
+_VIEW_HEAD: Final = Struct(">I")
+
+
+class MapError(NamedTuple):
+    """A view's map failed for a document; `view` is -1 if the document was lost to all views."""
+
+    view: int
+    message: str
+
+
+class Mapped(NamedTuple):
+    """What the maps made of one document: rows (view number, key, value) as JSON texts."""
+
+    rows: Sequence[tuple[int, bytes | msgspec.Raw, bytes | msgspec.Raw]]
+    errors: Sequence[MapError]
+
+
+class _Failure(msgspec.Struct):
+    kind: str
+    message: str
+    at: int = -1
+
+
+_Rows = list[tuple[int, msgspec.Raw, msgspec.Raw]]
+_MAP_REPLY: Final = msgspec.json.Decoder(tuple[list[_Rows], list[tuple[int, int, str]]])
+_REDUCE_REPLY: Final = msgspec.json.Decoder(list[list[Any]])
+_FAILURE: Final = msgspec.json.Decoder(_Failure)
+_LATE: Final = _Failure("time", "no answer within the time limit")
+_DIED: Final = _Failure("died", "the process of the view functions ended")
+
+
+class Sandbox:
+    """The child process of one design document; started when first used.
+
+    Args:
+        design: a checked design document in JavaScript.
+        time_limit_s: processor seconds of one call.
+        memory_bytes: of the JavaScript engine.
+    """
+
+    def __init__(
+        self,
+        design: DesignDocument,
+        *,
+        time_limit_s: float = TIME_LIMIT_S,
+        memory_bytes: int = MEMORY_BYTES_MAX,
+    ) -> None:
+        self._design = design
+        self._time_limit_s = time_limit_s
+        self._memory_bytes = memory_bytes
+        self._child: subprocess.Popen[bytes] | None = None
+        self._finalizer: weakref.finalize[..., Any] | None = None
+        self.restart_count = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def process_id(self) -> int | None:
+        """Process id of the child, None while there is none."""
+        return None if self._child is None else self._child.pid
+
+    def compile(self) -> None:
+        """Start the child and compile all functions.
+
+        Raises:
+            UsageError: `compilation_error`, with the engine's message.
+            UnavailableError: the child cannot be started.
+        """
+        if self._child is None:
+            self._start()
+
+    def map(self, documents: Sequence[bytes]) -> list[Mapped]:
+        """Run all maps of the design document on `documents` (JSON objects with `_id`).
+
+        One call of the child per BATCH_DOCUMENTS_MAX documents; never raises for a document.
+
+        Raises:
+            UsageError: `compilation_error`.
+            UnavailableError: the child cannot be started.
+        """
+        mapped: list[Mapped] = []
+        first, size = 0, 0
+        for at, document in enumerate(documents):
+            size += len(document)
+            if at > first and (size > BATCH_BYTES_MAX or at - first >= BATCH_DOCUMENTS_MAX):
+                mapped += self._map_batch(documents[first:at])
+                first, size = at, len(document)
+        if first < len(documents):
+            mapped += self._map_batch(documents[first:])
+        return mapped
+
+    def reduce(self, view: int, calls: Sequence[tuple[Any, Any, bool]]) -> list[Any]:
+        """Call the view's own reduce function once per (keys, values, rereduce).
+
+        Returns:
+            One JSON value per call; `{"error": "reduce_error", "reason"}` where it failed.
+        """
+        body = _VIEW_HEAD.pack(view) + msgspec.json.encode(calls)
+        answer = self._call(b"R", body)
+        if isinstance(answer, bytes):
+            return [
+                result[0] if len(result) == 1 else _reduce_error(result[1])
+                for result in _REDUCE_REPLY.decode(answer)
+            ]
+        if len(calls) == 1:
+            return [_reduce_error(answer.message)]
+        middle = len(calls) // 2
+        return self.reduce(view, calls[:middle]) + self.reduce(view, calls[middle:])
+
+    def close(self) -> None:
+        """End the child; the next call starts a new one."""
+        if self._finalizer is not None:
+            self._finalizer()
+        self._child = self._finalizer = None
+
+    def _map_batch(self, documents: Sequence[bytes]) -> list[Mapped]:
+        body = b"[" + b",".join(documents) + b"]"
+        # Without an inner bracket there is nothing below the top level to be frozen.
+        is_flat = body.count(b"{") == len(documents) and body.count(b"[") == 1
+        answer = self._call(b"M", _MAP_HEAD.pack(len(documents), is_flat) + body)
+        if isinstance(answer, bytes):
+            return _mapped(answer)
+        if len(documents) == 1:
+            return [Mapped((), (MapError(-1, answer.message),))]
+        # Lost as a whole: try the suspect alone, or without a suspect both halves.
+        if 0 <= answer.at < len(documents):
+            cuts = [0, answer.at, answer.at + 1, len(documents)]
+        else:
+            cuts = [0, len(documents) // 2, len(documents)]
+        mapped: list[Mapped] = []
+        for low, high in pairwise(cuts):
+            if low < high:
+                mapped += self._map_batch(documents[low:high])
+        return mapped
+
+    def _call(self, kind: bytes, body: bytes) -> bytes | _Failure:
+        """Return the reply, or why there is none; the child is fresh after a failure."""
+        self.compile()
+        answer = self._exchange(kind, body, self._time_limit_s * _LOAD_FACTOR)
+        if isinstance(answer, _Failure) and answer.kind != "parse":
+            self.close()
+        return answer
+
+    def _start(self) -> None:
+        engine = find_spec("_quickjs")
+        if engine is None or engine.origin is None:
+            raise UnavailableError("the JavaScript engine is missing: install quickjs-ng")
+        child = subprocess.Popen(
+            [
+                sys.executable, "-I", "-S", "-c", _text_of("sandbox_child.py"),
+                str(Path(engine.origin).parent), str(os.getpid()),
+            ],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            env={"TZ": "UTC"}, cwd="/", close_fds=True, start_new_session=True,
+        )  # fmt: skip
+        self._child = child
+        self._finalizer = weakref.finalize(self, _end, child)
+        self.restart_count += 1
+        os.set_blocking(_number(child.stdin), False)
+        answer = self._exchange(b"L", self._load_order(), _START_S)
+        if isinstance(answer, _Failure):
+            self.close()
+            if answer.kind == "compile":
+                raise UsageError(
+                    f"design document {self._design.name!r} does not compile: {answer.message}",
+                    code="compilation_error",
+                )
+            raise UnavailableError(f"the process of the view functions failed: {answer.message}")
+
+    def _load_order(self) -> bytes:
+        views = list(enumerate(self._design.views))
+        own = [(at, view.reduce) for at, view in views if view.has_own_reduce]
+        return msgspec.json.encode(
+            {
+                "runner": _text_of("runner.js"),
+                "maps": [(at, view.map.rstrip("; \n\t")) for at, view in views],
+                "reduces": [(at, reduce.rstrip("; \n\t")) for at, reduce in own],
+                "seconds": self._time_limit_s,
+                "bytes": self._memory_bytes,
+            }
+        )
+
+    def _exchange(self, kind: bytes, body: bytes, wait_s: float) -> bytes | _Failure:
+        child = self._child
+        assert child is not None
+        deadline = time.monotonic() + wait_s
+        try:
+            # The child reads a whole request before it writes: writing first cannot deadlock.
+            if not _send(_number(child.stdin), _HEAD.pack(kind, len(body)) + body, deadline):
+                return _LATE
+            head = _receive(_number(child.stdout), _HEAD.size, deadline)
+            if not head:
+                return _LATE
+            status, size = _HEAD.unpack(head)
+            if size > _REPLY_BYTES_MAX:
+                return _Failure("output", "the reply is too large")
+            reply = _receive(_number(child.stdout), size, deadline)
+        except (EOFError, BrokenPipeError):
+            return _DIED
+        if reply is None:
+            return _LATE
+        return reply if status == b"O" else _FAILURE.decode(reply)
+
+
+def _mapped(reply: bytes) -> list[Mapped]:
+    all_rows, errors = _MAP_REPLY.decode(reply)
+    if not errors:
+        return [Mapped(rows, ()) for rows in all_rows]
+    by_document: dict[int, list[MapError]] = {}
+    for at, view, message in errors:
+        by_document.setdefault(at, []).append(MapError(view, message))
+    return [Mapped(rows, by_document.get(at, ())) for at, rows in enumerate(all_rows)]
+
+
+def _reduce_error(reason: str) -> dict[str, str]:
+    return {"error": "reduce_error", "reason": reason}
+
+
+def _text_of(name: str) -> str:
+    """Read a file of this package, also where the package is a zip archive."""
+    data = pkgutil.get_data("millstream.views.aio", name)
+    assert data is not None
+    return data.decode()
+
+
+def _number(pipe: Any) -> int:
+    return int(pipe.fileno())
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    for pipe in (child.stdin, child.stdout):
+        assert pipe is not None
+        pipe.close()
+    child.wait()
+
+
+def _send(descriptor: int, data: bytes, deadline: float) -> bool:
+    rest = memoryview(data)
+    while rest:
+        if not _wait(descriptor, select.POLLOUT, deadline):
+            return False
+        rest = rest[os.write(descriptor, rest[:_CHUNK_BYTES]) :]
+    return True
+
+
+def _receive(descriptor: int, size: int, deadline: float) -> bytes | None:
+    parts: list[bytes] = []
+    while size:
+        if not _wait(descriptor, select.POLLIN, deadline):
+            return None
+        part = os.read(descriptor, size)
+        if not part:
+            raise EOFError
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _wait(descriptor: int, events: int, deadline: float) -> bool:
+    left_ms = int((deadline - time.monotonic()) * 1000)
+    if left_ms <= 0:
+        return False
+    poll = select.poll()
+    poll.register(descriptor, events)
+    return bool(poll.poll(left_ms))
