@@ -32,8 +32,8 @@ How it is measured:
   the bucket from 0 to its present end, checks the order, and acknowledges as flow control asks.
   First from a node that has just taken the writes, then from the log after a restart.
 - **Spark**: a batch read of a whole bucket through `format("millstream")` into Spark's `noop`
-  sink, all columns, node and Spark on the same processors. The first read (Python workers and the JVM
-  start) is shown apart; then one warm-up, and the best of three.
+  sink, all columns, node and Spark on the same processors. The first read (Python workers and the
+  JVM start) is shown apart; then one warm-up, and the best of three.
 - **Yardstick**: a fixed loop of pure Python, before and after. Where the two differ much, the
   machine changed its speed under the benchmark.
 

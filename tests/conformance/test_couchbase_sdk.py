@@ -1,0 +1,325 @@
+"""The official Couchbase Python SDK against the kv port: it bootstraps there and nowhere else."""
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from node_process import NodeProcess
+
+pytest.importorskip("couchbase", reason="the couchbase SDK is not installed")
+
+from couchbase.auth import PasswordAuthenticator
+from couchbase.cluster import Cluster
+from couchbase.collection import Collection
+from couchbase.durability import DurabilityLevel, ServerDurability
+from couchbase.exceptions import (
+    AuthenticationException,
+    BucketNotFoundException,
+    CasMismatchException,
+    CouchbaseException,
+    DeltaInvalidException,
+    DocumentExistsException,
+    DocumentNotFoundException,
+    TimeoutException,
+)
+from couchbase.options import (
+    ClusterOptions,
+    ClusterTimeoutOptions,
+    DecrementOptions,
+    DeltaValue,
+    GetOptions,
+    IncrementOptions,
+    InsertOptions,
+    RemoveOptions,
+    ReplaceOptions,
+    SignedInt64,
+    UpsertOptions,
+)
+from couchbase.transcoder import RawBinaryTranscoder, RawStringTranscoder
+
+Login = tuple[str, str]
+LEVELS = (
+    DurabilityLevel.MAJORITY,
+    DurabilityLevel.MAJORITY_AND_PERSIST_TO_ACTIVE,
+    DurabilityLevel.PERSIST_TO_MAJORITY,
+)
+VALUE_BYTES_MAX = 20 * 1024 * 1024
+
+
+def connect(node: NodeProcess, login: Login, timeout_s: float = 10) -> Cluster:
+    timeouts = ClusterTimeoutOptions(
+        bootstrap_timeout=timedelta(seconds=timeout_s),
+        connect_timeout=timedelta(seconds=timeout_s),
+        kv_timeout=timedelta(seconds=timeout_s),
+        kv_durable_timeout=timedelta(seconds=timeout_s),
+    )
+    options = ClusterOptions(PasswordAuthenticator(*login), timeout_options=timeouts)
+    return Cluster.connect("couchbase://{}:{}".format(*node.kv), options)
+
+
+@pytest.fixture(scope="module")
+def documents(node: NodeProcess, login: Login) -> Iterator[Collection]:
+    cluster = connect(node, login)
+    yield cluster.bucket("documents").default_collection()
+    cluster.close()
+
+
+@pytest.fixture
+def key() -> str:
+    return f"doc-{uuid4()}"
+
+
+def wait_until(is_true: Callable[[], bool], seconds: float = 10) -> None:
+    until = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < until, f"not within {seconds} s"
+        time.sleep(0.05)
+
+
+# -- documents
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"name": "Ada", "born": 1815}, [1, None, True], "text", 12, {"Ω": "ü" * 10_000}, {}],
+)
+def test_json_value_returns_as_written(documents: Collection, key: str, value: Any) -> None:
+    written = documents.upsert(key, value)
+    read = documents.get(key)
+    assert read.value == value
+    assert read.cas == written.cas != 0
+
+
+def test_binary_and_text_values(documents: Collection, key: str) -> None:
+    binary, text = RawBinaryTranscoder(), RawStringTranscoder()
+    documents.upsert(key, bytes(range(256)), UpsertOptions(transcoder=binary))
+    assert documents.get(key, GetOptions(transcoder=binary)).value == bytes(range(256))
+    documents.upsert(key, "grüße", UpsertOptions(transcoder=text))
+    assert documents.get(key, GetOptions(transcoder=text)).value == "grüße"
+
+
+def test_empty_value(documents: Collection, key: str) -> None:
+    binary = RawBinaryTranscoder()
+    documents.upsert(key, b"", UpsertOptions(transcoder=binary))
+    assert documents.get(key, GetOptions(transcoder=binary)).value == b""
+
+
+def test_missing_document(documents: Collection, key: str) -> None:
+    with pytest.raises(DocumentNotFoundException):
+        documents.get(key)
+    with pytest.raises(DocumentNotFoundException):
+        documents.remove(key)
+    with pytest.raises(DocumentNotFoundException):
+        documents.replace(key, {})
+    with pytest.raises(DocumentNotFoundException):
+        documents.touch(key, timedelta(seconds=60))
+
+
+def test_insert_does_not_overwrite(documents: Collection, key: str) -> None:
+    documents.insert(key, {"n": 1})
+    with pytest.raises(DocumentExistsException):
+        documents.insert(key, {"n": 2})
+    assert documents.get(key).value == {"n": 1}
+    documents.remove(key)
+    documents.insert(key, {"n": 3})
+    assert documents.get(key).value == {"n": 3}
+
+
+def test_replace_obeys_cas(documents: Collection, key: str) -> None:
+    first = documents.upsert(key, {"n": 1})
+    second = documents.replace(key, {"n": 2}, ReplaceOptions(cas=first.cas))
+    assert second.cas != first.cas
+    with pytest.raises(CasMismatchException):
+        documents.replace(key, {"n": 3}, ReplaceOptions(cas=first.cas))
+    assert documents.get(key).value == {"n": 2}
+
+
+def test_remove_obeys_cas(documents: Collection, key: str) -> None:
+    first = documents.upsert(key, {"n": 1})
+    second = documents.upsert(key, {"n": 2})
+    with pytest.raises(CasMismatchException):
+        documents.remove(key, RemoveOptions(cas=first.cas))
+    documents.remove(key, RemoveOptions(cas=second.cas))
+    assert not documents.exists(key).exists
+
+
+def test_cas_only_grows(documents: Collection, key: str) -> None:
+    seen = [documents.upsert(key, {"n": n}).cas for n in range(20)]
+    seen.append(documents.remove(key).cas)
+    seen.append(documents.insert(key, {}).cas)
+    assert seen == sorted(set(seen))
+
+
+def test_exists(documents: Collection, key: str) -> None:
+    assert not documents.exists(key).exists
+    cas = documents.upsert(key, {}).cas
+    found = documents.exists(key)
+    assert found.exists
+    assert found.cas == cas
+    documents.remove(key)
+    assert not documents.exists(key).exists
+
+
+def test_mutation_tokens_grow_within_a_partition(documents: Collection, key: str) -> None:
+    first = documents.upsert(key, {"n": 1}).mutation_token()
+    second = documents.upsert(key, {"n": 2}).mutation_token()
+    assert first is not None
+    assert second is not None
+    assert first.partition_id == second.partition_id
+    assert first.partition_uuid == second.partition_uuid != 0
+    assert second.sequence_number > first.sequence_number
+
+
+def test_many_documents_at_once(documents: Collection) -> None:
+    run = uuid4()
+    wanted = {f"many-{run}-{n}": {"n": n} for n in range(500)}
+    assert documents.upsert_multi(wanted).all_ok
+    found = documents.get_multi(list(wanted))
+    assert {key: result.value for key, result in found.results.items()} == wanted
+
+
+# -- expiry
+
+
+def test_expired_document_is_gone(documents: Collection, key: str) -> None:
+    documents.upsert(key, {}, UpsertOptions(expiry=timedelta(seconds=1)))
+    assert documents.get(key).value == {}
+    wait_until(lambda: not documents.exists(key).exists)
+    with pytest.raises(DocumentNotFoundException):
+        documents.get(key)
+    documents.insert(key, {"again": True})
+    assert documents.get(key).value == {"again": True}
+
+
+def test_touch_moves_the_expiry(documents: Collection, key: str) -> None:
+    cas = documents.upsert(key, {}, UpsertOptions(expiry=timedelta(seconds=60))).cas
+    assert documents.touch(key, timedelta(seconds=1)).cas != cas
+    wait_until(lambda: not documents.exists(key).exists)
+
+
+def test_touch_with_zero_keeps_for_ever(documents: Collection, key: str) -> None:
+    documents.upsert(key, {}, UpsertOptions(expiry=timedelta(seconds=1)))
+    documents.touch(key, timedelta(seconds=0))
+    other = f"{key}-other"
+    documents.upsert(other, {}, UpsertOptions(expiry=timedelta(seconds=1)))
+    wait_until(lambda: not documents.exists(other).exists)
+    assert documents.exists(key).exists
+
+
+def test_get_and_touch(documents: Collection, key: str) -> None:
+    documents.upsert(key, {"n": 1})
+    read = documents.get_and_touch(key, timedelta(seconds=1))
+    assert read.value == {"n": 1}
+    wait_until(lambda: not documents.exists(key).exists)
+    with pytest.raises(DocumentNotFoundException):
+        documents.get_and_touch(key, timedelta(seconds=1))
+
+
+def test_preserved_expiry(documents: Collection, key: str) -> None:
+    documents.upsert(key, {"n": 1}, UpsertOptions(expiry=timedelta(seconds=1)))
+    documents.upsert(key, {"n": 2}, UpsertOptions(preserve_expiry=True))
+    wait_until(lambda: not documents.exists(key).exists)
+
+
+# -- counters, append
+
+
+def test_counter(documents: Collection, key: str) -> None:
+    counters = documents.binary()
+    ten = SignedInt64(10)
+    assert counters.increment(key, IncrementOptions(initial=ten)).content == 10
+    assert counters.increment(key, IncrementOptions(delta=DeltaValue(5))).content == 15
+    assert counters.decrement(key, DecrementOptions(delta=DeltaValue(4))).content == 11
+    assert counters.decrement(key, DecrementOptions(delta=DeltaValue(100))).content == 0
+    assert documents.get(key).value == 0
+
+
+def test_counter_that_must_exist(documents: Collection, key: str) -> None:
+    with pytest.raises(DocumentNotFoundException):
+        documents.binary().increment(key, IncrementOptions(initial=SignedInt64(-1)))
+
+
+def test_counter_on_a_document(documents: Collection, key: str) -> None:
+    documents.upsert(key, {"no": "number"})
+    with pytest.raises(DeltaInvalidException):
+        documents.binary().increment(key)
+
+
+def test_append_and_prepend(documents: Collection, key: str) -> None:
+    text = RawStringTranscoder()
+    documents.upsert(key, "b", UpsertOptions(transcoder=text))
+    documents.binary().append(key, "c")
+    documents.binary().prepend(key, "a")
+    assert documents.get(key, GetOptions(transcoder=text)).value == "abc"
+
+
+# -- durability
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_durable_writes(documents: Collection, key: str, level: DurabilityLevel) -> None:
+    durable = ServerDurability(level)
+    inserted = documents.insert(key, {"n": 1}, InsertOptions(durability=durable))
+    written = documents.upsert(key, {"n": 2}, UpsertOptions(durability=durable))
+    assert written.cas > inserted.cas
+    assert documents.get(key).value == {"n": 2}
+    documents.remove(key, RemoveOptions(durability=durable))
+    assert not documents.exists(key).exists
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_durable_write_on_a_wrong_cas(
+    documents: Collection, key: str, level: DurabilityLevel
+) -> None:
+    cas = documents.upsert(key, {"n": 1}).cas
+    documents.upsert(key, {"n": 2})
+    with pytest.raises(CasMismatchException):
+        documents.replace(
+            key, {"n": 3}, ReplaceOptions(cas=cas, durability=ServerDurability(level))
+        )
+    assert documents.get(key).value == {"n": 2}
+
+
+# -- what is refused
+
+
+def test_wrong_password(node: NodeProcess, login: Login) -> None:
+    with pytest.raises((AuthenticationException, TimeoutException)) as caught:
+        connect(node, (login[0], "wrong"), timeout_s=3)
+    assert isinstance(caught.value, AuthenticationException), caught.value
+
+
+def test_unknown_user(node: NodeProcess) -> None:
+    with pytest.raises(AuthenticationException):
+        connect(node, ("nobody", "any"), timeout_s=3)
+
+
+def test_unknown_bucket(node: NodeProcess, login: Login) -> None:
+    cluster = connect(node, login, timeout_s=3)
+    with pytest.raises((BucketNotFoundException, AuthenticationException)):
+        cluster.bucket("nowhere").default_collection().get("key")
+    cluster.close()
+
+
+def test_value_over_the_limit(documents: Collection, key: str) -> None:
+    binary = UpsertOptions(transcoder=RawBinaryTranscoder())
+    documents.upsert(key, b"\0" * VALUE_BYTES_MAX, binary)
+    with pytest.raises(CouchbaseException) as caught:
+        documents.upsert(key, b"\0" * (VALUE_BYTES_MAX + 1), binary)
+    assert not isinstance(caught.value, TimeoutException)
+    read = documents.get(key, GetOptions(transcoder=RawBinaryTranscoder()))
+    assert len(read.value) == VALUE_BYTES_MAX
+
+
+def test_node_without_users(tmp_path_factory: pytest.TempPathFactory) -> None:
+    directory = tmp_path_factory.mktemp("open") / "node"
+    with NodeProcess(directory, "--bucket", "documents") as node:
+        cluster = connect(node, ("anyone", "anything"))
+        documents = cluster.bucket("documents").default_collection()
+        documents.upsert("key", {"n": 1})
+        assert documents.get("key").value == {"n": 1}
+        cluster.close()

@@ -1,0 +1,67 @@
+"""libmemcached's programs against the plain memcached port, binary protocol.
+
+`memccapable -b` knows 27 tests; all must pass. Its text-protocol tests do not apply: the port
+speaks the binary protocol only.
+"""
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from node_process import NodeProcess
+
+RunProgram = Callable[..., subprocess.CompletedProcess[bytes]]
+CAPABILITIES = (
+    "noop", "quit", "quitq", "set", "setq", "flush", "flushq", "add", "addq", "replace",
+    "replaceq", "delete", "deleteq", "get", "getq", "getk", "getkq", "incr", "incrq", "decr",
+    "decrq", "version", "append", "appendq", "prepend", "prependq", "stat",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CAPABILITIES)
+def test_memccapable(node: NodeProcess, run_program: RunProgram, name: str) -> None:
+    host, port = node.memcached
+    done = run_program(
+        "memccapable", "-h", host, "-p", str(port), "-t", "10", "-b", "-v", "-T", f"binary {name}",
+        check=False,
+    )  # fmt: skip
+    said = (done.stdout + done.stderr).decode(errors="replace")
+    assert re.search(rf"^binary {name}\s+\[pass\]$", said, re.MULTILINE), said
+
+
+def test_memccapable_has_no_test_we_do_not_list(
+    node: NodeProcess, run_program: RunProgram
+) -> None:
+    host, port = node.memcached
+    done = run_program("memccapable", "-h", host, "-p", str(port), "-t", "10", "-b", check=False)
+    found = re.findall(r"^binary (\w+)\s+\[pass\]$", done.stdout.decode(), re.MULTILINE)
+    assert sorted(found) == sorted(CAPABILITIES)
+
+
+def test_memccat_reads_what_memccp_wrote(
+    node: NodeProcess, run_program: RunProgram, tmp_path: Path
+) -> None:
+    server = "--servers={}:{}".format(*node.memcached)
+    file = tmp_path / "letter.txt"
+    file.write_text("dear reader\n" * 1000)
+    run_program("memccp", server, "--binary", "--flag=7", str(file))
+    shown = run_program("memccat", server, "--binary", "letter.txt")
+    assert shown.stdout.strip() == file.read_bytes().strip()
+    flags = run_program("memccat", server, "--binary", "--flags", "letter.txt")
+    assert flags.stdout.split()[0] == b"7"
+    run_program("memccrm", server, "--binary", "letter.txt")
+    assert run_program("memccat", server, "--binary", "letter.txt", check=False).stdout == b""
+
+
+@pytest.mark.parametrize("load", ["set", "get", "mget"])
+def test_memcslap_loads(node: NodeProcess, run_program: RunProgram, load: str) -> None:
+    server = "--servers={}:{}".format(*node.memcached)
+    done = run_program(
+        "memcslap", server, "--binary", "--concurrency=4", "--execute-number=500",
+        "--initial-load=500", f"--test={load}",
+    )  # fmt: skip
+    said = (done.stdout + done.stderr).decode(errors="replace")
+    assert not re.search(r"error|fail", said, re.IGNORECASE), said
