@@ -7,8 +7,8 @@ Invariants:
 4. Once there are users, one of them is an administrator.
 5. A remembered check is forgotten after `REMEMBERED_SECONDS`, and at once when the user changes.
 
-Elsewhere: records (`access.records`), the exchange (`access.scram_server`). A check may run in
-any thread; changes are made by one thread at a time.
+Elsewhere: records (`access.records`), the exchange (`access.scram_server`). All calls may come
+from any thread; changes are made one after the other.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ class UserStore:
         self._memory_key = secrets.token_bytes(32)
         self._remembered: dict[bytes, tuple[User, float]] = {}
         self._lock = threading.Lock()
+        self._change = threading.Lock()
         if path is not None and path.exists():
             self._load(path)
 
@@ -118,11 +119,12 @@ class UserStore:
             raise UsageError(
                 f"a password has at most {PASSWORD_BYTES_MAX} bytes", code="bad_password"
             )
-        if name not in self._users and len(self._users) >= USERS_MAX:
-            raise UsageError(f"a node has at most {USERS_MAX} users", code="too_many_users")
         salts = {mechanism: secrets.token_bytes(16) for mechanism in HASHES}
         user = User(name, checked_roles(roles), make_verifiers(password, salts))
-        self._replace({**self._users, name: user})
+        with self._change:
+            if name not in self._users and len(self._users) >= USERS_MAX:
+                raise UsageError(f"a node has at most {USERS_MAX} users", code="too_many_users")
+            self._replace({**self._users, name: user})
         return user
 
     def ensure_admin(self, name: str, password: str) -> None:
@@ -141,9 +143,10 @@ class UserStore:
         Raises:
             ConditionError: `last_admin`.
         """
-        if name not in self._users:
-            return False
-        self._replace({other: user for other, user in self._users.items() if other != name})
+        with self._change:
+            if name not in self._users:
+                return False
+            self._replace({other: user for other, user in self._users.items() if other != name})
         return True
 
     def check_password(self, name: str, password: str) -> User | None:

@@ -1,0 +1,1 @@
+"""The HTTP front door: the node's pages, log-in, administration, metrics."""

@@ -1,0 +1,1 @@
+"""The HTTP front door's shell on aiohttp."""

@@ -1,0 +1,99 @@
+"""What happens to every request before its page: origin, who it is from, errors as JSON.
+
+Invariants:
+1. A wrong password is answered 401 before any page runs.
+2. A password check runs in a thread: it is slow on purpose.
+3. A request with a log-in cookie that carries a body must say that the body is JSON, which a form
+   of another site cannot.
+
+Elsewhere: decisions (`gateway.core`), rights of single pages (`gateway.aio.answers.require`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from base64 import b64decode
+from binascii import Error as Base64Error
+from typing import Final
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from millstream.access.users import User, UserStore
+from millstream.errors import AccessError, MillstreamError, UsageError
+from millstream.gateway.aio.answers import HOST, SIGNER, USER, answer
+from millstream.gateway.core.cookies import COOKIE_NAME
+from millstream.gateway.core.errors import body_of_status, status_of
+from millstream.gateway.core.origins import refuse_foreign_page
+
+__all__ = ["MIDDLEWARES"]
+
+_LOG = logging.getLogger(__name__)
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except MillstreamError as error:
+        status = status_of(error)
+        headers = {"WWW-Authenticate": 'Basic realm="millstream"'} if status == 401 else None
+        if status >= 500:
+            _LOG.warning("%s %s: %s", request.method, request.path, error)
+        body = {"error": error.code, "reason": str(error)}
+        return answer(body, status=status, headers=headers)
+    except web.HTTPException as error:
+        allowed = error.headers.get("Allow")
+        headers = {"Allow": allowed} if allowed else None
+        return answer(body_of_status(error.status), status=error.status, headers=headers)
+    except Exception:  # noqa: BLE001 - the top of a request: log once, tell nothing
+        _LOG.exception("%s %s failed", request.method, request.path)
+        return answer(body_of_status(500), status=500)
+
+
+@web.middleware
+async def _who(request: web.Request, handler: Handler) -> web.StreamResponse:
+    host = request.app[HOST]
+    refuse_foreign_page(
+        request.method,
+        request.headers.get("Host", ""),
+        request.headers.get("Origin"),
+        hosts=host.hosts,
+        has_users=not host.users.is_empty,
+    )
+    request[USER] = None
+    if not host.users.is_empty:
+        request[USER] = await _user_of(request, host.users)
+    return await handler(request)
+
+
+async def _user_of(request: web.Request, users: UserStore) -> User | None:
+    authorization = request.headers.get("Authorization")
+    if authorization is not None:
+        name, password = _basic(authorization)
+        user = await asyncio.to_thread(users.check_password, name, password)
+        if user is None:
+            raise AccessError("wrong user name or password", code="unauthorized")
+        return user
+    cookie = request.cookies.get(COOKIE_NAME)
+    if not cookie:
+        return None
+    user = request.app[SIGNER].check(cookie, users.get)
+    if user is not None and request.body_exists and request.content_type != "application/json":
+        raise UsageError("a body of type application/json is wanted", code="bad_content_type")
+    return user
+
+
+def _basic(authorization: str) -> tuple[str, str]:
+    scheme, _, encoded = authorization.partition(" ")
+    try:
+        name, colon, password = b64decode(encoded.strip(), validate=True).decode().partition(":")
+    except (Base64Error, ValueError):
+        colon = ""
+    if scheme.lower() != "basic" or not colon:
+        raise AccessError("use HTTP Basic or log in at /_session", code="unauthorized")
+    return name, password
+
+
+MIDDLEWARES: Final[tuple[Middleware, ...]] = (_errors_as_json, _who)

@@ -1,0 +1,109 @@
+"""The HTTP listener: the application, its limits, its start and stop.
+
+Invariants:
+1. A request's line, headers and body are bounded before a page sees it.
+2. Also a request that is not HTTP is answered with a JSON error, or not at all.
+
+Elsewhere: pages (`*_pages`), what precedes them (`guard`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+import ssl
+import time
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from millstream.gateway.aio import bucket_pages, node_pages, session_pages, user_pages
+from millstream.gateway.aio.answers import HOST, SIGNER
+from millstream.gateway.aio.guard import MIDDLEWARES
+from millstream.gateway.core.cookies import CookieSigner
+from millstream.gateway.core.errors import body_of_status
+from millstream.gateway.core.host import NodeHost
+
+__all__ = ["BODY_BYTES_MAX", "HEADER_BYTES_MAX", "HttpServer", "make_application"]
+
+_LOG = logging.getLogger(__name__)
+BODY_BYTES_MAX: Final = 1024 * 1024
+HEADER_BYTES_MAX: Final = 8190
+"""Of the request line, and of each header."""
+IDLE_SECONDS: Final = 75.0
+STOP_SECONDS: Final = 5.0
+"""How long requests under way may take to end when the node stops."""
+BACKLOG: Final = 1024
+
+
+def make_application(host: NodeHost) -> web.Application:
+    """Return the pages around a node."""
+    application = web.Application(middlewares=MIDDLEWARES, client_max_size=BODY_BYTES_MAX)
+    application[HOST] = host
+    application[SIGNER] = CookieSigner(secrets.token_bytes(32), lambda: time.time_ns() // 10**9)
+    for pages in (node_pages, session_pages, bucket_pages, user_pages):
+        application.add_routes(pages.routes())
+    return application
+
+
+class _RequestHandler(web.RequestHandler):
+    """Answers what is no HTTP request in JSON, and logs it in one line."""
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Return the answer to a request that could not be read; the connection is closed."""
+        _LOG.info("refused a request from %s: %s", request.remote, type(exc).__name__)
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer was begun already")
+        response = web.Response(
+            body=msgspec.json.encode(body_of_status(status)) + b"\n",
+            status=status,
+            content_type="application/json",
+        )
+        response.force_close()
+        return response
+
+
+class HttpServer:
+    """The listener of one node."""
+
+    def __init__(self, host: NodeHost) -> None:
+        self._runner = web.AppRunner(
+            make_application(host), access_log=None, shutdown_timeout=STOP_SECONDS
+        )
+        self._listener: asyncio.Server | None = None
+
+    async def start(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Accept requests on a bound socket."""
+        await self._runner.setup()
+        server = self._runner.server
+        assert server is not None
+        loop = asyncio.get_running_loop()
+
+        def handler() -> _RequestHandler:
+            return _RequestHandler(
+                server,
+                loop=loop,
+                access_log=None,  # type: ignore[arg-type] # None means none, as in AppRunner
+                keepalive_timeout=IDLE_SECONDS,
+                max_line_size=HEADER_BYTES_MAX,
+                max_field_size=HEADER_BYTES_MAX,
+            )
+
+        self._listener = await loop.create_server(
+            handler, sock=listening, ssl=tls, backlog=BACKLOG
+        )
+
+    async def stop(self) -> None:
+        """Close the listener, let requests under way end."""
+        if self._listener is not None:
+            self._listener.close()
+        await self._runner.cleanup()

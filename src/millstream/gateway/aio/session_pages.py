@@ -1,0 +1,75 @@
+"""Logging in and out over HTTP: `/_session`.
+
+Invariants:
+1. A cookie is handed out only for a name and password that were just checked.
+2. Roles are shown as CouchDB's clients expect them: an administrator has `_admin`.
+
+Elsewhere: the cookie (`gateway.core.cookies`).
+Source: CouchDB's `/_session`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiohttp import web
+
+from millstream.access.users import User
+from millstream.errors import AccessError, UsageError
+from millstream.gateway.aio.answers import HOST, SIGNER, USER, answer, read_object
+from millstream.gateway.core.cookies import COOKIE_NAME, SESSION_SECONDS
+
+__all__ = ["routes"]
+
+
+def _roles(user: User) -> list[str]:
+    return ["_admin" if role == "admin" else role for role in user.roles]
+
+
+async def _show(request: web.Request) -> web.Response:
+    user: User | None = request[USER]
+    is_open = request.app[HOST].users.is_empty
+    context: dict[str, Any] = {"name": None, "roles": ["_admin"] if is_open else []}
+    info: dict[str, Any] = {"authentication_handlers": ["cookie", "default"]}
+    if user is not None:
+        context = {"name": user.name, "roles": _roles(user)}
+        info["authenticated"] = "default" if "Authorization" in request.headers else "cookie"
+    return answer({"ok": True, "userCtx": context, "info": info})
+
+
+async def _log_in(request: web.Request) -> web.Response:
+    content = await read_object(request)
+    name, password = content.get("name"), content.get("password")
+    if not isinstance(name, str) or not isinstance(password, str):
+        raise UsageError('the body must hold "name" and "password"')
+    users = request.app[HOST].users
+    user = await asyncio.to_thread(users.check_password, name, password)
+    if user is None:
+        raise AccessError("wrong user name or password", code="unauthorized")
+    response = answer({"ok": True, "name": user.name, "roles": _roles(user)})
+    response.set_cookie(
+        COOKIE_NAME,
+        request.app[SIGNER].make(user),
+        max_age=SESSION_SECONDS,
+        path="/",
+        secure=request.secure,
+        httponly=True,
+        samesite="Strict",
+    )
+    return response
+
+
+async def _log_out(_: web.Request) -> web.Response:
+    response = answer({"ok": True})
+    response.del_cookie(COOKIE_NAME, path="/")
+    return response
+
+
+def routes() -> list[web.RouteDef]:
+    """Return the pages of this module."""
+    return [
+        web.get("/_session", _show),
+        web.post("/_session", _log_in),
+        web.delete("/_session", _log_out),
+    ]

@@ -1,0 +1,66 @@
+"""Errors as HTTP answers: a status, and a body {"error": code, "reason": sentence}.
+
+Invariants:
+1. Every error answer of the front door has such a body, also 404, 405, 413 and malformed requests.
+2. The body of an unforeseen error tells nothing about the inside.
+
+Elsewhere: the errors themselves (`errors`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from millstream.errors import (
+    AccessError,
+    ConditionError,
+    MillstreamError,
+    ProtocolError,
+    RoutingError,
+    UnavailableError,
+    UsageError,
+)
+
+__all__ = ["STATUS_TEXTS", "body_of_status", "status_of"]
+
+_BY_CODE: Final = {
+    "unauthorized": 401,
+    "bucket_not_found": 404,
+    "user_not_found": 404,
+    "not_found": 404,
+    "bucket_exists": 412,
+    "last_admin": 409,
+    "too_large": 413,
+    "bad_content_type": 415,
+}
+_BY_CLASS: Final[tuple[tuple[type[MillstreamError], int], ...]] = (
+    (UsageError, 400),
+    (ProtocolError, 400),
+    (AccessError, 403),
+    (RoutingError, 404),
+    (ConditionError, 409),
+    (UnavailableError, 503),
+)
+STATUS_TEXTS: Final = {
+    400: ("bad_request", "the request is malformed"),
+    404: ("not_found", "there is nothing at this address"),
+    405: ("method_not_allowed", "this address does not know this method"),
+    413: ("too_large", "the request is larger than this address accepts"),
+    415: ("bad_content_type", "a body of type application/json is wanted"),
+    500: ("internal_error", "an error of the server; its log says more"),
+    503: ("unavailable", "not now; try again later"),
+}
+
+
+def status_of(error: MillstreamError) -> int:
+    """Return the HTTP status that says what an error says."""
+    if error.code in _BY_CODE:
+        return _BY_CODE[error.code]
+    return next((status for kind, status in _BY_CLASS if isinstance(error, kind)), 500)
+
+
+def body_of_status(status: int) -> dict[str, str]:
+    """Return the body of an error that has no code of its own."""
+    default = ("bad_request" if status < 500 else "internal_error", f"HTTP status {status}")
+    code, reason = STATUS_TEXTS.get(status, default)
+    return {"error": code, "reason": reason}
