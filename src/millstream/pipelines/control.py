@@ -1,0 +1,150 @@
+"""The planner's line to a node: positions, histories and leases over one kv connection.
+
+Invariants:
+1. The first connection of a query fails at once, with the reason. Later ones are tried again for
+   `RECONNECT_S`, so that a query outlives the restart of a node.
+2. What the newest offset relies on is renewed while the query lives, however long a batch takes,
+   by a thread with connections of its own.
+
+Elsewhere: the rules (`planner`), the executors' connections (`reading`).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeVar
+
+from millstream.client.extensions import LeaseHold, PartitionPosition
+from millstream.client.kv import Client, connect
+from millstream.client.routing import Backoff
+from millstream.errors import MillstreamError, StreamError, UnavailableError, UsageError
+from millstream.model.limits import LEASE_SECONDS_DEFAULT
+from millstream.model.position import FailoverLog
+from millstream.pipelines.options import SourceOptions
+
+__all__ = ["LeaseKeeper", "NodeControl", "open_client"]
+
+RECONNECT_S: Final = 30.0
+RENEW_EVERY_S: Final = LEASE_SECONDS_DEFAULT / 3
+
+Answer = TypeVar("Answer")
+
+
+def open_client(options: SourceOptions) -> Client:
+    """Connect with the options of a source.
+
+    Raises:
+        UnavailableError, AccessError: as `millstream.connect`.
+    """
+    return connect(
+        options.hosts, bucket=options.bucket, user=options.user, password=options.password
+    )
+
+
+class NodeControl:
+    """What the planner asks of a node; a `planner.PlanningSource`."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._client = open_client(options)
+        self.bucket_uuid = self._client.cluster_map.bucket_uuid
+        self.partition_ids = self._checked_partitions()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def positions(self) -> Mapping[int, PartitionPosition]:
+        """Return where every partition to be read stands."""
+        found = self._ask(lambda client: client.positions(self.partition_ids))
+        return {position.partition_id: position for position in found}
+
+    def failover_log(self, partition_id: int) -> FailoverLog:
+        """Return the histories of a partition, newest first."""
+        return self._ask(lambda client: client.branch_log(partition_id))
+
+    def open_lease(self, partition_ids: Sequence[int]) -> Mapping[int, LeaseHold]:
+        """Hold partitions as of their present high."""
+        return self._ask(lambda client: client.open_lease(partition_ids))
+
+    def open_lease_at(self, ends: Mapping[int, int]) -> Mapping[int, LeaseHold]:
+        """Hold partitions as of the seqnos given where all can be read so, else their highs."""
+        try:
+            return self._ask(lambda client: client.open_lease(dict(ends)))
+        except StreamError:
+            return self.open_lease(list(ends))
+
+    def renew_lease(self, lease_id: int, partition_ids: Sequence[int]) -> Mapping[int, LeaseHold]:
+        """Extend a lease on partitions; return those still held."""
+        return self._ask(lambda client: client.renew_lease(lease_id, partition_ids))
+
+    def release_lease(self, lease_id: int, partition_ids: Sequence[int]) -> None:
+        """Give up a lease on partitions."""
+        self._ask(lambda client: client.release_lease(lease_id, partition_ids))
+
+    def _ask(self, ask: Callable[[Client], Answer]) -> Answer:
+        backoff = Backoff(RECONNECT_S)
+        while True:
+            try:
+                return ask(self._client)
+            except UnavailableError:
+                if not backoff.wait():
+                    raise
+
+    def _checked_partitions(self) -> tuple[int, ...]:
+        count = self._client.partition_count
+        wanted = self._options.partition_ids
+        if wanted is None:
+            return tuple(range(count))
+        if wanted[-1] >= count:
+            raise UsageError(
+                f"option partitions: bucket {self._options.bucket!r} has the partitions 0 to "
+                f"{count - 1}, not {wanted[-1]}",
+                code="bad_option",
+            )
+        return wanted
+
+
+class LeaseKeeper:
+    """Renews leases from a thread of its own until stopped.
+
+    Args:
+        options: how to connect.
+        leases_in_use: returns lease id -> partitions; called from the thread.
+        every_s: pause between renewals, in seconds.
+    """
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        leases_in_use: Callable[[], Mapping[int, Sequence[int]]],
+        every_s: float = RENEW_EVERY_S,
+    ) -> None:
+        self._options = options
+        self._leases_in_use = leases_in_use
+        self._every_s = every_s
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="millstream-leases", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop renewing."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._every_s):
+            leases = self._leases_in_use()
+            try:
+                if leases:
+                    self._renew(leases)
+            except MillstreamError as error:
+                # Not fatal: the planner finds the lease lost, and reads its snapshot again.
+                sys.stderr.write(f"millstream source: leases were not renewed: {error}\n")
+
+    def _renew(self, leases: Mapping[int, Sequence[int]]) -> None:
+        with open_client(self._options) as client:
+            for lease_id, partition_ids in leases.items():
+                client.renew_lease(lease_id, partition_ids)

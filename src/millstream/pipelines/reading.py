@@ -1,0 +1,196 @@
+"""The executor's side: ranges from a node, cut into columns, as Arrow batches.
+
+Invariants:
+1. Sockets are opened inside a read and closed when it ends, also when it is abandoned.
+2. A batch holds about `BATCH_ROWS` rows or `BATCH_BYTES`, at most one chunk more; one chunk is
+   at most one document longer than the fetch size. So no batch comes near Arrow's 2 GiB.
+3. Mark rows come before the changes of a task.
+
+Hot path: socket -> `BulkReader` -> `cut_columns` -> Arrow; see docs/benchmarks.md.
+
+Elsewhere: which ranges (`ranges`), form of the rows (`schema`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from millstream.client.bulk import BulkReader, Range
+from millstream.client.columns import Columns, cut_columns
+from millstream.client.connection import PORT_DEFAULT, Connection
+from millstream.client.extensions import LeaseHold
+from millstream.client.kv import Client
+from millstream.errors import StreamError, UnavailableError
+from millstream.model.addresses import parse_address
+from millstream.model.position import FailoverLog
+from millstream.pipelines.control import RENEW_EVERY_S, open_client
+from millstream.pipelines.options import SourceOptions
+from millstream.pipelines.ranges import RangeRead, read_committed
+from millstream.pipelines.schema import (
+    OP_ROLLBACK,
+    OP_SWEEP,
+    MarkRow,
+    RowForm,
+    branch_table,
+)
+
+__all__ = ["NodeRanges", "committed_batches", "pinned_batches"]
+
+BATCH_ROWS: Final = 10_000
+BATCH_BYTES: Final = 4 * 1024 * 1024
+
+
+class NodeRanges:
+    """Ranges read from a node; a `ranges.RangeSource`."""
+
+    def __init__(self, options: SourceOptions, *, with_values: bool) -> None:
+        self._options = options
+        self._with_values = with_values
+        self._client: Client | None = None
+
+    def close(self) -> None:
+        """Close what is open; streams close with their iterators."""
+        if self._client is not None:
+            self._client.close()
+
+    def stream(self, ranges: Sequence[Range]) -> Iterator[bytes]:
+        """Yield the frames of ranges in chunks; nothing for no range."""
+        if not ranges:
+            return
+        with _connect(self._options) as connection:
+            yield from BulkReader(connection, with_values=self._with_values).read(ranges)
+
+    def failover_log(self, partition_id: int) -> tuple[FailoverLog, int]:
+        """Return the histories of a partition, newest first, and its high seqno."""
+        client = self.client()
+        return client.branch_log(partition_id), client.positions([partition_id])[0].high_seqno
+
+    def release_lease(self, lease_id: int, partition_id: int) -> None:
+        """Give up a lease on a partition."""
+        self.client().release_lease(lease_id, [partition_id])
+
+    def client(self) -> Client:
+        """Return the connection for what is no stream."""
+        if self._client is None:
+            self._client = open_client(self._options)
+        return self._client
+
+
+def committed_batches(
+    options: SourceOptions, form: RowForm, reads: Sequence[RangeRead]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a stream's logged ranges; see `ranges.read_committed`."""
+    marks = _mark_rows(reads)
+    if marks:
+        yield form.marks(marks)
+    source = NodeRanges(options, with_values=options.has_values and form.has_values)
+    try:
+        yield from _batches(options, form, _branches(reads), read_committed(reads, source))
+    finally:
+        source.close()
+
+
+def pinned_batches(
+    options: SourceOptions, form: RowForm, reads: Sequence[RangeRead]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a batch read, exactly as of the leases it was planned with.
+
+    A DataFrame may be evaluated long after it was planned: what is not held any more when the
+    task begins is read as of the present, unless an end was asked for.
+
+    Raises:
+        StreamError: `lease_lost`: the snapshot is gone.
+        RollbackRequiredError: the place where the read was to begin is no longer in the history.
+    """
+    source = NodeRanges(options, with_values=options.has_values and form.has_values)
+    try:
+        held = _held(source, reads, can_move=options.ending_offsets == "latest")
+        yield from _batches(options, form, _branches(held), _kept(source, held))
+    finally:
+        source.close()
+
+
+def _held(
+    source: NodeRanges, reads: Sequence[RangeRead], *, can_move: bool
+) -> Sequence[RangeRead]:
+    """Renew the leases of ranges; give new ones to those that have lost theirs."""
+    held: dict[int, LeaseHold] = {}
+    for lease_id in {read.lease_id for read in reads if read.lease_id is not None}:
+        mine = [read.partition_id for read in reads if read.lease_id == lease_id]
+        held.update(source.client().renew_lease(lease_id, mine))
+    lost = [read.partition_id for read in reads if read.partition_id not in held]
+    if not lost:
+        return reads
+    if not can_move:
+        raise StreamError(
+            f"the snapshot of partition {lost[0]} that this read was planned with is gone; load "
+            "the DataFrame again",
+            code="lease_lost",
+        )
+    opened = source.client().open_lease(lost)
+    return [
+        read.as_of(opened[read.partition_id]) if read.partition_id in opened else read
+        for read in reads
+    ]
+
+
+def _kept(source: NodeRanges, reads: Sequence[RangeRead]) -> Iterator[bytes]:
+    """Yield the frames of ranges, renewing their leases meanwhile."""
+    renewed_s = time.monotonic()
+    for chunk in source.stream([read.request for read in reads]):
+        if time.monotonic() - renewed_s > RENEW_EVERY_S:
+            renewed_s = time.monotonic()
+            _held(source, reads, can_move=False)
+        yield chunk
+
+
+def _batches(
+    options: SourceOptions, form: RowForm, branches: Mapping[int, int], chunks: Iterable[bytes]
+) -> Iterator[pa.RecordBatch]:
+    table = branch_table(branches)
+    columns, size = Columns(), 0
+    for chunk in chunks:
+        cut_columns(chunk, columns)
+        size += len(chunk)
+        if size >= BATCH_BYTES or len(columns) >= BATCH_ROWS:
+            yield form.batch(columns, table, options.key_prefix)
+            columns, size = Columns(), 0
+    if len(columns):
+        yield form.batch(columns, table, options.key_prefix)
+
+
+def _branches(reads: Sequence[RangeRead]) -> dict[int, int]:
+    return {read.partition_id: read.branch for read in reads}
+
+
+def _mark_rows(reads: Sequence[RangeRead]) -> list[MarkRow]:
+    rollbacks = [
+        MarkRow(OP_ROLLBACK, read.partition_id, read.branch, read.rollback_to, read.load)
+        for read in reads
+        if read.rollback_to is not None
+    ]
+    sweeps = [
+        MarkRow(OP_SWEEP, read.partition_id, read.branch, read.sweep_seqno, read.load)
+        for read in reads
+        if read.sweep_seqno is not None
+    ]
+    return rollbacks + sweeps
+
+
+def _connect(options: SourceOptions) -> Connection:
+    """Connect to the first host that answers."""
+    failure: UnavailableError | None = None
+    for address in options.hosts.split(","):
+        host, port = parse_address(address.strip(), default_port=PORT_DEFAULT)
+        try:
+            return Connection(
+                host, port, user=options.user, password=options.password, bucket=options.bucket
+            )
+        except UnavailableError as error:
+            failure = error
+    assert failure is not None
+    raise failure

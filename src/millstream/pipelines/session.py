@@ -1,0 +1,96 @@
+"""A local Spark session with settings that start quickly, stay small and stay quiet.
+
+Invariants:
+1. The session's Java, Python and addresses are this machine's own: nothing is looked up elsewhere
+   and nothing listens beyond loopback.
+2. One session per process, as Spark has it: a second call returns the running one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from millstream.pipelines.spark_version import PYSPARK_MIN  # refuses an older PySpark first
+
+# isort: split
+from pyspark.sql import SparkSession
+
+from millstream.pipelines.java import use_java
+
+__all__ = ["PYSPARK_MIN", "STATE_SETTINGS", "local_session"]
+
+TASK_FAILURES_MAX: Final = 4
+"""A plain `local[N]` ends a job at the first failed task."""
+SHUFFLE_PARTITIONS: Final = 2
+_STATE: Final = "spark.sql.streaming.stateStore"
+_SETTINGS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.log.level": "ERROR",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    "spark.sql.streaming.minBatchesToRetain": "10",
+}
+STATE_SETTINGS: Final[Mapping[str, str]] = {
+    f"{_STATE}.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    f"{_STATE}.rocksdb.changelogCheckpointing.enabled": "true",
+}
+"""For queries that keep state in Spark, such as a streaming aggregation."""
+
+
+def local_session(
+    app_name: str = "millstream",
+    *,
+    cores: int | None = None,
+    driver_memory: str = "1g",
+    work_dir: Path | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """Return a Spark session in this process, with `format("millstream")` registered.
+
+    Args:
+        app_name: shown by Spark.
+        cores: tasks at a time; default the processors this process may use.
+        driver_memory: heap of the one Java process; counts only where it starts.
+        work_dir: where Spark spills and keeps tables; default a directory that goes at exit.
+        settings: more Spark settings, or others than the default ones.
+
+    Raises:
+        UnavailableError: `no_java`.
+    """
+    use_java()
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    directory = work_dir or _temporary_directory()
+    tasks = cores or len(os.sched_getaffinity(0))
+    builder = SparkSession.Builder().appName(app_name)
+    builder = builder.master(f"local[{tasks},{TASK_FAILURES_MAX}]")
+    chosen = {
+        **_SETTINGS,
+        "spark.driver.memory": driver_memory,
+        "spark.local.dir": str(directory / "spill"),
+        "spark.sql.warehouse.dir": str(directory / "tables"),
+        **(settings or {}),
+    }
+    for name, value in chosen.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel(chosen["spark.log.level"])
+    return session
+
+
+def _temporary_directory() -> Path:
+    directory = Path(tempfile.mkdtemp(prefix="millstream-spark-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory

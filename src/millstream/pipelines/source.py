@@ -1,0 +1,183 @@
+"""`format("millstream")`: the Spark data source, batch and streaming.
+
+    pipelines.register(spark)
+    spark.readStream.format("millstream").option("hosts", "127.0.0.1:11210")
+        .option("bucket", "flights").load()
+
+Invariants:
+1. Method and parameter names are Spark's: some are passed by keyword, others by position.
+2. What a reader keeps besides its options belongs to one process and is never pickled. State
+   travels in offsets and in `RangesPartition` only.
+3. A batch read's end is fixed, under leases, when it is planned.
+
+Elsewhere: rules of offsets (`planner`, `ranges`), executors (`reading`), options (`options`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from millstream.pipelines.spark_version import PYSPARK_MIN  # refuses an older PySpark first
+
+# isort: split
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from millstream.errors import UsageError
+from millstream.pipelines.batch_plan import plan_batch
+from millstream.pipelines.offsets import offset_from_json
+from millstream.pipelines.options import ROW_BYTES_ESTIMATE, SourceOptions, parse_options
+from millstream.pipelines.query import Query
+from millstream.pipelines.ranges import RangeRead, ranges_between, spread
+from millstream.pipelines.reading import committed_batches, pinned_batches
+from millstream.pipelines.schema import SPARK_SCHEMA, RowForm, row_form
+
+__all__ = [
+    "PYSPARK_MIN",
+    "MillstreamDataSource",
+    "MillstreamReader",
+    "MillstreamStreamReader",
+    "RangesPartition",
+    "register",
+]
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("millstream")` known to a session.
+
+    Not needed where this package is installed: Spark finds `pyspark_millstream` by itself.
+    """
+    spark.dataSource.register(MillstreamDataSource)
+
+
+class RangesPartition(InputPartition):
+    """The ranges that one Spark task reads."""
+
+    def __init__(self, reads: Sequence[RangeRead]) -> None:
+        super().__init__(None)
+        self.reads = tuple(reads)
+
+
+class MillstreamDataSource(DataSource):
+    """A bucket's change stream as a table of changes."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "millstream"
+
+    def schema(self) -> str:
+        """Return all columns; a reader can ask for fewer with `.schema(...)`."""
+        parse_options(self.options)
+        return SPARK_SCHEMA
+
+    def reader(self, schema: StructType) -> MillstreamReader:
+        """Return the reader of a batch."""
+        return MillstreamReader(parse_options(self.options), row_form(schema))
+
+    def streamReader(self, schema: StructType) -> MillstreamStreamReader:
+        """Return the reader of a stream."""
+        options = parse_options(self.options)
+        if options.ending_offsets != "latest":
+            raise UsageError("option endingOffsets: a stream has no end", code="bad_option")
+        return MillstreamStreamReader(options, row_form(schema))
+
+
+class MillstreamReader(DataSourceReader):
+    """Reads each partition from its start to an end fixed at planning."""
+
+    def __init__(self, options: SourceOptions, form: RowForm) -> None:
+        self._options = options
+        self._form = form
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Fix the end and share the ranges out over tasks."""
+        tasks = spread(plan_batch(self._options), self._options.task_count)
+        return [RangesPartition(task) for task in tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one task."""
+        # Spark puts in an empty partition of its own where there is nothing to read.
+        reads = partition.reads if isinstance(partition, RangesPartition) else ()
+        return pinned_batches(self._options, self._form, reads)
+
+
+class MillstreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows the change stream in micro-batches."""
+
+    def __init__(self, options: SourceOptions, form: RowForm) -> None:
+        self._options = options
+        self._form = form
+        self._query: Query | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave the query behind: it holds sockets and a thread (invariant 2)."""
+        return type(self), (self._options, self._form)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return the limit that the options set."""
+        rows_max = self._options.rows_wanted()
+        return ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Take the present end of every partition as the goal of this run."""
+        self._running().prepare_available_now()
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return where a new query begins."""
+        return self._running().initial_offset()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return where the next batch ends; `start` itself if nothing is new."""
+        return self._running().latest_offset(start, _rows_of(limit))
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Return the end of every partition, for the lag that the progress shows."""
+        return self._running().high_offset()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Share the ranges between two logged offsets out over tasks."""
+        reads = ranges_between(offset_from_json(start), offset_from_json(end))
+        return [RangesPartition(task) for task in spread(reads, self._options.task_count)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one task."""
+        reads = partition.reads if isinstance(partition, RangesPartition) else ()
+        return committed_batches(self._options, self._form, reads)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Do nothing: the next `latestOffset` says all (Spark omits the last commit of a run)."""
+
+    def stop(self) -> None:
+        """Close what the query holds; its leases end by themselves, for a restart to find."""
+        if self._query is not None:
+            self._query.stop()
+            self._query = None
+
+    def _running(self) -> Query:
+        if self._query is None:
+            self._query = Query(self._options)
+        return self._query
+
+
+def _rows_of(limit: ReadLimit) -> int | None:
+    if isinstance(limit, ReadMaxRows):
+        return max(1, limit.max_rows)
+    if isinstance(limit, ReadMaxBytes):
+        return max(1, limit.max_bytes // ROW_BYTES_ESTIMATE)
+    return None
