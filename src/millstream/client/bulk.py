@@ -1,7 +1,8 @@
 """Ranges of the change stream in bulk, for readers that cut columns: Spark executors, backups.
 
     with Connection(host, port, bucket="flights") as connection:
-        for chunk in read_ranges(connection, ranges):
+        reader = BulkReader(connection)
+        for chunk in reader.read(ranges):
             cut_columns(chunk, columns)
 
 Invariants:
@@ -11,7 +12,8 @@ Invariants:
    last one ends. Ranges of one partition are not under way together.
 3. Bytes are acknowledged when the caller asks for the next chunk; at most `WINDOW_BYTES` are
    unhandled.
-4. The connection serves nothing else; it is closed unless every range was read to its end.
+4. The connection serves nothing else. It stays usable if a range is refused or ends early while
+   no other is under way, else an error (or a caller that stops reading) closes it.
 
 Elsewhere: frames into columns (`client.columns`), following without end (`upr.aio.client`).
 """
@@ -20,12 +22,11 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from struct import Struct
 from typing import Final, NamedTuple
 
 from millstream.client.connection import Connection
-from millstream.client.replies import error_of_status
 from millstream.errors import (
     MillstreamError,
     RemoteProtocolError,
@@ -47,8 +48,9 @@ from millstream.wire.mcbp import (
     request,
     response,
 )
+from millstream.wire.replies import error_of_status
 
-__all__ = ["FETCH_BYTES", "WINDOW_BYTES", "Range", "read_range", "read_ranges"]
+__all__ = ["FETCH_BYTES", "WINDOW_BYTES", "BulkReader", "Range"]
 
 WINDOW_BYTES: Final = 8 * 1024 * 1024
 FETCH_BYTES: Final = 512 * 1024
@@ -90,52 +92,26 @@ class Range(NamedTuple):
     end_uuid: int | None = None
 
 
-def read_range(
-    connection: Connection,
-    partition_id: int,
-    position: Position,
-    end: int,
-    *,
-    lease: int | None = None,
-    end_uuid: int | None = None,
-    with_values: bool = True,
-) -> Iterator[bytes]:
-    """As `read_ranges`, of one range."""
-    wanted = Range(partition_id, position, end, lease, end_uuid)
-    return read_ranges(connection, [wanted], with_values=with_values)
-
-
-def read_ranges(
-    connection: Connection,
-    ranges: Sequence[Range],
-    *,
-    with_values: bool = True,
-    fetch_bytes: int = FETCH_BYTES,
-    window_bytes: int = WINDOW_BYTES,
-) -> Iterator[bytes]:
-    """Yield the frames of some ranges in chunks.
+class BulkReader:
+    """Reads ranges over one connection.
 
     Args:
         connection: fresh, logged in, bucket selected; given up to this reader.
-        ranges: what to read; frames of different partitions may mingle, those of one are in
-            order.
         with_values: False leaves values out, for readers of keys and versions.
         fetch_bytes: size of the receive buffer, so about the largest chunk, in bytes.
         window_bytes: bytes the node may send ahead.
 
     Raises:
-        RollbackRequiredError: a position is no longer part of the history; says which partition
-            and the seqno to undo to.
-        StreamError: `lease_lost`, or the end of a stream for another reason than its end.
-        RoutingError: `not_my_partition`.
-        UnavailableError: `timeout`, `connection_closed`.
+        AccessError: the user may not stream the bucket.
     """
-    return _BulkReader(connection, with_values, fetch_bytes, window_bytes).read(ranges)
 
-
-class _BulkReader:
     def __init__(
-        self, connection: Connection, with_values: bool, fetch_bytes: int, window_bytes: int
+        self,
+        connection: Connection,
+        *,
+        with_values: bool = True,
+        fetch_bytes: int = FETCH_BYTES,
+        window_bytes: int = WINDOW_BYTES,
     ) -> None:
         self._connection = connection
         self._window_bytes = window_bytes
@@ -143,6 +119,7 @@ class _BulkReader:
         self._waiting: deque[Range] = deque()
         self._under_way: dict[int, Range] = {}
         self._buffer = bytearray(max(fetch_bytes, HEADER_BYTES))
+        self._held = 0
         connection.set_timeout(IDLE_TIMEOUT_S)
         self._open(with_values)
 
@@ -162,46 +139,63 @@ class _BulkReader:
         ):
             what = f"stream option {key.decode()}"
             self._connection.ask(Opcode.DCP_CONTROL, what, key=key, value=value)
+        early = self._connection.take_buffered()
+        if early:
+            self._buffer[: len(early)] = early  # grows if it must
+            self._held = len(early)
 
-    def read(self, ranges: Sequence[Range]) -> Iterator[bytes]:
-        """Yield chunks until every range has ended."""
-        self._waiting.extend(ranges)
-        is_whole = False
+    def read(self, ranges: Iterable[Range]) -> Iterator[bytes]:
+        """Yield the frames of some ranges in chunks; may be called again when it has ended.
+
+        Args:
+            ranges: what to read; frames of different partitions may mingle, those of one are in
+                order.
+
+        Raises:
+            RollbackRequiredError: a position is no longer part of the history; says which
+                partition and the seqno to undo to.
+            StreamError: `lease_lost`, or the end of a stream for another reason than its end.
+            RoutingError: `not_my_partition`.
+            UnavailableError: `timeout`, `connection_closed`.
+        """
+        self._waiting = deque(ranges)
         try:
             self._ask_for_more()
             yield from self._chunks()
-            is_whole = True
         finally:
-            if not is_whole:
+            if self._under_way:
                 self._connection.close()
 
     def _chunks(self) -> Iterator[bytes]:
-        early = self._connection.take_buffered()
-        held = len(early)
-        if held > len(self._buffer):
-            self._buffer.extend(bytes(held - len(self._buffer)))
-        self._buffer[:held] = early
         while self._under_way:
-            if held == len(self._buffer):
-                self._make_room()
-            with memoryview(self._buffer) as view:
-                held += self._connection.receive_into(view[held:])
             at = 0
             while True:
-                stop, has_more = _skip_changes(self._buffer, at, held)
+                stop, has_more = _skip_changes(self._buffer, at, self._held)
                 if stop > at:
                     yield bytes(memoryview(self._buffer)[at:stop])
                     self._acknowledge(stop - at)
                 at = stop
                 if not has_more:
                     break
-                at += self._take_message(at)
-            self._buffer[: held - at] = self._buffer[at:held]
-            held -= at
+                at = self._take_message(at)
+            self._forget(at)
+            if self._under_way:
+                self._receive()
+
+    def _forget(self, at: int) -> None:
+        """Drop what was handled, all bytes before `at`."""
+        self._buffer[: self._held - at] = self._buffer[at : self._held]
+        self._held -= at
+
+    def _receive(self) -> None:
+        if self._held == len(self._buffer):
+            self._make_room()
+        with memoryview(self._buffer) as view:
+            self._held += self._connection.receive_into(view[self._held :])
 
     def _make_room(self) -> None:
         """Grow the buffer to the frame that fills it."""
-        body_bytes = int(HEADER.unpack_from(self._buffer)[6])
+        body_bytes: int = HEADER.unpack_from(self._buffer)[6]
         if body_bytes > FRAME_BYTES_MAX:
             raise RemoteProtocolError(f"body of {body_bytes} bytes is too long", code="too_large")
         self._buffer.extend(bytes(HEADER_BYTES + body_bytes - len(self._buffer)))
@@ -209,30 +203,33 @@ class _BulkReader:
     # -- messages that are no changes --------------------------------------------------------
 
     def _take_message(self, at: int) -> int:
-        """Handle the whole message at `at`; return its size."""
+        """Handle the whole message at `at`; return where it ends."""
         magic, opcode, _, extras_bytes, _, vbucket, body_bytes, opaque, _ = HEADER.unpack_from(
             self._buffer, at
         )
         kind = magic << 8 | opcode
-        body = bytes(self._buffer[at + HEADER_BYTES : at + HEADER_BYTES + body_bytes])
+        stop: int = at + HEADER_BYTES + body_bytes
+        body = bytes(self._buffer[at + HEADER_BYTES : stop])
         if kind == _STREAM_REPLY:
             if vbucket != Status.SUCCESS:
+                self._under_way.pop(opaque, None)
+                self._forget(stop)
                 raise self._refusal(opaque, vbucket, body[extras_bytes:])
         elif kind == _STREAM_END:
             self._acknowledge(HEADER_BYTES + body_bytes)
-            self._end_stream(opaque, _U32.unpack(body[:4])[0])
+            self._end_stream(opaque, _U32.unpack(body[:4])[0], stop)
         elif kind == _NOOP:
             self._connection.send(response(Opcode.DCP_NOOP, Status.SUCCESS, opaque))
         elif kind != _ACK_REPLY:
             raise RemoteProtocolError(
                 f"unexpected message 0x{opcode:02x} in a stream", code="unexpected_message"
             )
-        return HEADER_BYTES + body_bytes
+        return stop
 
     def _refusal(self, partition_id: int, status: int, value: bytes) -> MillstreamError:
         what = f"stream of partition {partition_id} of bucket {self._connection.bucket!r}"
         if status == Status.ROLLBACK and len(value) == _U64.size:
-            seqno = int(_U64.unpack(value)[0])
+            seqno: int = _U64.unpack(value)[0]
             return RollbackRequiredError(
                 f"{what}: its history diverged from what this reader has; undo partition "
                 f"{partition_id} to seqno {seqno} and read again from there",
@@ -241,13 +238,14 @@ class _BulkReader:
             )
         return error_of_status(status, address=self._connection.address, what=what)
 
-    def _end_stream(self, partition_id: int, reason: int) -> None:
+    def _end_stream(self, partition_id: int, reason: int, stop: int) -> None:
         if self._under_way.pop(partition_id, None) is None:
             raise RemoteProtocolError(
                 f"end of a stream of partition {partition_id}, which has none",
                 code="unexpected_message",
             )
         if reason != StreamEndReason.OK:
+            self._forget(stop)
             names = {int(member): member.name.lower() for member in StreamEndReason}
             said = names.get(reason, str(reason))
             raise StreamError(

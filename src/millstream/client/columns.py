@@ -87,7 +87,7 @@ def cut_columns(chunk: bytes, columns: Columns) -> None:
             add_expiry(second)
             add_key(data[key_at:value_at])
             add_value(data[value_at:at])
-        elif opcode == 0x58 or opcode == 0x59:  # noqa: PLR1714 - two compares beat a set
+        elif opcode == 0x58 or opcode == 0x59:
             add_op("delete" if opcode == 0x58 else "expire")
             add_flags(0)
             add_expiry(first if extras_bytes > _PLAIN_DELETION_EXTRAS else 0)

@@ -2,13 +2,12 @@
 
 Invariants:
 1. Requests carry increasing opaques; replies come in request order, which `request` relies on.
-2. A password leaves this machine only inside SCRAM, or as PLAIN under TLS.
-3. Sending never waits for a peer that waits for us: while a long write is blocked, what has
+2. Sending never waits for a peer that waits for us: while a long write is blocked, what has
    arrived is taken in.
-4. After any transport error the connection is closed and of no further use.
+3. After any transport error the connection is closed and of no further use.
 
 Elsewhere: what to ask (`client.kv`), streams (`client.bulk`), meaning of statuses
-(`client.replies`). A connection belongs to one thread at a time.
+(`wire.replies`). A connection belongs to one thread at a time.
 """
 
 from __future__ import annotations
@@ -19,15 +18,8 @@ import ssl
 from types import TracebackType
 from typing import Final, Self
 
-from millstream.access.scram_client import ScramClient
-from millstream.client.replies import detail_of, error_of
-from millstream.errors import (
-    AccessError,
-    MillstreamError,
-    RemoteProtocolError,
-    UnavailableError,
-    UsageError,
-)
+from millstream.access.kv_login import Login, Steps, open_session
+from millstream.errors import RemoteProtocolError, UnavailableError
 from millstream.model.limits import FRAME_BYTES_MAX
 from millstream.wire.mcbp import (
     ALT_RESPONSE,
@@ -35,47 +27,20 @@ from millstream.wire.mcbp import (
     HEADER_BYTES,
     RESPONSE,
     Feature,
-    Opcode,
     Packet,
     Status,
     cut_packets,
     request,
 )
+from millstream.wire.replies import error_of
 
-__all__ = ["PORT_DEFAULT", "TIMEOUT_S", "Connection", "parse_address"]
+__all__ = ["PORT_DEFAULT", "TIMEOUT_S", "Connection"]
 
 PORT_DEFAULT: Final = 11210
 TIMEOUT_S: Final = 10.0
 _RECEIVE_BYTES: Final = 256 * 1024
 _SEND_AT_ONCE_BYTES_MAX: Final = 16 * 1024
-_FEATURES: Final = (
-    Feature.TCP_NODELAY,
-    Feature.MUTATION_SEQNO,
-    Feature.XERROR,
-    Feature.SELECT_BUCKET,
-    Feature.JSON,
-    Feature.ALT_REQUEST,
-    Feature.SYNC_REPLICATION,
-    Feature.PRESERVE_TTL,
-    Feature.MILLSTREAM,
-)
 _RESPONSES: Final = (RESPONSE, ALT_RESPONSE)
-_SCRAM: Final = ("SCRAM-SHA512", "SCRAM-SHA256", "SCRAM-SHA1")
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Return host and port of `HOST:PORT`, `[V6]:PORT` or `HOST` (port 11210).
-
-    Raises:
-        UsageError: `bad_address`.
-    """
-    host, colon, port = text.rpartition(":")
-    if not colon or (":" in host and not host.startswith("[")):
-        host, port = text, str(PORT_DEFAULT)
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise UsageError(f"{text!r} is no address; write HOST:PORT", code="bad_address")
-    return host, int(port)
 
 
 class Connection:
@@ -93,7 +58,7 @@ class Connection:
 
     Raises:
         UnavailableError: `unreachable`, `timeout`, `connection_closed`.
-        AccessError: `bad_credentials`, `unknown_bucket`, `access_denied`, `login_required`.
+        AccessError: `bad_credentials`, `no_mechanism`, `unknown_bucket`.
     """
 
     def __init__(
@@ -115,13 +80,10 @@ class Connection:
         self._opaque = 0
         self._pieces: list[bytes] = []
         self._waiting: list[Packet] = []
+        login = Login(self.address, user, password or "", bucket, tls is not None, name)
         self._socket = self._connect(tls)
         try:
-            self.features = self._say_hello(name)
-            if user is not None:
-                self._log_in(user, password or "", is_encrypted=tls is not None)
-            if bucket is not None:
-                self._select_bucket(bucket, user)
+            self.features = self._open_session(open_session(login))
         except BaseException:
             self.close()
             raise
@@ -221,7 +183,7 @@ class Connection:
     # -- bytes -------------------------------------------------------------------------------
 
     def send(self, data: bytes) -> None:
-        """Send all of `data`, taking in what arrives meanwhile (invariant 3).
+        """Send all of `data`, taking in what arrives meanwhile (invariant 2).
 
         Raises:
             UnavailableError: `timeout`, `connection_closed`.
@@ -333,68 +295,20 @@ class Connection:
                 code="unreachable",
             ) from error
 
-    def _say_hello(self, name: str) -> frozenset[int]:
-        wanted = b"".join(feature.to_bytes(2, "big") for feature in _FEATURES)
-        packet = self.ask(Opcode.HELLO, "hello", key=name.encode(), value=wanted)
-        codes = packet.value
-        return frozenset(
-            int.from_bytes(codes[at : at + 2], "big") for at in range(0, len(codes), 2)
-        )
-
-    def _log_in(self, user: str, password: str, *, is_encrypted: bool) -> None:
-        offered = (
-            self.ask(Opcode.SASL_LIST_MECHS, "log-in").value.decode("ascii", "replace").split()
-        )
-        mechanism = next((name for name in _SCRAM if name in offered), "")
-        if mechanism:
-            packet = self._log_in_scram(mechanism, user, password)
-        elif "PLAIN" in offered and is_encrypted:
-            plain = f"\0{user}\0{password}".encode()
-            packet = self.request(Opcode.SASL_AUTH, key=b"PLAIN", value=plain)
-        else:
-            raise AccessError(
-                f"{self.address} offers no way to log in without showing it the password "
-                f"({' '.join(offered) or 'none'}); use TLS",
-                code="no_mechanism",
-            )
-        if packet.status != Status.SUCCESS:
-            raise self._refused(packet, user)
-
-    def _log_in_scram(self, mechanism: str, user: str, password: str) -> Packet:
-        scram = ScramClient(mechanism, user, password)
-        key = mechanism.encode()
-        packet = self.request(Opcode.SASL_AUTH, key=key, value=scram.first())
-        if packet.status != Status.AUTH_CONTINUE:
-            return packet  # accepted at once by a node without users, or refused
-        packet = self.request(Opcode.SASL_STEP, key=key, value=scram.next(packet.value))
-        if packet.status == Status.SUCCESS:
-            scram.finish(packet.value)
-        return packet
-
-    def _refused(self, packet: Packet, user: str) -> MillstreamError:
-        if packet.status in (Status.AUTH_ERROR, Status.EACCESS):
-            return AccessError(
-                f"{self.address} does not accept user {user!r} with this password; check both",
-                code="bad_credentials",
-            )
-        return error_of(packet, address=self.address, what=f"log-in of user {user!r}")
-
-    def _select_bucket(self, bucket: str, user: str | None) -> None:
-        packet = self.request(Opcode.SELECT_BUCKET, key=bucket.encode())
-        if packet.status == Status.SUCCESS:
-            return
-        if packet.status in (Status.EACCESS, Status.KEY_ENOENT):
-            who = "you gave no user" if user is None else f"user {user!r} may not use it"
-            said = detail_of(packet)
-            raise AccessError(
-                f"{self.address} has no bucket {bucket!r}, or {who}; check the name"
-                + (f" ({said})" if said else ""),
-                code="unknown_bucket",
-            )
-        raise error_of(packet, address=self.address, what=f"selecting bucket {bucket!r}")
+    def _open_session(self, steps: Steps) -> frozenset[int]:
+        frame = next(steps)
+        while True:
+            self.send(frame)
+            packets = self.receive()
+            self._waiting = packets[1:]
+            try:
+                frame = steps.send(packets[0])
+            except StopIteration as done:
+                features: frozenset[int] = done.value
+                return features
 
     def _broken(self, error: OSError) -> UnavailableError:
-        """Close, and return the error that says why (invariant 4)."""
+        """Close, and return the error that says why (invariant 3)."""
         self.close()
         if isinstance(error, TimeoutError):
             return UnavailableError(

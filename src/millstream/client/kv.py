@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, NoReturn, Self
 
 from millstream.client.cluster_map import ClusterMap
-from millstream.client.connection import TIMEOUT_S, Connection, parse_address
+from millstream.client.connection import PORT_DEFAULT, TIMEOUT_S, Connection
 from millstream.client.documents import (
     Document,
     Durability,
@@ -50,12 +50,13 @@ from millstream.client.extensions import (
     versioned_from,
 )
 from millstream.client.pipeline import exchange
-from millstream.client.replies import error_of
 from millstream.client.routing import Router
 from millstream.errors import ConditionError, MillstreamError, UsageError
+from millstream.model.addresses import parse_address
 from millstream.model.partitions import partition_of, text_of_key
 from millstream.model.position import FailoverLog
 from millstream.wire.mcbp import Feature, FrameInfo, Opcode, Packet, Status
+from millstream.wire.replies import error_of
 
 __all__ = ["BulkResult", "Client", "Failure", "connect"]
 
@@ -70,9 +71,9 @@ _U64: Final = Struct(">Q")
 
 
 class Failure(NamedTuple):
-    """One item of a bulk write that was not done, and why."""
+    """One item of a bulk write that was not done, as it was given, and why."""
 
-    key: Key
+    item: tuple[Any, ...]
     error: MillstreamError
 
 
@@ -113,7 +114,7 @@ def connect(
         UsageError: `bad_address`.
     """
     texts = address.split(",") if isinstance(address, str) else address
-    seeds = [parse_address(text.strip()) for text in texts]
+    seeds = [parse_address(text, default_port=PORT_DEFAULT) for text in texts]
     router = Router(
         seeds, bucket=bucket, user=user, password=password, timeout_s=timeout_s, tls=tls
     )
@@ -327,7 +328,7 @@ class Client:
 
     def apply_many(
         self,
-        changes: Iterable[tuple[Key, Any]],
+        changes: Iterable[tuple[Any, ...]],
         *,
         expiry: int = 0,
         durability: Durability = "memory",
@@ -335,8 +336,8 @@ class Client:
         """Write and delete many documents, pipelined.
 
         Args:
-            changes: (key, value); value None deletes, and what is not there is deleted already.
-                Of several changes of one key the last one counts, as if done in order.
+            changes: (key, value, ...); value None deletes, and what is not there is deleted
+                already; further members are the caller's, to know failed items by. Of several changes of one key the last one counts, as if done in order.
             expiry: of every document written, as in `upsert`.
             durability: when each write is acknowledged.
 
@@ -360,7 +361,7 @@ class Client:
                 continue
             if len(failures) >= FAILURES_MAX:
                 self._fail(packet, "write", item[0])
-            failures.append(Failure(item[0], self._error(packet, "write", item[0])))
+            failures.append(Failure(item, self._error(packet, "write", item[0])))
         return BulkResult(done, failures)
 
     # -- history -----------------------------------------------------------------------------

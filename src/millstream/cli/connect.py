@@ -1,0 +1,173 @@
+"""Options that every client command takes, and what they make: connections and values.
+
+Invariants:
+1. A password comes from a file or the environment, never from the command line.
+2. What a user can mistype is an error that says which option to mend.
+
+Elsewhere: exit codes and printing of errors (`cli.main`).
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+from millstream.client.kv import Client, connect
+from millstream.errors import UsageError
+from millstream.model.partitions import key_from_text
+
+__all__ = [
+    "BucketArgument",
+    "ConnectOption",
+    "JsonOption",
+    "KeyArgument",
+    "PasswordFileOption",
+    "TlsCaOption",
+    "UserOption",
+    "Who",
+    "client_of",
+    "key_of",
+    "tls_of",
+    "who_of",
+]
+
+ConnectOption = Annotated[
+    str,
+    typer.Option(
+        "--connect",
+        envvar="MILLSTREAM_CONNECT",
+        metavar="HOST:PORT",
+        help="The node's kv port.",
+        show_default=True,
+    ),
+]
+UserOption = Annotated[
+    str | None,
+    typer.Option("--user", envvar="MILLSTREAM_USER", metavar="NAME", help="Who logs in."),
+]
+PasswordFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--password-file",
+        metavar="FILE",
+        help="File with the password, else MILLSTREAM_PASSWORD is taken.",
+    ),
+]
+TlsCaOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-ca",
+        envvar="MILLSTREAM_TLS_CA",
+        metavar="FILE",
+        help="Encrypt, and trust nodes certified by this authority.",
+    ),
+]
+BucketArgument = Annotated[str, typer.Argument(metavar="BUCKET", help="Name of the bucket.")]
+KeyArgument = Annotated[
+    str,
+    typer.Argument(metavar="KEY", help=r"The document's key; \x and hex digits for other bytes."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+CONNECT_DEFAULT = "127.0.0.1:11210"
+PASSWORD_BYTES_MAX = 64 * 1024
+
+
+class Who(NamedTuple):
+    """User name and password; None and empty without a user."""
+
+    user: str | None
+    password: str
+
+    def __repr__(self) -> str:
+        return f"Who({self.user!r})"
+
+
+def who_of(user: str | None, password_file: Path | None) -> Who:
+    """Return who logs in.
+
+    Raises:
+        UsageError: `no_password`, `bad_password_file`.
+    """
+    if user is None:
+        if password_file is not None:
+            raise UsageError("--password-file needs --user", code="no_user")
+        return Who(None, "")
+    if password_file is not None:
+        return Who(user, _password_in(password_file))
+    password = os.environ.get("MILLSTREAM_PASSWORD")
+    if password is None:
+        raise UsageError(
+            f"user {user!r} needs a password: give --password-file, or set MILLSTREAM_PASSWORD",
+            code="no_password",
+        )
+    return Who(user, password)
+
+
+def _password_in(path: Path) -> str:
+    """Return the first line of a file."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(PASSWORD_BYTES_MAX).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"cannot read the password file {path}: {error}", code="bad_password_file"
+        ) from error
+    password = text.split("\n", 1)[0].removesuffix("\r")
+    if not password:
+        raise UsageError(f"the password file {path} is empty", code="bad_password_file")
+    return password
+
+
+def tls_of(authority: Path | None) -> ssl.SSLContext | None:
+    """Return the context of encrypted connections; None for plain ones.
+
+    Raises:
+        UsageError: `bad_certificate`.
+    """
+    if authority is None:
+        return None
+    try:
+        return ssl.create_default_context(cafile=str(authority))
+    except OSError as error:  # ssl.SSLError included
+        raise UsageError(
+            f"{authority} is no certificate authority: {error.strerror or error}",
+            code="bad_certificate",
+        ) from error
+
+
+def client_of(
+    bucket: str,
+    *,
+    address: str,
+    user: str | None,
+    password_file: Path | None,
+    tls_ca: Path | None,
+) -> Client:
+    """Connect as the options say.
+
+    Raises:
+        MillstreamError: as `millstream.connect`, or an option is wrong.
+    """
+    who = who_of(user, password_file)
+    return connect(
+        address, bucket=bucket, user=who.user, password=who.password, tls=tls_of(tls_ca)
+    )
+
+
+def key_of(text: str) -> bytes:
+    r"""Return the key that a user wrote.
+
+    Raises:
+        UsageError: `bad_key`: `\x` and no hex digits.
+    """
+    try:
+        return key_from_text(text)
+    except ValueError as error:
+        raise UsageError(
+            rf"after \x a key is written in hex digits: {text!r}", code="bad_key"
+        ) from error

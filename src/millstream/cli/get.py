@@ -1,0 +1,69 @@
+"""`millstream get BUCKET KEY`: print one document.
+
+Invariants:
+1. Without `--json` stdout gets the value's bytes as stored, with a line end only after JSON.
+"""
+
+from __future__ import annotations
+
+import sys
+from base64 import b64encode
+from typing import Any
+
+import msgspec
+
+from millstream.cli.connect import (
+    CONNECT_DEFAULT,
+    BucketArgument,
+    ConnectOption,
+    JsonOption,
+    KeyArgument,
+    PasswordFileOption,
+    TlsCaOption,
+    UserOption,
+    client_of,
+    key_of,
+)
+from millstream.client.documents import Document
+from millstream.errors import ConditionError
+
+__all__ = ["command"]
+
+
+def command(
+    bucket: BucketArgument,
+    key: KeyArgument,
+    address: ConnectOption = CONNECT_DEFAULT,
+    user: UserOption = None,
+    password_file: PasswordFileOption = None,
+    tls_ca: TlsCaOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Print one document."""
+    with client_of(
+        bucket, address=address, user=user, password_file=password_file, tls_ca=tls_ca
+    ) as client:
+        document = client.get(key_of(key))
+    if document is None:
+        raise ConditionError(
+            f"there is no document {key!r} in bucket {bucket!r}", code="not_found"
+        )
+    out = sys.stdout.buffer
+    if json:
+        out.write(msgspec.json.encode(_members(key, document)) + b"\n")
+    else:
+        out.write(document.data + (b"\n" if document.is_json else b""))
+    out.flush()
+
+
+def _members(key: str, document: Document) -> dict[str, Any]:
+    members: dict[str, Any] = {
+        "key": key,
+        "cas": document.cas,
+        "flags": document.flags,
+        "datatype": document.datatype,
+    }
+    value = document.value
+    if isinstance(value, bytes):
+        return members | {"value_base64": b64encode(value).decode()}
+    return members | {"value": value}

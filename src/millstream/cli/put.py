@@ -1,0 +1,127 @@
+"""`millstream put BUCKET KEY VALUE`: write one document, design documents included.
+
+Invariants:
+1. A value that is JSON is stored as JSON, unchanged; any other as bytes.
+2. A design document is checked to be a JSON object before it is sent.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from millstream.cli.connect import (
+    CONNECT_DEFAULT,
+    BucketArgument,
+    ConnectOption,
+    JsonOption,
+    KeyArgument,
+    PasswordFileOption,
+    TlsCaOption,
+    UserOption,
+    client_of,
+    key_of,
+)
+from millstream.client.documents import Durability
+from millstream.errors import UsageError
+from millstream.model.limits import VALUE_BYTES_MAX
+
+__all__ = ["command"]
+
+ValueArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[VALUE]",
+        help="The value, - or nothing for standard input; for a design document the name of "
+        "its file.",
+    ),
+]
+FileOption = Annotated[
+    Path | None, typer.Option("--file", metavar="FILE", help="Take the value from a file.")
+]
+CasOption = Annotated[
+    int, typer.Option("--cas", min=0, help="Write only if the document still has this CAS.")
+]
+ExpiryOption = Annotated[
+    int,
+    typer.Option(
+        "--expiry", min=0, help="Seconds until it expires (up to 30 days), or a Unix time."
+    ),
+]
+DurabilityOption = Annotated[
+    str,
+    typer.Option(
+        "--durability",
+        help="memory, persisted, majority, majority_and_active_persisted, majority_persisted.",
+    ),
+]
+
+
+def command(
+    bucket: BucketArgument,
+    key: KeyArgument,
+    value: ValueArgument = None,
+    file: FileOption = None,
+    cas: CasOption = 0,
+    expiry: ExpiryOption = 0,
+    durability: DurabilityOption = "persisted",
+    address: ConnectOption = CONNECT_DEFAULT,
+    user: UserOption = None,
+    password_file: PasswordFileOption = None,
+    tls_ca: TlsCaOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Write one document."""
+    data = _data_of(key, value, file)
+    level: Durability = durability  # type: ignore[assignment]  # checked by the client
+    with client_of(
+        bucket, address=address, user=user, password_file=password_file, tls_ca=tls_ca
+    ) as client:
+        stored = client.upsert(
+            key_of(key), _content_of(key, data), cas=cas, expiry=expiry, durability=level
+        )
+    if json:
+        members = {
+            "key": key,
+            "cas": stored.cas,
+            "partition": stored.partition_id,
+            "uuid": f"{stored.uuid:012x}",
+            "seqno": stored.seqno,
+        }
+        print(msgspec.json.encode(members).decode())
+
+
+def _data_of(key: str, value: str | None, file: Path | None) -> bytes:
+    """Return the bytes that the arguments name."""
+    if file is not None and value is not None:
+        raise UsageError("give the value or --file, not both", code="bad_arguments")
+    if file is None and value is not None and value != "-":
+        if not key.startswith("_design/"):
+            return value.encode()
+        file = Path(value)
+    try:
+        with sys.stdin.buffer if file is None else file.open("rb") as source:
+            data = source.read(VALUE_BYTES_MAX + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}", code="bad_file") from error
+    if len(data) > VALUE_BYTES_MAX:
+        raise UsageError(f"a value has at most {VALUE_BYTES_MAX} bytes", code="too_large")
+    return data
+
+
+def _content_of(key: str, data: bytes) -> Any:
+    """Return what the client is to store: JSON as it is, or bytes."""
+    try:
+        data.decode()
+        found = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if key.startswith("_design/"):
+            raise UsageError(f"a design document is JSON: {error}", code="bad_design") from error
+        return data
+    if key.startswith("_design/") and not isinstance(found, dict):
+        raise UsageError("a design document is a JSON object", code="bad_design")
+    return msgspec.Raw(data.strip())

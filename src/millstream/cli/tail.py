@@ -1,0 +1,207 @@
+"""`millstream tail BUCKET`: the change stream as JSON lines.
+
+Invariants:
+1. The members of a change's line are, in this order: partition, uuid, branch, seqno, op, key, cas,
+   rev, expiry, flags, datatype, and value or value_base64.
+2. A checkpoint is saved only after the lines it covers were handed to stdout: lines may repeat
+   after a crash, none is missing.
+3. A rollback is one line; everything of its partition above its seqno, printed before, is void.
+
+Source: docs/reference/tail.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from base64 import b64encode
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+
+from millstream.cli.connect import (
+    CONNECT_DEFAULT,
+    BucketArgument,
+    ConnectOption,
+    PasswordFileOption,
+    TlsCaOption,
+    UserOption,
+    tls_of,
+    who_of,
+)
+from millstream.errors import UsageError
+from millstream.model.partitions import text_of_key
+from millstream.upr.aio.checkpoints import FileCheckpointStore
+from millstream.upr.aio.client import Changes, ConnectionLost, Consumer, RolledBack
+from millstream.wire.frames import change_of
+from millstream.wire.mcbp import Opcode
+
+__all__ = ["command", "line_of_change", "line_of_rollback"]
+
+SAVE_EVERY_S: Final = 1.0
+_OPS: Final = {
+    Opcode.DCP_MUTATION: "put",
+    Opcode.DCP_DELETION: "delete",
+    Opcode.DCP_EXPIRATION: "expire",
+}
+_encode = msgspec.json.Encoder().encode
+
+FromStartOption = Annotated[
+    bool, typer.Option("--from-start", help="Begin with all there is, not with what comes now.")
+]
+CheckpointOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="FILE",
+        help="Go on where this file says, and keep the place in it.",
+    ),
+]
+UntilNowOption = Annotated[
+    bool, typer.Option("--until-now", help="End with what was there when the command began.")
+]
+BarrierOption = Annotated[
+    bool,
+    typer.Option("--barrier", help="Print a line when everything there now has been printed."),
+]
+
+
+def command(
+    bucket: BucketArgument,
+    from_start: FromStartOption = False,
+    checkpoint: CheckpointOption = None,
+    until_now: UntilNowOption = False,
+    barrier: BarrierOption = False,
+    address: ConnectOption = CONNECT_DEFAULT,
+    user: UserOption = None,
+    password_file: PasswordFileOption = None,
+    tls_ca: TlsCaOption = None,
+) -> None:
+    """Print the changes of a bucket as JSON lines."""
+    if barrier:
+        raise UsageError(
+            "--barrier needs barrier cookies, which nodes of this version do not answer yet; "
+            "use --until-now",
+            code="not_supported",
+        )
+    who = who_of(user, password_file)
+    consumer = Consumer(
+        address,
+        bucket=bucket,
+        user=who.user,
+        password=who.password,
+        checkpoints=None if checkpoint is None else FileCheckpointStore(checkpoint),
+        start="beginning" if from_start else "now",
+        until_now=until_now,
+        tls=tls_of(tls_ca),
+    )
+    try:
+        asyncio.run(_tail(consumer, keeps_place=checkpoint is not None))
+    except BrokenPipeError:
+        # The reader of our output has seen enough; Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def line_of_change(frame: bytes, uuid: int, branch: int) -> bytes:
+    """Return the JSON line, line end included, of a change read from a history."""
+    change = change_of(frame)
+    members: dict[str, Any] = {
+        "partition": change.partition_id,
+        "uuid": f"{uuid:012x}",
+        "branch": branch,
+        "seqno": change.seqno,
+        "op": _OPS[Opcode(change.opcode)],
+        "key": text_of_key(change.key),
+        "cas": change.cas,
+        "rev": change.rev,
+        "expiry": change.expiry,
+        "flags": change.flags,
+        "datatype": change.datatype,
+    }
+    if change.is_deleted:
+        members["value"] = None
+    else:
+        compact = _compact_json(change.value)
+        if compact is None:
+            members["value_base64"] = b64encode(change.value).decode()
+        else:
+            members["value"] = compact
+    return _encode(members) + b"\n"
+
+
+def line_of_rollback(event: RolledBack) -> bytes:
+    """Return the JSON line of a rollback."""
+    members = {
+        "event": "rollback",
+        "partition": event.partition_id,
+        "seqno": event.seqno,
+        "uuid": f"{event.uuid:012x}",
+        "branch": event.branch,
+    }
+    return _encode(members) + b"\n"
+
+
+def _compact_json(value: bytes) -> msgspec.Raw | None:
+    """Return JSON on one line, numbers as written; None if it is no JSON."""
+    try:
+        value.decode()
+        return msgspec.Raw(msgspec.json.format(value, indent=-1))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+async def _tail(consumer: Consumer, *, keeps_place: bool) -> None:
+    """Print events until the end, or until told to stop, which is no failure."""
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        async with consumer:
+            if not keeps_place:
+                await _print_events(consumer)
+                return
+            await consumer.save()
+            try:
+                await _print_and_save(consumer)
+            except asyncio.CancelledError:
+                await consumer.save()
+
+
+async def _print_and_save(consumer: Consumer) -> None:
+    try:
+        async with asyncio.TaskGroup() as group:
+            saver = group.create_task(_save_often(consumer))
+            await _print_events(consumer)
+            saver.cancel()
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    await consumer.save()
+
+
+async def _print_events(consumer: Consumer) -> None:
+    """Print; nothing is awaited between taking an event and flushing its lines (invariant 2)."""
+    out = sys.stdout.buffer
+    async for event in consumer:
+        match event:
+            case Changes(_, uuid, branch, _, frames):
+                out.writelines([line_of_change(frame, uuid, branch) for frame in frames])
+            case RolledBack():
+                out.write(line_of_rollback(event))
+            case ConnectionLost(reason):
+                print(f"{reason}; trying again", file=sys.stderr)
+        out.flush()
+
+
+async def _save_often(consumer: Consumer) -> None:
+    saved = consumer.checkpoint
+    while True:
+        await asyncio.sleep(SAVE_EVERY_S)
+        if consumer.checkpoint != saved:
+            saved = consumer.checkpoint
+            await consumer.save()

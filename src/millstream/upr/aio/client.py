@@ -1,0 +1,472 @@
+"""The asynchronous consumer: follows partitions of a bucket and survives what happens to them.
+
+    async with Consumer("127.0.0.1:11210", bucket="orders", checkpoints=store) as consumer:
+        async for event in consumer:
+            ...apply it...
+            await consumer.save()
+
+Invariants:
+1. Events of a partition come in order; `standing` names what holds once the event in hand is
+   applied, so `save` belongs after applying it.
+2. A rollback is told once, when the source has accepted the point gone back to: the newest one
+   not above the source's answer that a reader can restore exactly who kept every change it was
+   sent. Everything of that partition above the seqno told is void.
+3. A lost connection is opened again with growing pauses, from the standing; a bucket that was
+   re-created, lost rights and a broken protocol are errors.
+4. A slow reader slows the source down: bytes are acknowledged when their events were taken.
+
+Elsewhere: the protocol (`upr.core.consumer`), log-in (`access.kv_login`), what is kept between
+runs (`upr.core.checkpoint`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Sequence
+from struct import Struct
+from types import TracebackType
+from typing import Final, Literal, NamedTuple, Self
+
+import msgspec
+
+from millstream.access.kv_login import Login, open_session
+from millstream.errors import (
+    MillstreamError,
+    RemoteProtocolError,
+    StreamError,
+    UnavailableError,
+    UsageError,
+)
+from millstream.model.addresses import parse_address
+from millstream.model.limits import FRAME_BYTES_MAX
+from millstream.model.position import Position, position_at
+from millstream.upr.aio.checkpoints import CheckpointStore
+from millstream.upr.core.checkpoint import Checkpoint, Standing
+from millstream.upr.core.consumer import (
+    WINDOW_BYTES,
+    ChangesReceived,
+    ConsumerCore,
+    Event,
+    RollbackRequired,
+    SnapshotCompleted,
+    SnapshotStarted,
+    StreamEnded,
+    StreamOpened,
+    StreamRefused,
+)
+from millstream.upr.core.follower import StreamOptions
+from millstream.upr.core.messages import decode_failover_log
+from millstream.wire.mcbp import (
+    Feature,
+    Opcode,
+    Packet,
+    Status,
+    StreamEndReason,
+    StreamFlag,
+    cut_packets,
+    request,
+)
+from millstream.wire.replies import error_of, error_of_status
+
+__all__ = ["Changes", "ConnectionLost", "Consumer", "ConsumerEvent", "RolledBack"]
+
+PORT_DEFAULT: Final = 11210
+TIMEOUT_S: Final = 10.0
+SILENCE_S: Final = 65.0
+"""Longest silence of the node, which says it is alive every 20 s."""
+PAUSE_S_MIN: Final = 0.05
+PAUSE_S_MAX: Final = 5.0
+_READ_BYTES: Final = 512 * 1024
+_SEQNO: Final = Struct(">HQ")
+
+
+class Changes(NamedTuple):
+    """Changes of one partition, in order; `wire.frames.change_of` cuts a frame.
+
+    `uuid` and `branch` name the history they were read from. The reader's state is consistent
+    once `position` is closed.
+    """
+
+    partition_id: int
+    uuid: int
+    branch: int
+    position: Position
+    frames: list[bytes]
+
+
+class RolledBack(NamedTuple):
+    """History diverged: everything of the partition above `seqno` never happened."""
+
+    partition_id: int
+    seqno: int
+    uuid: int
+    branch: int
+    position: Position
+
+
+class ConnectionLost(NamedTuple):
+    """The connection is being opened again; nothing is to be done."""
+
+    reason: str
+
+
+ConsumerEvent = Changes | SnapshotCompleted | RolledBack | ConnectionLost
+
+
+class _Config(msgspec.Struct):
+    uuid: str = ""
+    vBucketServerMap: dict[str, msgspec.Raw] = {}
+
+
+class Consumer:
+    """Follows partitions of one bucket.
+
+    Args:
+        address: `HOST:PORT` of the node's kv port.
+        bucket: its name.
+        user: user name; None on a node without users.
+        password: that user's.
+        partitions: which to follow; all by default.
+        checkpoints: where standings are loaded from at the start and saved by `save`.
+        start: where to begin a partition without a checkpoint: the `beginning`, or `now`.
+        until_now: end when everything that was there at the start has been read.
+        tls: context of an encrypted connection; None for plain.
+        window_bytes: bytes that may be under way or unhandled.
+        timeout_s: longest wait for a connection and for each answer, in seconds.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        bucket: str,
+        user: str | None = None,
+        password: str | None = None,
+        partitions: Sequence[int] | None = None,
+        checkpoints: CheckpointStore | None = None,
+        start: Literal["beginning", "now"] = "beginning",
+        until_now: bool = False,
+        tls: ssl.SSLContext | None = None,
+        window_bytes: int = WINDOW_BYTES,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self._host, self._port = parse_address(address, default_port=PORT_DEFAULT)
+        self._address = f"{self._host}:{self._port}"
+        self._login = Login(self._address, user, password or "", bucket, tls is not None)
+        self._bucket = bucket
+        self._partitions = partitions
+        self._checkpoints = checkpoints
+        self._start = start
+        self._options = StreamOptions(flags=StreamFlag.TO_LATEST if until_now else 0)
+        self._tls = tls
+        self._window_bytes = window_bytes
+        self._timeout_s = timeout_s
+        self._name = f"millstream-consumer-{secrets.token_hex(8)}".encode()
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._core = ConsumerCore()
+        self._bucket_uuid = ""
+        self._standings: dict[int, Standing] = {}
+        self._received: deque[Event] = deque()
+        self._undone: dict[int, int] = {}  # partition -> point gone back to, not told yet
+        self._unfinished: dict[int, None] = {}
+        self._pause_s = PAUSE_S_MIN
+        self._saving: asyncio.Future[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Connect and log in.
+
+        Raises:
+            UnavailableError: `unreachable`, `timeout`, `connection_closed`.
+            AccessError: `bad_credentials`, `unknown_bucket`.
+            UsageError: the checkpoint belongs to another bucket.
+            StreamError: `bucket_recreated`.
+        """
+        if self._checkpoints is not None:
+            self._take(await asyncio.to_thread(self._checkpoints.load))
+        try:
+            await self._connect()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; nothing is saved."""
+        writer, self._writer, self._reader = self._writer, None, None
+        if writer is not None:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    def standing(self, partition_id: int) -> Standing:
+        """Return where the reader stands once the event in hand is applied."""
+        return self._standings[partition_id]
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """All standings, for a reader that keeps them with its own state."""
+        return Checkpoint(self._bucket, self._bucket_uuid, dict(self._standings))
+
+    async def save(self) -> None:
+        """Save the checkpoint durably; call it when the event in hand is applied."""
+        assert self._checkpoints is not None, "the consumer was given no place for checkpoints"
+        checkpoint = self.checkpoint
+        if self._saving is not None:
+            await asyncio.wait([self._saving])
+        # A caller that is cancelled leaves the thread writing: the next one waits for it.
+        self._saving = asyncio.get_running_loop().run_in_executor(
+            None, self._checkpoints.save, checkpoint
+        )
+        await asyncio.shield(self._saving)
+
+    async def __aiter__(self) -> AsyncIterator[ConsumerEvent]:
+        """Yield events; ends only with `until_now`, or by an error.
+
+        Raises:
+            StreamError: `bucket_recreated`.
+            AccessError: a right was lost.
+            RemoteProtocolError: the node broke the protocol.
+        """
+        while self._unfinished:
+            try:
+                event = await self._next_event()
+            except UnavailableError as error:
+                yield ConnectionLost(str(error))
+                await self._reconnect()
+            else:
+                if event is not None:
+                    yield event
+
+    async def _next_event(self) -> ConsumerEvent | None:
+        """Return the next event of this connection, None if the message at hand tells nothing."""
+        while not self._received:
+            await self._write(self._core.take_bytes())
+            self._received.extend(self._core.receive_data(await self._read()))
+        return self._on_event(self._received.popleft())
+
+    # -- events ------------------------------------------------------------------------------
+
+    def _on_event(self, event: Event) -> ConsumerEvent | None:
+        """Keep the standings; return what the reader is to know."""
+        match event:
+            case ChangesReceived(partition_id, position, frames):
+                standing = self._standings[partition_id]
+                self._standings[partition_id] = standing._replace(position=position)
+                newest = standing.failover_log[0]
+                return Changes(partition_id, newest.uuid, newest.branch, position, frames)
+            case SnapshotCompleted(partition_id, position):
+                self._standings[partition_id] = self._standings[partition_id].with_end(position)
+                return event
+            case SnapshotStarted(partition_id, position):
+                standing = self._standings[partition_id]
+                self._standings[partition_id] = standing._replace(position=position)
+            case StreamOpened():
+                return self._on_opened(event)
+            case RollbackRequired(partition_id, seqno):
+                point = self._standings[partition_id].undo_point(seqno)
+                self._core.undone_to(partition_id, point)
+                self._undone[partition_id] = point
+            case StreamEnded(partition_id, _, reason):
+                self._on_ended(partition_id, reason)
+            case StreamRefused(partition_id, status):
+                raise self._refusal(partition_id, status)
+        return None
+
+    def _on_opened(self, event: StreamOpened) -> RolledBack | None:
+        partition_id, position, log = event
+        self._pause_s = PAUSE_S_MIN
+        standing = self._standings[partition_id]._replace(failover_log=log)
+        point = self._undone.pop(partition_id, None)
+        if point is None:
+            self._standings[partition_id] = standing._replace(position=position)
+            return None
+        self._standings[partition_id] = standing.undone_to(position)
+        return RolledBack(partition_id, point, log[0].uuid, log[0].branch, position)
+
+    def _on_ended(self, partition_id: int, reason: int) -> None:
+        if reason == StreamEndReason.OK:
+            del self._unfinished[partition_id]
+        elif reason == StreamEndReason.LOST_PRIVILEGES:
+            raise error_of_status(
+                Status.EACCESS, address=self._address, what=self._what(partition_id)
+            )
+        else:
+            # Closed, moved or rolled back there: a new connection asks again from the standing.
+            raise UnavailableError(
+                f"{self._what(partition_id)} was ended by {self._address} (reason {reason})",
+                code="stream_ended",
+            )
+
+    def _refusal(self, partition_id: int, status: int) -> MillstreamError:
+        # A partition that moves away comes to rest somewhere: ask again.
+        status = Status.ETMPFAIL if status == Status.NOT_MY_VBUCKET else status
+        return error_of_status(status, address=self._address, what=self._what(partition_id))
+
+    def _what(self, partition_id: int) -> str:
+        return f"stream of partition {partition_id} of bucket {self._bucket!r}"
+
+    # -- connection --------------------------------------------------------------------------
+
+    async def _reconnect(self) -> None:
+        """Connect again; pauses grow until a stream is open, then begin anew."""
+        while True:
+            await self.close()
+            await asyncio.sleep(self._pause_s)
+            self._pause_s = min(self._pause_s * 2, PAUSE_S_MAX)
+            with contextlib.suppress(UnavailableError):
+                await self._connect()
+                return
+
+    async def _connect(self) -> None:
+        """Open the connection and ask for all streams not yet finished."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                self._reader, self._writer = await asyncio.open_connection(
+                    self._host, self._port, ssl=self._tls, limit=_READ_BYTES
+                )
+        except OSError as error:  # TimeoutError included
+            raise UnavailableError(
+                f"cannot connect to {self._address}: {error or 'no answer in time'}; check that "
+                "the node runs and that the address is that of its kv port",
+                code="unreachable",
+            ) from error
+        features = await self._log_in()
+        partition_ids = await self._check_bucket()
+        if not self._unfinished:
+            await self._stand(partition_ids)
+        self._received.clear()
+        self._undone.clear()
+        self._core = ConsumerCore(
+            window_bytes=self._window_bytes, has_extensions=Feature.MILLSTREAM in features
+        )
+        self._core.start(self._name)
+        for partition_id in self._unfinished:
+            position, log, _, _ = self._standings[partition_id]
+            self._core.follow(partition_id, position, log, self._options)
+        await self._write(self._core.take_bytes())
+
+    async def _log_in(self) -> frozenset[int]:
+        steps = open_session(self._login)
+        frame = next(steps)
+        while True:
+            packet = await self._ask(frame)
+            try:
+                frame = steps.send(packet)
+            except StopIteration as done:
+                features: frozenset[int] = done.value
+                return features
+
+    async def _check_bucket(self) -> Iterable[int]:
+        """Return the partitions; refuse a bucket that is not the one read so far."""
+        packet = await self._demand(request(Opcode.GET_CLUSTER_CONFIG), "the partition map")
+        try:
+            config = msgspec.json.decode(packet.value, type=_Config)
+            owners = msgspec.json.decode(
+                config.vBucketServerMap["vBucketMap"], type=list[list[int]]
+            )
+        except (msgspec.MsgspecError, KeyError) as error:
+            message = f"{self._address} sent a map that is none: {error}"
+            raise RemoteProtocolError(message, code="bad_map") from error
+        if self._bucket_uuid not in ("", config.uuid):
+            raise StreamError(
+                f"bucket {self._bucket!r} at {self._address} was deleted and created again: what "
+                "was read of the old one is void; begin anew without the checkpoint",
+                code="bucket_recreated",
+            )
+        self._bucket_uuid = config.uuid
+        found = range(len(owners))
+        wanted = found if self._partitions is None else self._partitions
+        unknown = [number for number in (*wanted, *self._standings) if number not in found]
+        if unknown:
+            raise UsageError(
+                f"bucket {self._bucket!r} has partitions 0 to {len(owners) - 1}, not {unknown[0]}",
+                code="unknown_partition",
+            )
+        return wanted
+
+    async def _stand(self, partition_ids: Iterable[int]) -> None:
+        """Give every partition a standing at the first connection."""
+        self._unfinished = dict.fromkeys(partition_ids)
+        new = [number for number in self._unfinished if number not in self._standings]
+        if self._start == "beginning":
+            self._standings.update((number, Standing()) for number in new)
+            return
+        packet = await self._demand(request(Opcode.GET_ALL_VB_SEQNOS), "the newest seqnos")
+        highs = dict(_SEQNO.iter_unpack(packet.value))
+        for number in new:
+            ask = request(Opcode.GET_FAILOVER_LOG, vbucket=number)
+            packet = await self._demand(ask, f"failover log of partition {number}")
+            log = decode_failover_log(packet.value)
+            high = highs.get(number, 0)
+            position = position_at(log, high, high, high) if high else Position()
+            self._standings[number] = Standing(position, log, (high,) if high else (), high)
+
+    def _take(self, checkpoint: Checkpoint | None) -> None:
+        if checkpoint is None:
+            return
+        if checkpoint.bucket != self._bucket:
+            raise UsageError(
+                f"the checkpoint is of bucket {checkpoint.bucket!r}, not {self._bucket!r}; "
+                "use another one",
+                code="wrong_checkpoint",
+            )
+        self._bucket_uuid = checkpoint.bucket_uuid
+        self._standings = dict(checkpoint.standings)
+
+    async def _demand(self, frame: bytes, what: str) -> Packet:
+        packet = await self._ask(frame)
+        if packet.status != Status.SUCCESS:
+            raise error_of(packet, address=self._address, what=what)
+        return packet
+
+    async def _ask(self, frame: bytes) -> Packet:
+        """Send a request and wait for its response, before any stream is open."""
+        await self._write(frame)
+        data = b""
+        while True:
+            data += await self._read(self._timeout_s)
+            packets, data = cut_packets(data, FRAME_BYTES_MAX)
+            if packets:
+                return packets[0]
+
+    async def _read(self, timeout_s: float = SILENCE_S) -> bytes:
+        assert self._reader is not None, "the consumer is not connected"
+        try:
+            async with asyncio.timeout(timeout_s):
+                data = await self._reader.read(_READ_BYTES)
+            if not data:
+                raise ConnectionResetError("closed by the peer")
+        except OSError as error:
+            raise self._broken(error) from error
+        return data
+
+    async def _write(self, data: bytes) -> None:
+        assert self._writer is not None, "the consumer is not connected"
+        if not data:
+            return
+        try:
+            self._writer.write(data)
+            async with asyncio.timeout(SILENCE_S):
+                await self._writer.drain()
+        except OSError as error:
+            raise self._broken(error) from error
+
+    def _broken(self, error: OSError) -> UnavailableError:
+        if isinstance(error, TimeoutError):
+            return UnavailableError(f"{self._address} has gone silent", code="timeout")
+        return UnavailableError(
+            f"connection to {self._address} is lost: {error}", code="connection_closed"
+        )
