@@ -27,7 +27,7 @@ class File(Protocol):
         """Cut or extend with zeros."""
 
     def sync(self) -> None:
-        """Make the contents durable (fdatasync)."""
+        """Make contents and length durable."""
 
     def size(self) -> int:
         """Return the length in bytes."""
@@ -36,7 +36,7 @@ class File(Protocol):
         """Return what tells this file from a copy of it."""
 
     def close(self) -> None:
-        """Release the descriptor."""
+        """Release the descriptor; a file that nobody refers to any more is closed by itself."""
 
 
 class Disk(Protocol):
@@ -59,3 +59,6 @@ class Disk(Protocol):
 
     def boot_id(self) -> str:
         """Return an id that changes whenever the machine starts anew."""
+
+    def random_bytes(self, size: int) -> bytes:
+        """Return unpredictable bytes, for ids that must never meet again."""

@@ -1,0 +1,1 @@
+"""Durable state of documents: the segment log, its by-id map, recovery."""

@@ -1,0 +1,1 @@
+"""Doors of the document store to libraries that do their own input and output."""

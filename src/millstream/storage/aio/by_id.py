@@ -1,0 +1,139 @@
+"""by-id as an LMDB environment, one per bucket.
+
+Nothing is synced while running: what a killed process committed is in the page cache, what a
+machine lost may be anything, also a damaged tree. So the file `origin` beside the environment
+names the boot and the inode for which its pages may be trusted; an environment that does not match
+is removed and built anew from the log.
+
+Invariants:
+1. `origin` says "durable" only after the environment was synced, and no longer, durably, before
+   the environment is changed again.
+2. A transaction lives for one call: a reader left open would stop the reuse of pages.
+
+Elsewhere: what the keys and values are (`storage.core.by_id`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import lmdb
+
+from millstream.errors import UnavailableError
+from millstream.runtime.disk import boot_id
+from millstream.runtime.files import write_atomically
+
+__all__ = ["LmdbByIdMap"]
+
+MAP_BYTES: Final = 64 * 1024 * 1024 * 1024
+"""Address space reserved for one environment; the file grows as needed."""
+READERS_MAX: Final = 64
+KEYS_PER_READ_MAX: Final = 1000
+PUTS_PER_CALL_MAX: Final = 512
+"""Between calls other threads may run."""
+_DURABLE: Final = "durable"
+
+
+class LmdbByIdMap:
+    """An ordered map of bytes in a directory, made if missing."""
+
+    def __init__(self, path: str | os.PathLike[str], *, map_bytes: int = MAP_BYTES) -> None:
+        self._path = Path(path)
+        self._map_bytes = map_bytes
+        self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self._is_trusted():
+            self._remove()
+        try:
+            self._open()
+        except lmdb.Error:
+            self._remove()
+            self._open()
+        self._write_origin(boot_id())
+
+    def _open(self) -> None:
+        self._environment = lmdb.open(
+            os.fspath(self._path),
+            map_size=self._map_bytes,
+            sync=False,
+            metasync=False,
+            readahead=False,
+            max_readers=READERS_MAX,
+            max_spare_txns=READERS_MAX,
+        )
+
+    # -- trust
+
+    def _inode(self) -> int:
+        return (self._path / "data.mdb").stat().st_ino
+
+    def _is_trusted(self) -> bool:
+        try:
+            boot, inode = (self._path / "origin").read_text().split()
+            return boot in (boot_id(), _DURABLE) and int(inode) == self._inode()
+        except (OSError, ValueError):
+            return False
+
+    def _write_origin(self, boot: str) -> None:
+        write_atomically(self._path / "origin", f"{boot or 'unknown'} {self._inode()}\n".encode())
+
+    def _remove(self) -> None:
+        for name in ("data.mdb", "lock.mdb", "origin"):
+            (self._path / name).unlink(missing_ok=True)
+
+    # -- the map
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value of a key."""
+        with self._environment.begin() as transaction:
+            value: bytes | None = transaction.get(key)
+            return value
+
+    def keys(self, prefix: bytes) -> Iterator[bytes]:
+        """Yield the keys with a prefix, in order; no transaction is open between two reads."""
+        start = prefix
+        while True:
+            found: list[bytes] = []
+            with self._environment.begin() as transaction, transaction.cursor() as cursor:
+                if cursor.set_range(start):
+                    for key in cursor.iternext(values=False):
+                        if not key.startswith(prefix) or len(found) == KEYS_PER_READ_MAX:
+                            break
+                        found.append(key)
+            yield from found
+            if len(found) < KEYS_PER_READ_MAX:
+                return
+            start = found[-1] + b"\0"
+
+    def apply(self, puts: list[tuple[bytes, bytes]], removals: list[bytes]) -> None:
+        """Put pairs (sorted by key) and remove keys in one transaction.
+
+        Raises:
+            UnavailableError: `disk_full`.
+        """
+        try:
+            with self._environment.begin(write=True) as transaction:
+                for key in removals:
+                    transaction.delete(key)
+                with transaction.cursor() as cursor:
+                    for at in range(0, len(puts), PUTS_PER_CALL_MAX):
+                        cursor.putmulti(puts[at : at + PUTS_PER_CALL_MAX])
+        except (lmdb.MapFullError, lmdb.DiskError) as error:
+            raise UnavailableError(
+                f"cannot write by-id in {self._path}: {error}", code="disk_full"
+            ) from error
+
+    def clear(self) -> None:
+        """Remove everything."""
+        with self._environment.begin(write=True) as transaction:
+            transaction.drop(self._environment.open_db(txn=transaction), delete=False)
+
+    def close(self, *, is_durable: bool) -> None:
+        """Close; `is_durable`: make everything durable first, so that a new boot may trust it."""
+        if is_durable:
+            self._environment.sync(True)
+        self._environment.close()
+        if is_durable:
+            self._write_origin(_DURABLE)

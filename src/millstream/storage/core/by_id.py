@@ -1,0 +1,165 @@
+"""by-id: key -> newest record, as a map applied in bulk, and what waits for the next application.
+
+    key: partition 2 | key        value: seqno 8 | segment 4 | offset 4
+    key: ffff "applied"           value: log id 16 | segment 4 | offset 4 | checksum 4
+    key: ffff | partition 2       value: summary of the partition at that place
+
+Invariants:
+1. The map holds only records that were durable in the log when they were applied, and with them,
+   in one transaction, the place they reach and the summaries of the partitions there.
+2. The log, not this map, carries durability: a map that was lost, or does not belong to the log,
+   is built anew.
+3. `get` sees pending changes, then those being applied, then the map.
+
+Elsewhere: the map itself (`storage.aio.by_id`), building it (`recovery`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from struct import Struct
+from typing import Final, NamedTuple, Protocol
+
+from millstream.storage.core.segment_log import Place
+from millstream.storage.core.summary import PartitionSummary
+
+__all__ = ["Applied", "ById", "ByIdBatch", "ByIdMap", "ByIdValue", "partition_prefix"]
+
+_VALUE: Final = Struct(">QII")
+_APPLIED: Final = Struct(">16sIII")
+_APPLIED_KEY: Final = b"\xff\xffapplied"
+_SUMMARY_PREFIX: Final = b"\xff\xff"
+_Value = tuple[int, int, int]
+
+
+class ByIdMap(Protocol):
+    """An ordered map of bytes; survives the death of the process, not that of the machine."""
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value of a key."""
+
+    def keys(self, prefix: bytes) -> Iterator[bytes]:
+        """Yield the keys with a prefix, in order; holds no transaction between two of them."""
+
+    def apply(self, puts: list[tuple[bytes, bytes]], removals: list[bytes]) -> None:
+        """Put pairs (sorted by key) and remove keys in one transaction."""
+
+    def clear(self) -> None:
+        """Remove everything."""
+
+    def close(self, *, is_durable: bool) -> None:
+        """Close; `is_durable`: make everything durable first, so that a new boot may trust it."""
+
+
+class ByIdValue(NamedTuple):
+    """The newest record of a key."""
+
+    seqno: int
+    place: Place
+
+
+class Applied(NamedTuple):
+    """How far the map goes: a place in the log, and the crc32 of its segment up to there."""
+
+    log_id: bytes
+    place: Place
+    checksum: int
+
+
+class ByIdBatch(NamedTuple):
+    """What one transaction applies."""
+
+    changes: Mapping[bytes, _Value | None]
+    applied: Applied
+    summaries: list[tuple[int, bytes]]
+
+
+def partition_prefix(partition_id: int) -> bytes:
+    """Return what the keys of a partition begin with."""
+    return partition_id.to_bytes(2, "big")
+
+
+class ById:
+    """The map and the changes that wait for it."""
+
+    def __init__(self, store: ByIdMap) -> None:
+        self._map = store
+        self._applying: dict[bytes, _Value | None] = {}
+        self.pending: dict[bytes, _Value | None] = {}
+        """(seqno, segment, offset) by map key; None removes it. Hot: filled in place."""
+
+    def get(self, key: bytes) -> ByIdValue | None:
+        """Return the newest record of a map key (partition prefix + key)."""
+        for waiting in (self.pending, self._applying):
+            if key in waiting:
+                found = waiting[key]
+                return found and ByIdValue(found[0], Place(found[1], found[2]))
+        data = self._map.get(key)
+        if data is None:
+            return None
+        seqno, segment, offset = _VALUE.unpack(data)
+        return ByIdValue(seqno, Place(segment, offset))
+
+    def keys(self, partition_id: int) -> Iterator[bytes]:
+        """Yield the keys of a partition that have a record, in no order, tombstones included."""
+        prefix = partition_prefix(partition_id)
+        waiting = {k: v for k, v in {**self._applying, **self.pending}.items() if k[:2] == prefix}
+        for key in self._map.keys(prefix):
+            if key not in waiting:
+                yield key[2:]
+        for key, value in waiting.items():
+            if value is not None:
+                yield key[2:]
+
+    def count_pending(self) -> int:
+        """Return how many changes wait."""
+        return len(self.pending) + len(self._applying)
+
+    def take(self, applied: Applied, summaries: Mapping[int, PartitionSummary]) -> ByIdBatch:
+        """Take what waits; call it in the thread that fills `pending`."""
+        changes = {**self._applying, **self.pending} if self._applying else self.pending
+        self._applying = changes
+        self.pending = {}
+        return ByIdBatch(changes, applied, [(p, s.encode()) for p, s in summaries.items()])
+
+    def apply(self, batch: ByIdBatch) -> None:
+        """Apply a batch in one transaction; any thread."""
+        pack = _VALUE.pack
+        puts = [(key, pack(*value)) for key, value in batch.changes.items() if value is not None]
+        removals = [key for key, value in batch.changes.items() if value is None]
+        log_id, place, checksum = batch.applied
+        puts.append((_APPLIED_KEY, _APPLIED.pack(log_id, *place, checksum)))
+        puts += [(_SUMMARY_PREFIX + partition_prefix(p), data) for p, data in batch.summaries]
+        puts.sort()
+        self._map.apply(puts, sorted(removals))
+        if self._applying is batch.changes:
+            self._applying = {}
+
+    def fill(self, values: Mapping[bytes, _Value | None]) -> None:
+        """Apply values while the map is built anew."""
+        pack = _VALUE.pack
+        puts = [(key, pack(*value)) for key, value in values.items() if value is not None]
+        puts.sort()
+        self._map.apply(puts, sorted(key for key, value in values.items() if value is None))
+
+    def applied(self) -> Applied | None:
+        """Return how far the map goes, None if it is empty or half built."""
+        data = self._map.get(_APPLIED_KEY)
+        if data is None:
+            return None
+        log_id, segment, offset, checksum = _APPLIED.unpack(data)
+        return Applied(log_id, Place(segment, offset), checksum)
+
+    def summary(self, partition_id: int) -> PartitionSummary:
+        """Return the summary of a partition as applied."""
+        data = self._map.get(_SUMMARY_PREFIX + partition_prefix(partition_id))
+        return PartitionSummary() if data is None else PartitionSummary.decode(data)
+
+    def clear(self) -> None:
+        """Empty the map and what waits for it."""
+        self._applying, self.pending = {}, {}
+        self._map.clear()
+
+    def close(self, *, is_durable: bool) -> None:
+        """Close the map."""
+        self._map.close(is_durable=is_durable)

@@ -1,0 +1,103 @@
+"""Reading what is live: records that no rollback killed, by partition and seqno.
+
+Invariants:
+1. A record is live iff its seqno is not above the limit of its segment (`summary`) and it is in
+   its segment's columns.
+2. Live records of a partition are ascending by seqno along the log.
+3. A record marked superseded is never yielded or found, but it hides older ones of its key.
+
+Elsewhere: files (`segment_log`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from millstream.model.limits import UINT64_MAX
+from millstream.storage.core.records import StoredChange
+from millstream.storage.core.segment import Columns
+from millstream.storage.core.segment_log import Place, SegmentLog
+from millstream.storage.core.summary import PartitionSummary
+
+__all__ = ["LiveLog"]
+
+
+class LiveLog:
+    """The log as its partitions see it."""
+
+    def __init__(self, log: SegmentLog, summaries: list[PartitionSummary]) -> None:
+        self.log = log
+        self.summaries = summaries
+
+    def ranges(
+        self, partition_id: int, after: int, upto: int
+    ) -> Iterator[tuple[int, Columns, int, int]]:
+        """Yield (segment, columns, begin, end) of live records in (after, upto], log order."""
+        summary = self.summaries[partition_id]
+        for number in self.log.numbers:
+            limit = min(upto, summary.limit(number))
+            columns = self.log.columns(number, partition_id) if limit > after else None
+            if columns is not None:
+                begin, end = self.log.positions(number, columns, after, limit)
+                if begin < end:
+                    yield number, columns, begin, end
+
+    def scan(
+        self, partition_id: int, after: int, upto: int, skip: Collection[int] = ()
+    ) -> Iterator[list[StoredChange]]:
+        """Yield live records in (after, upto] but those in `skip`, in bounded chunks."""
+        for number, columns, begin, end in self.ranges(partition_id, after, upto):
+            yield from self.log.changes(number, columns, begin, end, skip)
+
+    def superseded(self, partition_id: int, after: int, at: int) -> set[int]:
+        """Return seqnos that live records in (after, at] replaced; reads indexes only."""
+        found: set[int] = set()
+        for _, columns, begin, end in self.ranges(partition_id, after, at):
+            found.update(columns.previous[begin:end])
+        return found
+
+    def newest_mark(self, partition_id: int, seqno: int) -> int:
+        """Return the newest live mark at or below `seqno`, 0 if none."""
+        summary = self.summaries[partition_id]
+        for number in reversed(self.log.numbers):
+            columns = self.log.columns(number, partition_id)
+            if columns is not None:
+                limit = min(seqno, summary.limit(number))
+                found = next((mark for mark in reversed(columns.marks) if mark <= limit), 0)
+                if found:
+                    return found
+        return 0
+
+    def places_of(self, partition_id: int, seqnos: set[int]) -> dict[int, Place]:
+        """Return where live records stand; what is gone or superseded is left out."""
+        summary, found = self.summaries[partition_id], dict[int, Place]()
+        wanted = set(seqnos)
+        for number in reversed(self.log.numbers):
+            if not wanted:
+                break
+            columns = self.log.columns(number, partition_id)
+            if columns is None or not columns.seqnos:
+                continue
+            limit = summary.limit(number)
+            for seqno in sorted(wanted):
+                index = columns.find(seqno) if seqno <= limit else -1
+                if index >= 0:
+                    wanted.discard(seqno)
+                    if not columns.is_superseded(index):
+                        found[seqno] = Place(number, columns.offsets[index])
+        return found
+
+    def dead_keys(
+        self, partition_id: int, seqno: int, segment: int, killed: Columns | None
+    ) -> Iterator[StoredChange]:
+        """Yield what a rollback to `seqno` in `segment` kills, before the summary knows of it.
+
+        `killed`: what it kills in its own segment.
+        """
+        for number, columns, begin, end in self.ranges(partition_id, seqno, UINT64_MAX):
+            if number < segment:
+                for chunk in self.log.changes(number, columns, begin, end):
+                    yield from chunk
+        if killed is not None:
+            for chunk in self.log.changes(segment, killed, 0, len(killed.seqnos)):
+                yield from chunk

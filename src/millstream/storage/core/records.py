@@ -1,0 +1,288 @@
+"""Records of the document log: the envelope, its kinds, and how a run of records is walked.
+
+    checksum 4 | length 4 | kind 1 | partition 2 | previous seqno 8 | lineage length 2 |
+    sidecar length 4 | lineage | sidecar | payload
+
+`checksum` is the crc32 of everything after it; `length` counts the whole record, envelope
+included. The payload of a change is its canonical stream frame.
+
+Invariants:
+1. A record that does not reach its length, or whose checksum differs, is no record.
+2. `previous seqno` names the key's previous record in the log, never one that a queue dropped.
+3. Bit 0x80 of the kind is the mark bit: the record's seqno is a mark of its partition.
+4. Every group commit begins with the log's commit record, the same bytes each time, so that a
+   commit after a damaged place is found without trusting any length.
+
+Elsewhere: segments and their index (`segment`), the meaning of the kinds (`summary`).
+
+Source: docs/reference/file-format.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from enum import IntEnum
+from struct import Struct
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from millstream.model.position import FailoverEntry
+
+__all__ = [
+    "ENVELOPE",
+    "ENVELOPE_BYTES",
+    "MARK_BIT",
+    "NO_PARTITION",
+    "WALK_BYTES",
+    "Kind",
+    "LowPoints",
+    "Record",
+    "StoredChange",
+    "change_of_record",
+    "change_record",
+    "clean_stop_record",
+    "commit_record",
+    "encode_changes",
+    "entry_of",
+    "entry_record",
+    "key_of",
+    "low_points_of",
+    "low_points_record",
+    "mark_record",
+    "record",
+    "rollback_record",
+    "seqno_payload",
+    "walk",
+]
+
+ENVELOPE: Final = Struct(">IIBHQHI")
+ENVELOPE_BYTES: Final = 25
+_CHECKED: Final = Struct(">IBHQHI")
+_SEQNO: Final = Struct(">Q")
+_ENTRY: Final = Struct(">QQQ")
+_LOW_POINTS: Final = Struct(">QQ")
+MARK_BIT: Final = 0x80
+NO_PARTITION: Final = 0xFFFF
+"""Partition of records that concern the whole log."""
+WALK_BYTES: Final = 1024 * 1024
+"""Read at once while walking; a longer record is read alone."""
+_CHANGE: Final = 1
+_MARKED_CHANGE: Final = 1 | MARK_BIT
+
+
+class Kind(IntEnum):
+    """What a record says; a kind not listed here is of a newer format."""
+
+    CHANGE = 1
+    ENTRY = 2
+    ROLLBACK = 3
+    MARK = 4
+    LOW_POINTS = 5
+    CLEAN_STOP = 6
+    COMMIT = 7
+    INDEX = 8
+
+
+class StoredChange(NamedTuple):
+    """One change to append, or one read back."""
+
+    frame: bytes
+    previous_seqno: int
+    lineage: bytes
+    sidecar: bytes = b""
+
+
+class LowPoints(NamedTuple):
+    """History at or below the first may be gone, tombstones below the second."""
+
+    history_seqno: int
+    purge_seqno: int
+
+
+class Record(NamedTuple):
+    """One record found by `walk`: its place, its envelope, and the buffer that holds it."""
+
+    offset: int
+    length: int
+    kind: int
+    is_mark: bool
+    partition_id: int
+    previous_seqno: int
+    lineage_bytes: int
+    sidecar_bytes: int
+    buffer: bytes
+    at: int
+
+    @property
+    def payload(self) -> bytes:
+        """What follows lineage and sidecar."""
+        begin = self.at + ENVELOPE_BYTES + self.lineage_bytes + self.sidecar_bytes
+        return self.buffer[begin : self.at + self.length]
+
+
+# -- writing
+
+
+def encode_changes(
+    partition_id: int, changes: Sequence[StoredChange], parts: list[bytes], lengths: list[int]
+) -> None:
+    """Append the records of a flush batch to `parts`; the last one bears the mark bit.
+
+    Hot path: one pack for the checked fields, one for the envelope, no copy of the frame.
+    """
+    add, add_length = parts.append, lengths.append
+    pack_checked, pack = _CHECKED.pack, ENVELOPE.pack
+    kind, last = _CHANGE, changes[-1]
+    for change in changes:
+        frame, previous_seqno, lineage, sidecar = change
+        lineage_bytes, sidecar_bytes = len(lineage), len(sidecar)
+        length = ENVELOPE_BYTES + lineage_bytes + sidecar_bytes + len(frame)
+        if change is last:
+            kind = _MARKED_CHANGE
+        head = pack_checked(
+            length, kind, partition_id, previous_seqno, lineage_bytes, sidecar_bytes
+        )
+        middle = lineage + sidecar if sidecar else lineage
+        checksum = crc32(frame, crc32(head + middle))
+        add(
+            pack(
+                checksum, length, kind, partition_id, previous_seqno, lineage_bytes, sidecar_bytes
+            )
+        )
+        add(middle)
+        add(frame)
+        add_length(length)
+
+
+def change_record(partition_id: int, change: StoredChange, *, is_mark: bool) -> bytes:
+    """Return one change as a record."""
+    frame, previous_seqno, lineage, sidecar = change
+    kind = _MARKED_CHANGE if is_mark else _CHANGE
+    return record(kind, partition_id, frame, previous_seqno, lineage, sidecar)
+
+
+def record(
+    kind: int,
+    partition_id: int,
+    payload: bytes,
+    previous_seqno: int = 0,
+    lineage: bytes = b"",
+    sidecar: bytes = b"",
+) -> bytes:
+    """Return a record of any kind."""
+    body = lineage + sidecar + payload
+    head = _CHECKED.pack(
+        ENVELOPE_BYTES + len(body), kind, partition_id, previous_seqno, len(lineage), len(sidecar)
+    )
+    return crc32(body, crc32(head)).to_bytes(4, "big") + head + body
+
+
+def entry_record(partition_id: int, entry: FailoverEntry) -> bytes:
+    """Return the record of a new failover entry."""
+    return record(Kind.ENTRY, partition_id, _ENTRY.pack(*entry))
+
+
+def rollback_record(partition_id: int, seqno: int) -> bytes:
+    """Return the record that kills everything of the partition before it and above `seqno`."""
+    return record(Kind.ROLLBACK, partition_id, _SEQNO.pack(seqno))
+
+
+def mark_record(partition_id: int, seqno: int) -> bytes:
+    """Return the record that keeps a mark whose change was dropped."""
+    return record(Kind.MARK | MARK_BIT, partition_id, _SEQNO.pack(seqno))
+
+
+def low_points_record(partition_id: int, points: LowPoints) -> bytes:
+    """Return the record that moves a partition's low points."""
+    return record(Kind.LOW_POINTS, partition_id, _LOW_POINTS.pack(*points))
+
+
+def clean_stop_record(receipt: bytes) -> bytes:
+    """Return the last record of a log that was stopped cleanly; `receipt`: 16 random bytes."""
+    return record(Kind.CLEAN_STOP, NO_PARTITION, receipt)
+
+
+def commit_record(log_id: bytes) -> bytes:
+    """Return the record that begins every group commit of the log."""
+    return record(Kind.COMMIT, NO_PARTITION, log_id)
+
+
+# -- reading
+
+
+def entry_of(payload: bytes) -> FailoverEntry:
+    """Return the entry in an ENTRY record."""
+    return FailoverEntry(*_ENTRY.unpack(payload))
+
+
+def seqno_payload(payload: bytes) -> int:
+    """Return the seqno in a ROLLBACK or MARK record."""
+    seqno: int = _SEQNO.unpack(payload)[0]
+    return seqno
+
+
+def low_points_of(payload: bytes) -> LowPoints:
+    """Return the points in a LOW_POINTS record."""
+    return LowPoints(*_LOW_POINTS.unpack(payload))
+
+
+def key_of(frame: bytes) -> bytes:
+    """Return the key of a canonical frame. Header: key length at 2, extras length at 4."""
+    begin = 24 + frame[4]
+    return frame[begin : begin + (frame[2] << 8 | frame[3])]
+
+
+def change_of_record(data: bytes) -> tuple[int, StoredChange] | None:
+    """Return (partition, change) of a change's whole record; None if it is not valid."""
+    if len(data) < ENVELOPE_BYTES:
+        return None
+    checksum, length, kind, partition_id, previous, lineage_bytes, sidecar_bytes = (
+        ENVELOPE.unpack_from(data)
+    )
+    if length != len(data) or kind & 0x7F != _CHANGE or crc32(data[4:]) != checksum:
+        return None
+    middle = ENVELOPE_BYTES + lineage_bytes
+    begin = middle + sidecar_bytes
+    return partition_id, StoredChange(
+        data[begin:], previous, data[ENVELOPE_BYTES:middle], data[middle:begin]
+    )
+
+
+def walk(read_at: Callable[[int, int], bytes], offset: int, end: int) -> Iterator[Record]:
+    """Yield the records that stand back to back from `offset`, up to the first invalid one.
+
+    The caller knows where it ended: at the offset + length of the last one. Reads `WALK_BYTES`
+    at once.
+    """
+    unpack, minimum = ENVELOPE.unpack_from, ENVELOPE_BYTES
+    while end - offset >= minimum:
+        window = read_at(offset, min(WALK_BYTES, end - offset))
+        at, size, view = 0, len(window), memoryview(window)
+        if size < minimum:
+            return
+        while size - at >= minimum:
+            checksum, length, kind, partition_id, previous, lineage_bytes, sidecar_bytes = unpack(
+                window, at
+            )
+            if length < minimum + lineage_bytes + sidecar_bytes or length > end - offset - at:
+                return
+            stop = at + length
+            if stop > size:
+                break
+            if crc32(view[at + 4 : stop]) != checksum:
+                return
+            yield Record(
+                offset + at, length, kind & 0x7F, kind > 0x7F, partition_id, previous,
+                lineage_bytes, sidecar_bytes, window, at,
+            )  # fmt: skip
+            at = stop
+        if at == 0:
+            whole = read_at(offset, length)
+            if len(whole) < length or crc32(memoryview(whole)[4:]) != checksum:
+                return
+            yield Record(
+                offset, length, kind & 0x7F, kind > 0x7F, partition_id, previous,
+                lineage_bytes, sidecar_bytes, whole, 0,
+            )  # fmt: skip
+            at = length
+        offset += at

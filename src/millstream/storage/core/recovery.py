@@ -1,0 +1,161 @@
+"""Bringing summaries and by-id up to the end of the log, and by-id through a rollback.
+
+Two ways to start: by-id belongs to the log, then only the records behind its applied place are
+read; or it is lost, then summaries come from the segments' indexes and control records, and by-id
+from the live records (never by replaying dead ones, whose previous records may be gone).
+
+Invariants:
+1. by-id belongs to the log iff the log id is the same, the applied place is not behind the end,
+   and the applied segment has the same crc32 up to that place.
+2. After a rollback a key has its newest live record: the one that the oldest dead record of the
+   key names as previous, if it is still there.
+
+Elsewhere: the segments (`segment_log`), what a start writes (`store`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from millstream.model.limits import UINT64_MAX
+from millstream.storage.core.by_id import ById, partition_prefix
+from millstream.storage.core.live import LiveLog
+from millstream.storage.core.records import (
+    Kind,
+    Record,
+    StoredChange,
+    entry_of,
+    key_of,
+    low_points_of,
+    seqno_payload,
+)
+from millstream.storage.core.segment import HEADER_BYTES, Columns
+from millstream.storage.core.segment_log import Place, SegmentLog
+from millstream.storage.core.summary import PartitionSummary
+
+__all__ = ["apply_rollback", "build_by_id", "is_by_id_of", "load_summaries", "note", "replay"]
+
+BUILD_KEYS_MAX: Final = 100_000
+"""Keys applied at once while by-id is built anew."""
+
+
+def is_by_id_of(log: SegmentLog, by_id: ById) -> bool:
+    """Return whether by-id belongs to this log and is not ahead of it."""
+    applied = by_id.applied()
+    if applied is None or applied.log_id != log.log_id or applied.place > log.place:
+        return False
+    segment, offset = applied.place
+    if segment not in log.numbers or offset > log.end_of(segment):
+        return False
+    return log.checksum_of(segment, offset) == applied.checksum
+
+
+def note(summary: PartitionSummary, record: Record, segment: int) -> None:
+    """Take a record into its partition's summary."""
+    kind = record.kind
+    if kind == Kind.ENTRY:
+        summary.on_entry(entry_of(record.payload))
+    elif kind == Kind.LOW_POINTS:
+        summary.on_low_points(low_points_of(record.payload))
+    elif kind == Kind.ROLLBACK:
+        summary.on_rollback(segment, seqno_payload(record.payload))
+    elif kind == Kind.MARK:
+        summary.on_mark(seqno_payload(record.payload))
+
+
+def replay(live: LiveLog, by_id: ById, applied: Place) -> None:
+    """Read the records behind the applied place into summaries and by-id."""
+    log = live.log
+    for number in [number for number in log.numbers if number >= applied.segment]:
+        index = log.open_index if log.is_open(number) else log.index_of(number)[0]
+        begin = applied.offset if number == applied.segment else HEADER_BYTES
+        for found in log.walk(number, begin):
+            kind, partition_id = found.kind, found.partition_id
+            if kind == Kind.CHANGE:
+                frame = found.payload
+                seqno = int.from_bytes(frame[24:32], "big")
+                live.summaries[partition_id].on_change(seqno, is_mark=found.is_mark)
+                key = partition_prefix(partition_id) + key_of(frame)
+                by_id.pending[key] = (seqno, number, found.offset)
+            elif kind == Kind.ROLLBACK:
+                killed = index.killed.get(found.offset)
+                target = seqno_payload(found.payload)
+                apply_rollback(live, by_id, partition_id, target, number, killed)
+            elif kind not in (Kind.COMMIT, Kind.CLEAN_STOP):
+                note(live.summaries[partition_id], found, number)
+
+
+def apply_rollback(
+    live: LiveLog, by_id: ById, partition_id: int, seqno: int, segment: int, killed: Columns | None
+) -> None:
+    """Take a rollback record into the summary, and give by-id what was newest below it."""
+    prefix, previous = partition_prefix(partition_id), dict[bytes, int]()
+    for change in live.dead_keys(partition_id, seqno, segment, killed):
+        previous.setdefault(key_of(change.frame), change.previous_seqno)
+    live.summaries[partition_id].on_rollback(segment, seqno)
+    places = live.places_of(partition_id, {found for found in previous.values() if found})
+    for key, found in previous.items():
+        place = places.get(found)
+        by_id.pending[prefix + key] = None if place is None else (found, *place)
+
+
+def load_summaries(live: LiveLog) -> None:
+    """Fill summaries from indexes and control records; changes are not read."""
+    log = live.log
+    for number in log.numbers:
+        is_open = log.is_open(number)
+        for offset in log.open_index.controls if is_open else log.controls_in(number):
+            found = log.record_at(number, offset)
+            if found.kind != Kind.CLEAN_STOP:
+                note(live.summaries[found.partition_id], found, number)
+        for partition_id in log.partitions_in(number):
+            columns = log.columns(number, partition_id)
+            assert columns is not None
+            summary = live.summaries[partition_id]
+            if columns.marks:
+                summary.on_mark(columns.marks[-1])
+            if columns.seqnos:
+                summary.top = max(summary.top, columns.seqnos[-1])
+
+
+def build_by_id(live: LiveLog, by_id: ById) -> None:
+    """Build by-id anew from the live records."""
+    log = live.log
+    by_id.clear()
+    values: dict[bytes, tuple[int, int, int] | None] = {}
+    for number in log.numbers:
+        for partition_id in log.partitions_in(number):
+            columns = log.columns(number, partition_id)
+            assert columns is not None
+            limit = live.summaries[partition_id].limit(number)
+            begin, end = log.positions(number, columns, 0, min(limit, UINT64_MAX))
+            prefix, index = partition_prefix(partition_id), begin
+            is_superseded = [columns.is_superseded(i) for i in range(end)] if columns.flags else ()
+            if is_superseded:
+                columns.flags = b""  # a copy: what is hidden must be read, too
+            for chunk in log.changes(number, columns, begin, end):
+                _add(values, prefix, chunk, columns, index, number)
+                if is_superseded:
+                    for at, change in enumerate(chunk, index):
+                        if is_superseded[at]:
+                            values[prefix + key_of(change.frame)] = None
+                index += len(chunk)
+            if len(values) >= BUILD_KEYS_MAX:
+                by_id.fill(values)
+                values = {}
+    by_id.fill(values)
+
+
+def _add(
+    values: dict[bytes, tuple[int, int, int] | None],
+    prefix: bytes,
+    chunk: list[StoredChange],
+    columns: Columns,
+    index: int,
+    number: int,
+) -> None:
+    stop = index + len(chunk)
+    for change, seqno, offset in zip(
+        chunk, columns.seqnos[index:stop], columns.offsets[index:stop], strict=True
+    ):
+        values[prefix + key_of(change.frame)] = (seqno, number, offset)

@@ -1,0 +1,339 @@
+"""One segment file: its header, and the index that ends it once it is sealed.
+
+    header 64 | records ... | index record | flags, one byte a record | footer 48
+
+The index record holds, per partition with live changes or marks, four columns (seqnos, previous
+seqnos, offsets, lengths) and the marks, and the offsets of all records that are no changes.
+A segment that is still written has the same columns in memory.
+
+Invariants:
+1. Columns of a partition are ascending by seqno and by offset: what a rollback in the same segment
+   killed is not in them; what a later segment's rollback killed is (`summary` knows the limit).
+2. Bit 0 of a flag says "superseded". It is the only thing that changes after sealing, in place,
+   one byte at a time, so no checksum covers it.
+3. All integers are big-endian.
+
+Elsewhere: files and caches (`segment_log`), records (`records`).
+
+Source: docs/reference/file-format.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from struct import Struct
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from millstream.storage.core.records import ENVELOPE_BYTES, NO_PARTITION, Kind, record
+
+__all__ = [
+    "FOOTER_BYTES",
+    "FORMAT_VERSION",
+    "HEADER_BYTES",
+    "MAGIC",
+    "OFFSET_MAX",
+    "SUPERSEDED",
+    "Columns",
+    "DirectoryEntry",
+    "Footer",
+    "Header",
+    "OpenIndex",
+    "decode_columns",
+    "decode_controls",
+    "decode_footer",
+    "decode_header",
+    "directory_entries",
+    "encode_header",
+    "find_entry",
+]
+
+MAGIC: Final = b"MSTRMLOG"
+FORMAT_VERSION: Final = 1
+HEADER_BYTES: Final = 64
+_HEADER: Final = Struct(">8sHHI16s28xI")
+_FOOTER_MAGIC: Final = b"MSTRMEND"
+_FOOTER: Final = Struct(">8sIIIIIIIIII")
+FOOTER_BYTES: Final = 48
+SUPERSEDED: Final = 1
+OFFSET_MAX: Final = 2**32 - 1
+_COUNTS: Final = Struct(">II")
+_DIRECTORY: Final = Struct(">HIIIIIQQ")
+_DIRECTORY_BYTES: Final = 38
+_IS_SWAPPED: Final = sys.byteorder == "little"
+
+
+class Header(NamedTuple):
+    """`log_id` is the same in all segments of a log, random."""
+
+    version: int
+    number: int
+    log_id: bytes
+
+
+def encode_header(number: int, log_id: bytes) -> bytes:
+    """Return the first 64 bytes of a segment."""
+    body = _HEADER.pack(MAGIC, FORMAT_VERSION, HEADER_BYTES, number, log_id, 0)[:-4]
+    return body + crc32(body).to_bytes(4, "big")
+
+
+def decode_header(data: bytes) -> Header | None:
+    """Return the header; None if these are not 64 bytes with magic and checksum of one.
+
+    The first 16 bytes and the checksum of the first 60 stay as they are in all versions.
+    """
+    if len(data) < HEADER_BYTES:
+        return None
+    magic, version, _, number, log_id, checksum = _HEADER.unpack_from(data)
+    if magic != MAGIC or crc32(data[: HEADER_BYTES - 4]) != checksum:
+        return None
+    return Header(version, number, log_id)
+
+
+class Columns:
+    """What a segment holds of one partition; offsets and lengths in bytes of the file."""
+
+    __slots__ = ("flags", "lengths", "marks", "offsets", "previous", "seqnos")
+
+    def __init__(self) -> None:
+        self.seqnos = array("Q")
+        self.previous = array("Q")
+        self.offsets = array("I")
+        self.lengths = array("I")
+        self.marks = array("Q")
+        self.flags = b""
+        """One byte a record; empty: nothing is superseded."""
+
+    def add(
+        self,
+        seqnos: Iterable[int],
+        previous: Iterable[int],
+        offsets: Iterable[int],
+        lengths: Iterable[int],
+    ) -> None:
+        """Append records; a reader in another thread goes by `seqnos`, which grow last."""
+        self.lengths.extend(lengths)
+        self.offsets.extend(offsets)
+        self.previous.extend(previous)
+        self.seqnos.extend(seqnos)
+
+    def cut(self, seqno: int) -> Columns:
+        """Forget what is above `seqno`; return it."""
+        killed, count = Columns(), bisect_right(self.seqnos, seqno)
+        killed.add(
+            self.seqnos[count:], self.previous[count:], self.offsets[count:], self.lengths[count:]
+        )
+        for column in (self.seqnos, self.previous, self.offsets, self.lengths):
+            del column[count:]
+        del self.marks[bisect_right(self.marks, seqno) :]
+        return killed
+
+    def find(self, seqno: int) -> int:
+        """Return the index of a seqno, -1 if absent. O(log n)."""
+        index = bisect_right(self.seqnos, seqno) - 1
+        return index if index >= 0 and self.seqnos[index] == seqno else -1
+
+    def is_superseded(self, index: int) -> bool:
+        """Return whether compaction marked the record as superseded."""
+        return bool(self.flags and self.flags[index] & SUPERSEDED)
+
+
+class DirectoryEntry(NamedTuple):
+    """Where the columns of one partition stand in a sealed segment."""
+
+    partition_id: int
+    records: int
+    marks: int
+    offset: int
+    flag_index: int
+    checksum: int
+    first_seqno: int
+    last_seqno: int
+
+    @property
+    def size(self) -> int:
+        """Length of the columns in bytes."""
+        return self.records * 24 + self.marks * 8
+
+
+class Footer(NamedTuple):
+    """The last 48 bytes of a sealed segment; all offsets from the file's beginning.
+
+    `data_checksum` is the crc32 of everything before the index record.
+    """
+
+    index_offset: int
+    directory_offset: int
+    directory_entries: int
+    controls: int
+    flags_offset: int
+    records: int
+    data_checksum: int
+    directory_checksum: int
+    controls_checksum: int
+
+    @property
+    def controls_offset(self) -> int:
+        """Where the offsets of control records stand: behind the directory."""
+        return self.directory_offset + self.directory_entries * _DIRECTORY_BYTES
+
+    @property
+    def end(self) -> int:
+        """Length of the whole file."""
+        return self.flags_offset + self.records + FOOTER_BYTES
+
+
+def _encode_footer(footer: Footer) -> bytes:
+    body = _FOOTER.pack(_FOOTER_MAGIC, *footer, 0)[:-4]
+    return body + crc32(body).to_bytes(4, "big")
+
+
+def decode_footer(data: bytes) -> Footer | None:
+    """Return the footer in the last 48 bytes of a file; None if that is none."""
+    if len(data) != FOOTER_BYTES:
+        return None
+    magic, *fields, checksum = _FOOTER.unpack(data)
+    if magic != _FOOTER_MAGIC or crc32(data[:-4]) != checksum:
+        return None
+    return Footer(*fields)
+
+
+class OpenIndex:
+    """The index of the segment that is written."""
+
+    __slots__ = ("controls", "killed", "partitions")
+
+    def __init__(self) -> None:
+        self.partitions: dict[int, Columns] = {}
+        self.controls = array("I")
+        self.killed: dict[int, Columns] = {}
+        """Offset of a rollback record -> what it killed in this segment; only while starting."""
+
+    def of(self, partition_id: int) -> Columns:
+        """Return the partition's columns, empty ones if it has none yet."""
+        columns = self.partitions.get(partition_id)
+        if columns is None:
+            columns = self.partitions[partition_id] = Columns()
+        return columns
+
+    def add_batch(
+        self,
+        partition_id: int,
+        seqnos: Sequence[int],
+        previous: Sequence[int],
+        offset: int,
+        lengths: Sequence[int],
+    ) -> None:
+        """Add records that stand back to back from `offset`; the last one is a mark."""
+        columns = self.of(partition_id)
+        offsets = accumulate(lengths[:-1], initial=offset)
+        columns.add(seqnos, previous, offsets, lengths)
+        columns.marks.append(seqnos[-1])
+
+    def encode(self, index_offset: int, data_checksum: int) -> bytes:
+        """Return index record, flags and footer, to stand at `index_offset`."""
+        base = index_offset + ENVELOPE_BYTES + _COUNTS.size
+        blocks: list[bytes] = []
+        directory: list[bytes] = []
+        size = records = 0
+        for partition_id, columns in sorted(self.partitions.items()):
+            if not columns.seqnos and not columns.marks:
+                continue
+            block = _block(columns)
+            ends = [*columns.seqnos[:1], *columns.marks[:1], *columns.seqnos[-1:]]
+            ends += columns.marks[-1:]
+            directory.append(
+                _DIRECTORY.pack(
+                    partition_id, len(columns.seqnos), len(columns.marks), base + size, records,
+                    crc32(block), min(ends), max(ends),
+                )
+            )  # fmt: skip
+            blocks.append(block)
+            size += len(block)
+            records += len(columns.seqnos)
+        directory_bytes, controls = b"".join(directory), _big_endian(self.controls)
+        body = b"".join(
+            (_COUNTS.pack(len(directory), len(self.controls)), *blocks, directory_bytes, controls)
+        )
+        index = record(Kind.INDEX, NO_PARTITION, body)
+        footer = Footer(
+            index_offset,
+            base + size,
+            len(directory),
+            len(self.controls),
+            index_offset + len(index),
+            records,
+            data_checksum,
+            crc32(directory_bytes),
+            crc32(controls),
+        )
+        return b"".join((index, bytes(records), _encode_footer(footer)))
+
+
+def _block(columns: Columns) -> bytes:
+    return b"".join(
+        _big_endian(column)
+        for column in (
+            columns.seqnos, columns.previous, columns.offsets, columns.lengths, columns.marks,
+        )
+    )  # fmt: skip
+
+
+def _big_endian(column: array[int]) -> bytes:
+    if _IS_SWAPPED:
+        column = column[:]
+        column.byteswap()
+    return column.tobytes()
+
+
+def _column(kind: str, data: bytes) -> array[int]:
+    column = array(kind, data)
+    if _IS_SWAPPED:
+        column.byteswap()
+    return column
+
+
+def decode_columns(block: bytes, entry: DirectoryEntry, flags: bytes) -> Columns | None:
+    """Return the columns that a directory entry names; None if their checksum differs."""
+    if len(block) != entry.size or crc32(block) != entry.checksum or len(flags) != entry.records:
+        return None
+    columns, count = Columns(), entry.records
+    columns.seqnos = _column("Q", block[: count * 8])
+    columns.previous = _column("Q", block[count * 8 : count * 16])
+    columns.offsets = _column("I", block[count * 16 : count * 20])
+    columns.lengths = _column("I", block[count * 20 : count * 24])
+    columns.marks = _column("Q", block[count * 24 :])
+    columns.flags = flags if any(flags) else b""
+    return columns
+
+
+def decode_controls(data: bytes, footer: Footer) -> list[int] | None:
+    """Return the offsets of the records that are no changes; None if damaged."""
+    if len(data) != footer.controls * 4 or crc32(data) != footer.controls_checksum:
+        return None
+    return list(_column("I", data))
+
+
+def directory_entries(directory: bytes) -> Iterator[DirectoryEntry]:
+    """Yield all entries, ascending by partition."""
+    return map(DirectoryEntry._make, _DIRECTORY.iter_unpack(directory))
+
+
+def find_entry(directory: bytes, partition_id: int) -> DirectoryEntry | None:
+    """Return the entry of a partition, None if the segment holds nothing of it. O(log n)."""
+    low, high = 0, len(directory) // _DIRECTORY_BYTES
+    while low < high:
+        middle = (low + high) // 2
+        at = middle * _DIRECTORY_BYTES
+        found = directory[at] << 8 | directory[at + 1]
+        if found == partition_id:
+            return DirectoryEntry._make(_DIRECTORY.unpack_from(directory, at))
+        if found < partition_id:
+            low = middle + 1
+        else:
+            high = middle
+    return None

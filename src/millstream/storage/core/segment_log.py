@@ -1,0 +1,580 @@
+"""The segment files of one log: where it ends, appending to it, and reading from it.
+
+Invariants:
+1. A segment is sealed (index, flags, footer) and synced before the next one is created; a new one
+   has a durable header and name before a record is written to it. So only the last segment can be
+   torn, and its tail is cut, durably, before anything is appended.
+2. At start the directory and the last segment are synced first: what a killed process left
+   readable need not be durable.
+3. A damaged place with a commit record behind it is corruption, never a torn tail: that commit was
+   begun after everything before it was durable.
+4. A group commit stands in one segment, which it may make larger than its size.
+5. After an error in `sync` nothing is appended any more.
+6. Reads may run in any thread beside one appending thread.
+
+Elsewhere: what records mean (`summary`, `store`), the layout of a segment (`segment`).
+
+Source: docs/reference/file-format.md.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Collection, Iterator
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from millstream.errors import CorruptionError, UnavailableError, UsageError
+from millstream.model.limits import STREAM_STEP_BYTES_MAX, STREAM_STEP_ITEMS_MAX
+from millstream.ports.disk import Disk, File
+from millstream.storage.core.records import (
+    ENVELOPE,
+    ENVELOPE_BYTES,
+    Kind,
+    Record,
+    StoredChange,
+    change_of_record,
+    commit_record,
+    seqno_payload,
+    walk,
+)
+from millstream.storage.core.segment import (
+    FOOTER_BYTES,
+    FORMAT_VERSION,
+    HEADER_BYTES,
+    MAGIC,
+    OFFSET_MAX,
+    Columns,
+    Footer,
+    Header,
+    OpenIndex,
+    decode_columns,
+    decode_controls,
+    decode_footer,
+    decode_header,
+    encode_header,
+    find_entry,
+)
+
+__all__ = ["LogSizes", "Place", "SegmentLog", "segment_name"]
+
+OPEN_FILES_MAX: Final = 16
+"""Descriptors a log keeps for reading."""
+DIRECTORIES_MAX: Final = 256
+"""Directories of sealed segments a log keeps in memory, some 40 bytes per partition each."""
+GAP_BYTES_MAX: Final = 8192
+"""Records nearer than this are read at once, with what stands between them."""
+FIRST_READ_BYTES: Final = 4096
+"""Read of a record whose length is not known."""
+CHECK_BYTES: Final = 4 * 1024 * 1024
+_NAME: Final = re.compile(r"[0-9]{8}\.seg")
+_TEMPORARY: Final = ".new"
+
+
+class LogSizes(NamedTuple):
+    """Sizes in bytes. The first segment has the smallest size, each next one twice as much."""
+
+    segment_bytes_min: int = 256 * 1024
+    segment_bytes_max: int = 64 * 1024 * 1024
+    fill_from_bytes: int = 4 * 1024 * 1024
+    """Segments at least this large are filled with zeros ahead of the end."""
+    fill_bytes: int = 1024 * 1024
+    """Zeros written at a time."""
+
+
+class Place(NamedTuple):
+    """A place in the log; ordered as the log is."""
+
+    segment: int
+    offset: int
+
+
+def segment_name(number: int) -> str:
+    """Return the file name of a segment."""
+    return f"{number:08d}.seg"
+
+
+class SegmentLog:
+    """The log as files. `open_index` belongs to segment `numbers[-1]` unless that is sealed."""
+
+    def __init__(self, disk: Disk, sizes: LogSizes) -> None:
+        self._disk = disk
+        self._sizes = sizes
+        self._files: dict[int, File] = {}
+        self._last: File
+        self._directories: dict[int, tuple[Footer, bytes]] = {}
+        self._is_failed = False
+        self.is_sealed = False
+        """Whether the last segment is sealed; the next append begins another."""
+        self._filled = 0
+        self.cut_bytes = 0
+        self.checksum = 0
+        """crc32 of the last segment up to `end`."""
+        self.end = 0
+        self.last_record: Record | None = None
+        disk.sync_directory()
+        self.numbers = self._clean_up()
+        self.is_new = not self.numbers
+        if self.is_new:
+            self.log_id = disk.random_bytes(16)
+            self.commit_record = commit_record(self.log_id)
+            self._begin(1)
+            return
+        self._check_headers()
+        self._open_last()
+
+    # -- start
+
+    def _clean_up(self) -> list[int]:
+        names = self._disk.names()
+        for name in names:
+            if name.endswith(_TEMPORARY):
+                self._disk.remove(name)
+        return [int(name[:8]) for name in names if _NAME.fullmatch(name)]
+
+    def _check_headers(self) -> None:
+        last, log_id = self.numbers[-1], None
+        for number in self.numbers:
+            header = self._header(number)
+            if header is None:
+                assert number == last
+                log_id = log_id or self._disk.random_bytes(16)
+                self._write_header(self._file(number), number, log_id)
+                continue
+            if header.number != number or (log_id or header.log_id) != header.log_id:
+                raise self._corrupt(number, 0, "it belongs to another log or place")
+            log_id = header.log_id
+            if number != last and self._footer(number) is None:
+                raise self._corrupt(number, self._file(number).size(), "its footer is damaged")
+        assert log_id is not None
+        self.log_id = log_id
+        self.commit_record = commit_record(log_id)
+
+    def _header(self, number: int) -> Header | None:
+        """None: the last segment, whose header was never made durable."""
+        file = self._file(number)
+        data = file.read_at(0, HEADER_BYTES + 1)
+        header = decode_header(data[:HEADER_BYTES])
+        if header is None:
+            if number == self.numbers[-1] and len(data) <= HEADER_BYTES:
+                return None
+            if data[: len(MAGIC)] != MAGIC:
+                raise UsageError(
+                    f"{segment_name(number)} is no segment of a document log; move it away",
+                    code="foreign_format",
+                )
+            raise self._corrupt(number, 0, "its header is damaged")
+        if header.version > FORMAT_VERSION:
+            raise UsageError(
+                f"{segment_name(number)} has format {header.version}, this program knows up to "
+                f"{FORMAT_VERSION}; use a newer one",
+                code="newer_format",
+            )
+        return header
+
+    def _open_last(self) -> None:
+        number = self.numbers[-1]
+        file = self._last = self._file(number)
+        index, end, self.last_record = self.index_of(number)
+        if self.last_record is not None and self.last_record.kind == Kind.INDEX:
+            footer = self._footer(number)
+            if footer is not None and footer.index_offset == self.last_record.offset:
+                file.sync()
+                self.is_sealed = True
+                self.end, self.checksum = footer.index_offset, footer.data_checksum
+                self._open = (-1, index)
+                return
+            end = self.last_record.offset
+        self._cut_tail(number, file, end)
+        file.sync()
+        self.end, self._filled = end, file.size()
+        self.checksum = self.checksum_of(number, end)
+        self._open = (number, index)
+
+    def _cut_tail(self, number: int, file: File, end: int) -> None:
+        size = file.size()
+        overlap = b""
+        is_torn = False
+        for offset in range(end, size, CHECK_BYTES):
+            data = file.read_at(offset, min(CHECK_BYTES, size - offset))
+            if not is_torn and data == bytes(len(data)):
+                continue
+            is_torn = True
+            if self.commit_record in overlap + data:
+                raise self._corrupt(number, end, "records written later follow")
+            overlap = data[-len(self.commit_record) :]
+        if is_torn:
+            self.cut_bytes = size - end
+            file.truncate(end)
+
+    def index_of(self, number: int) -> tuple[OpenIndex, int, Record | None]:
+        """Walk a segment; return its index (what each rollback killed apart), end, last record."""
+        file = self._file(number)
+        index, end, last = OpenIndex(), HEADER_BYTES, None
+        of = index.of
+        for found in walk(file.read_at, HEADER_BYTES, file.size()):
+            kind = found.kind
+            if kind == Kind.CHANGE:
+                columns = of(found.partition_id)
+                seqno = int.from_bytes(found.payload[24:32], "big")
+                columns.lengths.append(found.length)
+                columns.offsets.append(found.offset)
+                columns.previous.append(found.previous_seqno)
+                columns.seqnos.append(seqno)
+                if found.is_mark:
+                    columns.marks.append(seqno)
+            elif kind == Kind.MARK:
+                of(found.partition_id).marks.append(seqno_payload(found.payload))
+            elif kind == Kind.INDEX:
+                return index, end, found
+            elif kind != Kind.COMMIT:
+                index.controls.append(found.offset)
+                if kind == Kind.ROLLBACK:
+                    target = seqno_payload(found.payload)
+                    index.killed[found.offset] = of(found.partition_id).cut(target)
+            end, last = found.offset + found.length, found
+        return index, end, last
+
+    # -- appending
+
+    @property
+    def place(self) -> Place:
+        """The end of the log."""
+        return Place(self.numbers[-1], self.end)
+
+    @property
+    def open_index(self) -> OpenIndex:
+        """The index of the segment that is written."""
+        return self._open[1]
+
+    def append(self, data: bytes) -> Place:
+        """Write one group commit and make it durable; return where it begins.
+
+        Raises:
+            UnavailableError: `disk_full`: nothing was appended, the same may succeed later;
+                `disk_failed`: nothing can be appended until the log is opened anew.
+        """
+        if self._is_failed:
+            raise UnavailableError("the disk failed earlier; restart", code="disk_failed")
+        assert HEADER_BYTES + len(data) < OFFSET_MAX
+        if self.is_sealed or self._is_full(len(data)):
+            self.roll()
+        file, begin = self._last, self.end
+        try:
+            self._fill(file, begin + len(data))
+            file.write_at(begin, data)
+        except OSError as error:
+            raise self._undo(file, error) from error
+        self._sync(file)
+        self.end = begin + len(data)
+        self.checksum = crc32(data, self.checksum)
+        return Place(self.numbers[-1], begin)
+
+    def _is_full(self, size: int) -> bool:
+        return self.end + size > self._capacity() and self.end > HEADER_BYTES
+
+    def _capacity(self) -> int:
+        doublings = min(self.numbers[-1] - 1, 32)
+        return min(self._sizes.segment_bytes_min << doublings, self._sizes.segment_bytes_max)
+
+    def _fill(self, file: File, end: int) -> None:
+        if self._filled < end and self._capacity() >= self._sizes.fill_from_bytes:
+            begin = max(self._filled, end)
+            size = min(self._sizes.fill_bytes, self._capacity() - begin)
+            if size > 0:
+                file.write_at(begin, bytes(size))
+            self._filled = begin + size
+
+    def _undo(self, file: File, error: OSError) -> UnavailableError:
+        """Take back what a failed write left; without that the log is of no further use."""
+        try:
+            file.truncate(self.end)
+            file.sync()
+            self._filled = self.end
+        except OSError:
+            self._is_failed = True
+            return UnavailableError(f"the disk failed: {error}", code="disk_failed")
+        return UnavailableError(f"cannot write the log: {error}; free space", code="disk_full")
+
+    def _sync(self, file: File) -> None:
+        try:
+            file.sync()
+        except OSError as error:
+            self._is_failed = True
+            message = f"the disk failed: {error}; restart"
+            raise UnavailableError(message, code="disk_failed") from error
+
+    def roll(self) -> None:
+        """Seal the last segment and begin the next; raises as `append` does."""
+        number = self.numbers[-1]
+        if not self.is_sealed:
+            file = self._last
+            trailer = self.open_index.encode(self.end, self.checksum)
+            try:
+                file.truncate(self.end)
+                file.write_at(self.end, trailer)
+            except OSError as error:
+                raise self._undo(file, error) from error
+            self._sync(file)
+            self.is_sealed = True
+        try:
+            self._begin(number + 1)
+        except OSError as error:
+            message = f"cannot begin a segment: {error}; free space"
+            raise UnavailableError(message, code="disk_full") from error
+
+    def _begin(self, number: int) -> None:
+        file = self._disk.open(segment_name(number), create=True)
+        self._write_header(file, number, self.log_id)
+        self._disk.sync_directory()
+        self._last = file
+        self.end = self._filled = HEADER_BYTES
+        self.checksum = crc32(encode_header(number, self.log_id))
+        self.numbers = [*self.numbers, number]
+        self._open = (number, OpenIndex())
+        self.is_sealed = False
+
+    def _write_header(self, file: File, number: int, log_id: bytes) -> None:
+        file.truncate(0)
+        file.write_at(0, encode_header(number, log_id))
+        file.sync()
+
+    # -- reading
+
+    def columns(self, number: int, partition_id: int) -> Columns | None:
+        """Return what a segment holds of a partition, None if nothing.
+
+        Raises:
+            CorruptionError: the index is damaged.
+        """
+        open_number, index = self._open
+        if number == open_number:
+            return index.partitions.get(partition_id)
+        footer, directory = self._directory(number)
+        entry = find_entry(directory, partition_id)
+        if entry is None:
+            return None
+        file = self._file(number)
+        flags = file.read_at(footer.flags_offset + entry.flag_index, entry.records)
+        columns = decode_columns(file.read_at(entry.offset, entry.size), entry, flags)
+        if columns is None:
+            raise self._corrupt(number, entry.offset, "its index is damaged")
+        return columns
+
+    def partitions_in(self, number: int) -> list[int]:
+        """Return the partitions a segment holds something of."""
+        open_number, index = self._open
+        if number == open_number:
+            return sorted(index.partitions)
+        _, directory = self._directory(number)
+        return [directory[at] << 8 | directory[at + 1] for at in range(0, len(directory), 38)]
+
+    def controls_in(self, number: int) -> list[int]:
+        """Return the offsets of the records of a sealed segment that are no changes."""
+        footer, _ = self._directory(number)
+        data = self._file(number).read_at(footer.controls_offset, footer.controls * 4)
+        controls = decode_controls(data, footer)
+        if controls is None:
+            raise self._corrupt(number, footer.controls_offset, "its index is damaged")
+        return controls
+
+    def last_seqno_in(self, number: int, partition_id: int) -> int:
+        """Return the newest seqno a sealed segment holds of a partition, 0 if nothing."""
+        entry = find_entry(self._directory(number)[1], partition_id)
+        return entry.last_seqno if entry else 0
+
+    def is_open(self, number: int) -> bool:
+        """Return whether the segment is the one that is written."""
+        return number == self._open[0]
+
+    def changes(
+        self, number: int, columns: Columns, begin: int, end: int, skip: Collection[int] = ()
+    ) -> Iterator[list[StoredChange]]:
+        """Yield records begin .. end-1 of `columns` but those in `skip`, in bounded chunks.
+
+        Adjacent records are read at once.
+
+        Raises:
+            CorruptionError: a record is not what was written.
+        """
+        offsets, lengths = columns.offsets[begin:end], columns.lengths[begin:end]
+        if skip or columns.flags:
+            kept = [
+                index
+                for index, seqno in enumerate(columns.seqnos[begin:end])
+                if seqno not in skip and not columns.is_superseded(begin + index)
+            ]
+            wanted = [(offsets[index], lengths[index]) for index in kept]
+        else:
+            wanted = list(zip(offsets, lengths, strict=False))
+        file = self._file(number)
+        index, count = 0, len(wanted)
+        chunk: list[StoredChange] = []
+        chunk_bytes = 0
+        while index < count:
+            start, length = wanted[index]
+            stop, first = start + length, index
+            index += 1
+            while index < count and index - first < STREAM_STEP_ITEMS_MAX:
+                offset, length = wanted[index]
+                next_stop = offset + length
+                if offset - stop > GAP_BYTES_MAX or next_stop - start > STREAM_STEP_BYTES_MAX:
+                    break
+                stop = next_stop
+                index += 1
+            size = stop - start
+            if chunk and (
+                chunk_bytes + size > STREAM_STEP_BYTES_MAX
+                or len(chunk) + index - first > STREAM_STEP_ITEMS_MAX
+            ):
+                yield chunk
+                chunk, chunk_bytes = [], 0
+            self._cut(number, file.read_at(start, size), start, wanted[first:index], chunk)
+            chunk_bytes += size
+        if chunk:
+            yield chunk
+
+    def _cut(
+        self,
+        number: int,
+        data: bytes,
+        start: int,
+        wanted: list[tuple[int, int]],
+        chunk: list[StoredChange],
+    ) -> None:
+        """Cut checked records out of one read. Hot path."""
+        add, unpack, make = chunk.append, ENVELOPE.unpack_from, StoredChange
+        view, size = memoryview(data), len(data)
+        for offset, length in wanted:
+            at = offset - start
+            stop = at + length
+            if stop > size:
+                raise self._corrupt(number, offset, "it ends too early")
+            checksum, found, kind, _, previous, lineage_bytes, sidecar_bytes = unpack(data, at)
+            if found != length or kind & 0x7F != 1 or crc32(view[at + 4 : stop]) != checksum:
+                raise self._corrupt(number, offset, "a record is not what was written")
+            at += ENVELOPE_BYTES
+            middle = at + lineage_bytes
+            if sidecar_bytes:
+                begin = middle + sidecar_bytes
+                add(make(data[begin:stop], previous, data[at:middle], data[middle:begin]))
+            else:
+                add(make(data[middle:stop], previous, data[at:middle]))
+
+    def read_change(self, place: Place) -> tuple[int, StoredChange] | None:
+        """Return (partition, change) of the record at a place; None: there is no valid change."""
+        file = self._file(place.segment)
+        data = file.read_at(place.offset, FIRST_READ_BYTES)
+        if len(data) < ENVELOPE_BYTES:
+            return None
+        length = int.from_bytes(data[4:8], "big")
+        if length > len(data):
+            if place.offset + length > file.size():
+                return None
+            data += file.read_at(place.offset + len(data), length - len(data))
+        return change_of_record(data[:length])
+
+    def record_at(self, number: int, offset: int) -> Record:
+        """Return the record at an offset that an index names.
+
+        Raises:
+            CorruptionError: there is none.
+        """
+        file = self._file(number)
+        found = next(walk(file.read_at, offset, file.size()), None)
+        if found is None:
+            raise self._corrupt(number, offset, "a record is not what was written")
+        return found
+
+    def walk(self, number: int, offset: int = HEADER_BYTES) -> Iterator[Record]:
+        """Yield the records of a segment from an offset, its index record excluded."""
+        file = self._file(number)
+        if self.is_open(number) or (self.is_sealed and number == self.numbers[-1]):
+            end = self.end
+        else:
+            end = self._directory(number)[0].index_offset
+        for found in walk(file.read_at, offset, end):
+            yield found
+            offset = found.offset + found.length
+        if offset < end:
+            raise self._corrupt(number, offset, "a record is not what was written")
+
+    def end_of(self, number: int) -> int:
+        """Return where the records of a segment end."""
+        return self.end if number == self.numbers[-1] else self._directory(number)[0].index_offset
+
+    def checksum_of(self, number: int, end: int) -> int:
+        """Return the crc32 of a segment's bytes before `end`."""
+        file, checksum = self._file(number), 0
+        for offset in range(0, end, CHECK_BYTES):
+            checksum = crc32(file.read_at(offset, min(CHECK_BYTES, end - offset)), checksum)
+        return checksum
+
+    def verify(self, number: int) -> int:
+        """Read a whole sealed segment; return its bytes.
+
+        Raises:
+            CorruptionError: it is not what was written; names the first damaged place.
+        """
+        footer, _ = self._directory(number)
+        if self.checksum_of(number, footer.index_offset) != footer.data_checksum:
+            for _ in self.walk(number):
+                pass
+            raise self._corrupt(number, 0, "its checksum differs")
+        return footer.index_offset
+
+    def positions(self, number: int, columns: Columns, after: int, upto: int) -> tuple[int, int]:
+        """Return the range of indexes with after < seqno <= upto."""
+        return bisect_right(columns.seqnos, after), bisect_right(columns.seqnos, upto)
+
+    # -- files
+
+    def identity(self) -> tuple[int, int]:
+        """Return what tells the last segment from a copy of it."""
+        return self._last.identity()
+
+    def close(self) -> None:
+        """Close all files; the log must not be used any more."""
+        self._is_failed = True
+        self._last.close()
+        while self._files:
+            self._files.popitem()[1].close()
+
+    def _file(self, number: int) -> File:
+        """Return the open file; another thread may drop it from the cache while it is used."""
+        file = self._files.pop(number, None)
+        if file is None:
+            file = self._disk.open(segment_name(number))
+        self._files[number] = file
+        for old in list(self._files)[:-OPEN_FILES_MAX]:
+            self._files.pop(old, None)
+        return file
+
+    def _footer(self, number: int) -> Footer | None:
+        file = self._file(number)
+        size = file.size()
+        footer = decode_footer(file.read_at(max(0, size - FOOTER_BYTES), FOOTER_BYTES))
+        return footer if footer is not None and footer.end == size else None
+
+    def _directory(self, number: int) -> tuple[Footer, bytes]:
+        cached = self._directories.get(number)
+        if cached is not None:
+            return cached
+        footer = self._footer(number)
+        if footer is None:
+            raise self._corrupt(number, self._file(number).size(), "its footer is damaged")
+        size = footer.controls_offset - footer.directory_offset
+        directory = self._file(number).read_at(footer.directory_offset, size)
+        if len(directory) != size or crc32(directory) != footer.directory_checksum:
+            raise self._corrupt(number, footer.directory_offset, "its index is damaged")
+        self._directories[number] = (footer, directory)
+        for old in list(self._directories)[:-DIRECTORIES_MAX]:
+            self._directories.pop(old, None)
+        return footer, directory
+
+    def _corrupt(self, number: int, offset: int, reason: str) -> CorruptionError:
+        return CorruptionError(
+            f"{segment_name(number)} is damaged at offset {offset}: {reason}; "
+            "restore it from a replica or a backup"
+        )

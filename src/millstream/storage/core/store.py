@@ -1,0 +1,453 @@
+"""The document store: group commits into the log, look-ups, scans, rollback, start and stop.
+
+    encode (loop) -> append (any thread, one at a time) -> absorb (loop, in the order of appends)
+
+Invariants:
+1. What `append` returned from is durable; its batches end at marks.
+2. `find` and by-id know a change only after `absorb`, so only after its fdatasync.
+3. After a start without an accepted receipt the records above each partition's last mark are dead
+   and each partition has a new failover entry, durable before `open` returns.
+4. The receipt is gone before anything is appended; the engine withdraws it before it accepts the
+   first mutation, also one that stays in memory.
+5. A rollback is durable before by-id and the summaries follow it.
+
+Elsewhere: files (`segment_log`), what is live (`live`), by-id (`by_id`), replay (`recovery`).
+
+Source: docs/reference/file-format.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import accumulate
+from struct import Struct
+from typing import Final, NamedTuple
+
+from millstream.model.position import FailoverEntry, FailoverLog
+from millstream.ports.disk import Disk
+from millstream.storage.core.by_id import (
+    Applied,
+    ById,
+    ByIdBatch,
+    ByIdMap,
+    ByIdValue,
+    partition_prefix,
+)
+from millstream.storage.core.live import LiveLog
+from millstream.storage.core.receipt import RECEIPT_NAME, Receipt, read_receipt, write_receipt
+from millstream.storage.core.records import (
+    Kind,
+    StoredChange,
+    clean_stop_record,
+    encode_changes,
+    entry_record,
+    key_of,
+    low_points_record,
+    rollback_record,
+)
+from millstream.storage.core.recovery import (
+    apply_rollback,
+    build_by_id,
+    is_by_id_of,
+    load_summaries,
+    replay,
+)
+from millstream.storage.core.segment_log import LogSizes, Place, SegmentLog
+from millstream.storage.core.summary import PartitionSummary
+
+__all__ = [
+    "EncodedCommit",
+    "FlushBatch",
+    "LogStore",
+    "NewEntry",
+    "RecoveredPartition",
+    "StoredChange",
+]
+
+NewEntry = Callable[[int, int], FailoverEntry]
+"""(seqno, last branch) -> a new entry of a larger branch."""
+_FRAME_SEQNO: Final = Struct(">24xQ")
+CHECK_AT_START_BYTES_MAX: Final = 128 * 1024 * 1024
+"""Sealed segments read whole at an unclean start, newest first; all of them by `verify`."""
+
+
+class FlushBatch(NamedTuple):
+    """Changes of one partition, seqno ascending; the last one becomes a mark."""
+
+    partition_id: int
+    changes: Sequence[StoredChange]
+
+
+class RecoveredPartition(NamedTuple):
+    """The durable state of a partition; `high_seqno` is its newest mark."""
+
+    failover_log: FailoverLog
+    high_seqno: int
+    purge_seqno: int
+    history_seqno: int
+    last_branch: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the partition has no records."""
+        return self.high_seqno == 0
+
+
+class _EncodedBatch(NamedTuple):
+    partition_id: int
+    changes: Sequence[StoredChange]
+    seqnos: list[int]
+    previous: list[int]
+    lengths: list[int]
+
+
+class EncodedCommit:
+    """One group commit as bytes; `place` is where it begins, once appended."""
+
+    __slots__ = ("batches", "checksum", "data", "end", "place")
+
+    def __init__(self, data: bytes, batches: list[_EncodedBatch]) -> None:
+        self.data = data
+        self.batches = batches
+        self.place = Place(0, 0)
+        self.end = Place(0, 0)
+        self.checksum = 0
+
+
+class _Control(NamedTuple):
+    """A record that is no change, and the partition it concerns."""
+
+    kind: Kind
+    partition_id: int
+    data: bytes
+    seqno: int = 0
+    entry: FailoverEntry | None = None
+
+
+class LogStore:
+    """The durable state of one bucket. See the module for which thread may call what."""
+
+    def __init__(
+        self, disk: Disk, log: SegmentLog, by_id: ById, live: LiveLog, new_entry: NewEntry
+    ) -> None:
+        self._disk = disk
+        self._log = log
+        self._by_id = by_id
+        self._live = live
+        self._summaries = live.summaries
+        self._changed = set[int]()
+        self._prefixes = [partition_prefix(p) for p in range(len(live.summaries))]
+        self._applied = Applied(log.log_id, log.place, log.checksum)
+        self._new_entry = new_entry
+        self._has_receipt = False
+        self.was_clean_stop = False
+        """Whether the last stop was clean: no new failover entries were made."""
+        self.is_new = log.is_new
+        self.cut_bytes = log.cut_bytes
+        """Length of a torn tail that was cut at start."""
+
+    # -- start
+
+    @classmethod
+    def open(
+        cls,
+        disk: Disk,
+        by_id: ByIdMap,
+        *,
+        partition_count: int,
+        new_entry: NewEntry,
+        sizes: LogSizes = LogSizes(),  # noqa: B008 - immutable
+    ) -> LogStore:
+        """Recover the store in a directory, or begin one. Blocks.
+
+        Args:
+            disk: the directory of the log.
+            by_id: the map beside it; cleared and filled anew if it does not belong to the log.
+            partition_count: fixed when the bucket was created.
+            new_entry: makes the failover entry of a new branch.
+            sizes: of segments.
+
+        Raises:
+            CorruptionError: records inside the log are damaged; names file and offset.
+            UsageError: `newer_format`, `foreign_format`.
+        """
+        log = SegmentLog(disk, sizes)
+        receipt = cls._accepts_receipt(disk, log)
+        if log.is_sealed:
+            log.roll()
+        live = LiveLog(log, [PartitionSummary() for _ in range(partition_count)])
+        ids = ById(by_id)
+        if is_by_id_of(log, ids):
+            applied = ids.applied()
+            assert applied is not None
+            live.summaries[:] = [ids.summary(p) for p in range(partition_count)]
+            replay(live, ids, applied.place)
+            is_built = False
+        else:
+            load_summaries(live)
+            build_by_id(live, ids)
+            is_built = True
+        log.open_index.killed.clear()
+        store = cls(disk, log, ids, live, new_entry)
+        store._changed.update(range(partition_count))
+        store.was_clean_stop = store._has_receipt = receipt
+        if not receipt:
+            store._check_newest()
+            store._begin_branches({p: s.mark for p, s in enumerate(live.summaries)})
+        if is_built:
+            store.commit_by_id()
+        return store
+
+    @staticmethod
+    def _accepts_receipt(disk: Disk, log: SegmentLog) -> bool:
+        last = log.last_record
+        if log.is_sealed or last is None or last.kind != Kind.CLEAN_STOP or not disk.boot_id():
+            return False
+        return read_receipt(disk) == Receipt(last.payload, log.identity(), disk.boot_id())
+
+    def _check_newest(self) -> None:
+        left = CHECK_AT_START_BYTES_MAX
+        for number in reversed(self._log.numbers[:-1]):
+            left -= self._log.end_of(number)
+            if left < 0:
+                return
+            self._log.verify(number)
+
+    def _begin_branches(self, marks: Mapping[int, int]) -> None:
+        """Kill what lies above the marks and begin new branches there, durably."""
+        controls: list[_Control] = []
+        for p, mark in marks.items():
+            summary = self._summaries[p]
+            if summary.top > mark:
+                controls.append(_Control(Kind.ROLLBACK, p, rollback_record(p, mark), mark))
+            entry = self._new_entry(mark, summary.last_branch)
+            assert entry.branch > summary.last_branch
+            assert entry.seqno == mark
+            controls.append(_Control(Kind.ENTRY, p, entry_record(p, entry), entry=entry))
+        self._write_controls(controls)
+
+    def _write_controls(self, controls: list[_Control]) -> None:
+        head = self._log.commit_record
+        commit = EncodedCommit(b"".join((head, *(control.data for control in controls))), [])
+        self._append(commit)
+        segment, offset = commit.place
+        offset += len(head)
+        index = self._log.open_index
+        for control in controls:
+            p = control.partition_id
+            if control.kind == Kind.ROLLBACK:
+                columns = index.partitions.get(p)
+                killed = columns.cut(control.seqno) if columns else None
+                apply_rollback(self._live, self._by_id, p, control.seqno, segment, killed)
+            elif control.entry is not None:
+                self._summaries[p].on_entry(control.entry)
+            if control.kind != Kind.CLEAN_STOP:
+                index.controls.append(offset)
+                self._changed.add(p)
+            offset += len(control.data)
+        self._absorbed(commit)
+
+    # -- state
+
+    @property
+    def partitions(self) -> list[RecoveredPartition]:
+        """The durable state of all partitions."""
+        return [self.partition(p) for p in range(len(self._summaries))]
+
+    def partition(self, partition_id: int) -> RecoveredPartition:
+        """Return the durable state of one partition."""
+        summary = self._summaries[partition_id]
+        history_seqno, purge_seqno = summary.low_points
+        return RecoveredPartition(
+            summary.failover_log, summary.mark, purge_seqno, history_seqno, summary.last_branch
+        )
+
+    # -- writing
+
+    def encode(self, batches: Sequence[FlushBatch]) -> EncodedCommit:
+        """Return one group commit; CPU only. Batches without changes are left out."""
+        parts = [self._log.commit_record]
+        encoded: list[_EncodedBatch] = []
+        unpack = _FRAME_SEQNO.unpack_from
+        for partition_id, changes in batches:
+            if not changes:
+                continue
+            lengths: list[int] = []
+            encode_changes(partition_id, changes, parts, lengths)
+            seqnos = [unpack(change[0])[0] for change in changes]
+            previous = [change[1] for change in changes]
+            encoded.append(_EncodedBatch(partition_id, changes, seqnos, previous, lengths))
+        return EncodedCommit(b"".join(parts), encoded)
+
+    def append(self, commit: EncodedCommit) -> None:
+        """Write a commit and make it durable: one write, one fdatasync. Blocks.
+
+        Raises:
+            UnavailableError: `disk_full`: nothing was written, the same commit may be appended
+                later; `disk_failed`: the store must be opened anew.
+        """
+        assert not self._has_receipt, "withdraw the receipt before the first mutation"
+        self._append(commit)
+
+    def _append(self, commit: EncodedCommit) -> None:
+        log = self._log
+        commit.place = log.append(commit.data)
+        commit.end, commit.checksum = log.place, log.checksum
+        offset = commit.place.offset + len(log.commit_record)
+        for partition_id, _, seqnos, previous, lengths in commit.batches:
+            log.open_index.add_batch(partition_id, seqnos, previous, offset, lengths)
+            offset += sum(lengths)
+
+    def absorb(self, commit: EncodedCommit) -> None:
+        """Make an appended commit known to `find`; in the loop, in the order of appends."""
+        segment, offset = commit.place
+        offset += len(self._log.commit_record)
+        pending, changed = self._by_id.pending, self._changed
+        for partition_id, changes, seqnos, _, lengths in commit.batches:
+            prefix = self._prefixes[partition_id]
+            offsets = accumulate(lengths, initial=offset)
+            for change, seqno, at in zip(changes, seqnos, offsets, strict=False):
+                frame = change[0]
+                begin = 24 + frame[4]
+                key = frame[begin : begin + (frame[2] << 8 | frame[3])]
+                pending[prefix + key] = (seqno, segment, at)
+            offset += sum(lengths)
+            summary = self._summaries[partition_id]
+            assert seqnos[0] > summary.top
+            summary.top = summary.mark = seqnos[-1]
+            changed.add(partition_id)
+        self._absorbed(commit)
+
+    def _absorbed(self, commit: EncodedCommit) -> None:
+        self._applied = Applied(self._log.log_id, commit.end, commit.checksum)
+
+    def set_low_points(self, points: Mapping[int, tuple[int, int]]) -> None:
+        """Move (history_seqno, purge_seqno) of partitions, durably. No append may be under way."""
+        controls = []
+        for p, (history_seqno, purge_seqno) in points.items():
+            summary = self._summaries[p]
+            assert purge_seqno <= history_seqno <= summary.mark
+            low_points = summary.low_points._replace(
+                history_seqno=history_seqno, purge_seqno=purge_seqno
+            )
+            controls.append(_Control(Kind.LOW_POINTS, p, low_points_record(p, low_points)))
+            summary.on_low_points(low_points)
+        self.withdraw_receipt()
+        self._write_controls(controls)
+
+    # -- reading
+
+    def has_records(self, partition_id: int) -> bool:
+        """Return False if nothing of the partition is on disk."""
+        return self._summaries[partition_id].top > 0
+
+    def find(self, partition_id: int, key: bytes) -> StoredChange | None:
+        """Return the newest live record of a key, tombstones included. Blocks on the disk.
+
+        Raises:
+            CorruptionError: the record is damaged.
+        """
+        found = self._by_id.get(self._prefixes[partition_id] + key)
+        return None if found is None else self._read(partition_id, key, found)
+
+    def _read(self, partition_id: int, key: bytes, found: ByIdValue) -> StoredChange | None:
+        is_there = found.place.segment in self._log.numbers
+        read = self._log.read_change(found.place) if is_there else None
+        if read is not None:
+            owner, change = read
+            seqno = _FRAME_SEQNO.unpack_from(change.frame)[0]
+            if owner == partition_id and seqno == found.seqno and key_of(change.frame) == key:
+                return change
+        for chunk in self._live.scan(partition_id, found.seqno - 1, found.seqno):
+            return chunk[0]
+        return None
+
+    def keys(self, partition_id: int) -> Iterator[bytes]:
+        """Yield the keys that have a record, tombstones included, in no order. Blocks."""
+        return self._by_id.keys(partition_id)
+
+    def scan(
+        self, partition_id: int, after: int, upto: int, skip: Collection[int] = ()
+    ) -> Iterator[list[StoredChange]]:
+        """Yield live records with after < seqno <= upto, seqno ascending, in bounded chunks.
+
+        Blocks; safe in a thread while appends run. Older versions of a key come too, unless they
+        are in `skip` (see `superseded`); skipped ones are not read.
+
+        Raises:
+            CorruptionError: a record is damaged; names file and offset.
+        """
+        return self._live.scan(partition_id, after, upto, skip)
+
+    def superseded(self, partition_id: int, after: int, at: int) -> set[int]:
+        """Return seqnos that records with after < seqno <= at replaced.
+
+        A record is the newest of its key as of `at` iff it is not among them. Reads indexes only:
+        some 25 bytes a record. Blocks.
+        """
+        return self._live.superseded(partition_id, after, at)
+
+    def verify(self) -> int:
+        """Read every sealed segment whole; return the bytes read. Blocks, long.
+
+        Raises:
+            CorruptionError: a segment is damaged; names file and offset.
+        """
+        return sum(self._log.verify(number) for number in self._log.numbers[:-1])
+
+    # -- by-id
+
+    def count_pending_by_id(self) -> int:
+        """Return how many changes the by-id map does not have yet."""
+        return self._by_id.count_pending()
+
+    def take_by_id(self) -> ByIdBatch:
+        """Take what the map lacks; in the loop. `apply_by_id` must follow."""
+        summaries = {p: self._summaries[p] for p in sorted(self._changed)}
+        self._changed.clear()
+        return self._by_id.take(self._applied, summaries)
+
+    def apply_by_id(self, batch: ByIdBatch) -> None:
+        """Apply a batch in one transaction; any thread, one at a time."""
+        self._by_id.apply(batch)
+
+    def commit_by_id(self) -> None:
+        """Take and apply at once; only while nothing is absorbed elsewhere."""
+        self.apply_by_id(self.take_by_id())
+
+    # -- rollback and stop
+
+    def roll_back(self, partition_id: int, seqno: int) -> RecoveredPartition:
+        """Go back to the newest mark <= `seqno` not below history_seqno; empty if there is none.
+
+        A new branch begins there. Durable on return. No append, absorb, scan or by-id application
+        may be under way.
+        """
+        self.withdraw_receipt()
+        mark = self._live.newest_mark(partition_id, seqno)
+        if mark < self._summaries[partition_id].low_points.history_seqno:
+            mark = 0
+        self._begin_branches({partition_id: mark})
+        return self.partition(partition_id)
+
+    def withdraw_receipt(self) -> None:
+        """Give up the clean stop, before the first mutation is accepted. Once; then free."""
+        if self._has_receipt:
+            self._disk.remove(RECEIPT_NAME)
+            self._has_receipt = False
+
+    def stop(self) -> None:
+        """Stop cleanly: everything was appended and absorbed. Blocks; closes the store."""
+        self.withdraw_receipt()
+        receipt = self._disk.random_bytes(16)
+        data = clean_stop_record(receipt)
+        self._write_controls([_Control(Kind.CLEAN_STOP, 0, data)])
+        self.commit_by_id()
+        self._by_id.close(is_durable=True)
+        write_receipt(self._disk, Receipt(receipt, self._log.identity(), self._disk.boot_id()))
+        self._log.close()
+
+    def close(self) -> None:
+        """Close without a receipt, as a crash would."""
+        self._by_id.close(is_durable=False)
+        self._log.close()

@@ -1,0 +1,113 @@
+"""What is in force in one partition: failover log, marks, low points, and what rollbacks killed.
+
+Built by passing over the log's records in order, and kept in the by-id map's transaction so that a
+start needs only the records since.
+
+Invariants:
+1. A rollback kills every record of its partition before it and above its target.
+2. `mark` is the newest live mark; `top` the newest live seqno; `mark < top` only while a batch is
+   torn, before an unclean start has killed its records.
+3. `kills` is ascending by segment and by target: an older rollback with a higher target adds
+   nothing for the segments before it.
+
+Elsewhere: the records (`records`), reading what is live (`live`).
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final, NamedTuple
+
+from millstream.model.limits import UINT64_MAX
+from millstream.model.position import FailoverEntry, FailoverLog, with_new_entry
+from millstream.storage.core.records import LowPoints
+
+__all__ = ["Kill", "PartitionSummary"]
+
+_FIXED: Final = Struct(">QQQQQHI")
+_ENTRY: Final = Struct(">QQQ")
+_KILL: Final = Struct(">IQ")
+
+
+class Kill(NamedTuple):
+    """Records above `seqno` in segments before `segment` are dead."""
+
+    segment: int
+    seqno: int
+
+
+class PartitionSummary:
+    """The state of one partition at one place of the log."""
+
+    __slots__ = ("failover_log", "kills", "last_branch", "low_points", "mark", "top")
+
+    def __init__(self) -> None:
+        self.failover_log: FailoverLog = ()
+        self.last_branch = 0
+        self.mark = 0
+        self.top = 0
+        self.low_points = LowPoints(0, 0)
+        self.kills: list[Kill] = []
+
+    def on_change(self, seqno: int, *, is_mark: bool) -> None:
+        """A change was appended."""
+        self.top = seqno
+        if is_mark:
+            self.mark = seqno
+
+    def on_mark(self, seqno: int) -> None:
+        """A mark whose change is gone."""
+        self.mark = max(self.mark, seqno)
+        self.top = max(self.top, seqno)
+
+    def on_entry(self, entry: FailoverEntry) -> None:
+        """A new history branch began."""
+        self.failover_log = with_new_entry(self.failover_log, entry)
+        self.last_branch = max(self.last_branch, entry.branch)
+
+    def on_low_points(self, points: LowPoints) -> None:
+        """The low points moved."""
+        self.low_points = points
+
+    def on_rollback(self, segment: int, seqno: int) -> None:
+        """Everything above `seqno` is dead; `segment` holds the rollback record."""
+        self.mark = min(self.mark, seqno)
+        self.top = min(self.top, seqno)
+        self.failover_log = tuple(entry for entry in self.failover_log if entry.seqno <= seqno)
+        if self.low_points.history_seqno > seqno:
+            self.low_points = LowPoints(0, 0)
+        self.kills = [kill for kill in self.kills if kill.seqno < seqno]
+        self.kills.append(Kill(segment, seqno))
+
+    def limit(self, segment: int) -> int:
+        """Return the newest seqno that is live in a segment, as far as later ones know."""
+        return next((kill.seqno for kill in self.kills if kill.segment > segment), UINT64_MAX)
+
+    def encode(self) -> bytes:
+        """Return the form kept in the by-id map."""
+        return b"".join(
+            (
+                _FIXED.pack(
+                    self.last_branch, self.mark, self.top, *self.low_points,
+                    len(self.failover_log), len(self.kills),
+                ),
+                *(_ENTRY.pack(*entry) for entry in self.failover_log),
+                *(_KILL.pack(*kill) for kill in self.kills),
+            )
+        )  # fmt: skip
+
+    @classmethod
+    def decode(cls, data: bytes) -> PartitionSummary:
+        """Reverse `encode`."""
+        summary = cls()
+        last_branch, mark, top, history_seqno, purge_seqno, entries, kills = _FIXED.unpack_from(
+            data
+        )
+        summary.last_branch, summary.mark, summary.top = last_branch, mark, top
+        summary.low_points = LowPoints(history_seqno, purge_seqno)
+        at = _FIXED.size
+        stop = at + entries * _ENTRY.size
+        summary.failover_log = tuple(map(FailoverEntry._make, _ENTRY.iter_unpack(data[at:stop])))
+        stop_kills = stop + kills * _KILL.size
+        summary.kills = list(map(Kill._make, _KILL.iter_unpack(data[stop:stop_kills])))
+        return summary
