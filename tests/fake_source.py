@@ -1,0 +1,171 @@
+"""A bucket in plain lists, for tests of streams: slow, obviously right, and easy to upset.
+
+A partition keeps every change it ever accepted, so its state as of any seqno is recomputed from
+nothing. Tests move the memory floor, lose holds, purge tombstones and fail over as they like.
+Whoever reads as of a seqno that is not held misses what was superseded since, as in earnest.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from millstream.model.partitions import PartitionState
+from millstream.model.position import FailoverEntry, FailoverLog, with_new_entry
+from millstream.upr.core.source import Hold
+from millstream.wire.frames import deletion, mutation
+
+UUID_BASE = 0xA000
+
+
+class Write(NamedTuple):
+    seqno: int
+    key: bytes
+    value: bytes | None  # None: a tombstone
+
+
+@dataclass(eq=False)
+class FakePartition:
+    partition_id: int
+    state: PartitionState = PartitionState.ACTIVE
+    failover_log: FailoverLog = (FailoverEntry(UUID_BASE + 1, 0, 1),)
+    high_seqno: int = 0
+    persisted_seqno: int = 0
+    purge_seqno: int = 0
+    memory_floor: int = 0
+    chunk_items: int = 2
+    writes: list[Write] = field(default_factory=list)
+    holds: dict[int, int] = field(default_factory=dict)
+    hold_count: int = 0
+    histories: dict[int, list[Write]] = field(default_factory=lambda: {1: []})
+    """Branch -> everything ever written in it, purged or not; seen by checks only."""
+
+    # -- what a test does
+
+    def put(self, key: bytes, value: bytes | None) -> int:
+        self.high_seqno += 1
+        for known in (self.writes, self.histories[self.failover_log[0].branch]):
+            known.append(Write(self.high_seqno, key, value))
+        return self.high_seqno
+
+    def fill(self, keys: str) -> None:
+        """One write per letter, its value is its seqno; a capital letter deletes."""
+        for letter in keys:
+            value = None if letter.isupper() else b"%d" % (self.high_seqno + 1)
+            self.put(letter.lower().encode(), value)
+
+    def lose_holds(self) -> None:
+        self.holds.clear()
+
+    def forget_memory(self, seqno: int) -> None:
+        """Everything at or below `seqno` is in the log only."""
+        self.persisted_seqno = max(self.persisted_seqno, seqno)
+        self.memory_floor = max(self.memory_floor, seqno)
+
+    def fail_over(self, seqno: int) -> None:
+        """History above `seqno` is lost, and another one begins."""
+        branch = max(self.histories) + 1
+        old = self.histories[self.failover_log[0].branch]
+        self.histories[branch] = [write for write in old if write.seqno <= seqno]
+        self.writes = [write for write in self.writes if write.seqno <= seqno]
+        self.high_seqno = seqno
+        self.memory_floor = min(self.memory_floor, seqno)
+        self.persisted_seqno = min(self.persisted_seqno, seqno)
+        entry = FailoverEntry(UUID_BASE + branch, seqno, branch)
+        self.failover_log = with_new_entry(self.failover_log, entry)
+        self.holds.clear()
+
+    def purge(self, seqno: int) -> None:
+        """Drop tombstones at or below `seqno`, with what they hide."""
+        self.purge_seqno = max(self.purge_seqno, seqno)
+        gone = {w.key: w.seqno for w in self.writes if w.value is None and w.seqno <= seqno}
+        self.writes = [w for w in self.writes if w.seqno > gone.get(w.key, 0)]
+
+    def state_at(self, seqno: int, branch: int | None = None) -> dict[bytes, bytes]:
+        history = self.histories[branch or self.failover_log[0].branch]
+        newest = {write.key: write.value for write in history if write.seqno <= seqno}
+        return {key: value for key, value in newest.items() if value is not None}
+
+    # -- the shape of a partition source
+
+    def open_hold(self, at: int | None = None) -> Hold | None:
+        at = self.high_seqno if at is None else at
+        if at != self.high_seqno and at not in self.holds.values():
+            return None
+        self.hold_count += 1
+        self.holds[self.hold_count] = at
+        return Hold(self.hold_count, at)
+
+    def release_hold(self, hold: Hold) -> None:
+        self.holds.pop(hold.hold_id, None)
+
+    def is_held(self, hold: Hold) -> bool:
+        return hold.hold_id in self.holds
+
+    def memory_slice(
+        self, after: int, at: int, bytes_max: int, items_max: int
+    ) -> tuple[list[bytes], int] | None:
+        assert bytes_max >= 1
+        assert items_max >= 1
+        if after < self.memory_floor:
+            return None
+        last = min(at, after + items_max)
+        frames: list[bytes] = []
+        for write in self._as_of(at):
+            if after < write.seqno <= last:
+                frame = self.frame(write)
+                if frames and sum(map(len, frames)) + len(frame) > bytes_max:
+                    return frames, write.seqno - 1
+                frames.append(frame)
+        return frames, last
+
+    def backfill(self, after: int, at: int) -> Iterator[tuple[list[bytes], int]]:
+        upto = min(at, self.memory_floor)
+        found = [write for write in self._as_of(at) if after < write.seqno <= upto]
+        return self._chunks(found, at)
+
+    def _chunks(self, found: list[Write], at: int) -> Iterator[tuple[list[bytes], int]]:
+        for begin in range(0, len(found), self.chunk_items):
+            part = found[begin : begin + self.chunk_items]
+            kept = set(self._as_of(at))
+            yield [self.frame(write) for write in part if write in kept], part[-1].seqno
+
+    def _as_of(self, at: int) -> list[Write]:
+        is_held = at == self.high_seqno or at in self.holds.values()
+        newest = {w.key: w for w in self.writes if not is_held or w.seqno <= at}
+        return sorted(write for write in newest.values() if write.seqno <= at)
+
+    def frame(self, write: Write) -> bytes:
+        seqno, key, value = write
+        if value is None:
+            return deletion(self.partition_id, key, seqno, seqno, seqno, 1_700_000_000)
+        return mutation(self.partition_id, key, value, seqno, seqno, seqno, 0, 0, 1)
+
+
+@dataclass(eq=False)
+class FakeBucket:
+    partitions: list[FakePartition]
+    name: str = "fake"
+    leases: dict[tuple[int, int], Hold] = field(default_factory=dict)
+    callbacks: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def partition_count(self) -> int:
+        return len(self.partitions)
+
+    def partition(self, partition_id: int) -> FakePartition | None:
+        return self.partitions[partition_id] if partition_id < len(self.partitions) else None
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        self.callbacks.append(callback)
+
+    def unsubscribe(self, callback: Callable[[], None]) -> None:
+        if callback in self.callbacks:
+            self.callbacks.remove(callback)
+
+    def changed(self) -> None:
+        for callback in tuple(self.callbacks):
+            callback()
+
+    def lease_hold(self, lease_id: int, partition_id: int) -> Hold | None:
+        hold = self.leases.get((lease_id, partition_id))
+        return hold if hold and self.partitions[partition_id].is_held(hold) else None

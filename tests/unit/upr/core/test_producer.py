@@ -1,0 +1,686 @@
+"""Dialogues with a producer: packets in, bytes out, over a bucket of plain lists."""
+
+from collections.abc import Callable
+
+import pytest
+from fake_source import FakeBucket, FakePartition
+
+from millstream.model.limits import STREAM_STEP_ITEMS_MAX, UINT64_MAX
+from millstream.model.partitions import PartitionState
+from millstream.model.position import FailoverEntry, Position
+from millstream.upr.core import producer as producer_module
+from millstream.upr.core.messages import StreamRequest, encode_stream_request
+from millstream.upr.core.producer import Producer
+from millstream.wire.frames import change_of
+from millstream.wire.mcbp import (
+    Opcode,
+    OpenFlag,
+    Packet,
+    SnapshotFlag,
+    Status,
+    StreamEndReason,
+    StreamFlag,
+    cut_packets,
+    request,
+    response,
+)
+
+OPAQUE = 0x1000
+
+
+def packets_of(data: bytes) -> list[Packet]:
+    found, rest = cut_packets(data, 1 << 25)
+    assert rest == b""
+    return found
+
+
+def words(packet: Packet) -> str:
+    """A stream message in a few words."""
+    if packet.opcode == Opcode.DCP_SNAPSHOT_MARKER:
+        start, end = (int.from_bytes(packet.extras[at : at + 8], "big") for at in (0, 8))
+        flags = SnapshotFlag(int.from_bytes(packet.extras[16:], "big"))
+        names = "+".join(str(flag.name).lower() for flag in flags)
+        return f"[{start},{end}] {names}"
+    if packet.opcode == Opcode.DCP_STREAM_END:
+        return f"end {packet.extras[3]}"
+    if packet.opcode == Opcode.DCP_SEQNO_ADVANCED:
+        return f"at {int.from_bytes(packet.extras, 'big')}"
+    seqno = int.from_bytes(packet.extras[:8], "big")
+    if packet.opcode == Opcode.DCP_MUTATION:
+        return f"{packet.key.decode()}{seqno}"
+    return f"{packet.key.decode().upper()}{seqno}"
+
+
+class Talk:
+    """A producer and the peer that talks to it."""
+
+    def __init__(self, *partitions: FakePartition, flags: int = 0x21, **options: bool) -> None:
+        self.bucket = FakeBucket(list(partitions) or [FakePartition(0)])
+        options = {"is_extended": False, "has_json": True, **options}
+        self.producer = Producer(self.bucket, OpenFlag.PRODUCER | flags, **options)
+
+    @property
+    def partition(self) -> FakePartition:
+        return self.bucket.partitions[0]
+
+    def ask(self, data: bytes) -> list[Packet]:
+        self.producer.on_packet(packets_of(data)[0])
+        return packets_of(self.producer.take_replies())
+
+    def control(self, key: str, value: str) -> int:
+        data = request(Opcode.DCP_CONTROL, key=key.encode(), value=value.encode())
+        return self.ask(data)[0].status
+
+    def stream(
+        self,
+        partition_id: int = 0,
+        at: Position = Position(),
+        opaque: int = OPAQUE,
+        **options: int,
+    ) -> Packet:
+        asked = StreamRequest(partition_id, at, **options)
+        replies = self.ask(encode_stream_request(asked, opaque))
+        assert len(replies) == 1
+        return replies[0]
+
+    def read_log(self, turns: int = 99) -> None:
+        for _ in range(turns):
+            reads = self.producer.take_reads()
+            for read in reads:
+                self.producer.on_chunk(read, next(read.chunks, None))
+            if not reads:
+                return
+
+    def packets(self) -> list[Packet]:
+        """Everything it has to send, the log included."""
+        found: list[Packet] = []
+        idle = 0
+        while idle < 2:
+            data = self.producer.produce()
+            self.read_log()
+            idle = 0 if data else idle + 1
+            found += packets_of(data or b"")
+        return found
+
+    def sent(self) -> str:
+        return " ".join(words(packet) for packet in self.packets())
+
+
+def filled(keys: str, partition_id: int = 0) -> FakePartition:
+    partition = FakePartition(partition_id)
+    partition.fill(keys)
+    return partition
+
+
+# -- requests
+
+
+def test_a_granted_request_is_answered_with_the_failover_log() -> None:
+    talk = Talk(filled("ab"))
+    talk.partition.fail_over(1)
+    reply = talk.stream()
+    assert reply.status == Status.SUCCESS
+    assert reply.opaque == OPAQUE
+    assert reply.value.hex() == "000000000000a0020000000000000001000000000000a0010000000000000000"
+
+
+def test_a_rollback_is_answered_with_eight_bytes() -> None:
+    talk = Talk(filled("abcde"))
+    uuid = talk.partition.failover_log[0].uuid
+    reply = talk.stream(at=Position(uuid, 9, 9, 9))
+    assert (reply.status, reply.value) == (Status.ROLLBACK, (5).to_bytes(8, "big"))
+
+
+@pytest.mark.parametrize(
+    ("at", "options", "status"),
+    [
+        (Position(0, 0, 0, 0), {"partition_id": 7}, Status.NOT_MY_VBUCKET),
+        (Position(1, 5, 5, 5), {"end": 4}, Status.ERANGE),
+        (Position(1, 5, 6, 7), {}, Status.ERANGE),
+        (Position(1, 5, 3, 4), {}, Status.ERANGE),
+        (Position(), {"flags": 0x8000}, Status.EINVAL),
+        (Position(), {"flags": StreamFlag.TAKEOVER}, Status.NOT_SUPPORTED),
+    ],
+)
+def test_refused_requests(at: Position, options: dict[str, int], status: int) -> None:
+    assert Talk(filled("abc")).stream(at=at, **options).status == status
+
+
+def test_a_partition_is_streamed_once_on_a_connection() -> None:
+    talk = Talk(filled("abc"))
+    assert talk.stream().status == Status.SUCCESS
+    assert talk.stream().status == Status.KEY_EEXISTS
+    assert talk.ask(request(Opcode.DCP_CLOSE_STREAM))[0].status == Status.SUCCESS
+    assert talk.stream().status == Status.SUCCESS
+
+
+@pytest.mark.parametrize("state", [PartitionState.PENDING, PartitionState.DEAD])
+def test_only_active_and_replica_copies_are_streamed(state: PartitionState) -> None:
+    talk = Talk(filled("abc"))
+    talk.partition.state = state
+    assert talk.stream().status == Status.NOT_MY_VBUCKET
+    talk.partition.state = PartitionState.REPLICA
+    assert talk.stream(flags=StreamFlag.ACTIVE_ONLY).status == Status.NOT_MY_VBUCKET
+    assert talk.stream().status == Status.SUCCESS
+
+
+def test_failover_log_on_its_own() -> None:
+    talk = Talk(filled("abc"))
+    reply = talk.ask(request(Opcode.DCP_GET_FAILOVER_LOG, opaque=5))[0]
+    assert (reply.status, reply.opaque, len(reply.value)) == (Status.SUCCESS, 5, 16)
+    reply = talk.ask(request(Opcode.DCP_GET_FAILOVER_LOG, vbucket=9))[0]
+    assert reply.status == Status.NOT_MY_VBUCKET
+
+
+@pytest.mark.parametrize(
+    ("opcode", "extras", "statuses"),
+    [
+        (Opcode.DCP_CLOSE_STREAM, b"", [Status.KEY_ENOENT]),
+        (Opcode.DCP_OPEN, bytes(8), [Status.EINVAL]),
+        (Opcode.DCP_ADD_STREAM, bytes(4), [Status.EINVAL]),
+        (Opcode.BARRIER, bytes(4), [Status.UNKNOWN_COMMAND]),
+        (Opcode.DCP_STREAM_REQ, bytes(47), [Status.EINVAL]),
+        (Opcode.DCP_BUFFER_ACK, bytes(3), [Status.EINVAL]),
+        (Opcode.DCP_BUFFER_ACK, bytes(4), []),
+        (Opcode.DCP_SEQNO_ACKNOWLEDGED, bytes(8), []),
+        (Opcode.DCP_SEQNO_ACKNOWLEDGED, b"", [Status.EINVAL]),
+        (Opcode.DCP_NOOP, b"", [Status.SUCCESS]),
+    ],
+)
+def test_other_requests(opcode: int, extras: bytes, statuses: list[int]) -> None:
+    talk = Talk()
+    assert [packet.status for packet in talk.ask(request(opcode, extras=extras))] == statuses
+    assert not talk.producer.wants_close
+
+
+def test_a_peer_that_plays_the_producer_is_cut_off() -> None:
+    talk = Talk()
+    assert talk.ask(request(Opcode.DCP_MUTATION, extras=bytes(31), key=b"k")) == []
+    assert talk.producer.wants_close
+
+
+# -- snapshots
+
+
+def test_a_snapshot_from_memory_has_each_key_once() -> None:
+    talk = Talk(filled("abac"))
+    talk.stream()
+    assert talk.sent() == "[0,4] memory b2 a3 c4"
+    talk.partition.fill("aB")
+    assert talk.sent() == "[5,6] memory a5 B6"
+    assert talk.sent() == ""
+    assert talk.partition.holds == {}
+
+
+def test_a_later_memory_marker_starts_at_its_first_change() -> None:
+    talk = Talk(filled("a"))
+    talk.stream()
+    talk.sent()
+    talk.partition.fill("bbb")
+    assert talk.sent() == "[4,4] memory b4"
+
+
+def test_a_stream_goes_on_from_a_complete_position() -> None:
+    talk = Talk(filled("abcd"))
+    uuid = talk.partition.failover_log[0].uuid
+    talk.stream(at=Position(uuid, 2, 2, 2))
+    assert talk.sent() == "[2,4] memory c3 d4"
+
+
+def test_a_stream_resumed_inside_a_snapshot_reaches_its_end() -> None:
+    talk = Talk(filled("abcdab"))
+    uuid = talk.partition.failover_log[0].uuid
+    talk.stream(at=Position(uuid, 3, 0, 5))
+    assert talk.sent() == "[0,6] memory d4 a5 b6"
+
+
+def test_from_the_log_then_from_memory_in_one_snapshot() -> None:
+    talk = Talk(filled("abcdef"))
+    talk.partition.forget_memory(4)
+    talk.stream()
+    assert talk.sent() == "[0,6] disk a1 b2 c3 d4 e5 f6"
+    talk.partition.fill("g")
+    assert talk.sent() == "[7,7] memory+checkpoint g7"
+    talk.partition.fill("h")
+    assert talk.sent() == "[8,8] memory h8"
+
+
+def test_a_later_disk_marker_starts_right_after_what_was_sent() -> None:
+    talk = Talk(filled("ab"))
+    talk.stream()
+    talk.sent()
+    talk.partition.fill("ccde")
+    talk.partition.forget_memory(5)
+    assert talk.sent() == "[3,6] disk c4 d5 e6"
+
+
+def test_the_floor_may_pass_a_stream_in_mid_snapshot() -> None:
+    talk = Talk(filled("abcdef"))
+    talk.control("connection_buffer_size", "1")
+    talk.stream()
+    assert " ".join(words(p) for p in packets_of(talk.producer.produce() or b"")) == (
+        "[0,6] memory a1"
+    )
+    talk.partition.forget_memory(5)
+    talk.control("connection_buffer_size", "0")
+    assert talk.sent() == "b2 c3 d4 e5 f6"
+
+
+def test_what_is_superseded_after_the_end_was_frozen_is_still_sent() -> None:
+    talk = Talk(filled("abc"))
+    talk.control("connection_buffer_size", "1")
+    talk.stream()
+    assert "a1" in words(packets_of(talk.producer.produce() or b"")[1])
+    talk.partition.fill("bb")
+    talk.control("connection_buffer_size", "0")
+    assert talk.sent() == "b2 c3 [5,5] memory b5"
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True])
+def test_after_a_lost_hold_the_next_marker_continues_the_snapshot(is_on_disk: bool) -> None:
+    talk = Talk(filled("abc"))
+    talk.control("connection_buffer_size", "1")
+    talk.stream()
+    assert "a1" in words(packets_of(talk.producer.produce() or b"")[1])
+    talk.partition.fill("ab")
+    if is_on_disk:
+        talk.partition.forget_memory(5)
+    talk.partition.lose_holds()
+    talk.control("connection_buffer_size", "0")
+    assert talk.sent() == "[0,5] disk c3 a4 b5"
+    talk.partition.fill("d")
+    assert talk.sent() == "[6,6] memory+checkpoint d6"
+
+
+def test_a_lost_hold_while_the_log_is_read() -> None:
+    talk = Talk(filled("abcdef"))
+    talk.partition.forget_memory(6)
+    talk.stream()
+    assert not talk.producer.produce()
+    stale = talk.producer.take_reads()[0]
+    talk.partition.fill("a")
+    talk.partition.lose_holds()
+    assert not talk.producer.produce()
+    fresh = talk.producer.take_reads()[0]
+    talk.producer.on_chunk(stale, next(stale.chunks))
+    talk.producer.on_chunk(fresh, next(fresh.chunks))
+    assert talk.sent() == "[0,7] disk b2 c3 d4 e5 f6 a7"
+
+
+def test_a_log_that_cannot_be_read_ends_the_stream() -> None:
+    talk = Talk(filled("ab"))
+    talk.partition.forget_memory(2)
+    talk.stream()
+    talk.producer.produce()
+    talk.producer.on_read_failed(talk.producer.take_reads()[0])
+    ends = packets_of(talk.producer.take_replies())
+    assert [words(packet) for packet in ends] == [f"end {StreamEndReason.BACKFILL_FAILED}"]
+    assert talk.stream().status == Status.SUCCESS
+
+
+def test_few_streams_read_the_log_at_a_time() -> None:
+    partitions = [filled("abc", number) for number in range(10)]
+    for partition in partitions:
+        partition.forget_memory(3)
+    talk = Talk(*partitions)
+    for number in range(10):
+        talk.stream(number)
+    talk.producer.produce()
+    assert len(talk.producer.take_reads()) == producer_module.BACKFILLS_MAX
+    assert len(partitions[9].holds) == 0
+
+
+def test_every_stream_gets_its_turn_at_the_log() -> None:
+    partitions = [filled("abc", number) for number in range(10)]
+    for partition in partitions:
+        partition.forget_memory(2)
+    talk = Talk(*partitions)
+    for number in range(10):
+        talk.stream(number)
+    by_partition: dict[int, list[str]] = {}
+    for packet in talk.packets():
+        by_partition.setdefault(packet.vbucket, []).append(words(packet))
+    assert by_partition == {n: ["[0,3] disk", "a1", "b2", "c3"] for n in range(10)}
+
+
+def test_a_purged_end_is_announced_to_those_who_know_how() -> None:
+    partition = filled("abB")
+    partition.purge(3)
+    talk = Talk(partition, is_extended=True)
+    talk.stream()
+    assert talk.sent() == "[0,3] memory a1 at 3"
+    talk = Talk(partition)
+    talk.stream()
+    assert talk.sent() == "[0,3] memory a1"
+
+
+def test_an_emptied_partition_is_a_snapshot_of_nothing() -> None:
+    partition = filled("aA")
+    partition.purge(2)
+    talk = Talk(partition, is_extended=True)
+    talk.stream()
+    assert talk.sent() == "[0,2] memory at 2"
+
+
+# -- ends
+
+
+def test_a_stream_ends_after_the_snapshot_that_contains_its_end() -> None:
+    talk = Talk(filled("abcd"))
+    talk.stream(end=2)
+    assert talk.sent() == "[0,4] memory a1 b2 c3 d4 end 0"
+    assert talk.stream().status == Status.SUCCESS
+
+
+def test_a_stream_to_latest_ends_there() -> None:
+    talk = Talk(filled("abcd"))
+    talk.stream(flags=StreamFlag.TO_LATEST)
+    assert talk.sent() == "[0,4] memory a1 b2 c3 d4 end 0"
+    uuid = talk.partition.failover_log[0].uuid
+    talk.stream(at=Position(uuid, 4, 4, 4), flags=StreamFlag.TO_LATEST)
+    assert talk.sent() == "end 0"
+
+
+def test_a_stream_from_latest_begins_there() -> None:
+    talk = Talk(filled("abcd"))
+    talk.stream(flags=StreamFlag.FROM_LATEST)
+    assert talk.sent() == ""
+    talk.partition.fill("e")
+    assert talk.sent() == "[4,5] memory e5"
+
+
+def test_a_disk_only_stream_ends_at_what_is_durable() -> None:
+    talk = Talk(filled("abcd"))
+    talk.partition.persisted_seqno = 4
+    assert talk.stream(flags=StreamFlag.DISK_ONLY).status == Status.SUCCESS
+    assert talk.sent() == "[0,4] memory a1 b2 c3 d4 end 0"
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_closing_a_stream(is_told: bool) -> None:
+    talk = Talk(filled("abcd"))
+    if is_told:
+        talk.control("send_stream_end_on_client_close_stream", "true")
+    talk.stream()
+    replies = talk.ask(request(Opcode.DCP_CLOSE_STREAM, opaque=77))
+    assert (replies[0].status, replies[0].opaque) == (Status.SUCCESS, 77)
+    assert [(words(p), p.opaque) for p in replies[1:]] == ([("end 1", OPAQUE)] if is_told else [])
+    assert talk.sent() == ""
+
+
+def dead(partition: FakePartition) -> None:
+    partition.state = PartitionState.DEAD
+
+
+def restarted(partition: FakePartition) -> None:
+    partition.failover_log = (FailoverEntry(1, 3, 3), *partition.failover_log)
+
+
+def undone(partition: FakePartition) -> None:
+    partition.fail_over(1)
+
+
+@pytest.mark.parametrize(
+    ("upset", "reason"),
+    [
+        (dead, StreamEndReason.STATE_CHANGED),
+        (restarted, StreamEndReason.STATE_CHANGED),
+        (undone, StreamEndReason.ROLLED_BACK),
+    ],
+)
+def test_a_stream_ends_when_its_partition_is_another(
+    upset: Callable[[FakePartition], None], reason: int
+) -> None:
+    talk = Talk(filled("abc"))
+    talk.stream()
+    talk.sent()
+    upset(talk.partition)
+    assert talk.sent() == f"end {reason}"
+
+
+# -- leases and past states
+
+
+def leased(talk: Talk, lease_id: int = 5) -> int:
+    hold = talk.partition.open_hold()
+    assert hold is not None
+    talk.bucket.leases[lease_id, 0] = hold
+    return hold.at
+
+
+def test_a_lease_is_read_as_of_its_end_in_parts() -> None:
+    talk = Talk(filled("abcdab"), is_extended=True)
+    at = leased(talk)
+    talk.partition.fill("cccd")
+    uuid = talk.partition.failover_log[0].uuid
+    assert talk.stream(end=4, lease=5).status == Status.SUCCESS
+    assert talk.sent() == "[0,6] memory c3 d4 end 0"
+    assert talk.stream(at=Position(uuid, 4, 0, at), end=at, lease=5).status == Status.SUCCESS
+    assert talk.sent() == "[0,6] memory a5 b6 end 0"
+    assert list(talk.partition.holds.values()) == [6]
+
+
+def test_a_lease_that_is_not_held_is_refused() -> None:
+    talk = Talk(filled("abc"), is_extended=True)
+    assert talk.stream(lease=5).status == Status.LEASE_LOST
+    leased(talk)
+    assert talk.stream(lease=5, as_of=2).status == Status.LEASE_LOST
+    assert talk.stream(lease=5, end_uuid=1).status == Status.LEASE_LOST
+    uuid = talk.partition.failover_log[0].uuid
+    assert talk.stream(lease=5, as_of=3, end_uuid=uuid).status == Status.SUCCESS
+
+
+def test_a_lease_lost_on_the_way_ends_the_stream() -> None:
+    talk = Talk(filled("abc"), is_extended=True)
+    leased(talk)
+    talk.control("connection_buffer_size", "1")
+    talk.stream(lease=5)
+    assert "a1" in words(packets_of(talk.producer.produce() or b"")[1])
+    talk.partition.lose_holds()
+    talk.control("connection_buffer_size", "0")
+    assert talk.sent() == f"end {StreamEndReason.TOO_SLOW}"
+
+
+def test_a_past_state_can_be_named_without_a_lease() -> None:
+    talk = Talk(filled("abca"), is_extended=True)
+    assert talk.stream(as_of=2).status == Status.LEASE_LOST
+    assert talk.stream(as_of=4).status == Status.SUCCESS
+    talk.partition.fill("b")
+    assert talk.sent() == "[0,4] memory b2 c3 a4 end 0"
+    assert talk.partition.holds == {}
+
+
+def test_a_start_beyond_the_lease_is_refused_and_nothing_stays_held() -> None:
+    talk = Talk(filled("abc"), is_extended=True)
+    leased(talk)
+    talk.partition.fill("de")
+    uuid = talk.partition.failover_log[0].uuid
+    assert talk.stream(at=Position(uuid, 4, 4, 4), lease=5).status == Status.ERANGE
+    assert talk.stream(at=Position(uuid, 4, 4, 4), as_of=3).status == Status.ERANGE
+    assert len(talk.partition.holds) == 1
+
+
+def test_leases_mean_nothing_to_a_peer_without_our_feature() -> None:
+    talk = Talk(filled("abc"))
+    assert talk.stream(lease=5).status == Status.SUCCESS
+    assert talk.sent() == "[0,3] memory a1 b2 c3"
+
+
+# -- profiles
+
+
+def test_canonical_frames_are_sent_as_they_are() -> None:
+    talk = Talk(filled("abC"))
+    talk.control("enable_expiry_opcode", "true")
+    talk.stream(opaque=0)
+    data = talk.producer.produce() or b""
+    assert data[44:] == b"".join(talk.partition.frame(write) for write in talk.partition.writes)
+
+
+def test_every_message_carries_the_opaque_of_its_request() -> None:
+    talk = Talk(filled("abC"))
+    talk.stream(opaque=0xDEADBEEF, flags=StreamFlag.TO_LATEST)
+    found = talk.packets()
+    assert [packet.opaque for packet in found] == [0xDEADBEEF] * 5
+    assert all(packet.vbucket == 0 for packet in found)
+
+
+def test_deletions_without_times() -> None:
+    talk = Talk(filled("aA"), flags=0)
+    talk.stream()
+    assert talk.packets()[1].extras == (2).to_bytes(8, "big") * 2 + bytes(2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "datatype"), [(OpenFlag.NO_VALUE, 0), (OpenFlag.NO_VALUE_KEEP_DATATYPE, 1)]
+)
+def test_without_values(flags: int, datatype: int) -> None:
+    talk = Talk(filled("a"), flags=flags)
+    talk.stream()
+    change = talk.packets()[1]
+    assert (change.key, change.value, change.datatype) == (b"a", b"", datatype)
+
+
+def test_initial_deletes_may_be_left_out() -> None:
+    partition = filled("abcABdD")
+    partition.forget_memory(7)
+    talk = Talk(partition, flags=OpenFlag.SKIP_DELETES_IN_BACKFILL)
+    talk.stream()
+    assert talk.sent() == "[0,7] disk c3 D7"
+    partition.fill("eC")
+    assert talk.sent() == "[8,9] memory+checkpoint e8 C9"
+
+
+# -- flow control, turns and steps
+
+
+def test_nothing_is_sent_into_a_full_window() -> None:
+    talk = Talk(filled("abc"))
+    talk.control("connection_buffer_size", "50")
+    talk.stream()
+    first = talk.producer.produce() or b""
+    assert [words(p) for p in packets_of(first)] == ["[0,3] memory", "a1"]
+    assert talk.producer.unacked_bytes == len(first)
+    assert talk.producer.produce() is None
+    assert talk.ask(request(Opcode.DCP_NOOP))[0].status == Status.SUCCESS
+    talk.ask(request(Opcode.DCP_BUFFER_ACK, extras=len(first).to_bytes(4, "big")))
+    assert talk.producer.unacked_bytes == 0
+    assert [words(p) for p in packets_of(talk.producer.produce() or b"")] == ["b2"]
+
+
+def test_too_much_acknowledged_is_no_credit() -> None:
+    talk = Talk(filled("abc"))
+    talk.control("connection_buffer_size", "50")
+    talk.stream()
+    talk.producer.produce()
+    talk.ask(request(Opcode.DCP_BUFFER_ACK, extras=b"\xff\xff\xff\xff"))
+    assert talk.producer.room_bytes == 50
+
+
+def test_a_large_document_passes_a_small_window() -> None:
+    talk = Talk()
+    talk.partition.put(b"k", bytes(100_000))
+    talk.control("connection_buffer_size", "1024")
+    talk.stream()
+    assert len(talk.producer.produce() or b"") > 100_000
+
+
+def test_streams_take_turns_in_partition_order() -> None:
+    talk = Talk(*(filled("ab", number) for number in range(3)))
+    for number in (2, 0, 1):
+        talk.stream(number)
+    assert [packet.vbucket for packet in talk.packets()] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+def test_a_long_stream_does_not_keep_the_others_waiting() -> None:
+    partitions = [FakePartition(0), filled("ab", 1)]
+    for number in range(2 * STREAM_STEP_ITEMS_MAX):
+        partitions[0].put(b"%d" % number, b"")
+    talk = Talk(*partitions)
+    talk.stream(0)
+    talk.stream(1)
+    first = packets_of(talk.producer.produce() or b"")
+    assert len(first) == STREAM_STEP_ITEMS_MAX + 1
+    assert packets_of(talk.producer.produce() or b"")[0].vbucket == 1
+
+
+def test_an_ended_stream_leaves_the_turns_of_the_others_alone() -> None:
+    talk = Talk(*(filled("ab", number) for number in range(4)))
+    for number in range(4):
+        talk.stream(number, flags=StreamFlag.TO_LATEST if number % 2 else 0)
+    ends = [p.vbucket for p in talk.packets() if p.opcode == Opcode.DCP_STREAM_END]
+    assert ends == [1, 3]
+    for partition in talk.bucket.partitions:
+        partition.fill("c")
+    assert [p.vbucket for p in talk.packets()] == [0, 0, 2, 2]
+
+
+# -- time
+
+
+def noops(talk: Talk, now_ms: int) -> int:
+    talk.producer.on_tick(now_ms)
+    return len([p for p in packets_of(talk.producer.take_replies()) if p.opcode == 0x5C])
+
+
+def test_signs_of_life_are_asked_for_once_an_interval() -> None:
+    talk = Talk(filled("a"))
+    assert noops(talk, 0) == 0
+    assert talk.control("enable_noop", "true") == Status.SUCCESS
+    assert talk.control("set_noop_interval", "1.5") == Status.SUCCESS
+    assert talk.producer.tick_ms == 1500
+    assert noops(talk, 1000) == 0  # no stream was asked for yet
+    talk.stream()
+    assert noops(talk, 2000) == 1
+    assert noops(talk, 4000) == 0  # one outstanding
+    talk.ask(response(Opcode.DCP_NOOP, Status.SUCCESS, 1))
+    assert noops(talk, 5000) == 1
+    assert not talk.producer.wants_close
+
+
+def test_a_silent_peer_is_dead_in_the_end() -> None:
+    talk = Talk(filled("a"))
+    talk.control("enable_noop", "true")
+    talk.stream()
+    talk.producer.on_tick(0)
+    talk.producer.on_tick(producer_module.IDLE_MS_MAX - 1)
+    assert not talk.producer.wants_close
+    talk.producer.on_tick(producer_module.IDLE_MS_MAX)
+    assert talk.producer.wants_close
+
+
+def test_a_peer_that_acknowledges_nothing_is_stuck_in_the_end() -> None:
+    talk = Talk(filled("abc"))
+    talk.control("connection_buffer_size", "10")
+    talk.stream()
+    talk.producer.produce()
+    talk.producer.on_tick(0)
+    talk.ask(request(Opcode.DCP_BUFFER_ACK, extras=bytes(4)))
+    talk.producer.on_tick(producer_module.STUCK_MS_MAX)
+    assert not talk.producer.wants_close
+    talk.producer.on_tick(2 * producer_module.STUCK_MS_MAX)
+    assert talk.producer.wants_close
+
+
+def test_closing_releases_everything() -> None:
+    talk = Talk(filled("abc"), is_extended=True)
+    talk.control("connection_buffer_size", "1")
+    talk.stream(as_of=3)
+    talk.producer.produce()
+    assert talk.partition.holds
+    talk.producer.close()
+    assert talk.partition.holds == {}
+    assert talk.producer.produce() is None
+
+
+def test_statistics_tell_the_flow() -> None:
+    talk = Talk(filled("abc"))
+    talk.control("connection_buffer_size", "100")
+    talk.stream()
+    data = talk.producer.produce() or b""
+    found = dict(talk.producer.statistics())
+    assert found["unacked_bytes"] == found["total_bytes_sent"] == str(len(data))
+    assert found["flow_control"] == "enabled"
+    assert found["num_streams"] == "1"
+    assert change_of(data[44:]).key == b"a"
+    assert UINT64_MAX > talk.producer.room_bytes
