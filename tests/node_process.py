@@ -43,6 +43,16 @@ class NodeProcess:
 
     def start(self) -> Self:
         """Start and wait for the ready line."""
+        self.launch()
+        try:
+            self.ready = json.loads(self._first_line())
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def launch(self) -> None:
+        """Start and wait for nothing."""
         assert self._process is None, "the node runs already"
         command = [sys.executable, "-m", "millstream", "serve", "--data", str(self.data_dir)]
         for listener in LISTENERS:
@@ -57,12 +67,6 @@ class NodeProcess:
                 env={**os.environ, **self.env},
                 start_new_session=True,
             )
-        try:
-            self.ready = json.loads(self._first_line())
-        except BaseException:
-            self.kill()
-            raise
-        return self
 
     @property
     def pid(self) -> int:

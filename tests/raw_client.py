@@ -1,0 +1,133 @@
+"""A client with no manners: raw frames over one blocking socket, for tests from outside.
+
+It shares only the packet layout with the product, so that a fault in the product's own client
+cannot hide one in the server.
+"""
+
+import contextlib
+import socket
+from struct import Struct
+from typing import Self
+
+from millstream.wire.mcbp import HEADER, HEADER_BYTES, Opcode, Packet, cut_packets, request
+
+BODY_BYTES_MAX = 64 * 1024 * 1024
+FEATURES = (0x03, 0x04, 0x07, 0x08, 0x0B, 0x10, 0x11)
+EXTENSIONS = 0xFF00
+DURABLE = Struct(">BBH")
+TIMEOUT_S = 20.0
+
+
+class Closed(Exception):
+    """The server closed the connection."""
+
+
+class RawClient:
+    """One connection. `bucket` selects one after HELLO; without it nothing is sent."""
+
+    def __init__(
+        self, address: tuple[str, int], bucket: str | None = None, *, extended: bool = False
+    ) -> None:
+        self._socket = socket.create_connection(address, TIMEOUT_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._rest = b""
+        self._packets: list[Packet] = []
+        if bucket is not None:
+            features = (*FEATURES, EXTENSIONS) if extended else FEATURES
+            codes = b"".join(code.to_bytes(2, "big") for code in features)
+            assert self.ask(Opcode.HELLO, key=b"raw", value=codes).status == 0
+            assert self.ask(Opcode.SELECT_BUCKET, key=bucket.encode()).status == 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close; twice is harmless."""
+        self._socket.close()
+
+    def close_sending(self) -> None:
+        """Say that nothing more comes from here; replies can still be read."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def set_timeout(self, seconds: float) -> None:
+        """Change the longest wait."""
+        self._socket.settimeout(seconds)
+
+    def send(self, data: bytes) -> None:
+        """Send bytes as they are.
+
+        Raises:
+            Closed: the server does not listen any more.
+        """
+        try:
+            self._socket.sendall(data)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise Closed from error
+
+    def receive(self) -> Packet:
+        """Return the next packet, whoever asked for it.
+
+        Raises:
+            Closed: the server closed, or was killed.
+            TimeoutError: nothing came.
+        """
+        while not self._packets:
+            wanted = HEADER_BYTES
+            if len(self._rest) >= HEADER_BYTES:
+                wanted += HEADER.unpack_from(self._rest)[6]
+            pieces, size = [self._rest], len(self._rest)
+            while size < wanted:
+                try:
+                    data = self._socket.recv(1 << 18)
+                except ConnectionResetError as error:
+                    raise Closed from error
+                if not data:
+                    raise Closed
+                pieces.append(data)
+                size += len(data)
+            self._packets, self._rest = cut_packets(b"".join(pieces), BODY_BYTES_MAX)
+            self._packets.reverse()
+        return self._packets.pop()
+
+    def ask(
+        self,
+        opcode: int,
+        *,
+        vbucket: int = 0,
+        opaque: int = 0,
+        cas: int = 0,
+        datatype: int = 0,
+        framing: bytes = b"",
+        extras: bytes = b"",
+        key: bytes = b"",
+        value: bytes = b"",
+    ) -> Packet:
+        """Send one request and return the next packet."""
+        self.send(
+            request(
+                opcode,
+                vbucket=vbucket,
+                opaque=opaque,
+                cas=cas,
+                datatype=datatype,
+                framing=framing,
+                extras=extras,
+                key=key,
+                value=value,
+            )
+        )
+        return self.receive()
+
+    def is_closed_by_server(self) -> bool:
+        """Whether the server closes within the time-out; packets before that are read."""
+        try:
+            while True:
+                self.receive()
+        except Closed:
+            return True
+        except TimeoutError:
+            return False
