@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 from struct import Struct
 
 import pytest
-from node_process import NodeProcess
-from raw_client import Closed, RawClient
-from stream_witness import documents_of, merged
 
 from millstream.model.partitions import partition_of
 from millstream.wire.mcbp import HEADER, REQUEST, RESPONSE, Opcode, Packet, Status, request
+from node_process import NodeProcess
+from raw_client import Closed, RawClient
+from stream_witness import documents_of, merged
 
 SEED = int(os.environ.get("MILLSTREAM_SEED") or random.randrange(2**32))
 PARTITIONS = 16
@@ -384,7 +384,7 @@ def _random_frame(dice: random.Random) -> bytes:
             extras=extras,
             key=key,
             value=value,
-        )  # fmt: skip
+        )
     )
     if dice.random() < 0.3:
         frame[dice.randrange(len(frame))] = dice.randrange(256)
