@@ -4,6 +4,7 @@ Invariants:
 1. One step of stream data per turn of the loop, none while the connection is paused.
 2. The log is read in worker threads only, a chunk ahead at most.
 3. After `close` nothing is written and nothing is held.
+4. News of the bucket are looked at once per `GATHER_S`: under load changes leave in batches.
 
 Elsewhere: every decision (`upr.core.producer`), the socket and the opening of the stream (the kv
 port).
@@ -14,14 +15,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from millstream.upr.core.producer import Producer
 from millstream.upr.core.source import BucketSource
 from millstream.upr.core.stream import Chunk, LogRead
 from millstream.wire.mcbp import Packet
 
-__all__ = ["StreamConnection", "StreamSession"]
+__all__ = ["GATHER_S", "StreamConnection", "StreamSession"]
+
+GATHER_S: Final = 0.001
+"""How long changes may gather before they are sent, if some were sent just before."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -69,9 +73,10 @@ class StreamSession:
         self._loop = asyncio.get_running_loop()
         self._is_scheduled = False
         self._is_closed = False
+        self._pumped_at = 0.0
         self._tick_ms = self._producer.tick_ms
         self._timer = self._loop.call_later(self._tick_ms / 1000, self._tick)
-        source.subscribe(self._wake)
+        source.subscribe(self._on_news)
 
     def on_packet(self, packet: Packet) -> None:
         """Take a request of the stream protocol, or any response."""
@@ -92,11 +97,22 @@ class StreamSession:
         """Give everything up; harmless if done before."""
         if not self._is_closed:
             self._is_closed = True
-            self._source.unsubscribe(self._wake)
+            self._source.unsubscribe(self._on_news)
             self._timer.cancel()
             self._producer.close()
 
     # -- inside
+
+    def _on_news(self) -> None:
+        """The bucket changed: called once per batch, so it only sees that somebody looks soon."""
+        self._producer.on_news()
+        if not (self._is_scheduled or self._is_closed):
+            self._is_scheduled = True
+            pause_s = self._pumped_at + GATHER_S - self._loop.time()
+            if pause_s > 0:
+                self._loop.call_later(pause_s, self._pump)
+            else:
+                self._loop.call_soon(self._pump)
 
     def _wake(self) -> None:
         """Send what there is, in the next turn of the loop."""
@@ -108,6 +124,7 @@ class StreamSession:
         self._is_scheduled = False
         if self._is_closed or self._connection.is_paused:
             return
+        self._pumped_at = self._loop.time()
         data = self._producer.produce()
         if data:
             self._connection.write(data)

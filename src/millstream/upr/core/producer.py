@@ -3,10 +3,11 @@
     producer.on_packet(packet); write(producer.take_replies())
     while (data := producer.produce()) is not None: write(data)   # yield to others in between
     for read in producer.take_reads(): ...                        # in a thread, then on_chunk
+    producer.on_news()                                            # the bucket changed
 
 Invariants:
-1. Streams take turns in partition order; one step is a slice of at most `STREAM_STEP_ITEMS_MAX`
-   changes and `STREAM_STEP_BYTES_MAX` bytes, whichever is reached first, in one write.
+1. Streams take turns in rounds, in partition order; one write has at most
+   `STREAM_STEP_ITEMS_MAX` changes and `STREAM_STEP_BYTES_MAX` bytes, whichever is reached first.
 2. While `unacked >= window` no stream message is sent; the last one may overshoot. Replies and
    no-ops are never counted and never wait.
 3. Every message of a stream carries the opaque of its request.
@@ -21,7 +22,7 @@ Source: UPR design paper, "How ep-engine sends snapshots to UPR clients"; the re
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import insort
 from collections.abc import Callable, Mapping
 from struct import Struct
 from typing import Final
@@ -104,7 +105,9 @@ class Producer:
         self._has_json = has_json
         self._streams: dict[int, Stream] = {}
         self._order: list[int] = []
-        self._turn = 0
+        self._round: list[Stream] = []
+        self._is_dirty = True
+        self._backfilling: dict[int, Stream] = {}
         self._replies: list[bytes] = []
         self._has_asked = False
         self._has_heard = True
@@ -164,7 +167,7 @@ class Producer:
         )
         self._streams[asked.partition_id] = stream
         insort(self._order, asked.partition_id)
-        self._has_asked = True
+        self._has_asked = self._is_dirty = True
         self._reply(packet, Status.SUCCESS, encode_failover_log(source.failover_log))
 
     def _on_close_stream(self, packet: Packet) -> None:
@@ -211,6 +214,10 @@ class Producer:
         window_bytes = self.settings.window_bytes
         return window_bytes - self.unacked_bytes if window_bytes else _UNLIMITED
 
+    def on_news(self) -> None:
+        """The bucket changed: streams that had nothing to send are to be looked at again."""
+        self._is_dirty = True
+
     def produce(self) -> bytes | None:
         """Return the next write of stream messages; None: there is nothing to send now.
 
@@ -219,25 +226,46 @@ class Producer:
         """
         parts: list[bytes] = []
         bytes_left, items_left = STREAM_STEP_BYTES_MAX, STREAM_STEP_ITEMS_MAX
-        backfills = sum(s.state is StreamState.BACKFILLING for s in self._streams.values())
-        for _ in range(len(self._order)):
+        while items_left > 0:
             room = min(bytes_left, self.room_bytes)
-            if room <= 0 or items_left <= 0:
+            if room <= 0 or not (self._round or self._begin_round()):
                 break
-            stream = self._streams[self._order[self._turn]]
-            was_reading = stream.state is StreamState.BACKFILLING
-            data, work = stream.step(room, items_left, may_backfill=backfills < BACKFILLS_MAX)
-            backfills += (stream.state is StreamState.BACKFILLING) - was_reading
-            self._turn = (self._turn + 1) % len(self._order)
-            if stream.state is StreamState.DEAD:
-                self._forget(stream)
+            data, work = self._step(self._round.pop(), room, items_left)
             if data:
-                self._count(data)
                 parts.append(data)
-            bytes_left -= len(data)
+                bytes_left -= len(data)
             items_left -= work
         did_work = items_left < STREAM_STEP_ITEMS_MAX
         return b"".join(parts) if did_work else None
+
+    def _begin_round(self) -> bool:
+        """Line up the streams that may have something to send; False: none has."""
+        if self._is_dirty:
+            self._is_dirty = False
+            streams = self._streams
+            self._round = [
+                streams[partition_id]
+                for partition_id in reversed(self._order)
+                if streams[partition_id].is_ready()
+            ]
+        return bool(self._round)
+
+    def _step(self, stream: Stream, bytes_max: int, items_max: int) -> tuple[bytes, int]:
+        """Give one stream its turn."""
+        if stream.is_over:  # closed since the round began
+            return b"", 0
+        may_backfill = len(self._backfilling) < BACKFILLS_MAX
+        data, work = stream.step(bytes_max, items_max, may_backfill=may_backfill)
+        if stream.is_over:
+            self._forget(stream)
+        elif stream.state is StreamState.BACKFILLING:
+            self._backfilling[stream.partition_id] = stream
+        elif self._backfilling:
+            self._backfilling.pop(stream.partition_id, None)
+        if work:
+            self._is_dirty = True  # it may have more in the next round
+            self._count(data)
+        return data, work
 
     def _count(self, data: bytes) -> None:
         self.sent_bytes_total += len(data)
@@ -248,21 +276,21 @@ class Producer:
         """Take a stream that ended out of the turns."""
         partition_id = stream.partition_id
         del self._streams[partition_id]
-        at = bisect_left(self._order, partition_id)
-        del self._order[at]
-        if at < self._turn:
-            self._turn -= 1
+        self._backfilling.pop(partition_id, None)
+        self._order.remove(partition_id)
+        self._is_dirty = True  # its turn at the log is free
 
     # -- the log
 
     def take_reads(self) -> list[LogRead]:
         """Return the reads to start now, each in a worker thread."""
-        reads = (stream.take_read() for stream in self._streams.values())
+        reads = (stream.take_read() for stream in self._backfilling.values())
         return [read for read in reads if read is not None]
 
     def on_chunk(self, read: LogRead, chunk: Chunk | None) -> None:
         """Take the end of a read: what was read, None at the end of the log."""
         read.stream.on_chunk(read, chunk)
+        self._is_dirty = True
 
     def on_read_failed(self, read: LogRead) -> None:
         """Take the end of a read: it failed, the stream ends."""
@@ -311,6 +339,8 @@ class Producer:
             stream.abandon()
         self._streams.clear()
         self._order.clear()
+        self._round.clear()
+        self._backfilling.clear()
 
     def statistics(self) -> list[tuple[str, str]]:
         """Return name and value of what STAT `dcp` shows of this connection."""

@@ -162,7 +162,23 @@ class Stream:
         """Number of the partition."""
         return self.source.partition_id
 
+    @property
+    def is_over(self) -> bool:
+        """Whether its last message was returned."""
+        return self.state is StreamState.DEAD
+
     # -- one step
+
+    def is_ready(self) -> bool:
+        """Return whether a step may do something. Hot path: called for every stream each round."""
+        source = self.source
+        return (
+            self.sent != source.high_seqno
+            or self._hold is not None
+            or source.failover_log is not self._log
+            or source.state is not self._role
+            or self.sent >= self._grant.end
+        )
 
     def step(self, bytes_max: int, items_max: int, *, may_backfill: bool) -> tuple[bytes, int]:
         """Return what to send next, and how much work that was: 0 if there is nothing to do now.
@@ -172,14 +188,10 @@ class Stream:
             items_max: changes, at least 1.
             may_backfill: a snapshot that must be read from the log may be begun.
         """
-        source = self.source
-        is_idle = self._hold is None and source.high_seqno <= self.sent < self._grant.end
-        if is_idle and source.failover_log is self._log and source.state is self._role:
-            return _NOTHING  # the common case comes first
         reason = self._broken_reason()
         if reason is not None:
             return self.end(reason), 1
-        if self._hold is not None and not source.is_held(self._hold):
+        if self._hold is not None and not self.source.is_held(self._hold):
             self._lose_hold()
         if self._hold is None:
             if self.sent >= max(self._grant.end, self._end_min):

@@ -95,6 +95,7 @@ class Talk:
         """Everything it has to send, the log included."""
         found: list[Packet] = []
         idle = 0
+        self.producer.on_news()
         while idle < 2:
             data = self.producer.produce()
             self.read_log()
@@ -300,6 +301,7 @@ def test_a_lost_hold_while_the_log_is_read() -> None:
     stale = talk.producer.take_reads()[0]
     talk.partition.fill("a")
     talk.partition.lose_holds()
+    talk.producer.on_news()
     assert not talk.producer.produce()
     fresh = talk.producer.take_reads()[0]
     talk.producer.on_chunk(stale, next(stale.chunks))

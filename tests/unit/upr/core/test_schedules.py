@@ -182,6 +182,8 @@ class World:
 
     def upset(self) -> None:
         rng = self.rng
+        if self.consumer is not None:
+            self.producer.on_news()
         partition = rng.choice(self.bucket.partitions)
         dice = rng.random()
         if dice < 0.55:
