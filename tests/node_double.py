@@ -1,0 +1,192 @@
+"""A false node for the planner and the range reader: partitions in memory, true to every rule.
+
+A partition has a list of changes (key, value or None for a deletion), leases, a purge point, a
+failover log, and copies of itself that may be promoted, so that histories can be lost. `write`
+gives each change a number of its own: what a reader was given can be compared with what is true.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from millstream.client.bulk import Range
+from millstream.client.extensions import LeaseHold, PartitionPosition
+from millstream.errors import RollbackRequiredError, StreamError
+from millstream.model.partitions import PartitionState
+from millstream.model.position import FailoverEntry, FailoverLog, rollback_seqno, with_new_entry
+from millstream.wire.frames import change_of, deletion, mutation, snapshot_marker
+
+
+class Made(NamedTuple):
+    """A change as it was accepted; `number` is its identity across histories."""
+
+    key: int
+    value: int | None
+    number: int
+
+
+class FalsePartition:
+    def __init__(self, partition_id: int, branches: Iterator[int]) -> None:
+        self.partition_id = partition_id
+        self.branches = branches
+        self.changes: list[Made] = []
+        branch = next(branches)
+        self.failover_log: FailoverLog = (FailoverEntry(branch + 0xABC000, 0, branch),)
+        self.purge_seqno = 0
+        self.leases: dict[int, list[int]] = {}  # id -> [as of, start of the last request]
+        self.copy: tuple[list[Made], FailoverLog, int] | None = None
+
+    @property
+    def high_seqno(self) -> int:
+        return len(self.changes)
+
+    @property
+    def branch(self) -> int:
+        return self.failover_log[0].branch
+
+    def keep_copy(self) -> None:
+        self.copy = list(self.changes), self.failover_log, self.purge_seqno
+
+    def promote_copy(self, seqno: int) -> None:
+        """Fail over to the copy, cut at `seqno`, which may lack whole histories."""
+        assert self.copy is not None
+        self.changes, self.failover_log, self.purge_seqno = self.copy
+        self.copy = None
+        self.fail_over(max(seqno, self.purge_seqno))
+
+    def fail_over(self, seqno: int) -> None:
+        self.changes = self.changes[:seqno]
+        branch = next(self.branches)
+        entry = FailoverEntry(branch + 0xABC000, len(self.changes), branch)
+        self.failover_log = with_new_entry(self.failover_log, entry)
+        self.leases.clear()
+
+    def purge(self, seqno: int) -> None:
+        seqno = min([seqno, *(start for _, start in self.leases.values())])
+        self.purge_seqno = max(self.purge_seqno, seqno)
+
+    def newest(self, at: int | None = None) -> dict[int, tuple[int, int | None]]:
+        """Key -> (seqno, value) as of `at`; purged tombstones are gone."""
+        found = {made.key: (n, made.value) for n, made in enumerate(self.changes[:at], 1)}
+        return {k: (n, v) for k, (n, v) in found.items() if v is not None or n > self.purge_seqno}
+
+    def live(self) -> dict[int, int]:
+        return {key: value for key, (_, value) in self.newest().items() if value is not None}
+
+    def frames(self, begin: int, end: int, at: int | None) -> list[bytes]:
+        found = sorted((seqno, key, value) for key, (seqno, value) in self.newest(at).items())
+        return [
+            frame_of(self.partition_id, key, value, seqno)
+            for seqno, key, value in found
+            if begin < seqno <= end
+        ]
+
+
+def frame_of(partition_id: int, key: int, value: int | None, seqno: int) -> bytes:
+    text = b"%d" % key
+    if value is None:
+        return deletion(partition_id, text, seqno, 1, seqno, 0)
+    return mutation(partition_id, text, b"%d" % value, seqno, 1, seqno, 0, 0, 0)
+
+
+class FalseNode:
+    """A `planner.PlanningSource` and a `ranges.RangeSource`."""
+
+    def __init__(self, partition_count: int) -> None:
+        self._numbers = itertools.count(1)
+        branches = itertools.count(1)
+        self.partitions = {p: FalsePartition(p, branches) for p in range(partition_count)}
+
+    def write(self, partition_id: int, key: int, value: int | None) -> None:
+        made = Made(key, value, next(self._numbers))
+        self.partitions[partition_id].changes.append(made)
+
+    # -- what the planner asks
+
+    def positions(self) -> Mapping[int, PartitionPosition]:
+        return {p: self._position(part) for p, part in self.partitions.items()}
+
+    def failover_log(self, partition_id: int) -> FailoverLog:
+        return self.partitions[partition_id].failover_log
+
+    def open_lease(self, partition_ids: Sequence[int]) -> Mapping[int, LeaseHold]:
+        assert partition_ids
+        lease_id = next(self._numbers)
+        for p in partition_ids:
+            part = self.partitions[p]
+            part.leases[lease_id] = [part.high_seqno, 0]
+        return self._holds(lease_id, partition_ids)
+
+    def renew_lease(self, lease_id: int, partition_ids: Sequence[int]) -> Mapping[int, LeaseHold]:
+        assert partition_ids
+        return self._holds(lease_id, partition_ids)
+
+    def release_lease(self, lease_id: int, partition_ids: Sequence[int]) -> None:
+        assert partition_ids
+        for p in partition_ids:
+            self.partitions[p].leases.pop(lease_id, None)
+
+    def _position(self, part: FalsePartition) -> PartitionPosition:
+        newest, high = part.failover_log[0], part.high_seqno
+        return PartitionPosition(
+            part.partition_id, PartitionState.ACTIVE, newest.uuid, newest.branch,
+            high, high, high, high, high, part.purge_seqno,
+        )  # fmt: skip
+
+    def _holds(self, lease_id: int, partition_ids: Sequence[int]) -> dict[int, LeaseHold]:
+        found = {}
+        for p in partition_ids:
+            part = self.partitions[p]
+            if lease_id in part.leases:
+                newest = part.failover_log[0]
+                found[p] = LeaseHold(
+                    lease_id, p, part.leases[lease_id][0], newest.uuid, newest.branch,
+                    part.purge_seqno,
+                )  # fmt: skip
+        return found
+
+
+class FalseRanges:
+    """The node as an executor sees it."""
+
+    def __init__(self, node: FalseNode) -> None:
+        self._node = node
+
+    def stream(self, ranges: Sequence[Range]) -> Iterator[bytes]:
+        for wanted in ranges:
+            part = self._node.partitions[wanted.partition_id]
+            at = None
+            if wanted.lease_id is not None:
+                lease = part.leases.get(wanted.lease_id)
+                if lease is None:
+                    raise StreamError("lease lost", code="lease_lost")
+                at = lease[0]
+            _, begin, snap_start, snap_end, _ = wanted.position
+            assert snap_start <= begin <= snap_end
+            seqno = rollback_seqno(
+                wanted.position, log=part.failover_log, high_seqno=part.high_seqno,
+                purge_seqno=part.purge_seqno,
+            )  # fmt: skip
+            if seqno is not None:
+                raise RollbackRequiredError("", partition_id=part.partition_id, seqno=seqno)
+            if wanted.lease_id is not None:
+                part.leases[wanted.lease_id][1] = begin
+            # Without a lease the snapshot that holds the end is sent to its end.
+            end = part.high_seqno if at is None else wanted.end_seqno
+            yield snapshot_marker(part.partition_id, 0, begin, end, 1)
+            yield from part.frames(begin, end, at)
+
+    def failover_log(self, partition_id: int) -> tuple[FailoverLog, int]:
+        part = self._node.partitions[partition_id]
+        return part.failover_log, part.high_seqno
+
+    def release_lease(self, lease_id: int, partition_id: int) -> None:
+        self._node.release_lease(lease_id, [partition_id])
+
+
+def key_and_value(frame: bytes) -> tuple[int, int, int | None]:
+    """Return seqno, key and value of a change's frame."""
+    change = change_of(frame)
+    return change.seqno, int(change.key), None if change.is_deleted else int(change.value)
