@@ -1,0 +1,496 @@
+"""Random schedules of the document store on a disk that fails before any effect.
+
+The classes are the real ones; the disk and the by-id map are simulated. A kill keeps what was
+written (a write may be cut short); power loss keeps, of each block that was not synced, the old
+bytes, the new ones or rubbish, of the directory any subset of unsynced changes, and of by-id any
+state committed since its last sync, or nothing. Directories are copied, backed up and restored.
+
+Checked after every start and rollback and at the end:
+1. nothing acknowledged as persisted is lost, and what comes back ends at a mark;
+2. look-ups give the newest live records, reads as of every mark are exact;
+3. scans are ascending and hold each live record once;
+4. no (partition, uuid, seqno) names two changes, also across copies, and no uuid that was served
+   is forgotten.
+"""
+
+import copy
+import itertools
+import os
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from millstream.model.position import FailoverEntry
+from millstream.storage.core.records import key_of
+from millstream.storage.core.segment_log import LogSizes
+from millstream.storage.core.store import FlushBatch, LogStore, StoredChange
+from millstream.wire.frames import change_of, deletion, mutation, seqno_of
+
+SCHEDULES = int(os.environ.get("MILLSTREAM_CRASH_SCHEDULES", "2000"))
+BATCH = 250
+KEYS = (b"a", b"b", b"c")
+SIZES = LogSizes(700, 2800, fill_from_bytes=1400, fill_bytes=300)
+BLOCK_BYTES = 32
+
+
+class Crash(Exception):
+    """The process ends before an effect."""
+
+
+@dataclass(eq=False)
+class Content:
+    inode: int
+    ctime: int
+    data: bytearray = field(default_factory=bytearray)
+    synced: bytes = b""
+
+
+class SimulatedFile:
+    def __init__(self, disk, content):
+        self.disk, self.content = disk, content
+
+    def write_at(self, offset, data):
+        try:
+            self.disk.effect()
+        except Crash:
+            self.put(offset, data[: self.disk.rng.randint(0, len(data))])
+            raise
+        self.put(offset, data)
+
+    def put(self, offset, data):
+        content = self.content
+        if not data:
+            return
+        content.data.extend(bytes(max(0, offset + len(data) - len(content.data))))
+        content.data[offset : offset + len(data)] = data
+        content.ctime = next(self.disk.numbers)
+
+    def read_at(self, offset, size):
+        return bytes(self.content.data[offset : offset + size])
+
+    def truncate(self, size):
+        self.disk.effect()
+        content = self.content
+        del content.data[size:]
+        content.data.extend(bytes(size - len(content.data)))
+        content.ctime = next(self.disk.numbers)
+
+    def sync(self):
+        self.disk.effect(0.3)
+        self.content.synced = bytes(self.content.data)
+
+    def size(self):
+        return len(self.content.data)
+
+    def identity(self):
+        return self.content.inode, self.content.ctime
+
+    def close(self):
+        pass
+
+
+class SimulatedDisk:
+    """Files, one directory and by-id states; each change is an effect that may not happen."""
+
+    def __init__(self, rng, numbers):
+        self.rng, self.numbers, self.boot = rng, numbers, next(numbers)
+        self.is_failing = False
+        self.files: dict[str, Content] = {}
+        self.synced: dict[str, Content] = {}
+        self.changes: list[tuple[str, Content | None]] = []
+        self.by_id: list[dict[bytes, bytes]] = [{}]  # the newest last; power loss falls back
+        self.by_id_is_lost = False
+
+    def effect(self, chance=0.08):
+        if self.is_failing and self.rng.random() < chance:
+            raise Crash
+
+    def names(self):
+        return sorted(self.files)
+
+    def open(self, name, *, create=False):
+        if name not in self.files:
+            if not create:
+                raise FileNotFoundError(name)
+            self.change((name, Content(next(self.numbers), next(self.numbers))))
+        return SimulatedFile(self, self.files[name])
+
+    def change(self, *changes):
+        self.effect()
+        self.changes += changes
+        self.apply(self.files, changes)
+
+    @staticmethod
+    def apply(files, changes):
+        for name, content in changes:
+            if content is None:
+                files.pop(name, None)
+            else:
+                files[name] = content
+
+    def rename(self, source, target):
+        self.change((target, self.files[source]), (source, None))
+
+    def remove(self, name):
+        self.change((name, None))
+
+    def sync_directory(self):
+        self.effect(0.3)
+        self.synced, self.changes = dict(self.files), []
+
+    def boot_id(self):
+        return str(self.boot)
+
+    def random_bytes(self, size):
+        return self.rng.randbytes(size)
+
+    def lose_power(self):
+        rng = self.rng
+        for change in self.changes:
+            if rng.random() < 0.5:
+                self.apply(self.synced, [change])
+        self.files, self.changes, self.boot = dict(self.synced), [], next(self.numbers)
+        for content in self.files.values():
+            content.data = self.mixed(content.data, content.synced)
+            content.synced = bytes(content.data)
+        del self.by_id[rng.randint(0, len(self.by_id)) :]
+        if not self.by_id:
+            self.by_id = [{}]
+
+    def mixed(self, new, old):
+        rng = self.rng
+        share = rng.choice((0, 0.4, 0.7, 1))
+        size = rng.choice((len(new), len(old)))
+        mixed = bytearray()
+        for at in range(0, size, BLOCK_BYTES):
+            fresh = bytes(new[at : at + BLOCK_BYTES]).ljust(BLOCK_BYTES, b"\0")
+            stale = old[at : at + BLOCK_BYTES].ljust(BLOCK_BYTES, b"\0")
+            if fresh != stale and rng.random() >= share:
+                fresh = rng.choice((stale, stale, self.rubbish(fresh, stale)))
+            mixed += fresh
+        return mixed[:size]
+
+    def rubbish(self, fresh, stale):
+        """A torn block; what was durable before and was not overwritten is not damaged."""
+        same = next(at for at in range(BLOCK_BYTES) if fresh[at] != stale[at])
+        return fresh[:same] + self.rng.randbytes(BLOCK_BYTES - same)
+
+    def copied(self):
+        """Another directory with the same contents: every file is a new one."""
+        disk = SimulatedDisk(self.rng, self.numbers)
+        disk.boot = self.boot
+        for name, content in self.files.items():
+            data = bytearray(content.data)
+            disk.files[name] = Content(
+                next(self.numbers), next(self.numbers), data, bytes(content.data)
+            )
+        disk.synced, disk.by_id = dict(disk.files), [self.by_id[-1]]
+        return disk
+
+
+class SimulatedById:
+    def __init__(self, disk):
+        self.disk = disk
+
+    def get(self, key):
+        return self.disk.by_id[-1].get(key)
+
+    def keys(self, prefix):
+        return iter(sorted(key for key in self.disk.by_id[-1] if key.startswith(prefix)))
+
+    def apply(self, puts, removals):
+        assert puts == sorted(puts)
+        self.disk.effect()
+        state = self.disk.by_id[-1] | dict(puts)
+        self.disk.by_id.append({k: v for k, v in state.items() if k not in removals})
+
+    def clear(self):
+        self.disk.effect()
+        self.disk.by_id.append({})
+
+    def close(self, *, is_durable):
+        self.disk.effect()
+        if is_durable:
+            del self.disk.by_id[:-1]
+
+
+@dataclass
+class Truth:
+    """What one partition of one directory must hold."""
+
+    history: list[tuple[bytes, int | None]] = field(default_factory=list)  # seqno n at n - 1
+    acknowledged: int = 0
+    marks: set[int] = field(default_factory=lambda: {0})
+    entries: list[FailoverEntry] = field(default_factory=list)
+    history_seqno: int = 0
+
+    def state_at(self, at):
+        return dict(self.history[:at])
+
+    def cut(self, seqno):
+        self.acknowledged = min(self.acknowledged, seqno)
+        self.marks = {mark for mark in self.marks if mark <= seqno}
+        self.entries = [entry for entry in self.entries if entry.seqno <= seqno]
+        self.history = self.history[:seqno]
+        if self.history_seqno > seqno:
+            self.history_seqno = 0
+
+
+class Node:
+    def __init__(self, disk, truths):
+        self.disk, self.truths = disk, truths
+        self.store: LogStore | None = None
+        self.highs: list[int] = []
+        self.queues: list[list[tuple[int, bytes, int | None]]] = []
+
+
+class World:
+    """One schedule."""
+
+    def __init__(self, seed):
+        self.rng, self.numbers = random.Random(seed), itertools.count(100)
+        rng = self.rng
+        self.lines: list[str] = []
+        self.partitions = rng.choice((2, 2, 3))
+        self.crashes = rng.choice((0.1, 0.2, 0.5))
+        self.named: set[tuple[int, int, int]] = set()
+        self.nodes = [Node(SimulatedDisk(rng, self.numbers), self.truths())]
+        self.backup = self.image(self.nodes[0])
+        self.steps = [self.write] * 10 + [self.flush] * 6 + [self.check] * 2 + [
+            self.roll_back, self.roll_back, self.apply, self.roll, self.move_low_points, self.stop,
+            self.crash, self.crash, self.copy, self.swap_by_id,
+        ]  # fmt: skip
+
+    def truths(self):
+        return [Truth() for _ in range(self.partitions)]
+
+    def run(self):
+        for _ in range(self.rng.choice((20, 50, 90))):
+            self.step(self.rng.choice(self.nodes), self.rng.choice(self.steps))
+        for node in self.nodes:
+            node.disk.is_failing = False
+            if node.store is None:
+                self.start(node)
+            self.stop(node)
+            before = [truth.entries[-1] for truth in node.truths]
+            self.start(node)
+            assert node.store.was_clean_stop
+            assert [truth.entries[-1] for truth in node.truths] == before
+
+    def step(self, node, step):
+        node.disk.is_failing = self.rng.random() < (self.crashes if node.store else 0.5)
+        try:
+            if node.store is None:
+                self.start(node)
+            else:
+                step(node)
+        except Crash:
+            self.lines.append("crash")
+            self.crash(node)
+
+    def new_entry(self, seqno, last_branch):
+        return FailoverEntry(next(self.numbers), seqno, last_branch + 1)
+
+    def start(self, node):
+        node.store = None
+        store = LogStore.open(
+            node.disk, SimulatedById(node.disk), partition_count=self.partitions,
+            new_entry=self.new_entry, sizes=SIZES,
+        )  # fmt: skip
+        node.store, node.highs, node.queues = store, [], [[] for _ in node.truths]
+        self.lines.append(f"start {store.was_clean_stop} {store.cut_bytes}")
+        for p, truth in enumerate(node.truths):
+            state = store.partition(p)
+            high, log = state.high_seqno, state.failover_log
+            self.lines.append(f"  p{p} high {high} of {len(truth.history)}")
+            assert high >= truth.acknowledged, f"p{p}: {truth.acknowledged} lost, {high}"
+            assert high in truth.marks, f"p{p}: came back at {high}, marks {truth.marks}"
+            for entry in truth.entries:
+                assert entry.seqno > high or entry in log, f"p{p}: {entry} is forgotten"
+            truth.cut(high)
+            truth.acknowledged = high  # the start made it durable
+            assert state.history_seqno >= truth.history_seqno
+            truth.history_seqno = state.history_seqno
+            if not store.was_clean_stop:
+                assert log[0] not in truth.entries
+                assert log[0].seqno == high
+                truth.entries.append(log[0])
+            node.highs.append(high)
+        self.check(node)
+
+    # -- steps
+
+    def write(self, node):
+        p, key = self.rng.randrange(self.partitions), self.rng.choice(KEYS)
+        value = next(self.numbers) if self.rng.random() < 0.65 else None
+        node.store.withdraw_receipt()
+        node.highs[p] += 1
+        seqno = node.highs[p]
+        name = p, node.store.partition(p).failover_log[0].uuid, seqno
+        assert name not in self.named, f"p{p}: (uuid, seqno) {name[1:]} names two changes"
+        self.named.add(name)
+        node.truths[p].history.append((key, value))
+        node.queues[p].append((seqno, key, value))
+        self.lines.append(f"p{p}: {key!r} = {value} @{seqno}")
+
+    def flush(self, node):
+        node.store.withdraw_receipt()
+        chosen = [p for p in range(self.partitions) if self.rng.random() < 0.7]
+        for p in chosen:
+            node.truths[p].marks.add(node.highs[p])
+        commit = node.store.encode([FlushBatch(p, self.batch(node, p)) for p in chosen])
+        node.store.append(commit)
+        node.store.absorb(commit)
+        for p in chosen:
+            node.truths[p].acknowledged = node.highs[p]
+            node.queues[p] = []
+        self.lines.append(f"flush {chosen} at {commit.place}")
+
+    def batch(self, node, p):
+        newest = {key: (seqno, value) for seqno, key, value in node.queues[p]}
+        return [
+            self.change(node, p, seqno, key, value)
+            for key, (seqno, value) in sorted(newest.items(), key=lambda item: item[1][0])
+        ]
+
+    def change(self, node, p, seqno, key, value):
+        before = node.store.find(p, key)
+        previous = seqno_of(before.frame) if before else 0
+        if value is None:
+            frame = deletion(p, key, seqno, 1, seqno, 0)
+        else:
+            size = self.rng.choice((0, 10, 200))
+            frame = mutation(p, key, b"%d " % value + bytes(size), seqno, 1, seqno, 0, 0, 0)
+        sidecar = self.rng.choice((b"", b"", b"sidecar"))
+        return StoredChange(frame, previous, b"lineage", sidecar)
+
+    def roll_back(self, node):
+        p = self.rng.randrange(self.partitions)
+        truth = node.truths[p]
+        seqno = self.rng.randint(0, node.highs[p])
+        right = max((m for m in truth.marks if truth.history_seqno <= m <= seqno), default=0)
+        kept = copy.deepcopy(truth)
+        truth.cut(right)  # a crash in the middle leaves the one state or the other
+        truth.history, truth.marks = kept.history, kept.marks
+        state = node.store.roll_back(p, seqno)
+        self.lines.append(f"p{p}: back to {seqno}: {state.high_seqno}")
+        assert state.high_seqno == right, f"p{p}: back to {state.high_seqno}, not {right}"
+        truth.cut(right)
+        truth.entries.append(state.failover_log[0])
+        node.highs[p], node.queues[p] = right, []
+        self.check(node)
+
+    def apply(self, node):
+        node.store.commit_by_id()
+
+    def roll(self, node):
+        node.store.withdraw_receipt()
+        node.store._log.roll()
+
+    def move_low_points(self, node):
+        p = self.rng.randrange(self.partitions)
+        truth = node.truths[p]
+        history_seqno = self.rng.randint(truth.history_seqno, truth.acknowledged)
+        purge_seqno = node.store.partition(p).purge_seqno
+        before, truth.history_seqno = truth.history_seqno, history_seqno
+        try:
+            node.store.set_low_points({p: (history_seqno, purge_seqno)})
+        except Crash:
+            truth.history_seqno = before
+            raise
+        self.lines.append(f"p{p}: history {history_seqno}")
+
+    def stop(self, node):
+        for p, truth in enumerate(node.truths):
+            truth.marks.add(node.highs[p])
+        commit = node.store.encode(
+            [FlushBatch(p, self.batch(node, p)) for p in range(self.partitions)]
+        )
+        node.store.withdraw_receipt()
+        node.store.append(commit)
+        node.store.absorb(commit)
+        for p, truth in enumerate(node.truths):
+            truth.acknowledged = node.highs[p]
+        node.store.stop()
+        node.store = None
+        self.lines.append("clean stop")
+
+    def crash(self, node):
+        node.store, node.disk.is_failing = None, False
+        if self.rng.random() < 0.5:
+            self.lines.append("power lost")
+            node.disk.lose_power()
+
+    def image(self, node):
+        return Node(node.disk.copied(), copy.deepcopy(node.truths))
+
+    def copy(self, node):
+        """A second node from a copy, a backup, or a restore of it in place."""
+        if self.rng.random() < 0.5:
+            self.stop(node)
+        choice = self.rng.choice(("copy", "back up", "restore"))
+        if choice == "copy" and len(self.nodes) < 3:
+            self.nodes.append(self.image(node))
+        elif choice == "back up":
+            self.backup = self.image(node)
+        elif choice == "restore":
+            self.nodes[self.nodes.index(node)] = self.image(self.backup)
+        self.lines.append(choice)
+
+    def swap_by_id(self, node):
+        """A by-id map of another time or copy, under a log of its own."""
+        other = self.rng.choice([*self.nodes, self.backup])
+        self.crash(node)
+        node.disk.by_id = [other.disk.by_id[0]]
+        self.lines.append("by-id swapped")
+
+    # -- checks
+
+    def check(self, node):
+        store = node.store
+        for p, truth in enumerate(node.truths):
+            persisted = store.partition(p).high_seqno
+            for key in KEYS:
+                found = store.find(p, key)
+                right = self.newest(truth, key, persisted)
+                assert self.name(found) == right, f"p{p} {key!r}: {found}, right is {right}"
+            assert sorted(store.keys(p)) == sorted(truth.state_at(persisted))
+            for at in sorted(truth.marks):
+                if at <= persisted:
+                    self.check_as_of(node, p, at)
+
+    def check_as_of(self, node, p, at):
+        skip = node.store.superseded(p, 0, at)
+        read = [change for chunk in node.store.scan(p, 0, at, skip) for change in chunk]
+        seqnos = [seqno_of(change.frame) for change in read]
+        assert seqnos == sorted(set(seqnos))
+        truth = node.truths[p]
+        found = {key_of(change.frame): self.name(change) for change in read}
+        right = {key: self.newest(truth, key, at) for key in truth.state_at(at)}
+        assert found == right, f"p{p} as of {at}: {found}, right is {right}"
+        assert len(found) == len(read)
+
+    @staticmethod
+    def newest(truth, key, at):
+        found = [(n, v) for n, (k, v) in enumerate(truth.history[:at], 1) if k == key]
+        return found[-1] if found else None
+
+    @staticmethod
+    def name(change):
+        if change is None:
+            return None
+        cut = change_of(change.frame)
+        return cut.seqno, None if cut.is_deleted else int(cut.value.split(b" ")[0])
+
+
+@pytest.mark.parametrize("first", range(0, SCHEDULES, BATCH))
+def test_no_schedule_breaks_the_store(first):
+    for seed in range(first, min(first + BATCH, SCHEDULES)):
+        world = World(seed)
+        try:
+            world.run()
+        except Exception as error:
+            error.add_note(f"seed {seed}")
+            error.add_note("\n".join(world.lines[-40:]))
+            raise
