@@ -28,11 +28,13 @@ __all__ = [
     "FLUSH_INTERVAL_MS",
     "FLUSH_INTERVAL_MS_MAX",
     "LISTENERS",
+    "LOGIN_VARIABLE_PREFIX",
     "Address",
     "BucketSpec",
     "Credential",
     "Settings",
     "load_settings",
+    "parse_address",
     "refuse_exposure",
 ]
 
@@ -144,7 +146,12 @@ def _flag(option: str, value: object) -> bool:
     raise _bad(option, value, "true or false is wanted")
 
 
-def _address(option: str, value: object) -> Address:
+def parse_address(option: str, value: object) -> Address:
+    """Return the address in `HOST:PORT` or `[HOST]:PORT`.
+
+    Raises:
+        UsageError: `bad_option`.
+    """
     host, colon, port = str(value).rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
@@ -153,7 +160,7 @@ def _address(option: str, value: object) -> Address:
 
 
 def _listener(option: str, value: object) -> Address | None:
-    return None if value is False else _address(option, value)
+    return None if value is False else parse_address(option, value)
 
 
 def _list(value: object) -> list[object]:
@@ -198,7 +205,7 @@ _OPTIONS: Final[Mapping[str, tuple[str, _Parser]]] = {
     "data": ("data", _text),
     **{name: (name, _listener) for name in LISTENERS},
     "advertise": ("advertise", _text),
-    "join": ("join", _address),
+    "join": ("join", parse_address),
     "bucket": ("buckets", _buckets),
     "user": ("users", lambda _, value: _list(value)),
     "tls-cert": ("tls_cert", _text),

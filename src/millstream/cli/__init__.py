@@ -1,0 +1,1 @@
+"""The `millstream` command: one module per command, loaded when it is called."""

@@ -1,0 +1,119 @@
+"""The one command `millstream`: its list of commands, exit codes, and errors as one line.
+
+Invariants:
+1. Only the module of the command called is imported, so that help and small commands start fast.
+2. Exit codes: 0 done, 1 failed, 2 used wrongly.
+3. An error on purpose is one line on stderr; only a programmer's error shows a traceback.
+
+Elsewhere: each command (`cli.<name>`): a function `command`, or a Typer application `app` of
+several.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Final, NamedTuple, NoReturn
+
+import typer
+
+from millstream.errors import MillstreamError, UsageError
+
+__all__ = ["COMMANDS", "application", "main"]
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+
+
+class _Entry(NamedTuple):
+    help: str
+    panel: str
+
+
+_NODE, _DATA, _PIPELINES = "Node", "Documents and changes", "Pipelines"
+COMMANDS: Final = {
+    "serve": _Entry("Run a node.", _NODE),
+    "status": _Entry("Show the health of a node.", _NODE),
+    "check": _Entry("Verify a data directory offline.", _NODE),
+    "bench": _Entry("Measure a running node.", _NODE),
+    "version": _Entry("Show versions.", _NODE),
+    "get": _Entry("Print one document.", _DATA),
+    "put": _Entry("Write one document, or a design document.", _DATA),
+    "delete": _Entry("Delete one document.", _DATA),
+    "load": _Entry("Load JSON lines, CSV or Parquet into a bucket.", _DATA),
+    "tail": _Entry("Follow the change stream as JSON lines.", _DATA),
+    "view": _Entry("Query a view.", _DATA),
+    "pipeline": _Entry("Run and inspect Spark pipelines.", _PIPELINES),
+    "demo": _Entry(
+        "The whole road with the flights of 2013: load, stream, view, check.", _PIPELINES
+    ),
+}
+
+
+def application(arguments: Sequence[str]) -> typer.Typer:
+    """Return the command line, with the command that `arguments` call loaded.
+
+    The other commands are there for the help page only. While a shell asks for completions all
+    are loaded.
+    """
+    app = typer.Typer(
+        name="millstream",
+        help="A partitioned document database whose change stream is the product.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    called = next((word for word in arguments if not word.startswith("-")), None)
+    is_completing = "_MILLSTREAM_COMPLETE" in os.environ
+    for name, entry in COMMANDS.items():
+        module = f"millstream.cli.{name}"
+        if find_spec(module) is None:
+            continue
+        if name == called or is_completing:
+            _add(app, name, entry, import_module(module))
+        else:
+            app.command(name, help=entry.help, rich_help_panel=entry.panel)(_unloaded)
+    return app
+
+
+def _add(app: typer.Typer, name: str, entry: _Entry, module: Any) -> None:
+    group: typer.Typer | None = getattr(module, "app", None)
+    if group is not None:
+        app.add_typer(group, name=name, help=entry.help, rich_help_panel=entry.panel)
+        return
+    command: Callable[..., None] = module.command
+    app.command(name, rich_help_panel=entry.panel)(command)
+
+
+def _unloaded() -> None:
+    """Stand in for a command that was not called."""
+    raise AssertionError("a command was called that was not loaded")
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and end the process."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        application(words)(words, prog_name="millstream")
+    except MillstreamError as error:
+        _say(str(error))
+        sys.exit(EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED)
+    except BrokenPipeError:
+        # the reader of our output is gone; keep the interpreter from complaining about it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_FAILED)
+    except OSError as error:
+        _say(str(error))
+        sys.exit(EXIT_FAILED)
+    sys.exit(0)
+
+
+def _say(message: str) -> None:
+    print(f"millstream: {' '.join(message.split())}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""`millstream serve`: one node, in the foreground.
+
+Invariants:
+1. Only what was written on the command line is handed on, so that environment and config file
+   can say the rest.
+
+Elsewhere: what the options mean and which are refused (`node.settings`), the supervisor
+(`node.supervise`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from millstream.errors import UsageError
+from millstream.node.settings import (
+    DEFAULT_DATA,
+    FLUSH_INTERVAL_MS,
+    LISTENERS,
+    load_settings,
+)
+
+__all__ = ["command"]
+
+_LISTEN, _SAFE, _OTHER = "Listeners", "Users and encryption", "Running"
+
+
+def _listener(name: str, what: str) -> object:
+    text = f"{what} Default {LISTENERS[name]}; port 0 takes a free one."
+    return typer.Option(
+        f"--{name}", metavar="HOST:PORT", help=text, show_default=False, rich_help_panel=_LISTEN
+    )
+
+
+def _closed(name: str) -> object:
+    return typer.Option(
+        f"--no-{name}", help=f"Close the {name} listener.", rich_help_panel=_LISTEN
+    )
+
+
+def command(
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help=f"Data directory. Default {DEFAULT_DATA}."),
+    ] = None,
+    bucket: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[:PARTITIONS]",
+            help="A bucket that must exist; repeatable. Without any, a new node has 'default'.",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="TOML file with options by the same names."),
+    ] = None,
+    kv: Annotated[str | None, _listener("kv", "Documents and change streams.")] = None,
+    memcached: Annotated[
+        str | None, _listener("memcached", "Plain memcached protocol, bucket 'default'.")
+    ] = None,
+    http: Annotated[str | None, _listener("http", "HTTP.")] = None,
+    coord: Annotated[str | None, _listener("coord", "Coordination (not built yet).")] = None,
+    ninep: Annotated[str | None, _listener("ninep", "9P (not built yet).")] = None,
+    peer: Annotated[str | None, _listener("peer", "Node to node (not built yet).")] = None,
+    no_kv: Annotated[bool, _closed("kv")] = False,
+    no_memcached: Annotated[bool, _closed("memcached")] = False,
+    no_http: Annotated[bool, _closed("http")] = False,
+    no_coord: Annotated[bool, _closed("coord")] = False,
+    no_ninep: Annotated[bool, _closed("ninep")] = False,
+    no_peer: Annotated[bool, _closed("peer")] = False,
+    advertise: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST", help="Host that clients are told to use.", rich_help_panel=_LISTEN
+        ),
+    ] = None,
+    join: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="A node of the cluster to join (not built yet).",
+            rich_help_panel=_OTHER,
+        ),
+    ] = None,
+    user: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME:PASSWORD",
+            help="An administrator, for development; repeatable. NAME alone takes the password "
+            "from MILLSTREAM_PASSWORD_<NAME>.",
+            rich_help_panel=_SAFE,
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Certificate: kv and HTTP speak TLS.", rich_help_panel=_SAFE
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Its key, if not in the same file.", rich_help_panel=_SAFE
+        ),
+    ] = None,
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Authority that certifies clients and nodes.",
+            rich_help_panel=_SAFE,
+        ),
+    ] = None,
+    insecure_plaintext: Annotated[
+        bool | None,
+        typer.Option(
+            "--insecure-plaintext",
+            help="Let listeners beyond loopback do without TLS.",
+            rich_help_panel=_SAFE,
+        ),
+    ] = None,
+    roles: Annotated[
+        str | None,
+        typer.Option(
+            metavar="data,index,coord", help="What the node does.", rich_help_panel=_OTHER
+        ),
+    ] = None,
+    flush_interval: Annotated[
+        int | None,
+        typer.Option(
+            metavar="MS",
+            help=f"Longest wait of a write for its group commit. Default {FLUSH_INTERVAL_MS}.",
+            rich_help_panel=_OTHER,
+        ),
+    ] = None,
+    log_level: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LEVEL",
+            help="debug, info, warning or error. Default info.",
+            rich_help_panel=_OTHER,
+        ),
+    ] = None,
+    log_json: Annotated[
+        bool | None,
+        typer.Option("--log-json", help="Logs as JSON lines.", rich_help_panel=_OTHER),
+    ] = None,
+) -> None:
+    """Run a node.
+
+    When it is ready, one JSON line on stdout says where it listens; logs go to stderr.
+
+    SIGTERM or Ctrl-C stops it cleanly.
+
+    Options may also come from --config, or from the environment (MILLSTREAM_SERVE_DATA, ...).
+    """
+    if not __debug__:
+        raise UsageError("a node relies on its assertions: start Python without -O")
+    written = {name.replace("_", "-"): value for name, value in locals().items()}
+    given = {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in written.items()
+        if value is not None and value is not False and value != []
+    }
+    settings = load_settings(given, os.environ)
+    from millstream.node.supervise import Supervisor
+
+    Supervisor(settings, announce=_announce).run()
+
+
+def _announce(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

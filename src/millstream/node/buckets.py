@@ -1,0 +1,278 @@
+"""The buckets of a node: found at the start, created and deleted while it runs.
+
+A bucket is a directory named by its uuid, with `bucket.toml` (format, name, uuid, partitions,
+created) beside what the engine keeps there. A directory that is being made ends in `.creating`,
+one that is going away in `.deleted`; the next start removes both.
+
+Invariants:
+1. A bucket is served only after its directory is durable; it is gone once `delete` returns.
+2. A bucket created again under an old name has a new uuid and nothing of the old one.
+3. A bucket whose log is damaged stops alone: it is listed with its reason, the others are served.
+
+Elsewhere: what a bucket does (`kv.aio.engine`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from millstream.errors import ConditionError, CorruptionError, MillstreamError, UnavailableError
+from millstream.gateway.core.host import BucketStatus
+from millstream.kv.aio.engine import BucketEngine
+from millstream.kv.core.bucket import Bucket
+from millstream.node.bucket_names import checked_bucket_name, checked_partition_count
+from millstream.node.data_directory import FORMAT, as_text, read_toml, utc_now
+from millstream.runtime.files import sync_directory, write_atomically
+
+__all__ = ["BUCKETS_MAX", "BucketRecord", "Buckets"]
+
+_LOG = logging.getLogger(__name__)
+BUCKETS_MAX: Final = 1000
+_BUCKET_FILE: Final = "bucket.toml"
+
+
+class BucketRecord(NamedTuple):
+    """What bucket.toml says."""
+
+    name: str
+    uuid: str
+    partitions: int
+    created: str
+
+
+class Buckets:
+    """All buckets of one node.
+
+    Args:
+        path: the directory `buckets`, made if missing.
+        flush_interval_ms: of every bucket.
+        on_persisted: called after each group commit.
+        on_fatal: called with a bucket's name and the error that ended its writing; the bucket is
+            not served any more.
+        open_bucket: how a bucket is brought up.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        flush_interval_ms: int,
+        on_persisted: Callable[[], None],
+        on_fatal: Callable[[str, Exception], None],
+        open_bucket: Callable[..., Awaitable[BucketEngine]] = BucketEngine.open,
+    ) -> None:
+        self.served: dict[str, Bucket] = {}
+        """What the listeners see; changes in place."""
+        self._path = path
+        self._flush_interval_ms = flush_interval_ms
+        self._on_persisted = on_persisted
+        self._on_fatal = on_fatal
+        self._open_bucket = open_bucket
+        self._records: dict[str, BucketRecord] = {}
+        self._running: dict[str, BucketEngine] = {}
+        self._failures: dict[str, str] = {}
+        self._change = asyncio.Lock()
+
+    @property
+    def running(self) -> dict[str, BucketEngine]:
+        """The engines by bucket name."""
+        return self._running
+
+    async def open_all(self) -> None:
+        """Bring up what is on disk; a damaged bucket is listed as failed.
+
+        Raises:
+            CorruptionError: `two_buckets_of_one_name`.
+            OSError: the directory cannot be read.
+        """
+        for record in await asyncio.to_thread(_find, self._path):
+            if record.name in self._records:
+                raise CorruptionError(
+                    f"{self._path} holds bucket {record.name!r} twice: {record.uuid} and "
+                    f"{self._records[record.name].uuid}; move one of them away",
+                    code="two_buckets_of_one_name",
+                )
+            self._records[record.name] = record
+            try:
+                await self._bring_up(record)
+            except (MillstreamError, OSError) as error:
+                self._failures[record.name] = str(error)
+                _LOG.error("bucket %s is not served: %s", record.name, error)
+
+    async def ensure(self, name: str, partitions: int | None, default: int) -> None:
+        """Make sure that a bucket exists; `partitions` None accepts any number.
+
+        Raises:
+            ConditionError: `other_partitions`, it exists with another number.
+            UsageError, UnavailableError: as `create`.
+        """
+        record = self._records.get(name)
+        if record is None:
+            await self.create(name, partitions or default)
+        elif partitions is not None and record.partitions != partitions:
+            raise ConditionError(
+                f"bucket {name!r} exists with {record.partitions} partitions, not {partitions}: "
+                "the number is fixed when a bucket is created",
+                code="other_partitions",
+            )
+
+    async def create(self, name: str, partitions: int) -> BucketStatus:
+        """Create a bucket, durably.
+
+        Raises:
+            UsageError: `bad_bucket_name`, `bad_partitions`.
+            ConditionError: `bucket_exists`.
+            UnavailableError: `too_many_buckets`, `disk_error`.
+        """
+        checked_bucket_name(name)
+        checked_partition_count(partitions)
+        async with self._change:
+            if name in self._records:
+                raise ConditionError(f"bucket {name!r} exists already", code="bucket_exists")
+            if len(self._records) >= BUCKETS_MAX:
+                raise UnavailableError(
+                    f"a node has at most {BUCKETS_MAX} buckets", code="too_many_buckets"
+                )
+            record = BucketRecord(name, uuid.uuid4().hex, partitions, utc_now())
+            try:
+                await asyncio.to_thread(_make_directory, self._path, record)
+                await self._bring_up(record)
+            except OSError as error:
+                raise UnavailableError(
+                    f"bucket {name!r} cannot be created: {error}", code="disk_error"
+                ) from error
+            self._records[name] = record
+        _LOG.info("created bucket %s", name, extra={"partitions": partitions})
+        return self._status(record)
+
+    async def delete(self, name: str, before: Callable[[Bucket], None]) -> None:
+        """Delete a bucket; `before` is called once it is not served any more.
+
+        Raises:
+            ConditionError: `bucket_not_found`.
+            UnavailableError: `disk_error`.
+        """
+        async with self._change:
+            record = self._records.get(name)
+            if record is None:
+                raise ConditionError(f"no bucket {name!r}", code="bucket_not_found")
+            bucket = self.served.pop(name, None)
+            if bucket is not None:
+                before(bucket)
+            running = self._running.pop(name, None)
+            if running is not None and name not in self._failures:
+                await running.stop()
+            try:
+                await asyncio.to_thread(_remove_directory, self._path, record)
+            except OSError as error:
+                raise UnavailableError(
+                    f"bucket {name!r} cannot be deleted: {error}", code="disk_error"
+                ) from error
+            del self._records[name]
+            self._failures.pop(name, None)
+        _LOG.info("deleted bucket %s", name)
+
+    def statuses(self) -> list[BucketStatus]:
+        """Return all buckets, sorted by name."""
+        return [self._status(self._records[name]) for name in sorted(self._records)]
+
+    async def stop(self) -> None:
+        """Stop all buckets cleanly, but those whose disk failed: they need a recovery."""
+        async with self._change:
+            self.served.clear()
+            for name, running in self._running.items():
+                if name not in self._failures:
+                    await running.stop()
+            self._running.clear()
+
+    async def _bring_up(self, record: BucketRecord) -> None:
+        name = record.name
+
+        def on_fatal(error: Exception) -> None:
+            self._failures[name] = f"its disk failed: {error}"
+            self.served.pop(name, None)
+            self._on_fatal(name, error)
+
+        running = await self._open_bucket(
+            self._path / record.uuid,
+            name=name,
+            uuid=record.uuid,
+            partition_count=record.partitions,
+            flush_interval_ms=self._flush_interval_ms,
+            on_persisted=self._on_persisted,
+            on_fatal=on_fatal,
+        )
+        self._running[name] = running
+        self.served[name] = running.bucket
+
+    def _status(self, record: BucketRecord) -> BucketStatus:
+        reason = self._failures.get(record.name, "")
+        running = self._running.get(record.name)
+        partitions = running.bucket.partitions if running is not None else []
+        return BucketStatus(
+            record.name,
+            record.uuid,
+            record.partitions,
+            record.created,
+            "failed" if reason else "ready",
+            reason,
+            sum(partition.high_seqno for partition in partitions),
+            sum(partition.persisted_seqno for partition in partitions),
+        )
+
+
+def _find(path: Path) -> list[BucketRecord]:
+    path.mkdir(exist_ok=True)
+    records = []
+    for directory in sorted(path.iterdir()):
+        if directory.suffix in (".creating", ".deleted"):
+            shutil.rmtree(directory)
+        elif (directory / _BUCKET_FILE).is_file():
+            records.append(_read_record(directory))
+        else:
+            _LOG.warning("%s is no bucket and is left alone", directory)
+    return records
+
+
+def _read_record(directory: Path) -> BucketRecord:
+    content = read_toml(directory / _BUCKET_FILE)
+    try:
+        name, partitions = str(content["name"]), int(str(content["partitions"]))
+        record = BucketRecord(name, str(content["uuid"]), partitions, as_text(content["created"]))
+        checked_bucket_name(record.name)
+        checked_partition_count(record.partitions)
+    except (KeyError, ValueError, MillstreamError) as error:
+        raise CorruptionError(
+            f"{directory / _BUCKET_FILE} is damaged: {error}", code="bad_file"
+        ) from error
+    if record.uuid != directory.name:
+        raise CorruptionError(
+            f"{directory} holds the bucket {record.uuid}: a copied directory keeps its name",
+            code="bad_file",
+        )
+    return record
+
+
+def _make_directory(path: Path, record: BucketRecord) -> None:
+    directory = path / f"{record.uuid}.creating"
+    directory.mkdir()
+    content = (
+        f'format = {FORMAT}\nname = "{record.name}"\nuuid = "{record.uuid}"\n'
+        f"partitions = {record.partitions}\ncreated = {record.created}\n"
+    )
+    write_atomically(directory / _BUCKET_FILE, content.encode())
+    directory.rename(path / record.uuid)
+    sync_directory(path)
+
+
+def _remove_directory(path: Path, record: BucketRecord) -> None:
+    doomed = path / f"{record.uuid}.deleted"
+    (path / record.uuid).rename(doomed)
+    sync_directory(path)
+    shutil.rmtree(doomed)

@@ -1,0 +1,230 @@
+"""A node inside a program: `Node` in the caller's event loop, `EmbeddedNode` for blocking code.
+
+Invariants:
+1. Leaving the `with` block stops the node cleanly, also after an exception.
+2. Without other wishes both listen on loopback with free ports, and create the buckets named.
+
+Elsewhere: the node as processes of its own (`node.supervise`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import Coroutine, Iterable
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from millstream.errors import UnavailableError
+from millstream.gateway.core.host import BucketStatus
+from millstream.kv.core.bucket import Bucket
+from millstream.model.limits import PARTITIONS_DEFAULT
+from millstream.node.engine import Engine
+from millstream.node.settings import FLUSH_INTERVAL_MS, Settings, load_settings
+from millstream.runtime.process import new_event_loop
+
+__all__ = ["EmbeddedNode", "Node"]
+
+FREE_PORT: Final = "127.0.0.1:0"
+_Result = TypeVar("_Result")
+
+
+def _settings(
+    data_dir: str | os.PathLike[str],
+    *,
+    kv: str | None = FREE_PORT,
+    http: str | None = FREE_PORT,
+    memcached: str | None = None,
+    buckets: Iterable[str] = (),
+    users: Iterable[str] = (),
+    flush_interval_ms: int = FLUSH_INTERVAL_MS,
+) -> Settings:
+    given: dict[str, object] = {"data": os.fspath(data_dir), "flush-interval": flush_interval_ms}
+    for name, address in (("kv", kv), ("http", http), ("memcached", memcached)):
+        given[name] = False if address is None else address
+    given |= {"no-coord": True, "no-ninep": True, "no-peer": True}
+    if buckets := list(buckets):
+        given["bucket"] = buckets
+    if users := list(users):
+        given["user"] = users
+    return load_settings(given, os.environ if users else {})
+
+
+class Node:
+    """A node in the running event loop: `async with Node(directory) as node`.
+
+    Args:
+        data_dir: the data directory, made if missing.
+        options: `kv`, `http`, `memcached`: "HOST:PORT", None for closed; `buckets`: "NAME" or
+            "NAME:PARTITIONS" each; `users`: "NAME:PASSWORD" each, administrators;
+            `flush_interval_ms`: longest wait of a write for its group commit.
+
+    Raises:
+        UsageError, UnavailableError, CorruptionError: as `node.engine.Engine.start`.
+    """
+
+    def __init__(self, data_dir: str | os.PathLike[str], **options: Any) -> None:
+        self._settings = _settings(data_dir, **options)
+        self._engine: Engine | None = None
+        self.failure: Exception | None = None
+        """Set when a bucket's disk failed; the node must be stopped and started again."""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Bring the node up; on return every listener answers."""
+        self._engine = await Engine.start(self._settings, on_fatal=self._failed)
+
+    async def stop(self) -> None:
+        """Write everything and stop cleanly; harmless if not running."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.stop()
+
+    @property
+    def engine(self) -> Engine:
+        """The running engine.
+
+        Raises:
+            UnavailableError: `not_running`.
+        """
+        if self._engine is None:
+            raise UnavailableError("the node does not run; start it first", code="not_running")
+        return self._engine
+
+    @property
+    def kv(self) -> str | None:
+        """HOST:PORT of the kv listener."""
+        return self.engine.addresses()["kv"]
+
+    @property
+    def http(self) -> str | None:
+        """HOST:PORT of the HTTP listener."""
+        return self.engine.addresses()["http"]
+
+    @property
+    def memcached(self) -> str | None:
+        """HOST:PORT of the memcached listener."""
+        return self.engine.addresses()["memcached"]
+
+    def bucket(self, name: str) -> Bucket:
+        """Return a bucket for use in this process and loop.
+
+        Raises:
+            KeyError: there is none of this name.
+        """
+        return self.engine.served[name]
+
+    async def create_bucket(self, name: str, partitions: int = PARTITIONS_DEFAULT) -> BucketStatus:
+        """Create a bucket; raises as `node.buckets.Buckets.create`."""
+        return await self.engine.create_bucket(name, partitions)
+
+    async def delete_bucket(self, name: str) -> None:
+        """Delete a bucket; raises as `node.buckets.Buckets.delete`."""
+        await self.engine.delete_bucket(name)
+
+    def _failed(self, error: Exception) -> None:
+        self.failure = error
+
+
+class EmbeddedNode:
+    """A node in a thread of its own, for scripts and notebooks: `with EmbeddedNode(dir) as node`.
+
+    Takes what `Node` takes. A node that the program forgets is stopped when the program ends.
+    """
+
+    def __init__(self, data_dir: str | os.PathLike[str], **options: Any) -> None:
+        self._node = Node(data_dir, **options)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Bring the node up; on return every listener answers."""
+        assert self._loop is None, "the node runs already"
+        loop = new_event_loop()()
+        self._thread = threading.Thread(target=loop.run_forever, name="millstream", daemon=True)
+        self._thread.start()
+        self._loop = loop
+        try:
+            self._run(self._node.start())
+        except BaseException:
+            self._end_thread()
+            raise
+        atexit.register(self.stop)
+
+    def stop(self) -> None:
+        """Write everything and stop cleanly; harmless if not running."""
+        atexit.unregister(self.stop)
+        if self._loop is not None:
+            try:
+                self._run(self._node.stop())
+            finally:
+                self._end_thread()
+
+    @property
+    def kv(self) -> str | None:
+        """HOST:PORT of the kv listener."""
+        return self._node.kv
+
+    @property
+    def http(self) -> str | None:
+        """HOST:PORT of the HTTP listener."""
+        return self._node.http
+
+    @property
+    def memcached(self) -> str | None:
+        """HOST:PORT of the memcached listener."""
+        return self._node.memcached
+
+    @property
+    def failure(self) -> Exception | None:
+        """Set when a bucket's disk failed; the node must be stopped and started again."""
+        return self._node.failure
+
+    def create_bucket(self, name: str, partitions: int = PARTITIONS_DEFAULT) -> BucketStatus:
+        """Create a bucket; raises as `node.buckets.Buckets.create`."""
+        return self._run(self._node.create_bucket(name, partitions))
+
+    def delete_bucket(self, name: str) -> None:
+        """Delete a bucket; raises as `node.buckets.Buckets.delete`."""
+        self._run(self._node.delete_bucket(name))
+
+    def _run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        if self._loop is None:
+            work.close()
+            raise UnavailableError("the node does not run; start it first", code="not_running")
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _end_thread(self) -> None:
+        loop, thread = self._loop, self._thread
+        assert loop is not None
+        assert thread is not None
+        self._loop = self._thread = None
+        asyncio.run_coroutine_threadsafe(loop.shutdown_default_executor(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

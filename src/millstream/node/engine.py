@@ -1,0 +1,249 @@
+"""The engine of a node: data directory, users, buckets and listeners, started and stopped as one.
+
+Invariants:
+1. Started in one order, stopped in the reverse; a start that fails gives everything back.
+2. No listener is opened that settings and users do not allow.
+3. The map's revision grows with every bucket made or deleted, also over restarts.
+
+Elsewhere: the process around it (`node.engine_process`), the same in a caller's process
+(`node.embedded`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final
+
+from millstream.access.users import UserStore
+from millstream.gateway.aio.server import BACKLOG, HttpServer
+from millstream.gateway.core.host import BucketStatus, NodeMetrics
+from millstream.kv.aio.server import KvServer
+from millstream.kv.core.bucket import Bucket
+from millstream.model.limits import PARTITIONS_DEFAULT
+from millstream.node.buckets import Buckets
+from millstream.node.data_directory import DataDirectory
+from millstream.node.listeners import BUILT, bind_all, bound_address, tls_context
+from millstream.node.settings import LISTENERS, Address, Settings, refuse_exposure
+from millstream.runtime.metrics import LoopLag, processor_seconds, resident_bytes
+from millstream.runtime.tasks import Tasks
+from millstream.upr.aio.server import StreamSession
+
+__all__ = ["DEFAULT_BUCKET", "Engine"]
+
+_LOG = logging.getLogger(__name__)
+DEFAULT_BUCKET: Final = "default"
+_HOUSEKEEPING_S: Final = 5.0
+
+
+class Engine:
+    """A running engine; made by `start`, ended by `stop`."""
+
+    def __init__(self, settings: Settings, directory: DataDirectory) -> None:
+        self.settings = settings
+        self.uuid = directory.uuid
+        self.users = UserStore(directory.users_path)
+        self._directory = directory
+        self._on_fatal: Callable[[Exception], None] = lambda _: None
+        self._buckets = Buckets(
+            directory.buckets_path,
+            flush_interval_ms=settings.flush_interval_ms,
+            on_persisted=self._persisted,
+            on_fatal=self._bucket_failed,
+        )
+        self._kv = KvServer(
+            self._buckets.served, self.users, StreamSession, advertise=settings.advertised_host
+        )
+        self._addresses: dict[str, Address] = {}
+        self._lag = LoopLag()
+        self._tasks = Tasks()
+        self._started_ns = time.time_ns()
+        self._cleanup = AsyncExitStack()
+
+    @classmethod
+    async def start(
+        cls, settings: Settings, *, on_fatal: Callable[[Exception], None] = lambda _: None
+    ) -> Engine:
+        """Bring a node up; on return every listener answers.
+
+        Args:
+            settings: of the node.
+            on_fatal: called when a bucket's disk failed: the node needs a restart.
+
+        Raises:
+            UsageError: settings that contradict each other, the users or the directory.
+            UnavailableError: a busy port, a directory in use or unusable.
+            CorruptionError: files of the node itself are damaged.
+            OSError: the directory cannot be read or written.
+        """
+        directory = await asyncio.to_thread(DataDirectory.open, Path(settings.data))
+        async with AsyncExitStack() as stack:
+            stack.callback(directory.close)
+            engine = cls(settings, directory)
+            engine._on_fatal = on_fatal
+            await engine._bring_up(stack)
+            engine._cleanup = stack.pop_all()
+        return engine
+
+    async def stop(self) -> None:
+        """Close the listeners, write everything, stop cleanly."""
+        await self._cleanup.aclose()
+
+    # -- buckets, for the pages and for embedding programs
+
+    @property
+    def served(self) -> dict[str, Bucket]:
+        """The buckets by name, without failed ones."""
+        return self._buckets.served
+
+    def bucket_statuses(self) -> list[BucketStatus]:
+        """Return all buckets, sorted by name."""
+        return self._buckets.statuses()
+
+    async def create_bucket(self, name: str, partitions: int) -> BucketStatus:
+        """Create a bucket, durably; raises as `node.buckets.Buckets.create`."""
+        status = await self._buckets.create(name, partitions)
+        self._raise_revision()
+        return status
+
+    async def delete_bucket(self, name: str) -> None:
+        """Delete a bucket; raises as `node.buckets.Buckets.delete`."""
+        await self._buckets.delete(name, self._kv.drop_bucket)
+        self._raise_revision()
+
+    async def until_persisted(self, bucket: str, partition_id: int, seqno: int) -> None:
+        """Return once everything of a partition up to `seqno` is durable."""
+        await self._buckets.running[bucket].until_persisted(partition_id, seqno)
+
+    # -- the node as its pages see it
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """Host names under which the node may be addressed."""
+        names = {address.host for address in self._addresses.values() if not address.is_wildcard}
+        return frozenset(name.lower() for name in {*names, self.settings.advertised_host})
+
+    def addresses(self) -> dict[str, str | None]:
+        """Return listener -> HOST:PORT, None for closed ones."""
+        return {
+            name: str(self._addresses[name]) if name in self._addresses else None
+            for name in LISTENERS
+        }
+
+    def metrics(self) -> NodeMetrics:
+        """Return the engine's figures."""
+        running = self._buckets.running
+        statuses = self.bucket_statuses()
+        return NodeMetrics(
+            gauges={
+                "loop_lag_ms": self._lag.last_ms,
+                "loop_lag_worst_ms": self._lag.worst_ms,
+                "resident_bytes": resident_bytes(),
+                "uptime_seconds": (time.time_ns() - self._started_ns) / 1e9,
+                "kv_connections": len(self._kv.connections),
+                "buckets_ready": sum(status.state == "ready" for status in statuses),
+                "buckets_failed": sum(status.state == "failed" for status in statuses),
+            },
+            counters={
+                "processor_seconds": processor_seconds(),
+                "kv_connections_accepted": self._kv.connection_total,
+            },
+            bucket_gauges={
+                "high_seqno": {status.name: status.high_seqno for status in statuses},
+                "persisted_seqno": {status.name: status.persisted_seqno for status in statuses},
+                "leases": {name: len(one.bucket.leases) for name, one in running.items()},
+                "group_commits": {name: one.flusher.commit_total for name, one in running.items()},
+                "flushed_changes": {
+                    name: one.flusher.change_total for name, one in running.items()
+                },
+            },
+        )
+
+    # -- start and stop
+
+    async def _bring_up(self, stack: AsyncExitStack) -> None:
+        settings = self.settings
+        for credential in settings.users:
+            await asyncio.to_thread(self.users.ensure_admin, credential.name, credential.password)
+        refuse_exposure(settings, has_users=not self.users.is_empty)
+        tls = tls_context(settings)
+        bound = bind_all(settings)
+        for listening in bound.values():
+            stack.callback(listening.close)
+        stack.push_async_callback(self._buckets.stop)
+        await self._open_buckets()
+        self._raise_revision()
+        stack.callback(self._lag.stop)
+        self._lag.start()
+        stack.push_async_callback(self._tasks.stop)
+        self._tasks.start(self._keep_house(), name="housekeeping")
+        await self._listen(bound, tls, stack)
+        _warn_of_what_is_not_built(settings)
+
+    async def _open_buckets(self) -> None:
+        await self._buckets.open_all()
+        wanted = self.settings.buckets
+        for name, partitions in wanted:
+            await self._buckets.ensure(name, partitions, PARTITIONS_DEFAULT)
+        if not wanted and not self._buckets.statuses():
+            await self._buckets.create(DEFAULT_BUCKET, PARTITIONS_DEFAULT)
+
+    async def _listen(
+        self, bound: dict[str, socket.socket], tls: ssl.SSLContext | None, stack: AsyncExitStack
+    ) -> None:
+        for name, listening in bound.items():
+            self._addresses[name] = bound_address(getattr(self.settings, name), listening)
+        self._kv.kv_port = self._port("kv")
+        self._kv.http_port = self._port("http")
+        stack.callback(self._kv.close)
+        loop = asyncio.get_running_loop()
+        protocols = {"kv": self._kv.kv_protocol, "memcached": self._kv.memcached_protocol}
+        for name, protocol in protocols.items():
+            if name in bound:
+                server = await loop.create_server(
+                    protocol,
+                    sock=bound[name],
+                    ssl=tls if name == "kv" else None,
+                    backlog=BACKLOG,
+                )
+                stack.callback(server.close)
+        if "http" in bound:
+            http = HttpServer(self)
+            stack.push_async_callback(http.stop)
+            await http.start(bound["http"], tls)
+
+    def _port(self, name: str) -> int:
+        return self._addresses[name].port if name in self._addresses else 0
+
+    async def _keep_house(self) -> None:
+        while True:
+            await asyncio.sleep(_HOUSEKEEPING_S)
+            for bucket in self.served.values():
+                bucket.drop_expired()
+
+    # -- what the parts tell
+
+    def _raise_revision(self) -> None:
+        self._kv.map_revision = max(self._kv.map_revision + 1, time.time_ns() // 1_000_000)
+
+    def _persisted(self) -> None:
+        self._kv.on_persisted()
+
+    def _bucket_failed(self, name: str, error: Exception) -> None:
+        _LOG.critical("bucket %s: its disk failed, the node must restart: %s", name, error)
+        self._kv.drop_bucket(self._buckets.running[name].bucket)
+        self._on_fatal(error)
+
+
+def _warn_of_what_is_not_built(settings: Settings) -> None:
+    for name in LISTENERS:
+        if name not in BUILT and getattr(settings, name) is not None:
+            _LOG.debug("listener %s is not part of this version and stays closed", name)
+    if settings.join is not None:
+        _LOG.warning("--join %s: this version runs single nodes only", settings.join)

@@ -1,0 +1,115 @@
+"""The engine as a process of its own: `python -m millstream.node.engine_process`.
+
+The supervisor writes one line of JSON to stdin (its process id and the settings) and keeps stdin
+open; it gets back one line: `{"event":"ready","listeners":{..}}` or
+`{"event":"error","message":..,"is_usage":..,"is_final":..}`.
+
+Invariants:
+1. The process dies with its supervisor, at once, however that ends.
+2. SIGTERM stops it cleanly; SIGINT is left to the supervisor, which shares the terminal.
+3. Nothing but the one line goes to the supervisor; stray prints go to stderr.
+
+Elsewhere: who starts and watches it (`node.supervise`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import signal
+import sys
+from typing import Any, Final
+
+import msgspec
+
+from millstream.errors import MillstreamError, UsageError
+from millstream.node.engine import Engine
+from millstream.node.settings import Settings
+from millstream.runtime.logs import set_up_logs
+from millstream.runtime.process import calm_collector, die_with_parent, new_event_loop
+
+__all__ = ["EXIT_FATAL", "EXIT_NOT_STARTED", "StartOrder", "main"]
+
+_LOG = logging.getLogger(__name__)
+EXIT_NOT_STARTED: Final = 1
+EXIT_FATAL: Final = 3
+"""A disk failed: a new process must recover what is durable."""
+
+
+class StartOrder(msgspec.Struct):
+    """What the supervisor says."""
+
+    supervisor_pid: int
+    settings: Settings
+
+
+def main() -> int:
+    """Run until told to stop; returns the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    order = msgspec.json.decode(sys.stdin.buffer.readline() or b"null", type=StartOrder | None)
+    if order is None:
+        return EXIT_NOT_STARTED
+    die_with_parent(order.supervisor_pid, sys.stdin.fileno())
+    reply = _private_stdout()
+    set_up_logs(order.settings.log_level, as_json=order.settings.log_json)
+    _raise_descriptor_limit()
+    with asyncio.Runner(loop_factory=new_event_loop()) as runner:
+        return runner.run(_run(order.settings, reply))
+
+
+async def _run(settings: Settings, reply: int) -> int:
+    stop = asyncio.Event()
+    failures: list[Exception] = []
+
+    def fail(error: Exception) -> None:
+        failures.append(error)
+        stop.set()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    try:
+        engine = await Engine.start(settings, on_fatal=fail)
+    except (MillstreamError, OSError) as error:
+        _tell(reply, _as_event(error))
+        return EXIT_NOT_STARTED
+    calm_collector()
+    _tell(reply, {"event": "ready", "listeners": engine.addresses()})
+    await stop.wait()
+    _LOG.info("stopping")
+    await engine.stop()
+    _LOG.info("stopped")
+    return EXIT_FATAL if failures else 0
+
+
+def _as_event(error: MillstreamError | OSError) -> dict[str, Any]:
+    is_final = isinstance(error, MillstreamError) and error.retry == "never"
+    return {
+        "event": "error",
+        "message": str(error),
+        "is_usage": isinstance(error, UsageError),
+        "is_final": is_final,
+    }
+
+
+def _tell(descriptor: int, event: dict[str, Any]) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        os.write(descriptor, msgspec.json.encode(event) + b"\n")
+    os.close(descriptor)
+
+
+def _private_stdout() -> int:
+    """Keep the way to the supervisor for ourselves; what is printed goes to stderr."""
+    descriptor = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return descriptor
+
+
+def _raise_descriptor_limit() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

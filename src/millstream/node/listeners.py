@@ -1,0 +1,105 @@
+"""Sockets and TLS of a node's listeners.
+
+Invariants:
+1. All sockets are bound before anything is recovered, so that a busy port is known at once.
+2. A bound socket answers nothing until its server is ready.
+
+Elsewhere: which listeners may be opened (`node.settings.refuse_exposure`).
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+from collections.abc import Iterable
+from typing import Final
+
+from millstream.errors import UnavailableError, UsageError
+from millstream.node.settings import Address, Settings
+
+__all__ = ["BUILT", "bind", "bind_all", "bound_address", "tls_context"]
+
+BUILT: Final = ("kv", "memcached", "http")
+"""The listeners there are yet; the others stay closed."""
+
+
+def bind_all(settings: Settings, names: Iterable[str] = BUILT) -> dict[str, socket.socket]:
+    """Bind the open listeners; on an error none stays bound.
+
+    Raises:
+        UnavailableError: `port_in_use`, `cannot_listen`.
+    """
+    bound: dict[str, socket.socket] = {}
+    try:
+        for name in names:
+            address: Address | None = getattr(settings, name)
+            if address is not None:
+                bound[name] = bind(name, address)
+    except UnavailableError:
+        for listening in bound.values():
+            listening.close()
+        raise
+    return bound
+
+
+def bind(name: str, address: Address) -> socket.socket:
+    """Bind one listener.
+
+    Raises:
+        UnavailableError: `port_in_use`, `cannot_listen`.
+    """
+    try:
+        found = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, protocol, _, target = found[0]
+        listening = socket.socket(family, kind, protocol)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(target)
+            listening.setblocking(False)
+        except OSError:
+            listening.close()
+            raise
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UnavailableError(
+                f"--{name} {address}: the port is in use; stop the program that has it, or choose "
+                "another port (0 takes a free one)",
+                code="port_in_use",
+            ) from error
+        raise UnavailableError(
+            f"--{name} {address}: cannot listen there: {error.strerror or error}",
+            code="cannot_listen",
+            retry="never",
+        ) from error
+    return listening
+
+
+def bound_address(address: Address, listening: socket.socket) -> Address:
+    """Return an address as configured, with the port it really has."""
+    return Address(address.host, listening.getsockname()[1])
+
+
+def tls_context(settings: Settings) -> ssl.SSLContext | None:
+    """Return what the kv and http listeners encrypt with; None without `--tls-cert`.
+
+    Raises:
+        UsageError: `bad_certificate`.
+    """
+    if settings.tls_cert is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+        if settings.tls_ca is not None:
+            context.load_verify_locations(settings.tls_ca)
+            context.verify_mode = ssl.CERT_OPTIONAL
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"--tls-cert {settings.tls_cert}: certificate, key or CA cannot be read: {error}",
+            code="bad_certificate",
+        ) from error
+    return context

@@ -1,0 +1,214 @@
+"""The supervisor of a node: starts the engine, tells when it is ready, starts it again, stops it.
+
+Invariants:
+1. Exactly one line goes to stdout, when the node is ready for the first time.
+2. A clean stop (SIGTERM, SIGINT) ends with 0; a second signal, or no end within `STOP_SECONDS`,
+   kills the engine, which is safe but makes the next start a recovery.
+3. An engine that dies is started again on the same ports, `RESTARTS_MAX` times within
+   `RESTART_WINDOW_S`: its new failover entries tell every reader exactly what was lost. After that
+   the supervisor gives up with a message and exit code 1.
+4. An engine that could not start for the first time, or says that a new attempt is of no use, is
+   not started again.
+
+Elsewhere: what the engine does (`node.engine_process`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from millstream.errors import CorruptionError, MillstreamError, UnavailableError, UsageError
+from millstream.node.settings import (
+    LISTENERS,
+    LOGIN_VARIABLE_PREFIX,
+    Settings,
+    parse_address,
+)
+from millstream.runtime.logs import set_up_logs
+
+__all__ = ["RESTARTS_MAX", "RESTART_WINDOW_S", "STOP_SECONDS", "Supervisor", "ready_line"]
+
+_LOG = logging.getLogger(__name__)
+STOP_SECONDS: Final = 30
+RESTARTS_MAX: Final = 5
+RESTART_WINDOW_S: Final = 600.0
+_BACKOFF_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
+ENGINE_COMMAND: Final = (sys.executable, "-m", "millstream.node.engine_process")
+
+
+class Supervisor:
+    """One run of a node; call `run` in the main thread of its process.
+
+    Args:
+        settings: of the node.
+        announce: takes the ready line.
+        command: starts the engine.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        announce: Callable[[str], None],
+        command: tuple[str, ...] = ENGINE_COMMAND,
+    ) -> None:
+        self._settings = settings
+        self._announce = announce
+        self._command = command
+        self._engine: subprocess.Popen[bytes] | None = None
+        self._is_stopping = False
+        self._is_announced = False
+        self._restarts: list[float] = []
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def run(self) -> int:
+        """Run the node until it is told to stop; returns 0.
+
+        Raises:
+            UsageError: settings that the node refuses.
+            MillstreamError: the node cannot start, or dies again and again.
+        """
+        set_up_logs(self._settings.log_level, as_json=self._settings.log_json)
+        previous = {
+            number: signal.signal(number, self._on_signal)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM)
+        }
+        previous_wake = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        try:
+            while self._goes_on(self._run_engine()):
+                pass
+            return 0
+        finally:
+            signal.alarm(0)
+            signal.set_wakeup_fd(previous_wake)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+
+    def _run_engine(self) -> MillstreamError:
+        """Run one engine to its end; returns why it ended."""
+        with subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=_environment(),
+        ) as engine:
+            self._engine = engine
+            if self._is_stopping:
+                engine.terminate()
+            event = self._start(engine)
+            if event.get("event") == "ready":
+                self._is_ready(event["listeners"])
+            code = engine.wait()
+            self._engine = None
+        if event.get("event") == "error":
+            return _as_error(event)
+        return UnavailableError(f"the engine {_end_in_words(code)}", code="engine_died")
+
+    def _start(self, engine: subprocess.Popen[bytes]) -> dict[str, Any]:
+        assert engine.stdin is not None
+        assert engine.stdout is not None
+        order = {"supervisor_pid": os.getpid(), "settings": self._settings}
+        try:
+            engine.stdin.write(msgspec.json.encode(order) + b"\n")
+            engine.stdin.flush()
+        except BrokenPipeError:
+            return {}
+        line = engine.stdout.readline()
+        try:
+            event: dict[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
+        except msgspec.MsgspecError:
+            return {}
+        return event
+
+    def _is_ready(self, listeners: dict[str, str | None]) -> None:
+        actual: dict[str, Any] = {
+            name: parse_address(name, text) for name, text in listeners.items() if text
+        }
+        self._settings = dataclasses.replace(self._settings, **actual)
+        _LOG.info("ready", extra={name: text for name, text in listeners.items() if text})
+        if not self._is_announced:
+            self._is_announced = True
+            self._announce(ready_line(listeners))
+
+    def _goes_on(self, error: MillstreamError) -> bool:
+        """Wait before the next attempt; False if told to stop, raises if it is of no use."""
+        if self._is_stopping:
+            return False
+        if not self._is_announced or error.retry == "never":
+            raise error
+        now = time.monotonic()
+        self._restarts = [at for at in self._restarts if now - at < RESTART_WINDOW_S]
+        if len(self._restarts) >= RESTARTS_MAX:
+            raise UnavailableError(
+                f"{error}; it was started again {RESTARTS_MAX} times within "
+                f"{RESTART_WINDOW_S / 60:.0f} minutes: giving up, see the log",
+                code="engine_died",
+            )
+        delay_s = _BACKOFF_S[len(self._restarts)]
+        self._restarts.append(now)
+        _LOG.error(
+            "%s; starting it again in %g s (%d of %d)",
+            error,
+            delay_s,
+            len(self._restarts),
+            RESTARTS_MAX,
+        )
+        until = now + delay_s
+        while not self._is_stopping and (left := until - time.monotonic()) > 0:
+            if select.select([self._wake_read], [], [], left)[0]:
+                os.read(self._wake_read, 4096)
+        return not self._is_stopping
+
+    def _on_signal(self, number: int, _: object) -> None:
+        engine = self._engine
+        if self._is_stopping and engine is not None:
+            engine.kill()
+        elif engine is not None:
+            engine.terminate()
+        if not self._is_stopping and number != signal.SIGALRM:
+            signal.alarm(STOP_SECONDS)
+        self._is_stopping = True
+
+
+def ready_line(listeners: dict[str, str | None]) -> str:
+    """Return the line that says where this process's node listens; null for closed ones."""
+    event: dict[str, Any] = {"event": "ready", "pid": os.getpid()}
+    event |= {name: listeners.get(name) for name in LISTENERS}
+    return msgspec.json.encode(event).decode()
+
+
+def _environment() -> dict[str, str]:
+    """The engine's environment: ours without passwords."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(LOGIN_VARIABLE_PREFIX)
+    }
+
+
+def _as_error(event: dict[str, Any]) -> MillstreamError:
+    message = str(event["message"])
+    if event["is_usage"]:
+        return UsageError(message)
+    if event["is_final"]:
+        return CorruptionError(message, code="cannot_start")
+    return UnavailableError(message)
+
+
+def _end_in_words(code: int) -> str:
+    if code < 0:
+        return f"was killed by signal {-code} ({signal.strsignal(-code)})"
+    return f"ended with code {code}"
