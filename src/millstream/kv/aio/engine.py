@@ -23,9 +23,9 @@ from millstream.kv.core.partition import Entry, Partition
 from millstream.model.limits import UINT48_MAX
 from millstream.model.position import FailoverEntry
 from millstream.runtime.disk import OsDisk
-from millstream.storage.by_id import LmdbByIdMap
+from millstream.storage.aio.by_id import LmdbByIdMap
 from millstream.storage.core.store import LogStore
-from millstream.wire.frames import change_of, seqno_of
+from millstream.wire.frames import seqno_of
 
 __all__ = ["BucketEngine", "new_failover_entry"]
 
@@ -58,21 +58,17 @@ class _StoreReader:
         """Yield frames of (after, upto] that neither the log nor `superseded` replaces; blocks."""
         if after >= upto:
             return
-        for chunk in self._store.scan(partition_id, after, upto):
-            superseded.update(change.previous_seqno for change in chunk)
+        superseded |= self._store.superseded(partition_id, after, upto)
         last = after
-        for chunk in self._store.scan(partition_id, after, upto):
+        for chunk in self._store.scan(partition_id, after, upto, superseded):
             last = seqno_of(chunk[-1].frame)
-            frames = [change.frame for change in chunk]
-            yield [frame for frame in frames if seqno_of(frame) not in superseded], last
+            yield [change.frame for change in chunk], last
         if last < upto:
             yield [], upto
 
     def keys(self, partition_id: int) -> Iterator[bytes]:
-        """Yield the keys that have a record; blocks."""
-        for chunk in self._store.scan(partition_id, 0, UINT48_MAX):
-            for change in chunk:
-                yield change_of(change.frame).key
+        """Yield the keys that have a record, tombstones included; blocks."""
+        return self._store.keys(partition_id)
 
 
 class BucketEngine:

@@ -19,17 +19,20 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from millstream.errors import CorruptionError
+from millstream.errors import UnavailableError
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.partition import Partition
 from millstream.model.limits import QUEUE_BYTES_MAX
-from millstream.storage.core.store import FlushBatch, LogStore, StoredChange
+from millstream.storage.core.store import EncodedCommit, FlushBatch, LogStore, StoredChange
 
-__all__ = ["BY_ID_CHANGES_MAX", "Flusher"]
+__all__ = ["BY_ID_CHANGES_MAX", "DISK_FULL_SECONDS_MAX", "LONE_BYTES_MAX", "Flusher"]
 
 _LOG = logging.getLogger(__name__)
 BY_ID_CHANGES_MAX: Final = 20_000
 """Changes the by-id map lags behind the log, at which it is brought up to date."""
+DISK_FULL_SECONDS_MAX: Final = 60
+"""How long writes wait for space before the node stops."""
+LONE_BYTES_MAX: Final = 64 * 1024
 
 
 class Flusher:
@@ -117,6 +120,7 @@ class Flusher:
 
     def _fail(self, error: Exception) -> None:
         self._has_failed = True
+        _LOG.critical("bucket %s cannot be written: %s", self._bucket.name, error)
         for _, _, future in self._waiters:
             if not future.done():
                 future.set_exception(error)
@@ -127,7 +131,8 @@ class Flusher:
         self._is_hurried = False
         await self._commit()
         if self._store.count_pending_by_id() >= BY_ID_CHANGES_MAX:
-            await self._in_thread(self._store.commit_by_id)
+            batch = self._store.take_by_id()
+            await self._in_thread(self._store.apply_by_id, batch)
 
     async def _commit(self) -> None:
         partitions = [
@@ -139,10 +144,7 @@ class Flusher:
         frozen = [partition.queue.frozen_seqno for partition in partitions]
         count = sum(len(batch.changes) for batch in batches)
         commit = self._store.encode(batches)
-        if count == 1:
-            self._store.append(commit)  # a lone record costs less here than the way to a thread
-        else:
-            await self._in_thread(self._store.append, commit)
+        await self._append(commit, is_lone=count == 1 and len(commit.data) <= LONE_BYTES_MAX)
         self._store.absorb(commit)
         queue_bytes_max = QUEUE_BYTES_MAX // self._bucket.partition_count
         for partition, seqno in zip(partitions, frozen, strict=True):
@@ -150,6 +152,24 @@ class Flusher:
         self.commit_total += 1
         self.change_total += count
         self._release()
+
+    async def _append(self, commit: EncodedCommit, *, is_lone: bool) -> None:
+        """Append; while the disk is full try again each second, nothing was written.
+
+        A lone record costs less in the loop than the way to a thread and back.
+        """
+        for attempt in range(DISK_FULL_SECONDS_MAX + 1):
+            try:
+                if is_lone:
+                    self._store.append(commit)
+                else:
+                    await self._in_thread(self._store.append, commit)
+                return
+            except UnavailableError as error:
+                if error.code != "disk_full" or attempt == DISK_FULL_SECONDS_MAX:
+                    raise
+                _LOG.error("bucket %s: %s; its writes wait", self._bucket.name, error)
+                await asyncio.sleep(1)
 
     def _release(self) -> None:
         waiting = []
@@ -162,11 +182,7 @@ class Flusher:
         self._on_persisted()
 
     async def _in_thread(self, function: Callable[..., None], *arguments: object) -> None:
-        try:
-            await self._loop.run_in_executor(self._thread, function, *arguments)
-        except (OSError, CorruptionError) as error:
-            _LOG.critical("bucket %s cannot be written: %s", self._bucket.name, error)
-            raise
+        await self._loop.run_in_executor(self._thread, function, *arguments)
 
 
 def _batch(partition: Partition) -> FlushBatch:
