@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import pytest
 
-from node_double import FalseNode, FalseRanges, key_and_value
 from millstream.errors import RollbackRequiredError
 from millstream.pipelines.offsets import (
     Offset,
@@ -24,6 +23,7 @@ from millstream.pipelines.offsets import (
 from millstream.pipelines.planner import Planner
 from millstream.pipelines.ranges import RangeRead, range_between, read_committed
 from millstream.wire.frames import iter_frames
+from node_double import FalseNode, FalseRanges, key_and_value
 
 SCHEDULES = 1_500
 BLOCKS = 3
@@ -257,7 +257,7 @@ class World:
             min(len(numbers), len(promised)),
         )
         is_purged = entry.snap_start < part.purge_seqno
-        # The uuid is that of the snapshot's end: a node that lost it forgot a part of the snapshot.
+        # The uuid is that of the snapshot's end: a node that lost it forgot part of the snapshot.
         is_forgotten = entry.uuid not in {known.uuid for known in part.failover_log}
         assert common < entry.seqno or (error.seqno == 0 and (is_purged or is_forgotten))
         assert error.seqno <= min(common, entry.seqno)
