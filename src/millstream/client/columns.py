@@ -24,8 +24,8 @@ OP_EXPIRE: Final = "expire"
 _CHANGE: Final = Struct(">xBHBBHI4xqqqII")
 """Opcode, key and extras length, datatype, partition, body length, cas, seqno, rev, and the 8
 bytes that are flags and expiry of a mutation, the time first of a deletion."""
-_OVERHANG: Final = bytes(8)
-"""The last deletion of a chunk may end up to 3 bytes before its fixed fields would."""
+_OVERHANG: Final = bytes(24)
+"""The last message of a chunk may be a bare header, shorter than the fields unpacked."""
 _PLAIN_DELETION_EXTRAS: Final = 18
 
 

@@ -245,7 +245,10 @@ class Connection:
             self._pieces = [b"".join(self._pieces)]
             if len(self._pieces[0]) < HEADER_BYTES:
                 return HEADER_BYTES
-        return min(HEADER_BYTES + int(HEADER.unpack_from(self._pieces[0])[6]), FRAME_BYTES_MAX)
+        body_bytes: int = HEADER.unpack_from(self._pieces[0])[6]
+        if body_bytes > FRAME_BYTES_MAX:
+            raise RemoteProtocolError(f"body of {body_bytes} bytes is too long", code="too_large")
+        return HEADER_BYTES + body_bytes
 
     def take_buffered(self) -> bytes:
         """Return the bytes received but not yet cut into packets, and forget them.

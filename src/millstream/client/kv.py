@@ -337,7 +337,8 @@ class Client:
 
         Args:
             changes: (key, value, ...); value None deletes, and what is not there is deleted
-                already; further members are the caller's, to know failed items by. Of several changes of one key the last one counts, as if done in order.
+                already; further members are the caller's, to know failed items by. Of several
+                changes of one key the last one counts, as if done in order.
             expiry: of every document written, as in `upsert`.
             durability: when each write is acknowledged.
 

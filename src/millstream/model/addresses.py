@@ -22,7 +22,7 @@ def parse_address(text: str, *, default_port: int) -> tuple[str, int]:
     """
     text = text.strip()
     host, colon, port = text.rpartition(":")
-    if not colon or (":" in host and not host.startswith("[")):
+    if not colon or text.endswith("]") or (":" in host and not host.startswith("[")):
         host, port = text, str(default_port)
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:

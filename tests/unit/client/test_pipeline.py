@@ -1,0 +1,89 @@
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from millstream.client import pipeline
+from millstream.errors import RemoteProtocolError, UnavailableError
+from millstream.wire.mcbp import Opcode, Packet, Status, response
+
+
+@pytest.fixture(autouse=True)
+def small_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "IN_FLIGHT_MAX", 64)
+    monkeypatch.setattr(pipeline, "_SEND_ITEMS", 16)
+
+
+def test_every_item_once(node: Any, client: Any) -> None:
+    result = client.apply_many((f"k{number}", {"n": number}) for number in range(1000))
+    assert result == (1000, [])
+    assert len(node.documents) == 1000
+
+
+def test_large_items(node: Any, client: Any) -> None:
+    documents = {f"k{number}": bytes(1_000_000) for number in range(20)}
+    assert client.upsert_many(documents).done == 20
+    assert client.get_many(documents)["k7"].data == bytes(1_000_000)
+
+
+def test_later_write_of_a_key_wins_over_a_repeated_one(node: Any, client: Any) -> None:
+    refused = Counter[bytes]()
+
+    def sometimes(packet: Packet) -> bytes:
+        if packet.value == b"1" and refused[packet.key] < 2:
+            refused[packet.key] += 1
+            return response(packet.opcode, Status.ETMPFAIL, packet.opaque)
+        return node._set(packet)
+
+    node.handlers[Opcode.SET] = sometimes
+    changes = [(f"k{n % 10}", 1 if n < 10 else n) for n in range(20)] + [("once", 1)]
+    assert client.apply_many(changes).done == 21
+    assert node.documents[b"k3"][0] == b"13"
+    assert node.documents[b"once"][0] == b"1"
+    assert refused[b"k3"] == 1
+    assert refused[b"once"] == 2
+
+
+def test_items_refused_for_good(node: Any, client: Any) -> None:
+    node.handlers[Opcode.SET] = lambda packet: (
+        response(packet.opcode, Status.E2BIG, packet.opaque)
+        if packet.key == b"k2"
+        else node._set(packet)
+    )
+    result = client.apply_many((f"k{n}", n, n + 100) for n in range(4))
+    assert result.done == 3
+    assert [failure.item for failure in result.failures] == [("k2", 2, 102)]
+    with pytest.raises(Exception, match="too large"):
+        result.raise_first()
+
+
+def test_still_refused_when_time_is_up(node: Any, client: Any) -> None:
+    client._router.timeout_s = 0
+    node.handlers[Opcode.SET] = lambda packet: response(
+        packet.opcode, Status.ETMPFAIL, packet.opaque
+    )
+    assert [f.error.code for f in client.apply_many([("a", 1)]).failures] == ["busy"]
+
+
+def test_lost_connection_is_told_and_the_next_call_connects(node: Any, client: Any) -> None:
+    node.handlers[Opcode.SET] = lambda packet: None
+    with pytest.raises(UnavailableError):
+        client.apply_many((f"k{n}", n) for n in range(100))
+    node.handlers[Opcode.SET] = node._set
+    assert client.apply_many([("a", 1)]).done == 1
+
+
+def test_error_of_the_callers_items_leaves_no_stray_replies(node: Any, client: Any) -> None:
+    def items() -> Any:
+        yield from ((f"k{n}", n) for n in range(40))
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        client.apply_many(items())
+    assert client.get("nothing") is None
+
+
+def test_reply_to_nobody(node: Any, client: Any) -> None:
+    node.handlers[Opcode.SET] = lambda packet: response(packet.opcode, 0, packet.opaque + 77)
+    with pytest.raises(RemoteProtocolError):
+        client.apply_many([("a", 1)])
