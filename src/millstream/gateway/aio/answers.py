@@ -5,7 +5,7 @@ Elsewhere: which errors have which status (`gateway.core.errors`).
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 from aiohttp import web
@@ -19,7 +19,7 @@ __all__ = ["HOST", "SIGNER", "USER", "answer", "read_object", "require"]
 
 HOST: Final = web.AppKey("host", NodeHost)
 SIGNER: Final = web.AppKey("signer", CookieSigner)
-USER: Final = "millstream_user"
+USER: Final[web.RequestKey[User | None]] = web.RequestKey("user", cast("type[User | None]", User))
 """Key under which a request holds its user, None for nobody."""
 
 
@@ -59,7 +59,7 @@ def require(request: web.Request, right: Right, bucket: str = "") -> None:
     """
     if request.app[HOST].users.is_empty:
         return
-    user: User | None = request[USER]
+    user = request[USER]
     if user is None:
         raise AccessError("log in first", code="unauthorized")
     if not user.may(right, bucket):

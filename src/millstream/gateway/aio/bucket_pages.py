@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from millstream.access.users import Right, User
+from millstream.access.users import Right
 from millstream.errors import AccessError, ConditionError, UsageError
 from millstream.gateway.aio.answers import HOST, USER, answer, read_object, require
 from millstream.gateway.core.host import BucketStatus
@@ -27,7 +27,7 @@ _BUCKET_RIGHTS: Final[tuple[Right, ...]] = ("read", "write", "stream", "design")
 def _may_see(request: web.Request, name: str) -> bool:
     if request.app[HOST].users.is_empty:
         return True
-    user: User | None = request[USER]
+    user = request[USER]
     if user is None:
         raise AccessError("log in first", code="unauthorized")
     return any(user.may(right, name) for right in _BUCKET_RIGHTS)

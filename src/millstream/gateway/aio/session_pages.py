@@ -28,7 +28,7 @@ def _roles(user: User) -> list[str]:
 
 
 async def _show(request: web.Request) -> web.Response:
-    user: User | None = request[USER]
+    user = request[USER]
     is_open = request.app[HOST].users.is_empty
     context: dict[str, Any] = {"name": None, "roles": ["_admin"] if is_open else []}
     info: dict[str, Any] = {"authentication_handlers": ["cookie", "default"]}

@@ -1,0 +1,50 @@
+"""A node that the pages can be tried on without a socket of its own."""
+
+import pytest
+
+from millstream.access.users import UserStore
+from millstream.errors import ConditionError
+from millstream.gateway.core.host import BucketStatus, NodeMetrics
+from millstream.node.bucket_names import checked_bucket_name, checked_partition_count
+
+
+class FakeHost:
+    uuid = "f" * 32
+    hosts = frozenset({"127.0.0.1", "db.example"})
+
+    def __init__(self, users=()):
+        self.users = UserStore()
+        for name, roles in users:
+            self.users.put(name, "secret", roles)
+        self.buckets = {"orders": BucketStatus("orders", "u1", 64, "2026-01-01", "ready")}
+
+    def addresses(self):
+        return {"kv": "127.0.0.1:1", "http": "127.0.0.1:2", "coord": None}
+
+    def bucket_statuses(self):
+        return [self.buckets[name] for name in sorted(self.buckets)]
+
+    async def create_bucket(self, name, partitions):
+        checked_bucket_name(name)
+        checked_partition_count(partitions)
+        if name in self.buckets:
+            raise ConditionError("exists", code="bucket_exists")
+        self.buckets[name] = BucketStatus(name, "u2", partitions, "2026-01-01", "ready")
+        return self.buckets[name]
+
+    async def delete_bucket(self, name):
+        if self.buckets.pop(name, None) is None:
+            raise ConditionError("none", code="bucket_not_found")
+
+    def metrics(self):
+        return NodeMetrics({"loop_lag_ms": 0.5}, {"accepted": 7}, {"high_seqno": {"orders": 9}})
+
+
+@pytest.fixture
+def open_host():
+    return FakeHost()
+
+
+@pytest.fixture(scope="session")
+def guarded_host():
+    return FakeHost([("ada", ["admin"]), ("bob", ["read:orders"])])
