@@ -52,7 +52,7 @@ def test_memccat_reads_what_memccp_wrote(
     assert shown.stdout.strip() == file.read_bytes().strip()
     flags = run_program("memccat", server, "--binary", "--flags", "letter.txt")
     assert flags.stdout.split()[0] == b"7"
-    run_program("memccrm", server, "--binary", "letter.txt")
+    run_program("memcrm", server, "--binary", "letter.txt")
     assert run_program("memccat", server, "--binary", "letter.txt", check=False).stdout == b""
 
 

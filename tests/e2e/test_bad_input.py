@@ -29,6 +29,7 @@ VALUE_BYTES_MAX = 20 * 1024 * 1024
 GROWTH_BYTES_MAX = 96 * 1024 * 1024
 MEANT_TO_WRITE = 256 * 1024 * 1024
 EXTRAS = Struct(">II")
+FLUSHES = (Opcode.FLUSH, Opcode.FLUSHQ)
 KEPT = {b"kept-%d" % n: b'{"kept": %d}' % n for n in range(200)}
 FUZZ_ROUNDS = int(os.environ.get("MILLSTREAM_FUZZ_ROUNDS", "400"))
 Connect = Callable[..., RawClient]
@@ -54,6 +55,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
 
 @pytest.fixture(autouse=True)
 def still_well(node: NodeProcess) -> Iterator[None]:
+    begin = len(node.log())
     yield
     assert node.is_running
     with RawClient(node.kv, "default") as client:
@@ -61,7 +63,8 @@ def still_well(node: NodeProcess) -> Iterator[None]:
         assert get(client, key).value == KEPT[key]
         assert put(client, b"after", b"1").status == Status.SUCCESS
         assert put(client, b"after-durably", b"1", framing=b"\x11\x03").status == Status.SUCCESS
-    assert "Traceback" not in node.log(), node.log()[-4000:]
+    said = node.log()[begin:]
+    assert "Traceback" not in said, said[-4000:]
 
 
 @pytest.fixture
@@ -149,18 +152,20 @@ def test_requests_before_a_malformed_frame_are_answered(connect: Connect, port: 
 
 
 @pytest.mark.parametrize("port", PORTS)
-@pytest.mark.parametrize("opcode", range(256))
-def test_every_opcode_with_nonsense(connect: Connect, port: str, opcode: int) -> None:
+@pytest.mark.parametrize("body", [(b"", b"", b""), (b"\xff" * 20, b"\xff" * 250, b"\xff" * 300)])
+def test_every_opcode_with_nonsense(
+    connect: Connect, port: str, body: tuple[bytes, bytes, bytes]
+) -> None:
     """An error status, silence where the protocol has no reply, or a closed connection."""
-    for extras, key, value in ((b"", b"", b""), (b"\xff" * 20, b"\xff" * 250, b"\xff" * 300)):
+    extras, key, value = body
+    for opcode in range(256):
+        if opcode in FLUSHES and not key:
+            continue  # no nonsense: it would do what it says
         client = connect(port, timeout_s=10)
         frame = request(opcode, opaque=9, vbucket=0xFFFF, extras=extras, key=key, value=value)
-        replies = replies_until_noop(client, frame)
+        for reply in replies_until_noop(client, frame) or ():
+            assert (reply.magic, reply.opaque, reply.opcode) == (RESPONSE, 9, opcode)
         client.close()
-        for reply in replies or ():
-            assert reply.magic == RESPONSE
-            assert reply.opaque == 9
-            assert reply.opcode == opcode
 
 
 @pytest.mark.parametrize("opcode", [Opcode.GET, Opcode.SET, Opcode.ADD, Opcode.DELETE])
@@ -170,7 +175,8 @@ def test_key_too_long_or_missing(connect: Connect, opcode: int) -> None:
     for key in (b"k" * 251, b"k" * 60_000, b""):
         reply = client.ask(opcode, extras=extras, key=key)
         assert reply.status in (Status.EINVAL, Status.E2BIG)
-    assert client.ask(opcode, extras=extras, key=b"k" * 250).status in (0, Status.KEY_ENOENT)
+    longest = client.ask(opcode, extras=extras, key=b"k" * 250)
+    assert longest.status in (Status.SUCCESS, Status.KEY_ENOENT, Status.KEY_EEXISTS)
 
 
 @pytest.mark.parametrize("port", PORTS)
@@ -290,7 +296,7 @@ def test_reader_that_never_reads(connect: Connect, node: NodeProcess, port: str)
     before = node.resident_bytes()
     ask = request(Opcode.GET, vbucket=partition_of(b"megabyte", PARTITIONS), key=b"megabyte")
     stuck = connect(port)
-    taken = send_until_stuck(stuck, ask * 100)
+    taken = send_until_stuck(stuck, ask * 300)
     assert taken < MEANT_TO_WRITE, "the server took requests whose replies nobody reads"
     assert node.resident_bytes() - before < GROWTH_BYTES_MAX
     started = time.monotonic()
@@ -370,8 +376,8 @@ def _random_frame(dice: random.Random) -> bytes:
     value = dice.randbytes(dice.choice((0, 0, 1, 10, 1000)))
     framing = dice.randbytes(dice.choice((0, 0, 0, 1, 2, 4)))
     opcode = dice.choice([*list(Opcode), dice.randrange(256)])
-    if opcode in (Opcode.FLUSH, Opcode.FLUSHQ):
-        opcode = Opcode.NOOP  # it would do what it says
+    if opcode in FLUSHES:
+        opcode = Opcode.NOOP
     vbucket = dice.choice((0, 1, PARTITIONS - 1, PARTITIONS, 0xFFFF))
     frame = bytearray(
         request(
