@@ -33,7 +33,7 @@ from millstream.runtime.process import calm_collector, die_with_parent, new_even
 
 __all__ = ["EXIT_FATAL", "EXIT_NOT_STARTED", "StartOrder", "main"]
 
-_LOG = logging.getLogger(__name__)
+_LOG = logging.getLogger("millstream.node.engine_process")
 EXIT_NOT_STARTED: Final = 1
 EXIT_FATAL: Final = 3
 """A disk failed: a new process must recover what is durable."""
