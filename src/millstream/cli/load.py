@@ -1,8 +1,8 @@
 """`millstream load BUCKET FILE...`: JSON lines, CSV or Parquet into a bucket, resumable.
 
 Invariants:
-1. A row counts as loaded when its write was acknowledged as persisted; only then its place is
-   kept, so a load that goes on after any crash misses no row. Rows may be written twice.
+1. The place of a row is kept once its write and all before it are persisted, so a load that goes
+   on after any crash misses no row. Rows of the last second may be written twice.
 2. The places are removed when all files are loaded.
 
 Elsewhere: files (`cli.load_rows`), places (`cli.load_state`), writing (`client.kv`).
@@ -38,7 +38,7 @@ from millstream.cli.connect import (
     UserOption,
     client_of,
 )
-from millstream.cli.load_rows import Row, RowReader, format_of, open_rows
+from millstream.cli.load_rows import Row, RowError, RowReader, format_of, open_rows
 from millstream.cli.load_state import LoadState
 from millstream.client.kv import Client
 from millstream.errors import MillstreamError, UsageError
@@ -50,6 +50,7 @@ BATCH_ROWS: Final = 5000
 BATCH_BYTES: Final = 8 * 1024 * 1024
 """Text read for one batch, in bytes; Parquet files are bounded by rows."""
 SAVE_EVERY_S: Final = 1.0
+PERSIST_TIMEOUT_S: Final = 60.0
 
 FilesArgument = Annotated[
     list[Path], typer.Argument(metavar="FILE...", help=".jsonl, .csv, .tsv or .parquet")
@@ -144,35 +145,34 @@ def _progress(is_quiet: bool) -> Progress:
 def _load_one(
     client: Client, file: Path, reader: RowReader, state: LoadState, key: str
 ) -> Iterator[int]:
-    """Write batch by batch; yield their row counts. Whatever ends it, the place is kept."""
+    """Write batch by batch; yield their row counts."""
     items = _items(file, reader, key)
     saved_at = time.monotonic()
-    acknowledged = state.place
-    try:
-        while True:
-            batch, error = _next_batch(items, reader)
-            if batch:
-                result = client.apply_many(batch, durability="persisted")
-                if result.failures:
-                    raise _refused(file, result.failures[0].item[2], result.failures[0].error)
-            if error is not None:
-                raise error
-            if not batch:
-                break
-            acknowledged = reader.place
-            if time.monotonic() - saved_at >= SAVE_EVERY_S:
-                state.save(acknowledged)
-                saved_at = time.monotonic()
-            yield len(batch)
-    except BaseException:
-        state.save(acknowledged)
-        raise
-    state.save(acknowledged, is_done=True)
+    while True:
+        batch, error = _next_batch(items, reader)
+        result = client.apply_many(batch)
+        if result.failures:
+            raise _refused(file, result.failures[0].item[2], result.failures[0].error)
+        if error is not None:
+            raise error
+        if not batch:
+            break
+        yield len(batch)
+        if time.monotonic() - saved_at >= SAVE_EVERY_S:
+            _keep(client, state, reader)
+            saved_at = time.monotonic()
+    _keep(client, state, reader, is_done=True)
+
+
+def _keep(client: Client, state: LoadState, reader: RowReader, *, is_done: bool = False) -> None:
+    """Keep the place of the row written last, once everything up to it is on disk."""
+    client.wait_persisted(PERSIST_TIMEOUT_S)
+    state.save(reader.place, is_done=is_done)
 
 
 def _next_batch(
     items: Iterator[tuple[str, Any, int]], reader: RowReader
-) -> tuple[list[tuple[str, Any, int]], UsageError | None]:
+) -> tuple[list[tuple[str, Any, int]], RowError | None]:
     """Return the next rows, and the error that cut them short."""
     batch: list[tuple[str, Any, int]] = []
     done_max = reader.done + BATCH_BYTES
@@ -181,7 +181,7 @@ def _next_batch(
             batch.append(item)
             if len(batch) >= BATCH_ROWS or reader.done >= done_max:
                 break
-    except UsageError as error:
+    except RowError as error:
         return batch, error
     return batch, None
 
@@ -198,16 +198,15 @@ def _key_of(file: Path, row: Row, field: str) -> str:
         found = str(found)
     if not isinstance(found, str) or not 0 < len(found.encode()) <= KEY_BYTES_MAX:
         what = "is missing" if field not in row.fields else f"is {found!r}"
-        raise UsageError(
+        raise RowError(
             f"{file}, line {row.line}: the key {field!r} {what}; it has to be a text of 1 to "
-            f"{KEY_BYTES_MAX} bytes or a whole number. --key names another field",
-            code="bad_row",
+            f"{KEY_BYTES_MAX} bytes or a whole number. --key names another field"
         )
     return found
 
 
 def _refused(file: Path, line: int, error: MillstreamError) -> MillstreamError:
-    return UsageError(f"{file}, line {line}: {error}", code=error.code)
+    return RowError(f"{file}, line {line}: {error}", code=error.code)
 
 
 def _report(bucket: str, file_count: int, total: _Total, *, json: bool) -> None:

@@ -24,9 +24,9 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from millstream.errors import UsageError
+from millstream.errors import MillstreamError, UsageError
 
-__all__ = ["Place", "Row", "RowReader", "format_of", "open_rows"]
+__all__ = ["Place", "Row", "RowError", "RowReader", "format_of", "open_rows"]
 
 LINE_BYTES_MAX: Final = 32 * 1024 * 1024
 CSV_FIELD_BYTES_MAX: Final = 20 * 1024 * 1024
@@ -63,6 +63,12 @@ class Row(NamedTuple):
     line: int
 
 
+class RowError(MillstreamError):
+    """A row that cannot be loaded; the message names file and line."""
+
+    default_code = "bad_row"
+
+
 class RowReader(Protocol):
     """Rows of one file after a place."""
 
@@ -78,7 +84,7 @@ class RowReader(Protocol):
         """The place after the row taken last."""
 
     def rows(self) -> Iterator[Row]:
-        """Yield the rows that follow; raises UsageError `bad_row`."""
+        """Yield the rows that follow; raises RowError."""
 
     def close(self) -> None:
         """Close the file."""
@@ -166,8 +172,8 @@ class _TextReader:
             self._digest.update(line)
             yield line
 
-    def _bad(self, why: str) -> UsageError:
-        return UsageError(f"{self._path}, line {self._line}: {why}", code="bad_row")
+    def _bad(self, why: str) -> RowError:
+        return RowError(f"{self._path}, line {self._line}: {why}")
 
 
 class _JsonReader(_TextReader):

@@ -50,8 +50,8 @@ from millstream.client.extensions import (
     versioned_from,
 )
 from millstream.client.pipeline import exchange
-from millstream.client.routing import Router
-from millstream.errors import ConditionError, MillstreamError, UsageError
+from millstream.client.routing import Backoff, Router
+from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
 from millstream.model.addresses import parse_address
 from millstream.model.partitions import partition_of, text_of_key
 from millstream.model.position import FailoverLog
@@ -380,6 +380,36 @@ class Client:
             packet = connection.ask(Opcode.POSITIONS, "positions", value=partition_list(mine))
             found.extend(positions_from(packet))
         return sorted(found)
+
+    def wait_persisted(self, timeout_s: float | None = None) -> None:
+        """Wait until everything acknowledged so far, to anyone, is persisted.
+
+        Args:
+            timeout_s: longest wait in seconds; the client's own by default.
+
+        Raises:
+            UnavailableError: `timeout`; `history_lost`: a partition began a new history
+                meanwhile, so that acknowledged writes may be gone.
+        """
+        backoff = Backoff(self._router.timeout_s if timeout_s is None else timeout_s)
+        waiting = {found.partition_id: found for found in self.positions()}
+        while waiting:
+            for now in self.positions(list(waiting)):
+                wanted = waiting[now.partition_id]
+                if now.uuid != wanted.uuid:
+                    raise UnavailableError(
+                        f"partition {now.partition_id} of bucket {self.bucket!r} began a new "
+                        "history: what was written last may be gone; write it again",
+                        code="history_lost",
+                    )
+                if now.persisted_seqno >= wanted.high_seqno:
+                    del waiting[now.partition_id]
+            if waiting and not backoff.wait():
+                raise UnavailableError(
+                    f"bucket {self.bucket!r} did not persist in time what was written; is the "
+                    "disk full or slow?",
+                    code="timeout",
+                )
 
     def branch_log(self, partition_id: int) -> FailoverLog:
         """Return the histories of a partition, newest first, with branch numbers."""

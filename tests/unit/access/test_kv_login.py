@@ -99,7 +99,7 @@ def test_plain_only_on_encrypted_connections(users: UserStore) -> None:
 
 
 def test_unknown_bucket_tells_of_a_missing_user() -> None:
-    with pytest.raises(AccessError, match="no bucket 'trains'.*wants a user") as failed:
+    with pytest.raises(AccessError, match=r"no bucket 'trains'.*wants a user") as failed:
         Node().run(open_session(Login("n:1", bucket="trains")))
     assert failed.value.code == "unknown_bucket"
 

@@ -36,7 +36,7 @@ def test_unreachable_node_is_named() -> None:
 def test_silent_node_times_out() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
-        pytest.raises(UnavailableError, match="did not answer within 0.05 s") as failed,
+        pytest.raises(UnavailableError, match=r"did not answer within 0\.05 s") as failed,
     ):
         Connection(*server.getsockname(), timeout_s=0.05)
     assert failed.value.code == "timeout"

@@ -119,7 +119,7 @@ def test_versions(node: Any, client: Any) -> None:
 def test_leases(node: Any, client: Any) -> None:
     def lease(packet: Packet) -> bytes:
         operation, lease_id, seconds = unpack(">BQH", packet.extras)
-        if lease_id == 99 or b"\0\7" == packet.value[:2]:
+        if lease_id == 99 or packet.value[:2] == b"\0\7":
             return response(packet.opcode, Status.LEASE_LOST, packet.opaque)
         held = [pack(">HQQQQ", p, 40, 1, 2, 3) for p, _ in _pairs(packet.value)]
         return response(
