@@ -10,6 +10,7 @@ Shown after every restart:
 MILLSTREAM_KILLS sets how often (20), MILLSTREAM_SEED repeats a run.
 """
 
+import contextlib
 import os
 import random
 import sys
@@ -228,6 +229,13 @@ def test_nothing_persisted_is_lost_and_no_history_repeats(make_node: MakeNode) -
     dice = random.Random(SEED)
     node = make_node("--bucket", f"{BUCKET}:{PARTITIONS}", "--flush-interval", "100").start()
     trial = Trial(node)
+    with contextlib.closing(trial.witness):
+        _kill_over_and_over(trial, node, dice)
+    assert all(writer.persisted > KILLS for writer in trial.writers)
+    assert trial.witness.rollbacks > 0, "no kill ever lost an unflushed write: nothing was tried"
+
+
+def _kill_over_and_over(trial: Trial, node: NodeProcess, dice: random.Random) -> None:
     trial.check()
     for number in range(KILLS):
         trial.load(dice.uniform(0.02, LOAD_S_MAX), node.kill)
@@ -237,8 +245,6 @@ def test_nothing_persisted_is_lost_and_no_history_repeats(make_node: MakeNode) -
             node.kill()
         node.start()
         trial.check()
-    assert all(writer.persisted > KILLS for writer in trial.writers)
-    assert trial.witness.rollbacks > 0, "no kill ever lost an unflushed write: nothing was tried"
     _check_clean_stop(trial)
 
 
