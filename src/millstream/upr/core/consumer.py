@@ -26,6 +26,7 @@ Elsewhere: positions (`upr.core.follower`), sockets and login (`upr.aio.client`)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -47,6 +48,7 @@ from millstream.wire.mcbp import (
     OpenFlag,
     Packet,
     Status,
+    StreamEndReason,
     cut_packets,
     request,
     response,
@@ -319,7 +321,10 @@ class ConsumerCore:
                 if frames:
                     self._deliver(follower, frames, events)
                 frames, follower = [], followers.get(partition_id)
-                if follower is None or not self._is_expected(follower, opaque):
+                if follower is None or opaque != partition_id:
+                    message = f"a change of partition {partition_id}, which is not streamed"
+                    raise RemoteProtocolError(message, code="unexpected_message")
+                if not self._is_wanted(follower):
                     self._unacked_bytes += stop - at
                     follower, at = None, stop
                     continue
@@ -341,10 +346,10 @@ class ConsumerCore:
             self._deliver(follower, frames, events)
         return at
 
-    def _is_expected(self, follower: Follower, opaque: int) -> bool:
+    def _is_wanted(self, follower: Follower) -> bool:
         if follower.state is FollowerState.CLOSING:
             return False
-        if follower.state is not FollowerState.OPEN or opaque != follower.partition_id:
+        if follower.state is not FollowerState.OPEN:
             message = f"a change of partition {follower.partition_id}, which has no stream"
             raise RemoteProtocolError(message, code="unexpected_message")
         return True
@@ -421,13 +426,17 @@ class ConsumerCore:
         elif packet.opcode == Opcode.POSITIONS:
             if packet.status == Status.SUCCESS:
                 self._purge_seqnos[follower.partition_id] = decode_purge_seqno(packet.value)
+        elif follower.state is not _REPLIES[packet.opcode]:
+            message = f"an answer 0x{packet.opcode:02x} to nothing asked"
+            raise RemoteProtocolError(message, code="unexpected_message")
         elif packet.opcode == Opcode.DCP_STREAM_REQ:
             self._on_stream_reply(follower, packet, events)
         elif packet.opcode == Opcode.DCP_GET_FAILOVER_LOG:
             self._on_failover_log(follower, packet, events)
-        elif follower.state is FollowerState.CLOSING:
+        else:
             follower.on_ended()
-            events.append(StreamEnded(follower.partition_id, follower.position, 1))
+            reason = StreamEndReason.CLOSED
+            events.append(StreamEnded(follower.partition_id, follower.position, reason))
 
     def _on_stream_reply(self, follower: Follower, packet: Packet, events: list[Event]) -> None:
         partition_id = follower.partition_id
@@ -461,15 +470,14 @@ class ConsumerCore:
             events.append(StreamRefused(follower.partition_id, packet.status))
 
 
-_REPLIES: Final = frozenset(
-    {
-        Opcode.BRANCH_LOG,
-        Opcode.POSITIONS,
-        Opcode.DCP_STREAM_REQ,
-        Opcode.DCP_GET_FAILOVER_LOG,
-        Opcode.DCP_CLOSE_STREAM,
-    }
-)
+_REPLIES: Final[Mapping[int, FollowerState]] = {
+    Opcode.BRANCH_LOG: FollowerState.ASKING,
+    Opcode.POSITIONS: FollowerState.ASKING,
+    Opcode.DCP_STREAM_REQ: FollowerState.ASKING,
+    Opcode.DCP_GET_FAILOVER_LOG: FollowerState.COMPARING,
+    Opcode.DCP_CLOSE_STREAM: FollowerState.CLOSING,
+}
+"""The answers of streams, and the state in which each comes."""
 
 
 def _with_branches(log: FailoverLog, branches: FailoverLog) -> FailoverLog:

@@ -252,7 +252,7 @@ class Producer:
 
     def _step(self, stream: Stream, bytes_max: int, items_max: int) -> tuple[bytes, int]:
         """Give one stream its turn."""
-        if stream.is_over:  # closed since the round began
+        if self._streams.get(stream.partition_id) is not stream:  # closed since the round began
             return b"", 0
         may_backfill = len(self._backfilling) < BACKFILLS_MAX
         data, work = stream.step(bytes_max, items_max, may_backfill=may_backfill)

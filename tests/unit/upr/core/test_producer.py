@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 import pytest
-from fake_source import FakeBucket, FakePartition
 
+from fake_source import FakeBucket, FakePartition
 from millstream.model.limits import STREAM_STEP_ITEMS_MAX, UINT64_MAX
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry, Position
@@ -26,6 +26,7 @@ from millstream.wire.mcbp import (
 )
 
 OPAQUE = 0x1000
+BEGINNING = Position()
 
 
 def packets_of(data: bytes) -> list[Packet]:
@@ -74,7 +75,7 @@ class Talk:
     def stream(
         self,
         partition_id: int = 0,
-        at: Position = Position(),
+        at: Position = BEGINNING,
         opaque: int = OPAQUE,
         **options: int,
     ) -> Packet:
@@ -685,4 +686,4 @@ def test_statistics_tell_the_flow() -> None:
     assert found["flow_control"] == "enabled"
     assert found["num_streams"] == "1"
     assert change_of(data[44:]).key == b"a"
-    assert UINT64_MAX > talk.producer.room_bytes
+    assert talk.producer.room_bytes < UINT64_MAX

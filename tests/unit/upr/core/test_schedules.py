@@ -12,8 +12,8 @@ from struct import Struct
 from typing import NamedTuple
 
 import pytest
-from fake_source import FakeBucket, FakePartition
 
+from fake_source import FakeBucket, FakePartition
 from millstream.model.position import FailoverLog, Position
 from millstream.upr.core.consumer import (
     ChangesReceived,
