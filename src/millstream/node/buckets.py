@@ -30,11 +30,12 @@ from millstream.node.bucket_names import checked_bucket_name, checked_partition_
 from millstream.node.data_directory import FORMAT, as_text, read_toml, utc_now
 from millstream.runtime.files import sync_directory, write_atomically
 
-__all__ = ["BUCKETS_MAX", "BucketRecord", "Buckets"]
+__all__ = ["BUCKETS_MAX", "BucketRecord", "Buckets", "find_records"]
 
 _LOG = logging.getLogger(__name__)
 BUCKETS_MAX: Final = 1000
 _BUCKET_FILE: Final = "bucket.toml"
+_UNFINISHED: Final = (".creating", ".deleted")
 
 
 class BucketRecord(NamedTuple):
@@ -91,7 +92,7 @@ class Buckets:
             CorruptionError: `two_buckets_of_one_name`.
             OSError: the directory cannot be read.
         """
-        for record in await asyncio.to_thread(_find, self._path):
+        for record in await asyncio.to_thread(_clean_and_find, self._path):
             if record.name in self._records:
                 raise CorruptionError(
                     f"{self._path} holds bucket {record.name!r} twice: {record.uuid} and "
@@ -227,17 +228,31 @@ class Buckets:
         )
 
 
-def _find(path: Path) -> list[BucketRecord]:
-    path.mkdir(exist_ok=True)
+def find_records(path: Path) -> list[BucketRecord]:
+    """Return the buckets in a directory, in the order of their uuids; changes nothing.
+
+    Raises:
+        CorruptionError: `bad_file`, a bucket.toml is damaged.
+        UsageError: `newer_format`.
+        OSError: the directory cannot be read.
+    """
     records = []
     for directory in sorted(path.iterdir()):
-        if directory.suffix in (".creating", ".deleted"):
-            shutil.rmtree(directory)
-        elif (directory / _BUCKET_FILE).is_file():
+        if directory.suffix in _UNFINISHED:
+            continue
+        if (directory / _BUCKET_FILE).is_file():
             records.append(_read_record(directory))
         else:
             _LOG.warning("%s is no bucket and is left alone", directory)
     return records
+
+
+def _clean_and_find(path: Path) -> list[BucketRecord]:
+    path.mkdir(exist_ok=True)
+    for directory in path.iterdir():
+        if directory.suffix in _UNFINISHED:
+            shutil.rmtree(directory)
+    return find_records(path)
 
 
 def _read_record(directory: Path) -> BucketRecord:

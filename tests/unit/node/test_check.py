@@ -1,0 +1,91 @@
+import shutil
+
+import pytest
+
+from millstream.errors import UnavailableError, UsageError
+from millstream.node.check import check_directory
+from millstream.node.embedded import EmbeddedNode, Node
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    path = tmp_path_factory.mktemp("check") / "d"
+    with EmbeddedNode(path, buckets=["a:4", "b:1"], users=["ada:x"]) as node:
+        bucket = node._node.bucket("a")
+
+        async def write():
+            for number in range(1000):
+                partition = bucket.partition_for(b"k%d" % number)
+                partition.put(b"k%d" % number, b"v" * 100, 0, 0, 0, 0, 1)
+            bucket.changed()
+
+        node._run(write())
+    return path
+
+
+@pytest.fixture
+def directory(written, tmp_path):
+    shutil.copytree(written, tmp_path / "d")
+    return tmp_path / "d"
+
+
+def segment_of(directory, name):
+    found = check_directory(directory)
+    uuid = next(bucket.uuid for bucket in found.buckets if bucket.name == name)
+    return max((directory / "buckets" / uuid / "log").glob("*.seg"))
+
+
+def contents(directory):
+    return {
+        path: path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file() and path.name != "lock"
+    }
+
+
+def test_a_sound_directory_is_read_and_left_as_it_is(directory):
+    before, seen = contents(directory), []
+    found = check_directory(directory, seen.append)
+    assert found.is_sound
+    assert found.users == 1
+    buckets = {bucket.name: bucket for bucket in found.buckets}
+    assert buckets["a"].changes == 1000
+    assert buckets["b"].changes == 0
+    assert buckets["a"].torn_bytes == 0
+    assert len(seen) == 2
+    assert contents(directory) == before
+
+
+def test_a_torn_tail_is_told_and_left(directory):
+    segment = segment_of(directory, "a")
+    with segment.open("ab") as file:
+        file.write(b"torn in the middle")
+    before = contents(directory)
+    found = check_directory(directory)
+    assert found.is_sound
+    assert {bucket.name: bucket.torn_bytes for bucket in found.buckets} == {"a": 18, "b": 0}
+    assert contents(directory) == before
+
+
+def test_damage_is_named_and_the_rest_is_checked(directory):
+    segment = segment_of(directory, "a")
+    content = bytearray(segment.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    segment.write_bytes(content)
+    found = check_directory(directory)
+    assert not found.is_sound
+    buckets = {bucket.name: bucket for bucket in found.buckets}
+    assert segment.name in buckets["a"].damage
+    assert "offset" in buckets["a"].damage
+    assert buckets["b"].damage == ""
+
+
+async def test_a_directory_in_use_is_not_checked(directory):
+    async with Node(directory):
+        with pytest.raises(UnavailableError, match="another server"):
+            check_directory(directory)
+
+
+def test_other_directories_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="no data directory"):
+        check_directory(tmp_path)

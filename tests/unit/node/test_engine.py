@@ -1,0 +1,106 @@
+import asyncio
+import json
+import urllib.request
+
+import pytest
+
+from millstream.client.connection import Connection
+from millstream.errors import ConditionError, UnavailableError, UsageError
+from millstream.node.engine import Engine
+from millstream.node.settings import Address, BucketSpec, Credential
+
+
+def port_of(engine, name):
+    return int(engine.addresses()[name].rpartition(":")[2])
+
+
+def get(engine, path):
+    with urllib.request.urlopen(f"http://{engine.addresses()['http']}{path}") as answer:
+        return answer.read().decode()
+
+
+async def test_a_new_node_serves_the_default_bucket(make_settings):
+    engine = await Engine.start(make_settings())
+    try:
+        assert engine.addresses()["memcached"] is None
+        assert {"127.0.0.1"} <= engine.hosts
+        assert [s.name for s in engine.bucket_statuses()] == ["default"]
+
+        def use():
+            with Connection("127.0.0.1", port_of(engine, "kv"), bucket="default") as connection:
+                connection.request(0x01, extras=bytes(8), key=b"k", value=b"v")
+                return connection.request(0x00, key=b"k").value
+
+        assert await asyncio.to_thread(use) == b"v"
+        text = await asyncio.to_thread(get, engine, "/_metrics")
+        assert 'millstream_high_seqno{bucket="default"} 1.0' in text
+        assert "millstream_loop_lag_ms" in text
+        partition = next(p for p in engine.served["default"].partitions if p.high_seqno)
+        await engine.until_persisted("default", partition.partition_id, 1)
+        assert partition.persisted_seqno == 1
+    finally:
+        await engine.stop()
+
+
+async def test_buckets_made_by_hand_are_served_at_once_and_kept(make_settings):
+    settings = make_settings(buckets=(BucketSpec("a", 4),))
+    engine = await Engine.start(settings)
+    status = await engine.create_bucket("b", 2)
+    with pytest.raises(ConditionError):
+        await engine.create_bucket("b", 2)
+    assert set(engine.served) == {"a", "b"}
+    await engine.delete_bucket("a")
+    assert set(engine.served) == {"b"}
+    await engine.stop()
+    engine = await Engine.start(make_settings())
+    assert [s.uuid for s in engine.bucket_statuses()] == [status.uuid]
+    await engine.stop()
+
+
+async def test_a_deleted_bucket_closes_its_connections(make_settings):
+    engine = await Engine.start(make_settings())
+    connection = await asyncio.to_thread(
+        Connection, "127.0.0.1", port_of(engine, "kv"), bucket="default"
+    )
+    await engine.delete_bucket("default")
+    with pytest.raises(UnavailableError):
+        await asyncio.to_thread(connection.request, 0x00, key=b"k")
+    connection.close()
+    await engine.stop()
+
+
+async def test_a_failed_start_gives_everything_back(make_settings):
+    engine = await Engine.start(make_settings())
+    busy = Address("127.0.0.1", port_of(engine, "kv"))
+    with pytest.raises(UnavailableError, match="in use"):
+        await Engine.start(make_settings(data=make_settings().data + "2", kv=busy))
+    with pytest.raises(UsageError, match="needs users"):
+        await Engine.start(
+            make_settings(data=make_settings().data + "2", kv=Address("0.0.0.0", 0))
+        )
+    other = await Engine.start(make_settings(data=make_settings().data + "2"))
+    await other.stop()
+    await engine.stop()
+
+
+async def test_users_made_at_the_start_stay(make_settings):
+    engine = await Engine.start(make_settings(users=(Credential("ada", "secret"),)))
+    await engine.stop()
+    engine = await Engine.start(make_settings())
+    assert engine.users.check_password("ada", "secret").is_admin
+    session = json.loads(await asyncio.to_thread(get, engine, "/_session"))
+    assert session["userCtx"]["roles"] == []
+    await engine.stop()
+
+
+async def test_a_failed_disk_is_told(make_settings):
+    told = []
+    engine = await Engine.start(make_settings(), on_fatal=told.append)
+    error = OSError("no space")
+    running = engine._buckets.running["default"]
+    running.flusher._fail(error)
+    assert told == [error]
+    assert engine.served == {}
+    await engine.stop()
+    running.flusher._thread.shutdown()
+    running.store.close()

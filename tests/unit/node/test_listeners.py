@@ -1,0 +1,48 @@
+import socket
+import ssl
+
+import pytest
+
+from millstream.errors import UnavailableError, UsageError
+from millstream.node.listeners import bind, bind_all, bound_address, tls_context
+from millstream.node.settings import Address
+
+
+def test_a_free_port_is_told(make_settings):
+    settings = make_settings()
+    bound = bind_all(settings)
+    assert sorted(bound) == ["http", "kv"]
+    assert bound_address(settings.kv, bound["kv"]).port > 0
+    for listening in bound.values():
+        listening.close()
+
+
+def test_a_busy_port_frees_the_others(make_settings):
+    with socket.socket() as taken, socket.socket() as probe:
+        for one in (taken, probe):
+            one.bind(("127.0.0.1", 0))
+        taken.listen()
+        free = Address("127.0.0.1", probe.getsockname()[1])
+        probe.close()
+        settings = make_settings(kv=free, http=Address("127.0.0.1", taken.getsockname()[1]))
+        with pytest.raises(UnavailableError, match=r"--http .* in use"):
+            bind_all(settings)
+        bind("kv", free).close()
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "no.such.host.invalid"])
+def test_an_address_that_is_not_ours_is_refused(host):
+    with pytest.raises(UnavailableError, match="cannot listen there"):
+        bind("kv", Address(host, 0))
+
+
+def test_without_a_certificate_there_is_no_tls(make_settings):
+    assert tls_context(make_settings()) is None
+
+
+def test_an_unreadable_certificate_is_named(make_settings, tmp_path):
+    (tmp_path / "c.pem").write_text("nonsense")
+    for name in ("/nothing", str(tmp_path / "c.pem")):
+        with pytest.raises(UsageError, match=name):
+            tls_context(make_settings(tls_cert=name))
+    assert issubclass(ssl.SSLError, OSError)
