@@ -87,7 +87,7 @@ def committed_batches(
     marks = _mark_rows(reads)
     if marks:
         yield form.marks(marks)
-    source = NodeRanges(options, with_values=options.has_values and form.has_values)
+    source = NodeRanges(options, with_values=form.has_values)
     try:
         yield from _batches(options, form, _branches(reads), read_committed(reads, source))
     finally:
@@ -106,7 +106,7 @@ def pinned_batches(
         StreamError: `lease_lost`: the snapshot is gone.
         RollbackRequiredError: the place where the read was to begin is no longer in the history.
     """
-    source = NodeRanges(options, with_values=options.has_values and form.has_values)
+    source = NodeRanges(options, with_values=form.has_values)
     try:
         held = _held(source, reads, can_move=options.ending_offsets == "latest")
         yield from _batches(options, form, _branches(held), _kept(source, held))

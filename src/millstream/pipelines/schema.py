@@ -81,15 +81,17 @@ class MarkRow(NamedTuple):
 
 
 class RowForm:
-    """Builds the batches of one read: the columns that were asked for, in that order."""
+    """Builds the batches of one read.
 
-    def __init__(self, schema: pa.Schema) -> None:
+    Args:
+        schema: the columns that were asked for, in that order.
+        has_values: whether the column value, if it was asked for, is to be filled.
+    """
+
+    def __init__(self, schema: pa.Schema, *, has_values: bool = True) -> None:
         self.schema = schema
-
-    @property
-    def has_values(self) -> bool:
-        """Whether the column value was asked for."""
-        return "value" in self.schema.names
+        self.has_values = has_values and "value" in schema.names
+        """Whether values have to be read at all."""
 
     def batch(
         self, columns: Columns, branches: BranchTable, key_prefix: str = ""
@@ -117,7 +119,7 @@ class RowForm:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _array(self, columns: Columns, name: str, branches: BranchTable) -> pa.Array:
-        if name in _CUT:
+        if name in _CUT and (self.has_values or name != "value"):
             return pa.array(getattr(columns, name), self.schema.field(name).type)
         if name == "branch":
             return pa.array(branches[np.array(columns.partition, np.int32)])
@@ -136,8 +138,8 @@ def branch_table(branches: Mapping[int, int]) -> BranchTable:
     return table
 
 
-def row_form(schema: StructType) -> RowForm:
-    """Return the form of a read whose schema Spark says is `schema`.
+def row_form(schema: StructType, *, has_values: bool = True) -> RowForm:
+    """Return the form of a read whose schema Spark says is `schema`; see `RowForm`.
 
     Raises:
         UsageError: `bad_schema`: a column this source does not have, or one of another type.
@@ -152,4 +154,4 @@ def row_form(schema: StructType) -> RowForm:
                 code="bad_schema",
             )
         found.append(pa.field(column.name, _ARROW_TYPES[kind], nullable=column.nullable))
-    return RowForm(pa.schema(found))
+    return RowForm(pa.schema(found), has_values=has_values)

@@ -88,14 +88,15 @@ class MillstreamDataSource(DataSource):
 
     def reader(self, schema: StructType) -> MillstreamReader:
         """Return the reader of a batch."""
-        return MillstreamReader(parse_options(self.options), row_form(schema))
+        options = parse_options(self.options)
+        return MillstreamReader(options, row_form(schema, has_values=options.has_values))
 
     def streamReader(self, schema: StructType) -> MillstreamStreamReader:
         """Return the reader of a stream."""
         options = parse_options(self.options)
         if options.ending_offsets != "latest":
             raise UsageError("option endingOffsets: a stream has no end", code="bad_option")
-        return MillstreamStreamReader(options, row_form(schema))
+        return MillstreamStreamReader(options, row_form(schema, has_values=options.has_values))
 
 
 class MillstreamReader(DataSourceReader):

@@ -1,0 +1,61 @@
+"""Fixtures of the suites that run Spark: one session, one node, a bucket for each test.
+
+`spark`: the session of the whole run. `shared_node`: a node with `BUCKETS` buckets of four
+partitions. `bucket`: a `BucketUnderTest` that no other test has had. `own_node`: makes nodes that
+a test may stop, kill and start again at the same address.
+"""
+
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream.pipelines import local_session
+from node_process import NodeProcess
+from spark_bucket import BucketUnderTest
+
+BUCKETS = 40
+PARTITIONS = 4
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    session = local_session("millstream-tests", cores=2)
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def shared_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    names = [f"--bucket=b{number}:{PARTITIONS}" for number in range(BUCKETS)]
+    with NodeProcess(tmp_path_factory.mktemp("shared") / "node", *names) as node:
+        yield node
+
+
+@pytest.fixture(scope="session")
+def _bucket_names() -> Iterator[str]:
+    return (f"b{number}" for number in range(BUCKETS))
+
+
+@pytest.fixture
+def bucket(shared_node: NodeProcess, _bucket_names: Iterator[str]) -> BucketUnderTest:
+    return BucketUnderTest(shared_node.ready["kv"], next(_bucket_names))
+
+
+@pytest.fixture
+def own_node(tmp_path: Path) -> Iterator[Callable[..., NodeProcess]]:
+    made: list[NodeProcess] = []
+
+    def make(*options: str, name: str = "node") -> NodeProcess:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        # One option and its value, so that the helper sees that the listener has an address.
+        node = NodeProcess(tmp_path / name, "--kv", f"127.0.0.1:{port}", *options)
+        made.append(node)
+        return node.start()
+
+    yield make
+    for node in made:
+        node.kill()
