@@ -297,7 +297,7 @@ class ConsumerCore:
 
         Hot path: changes are cut here, one unpack each; everything else is rare.
         """
-        unpack, followers = _HEAD_SEQNO.unpack_from, self._followers
+        unpack = _HEAD_SEQNO.unpack_from
         frames: list[bytes] = []
         follower: Follower | None = None
         at, end = 0, len(data)
@@ -320,19 +320,14 @@ class ConsumerCore:
             if follower is None or follower.partition_id != partition_id or opaque != partition_id:
                 if frames:
                     self._deliver(follower, frames, events)
-                frames, follower = [], followers.get(partition_id)
-                if follower is None or opaque != partition_id:
-                    message = f"a change of partition {partition_id}, which is not streamed"
-                    raise RemoteProtocolError(message, code="unexpected_message")
-                if not self._is_wanted(follower):
+                frames, follower = [], self._open_follower(partition_id, opaque)
+                if follower is None:
                     self._unacked_bytes += stop - at
-                    follower, at = None, stop
+                    at = stop
                     continue
                 seqno, seqno_max = follower.position.seqno, follower.position.snap_end
-            if not seqno < item <= seqno_max:
-                follower.on_advanced(item)  # raises
-            if body < _CHANGE_BODY_BYTES_MIN + key_bytes:
-                raise RemoteProtocolError("a change is cut short", code="bad_frame")
+            if not seqno < item <= seqno_max or body < _CHANGE_BODY_BYTES_MIN + key_bytes:
+                raise _bad_change(partition_id, item, seqno, seqno_max, body)
             seqno = item
             frames.append(data[at:stop])
             at = stop
@@ -346,13 +341,16 @@ class ConsumerCore:
             self._deliver(follower, frames, events)
         return at
 
-    def _is_wanted(self, follower: Follower) -> bool:
-        if follower.state is FollowerState.CLOSING:
-            return False
-        if follower.state is not FollowerState.OPEN:
-            message = f"a change of partition {follower.partition_id}, which has no stream"
+    def _open_follower(self, partition_id: int, opaque: int) -> Follower | None:
+        """Return whom a change is for; None: its stream is being closed."""
+        follower = self._followers.get(partition_id)
+        state = follower.state if follower and opaque == partition_id else FollowerState.IDLE
+        if state is FollowerState.CLOSING:
+            return None
+        if state is not FollowerState.OPEN:
+            message = f"a change of partition {partition_id}, which has no stream"
             raise RemoteProtocolError(message, code="unexpected_message")
-        return True
+        return follower
 
     def _deliver(
         self, follower: Follower | None, frames: list[bytes], events: list[Event]
@@ -478,6 +476,15 @@ _REPLIES: Final[Mapping[int, FollowerState]] = {
     Opcode.DCP_CLOSE_STREAM: FollowerState.CLOSING,
 }
 """The answers of streams, and the state in which each comes."""
+
+
+def _bad_change(
+    partition_id: int, item: int, seqno: int, seqno_max: int, body: int
+) -> RemoteProtocolError:
+    message = f"partition {partition_id}: a change of {body} bytes with seqno {item}"
+    return RemoteProtocolError(
+        f"{message}, expected {seqno} < seqno <= {seqno_max}", code="bad_order"
+    )
 
 
 def _with_branches(log: FailoverLog, branches: FailoverLog) -> FailoverLog:

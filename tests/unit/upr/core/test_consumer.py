@@ -317,7 +317,7 @@ NONSENSE = {
     "no marker": put(1),
     "beyond the marker": marker(0, 9) + put(10),
     "twice": marker(0, 9) + put(3) + put(3),
-    "backwards": marker(0, 9) + put(3) + put(2),
+    "backwards": marker(0, 9) + put(3) + put(2) + put(5),
     "another partition": marker(0, 9) + put(3, partition=9),
     "another opaque": marker(0, 9) + put(3).replace(b"\0\0\0\5\0", b"\0\0\0\6\0"),
     "a marker backwards": marker(9, 0),

@@ -1,0 +1,207 @@
+"""The shell of a producer connection: in turns, in order, never while paused, gone when closed."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from fake_source import FakeBucket, FakePartition
+from millstream.model.position import Position
+from millstream.upr.aio.server import StreamSession
+from millstream.upr.core import producer as producer_module
+from millstream.upr.core.messages import StreamRequest, encode_stream_request
+from millstream.wire.mcbp import Opcode, Packet, Status, cut_packets, request
+
+
+class Connection:
+    """Keeps what was written; wakes whoever waits for it."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.is_paused = False
+        self.is_closed = False
+        self.changed = asyncio.Event()
+
+    def write(self, data: bytes) -> None:
+        assert not self.is_closed
+        self.data += data
+        self.changed.set()
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.changed.set()
+
+    def packets(self) -> list[Packet]:
+        found, rest = cut_packets(self.data, 1 << 25)
+        assert rest == b""
+        return found
+
+    async def until(self, is_true: Callable[["Connection"], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not is_true(self):
+                self.changed.clear()
+                await self.changed.wait()
+
+
+class Peer:
+    def __init__(self, *partitions: FakePartition) -> None:
+        self.connection = Connection()
+        self.bucket = FakeBucket(list(partitions))
+        self.session = StreamSession(
+            self.connection, self.bucket, "me", 0x21, is_extended=True, has_json=True
+        )
+
+    def send(self, data: bytes) -> None:
+        for packet in cut_packets(data, 1 << 25)[0]:
+            self.session.on_packet(packet)
+
+    def stream(self, partition_id: int = 0) -> None:
+        self.send(encode_stream_request(StreamRequest(partition_id, Position()), partition_id))
+
+    def control(self, key: bytes, value: bytes) -> None:
+        self.send(request(Opcode.DCP_CONTROL, key=key, value=value))
+
+    def keys(self) -> list[bytes]:
+        return [p.key for p in self.connection.packets() if p.opcode == Opcode.DCP_MUTATION]
+
+
+def filled(keys: str, partition_id: int = 0) -> FakePartition:
+    partition = FakePartition(partition_id)
+    partition.fill(keys)
+    return partition
+
+
+async def test_a_stream_is_answered_sent_and_followed() -> None:
+    peer = Peer(filled("ab"))
+    peer.stream()
+    reply = peer.connection.packets()[0]
+    assert (reply.opcode, reply.status) == (Opcode.DCP_STREAM_REQ, Status.SUCCESS)
+    await peer.connection.until(lambda _: peer.keys() == [b"a", b"b"])
+    peer.bucket.partitions[0].fill("c")
+    peer.bucket.changed()
+    peer.bucket.partitions[0].fill("d")
+    peer.bucket.changed()
+    await peer.connection.until(lambda _: peer.keys() == [b"a", b"b", b"c", b"d"])
+    peer.session.close()
+
+
+async def test_news_within_a_moment_leave_together() -> None:
+    peer = Peer(filled("a"))
+    peer.stream()
+    await peer.connection.until(lambda _: peer.keys() == [b"a"])
+    for key in "bcd":
+        peer.bucket.partitions[0].fill(key)
+        peer.bucket.changed()
+    await peer.connection.until(lambda _: len(peer.keys()) == 4)
+    markers = [p for p in peer.connection.packets() if p.opcode == Opcode.DCP_SNAPSHOT_MARKER]
+    assert len(markers) == 2
+    peer.session.close()
+
+
+async def test_the_log_is_read_in_a_thread() -> None:
+    partitions = [filled("abcde", number) for number in range(6)]
+    for partition in partitions:
+        partition.forget_memory(4)
+    peer = Peer(*partitions)
+    for number in range(6):
+        peer.stream(number)
+    await peer.connection.until(lambda _: len(peer.keys()) == 30)
+    assert all(not partition.holds for partition in partitions)
+    peer.session.close()
+
+
+class BrokenPartition(FakePartition):
+    def backfill(self, after: int, at: int) -> Iterator[tuple[list[bytes], int]]:
+        yield [self.frame(self.writes[0])], 1
+        raise OSError("the disk is gone")
+
+
+async def test_a_log_that_cannot_be_read_ends_the_stream(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    partition = BrokenPartition(0)
+    partition.fill("abc")
+    partition.forget_memory(3)
+    peer = Peer(partition)
+    peer.stream()
+
+    def is_over(connection: Connection) -> bool:
+        return any(p.opcode == Opcode.DCP_STREAM_END for p in connection.packets())
+
+    await peer.connection.until(is_over)
+    assert "cannot read partition 0" in caplog.text
+    assert not partition.holds
+    peer.session.close()
+
+
+async def test_nothing_is_sent_while_the_connection_is_paused() -> None:
+    peer = Peer(filled("ab"))
+    peer.connection.is_paused = True
+    peer.stream()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert peer.keys() == []
+    peer.send(request(Opcode.DCP_NOOP))
+    assert peer.connection.packets()[-1].opcode == Opcode.DCP_NOOP
+    peer.connection.is_paused = False
+    peer.session.on_resume()
+    await peer.connection.until(lambda _: peer.keys() == [b"a", b"b"])
+    peer.session.close()
+
+
+async def test_acknowledged_bytes_let_the_stream_go_on() -> None:
+    peer = Peer(filled("abc"))
+    peer.control(b"connection_buffer_size", b"1")
+    peer.stream()
+    for count in (1, 2, 3):
+        await peer.connection.until(lambda _, count=count: len(peer.keys()) == count)
+        peer.send(request(Opcode.DCP_BUFFER_ACK, extras=b"\0\0\1\0"))
+    peer.session.close()
+
+
+async def test_signs_of_life_and_the_end_of_a_silent_peer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(producer_module, "IDLE_MS_MAX", 150)
+    peer = Peer(filled("a"))
+    peer.control(b"enable_noop", b"true")
+    peer.control(b"set_noop_interval", b"0.1")
+    peer.stream()
+    await peer.connection.until(lambda connection: connection.is_closed)
+    noops = [p for p in peer.connection.packets() if p.opcode == Opcode.DCP_NOOP]
+    assert len(noops) == 1
+    assert "me is dead" in caplog.text
+
+
+async def test_a_peer_that_breaks_the_protocol_is_closed() -> None:
+    peer = Peer(filled("a"))
+    peer.send(request(Opcode.DCP_MUTATION, extras=bytes(31), key=b"k"))
+    assert peer.connection.is_closed
+    peer.stream()
+    assert peer.connection.data == b""
+
+
+async def test_after_close_nothing_is_written_and_nothing_held() -> None:
+    partition = filled("abcdef")
+    partition.forget_memory(5)
+    peer = Peer(partition)
+    peer.stream()
+    await asyncio.sleep(0)
+    before = peer.connection.data
+    assert partition.holds
+    peer.session.close()
+    peer.session.close()
+    assert not partition.holds
+    assert peer.bucket.callbacks == []
+    peer.session.on_resume()
+    peer.stream()
+    await asyncio.get_running_loop().shutdown_default_executor()
+    await asyncio.sleep(0)
+    assert peer.connection.data == before
+
+
+async def test_statistics_name_the_consumer() -> None:
+    peer = Peer(filled("a"))
+    peer.control(b"connection_buffer_size", b"77")
+    assert ("eq_dcpq:me:max_buffer_bytes", "77") in peer.session.statistics()
+    peer.session.close()
