@@ -98,7 +98,11 @@ def command(
         bucket, address=address, user=user, password_file=password_file, tls_ca=tls_ca
     ) as client:
         states = [LoadState(file, bucket, client.cluster_map.bucket_uuid, state) for file in files]
-        row_count = _load_all(client, files, states, key=key, keeps_text=text, is_quiet=json)
+        try:
+            row_count = _load_all(client, files, states, key=key, keeps_text=text, is_quiet=json)
+        except KeyboardInterrupt:
+            print("stopped; the same command goes on where this one was", file=sys.stderr)
+            raise typer.Exit(1) from None
     for done in states:
         done.remove()
     _report(bucket, len(files), _Total(row_count, time.monotonic() - started_at), json=json)

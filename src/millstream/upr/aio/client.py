@@ -224,9 +224,9 @@ class Consumer:
         """Save the checkpoint durably; call it when the event in hand is applied."""
         assert self._checkpoints is not None, "the consumer was given no place for checkpoints"
         checkpoint = self.checkpoint
-        if self._saving is not None:
-            await asyncio.wait([self._saving])
         # A caller that is cancelled leaves the thread writing: the next one waits for it.
+        while self._saving is not None and not self._saving.done():
+            await asyncio.wait([self._saving])
         self._saving = asyncio.get_running_loop().run_in_executor(
             None, self._checkpoints.save, checkpoint
         )
