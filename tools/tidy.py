@@ -150,7 +150,8 @@ def no_dead_modules(root: Path) -> Iterator[str]:
         package, _, last = name.rpartition(".")
         imported = re.compile(
             rf"\b{re.escape(name)}\b|from {re.escape(package)} import [^\n]*\b{last}\b|"
-            rf"from {re.escape(package)} import \([^)]*\b{last}\b"
+            rf"from {re.escape(package)} import \([^)]*\b{last}\b|"
+            rf"\"{last}(\.py)?\""  # loaded by name: a command, a child process
         )
         if not any(imported.search(text) for other, text in texts.items() if other != path):
             yield f"{path.relative_to(root)}: nothing uses it"
