@@ -1,5 +1,9 @@
 """The one rule that judges positions: every worked case, and properties over random histories."""
 
+import itertools
+import random
+from typing import NamedTuple
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,6 +105,76 @@ def test_a_complete_position_of_this_history_is_accepted(
     position = position_at(log, seqno, seqno, seqno)
     assert position.is_closed
     assert rollback_seqno(position, log=log, high_seqno=high, purge_seqno=0) is None
+
+
+class Bookmark(NamedTuple):
+    """A position, and every write of the history it was read from, up to its snapshot's end."""
+
+    position: Position
+    writes: list[int]
+
+
+class Server:
+    """A partition that knows which writes it really holds: number of the write by seqno."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.numbers = itertools.count(1)
+        self.writes: list[int] = []
+        self.log: FailoverLog = (FailoverEntry(1, 0, 1),)
+
+    def write(self) -> None:
+        self.writes += [next(self.numbers) for _ in range(self.rng.randint(1, 9))]
+
+    def fail_over(self) -> None:
+        kept = self.rng.randint(max(0, len(self.writes) - 15), len(self.writes))
+        del self.writes[kept:]
+        branch = next(self.numbers) + 1
+        self.log = with_new_entry(self.log, FailoverEntry(branch, kept, branch))
+
+    def bookmark(self) -> Bookmark:
+        """A reader stands somewhere inside a snapshot that ends where this history does or did."""
+        end = self.rng.randint(0, len(self.writes))
+        start = self.rng.randint(0, end)
+        seqno = self.rng.choice([start, end, self.rng.randint(start, end)])
+        if seqno == end:
+            start = end
+        return Bookmark(position_at(self.log, seqno, start, end), self.writes[:end])
+
+    def common_seqno(self, writes: list[int]) -> int:
+        """How far two histories are the same, write by write."""
+        pairs = zip(writes, self.writes, strict=False)
+        return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+
+    def expected(self, bookmark: Bookmark) -> int | None:
+        """What must be undone, from the writes alone."""
+        position, common = bookmark.position, self.common_seqno(bookmark.writes)
+        if all(entry.uuid != position.uuid for entry in self.log) and position.seqno:
+            return 0  # the server cannot know, so the failover logs must be compared
+        is_inside = position.snap_start < position.seqno < position.snap_end
+        needed = position.snap_end if is_inside else position.seqno
+        if common >= needed:
+            return None
+        return min(common, position.snap_start if is_inside else position.seqno)
+
+
+@pytest.mark.parametrize("first_seed", range(0, 4000, 1000))
+def test_the_answer_is_where_histories_really_part(first_seed: int) -> None:
+    answers: set[type] = set()
+    for seed in range(first_seed, first_seed + 1000):
+        rng = random.Random(seed)
+        server = Server(rng)
+        bookmarks: list[Bookmark] = []
+        for _ in range(rng.randint(1, 12)):
+            rng.choice([server.write, server.write, server.fail_over])()
+            bookmarks += [server.bookmark() for _ in range(rng.randint(0, 2))]
+        for bookmark in bookmarks:
+            answer = rollback_seqno(
+                bookmark.position, log=server.log, high_seqno=len(server.writes), purge_seqno=0
+            )
+            assert answer == server.expected(bookmark), f"seed {seed}: {bookmark} {server.log}"
+            answers.add(type(answer))
+    assert answers == {int, type(None)}
 
 
 def test_uuid_is_that_of_the_history_the_snapshot_end_lies_in() -> None:

@@ -118,3 +118,18 @@ def test_deletions_without_times_are_of_the_first_version(original: bytes) -> No
     )
     assert frame[4] == 18
     assert change_of(frame) == change_of(original)._replace(opcode=Opcode.DCP_DELETION, expiry=0)
+
+
+def test_frames_as_other_implementations_write_them() -> None:
+    """Whole frames with an opaque that is not the partition's, deletions without times."""
+    put = mutation(8, b"k1", b"{}", 9, 2, 0x1122334455667788, 0x02000000, 0, 1)
+    gone = deletion(8, b"k1", 10, 3, 0x1122334455667789, 1_700_000_000)
+    profile = PROFILE | {"opaque": 0x1000, "delete_times": False, "expiry_opcode": False}
+    frames = [snapshot_marker(8, 0x1000, 7, 9, 5), *with_profile([put, gone], **profile)]
+    assert [frame.hex() for frame in frames] == [
+        "8056000014000008000000140000100000000000000000000000000000000007000000000000000900000005",
+        "805700021f01000800000023000010001122334455667788"
+        "00000000000000090000000000000002020000000000000000000000000000"
+        "6b317b7d",
+        "805800021200000800000014000010001122334455667789000000000000000a000000000000000300006b31",
+    ]

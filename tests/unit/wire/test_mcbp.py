@@ -111,3 +111,34 @@ def test_any_frame_infos_are_read_or_refused(data: bytes) -> None:
     except RemoteProtocolError:
         return
     assert sum(map(len, found.values())) <= len(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (
+            request(Opcode.GET, vbucket=55, opaque=1, key=b"a"),
+            "80000001000000370000000100000001000000000000000061",
+        ),
+        (
+            request(
+                Opcode.SET, vbucket=62, opaque=14, datatype=1, framing=b"\x13\x01\x07\x08",
+                extras=b"\x02" + bytes(7), key=b"b", value=b"{}",
+            ),
+            "080104010801003e0000000f0000000e0000000000000000130107080200000000000000627b7d",
+        ),
+        (
+            response(Opcode.DCP_STREAM_REQ, Status.ROLLBACK, 0x1000, value=(5).to_bytes(8, "big")),
+            "8153000000000023000000080000100000000000000000000000000000000005",
+        ),
+        (
+            request(Opcode.DCP_BUFFER_ACK, extras=(4096).to_bytes(4, "big")),
+            "805d0000040000000000000400000000000000000000000000001000",
+        ),
+    ],
+    ids=["get", "durable set", "rollback", "acknowledgement"],
+)  # fmt: skip
+def test_frames_as_other_implementations_write_them(data: bytes, expected: str) -> None:
+    assert data.hex() == expected
+    found, rest = cut_packets(data, LIMIT)
+    assert (len(found), rest) == (1, b"")

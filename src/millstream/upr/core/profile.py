@@ -11,7 +11,6 @@ Elsewhere: the canonical profile and the rewriting of one frame (`wire.frames`).
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import Final
 
 from millstream.wire.frames import with_profile
@@ -71,6 +70,8 @@ def _with_opaque(frames: list[bytes], opaque: int) -> bytes:
     """Join frames and set the opaque of each in the copy."""
     chunk = bytearray().join(frames)
     patch = opaque.to_bytes(4, "big")
-    for at in accumulate(map(len, frames[:-1]), initial=_OPAQUE_AT):
+    at = _OPAQUE_AT
+    for size in map(len, frames):
         chunk[at : at + 4] = patch
+        at += size
     return bytes(chunk)
