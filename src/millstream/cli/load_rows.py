@@ -196,7 +196,11 @@ class _CsvReader(_TextReader):
         self._convert: Callable[[str], Any] = str if keeps_text else _cell_value
         self._delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
         csv.field_size_limit(CSV_FIELD_BYTES_MAX)
-        self._header = self._read_header()
+        try:
+            self._header = self._read_header()
+        except RowError:
+            self.close()
+            raise
         if place.offset > self._offset:
             self.close()
             super().__init__(path, place)

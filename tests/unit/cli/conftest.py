@@ -1,0 +1,94 @@
+"""Commands called as a user calls them, in this process, against documents in a dictionary."""
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from io import BytesIO, TextIOWrapper
+from typing import Any, NamedTuple, Self
+
+import pytest
+
+from millstream.cli import delete, get, load, put
+from millstream.cli.main import main
+from millstream.client.documents import Document, Stored, content_of
+from millstream.client.kv import BulkResult, Failure
+from millstream.errors import ConditionError, UsageError
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: bytes
+    err: str
+
+
+class FakeClient:
+    def __init__(self) -> None:
+        self.documents: dict[bytes, Document] = {}
+        self.calls: list[tuple[str, Mapping[str, Any]]] = []
+        self.batches: list[int] = []
+        self.fail_after: int | None = None
+        self.refused_key = ""
+
+        class Map:
+            bucket_uuid = "feed"
+
+        self.cluster_map = Map()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def get(self, key: bytes) -> Document | None:
+        return self.documents.get(key)
+
+    def upsert(self, key: bytes, value: Any, **options: Any) -> Stored:
+        self.calls.append(("upsert", options))
+        data, flags, datatype = content_of(value)
+        self.documents[key] = Document(data, 7, flags, datatype)
+        return Stored(7, 3, 0xAB, 9)
+
+    def remove(self, key: bytes, **options: Any) -> Stored:
+        self.calls.append(("remove", options))
+        if self.documents.pop(key, None) is None:
+            raise ConditionError("no such document", code="not_found")
+        return Stored(7, 3, 0xAB, 9)
+
+    def apply_many(self, changes: Iterable[tuple[Any, ...]]) -> BulkResult:
+        items = list(changes)
+        self.batches.append(len(items))
+        if self.fail_after is not None and sum(self.batches) > self.fail_after:
+            raise KeyboardInterrupt
+        failures = []
+        for item in items:
+            if item[0] == self.refused_key:
+                failures.append(Failure(item, UsageError("too large", code="too_large")))
+            else:
+                self.upsert(item[0].encode(), item[1])
+        return BulkResult(len(items) - len(failures), failures)
+
+    def wait_persisted(self, timeout_s: float) -> None:
+        pass
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
+    made = FakeClient()
+    for module in (get, put, delete, load):
+        monkeypatch.setattr(module, "client_of", lambda *_, **__: made)
+    return made
+
+
+@pytest.fixture
+def call(
+    monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> Callable[..., Outcome]:
+    def run(*words: str, stdin: bytes = b"") -> Outcome:
+        monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(stdin)))
+        with pytest.raises(SystemExit) as ended:
+            main(list(words))
+        out, err = capsysbinary.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Outcome(ended.value.code, out, err.decode())
+
+    return run

@@ -1,0 +1,57 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream.client.documents import FLAGS_BINARY, FLAGS_JSON
+
+
+def test_value_from_argument_stdin_and_file(call: Any, client: Any, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"\x00raw")
+    assert call("put", "b", "arg", '{"a": 1.0}') == (0, b"", "")
+    call("put", "b", "dash", "-", stdin=b" [1] \n")
+    call("put", "b", "none", stdin=b"plain text")
+    call("put", "b", "file", "--file", str(tmp_path / "f"))
+    found = {key: (document.data, document.flags) for key, document in client.documents.items()}
+    assert found == {
+        b"arg": (b'{"a": 1.0}', FLAGS_JSON),
+        b"dash": (b"[1]", FLAGS_JSON),
+        b"none": (b"plain text", FLAGS_BINARY),
+        b"file": (b"\x00raw", FLAGS_BINARY),
+    }
+
+
+def test_options_and_json(call: Any, client: Any) -> None:
+    code, out, _ = call(
+        "put", "b", "k", "1", "--cas", "5", "--expiry", "60", "--durability", "memory", "--json"
+    )
+    assert code == 0
+    assert json.loads(out) == {
+        "key": "k", "cas": 7, "partition": 3, "uuid": "0000000000ab", "seqno": 9,
+    }  # fmt: skip
+    assert client.calls == [("upsert", {"cas": 5, "expiry": 60, "durability": "memory"})]
+
+
+def test_design_documents_come_from_files(call: Any, client: Any, tmp_path: Path) -> None:
+    (tmp_path / "d.json").write_text('{"views": {}}')
+    (tmp_path / "bad.json").write_text("function (doc) {}")
+    (tmp_path / "list.json").write_text("[]")
+    assert call("put", "b", "_design/d", str(tmp_path / "d.json")).code == 0
+    assert client.documents[b"_design/d"].value == {"views": {}}
+    assert "is JSON" in call("put", "b", "_design/d", str(tmp_path / "bad.json")).err
+    assert "JSON object" in call("put", "b", "_design/d", str(tmp_path / "list.json")).err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("v", "--file", "f"),
+        ("--file", "/nowhere"),
+        ("--expiry", "-1", "v"),
+        ("--file", "/dev/zero"),
+    ],
+)
+def test_wrong_use(call: Any, client: Any, words: tuple[str, ...]) -> None:
+    assert call("put", "b", "k", *words).code == 2
+    assert not client.documents
