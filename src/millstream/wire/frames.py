@@ -28,17 +28,18 @@ __all__ = [
     "expiration",
     "iter_frames",
     "mutation",
+    "pack_mutation",
     "seqno_of",
     "snapshot_marker",
     "stream_end",
     "with_profile",
 ]
 
-_MUTATION: Final = Struct(">BBHBBHIIQQQIIIHB")
+pack_mutation = Struct(">HHHHIIQQQII7x").pack
+"""Head and extras of a put, for the one hot path: magic and opcode, key length, extras length and
+datatype, partition, body, opaque, CAS, seqno, rev, flags, expiry."""
 _DELETION: Final = Struct(">BBHBBHIIQQQIB")
 _EXPIRATION: Final = Struct(">BBHBBHIIQQQI")
-_MUTATION_EXTRAS: Final = 31
-_DELETION_EXTRAS: Final = 21
 _EXPIRATION_EXTRAS: Final = 20
 _MARKER: Final = Struct(">BBHBBHIIQQQI")
 _END: Final = Struct(">BBHBBHIIQI")
@@ -59,16 +60,13 @@ def mutation(
     expiry: int,
     datatype: int,
 ) -> bytes:
-    """Return the canonical frame of a put. Hot path: positional arguments, one pack."""
+    """Return the canonical frame of a put."""
     key_bytes = len(key)
-    return (
-        _MUTATION.pack(
-            0x80, 0x57, key_bytes, 31, datatype, partition_id, 31 + key_bytes + len(value),
-            partition_id, cas, seqno, rev, flags, expiry, 0, 0, 0,
-        )
-        + key
-        + value
+    head = pack_mutation(
+        0x8057, key_bytes, 31 << 8 | datatype, partition_id, 31 + key_bytes + len(value),
+        partition_id, cas, seqno, rev, flags, expiry,
     )  # fmt: skip
+    return head + key + value
 
 
 def deletion(

@@ -23,12 +23,12 @@ from millstream.errors import UnavailableError
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.partition import Partition
 from millstream.model.limits import QUEUE_BYTES_MAX
-from millstream.storage.core.store import EncodedCommit, FlushBatch, LogStore, StoredChange
+from millstream.storage.core.store import EncodedCommit, FlushBatch, LogStore
 
 __all__ = ["BY_ID_CHANGES_MAX", "DISK_FULL_SECONDS_MAX", "LONE_BYTES_MAX", "Flusher"]
 
 _LOG = logging.getLogger(__name__)
-BY_ID_CHANGES_MAX: Final = 20_000
+BY_ID_CHANGES_MAX: Final = 100_000
 """Changes the by-id map lags behind the log, at which it is brought up to date."""
 DISK_FULL_SECONDS_MAX: Final = 60
 """How long writes wait for space before the node stops."""
@@ -186,4 +186,4 @@ class Flusher:
 
 
 def _batch(partition: Partition) -> FlushBatch:
-    return FlushBatch(partition.partition_id, [StoredChange(*item) for item in partition.freeze()])
+    return FlushBatch(partition.partition_id, partition.freeze())

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from millstream.errors import RemoteProtocolError
 from millstream.kv.core.cluster_config import cluster_config
@@ -23,7 +23,7 @@ from millstream.kv.core.documents import DOCUMENT_COMMANDS
 from millstream.kv.core.handshake import BEFORE_LOGIN, SESSION_COMMANDS, VERSION
 from millstream.kv.core.introspection import INTROSPECTION_COMMANDS
 from millstream.kv.core.session import Command, KvSession, StreamPort
-from millstream.model.limits import CONNECTION_OUT_BYTES_MAX, FRAME_BYTES_MAX
+from millstream.model.limits import CONNECTION_OUT_BYTES_MAX
 from millstream.wire.mcbp import Feature
 
 if TYPE_CHECKING:
@@ -77,6 +77,8 @@ class KvServer:
         self._stream_factory = stream_factory
         self._streams: dict[tuple[str, str], KvConnection] = {}
         self._checks: set[asyncio.Task[None]] = set()
+        self._changed: set[Bucket] = set()
+        self.loop = asyncio.get_running_loop()
 
     def kv_protocol(self) -> KvConnection:
         """Make the protocol of one kv connection (SASL, buckets, streams)."""
@@ -113,7 +115,7 @@ class KvServer:
     def check_password(self, session: KvSession, name: str, password: str) -> None:
         """Check a plain password off the loop (it is slow on purpose)."""
         connection = next(c for c in self.connections if c.session is session)
-        task = asyncio.get_running_loop().create_task(
+        task = self.loop.create_task(
             self._check(connection, name, password), name="kv password check"
         )
         self._checks.add(task)
@@ -135,6 +137,7 @@ class KvServer:
             ("curr_connections", str(len(self.connections))),
             ("total_connections", str(self.connection_total)),
             ("buckets", str(len(self.buckets))),
+            ("http_port", str(self.http_port)),
         ]
 
     def stream_statistics(self) -> list[tuple[str, str]]:
@@ -147,6 +150,18 @@ class KvServer:
         ]
 
     # -- connections
+
+    def tell_changed(self, bucket: Bucket) -> None:
+        """Tell a bucket's subscribers of changes, once per turn of the loop."""
+        if bucket not in self._changed:
+            if not self._changed:
+                self.loop.call_soon(self._tell_changed)
+            self._changed.add(bucket)
+
+    def _tell_changed(self) -> None:
+        changed, self._changed = self._changed, set()
+        for bucket in changed:
+            bucket.changed()
 
     def forget(self, connection: KvConnection) -> None:
         """A connection is gone."""
@@ -179,7 +194,8 @@ class KvConnection(asyncio.Protocol):
         self._server = server
         self._default_bucket = default_bucket
         self._transport: asyncio.Transport | None = None
-        self._loop = asyncio.get_running_loop()
+        self._now_ns = server.now_ns
+        self._loop = server.loop
         self._is_scheduled = False
         self._is_reading = True
         self.streamer: Streamer | None = None
@@ -191,7 +207,7 @@ class KvConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a new connection."""
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast("asyncio.Transport", transport)  # other loops have classes of their own
         self._transport = transport
         transport.set_write_buffer_limits(high=CONNECTION_OUT_BYTES_MAX)
         peer = transport.get_extra_info("peername")
@@ -218,22 +234,15 @@ class KvConnection(asyncio.Protocol):
         """Answer what came; hot path."""
         session = self.session
         try:
-            is_more = session.receive(data, self._server.now_ns())
+            out = session.receive(data, self._now_ns())
         except RemoteProtocolError as error:
             self._refuse(error)
             return
-        if session.has_changes:
-            session.has_changes = False
-            bucket = session.bucket
-            if bucket is not None:
-                bucket.changed()
-                if session.waits_for_disk:
-                    bucket.hurry()
-        transport = self._transport
-        if session.out and transport is not None:
-            transport.write(session.take_output())
-        if is_more or session.is_closing or session.is_clogged or session.pending_bytes > 65536:
-            self._after(is_more)
+        if out and self._transport is not None:
+            self._transport.write(out)
+        if session.needs_care:
+            session.needs_care = False
+            self._care()
 
     def pause_writing(self) -> None:
         """The client does not read: stop reading from it."""
@@ -276,13 +285,20 @@ class KvConnection(asyncio.Protocol):
                 self._read(True)
                 self.data_received(b"")
 
-    def _after(self, is_more: bool) -> None:
+    def _care(self) -> None:
+        """What a wake-up may leave to do besides its replies."""
         session = self.session
+        if session.has_changes:
+            session.has_changes = False
+            assert session.bucket is not None
+            self._server.tell_changed(session.bucket)
+            if session.waits_for_disk:
+                session.bucket.hurry()
         if session.is_closing:
             self.close()
-        elif session.is_clogged or session.pending_bytes > FRAME_BYTES_MAX:
+        elif session.is_clogged:
             self._read(False)
-        elif is_more and not self.is_paused:
+        elif session.has_request and not self.is_paused:
             self.advance()
 
     def _flush(self) -> None:

@@ -21,7 +21,7 @@ docs/concepts/snapshots.md.
 from __future__ import annotations
 
 from bisect import bisect_left
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import Final, NamedTuple
 
 __all__ = ["RETAINED_BYTES_MAX", "FlushItem", "MutationQueue"]
@@ -32,12 +32,8 @@ _TRIM_SLOTS_MIN: Final = 1024
 _NOTHING: Final = b""
 
 
-class FlushItem(NamedTuple):
-    """One change on its way to the log: frame, previous seqno in the log, lineage."""
-
-    frame: bytes
-    previous_seqno: int
-    lineage: bytes
+FlushItem = tuple[bytes, int, bytes, bytes]
+"""One change on its way to the log: frame, previous seqno in the log, lineage, sidecar."""
 
 
 class _Superseded(NamedTuple):
@@ -81,30 +77,29 @@ class MutationQueue:
 
     # -- the mutator
 
-    def append(self, frame: bytes, previous_seqno: int, lineage: bytes) -> None:
-        """Add the change with seqno `high_seqno + 1`. O(1)."""
+    def append(self, frame: bytes, lineage: bytes, old_seqno: int = 0, old: bytes = b"") -> None:
+        """Add the change with seqno `high_seqno + 1`. O(1); hot path.
+
+        Args:
+            frame: of the change.
+            lineage: of its document.
+            old_seqno: seqno of the key's former change, 0 if there is none; its slot is blanked.
+            old: frame of the former change.
+        """
+        previous = old_seqno
+        index = old_seqno - self.floor - 1
+        if index >= 0:
+            if old_seqno > self.frozen_seqno:
+                previous = self._previous[index]
+            if old_seqno <= self._hold_high:
+                self._retain(old_seqno, _Superseded(old, previous, self.high_seqno + 1))
+            self._slots[index] = _NOTHING
+            self.bytes_held -= len(old)
         self._slots.append(frame)
-        self._previous.append(previous_seqno)
+        self._previous.append(previous)
         self._lineages.append(lineage)
         self.high_seqno += 1
         self.bytes_held += len(frame)
-
-    def supersede(self, seqno: int, frame: bytes, successor: int) -> int:
-        """Blank the change `seqno`, whose frame is given; return the successor's previous seqno.
-
-        O(1). `successor` is the seqno of the change that replaces it.
-        """
-        index = seqno - self.floor - 1
-        if index < 0:
-            if seqno <= self._hold_high and seqno > self.frozen_seqno:
-                raise AssertionError("the floor passed a change that is not in the log")
-            return seqno
-        previous = self._previous[index]
-        if seqno <= self._hold_high:
-            self._retain(seqno, _Superseded(frame, previous, successor))
-        self._slots[index] = _NOTHING
-        self.bytes_held -= len(frame)
-        return seqno if seqno <= self.frozen_seqno else previous
 
     def _retain(self, seqno: int, superseded: _Superseded) -> None:
         self.retained[seqno] = superseded
@@ -190,13 +185,16 @@ class MutationQueue:
         """Return what must go to the log up to the present high, which becomes frozen."""
         begin = self.frozen_seqno - self.floor
         self.frozen_seqno = self.high_seqno
-        slots = self._slots[begin:]
         return [
-            FlushItem(frame, previous, lineage)
-            for frame, previous, lineage in zip(
-                slots, self._previous[begin:], self._lineages[begin:], strict=True
+            item
+            for item in zip(
+                self._slots[begin:],
+                self._previous[begin:],
+                self._lineages[begin:],
+                repeat(_NOTHING),  # no sidecar
+                strict=False,
             )
-            if frame
+            if item[0]
         ]
 
     def trim(self, persisted_seqno: int, bytes_max: int) -> None:

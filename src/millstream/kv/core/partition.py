@@ -26,7 +26,7 @@ from millstream.model.lineage import born, with_run
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog
 from millstream.upr.core.source import Hold
-from millstream.wire.frames import deletion, expiration, mutation
+from millstream.wire.frames import deletion, expiration, pack_mutation
 from millstream.wire.mcbp import Status
 
 __all__ = ["Entry", "LogReader", "Partition", "absolute_expiry"]
@@ -174,7 +174,7 @@ class Partition:
         seqno = queue.high_seqno + 1
         new_cas = self.last_cas = now_ns if now_ns > self.last_cas else self.last_cas + 1
         if found is None:
-            rev, previous = 1, 0
+            old, old_seqno, rev = b"", 0, 1
             lineage = self._birth_prefix + _varint(seqno)
         else:
             old, lineage = found
@@ -182,13 +182,19 @@ class Partition:
             if old_cas >= new_cas:
                 new_cas = self.last_cas = old_cas + 1
             rev = old_rev + 1
-            previous = queue.supersede(old_seqno, old, seqno)
             if old_seqno <= self._branch_seqno:
                 lineage = with_run(lineage, self.failover_log[0].branch, rev)
-        frame = mutation(
-            self.partition_id, key, value, seqno, rev, new_cas, flags, expiry, datatype
-        )
-        queue.append(frame, previous, lineage)
+        key_bytes = len(key)
+        partition_id = self.partition_id
+        frame = (
+            pack_mutation(
+                0x8057, key_bytes, 31 << 8 | datatype, partition_id, 31 + key_bytes + len(value),
+                partition_id, new_cas, seqno, rev, flags, expiry,
+            )
+            + key
+            + value
+        )  # fmt: skip
+        queue.append(frame, lineage, old_seqno, old)
         self.table[key] = (frame, lineage)
         return frame
 
@@ -291,11 +297,10 @@ class Partition:
         old_cas, old_seqno, old_rev = _CAS_SEQNO_REV.unpack_from(old)
         seqno, rev = self.queue.high_seqno + 1, old_rev + 1
         self.last_cas = cas = max(now_ns, self.last_cas + 1, old_cas + 1)
-        previous = self.queue.supersede(old_seqno, old, seqno)
         if old_seqno <= self._branch_seqno:
             lineage = with_run(lineage, self.failover_log[0].branch, rev)
         frame = encode(self.partition_id, key, seqno, rev, cas, time_s)
-        self.queue.append(frame, previous, lineage)
+        self.queue.append(frame, lineage, old_seqno, old)
         self.table[key] = (frame, lineage)
         return frame
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from zlib import crc32
 
 from millstream.errors import RemoteProtocolError
-from millstream.kv.core.partition import Partition, absolute_expiry
+from millstream.kv.core.partition import Entry, Partition, absolute_expiry
 from millstream.model.limits import (
     FRAME_BYTES_MAX,
     KEY_BYTES_MAX,
@@ -55,12 +55,19 @@ __all__ = ["DEFERRED_MAX", "Command", "Host", "KvSession", "StreamPort"]
 DEFERRED_MAX: Final = 10_000
 """Replies waiting behind a durable write above which no further request is read."""
 
-_GET_FIELDS: Final = Struct(">2xHxB2xI4x8s16x4sI")
-_GET_REPLY: Final = Struct(">BBHBBHII8s4s")
-_FLAGS_EXPIRY: Final = Struct(">II")
-_SET_REPLY: Final = Struct(">BBHBBHII8s")
-_SET_REPLY_TOKEN: Final = Struct(">BBHBBHII8sQ8s")
-_GET, _SET, _NOOP, _MUTATION = 0, 1, 10, 0x57
+_cut_head = Struct(">HHHHI4sQ").unpack_from
+"""Magic and opcode, key length, extras length and datatype, partition, body, opaque, CAS."""
+_cut_found = Struct(">16x8s16x4sI").unpack_from
+"""CAS, flags, expiry of a mutation's frame."""
+_cut_flags_expiry = Struct(">II").unpack_from
+_found_reply = Struct(">HHHHI4s8s4s").pack
+_stored_reply = Struct(">HHHHI4s8s").pack
+_stored_reply_token = Struct(">HHHHI4s8sQ8s").pack
+_REQUEST_GET, _REQUEST_SET = REQUEST << 8 | Opcode.GET, REQUEST << 8 | Opcode.SET
+_RESPONSE_GET, _RESPONSE_SET = RESPONSE << 8 | Opcode.GET, RESPONSE << 8 | Opcode.SET
+_FLAGS_EXTRAS, _SET_EXTRAS, _TOKEN_EXTRAS = 4 << 8, 8 << 8, 16 << 8
+_MUTATION: Final = 0x57
+_SECOND_NS: Final = 1_000_000_000
 _RESERVED_KEYS: Final = (b"_design/", b"_local/")
 _DURABILITY_LEVELS: Final = (1, 2, 3)
 _PERSISTED_LEVELS: Final = (2, 3)
@@ -107,6 +114,14 @@ class Host(Protocol):
         """Return the statistics of the open streams."""
 
 
+def _check_length(magic: int, body_bytes: int) -> None:
+    """Refuse a frame, not all here yet, that must not be waited for."""
+    if body_bytes > FRAME_BYTES_MAX:
+        raise RemoteProtocolError(f"body of {body_bytes} bytes", code="too_large")
+    if magic not in (REQUEST, ALT_REQUEST, RESPONSE):
+        raise RemoteProtocolError(f"magic 0x{magic:02x}", code="bad_magic")
+
+
 class _Wait(NamedTuple):
     partition: Partition
     seqno: int
@@ -148,11 +163,15 @@ class KvSession:
         self.is_waiting = False
         """A login is being checked: requests wait."""
         self.has_changes = False
+        self.needs_care = False
+        """Something is to be done besides writing the output; the shell clears it."""
         self.out: list[bytes] = []
         self._deferred: deque[bytes | _Wait] = deque()
         self._rest = b""
         self._parts: list[bytes] = []
         self._missing_bytes = 0
+        self._has_rest = False
+        self._read_tables: list[dict[bytes, Entry]] = []
         self._read_partitions: list[Partition] = []
         self._write_partitions: list[Partition] = []
 
@@ -162,6 +181,7 @@ class KvSession:
         """Use a bucket from now on, as far as the user's rights go."""
         self.bucket = bucket
         self._read_partitions = bucket.partitions if bucket and self.may("read") else []
+        self._read_tables = [partition.table for partition in self._read_partitions]
         self._write_partitions = bucket.partitions if bucket and self.may("write") else []
 
     def may(self, right: str) -> bool:
@@ -190,142 +210,117 @@ class KvSession:
         """Whether reading must stop until replies have left."""
         return self.is_waiting or len(self._deferred) >= DEFERRED_MAX
 
-    def receive(self, data: bytes, now_ns: int) -> bool:
-        """Answer the whole requests in what was kept and `data`; True if some are left over.
+    def receive(self, data: bytes, now_ns: int) -> bytes:
+        """Answer the whole requests in what was kept and `data`; return what to write now.
+
+        `needs_care` says afterwards whether anything but that write is to be done.
 
         Raises:
             RemoteProtocolError: the connection must be closed, after the output was written.
         """
-        if self._missing_bytes > len(data):  # a long value comes in many pieces
-            self._parts.append(data)
-            self._missing_bytes -= len(data)
-            return False
-        if self._rest or self._parts:
+        if self._has_rest:
+            if self._missing_bytes > len(data):  # a long value comes in many pieces
+                self._parts.append(data)
+                self._missing_bytes -= len(data)
+                return b""
             data = b"".join((self._rest, *self._parts, data))
             self._parts.clear()
-        self._rest, self._missing_bytes = b"", 0
-        if self.is_clogged or self.is_closing:
-            self._rest = data
-            return False
+            self._rest, self._missing_bytes, self._has_rest = b"", 0, False
+        if self.is_closing or self.is_clogged:
+            self._keep(data)
+            return b""
         at = 0
         try:
             at = self._answer(data, now_ns)
         finally:
-            self._rest = data[at:] if at else data
-        return bool(self._rest) and not self.is_clogged and self._has_request()
+            if at != len(data):
+                self._keep(data[at:])
+        return self.take_output() if self.out else b""
 
-    def _has_request(self) -> bool:
-        rest = self._rest
-        if len(rest) < HEADER_BYTES:
-            return False
-        missing = HEADER_BYTES + int.from_bytes(rest[8:12], "big") - len(rest)
-        self._missing_bytes = max(0, missing)
-        return missing <= 0
+    def _keep(self, rest: bytes) -> None:
+        """Keep what is left for the next wake-up."""
+        self._rest, self._has_rest = rest, bool(rest)
+        if len(rest) >= HEADER_BYTES:
+            missing = HEADER_BYTES + int.from_bytes(rest[8:12], "big") - len(rest)
+            self._missing_bytes = max(0, missing)
+            self.needs_care |= missing <= 0
 
-    def _answer(self, data: bytes, now_ns: int) -> int:  # noqa: C901 - hot path in one piece
-        """The request loop; returns how many bytes were used. Hot path: locals, one pass."""
-        unpack, get_fields, get_reply = (
-            HEADER.unpack_from,
-            _GET_FIELDS.unpack_from,
-            _GET_REPLY.pack,
-        )
-        set_extras, set_reply, token_reply = (
-            _FLAGS_EXPIRY.unpack_from, _SET_REPLY.pack, _SET_REPLY_TOKEN.pack
-        )  # fmt: skip
+    @property
+    def has_request(self) -> bool:
+        """Whether a whole request waits to be answered."""
+        return len(self._rest) >= HEADER_BYTES and not self._missing_bytes
+
+    def _answer(self, data: bytes, now_ns: int) -> int:
+        """The request loop; returns how many bytes were used. Hot path: one pass, no calls."""
         out: list[bytes] = []
-        append = out.append
-        hashes_keys, mask, tokens = self.hashes_keys, self.datatype_mask, self.wants_tokens
-        readers, writers = self._read_partitions, self._write_partitions
-        reader_count, writer_count = len(readers), len(writers)
-        now_s = now_ns // 1_000_000_000
-        at, end = 0, len(data)
-        last = end - HEADER_BYTES
+        at, last = 0, len(data) - HEADER_BYTES
         budget = REQUESTS_PER_WAKEUP_MAX
         while at <= last and budget:
-            magic, opcode, key_bytes, extras_bytes, datatype, vbucket, body, opaque, cas = unpack(
-                data, at
-            )
+            kind, key_bytes, extras, vbucket, body, opaque, cas = _cut_head(data, at)
             start = at + 24
             stop = start + body
-            if stop > end:
-                if body > FRAME_BYTES_MAX:
-                    raise RemoteProtocolError(f"body of {body} bytes", code="too_large")
-                if magic not in (REQUEST, ALT_REQUEST, RESPONSE):
-                    raise RemoteProtocolError(f"magic 0x{magic:02x}", code="bad_magic")
+            if stop > last + 24:
+                _check_length(kind >> 8, body)
                 break
             budget -= 1
-            if (
-                opcode == _GET
-                and magic == REQUEST
-                and reader_count
-                and body == key_bytes <= KEY_BYTES_MAX
-                and key_bytes
-            ):
+            if kind == _REQUEST_GET and not extras and body == key_bytes:
+                tables = self._read_tables
                 key = data[start:stop]
-                if hashes_keys:
-                    vbucket = (crc32(key) >> 16 & 0x7FFF) % reader_count
-                if vbucket < reader_count:
-                    partition = readers[vbucket]
-                    entry = partition.table.get(key) or partition.entry(key)
-                    if entry is not None and entry[0][1] == _MUTATION:
-                        frame = entry[0]
-                        size, stored, stored_body, stored_cas, flags, expiry = get_fields(frame)
-                        if not expiry or expiry > now_s:
-                            append(
-                                get_reply(
-                                    RESPONSE, 0, 0, 4, stored & mask, 0,
-                                    stored_body - 27 - size, opaque, stored_cas, flags,
-                                )
-                            )  # fmt: skip
-                            append(frame[55 + size :])
-                            at = stop
-                            continue
+                if self.hashes_keys and tables:
+                    vbucket = (crc32(key) >> 16 & 0x7FFF) % len(tables)
+                if vbucket < len(tables) and key in tables[vbucket]:
+                    frame = tables[vbucket][key][0]
+                    stored_cas, flags, expiry = _cut_found(frame)
+                    if frame[1] == _MUTATION and (not expiry or expiry > now_ns // _SECOND_NS):
+                        value = frame[55 + key_bytes :]
+                        out.append(
+                            _found_reply(
+                                _RESPONSE_GET, 0, _FLAGS_EXTRAS | frame[5] & self.datatype_mask,
+                                0, 4 + len(value), opaque, stored_cas, flags,
+                            )
+                        )  # fmt: skip
+                        out.append(value)
+                        at = stop
+                        continue
             elif (
-                opcode == _SET
-                and magic == REQUEST
-                and writer_count
-                and extras_bytes == 8
+                kind == _REQUEST_SET
                 and not cas
-                and not datatype & ~mask
+                and extras & ~self.datatype_mask == _SET_EXTRAS
                 and 0 < key_bytes <= KEY_BYTES_MAX
-                and body - key_bytes - 8 <= VALUE_BYTES_MAX
-                and body >= key_bytes + 8
+                and key_bytes + 8 <= body <= key_bytes + 8 + VALUE_BYTES_MAX
             ):
+                writers = self._write_partitions
                 value_at = start + 8 + key_bytes
                 key = data[start + 8 : value_at]
-                if hashes_keys:
-                    vbucket = (crc32(key) >> 16 & 0x7FFF) % writer_count
-                if vbucket < writer_count and not key.startswith(_RESERVED_KEYS):
-                    flag_number, expiry = set_extras(data, start)
+                if self.hashes_keys and writers:
+                    vbucket = (crc32(key) >> 16 & 0x7FFF) % len(writers)
+                if vbucket < len(writers) and not key.startswith(_RESERVED_KEYS):
+                    flag_number, expiry = _cut_flags_expiry(data, start)
                     if expiry:
                         expiry = absolute_expiry(expiry, now_ns)
                     partition = writers[vbucket]
-                    result = partition.put(
-                        key, data[value_at:stop], flag_number, expiry, 0, datatype, now_ns
+                    frame = partition.put(
+                        key, data[value_at:stop], flag_number, expiry, 0, extras & 0xFF, now_ns
                     )
-                    assert result.__class__ is bytes
-                    self.has_changes = True
-                    if tokens:
-                        append(
-                            token_reply(
-                                RESPONSE, 1, 0, 16, 0, 0, 16, opaque, result[16:24],
-                                partition.failover_log[0].uuid, result[24:32],
-                            )
-                        )  # fmt: skip
-                    else:
-                        append(set_reply(RESPONSE, 1, 0, 0, 0, 0, 0, opaque, result[16:24]))
+                    self.has_changes = self.needs_care = True
+                    out.append(
+                        _stored_reply_token(
+                            _RESPONSE_SET, 0, _TOKEN_EXTRAS, 0, 16, opaque, frame[16:24],
+                            partition.failover_log[0].uuid, frame[24:32],
+                        )
+                        if self.wants_tokens
+                        else _stored_reply(_RESPONSE_SET, 0, 0, 0, 0, opaque, frame[16:24])
+                    )  # fmt: skip
                     at = stop
                     continue
             if out:
                 self.emit(b"".join(out))
                 out.clear()
+            self.needs_care = True
             self._answer_other(data, at, stop, now_ns)
             at = stop
-            if self.is_clogged or self.is_closing:
+            if self.is_closing or self.is_clogged:
                 break
-            mask, tokens = self.datatype_mask, self.wants_tokens
-            readers, writers = self._read_partitions, self._write_partitions
-            reader_count, writer_count = len(readers), len(writers)
         if out:
             self.emit(b"".join(out))
         return at

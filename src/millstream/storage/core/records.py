@@ -36,6 +36,7 @@ __all__ = [
     "WALK_BYTES",
     "Kind",
     "LowPoints",
+    "PlainChange",
     "Record",
     "StoredChange",
     "change_of_record",
@@ -92,6 +93,10 @@ class StoredChange(NamedTuple):
     sidecar: bytes = b""
 
 
+PlainChange = tuple[bytes, int, bytes, bytes]
+"""A `StoredChange`, or a plain tuple of the same members."""
+
+
 class LowPoints(NamedTuple):
     """History at or below the first may be gone, tombstones below the second."""
 
@@ -124,32 +129,27 @@ class Record(NamedTuple):
 
 
 def encode_changes(
-    partition_id: int, changes: Sequence[StoredChange], parts: list[bytes], lengths: list[int]
+    partition_id: int, changes: Sequence[PlainChange], parts: list[bytes], lengths: list[int]
 ) -> None:
     """Append the records of a flush batch to `parts`; the last one bears the mark bit.
 
     Hot path: one pack for the checked fields, one for the envelope, no copy of the frame.
     """
     add, add_length = parts.append, lengths.append
-    pack_checked, pack = _CHECKED.pack, ENVELOPE.pack
-    kind, last = _CHANGE, changes[-1]
+    pack, kind, last = _CHECKED.pack, _CHANGE, changes[-1]
     for change in changes:
         frame, previous_seqno, lineage, sidecar = change
         lineage_bytes, sidecar_bytes = len(lineage), len(sidecar)
         length = ENVELOPE_BYTES + lineage_bytes + sidecar_bytes + len(frame)
         if change is last:
             kind = _MARKED_CHANGE
-        head = pack_checked(
-            length, kind, partition_id, previous_seqno, lineage_bytes, sidecar_bytes
+        head = (
+            pack(length, kind, partition_id, previous_seqno, lineage_bytes, sidecar_bytes)
+            + lineage
+            + sidecar
         )
-        middle = lineage + sidecar if sidecar else lineage
-        checksum = crc32(frame, crc32(head + middle))
-        add(
-            pack(
-                checksum, length, kind, partition_id, previous_seqno, lineage_bytes, sidecar_bytes
-            )
-        )
-        add(middle)
+        add(crc32(frame, crc32(head)).to_bytes(4, "big"))
+        add(head)
         add(frame)
         add_length(length)
 

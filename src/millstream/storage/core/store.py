@@ -37,6 +37,7 @@ from millstream.storage.core.live import LiveLog
 from millstream.storage.core.receipt import RECEIPT_NAME, Receipt, read_receipt, write_receipt
 from millstream.storage.core.records import (
     Kind,
+    PlainChange,
     StoredChange,
     clean_stop_record,
     encode_changes,
@@ -67,15 +68,15 @@ __all__ = [
 NewEntry = Callable[[int, int], FailoverEntry]
 """(seqno, last branch) -> a new entry of a larger branch."""
 _FRAME_SEQNO: Final = Struct(">24xQ")
-CHECK_AT_START_BYTES_MAX: Final = 128 * 1024 * 1024
-"""Sealed segments read whole at an unclean start, newest first; all of them by `verify`."""
+CHECK_AT_START_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Sealed segments read whole at a start, newest first; all of them by `verify`."""
 
 
 class FlushBatch(NamedTuple):
     """Changes of one partition, seqno ascending; the last one becomes a mark."""
 
     partition_id: int
-    changes: Sequence[StoredChange]
+    changes: Sequence[PlainChange]
 
 
 class RecoveredPartition(NamedTuple):
@@ -95,7 +96,7 @@ class RecoveredPartition(NamedTuple):
 
 class _EncodedBatch(NamedTuple):
     partition_id: int
-    changes: Sequence[StoredChange]
+    changes: Sequence[PlainChange]
     seqnos: list[int]
     previous: list[int]
     lengths: list[int]
@@ -191,11 +192,12 @@ class LogStore:
         store = cls(disk, log, ids, live, new_entry)
         store._changed.update(range(partition_count))
         store.was_clean_stop = store._has_receipt = receipt
+        store._check_newest()
         if not receipt:
-            store._check_newest()
             store._begin_branches({p: s.mark for p, s in enumerate(live.summaries)})
         if is_built:
             store.commit_by_id()
+        log.forget_files()
         return store
 
     @staticmethod
@@ -297,6 +299,10 @@ class LogStore:
         for partition_id, _, seqnos, previous, lengths in commit.batches:
             log.open_index.add_batch(partition_id, seqnos, previous, offset, lengths)
             offset += sum(lengths)
+
+    def is_quick(self, commit: EncodedCommit) -> bool:
+        """Return whether `append` costs one small write and fdatasync: fit for the loop."""
+        return self._log.is_quick(len(commit.data))
 
     def absorb(self, commit: EncodedCommit) -> None:
         """Make an appended commit known to `find`; in the loop, in the order of appends."""

@@ -23,23 +23,23 @@ class LogDouble:
 
     def find(self, partition_id: int, key: bytes) -> Entry | None:
         for item in reversed(self.items):
-            if change_of(item.frame).key == key:
-                return item.frame, item.lineage
+            if change_of(item[0]).key == key:
+                return item[0], item[2]
         return None
 
     def backfill(
         self, partition_id: int, after: int, upto: int, superseded: set[int]
     ) -> Iterator[tuple[list[bytes], int]]:
-        items = [item for item in self.items if after < seqno_of(item.frame) <= upto]
-        gone = superseded | {item.previous_seqno for item in items}
+        items = [item for item in self.items if after < seqno_of(item[0]) <= upto]
+        gone = superseded | {item[1] for item in items}
         for item in items:
-            seqno = seqno_of(item.frame)
-            yield [item.frame] if seqno not in gone else [], seqno
+            seqno = seqno_of(item[0])
+            yield [item[0]] if seqno not in gone else [], seqno
         yield [], upto
 
     def keys(self, partition_id: int) -> Iterator[bytes]:
         for item in self.items:
-            yield change_of(item.frame).key
+            yield change_of(item[0]).key
 
 
 def new_partition(partition_id: int = 0, *, log: LogDouble | None = None) -> Partition:

@@ -93,7 +93,6 @@ def new_session(
 
 def ask(session: KvSession, data: bytes, now_ns: int = NOW) -> list[Packet]:
     """Feed bytes, take whole replies."""
-    session.receive(data, now_ns)
-    packets, rest = cut_packets(session.take_output(), FRAME_BYTES_MAX)
+    packets, rest = cut_packets(session.receive(data, now_ns), FRAME_BYTES_MAX)
     assert not rest
     return packets

@@ -24,22 +24,20 @@ def frames_of(queue: MutationQueue, after: int, at: int) -> list[bytes]:
 
 def test_a_slice_skips_what_was_superseded() -> None:
     queue = MutationQueue(0)
-    queue.append(b"a1", 0, b"")
-    queue.append(b"b2", 0, b"")
-    assert queue.supersede(1, b"a1", 3) == 0
-    queue.append(b"a3", 0, b"")
+    queue.append(b"a1", b"")
+    queue.append(b"b2", b"")
+    queue.append(b"a3", b"", 1, b"a1")
     assert frames_of(queue, 0, 3) == [b"b2", b"a3"]
     assert queue.bytes_held == 4
 
 
 def test_a_hold_still_sees_what_was_superseded_after_it() -> None:
     queue = MutationQueue(0)
-    queue.append(b"a1", 0, b"")
+    queue.append(b"a1", b"")
     opened = queue.open_hold(None)
     assert opened is not None
     hold, at = opened
-    queue.supersede(1, b"a1", 2)
-    queue.append(b"a2", 0, b"")
+    queue.append(b"a2", b"", 1, b"a1")
     assert frames_of(queue, 0, at) == [b"a1"]
     assert frames_of(queue, 0, 2) == [b"a2"]
     queue.release_hold(hold)
@@ -49,23 +47,20 @@ def test_a_hold_still_sees_what_was_superseded_after_it() -> None:
 
 def test_previous_names_only_what_a_flush_took() -> None:
     queue = MutationQueue(0)
-    queue.append(b"a1", 0, b"")
-    assert [item.frame for item in queue.freeze()] == [b"a1"]
-    assert queue.supersede(1, b"a1", 2) == 1
-    queue.append(b"a2", 1, b"")
-    assert queue.supersede(2, b"a2", 3) == 1, "a2 never reached the log"
-    queue.append(b"a3", 1, b"")
-    assert [(i.frame, i.previous_seqno) for i in queue.freeze()] == [(b"a3", 1)]
+    queue.append(b"a1", b"x")
+    assert queue.freeze() == [(b"a1", 0, b"x", b"")]
+    queue.append(b"a2", b"x", 1, b"a1")
+    queue.append(b"a3", b"x", 2, b"a2")
+    assert queue.freeze() == [(b"a3", 1, b"x", b"")], "a2 never reached the log"
 
 
 def test_holds_are_lost_rather_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutation_queue, "RETAINED_BYTES_MAX", 10)
     queue = MutationQueue(0)
-    queue.append(b"x" * 11, 0, b"")
+    queue.append(b"x" * 11, b"")
     opened = queue.open_hold(None)
     assert opened is not None
-    queue.supersede(1, b"x" * 11, 2)
-    queue.append(b"y", 0, b"")
+    queue.append(b"y", b"", 1, b"x" * 11)
     assert not queue.is_held(opened[0])
     assert queue.retained_bytes == 0
     queue.check()

@@ -151,7 +151,7 @@ def test_what_is_not_in_memory_is_found_in_the_log() -> None:
     assert value_of(later.live(b"k", NOW) or b"") == b"1"
     assert later.add(b"k", b"", 0, 0, 0, NOW) == Status.KEY_EEXISTS
     put(later, b"k", b"2")
-    assert later.freeze()[0].previous_seqno == 1
+    assert later.freeze()[0][1] == 1
     assert later.known_keys() == [b"k"]
 
 
