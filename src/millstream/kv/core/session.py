@@ -68,6 +68,7 @@ _RESPONSE_GET, _RESPONSE_SET = RESPONSE << 8 | Opcode.GET, RESPONSE << 8 | Opcod
 _FLAGS_EXTRAS, _SET_EXTRAS, _TOKEN_EXTRAS = 4 << 8, 8 << 8, 16 << 8
 _MUTATION: Final = 0x57
 _SECOND_NS: Final = 1_000_000_000
+_LONG_GONE: Final = (b"", b"", 1)
 _RESERVED_KEYS: Final = (b"_design/", b"_local/")
 _DURABILITY_LEVELS: Final = (1, 2, 3)
 _PERSISTED_LEVELS: Final = (2, 3)
@@ -270,18 +271,21 @@ class KvSession:
                     vbucket = (crc32(key) >> 16 & 0x7FFF) % len(tables)
                 if vbucket < len(tables) and key in tables[vbucket]:
                     frame = tables[vbucket][key][0]
-                    stored_cas, flags, expiry = _cut_found(frame)
-                    if frame[1] == _MUTATION and (not expiry or expiry > now_ns // _SECOND_NS):
+                    # a tombstone, whose frame is shorter, has no expiry to compare
+                    stored_cas, flags, expiry = (
+                        _cut_found(frame) if frame[1] == _MUTATION else _LONG_GONE
+                    )
+                    if not expiry or expiry > now_ns // _SECOND_NS:
                         value = frame[55 + key_bytes :]
-                        out.append(
-                            _found_reply(
-                                _RESPONSE_GET, 0, _FLAGS_EXTRAS | frame[5] & self.datatype_mask,
-                                0, 4 + len(value), opaque, stored_cas, flags,
-                            )
-                        )  # fmt: skip
-                        out.append(value)
-                        at = stop
-                        continue
+                            out.append(
+                                _found_reply(
+                                    _RESPONSE_GET, 0, _FLAGS_EXTRAS | frame[5] & self.datatype_mask,
+                                    0, 4 + len(value), opaque, stored_cas, flags,
+                                )
+                            )  # fmt: skip
+                            out.append(value)
+                            at = stop
+                            continue
             elif (
                 kind == _REQUEST_SET
                 and not cas
