@@ -277,15 +277,15 @@ class KvSession:
                     )
                     if not expiry or expiry > now_ns // _SECOND_NS:
                         value = frame[55 + key_bytes :]
-                            out.append(
-                                _found_reply(
-                                    _RESPONSE_GET, 0, _FLAGS_EXTRAS | frame[5] & self.datatype_mask,
-                                    0, 4 + len(value), opaque, stored_cas, flags,
-                                )
-                            )  # fmt: skip
-                            out.append(value)
-                            at = stop
-                            continue
+                        out.append(
+                            _found_reply(
+                                _RESPONSE_GET, 0, _FLAGS_EXTRAS | frame[5] & self.datatype_mask,
+                                0, 4 + len(value), opaque, stored_cas, flags,
+                            )
+                        )  # fmt: skip
+                        out.append(value)
+                        at = stop
+                        continue
             elif (
                 kind == _REQUEST_SET
                 and not cas
