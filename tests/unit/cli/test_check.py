@@ -1,0 +1,47 @@
+import json
+
+import pytest
+
+from millstream.cli.main import main
+from millstream.node.embedded import EmbeddedNode
+
+
+def run(*words):
+    with pytest.raises(SystemExit) as caught:
+        main(["check", *map(str, words)])
+    return caught.value.code
+
+
+@pytest.fixture
+def directory(tmp_path):
+    with EmbeddedNode(tmp_path / "d", buckets=["orders:4"]):
+        pass
+    return tmp_path / "d"
+
+
+def test_a_sound_directory(directory, capsys):
+    assert run(directory) == 0
+    assert "bucket orders: ok" in capsys.readouterr().out
+    segment = next(directory.glob("buckets/*/log/*.seg"))
+    with segment.open("ab") as file:
+        file.write(b"torn")
+    assert run(directory) == 0
+    assert "torn tail of 4 bytes" in capsys.readouterr().out
+
+
+def test_a_damaged_directory(directory, capsys):
+    segment = next(directory.glob("buckets/*/log/*.seg"))
+    content = bytearray(segment.read_bytes())
+    content[100] ^= 0xFF
+    segment.write_bytes(content)
+    assert run(directory) == 1
+    captured = capsys.readouterr()
+    assert "orders: DAMAGED" in captured.out
+    assert captured.err.endswith("1 of 1 buckets are damaged\n")
+    assert run(directory, "--json") == 1
+    assert json.loads(capsys.readouterr().out)["is_sound"] is False
+
+
+def test_no_directory(tmp_path, capsys):
+    assert run(tmp_path / "none") == 2
+    assert "no data directory" in capsys.readouterr().err

@@ -1,0 +1,62 @@
+import pytest
+
+from millstream.cli import main as main_module
+from millstream.cli.serve import _announce
+from millstream.node import supervise
+from millstream.node.settings import Address, BucketSpec, Credential, Settings
+
+
+@pytest.fixture
+def started(monkeypatch):
+    seen = []
+
+    class FakeSupervisor:
+        def __init__(self, settings, *, announce):
+            assert announce is _announce
+            seen.append(settings)
+
+        def run(self):
+            return 0
+
+    monkeypatch.setattr(supervise, "Supervisor", FakeSupervisor)
+
+    def run(*words):
+        with pytest.raises(SystemExit) as caught:
+            main_module.main(["serve", *words])
+        assert caught.value.code == 0
+        return seen[-1]
+
+    return run
+
+
+def test_nothing_written_is_the_default(started):
+    assert started() == Settings()
+
+
+def test_what_is_written_arrives(started, monkeypatch):
+    monkeypatch.setenv("MILLSTREAM_SERVE_HTTP", "127.0.0.1:5")
+    words = (
+        "--data d --kv 127.0.0.1:0 --no-memcached --coord 127.0.0.1:1 --ninep 127.0.0.1:2 "
+        "--peer 127.0.0.1:3 --advertise h --join h:7 --bucket a:4 --bucket b --user u:p "
+        "--tls-cert c --tls-key k --tls-ca a --roles data --flush-interval 0 "
+        "--log-level error --log-json --insecure-plaintext"
+    )
+    settings = started(*words.split())
+    assert settings.data == "d"
+    assert settings.kv == Address("127.0.0.1", 0)
+    assert settings.memcached is None
+    assert settings.http == Address("127.0.0.1", 5)
+    assert settings.peer == Address("127.0.0.1", 3)
+    assert settings.join == Address("h", 7)
+    assert settings.buckets == (BucketSpec("a", 4), BucketSpec("b"))
+    assert settings.users == (Credential("u", "p"),)
+    assert (settings.tls_cert, settings.tls_key, settings.tls_ca) == ("c", "k", "a")
+    assert settings.roles == ("data",)
+    assert settings.flush_interval_ms == 0
+    assert settings.log_json
+    assert settings.insecure_plaintext
+
+
+def test_the_ready_line_goes_to_stdout(capsys):
+    _announce('{"event":"ready"}')
+    assert capsys.readouterr().out == '{"event":"ready"}\n'
