@@ -13,14 +13,16 @@ if TYPE_CHECKING:
     from millstream.pipelines.java import find_java_home
     from millstream.pipelines.session import local_session
     from millstream.pipelines.source import MillstreamDataSource, register
+    from millstream.pipelines.view_frame import view_rows
 
-__all__ = ["MillstreamDataSource", "find_java_home", "local_session", "register"]
+__all__ = ["MillstreamDataSource", "find_java_home", "local_session", "register", "view_rows"]
 
 _HOMES = {
     "MillstreamDataSource": "millstream.pipelines.source",
     "find_java_home": "millstream.pipelines.java",
     "local_session": "millstream.pipelines.session",
     "register": "millstream.pipelines.source",
+    "view_rows": "millstream.pipelines.view_frame",
 }
 
 

@@ -1,0 +1,166 @@
+"""What a run of the views pipeline needs before Spark starts: design document and store bucket.
+
+Invariants:
+1. A design document that does not compile, or names an unknown Python function, is refused here,
+   in less than a second, and not by a failing task.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from millstream.client.kv import Client
+from millstream.errors import AccessError, ConditionError, UnavailableError, UsageError
+from millstream.pipelines.view_reading import Endpoint, scan
+from millstream.pipelines.view_store import STORE_SUFFIX
+from millstream.views.aio.mapping import open_mapper
+from millstream.views.core.design import (
+    DESIGN_PREFIX,
+    DesignDocument,
+    design_name,
+    parse_design,
+)
+
+__all__ = ["check_functions", "ensure_store", "find_design", "load_modules"]
+
+STORE_PARTITIONS: Final = 16
+_HTTP_TIMEOUT_S: Final = 10.0
+_EXISTS: Final = (HTTPStatus.CONFLICT, HTTPStatus.PRECONDITION_FAILED)
+_ANSWER_BYTES_MAX: Final = 64 * 1024
+
+
+def find_design(endpoint: Endpoint, bucket: str, ddoc: str | None) -> DesignDocument:
+    """Return the design document to run.
+
+    Args:
+        endpoint: of a node.
+        bucket: where design documents are looked up.
+        ddoc: a JSON file, or a name; None for the only one the bucket has.
+
+    Raises:
+        UsageError: `invalid_design_doc`, `bad_file`, `which_design`.
+        ConditionError: `missing`.
+    """
+    if ddoc is not None and (ddoc.endswith(".json") or Path(ddoc).is_file()):
+        return _design_in(Path(ddoc))
+    with endpoint.client(bucket) as client:
+        name = _only_design(endpoint, client) if ddoc is None else design_name(ddoc)
+        found = client.get(DESIGN_PREFIX + name)
+    if found is None:
+        raise ConditionError(
+            f"bucket {bucket!r} has no design document {name!r}: put it with `millstream put "
+            f"{bucket} {DESIGN_PREFIX}{name} FILE`, or give its file with --ddoc",
+            code="missing",
+        )
+    return parse_design(found.value, name)
+
+
+def _design_in(path: Path) -> DesignDocument:
+    try:
+        document = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", code="bad_file") from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise UsageError(f"{path} is no JSON: {error}", code="invalid_design_doc") from error
+    has_id = isinstance(document, dict) and "_id" in document
+    return parse_design(document, "" if has_id else path.stem)
+
+
+def _only_design(endpoint: Endpoint, client: Client) -> str:
+    keys = scan(endpoint, client, prefix=DESIGN_PREFIX.encode(), with_values=False)
+    names = sorted(key.decode().removeprefix(DESIGN_PREFIX) for key in keys)
+    if len(names) == 1:
+        return names[0]
+    has = f"has the design documents {', '.join(names)}" if names else "has no design document"
+    raise UsageError(
+        f"bucket {client.bucket!r} {has}: say which with --ddoc NAME or FILE", code="which_design"
+    )
+
+
+def load_modules(modules: tuple[str, ...]) -> list[Path]:
+    """Import the modules that register Python functions; return the files Spark must ship.
+
+    A module that lies in the working directory is not installed: executors get its file.
+
+    Raises:
+        UsageError: `bad_module`.
+    """
+    here = Path.cwd()
+    if str(here) not in sys.path:
+        sys.path.append(str(here))
+    files: list[Path] = []
+    for name in modules:
+        try:
+            module = import_module(name)
+        except ImportError as error:
+            raise UsageError(
+                f"--python-module {name}: {error}; give the name of a module that is installed "
+                "or lies in the working directory",
+                code="bad_module",
+            ) from error
+        path = Path(module.__file__ or "")
+        if path.parent == here and path.suffix == ".py":
+            files.append(path)
+    return files
+
+
+def check_functions(design: DesignDocument) -> None:
+    """Compile, or look up, every function of a design document.
+
+    Raises:
+        UsageError: `compilation_error`, `unknown_function`.
+    """
+    open_mapper(design).close()
+
+
+def ensure_store(endpoint: Endpoint, bucket: str) -> None:
+    """Create the bucket `BUCKET-views` if it is not there.
+
+    Raises:
+        AccessError: only an administrator creates buckets.
+        UnavailableError: the node's HTTP port is closed or does not answer.
+    """
+    name = bucket + STORE_SUFFIX
+    try:
+        endpoint.client(name).close()
+    except AccessError as error:
+        if error.code != "unknown_bucket":
+            raise
+        with endpoint.client(bucket) as client:
+            host = client.cluster_map.nodes[0].host
+            port = client.cluster_map.services.get("mgmt", 0)
+        _create(endpoint, host, port, name)
+
+
+def _create(endpoint: Endpoint, host: str, port: int, name: str) -> None:
+    content = json.dumps({"name": name, "partitions": STORE_PARTITIONS})
+    headers = {"content-type": "application/json"}
+    if endpoint.user is not None:
+        pair = f"{endpoint.user}:{endpoint.password}".encode()
+        headers["authorization"] = "Basic " + base64.b64encode(pair).decode()
+    connection = HTTPConnection(host, port, timeout=_HTTP_TIMEOUT_S)
+    try:
+        connection.request("POST", "/_millstream/buckets", content, headers)
+        response = connection.getresponse()
+        reason = response.read(_ANSWER_BYTES_MAX).decode(errors="replace").strip()
+    except (OSError, HTTPException) as error:
+        raise UnavailableError(
+            f"bucket {name!r} is missing and cannot be created over http://{host}:{port}: {error}"
+        ) from error
+    finally:
+        connection.close()
+    refused = f"bucket {name!r} cannot be created: {reason}"
+    if response.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        raise AccessError(f"{refused}; let an administrator create it")
+    # A conflict: somebody else was quicker.
+    if response.status not in (HTTPStatus.CREATED, HTTPStatus.OK, *_EXISTS):
+        raise UnavailableError(refused)
