@@ -36,6 +36,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from millstream.client.kv import Client
 from millstream.errors import MillstreamError, StreamError, UnavailableError, UsageError
 from millstream.pipelines.view_map import IN_COLUMNS, OUT_COLUMNS, map_batches
+from millstream.pipelines.view_reading import Endpoint, scan
 from millstream.pipelines.view_reduce import (
     OWN_COLUMNS,
     latest_state,
@@ -44,7 +45,6 @@ from millstream.pipelines.view_reduce import (
     reduced_groups,
     reduced_rows,
 )
-from millstream.pipelines.view_reading import Endpoint, scan
 from millstream.pipelines.view_store import STORE_SUFFIX, Applied, ViewStore
 from millstream.views.core.design import DesignDocument
 
