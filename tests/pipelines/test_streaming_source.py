@@ -1,0 +1,206 @@
+"""Streaming reads through a real session from a real node: restarts, limits, lost histories."""
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from node_process import NodeProcess
+from spark_bucket import TIMEOUT_S, BucketUnderTest, KeyedState
+
+NO_FLUSH = ("--flush-interval", "600000")
+
+
+def present(bucket: BucketUnderTest, keys: Any) -> dict[str, bytes]:
+    with bucket.client() as client:
+        found = client.get_many(list(keys))
+    return {key: bytes(document.data) for key, document in found.items()}
+
+
+def wait_until(holds: Callable[[], bool], query: Any = None) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not holds():
+        assert time.monotonic() < deadline, "not in time"
+        if query is not None and query.exception() is not None:
+            raise query.exception()
+        time.sleep(0.05)
+
+
+def test_runs_over_what_is_available_keep_the_state(
+    spark: Any, bucket: BucketUnderTest, tmp_path: Path
+) -> None:
+    """Exactly the newest state after each run, writers going on during the runs or not."""
+    rng, keys, state = random.Random(1), [f"k{n}" for n in range(500)], KeyedState()
+    for turn in range(3):
+        bucket.write(dict.fromkeys(rng.sample(keys, 400), b"%d" % turn))
+        bucket.write(dict.fromkeys(rng.sample(keys, 100)))
+        other = threading.Thread(target=bucket.write, args=(dict.fromkeys(keys[:100], b"during"),))
+        other.start()
+        state.run_to_end(bucket.stream(spark), tmp_path / "checkpoint")
+        other.join()
+    state.run_to_end(bucket.stream(spark, maxRowsPerBatch=200), tmp_path / "checkpoint")
+    assert state.live() == present(bucket, keys)
+    count = len(state.batches)
+    state.run_to_end(bucket.stream(spark), tmp_path / "checkpoint")
+    assert len(state.batches) == count  # nothing new, no batch
+
+
+def test_batches_keep_to_the_limit(spark: Any, bucket: BucketUnderTest, tmp_path: Path) -> None:
+    bucket.write({f"k{n}": b"1" for n in range(5_000)})
+    state = KeyedState()
+    frame = bucket.stream(spark, "op string, partition int, branch long, seqno long, key string, "
+                          "value binary", maxRowsPerBatch=1_000)  # fmt: skip
+    state.run_to_end(frame, tmp_path / "checkpoint")
+    sizes = [len([row for row in rows if row.op == "put"]) for _, rows in state.batches]
+    assert sum(sizes) == 5_000
+    assert max(sizes) <= 2_000
+    assert len([size for size in sizes if size]) >= 3
+    assert len(state.live()) == 5_000
+
+
+def test_a_query_follows_and_goes_on_from_its_checkpoint(
+    spark: Any, bucket: BucketUnderTest, tmp_path: Path
+) -> None:
+    state = KeyedState()
+    bucket.write({f"k{n}": b"1" for n in range(100)})
+    query = state.start(bucket.stream(spark), tmp_path / "checkpoint")
+    try:
+        wait_until(lambda: len(state.rows) == 100, query)
+        bucket.write({f"k{n}": b"2" for n in range(50)} | {"k99": None})
+        wait_until(lambda: len(state.live()) == 99 and state.live()["k0"] == b"2", query)
+        query.processAllAvailable()  # stopped in the middle, the last batch would come again
+        sources = query.lastProgress["sources"]
+        assert '"bucket": "' + bucket.name in str(sources[0]["latestOffset"])
+    finally:
+        query.stop()
+    bucket.write({f"k{n}": b"3" for n in range(10)})
+    rows_before = sum(len(rows) for _, rows in state.batches)
+    state.run_to_end(bucket.stream(spark), tmp_path / "checkpoint")
+    assert state.live() == present(bucket, [f"k{n}" for n in range(100)])
+    again = [row for _, rows in state.batches for row in rows][rows_before:]
+    assert {row.key for row in again if row.op == "put"} == {f"k{n}" for n in range(10)}
+
+
+def test_a_failed_batch_is_read_again(spark: Any, bucket: BucketUnderTest, tmp_path: Path) -> None:
+    keys = [f"k{n}" for n in range(300)]
+    bucket.write(dict.fromkeys(keys, b"1"))
+    state = KeyedState()
+    state.fail_at_batch = 0
+    frame = bucket.stream(spark, maxRowsPerBatch=100)
+    with pytest.raises(StreamingQueryException, match="told to fail"):
+        state.run_to_end(frame, tmp_path / "checkpoint")
+    bucket.write(dict.fromkeys(keys[:50], b"2"))
+    state.run_to_end(frame, tmp_path / "checkpoint")
+    assert [number for number, _ in state.batches][:2] == [0, 0]
+    assert state.live() == present(bucket, keys)
+
+
+def test_latest_means_what_comes_after_the_start(
+    spark: Any, bucket: BucketUnderTest, tmp_path: Path
+) -> None:
+    bucket.write({"before": b"1"})
+    state = KeyedState()
+    query = state.start(bucket.stream(spark, startingOffsets="latest"), tmp_path / "checkpoint")
+    try:
+        wait_until(lambda: bool(state.batches), query)
+        bucket.write({"after": b"1"})
+        wait_until(lambda: bool(state.rows), query)
+    finally:
+        query.stop()
+    assert set(state.live()) == {"after"}
+
+
+def test_a_query_outlives_a_clean_restart_of_the_node(
+    spark: Any, own_node: Callable[..., NodeProcess], tmp_path: Path
+) -> None:
+    node = own_node("--bucket", "b:4")
+    bucket = BucketUnderTest(node.ready["kv"], "b")
+    bucket.write({f"k{n}": b"1" for n in range(200)})
+    state = KeyedState()
+    query = state.start(bucket.stream(spark), tmp_path / "checkpoint")
+    try:
+        wait_until(lambda: len(state.rows) == 200, query)
+        assert node.stop() == 0
+        node.start()
+        bucket.write({f"k{n}": b"2" for n in range(20)} | {"k30": None})
+        wait_until(lambda: state.live().get("k19") == b"2" and "k30" not in state.live(), query)
+    finally:
+        query.stop()
+    assert node.stop() == 0
+    node.start()
+    bucket.write({"k40": b"3"})
+    state.run_to_end(bucket.stream(spark), tmp_path / "checkpoint")
+    assert state.live() == present(bucket, [f"k{n}" for n in range(200)])
+    assert not [row for _, rows in state.batches for row in rows if row.op == "rollback"]
+
+
+def test_a_lost_tail_fails_the_query_and_says_where(
+    spark: Any, own_node: Callable[..., NodeProcess], tmp_path: Path
+) -> None:
+    node = own_node("--bucket", "b:1", *NO_FLUSH)
+    bucket = BucketUnderTest(node.ready["kv"], "b")
+    with bucket.client() as client:
+        for n in range(10):
+            client.upsert(f"kept{n}", b"1", durability="persisted")
+    state = KeyedState()
+    state.run_to_end(bucket.stream(spark), tmp_path / "checkpoint")
+    bucket.write({f"lost{n}": b"1" for n in range(5)})
+    state.run_to_end(bucket.stream(spark), tmp_path / "checkpoint")
+    assert len(state.live()) == 15
+    node.kill()
+    node.start()
+    bucket.write({f"other{n}": b"1" for n in range(20)})
+    with pytest.raises(StreamingQueryException) as failed:
+        state.run_to_end(bucket.stream(spark), tmp_path / "checkpoint")
+    assert "partition 0 of bucket 'b' must be rolled back to seqno 10:" in str(failed.value)
+    fresh = KeyedState()
+    fresh.run_to_end(bucket.stream(spark), tmp_path / "new checkpoint")
+    assert len(fresh.live()) == 30
+
+
+def test_a_crash_that_lost_nothing_read_is_no_failure(
+    spark: Any, own_node: Callable[..., NodeProcess], tmp_path: Path
+) -> None:
+    node = own_node("--bucket", "b:1", *NO_FLUSH)
+    bucket = BucketUnderTest(node.ready["kv"], "b")
+    with bucket.client() as client:
+        client.upsert("a", b"1", durability="persisted")
+    state = KeyedState()
+    state.run_to_end(bucket.stream(spark), tmp_path / "checkpoint")
+    bucket.write({"b": b"1"})
+    node.kill()
+    node.start()
+    bucket.write({"c": b"1"})
+    state.run_to_end(bucket.stream(spark), tmp_path / "checkpoint")
+    assert set(state.live()) == {"a", "c"}
+    marks = [row for _, rows in state.batches for row in rows if row.op == "rollback"]
+    assert [(row.partition, row.seqno, row.key) for row in marks] == [(0, 1, None)]
+
+
+def test_a_checkpoint_of_another_bucket_is_refused(
+    spark: Any, bucket: BucketUnderTest, shared_node: NodeProcess, tmp_path: Path
+) -> None:
+    bucket.write({"a": b"1"})
+    state = KeyedState()
+    state.run_to_end(bucket.stream(spark), tmp_path / "checkpoint")
+    other = BucketUnderTest(bucket.address, "default-of-no-test")
+    with pytest.raises(StreamingQueryException, match="no bucket 'default-of-no-test'"):
+        state.run_to_end(other.stream(spark), tmp_path / "checkpoint")
+    other = BucketUnderTest(bucket.address, "b39")
+    with pytest.raises(StreamingQueryException, match="the offset is one of bucket"):
+        state.run_to_end(other.stream(spark), tmp_path / "checkpoint")
+
+
+def test_wrong_options_fail_a_query(spark: Any, bucket: BucketUnderTest, tmp_path: Path) -> None:
+    with pytest.raises(StreamingQueryException, match="a stream has no end"):
+        KeyedState().run_to_end(
+            bucket.stream(
+                spark, endingOffsets='{"v": 1, "bucket": "b", "bucket_uuid": "", "p": {}}'
+            ),
+            tmp_path / "checkpoint",
+        )
