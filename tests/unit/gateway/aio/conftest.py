@@ -1,0 +1,46 @@
+"""The pages in an HTTP test client: on a node without users, and on one that has them."""
+
+from base64 import b64encode
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from millstream.gateway.aio.server import make_application
+
+
+@pytest.fixture
+async def client(open_host):
+    async with TestClient(TestServer(make_application(open_host))) as client:
+        yield client
+
+
+@pytest.fixture
+async def guarded(guarded_host):
+    async with TestClient(TestServer(make_application(guarded_host))) as client:
+        yield client
+
+
+@pytest.fixture
+def body():
+    """Read a JSON answer and check its status."""
+
+    async def read(response, status=200):
+        assert response.status == status, await response.text()
+        assert response.content_type == "application/json"
+        return await response.json()
+
+    return read
+
+
+def _basic(name):
+    return {"Authorization": "Basic " + b64encode(f"{name}:secret".encode()).decode()}
+
+
+@pytest.fixture
+def ada():
+    return _basic("ada")
+
+
+@pytest.fixture
+def bob():
+    return _basic("bob")

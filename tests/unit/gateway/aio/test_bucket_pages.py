@@ -1,0 +1,32 @@
+import pytest
+
+
+async def test_buckets_come_and_go(client, body):
+    listed = await body(await client.get("/_millstream/buckets"))
+    assert [bucket["name"] for bucket in listed["buckets"]] == ["orders"]
+    made = await body(
+        await client.post("/_millstream/buckets", json={"name": "a/b", "partitions": 8}), 201
+    )
+    assert made["partitions"] == 8
+    assert (await body(await client.get("/_millstream/buckets/a%2Fb")))["name"] == "a/b"
+    await body(await client.put("/_millstream/buckets/q%25"), 201)
+    assert (await body(await client.get("/_millstream/buckets/q%25")))["name"] == "q%"
+    await body(await client.delete("/_millstream/buckets/a%2Fb"))
+    error = await body(await client.get("/_millstream/buckets/a%2Fb"), 404)
+    assert error["error"] == "bucket_not_found"
+    error = await body(await client.put("/_millstream/buckets/orders"), 412)
+    assert error["error"] == "bucket_exists"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        {"name": 1},
+        {"name": "_a"},
+        {"name": "a", "partitions": 3},
+        {"name": "a", "partitions": "8"},
+    ],
+)
+async def test_bad_buckets_are_refused(client, content, body):
+    await body(await client.post("/_millstream/buckets", json=content), 400)

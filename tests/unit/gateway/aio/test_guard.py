@@ -1,0 +1,41 @@
+import pytest
+
+
+async def test_errors_are_json(client, body):
+    assert (await body(await client.get("/nothing/here"), 404))["error"] == "not_found"
+    response = await client.post("/_up")
+    assert (await body(response, 405))["error"] == "method_not_allowed"
+    assert "GET" in response.headers["Allow"]
+    for data, kind in ((b"{", "application/json"), (b"[]", "application/json")):
+        response = await client.post(
+            "/_millstream/buckets", data=data, headers={"Content-Type": kind}
+        )
+        assert (await body(response, 400))["error"] == "bad_json"
+    response = await client.post("/_millstream/buckets", data={"name": "x"})
+    assert (await body(response, 415))["error"] == "bad_content_type"
+
+
+async def test_an_unforeseen_error_tells_nothing(client, open_host, monkeypatch, body):
+    def fail():
+        raise ZeroDivisionError("inside")
+
+    monkeypatch.setattr(open_host, "metrics", fail)
+    error = await body(await client.get("/_metrics"), 500)
+    assert "inside" not in error["reason"]
+
+
+async def test_pages_of_other_sites_are_refused(client, body):
+    response = await client.get("/", headers={"Host": "evil.example"})
+    assert (await body(response, 403))["error"] == "foreign_host"
+    response = await client.put(
+        "/_millstream/buckets/x", headers={"Origin": "http://evil.example"}
+    )
+    assert (await body(response, 403))["error"] == "foreign_origin"
+
+
+@pytest.mark.parametrize(
+    "header", ["Basic YWRhOndyb25n", "Basic ???", "Basic YWRh", "Bearer x", "Basic /w=="]
+)
+async def test_wrong_credentials_are_refused_before_the_page(guarded, header, body):
+    response = await guarded.get("/", headers={"Authorization": header})
+    assert (await body(response, 401))["error"] == "unauthorized"

@@ -1,0 +1,29 @@
+from millstream.gateway.core.cookies import COOKIE_NAME
+
+
+async def test_without_users_everybody_is_administrator(client, body):
+    session = await body(await client.get("/_session"))
+    assert session["userCtx"] == {"name": None, "roles": ["_admin"]}
+
+
+async def test_logging_in_with_a_cookie_and_out_again(guarded, body):
+    response = await guarded.post("/_session", json={"name": "ada", "password": "wrong"})
+    await body(response, 401)
+    await body(await guarded.post("/_session", json={"name": "ada"}), 400)
+    response = await guarded.post("/_session", data={"name": "ada", "password": "secret"})
+    await body(response, 415)
+    response = await guarded.post("/_session", json={"name": "ada", "password": "secret"})
+    assert (await body(response))["roles"] == ["_admin"]
+    cookie = response.cookies[COOKIE_NAME]
+    assert cookie["httponly"]
+    assert cookie["samesite"] == "Strict"
+    headers = {"Cookie": f"{COOKIE_NAME}={cookie.value}"}
+    session = await body(await guarded.get("/_session", headers=headers))
+    assert session["userCtx"]["name"] == "ada"
+    assert session["info"]["authenticated"] == "cookie"
+    response = await guarded.post("/_millstream/buckets", data=b"{}", headers=headers)
+    assert (await body(response, 415))["error"] == "bad_content_type"
+    response = await guarded.delete("/_session", headers=headers)
+    assert response.cookies[COOKIE_NAME].value == ""
+    session = await body(await guarded.get("/_session", headers={"Cookie": f"{COOKIE_NAME}=x"}))
+    assert session["userCtx"] == {"name": None, "roles": []}

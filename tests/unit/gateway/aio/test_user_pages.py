@@ -1,0 +1,13 @@
+async def test_users_are_kept_by_administrators(guarded, body, ada):
+    eve = {"password": "secret", "roles": ["write:orders"]}
+    await body(await guarded.put("/_millstream/users/eve", json=eve, headers=ada), 201)
+    listed = await body(await guarded.get("/_millstream/users", headers=ada))
+    assert {"name": "eve", "roles": ["write:orders"]} in listed["users"]
+    shown = await guarded.get("/_millstream/users/eve", headers=ada)
+    assert "verifiers" not in await body(shown)
+    await body(await guarded.delete("/_millstream/users/eve", headers=ada))
+    await body(await guarded.get("/_millstream/users/eve", headers=ada), 404)
+    response = await guarded.delete("/_millstream/users/ada", headers=ada)
+    assert (await body(response, 409))["error"] == "last_admin"
+    for content in ({}, {"password": "x", "roles": "admin"}, {"password": "x", "roles": ["root"]}):
+        await body(await guarded.put("/_millstream/users/eve", json=content, headers=ada), 400)
