@@ -59,7 +59,7 @@ from millstream.storage.core.segment import (
 
 __all__ = ["LogSizes", "Place", "SegmentLog", "segment_name"]
 
-OPEN_FILES_MAX: Final = 16
+OPEN_FILES_MAX: Final = 8
 """Descriptors a log keeps for reading."""
 DIRECTORIES_MAX: Final = 256
 """Directories of sealed segments a log keeps in memory, some 40 bytes per partition each."""
@@ -270,6 +270,12 @@ class SegmentLog:
         self.end = begin + len(data)
         self.checksum = crc32(data, self.checksum)
         return Place(self.numbers[-1], begin)
+
+    def is_quick(self, size: int) -> bool:
+        """Return whether appending `size` bytes neither seals a segment nor fills one ahead."""
+        if self.is_sealed or self._is_full(size):
+            return False
+        return self.end + size <= self._filled or self._capacity() < self._sizes.fill_from_bytes
 
     def _is_full(self, size: int) -> bool:
         return self.end + size > self._capacity() and self.end > HEADER_BYTES
@@ -533,6 +539,10 @@ class SegmentLog:
     def identity(self) -> tuple[int, int]:
         """Return what tells the last segment from a copy of it."""
         return self._last.identity()
+
+    def forget_files(self) -> None:
+        """Drop the descriptors kept for reading."""
+        self._files.clear()
 
     def close(self) -> None:
         """Close all files; the log must not be used any more."""

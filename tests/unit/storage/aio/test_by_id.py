@@ -1,0 +1,83 @@
+import shutil
+
+import lmdb
+import pytest
+
+from millstream.errors import UnavailableError
+from millstream.storage.aio import by_id
+from millstream.storage.aio.by_id import LmdbByIdMap
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "byid"
+
+
+def opened(path, pairs=()):
+    store = LmdbByIdMap(path, map_bytes=1024 * 1024)
+    if pairs:
+        store.apply(sorted(pairs), [])
+    return store
+
+
+def test_pairs_are_put_removed_and_listed(path, monkeypatch):
+    monkeypatch.setattr(by_id, "KEYS_PER_READ_MAX", 3)
+    monkeypatch.setattr(by_id, "PUTS_PER_CALL_MAX", 2)
+    pairs = [(b"a%d" % n, b"%d" % n) for n in range(8)]
+    store = opened(path, [*pairs, (b"b", b"x")])
+    assert list(store.keys(b"a")) == [key for key, _ in pairs]
+    assert list(store.keys(b"c")) == []
+    store.apply([(b"a1", b"new")], [b"a2", b"unknown"])
+    assert (store.get(b"a1"), store.get(b"a2"), store.get(b"b")) == (b"new", None, b"x")
+    store.clear()
+    assert (store.get(b"b"), list(store.keys(b""))) == (None, [])
+    store.close(is_durable=False)
+
+
+@pytest.mark.parametrize("is_durable", [False, True])
+def test_a_killed_or_stopped_process_finds_its_map_again(path, is_durable):
+    opened(path, [(b"a", b"1")]).close(is_durable=is_durable)
+    store = opened(path)
+    assert store.get(b"a") == b"1"
+    store.close(is_durable=False)
+
+
+@pytest.mark.parametrize(("is_durable", "found"), [(False, None), (True, b"1")])
+def test_after_a_new_boot_only_a_durable_map_is_trusted(path, monkeypatch, is_durable, found):
+    opened(path, [(b"a", b"1")]).close(is_durable=is_durable)
+    monkeypatch.setattr(by_id, "boot_id", lambda: "another")
+    store = opened(path)
+    assert store.get(b"a") == found
+    store.close(is_durable=False)
+    monkeypatch.setattr(by_id, "boot_id", lambda: "a third")  # opened since: no longer durable
+    store = opened(path)
+    assert store.get(b"a") is None
+    store.close(is_durable=False)
+
+
+def test_a_copy_is_not_trusted(path, tmp_path):
+    opened(path, [(b"a", b"1")]).close(is_durable=True)
+    shutil.copytree(path, tmp_path / "copy")
+    store = opened(tmp_path / "copy")
+    assert store.get(b"a") is None
+    store.close(is_durable=False)
+
+
+def test_rubbish_is_removed(path):
+    opened(path, [(b"a", b"1")]).close(is_durable=True)
+    data = path / "data.mdb"
+    with data.open("r+b") as file:
+        file.write(b"rubbish" * 2000)
+    store = opened(path)
+    assert store.get(b"a") is None
+    store.close(is_durable=False)
+
+
+def test_a_full_map_says_so_and_keeps_what_it_has(path):
+    store = opened(path, [(b"a", b"1")])
+    with pytest.raises(UnavailableError, match="by-id") as raised:
+        store.apply([(b"%06d" % n, bytes(100)) for n in range(20_000)], [])
+    assert raised.value.code == "disk_full"
+    assert isinstance(raised.value.__cause__, lmdb.MapFullError)
+    assert store.get(b"a") == b"1"
+    store.close(is_durable=False)

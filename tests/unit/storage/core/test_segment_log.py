@@ -1,0 +1,372 @@
+import errno
+import threading
+
+import pytest
+
+from millstream.errors import CorruptionError, UnavailableError, UsageError
+from millstream.runtime.disk import OsDisk, OsFile
+from millstream.storage.core.records import ENVELOPE_BYTES, commit_record
+from millstream.storage.core.segment import FOOTER_BYTES, HEADER_BYTES, encode_header
+from millstream.storage.core.segment_log import LogSizes, Place, SegmentLog, segment_name
+
+SIZES = LogSizes(1000, 4000, fill_from_bytes=4000, fill_bytes=500)
+
+
+def opened(path, sizes=SIZES):
+    return SegmentLog(OsDisk(path), sizes)
+
+
+def commit(log, size):
+    """A group commit of one record with `size` bytes."""
+    return log.commit_record + commit_record(bytes(size - ENVELOPE_BYTES))
+
+
+def test_segments_double_and_are_sealed_in_turn(tmp_path):
+    log = opened(tmp_path)
+    assert log.is_new
+    for _ in range(60):
+        log.append(commit(log, 200))
+    log.close()
+    sizes = [(tmp_path / segment_name(number)).stat().st_size for number in log.numbers]
+    assert len(sizes) > 4
+    assert sizes[0] < 1100 < sizes[1] < 2100 < sizes[2] < 4100
+    assert max(sizes) < 4100
+    again = opened(tmp_path)
+    assert not again.is_new
+    assert again.place == log.place
+    assert again.checksum == log.checksum
+    assert again.log_id == log.log_id
+    assert again.cut_bytes == 0
+    assert sum(again.verify(number) for number in again.numbers[:-1]) > 10_000
+    again.close()
+
+
+def test_large_segments_are_filled_ahead_and_sealed_without_the_fill(tmp_path):
+    log = opened(tmp_path, LogSizes(4000, 4000, fill_from_bytes=4000, fill_bytes=1500))
+    assert not log.is_quick(100)
+    log.append(commit(log, 100))
+    path = tmp_path / segment_name(1)
+    assert path.stat().st_size > log.end + 1000
+    assert log.is_quick(100)
+    assert not log.is_quick(5000)
+    again = opened(tmp_path)
+    assert (again.cut_bytes, again.end) == (0, log.end)
+    again.close()
+    while len(log.numbers) == 1:
+        end = log.end
+        log.append(commit(log, 300))
+    assert end < path.stat().st_size < end + 200
+    log.close()
+
+
+def test_a_commit_larger_than_a_segment_stands_in_one(tmp_path):
+    log = opened(tmp_path)
+    log.append(commit(log, 100))
+    assert log.append(commit(log, 50_000)) == Place(2, HEADER_BYTES)
+    log.append(commit(log, 100))
+    assert log.numbers == [1, 2, 3]
+    log.close()
+
+
+@pytest.mark.parametrize("tail", [b"torn", bytes(100) + b"x", commit_record(bytes(16))[:-1]])
+def test_a_torn_tail_is_cut(tmp_path, tail):
+    log = opened(tmp_path)
+    log.append(commit(log, 100))
+    log.close()
+    path = tmp_path / segment_name(1)
+    whole = path.read_bytes()
+    path.write_bytes(whole + tail)
+    again = opened(tmp_path)
+    assert again.cut_bytes == len(tail)
+    assert again.place == log.place
+    assert path.read_bytes() == whole
+    again.close()
+
+
+def test_records_behind_a_hole_in_the_last_commit_do_not_return(tmp_path):
+    """The hole is cut with all that follows, else the next commit of its size revives it."""
+    log = opened(tmp_path)
+    log.append(commit(log, 100))
+    end = log.end
+    log.append(log.commit_record + commit_record(bytes(50)) + commit_record(bytes(60)))
+    log.close()
+    path = tmp_path / segment_name(1)
+    data = bytearray(path.read_bytes())
+    data[end + len(log.commit_record) + 30] ^= 1
+    path.write_bytes(data)
+    again = opened(tmp_path)
+    assert again.end == end + len(log.commit_record)
+    assert path.stat().st_size == again.end
+    again.append(commit_record(bytes(50)))
+    again.close()
+    last = opened(tmp_path)
+    assert (last.end, last.cut_bytes) == (again.end, 0)
+    last.close()
+
+
+def test_a_hole_with_a_later_commit_behind_it_is_corruption(tmp_path, monkeypatch):
+    monkeypatch.setattr("millstream.storage.core.segment_log.CHECK_BYTES", 64)
+    log = opened(tmp_path)
+    log.append(commit(log, 100))
+    end = log.end
+    for _ in range(2):
+        log.append(commit(log, 200))
+    log.close()
+    path = tmp_path / segment_name(1)
+    data = bytearray(path.read_bytes())
+    data[end + 60] ^= 1
+    path.write_bytes(data)
+    place = end + len(log.commit_record)
+    with pytest.raises(CorruptionError, match=rf"00000001\.seg is damaged at offset {place}:"):
+        opened(tmp_path)
+    assert path.read_bytes() == data
+
+
+def sealed(tmp_path):
+    log = opened(tmp_path)
+    while len(log.numbers) < 3:
+        log.append(commit(log, 150))
+    log.close()
+    return log
+
+
+def test_a_damaged_footer_of_a_sealed_segment_is_corruption(tmp_path):
+    log = sealed(tmp_path)
+    path = tmp_path / segment_name(1)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CorruptionError, match=r"00000001\.seg.*footer"):
+        opened(tmp_path)
+    assert log.numbers == [1, 2, 3]
+
+
+def test_a_damaged_record_of_a_sealed_segment_is_named(tmp_path):
+    log = sealed(tmp_path)
+    path = tmp_path / segment_name(2)
+    data = bytearray(path.read_bytes())
+    data[HEADER_BYTES + len(log.commit_record) + 40] ^= 1
+    path.write_bytes(data)
+    again = opened(tmp_path)
+    assert again.verify(1) > 0
+    place = HEADER_BYTES + len(log.commit_record)
+    with pytest.raises(CorruptionError, match=rf"00000002\.seg is damaged at offset {place}:"):
+        again.verify(2)
+    again.close()
+
+
+def test_a_damaged_directory_is_corruption(tmp_path):
+    log = opened(tmp_path)
+    log.append(commit(log, 100))
+    log.open_index.add_batch(0, [1], [0], HEADER_BYTES, [100])
+    log.roll()
+    footer = log._footer(1)
+    log.close()
+    path = tmp_path / segment_name(1)
+    data = bytearray(path.read_bytes())
+    data[footer.directory_offset] ^= 1
+    path.write_bytes(data)
+    again = opened(tmp_path)
+    with pytest.raises(CorruptionError, match="index is damaged"):
+        again.columns(1, 0)
+    again.close()
+    data[footer.directory_offset] ^= 1
+    data[footer.directory_offset - 1] ^= 1
+    path.write_bytes(data)
+    again = opened(tmp_path)
+    with pytest.raises(CorruptionError, match="index is damaged"):
+        again.columns(1, 0)
+    again.close()
+
+
+@pytest.mark.parametrize("kept", [0, 10, HEADER_BYTES - 1])
+def test_a_segment_whose_header_was_not_durable_is_begun_again(tmp_path, kept):
+    log = opened(tmp_path)
+    for _ in range(3):
+        log.append(commit(log, 150))
+        log.roll()
+    log.close()
+    path = tmp_path / segment_name(4)
+    path.write_bytes(encode_header(4, log.log_id)[:kept])
+    again = opened(tmp_path)
+    assert again.place == Place(4, HEADER_BYTES)
+    assert path.read_bytes() == encode_header(4, log.log_id)
+    assert not again.is_new
+    assert again.log_id == log.log_id
+    again.close()
+
+
+def test_a_torn_seal_is_cut(tmp_path):
+    log = opened(tmp_path)
+    log.append(commit(log, 100))
+    end = log.end
+    log.roll()
+    log.close()
+    (tmp_path / segment_name(2)).unlink()
+    path = tmp_path / segment_name(1)
+    whole = path.read_bytes()
+    again = opened(tmp_path)
+    assert again.is_sealed
+    again.close()
+    for kept in range(end + 1, len(whole)):
+        path.write_bytes(whole[:kept])
+        again = opened(tmp_path)
+        assert not again.is_sealed
+        assert (again.end, again.cut_bytes, path.stat().st_size) == (end, kept - end, end)
+        again.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "code"),
+    [
+        (b"something else entirely" * 20, UsageError, "foreign_format"),
+        (bytes(100), UsageError, "foreign_format"),
+        (encode_header(1, bytes(16))[:20] + bytes(100), CorruptionError, "corrupt"),
+        (encode_header(2, bytes(16)) + bytes(100), CorruptionError, "corrupt"),
+    ],
+)
+def test_what_is_no_segment_of_ours_is_refused(tmp_path, data, error, code):
+    (tmp_path / segment_name(1)).write_bytes(data)
+    with pytest.raises(error, match=r"00000001\.seg") as raised:
+        opened(tmp_path)
+    assert raised.value.code == code
+    assert (tmp_path / segment_name(1)).read_bytes() == data
+
+
+def test_a_newer_format_is_refused(tmp_path, monkeypatch):
+    with monkeypatch.context() as newer:
+        newer.setattr("millstream.storage.core.segment.FORMAT_VERSION", 2)
+        opened(tmp_path).close()
+    with pytest.raises(UsageError, match="format 2") as raised:
+        opened(tmp_path)
+    assert raised.value.code == "newer_format"
+
+
+def test_segments_of_two_logs_do_not_mix(tmp_path):
+    sealed(tmp_path / "a")
+    sealed(tmp_path / "b")
+    (tmp_path / "b" / segment_name(2)).rename(tmp_path / "a" / segment_name(2))
+    with pytest.raises(CorruptionError, match="another log"):
+        opened(tmp_path / "a")
+
+
+def test_leftovers_are_removed_and_strangers_left(tmp_path):
+    for name in ("00000001.seg.new", "notes.txt", "x.seg"):
+        (tmp_path / name).write_bytes(b"")
+    log = opened(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        segment_name(1), "notes.txt", "x.seg",
+    ]  # fmt: skip
+    log.close()
+
+
+class Failing:
+    """Makes a method of the real file fail."""
+
+    def __init__(self, monkeypatch, *names, count=1):
+        self.left = dict.fromkeys(names, count)
+        for name in names:
+            monkeypatch.setattr(OsFile, name, self.wrapped(name, getattr(OsFile, name)))
+
+    def wrapped(self, name, method):
+        def call(file, *arguments):
+            if self.left[name] > 0:
+                self.left[name] -= 1
+                if name == "write_at":
+                    method(file, arguments[0], arguments[1][:20])
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return method(file, *arguments)
+
+        return call
+
+
+@pytest.mark.parametrize("size", [100, 5000])
+def test_a_full_disk_takes_nothing_and_may_be_tried_again(tmp_path, monkeypatch, size):
+    log = opened(tmp_path)
+    log.append(commit(log, 100))
+    for count in (1, 2, 3):
+        place, segments = log.place, log.numbers
+        with monkeypatch.context() as context:
+            Failing(context, "write_at")
+            with pytest.raises(UnavailableError, match="free space") as raised:
+                log.append(commit(log, size))
+        assert raised.value.code == "disk_full"
+        assert raised.value.retry == "backoff"
+        assert (log.place, log.numbers) == (place, segments)
+        log.append(commit(log, size))
+        assert log.numbers[-1] == (count + 1 if size == 5000 else 1)
+    log.close()
+    again = opened(tmp_path)
+    assert (again.place, again.cut_bytes) == (log.place, 0)
+    again.close()
+
+
+def test_a_new_segment_that_cannot_be_begun_is_tried_again(tmp_path, monkeypatch):
+    log = opened(tmp_path)
+    log.append(commit(log, 900))
+    calls = []
+    write = OsFile.write_at
+
+    def fail_at_header(file, offset, data):
+        calls.append(offset)
+        if offset == 0 and calls.count(0) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(file, offset, data)
+
+    monkeypatch.setattr(OsFile, "write_at", fail_at_header)
+    with pytest.raises(UnavailableError, match="begin a segment"):
+        log.append(commit(log, 900))
+    assert log.is_sealed
+    log.append(commit(log, 900))
+    assert log.numbers == [1, 2]
+    assert log.place.segment == 2
+    log.close()
+
+
+@pytest.mark.parametrize("names", [("sync",), ("write_at", "truncate")])
+def test_after_a_failed_sync_nothing_is_appended(tmp_path, monkeypatch, names):
+    log = opened(tmp_path)
+    with monkeypatch.context() as context:
+        Failing(context, *names)
+        with pytest.raises(UnavailableError) as raised:
+            log.append(commit(log, 100))
+    assert raised.value.code == "disk_failed"
+    with pytest.raises(UnavailableError, match="failed earlier"):
+        log.append(commit(log, 100))
+    log.close()
+
+
+def test_reads_go_on_while_files_are_dropped_from_the_cache(tmp_path):
+    log = opened(tmp_path)
+    while len(log.numbers) < 12:
+        log.append(commit(log, 500))
+    errors = []
+
+    def read():
+        try:
+            for _ in range(100):
+                for number in log.numbers:
+                    assert sum(1 for _ in log.walk(number)) >= 0
+                    log.columns(number, 0)
+        except Exception as error:  # noqa: BLE001 - shown by the assertion below
+            errors.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(50):
+        log.append(commit(log, 500))
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert len(log._files) <= 8
+    log.forget_files()
+    log.close()
+
+
+def test_a_footer_needs_its_length(tmp_path):
+    log = sealed(tmp_path)
+    path = tmp_path / segment_name(1)
+    data = path.read_bytes()
+    path.write_bytes(data[:-FOOTER_BYTES] + bytes(8) + data[-FOOTER_BYTES:])
+    with pytest.raises(CorruptionError, match="footer"):
+        opened(tmp_path)
+    assert log.numbers
