@@ -1,14 +1,11 @@
 import random
 import shutil
-import threading
 
 import pytest
 
 from millstream.errors import CorruptionError, UsageError
 from millstream.runtime.disk import OsDisk
-from millstream.storage.core import recovery
-from millstream.storage.core.records import mark_record, rollback_record
-from millstream.storage.core.segment import encode_header, find_entry
+from millstream.storage.core.segment import encode_header
 from millstream.storage.core.segment_log import LogSizes
 from millstream.storage.core.store import FlushBatch, StoredChange
 from millstream.wire.frames import mutation, seqno_of
@@ -160,7 +157,7 @@ def test_damage_beyond_what_a_start_reads_is_found_by_reading(directory, monkeyp
     data[200] ^= 1
     path.write_bytes(data)
     store = directory.open()
-    for call in (store.verify, lambda: [directory.state(p) for p in range(2)]):
+    for call in (store.verify, lambda: [list(store.scan(p, 0, 2**60)) for p in range(2)]):
         with pytest.raises(CorruptionError, match=r"00000002\.seg is damaged at offset"):
             call()
 
@@ -179,59 +176,6 @@ def test_a_newer_format_is_refused(directory, monkeypatch):
 # -- by-id
 
 
-def test_by_id_follows_from_its_applied_place(directory):
-    store = directory.open()
-    directory.fill(30)
-    assert store.count_pending_by_id() == 20
-    store.commit_by_id()
-    assert store.count_pending_by_id() == 0
-    directory.fill(10)
-    right = {key: directory.value(p, key) for p in range(2) for key in store.keys(p)}
-    directory.crash()
-    store = directory.open()
-    assert 0 < store.count_pending_by_id() <= 10
-    assert {key: directory.value(p, key) for p in range(2) for key in store.keys(p)} == right
-
-
-@pytest.mark.parametrize("is_clean", [False, True])
-def test_a_lost_by_id_is_built_anew(directory, is_clean, monkeypatch):
-    monkeypatch.setattr(recovery, "BUILD_KEYS_MAX", 3)
-    directory.open()
-    directory.fill()
-    directory.store.roll_back(0, 20)
-    directory.highs[0] = 20
-    directory.write(0, (b"new", b"1"), (b"key0", None))
-    states, before = [directory.state(p) for p in range(2)], logs(directory.store)
-    if is_clean:
-        directory.store.stop()
-    else:
-        directory.crash()
-    shutil.rmtree(directory.path / "byid")
-    store = directory.open()
-    assert store.was_clean_stop == is_clean
-    assert [log[-len(old) :] for log, old in zip(logs(store), before, strict=True)] == before
-    assert [directory.state(p) for p in range(2)] == states
-    for p in range(2):
-        assert {k: directory.value(p, k) for k in states[p]} == states[p]
-        assert set(store.keys(p)) == {*states[p], b"key0"} if p == 0 else set(states[p])
-    assert store.find(0, b"key0").frame[1] == 0x58
-
-
-def test_by_id_of_another_log_is_not_believed(directory, tmp_path):
-    directory.open()
-    directory.write(0, (b"a", b"1"))
-    directory.store.stop()
-    shutil.move(directory.path / "log", tmp_path / "log")
-    directory.open()  # an empty log under the old by-id
-    assert directory.value(0, b"a") is None
-    directory.write(0, (b"b", b"2"))
-    directory.store.stop()
-    shutil.rmtree(directory.path / "log")
-    shutil.move(tmp_path / "log", directory.path / "log")
-    directory.open()
-    assert (directory.value(0, b"a"), directory.value(0, b"b")) == (b"1", None)
-
-
 def test_a_find_survives_a_record_that_moved(directory):
     """As after a compaction: by-id names a segment and an offset that hold something else."""
     store = directory.open()
@@ -243,21 +187,6 @@ def test_a_find_survives_a_record_that_moved(directory):
         assert seqno_of(store.find(0, b"key4").frame) == seqno
     store._by_id.pending[key] = (seqno + 1000, segment, offset)
     assert store.find(0, b"key4") is None
-
-
-def test_what_is_being_applied_can_be_found(directory):
-    store = directory.open()
-    directory.write(0, (b"a", b"1"), (b"b", b"1"))
-    batch = store.take_by_id()
-    assert directory.value(0, b"a") == b"1"
-    directory.write(0, (b"a", b"2"))
-    again = store.take_by_id()  # before the first was applied
-    assert (directory.value(0, b"a"), directory.value(0, b"b")) == (b"2", b"1")
-    store.apply_by_id(batch)
-    store.apply_by_id(again)
-    assert (directory.value(0, b"a"), directory.value(0, b"b")) == (b"2", b"1")
-    assert store.count_pending_by_id() == 0
-    assert sorted(store.keys(0)) == [b"a", b"b"]
 
 
 # -- records
@@ -291,44 +220,6 @@ def test_a_record_of_more_than_20_mib(directory):
         directory.crash()
         store = directory.open()
     assert directory.value(0, b"small2") == b"2"
-
-
-def test_scans_come_in_bounded_chunks(directory):
-    directory.sizes = LogSizes()
-    store = directory.open()
-    directory.write(0, *((b"%d" % n, bytes(100)) for n in range(3000)))
-    directory.write(0, *((b"large%d" % n, bytes(200_000)) for n in range(5)))
-    chunks = list(store.scan(0, 0, 2**60))
-    assert [len(chunk) for chunk in chunks[:2]] == [1024, 1024]
-    assert max(sum(len(change.frame) for change in chunk) for chunk in chunks) <= 512 * 1024
-    assert sum(map(len, chunks)) == 3005
-
-
-def test_a_scan_in_a_thread_while_segments_roll(directory):
-    store = directory.open()
-    directory.fill(10)
-    errors, rounds = [], 0
-    stop = threading.Event()
-
-    def read():
-        nonlocal rounds
-        try:
-            while not stop.is_set() or not rounds:
-                seqnos = [seqno_of(c.frame) for chunk in store.scan(0, 0, 5) for c in chunk]
-                assert seqnos == [1, 2, 3, 4, 5]
-                found = [seqno_of(c.frame) for chunk in store.scan(1, 0, 2**60) for c in chunk]
-                assert found == list(range(1, len(found) + 1))
-                rounds += 1
-        except Exception as error:  # noqa: BLE001 - shown by the assertion below
-            errors.append(error)
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    directory.fill(300)
-    stop.set()
-    thread.join()
-    assert errors == []
-    assert len(directory.segments()) > 8
 
 
 # -- rollback and low points
@@ -378,80 +269,6 @@ def test_low_points_are_kept_and_bound_rollback(directory, is_by_id_lost):
     assert store.roll_back(0, 3).high_seqno == 3
     state = store.roll_back(0, 1)  # below history_seqno: emptied, and the low points with it
     assert (state.high_seqno, state.history_seqno, state.purge_seqno) == (0, 0, 0)
-
-
-def mark_superseded(path, store, number, p, seqno):
-    """What compaction does to the index of a sealed segment."""
-    footer, _ = store._log._directory(number)
-    entry_index = store._log.columns(number, p).find(seqno)
-    entry = find_entry(store._log._directory(number)[1], p)
-    with path.open("r+b") as file:
-        file.seek(footer.flags_offset + entry.flag_index + entry_index)
-        file.write(b"\1")
-
-
-@pytest.mark.parametrize("is_by_id_lost", [False, True])
-def test_a_superseded_record_is_hidden_but_hides_older_ones(directory, is_by_id_lost):
-    store = directory.open()
-    directory.write(0, (b"a", b"1"), (b"b", b"1"))
-    directory.write(0, (b"a", b"2"))
-    store._log.roll()
-    mark_superseded(directory.segments()[0], store, 1, 0, 3)
-    directory.write(0, (b"c", b"1"))
-    if is_by_id_lost:
-        directory.crash()
-        shutil.rmtree(directory.path / "byid")
-        store = directory.open()
-        assert directory.value(0, b"a") is None
-        assert sorted(store.keys(0)) == [b"b", b"c"]
-    assert b"a" not in directory.state(0)
-    assert directory.state(0)[b"b"] == b"1"
-
-
-@pytest.mark.parametrize("is_by_id_lost", [False, True])
-def test_a_mark_record_keeps_the_mark_of_a_dropped_change(directory, is_by_id_lost):
-    store = directory.open()
-    directory.write(0, (b"a", b"1"), (b"b", b"1"))
-    directory.crash()
-    path = directory.segments()[0]
-    path.write_bytes(path.read_bytes() + mark_record(0, 7) + mark_record(2, 5))
-    if is_by_id_lost:
-        shutil.rmtree(directory.path / "byid")
-    store = directory.open()
-    assert [state.high_seqno for state in store.partitions] == [7, 0, 5, 0]
-    assert store.roll_back(0, 6).high_seqno == 2
-    store._log.roll()
-    directory.crash()
-    store = directory.open()
-    assert [state.high_seqno for state in store.partitions] == [2, 0, 5, 0]
-
-
-def test_a_rollback_written_elsewhere_is_followed(directory):
-    """A rollback record that by-id has not seen, of records that it has."""
-    store = directory.open()
-    directory.write(0, (b"a", b"1"))
-    directory.write(0, (b"a", b"2"), (b"b", b"2"))
-    store.commit_by_id()
-    directory.crash()
-    path = directory.segments()[0]
-    path.write_bytes(path.read_bytes() + rollback_record(0, 1))
-    directory.open()
-    assert directory.state(0) == {b"a": b"1"}
-    assert (directory.value(0, b"a"), directory.value(0, b"b")) == (b"1", None)
-
-
-def test_many_partitions_and_keys_that_are_prefixes(directory):
-    directory.partition_count = 1024
-    store = directory.open()
-    for p in (0, 1, 255, 256, 1023):
-        directory.write(p, (b"\x00", b"%d" % p), (b"\xff\xffapplied", b"x"), (b"k" * 250, b"y"))
-    store.commit_by_id()
-    directory.crash()
-    store = directory.open()
-    for p in (0, 1, 255, 256, 1023):
-        assert directory.value(p, b"\x00") == b"%d" % p
-        assert sorted(store.keys(p)) == [b"\x00", b"k" * 250, b"\xff\xffapplied"]
-    assert not store.has_records(2)
 
 
 def test_quick_commits_are_told_from_those_that_roll(directory):

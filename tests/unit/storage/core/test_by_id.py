@@ -1,0 +1,88 @@
+from millstream.storage.core.by_id import Applied, ById, ByIdValue
+from millstream.storage.core.segment_log import Place
+from millstream.storage.core.summary import PartitionSummary
+
+
+class DictMap:
+    def __init__(self):
+        self.data = {}
+
+    def get(self, key):
+        return self.data.get(key)
+
+    def keys(self, prefix):
+        return iter(sorted(key for key in self.data if key.startswith(prefix)))
+
+    def apply(self, puts, removals):
+        assert puts == sorted(puts)
+        self.data.update(puts)
+        for key in removals:
+            self.data.pop(key, None)
+
+    def clear(self):
+        self.data.clear()
+
+    def close(self, *, is_durable):
+        pass
+
+
+APPLIED = Applied(bytes(range(16)), Place(3, 900), 77)
+
+
+def test_a_batch_brings_values_removals_place_and_summaries():
+    by_id = ById(DictMap())
+    assert by_id.applied() is None
+    summary = PartitionSummary()
+    summary.on_change(7, is_mark=True)
+    by_id.pending.update({b"\0\1k": (7, 3, 100), b"\0\1gone": None, b"\0\2k": (1, 1, 64)})
+    by_id.apply(by_id.take(APPLIED, {1: summary}))
+    assert by_id.applied() == APPLIED
+    assert by_id.summary(1).mark == 7
+    assert by_id.summary(2).mark == 0
+    assert by_id.get(b"\0\1k") == ByIdValue(7, Place(3, 100))
+    assert by_id.get(b"\0\1gone") is None
+    by_id.pending[b"\0\1k"] = None
+    assert by_id.get(b"\0\1k") is None
+    assert list(by_id.keys(1)) == []
+    assert list(by_id.keys(2)) == [b"k"]
+    by_id.apply(by_id.take(APPLIED, {}))
+    assert by_id.get(b"\0\1k") is None
+    by_id.clear()
+    assert by_id.applied() is None
+    assert by_id.get(b"\0\2k") is None
+
+
+def test_filling_leaves_no_applied_place():
+    by_id = ById(DictMap())
+    by_id.fill({b"\0\1b": (1, 1, 64), b"\0\1a": (2, 1, 164), b"\0\1c": None})
+    assert by_id.get(b"\0\1a") == ByIdValue(2, Place(1, 164))
+    assert by_id.applied() is None
+
+
+def test_what_is_being_applied_can_be_found(directory):
+    store = directory.open()
+    directory.write(0, (b"a", b"1"), (b"b", b"1"))
+    batch = store.take_by_id()
+    assert directory.value(0, b"a") == b"1"
+    directory.write(0, (b"a", b"2"))
+    again = store.take_by_id()  # before the first was applied
+    assert (directory.value(0, b"a"), directory.value(0, b"b")) == (b"2", b"1")
+    store.apply_by_id(batch)
+    store.apply_by_id(again)
+    assert (directory.value(0, b"a"), directory.value(0, b"b")) == (b"2", b"1")
+    assert store.count_pending_by_id() == 0
+    assert sorted(store.keys(0)) == [b"a", b"b"]
+
+
+def test_many_partitions_and_keys_that_are_prefixes(directory):
+    directory.partition_count = 1024
+    store = directory.open()
+    for p in (0, 1, 255, 256, 1023):
+        directory.write(p, (b"\x00", b"%d" % p), (b"\xff\xffapplied", b"x"), (b"k" * 250, b"y"))
+    store.commit_by_id()
+    directory.crash()
+    store = directory.open()
+    for p in (0, 1, 255, 256, 1023):
+        assert directory.value(p, b"\x00") == b"%d" % p
+        assert sorted(store.keys(p)) == [b"\x00", b"k" * 250, b"\xff\xffapplied"]
+    assert not store.has_records(2)

@@ -1,0 +1,104 @@
+import shutil
+import threading
+
+import pytest
+
+from millstream.storage.core.segment import find_entry
+from millstream.storage.core.segment_log import LogSizes
+from millstream.wire.frames import seqno_of
+
+
+def test_scans_come_in_bounded_chunks(directory):
+    directory.sizes = LogSizes()
+    store = directory.open()
+    directory.write(0, *((b"%d" % n, bytes(100)) for n in range(3000)))
+    directory.write(0, *((b"large%d" % n, bytes(200_000)) for n in range(5)))
+    chunks = list(store.scan(0, 0, 2**60))
+    assert [len(chunk) for chunk in chunks[:2]] == [1024, 1024]
+    assert max(sum(len(change.frame) for change in chunk) for chunk in chunks) <= 512 * 1024
+    assert sum(map(len, chunks)) == 3005
+
+
+def test_a_scan_in_a_thread_while_segments_roll(directory):
+    store = directory.open()
+    directory.fill(10)
+    errors, rounds = [], 0
+    stop = threading.Event()
+
+    def read():
+        nonlocal rounds
+        try:
+            while not stop.is_set() or not rounds:
+                seqnos = [seqno_of(c.frame) for chunk in store.scan(0, 0, 5) for c in chunk]
+                assert seqnos == [1, 2, 3, 4, 5]
+                found = [seqno_of(c.frame) for chunk in store.scan(1, 0, 2**60) for c in chunk]
+                assert found == list(range(1, len(found) + 1))
+                rounds += 1
+        except Exception as error:  # noqa: BLE001 - shown by the assertion below
+            errors.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    directory.fill(300)
+    stop.set()
+    thread.join()
+    assert errors == []
+    assert len(directory.segments()) > 8
+
+
+def mark_superseded(path, store, number, p, seqno):
+    """What compaction does to the index of a sealed segment."""
+    footer, _ = store._log._directory(number)
+    entry_index = store._log.columns(number, p).find(seqno)
+    entry = find_entry(store._log._directory(number)[1], p)
+    with path.open("r+b") as file:
+        file.seek(footer.flags_offset + entry.flag_index + entry_index)
+        file.write(b"\1")
+
+
+@pytest.mark.parametrize("is_by_id_lost", [False, True])
+def test_a_superseded_record_is_hidden_but_hides_older_ones(directory, is_by_id_lost):
+    store = directory.open()
+    directory.write(0, (b"a", b"1"), (b"b", b"1"))
+    directory.write(0, (b"a", b"2"))
+    store._log.roll()
+    mark_superseded(directory.segments()[0], store, 1, 0, 3)
+    directory.write(0, (b"c", b"1"))
+    if is_by_id_lost:
+        directory.crash()
+        shutil.rmtree(directory.path / "byid")
+        store = directory.open()
+        assert directory.value(0, b"a") is None
+        assert sorted(store.keys(0)) == [b"b", b"c"]
+    assert b"a" not in directory.state(0)
+    assert directory.state(0)[b"b"] == b"1"
+
+
+def test_places_of_live_records_only(directory):
+    store = directory.open()
+    directory.write(0, (b"a", b"1"), (b"b", b"1"))
+    directory.write(0, (b"a", b"2"), (b"c", b"2"))
+    store._log.roll()
+    store.roll_back(0, 2)
+    directory.highs[0] = 2
+    directory.write(0, (b"b", b"3"))
+    live = store._live
+    found = live.places_of(0, {1, 2, 3, 4, 9})
+    assert {seqno: place.segment for seqno, place in found.items()} == {1: 1, 2: 1, 3: 2}
+    assert live.newest_mark(0, 2**60) == 3
+    assert live.newest_mark(0, 2) == 2
+    assert live.newest_mark(0, 1) == 0
+    assert live.superseded(0, 0, 2**60) == {0, 2}
+    assert live.superseded(0, 0, 2) == {0}
+
+
+def test_the_dead_of_older_segments_and_of_the_rollbacks_own(directory):
+    store = directory.open()
+    directory.write(0, (b"a", b"1"))
+    directory.write(0, (b"b", b"1"))
+    store._log.roll()
+    directory.write(0, (b"c", b"1"))
+    index = store._log.open_index
+    killed = index.of(0).cut(1)
+    dead = store._live.dead_keys(0, 1, 2, killed)
+    assert [seqno_of(change.frame) for change in dead] == [2, 3]

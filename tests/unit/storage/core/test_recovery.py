@@ -1,0 +1,95 @@
+import shutil
+
+import pytest
+
+from millstream.storage.core import recovery
+from millstream.storage.core.records import mark_record, rollback_record
+
+
+def logs(store):
+    return [state.failover_log for state in store.partitions]
+
+
+def test_by_id_follows_from_its_applied_place(directory):
+    store = directory.open()
+    directory.fill(30)
+    assert store.count_pending_by_id() == 20
+    store.commit_by_id()
+    assert store.count_pending_by_id() == 0
+    directory.fill(10)
+    right = {key: directory.value(p, key) for p in range(2) for key in store.keys(p)}
+    directory.crash()
+    store = directory.open()
+    assert 0 < store.count_pending_by_id() <= 10
+    assert {key: directory.value(p, key) for p in range(2) for key in store.keys(p)} == right
+
+
+@pytest.mark.parametrize("is_clean", [False, True])
+def test_a_lost_by_id_is_built_anew(directory, is_clean, monkeypatch):
+    monkeypatch.setattr(recovery, "BUILD_KEYS_MAX", 3)
+    directory.open()
+    directory.fill()
+    directory.store.roll_back(0, 20)
+    directory.highs[0] = 20
+    directory.write(0, (b"new", b"1"), (b"key0", None))
+    states, before = [directory.state(p) for p in range(2)], logs(directory.store)
+    if is_clean:
+        directory.store.stop()
+    else:
+        directory.crash()
+    shutil.rmtree(directory.path / "byid")
+    store = directory.open()
+    assert store.was_clean_stop == is_clean
+    assert [log[-len(old) :] for log, old in zip(logs(store), before, strict=True)] == before
+    assert [directory.state(p) for p in range(2)] == states
+    for p in range(2):
+        assert {k: directory.value(p, k) for k in states[p]} == states[p]
+        assert set(store.keys(p)) == {*states[p], b"key0"} if p == 0 else set(states[p])
+    assert store.find(0, b"key0").frame[1] == 0x58
+
+
+def test_by_id_of_another_log_is_not_believed(directory, tmp_path):
+    directory.open()
+    directory.write(0, (b"a", b"1"))
+    directory.store.stop()
+    shutil.move(directory.path / "log", tmp_path / "log")
+    directory.open()  # an empty log under the old by-id
+    assert directory.value(0, b"a") is None
+    directory.write(0, (b"b", b"2"))
+    directory.store.stop()
+    shutil.rmtree(directory.path / "log")
+    shutil.move(tmp_path / "log", directory.path / "log")
+    directory.open()
+    assert (directory.value(0, b"a"), directory.value(0, b"b")) == (b"1", None)
+
+
+def test_a_rollback_written_elsewhere_is_followed(directory):
+    """A rollback record that by-id has not seen, of records that it has."""
+    store = directory.open()
+    directory.write(0, (b"a", b"1"))
+    directory.write(0, (b"a", b"2"), (b"b", b"2"))
+    store.commit_by_id()
+    directory.crash()
+    path = directory.segments()[0]
+    path.write_bytes(path.read_bytes() + rollback_record(0, 1))
+    directory.open()
+    assert directory.state(0) == {b"a": b"1"}
+    assert (directory.value(0, b"a"), directory.value(0, b"b")) == (b"1", None)
+
+
+@pytest.mark.parametrize("is_by_id_lost", [False, True])
+def test_a_mark_record_keeps_the_mark_of_a_dropped_change(directory, is_by_id_lost):
+    store = directory.open()
+    directory.write(0, (b"a", b"1"), (b"b", b"1"))
+    directory.crash()
+    path = directory.segments()[0]
+    path.write_bytes(path.read_bytes() + mark_record(0, 7) + mark_record(2, 5))
+    if is_by_id_lost:
+        shutil.rmtree(directory.path / "byid")
+    store = directory.open()
+    assert [state.high_seqno for state in store.partitions] == [7, 0, 5, 0]
+    assert store.roll_back(0, 6).high_seqno == 2
+    store._log.roll()
+    directory.crash()
+    store = directory.open()
+    assert [state.high_seqno for state in store.partitions] == [2, 0, 5, 0]
