@@ -6,6 +6,8 @@ Invariants:
 2. The places are removed when all files are loaded.
 
 Elsewhere: files (`cli.load_rows`), places (`cli.load_state`), writing (`client.kv`).
+
+Source: docs/reference/load.md.
 """
 
 from __future__ import annotations
