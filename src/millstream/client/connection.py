@@ -82,6 +82,8 @@ class Connection:
         self._waiting: list[Packet] = []
         login = Login(self.address, user, password or "", bucket, tls is not None, name)
         self._socket = self._connect(tls)
+        self._hang_ups = select.poll()
+        self._hang_ups.register(self._socket, select.POLLRDHUP)
         try:
             self.features = self._open_session(open_session(login))
         except BaseException:
@@ -103,6 +105,11 @@ class Connection:
     def is_closed(self) -> bool:
         """Whether the socket is closed."""
         return self._socket.fileno() < 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the socket is closed, or the peer has hung up since the last answer."""
+        return self.is_closed or bool(self._hang_ups.poll(0))
 
     @property
     def is_extended(self) -> bool:

@@ -1,7 +1,8 @@
 """Connections of one client and the map that says which of them serves a partition.
 
 Invariants:
-1. At most one connection per node, opened when first needed, reopened when found closed.
+1. At most one connection per node, opened when first needed, reopened when found closed
+   (a node that was restarted in between is not noticed).
 2. A map is replaced only by a newer one.
 3. A request answered "not mine" or "not now" is repeated with growing pauses until the client's
    timeout has passed; anything else is the caller's to judge.
@@ -108,7 +109,10 @@ class Router:
     def connection_to(self, node: NodeAddress) -> Connection:
         """Return the connection to a node, opened if needed."""
         connection = self._connections.get(node)
-        if connection is None or connection.is_closed:
+        if connection is not None and connection.has_ended:
+            connection.close()
+            connection = None
+        if connection is None:
             connection = Connection(
                 node.host,
                 node.port,

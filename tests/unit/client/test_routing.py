@@ -1,3 +1,4 @@
+import time
 from typing import Any
 
 import pytest
@@ -6,7 +7,7 @@ from millstream.client import routing
 from millstream.client.cluster_map import NodeAddress
 from millstream.client.routing import Backoff, Router
 from millstream.errors import AccessError, RoutingError, UnavailableError
-from millstream.wire.mcbp import Opcode, Status, response
+from millstream.wire.mcbp import Opcode, Status, request, response
 
 
 def make(node: Any, *extra: tuple[str, int], timeout_s: float = 5) -> Router:
@@ -49,6 +50,20 @@ def test_one_connection_per_node_reopened_when_closed(node: Any) -> None:
     assert router.connection_of(7) is first
     first.close()
     assert router.connection_of(0) is not first
+    router.close()
+
+
+def test_node_that_hung_up_meanwhile_is_connected_to_again(node: Any) -> None:
+    node.handlers[Opcode.QUITQ] = lambda packet: None
+    router = make(node)
+    first = router.connection_of(0)
+    first.send(request(Opcode.QUITQ))
+    until = time.monotonic() + 10
+    while not first.has_ended:
+        assert time.monotonic() < until
+    second = router.connection_of(0)
+    assert second is not first
+    assert second.request(Opcode.NOOP).status == Status.UNKNOWN_COMMAND
     router.close()
 
 
