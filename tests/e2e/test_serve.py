@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -14,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from millstream.client.connection import Connection
-from millstream.errors import AccessError
+from millstream.errors import AccessError, UnavailableError
 
+TLS = Path(__file__).parent / "tls"
 CLOSED = [f"--no-{name}" for name in ("memcached", "http", "coord", "ninep", "peer")]
 
 
@@ -272,3 +274,56 @@ def test_help_names_every_option_of_the_contract():
         "insecure-plaintext",
     ]:
         assert f"--{option} " in done.stdout
+
+
+def test_beyond_loopback_with_users_and_tls(make_node):
+    node = make_node(
+        *("--kv", "0.0.0.0:0", "--http", "0.0.0.0:0", "--advertise", "localhost"),
+        *("--tls-cert", str(TLS / "node.pem"), "--user", "ada:secret"),
+    ).start()
+    trust = ssl.create_default_context(cafile=str(TLS / "authority.pem"))
+    port = node.kv[1]
+    who = {"user": "ada", "password": "secret", "bucket": "default"}
+    with Connection("localhost", port, tls=trust, **who) as connection:
+        config = json.loads(connection.request(0xB5).value)
+    assert config["nodesExt"][0]["hostname"] == "localhost"
+    with pytest.raises(UnavailableError):
+        Connection("localhost", port, timeout_s=5, **who)
+    url = f"https://localhost:{node.address('http')[1]}/_up"
+    with urllib.request.urlopen(url, timeout=10, context=trust) as answer:
+        assert answer.status == 200
+    environment = {**os.environ, "MILLSTREAM_PASSWORD": "secret"}
+    status = subprocess.run(
+        [sys.executable, "-m", "millstream", "status", "--connect", f"localhost:{port}",
+         "--user", "ada", "--tls-ca", str(TLS / "authority.pem")],
+        env=environment, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert status.returncode == 0, status.stderr
+    assert node.stop() == 0
+
+
+def test_a_node_runs_on_when_nobody_reads_its_ready_line(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    read, write = os.pipe()
+    os.close(read)
+    with subprocess.Popen(
+        [sys.executable, "-m", "millstream", "serve", "--data", str(tmp_path / "d"),
+         "--kv", f"127.0.0.1:{port}", *CLOSED],
+        stdout=write, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        os.close(write)
+
+        def answers():
+            try:
+                Connection("127.0.0.1", port, bucket="default").close()
+            except UnavailableError:
+                return False
+            return True
+
+        until(answers, "the node does not answer")
+        process.terminate()
+        _, log = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "Traceback" not in log
