@@ -343,7 +343,7 @@ class World:
         chosen = [p for p in range(self.partitions) if self.rng.random() < 0.7]
         for p in chosen:
             node.truths[p].marks.add(node.highs[p])
-        commit = node.store.encode([FlushBatch(p, self.batch(node, p)) for p in chosen])
+        commit = node.store.encode([FlushBatch.of(p, self.batch(node, p)) for p in chosen])
         node.store.append(commit)
         node.store.absorb(commit)
         for p in chosen:
@@ -410,7 +410,7 @@ class World:
         for p, truth in enumerate(node.truths):
             truth.marks.add(node.highs[p])
         commit = node.store.encode(
-            [FlushBatch(p, self.batch(node, p)) for p in range(self.partitions)]
+            [FlushBatch.of(p, self.batch(node, p)) for p in range(self.partitions)]
         )
         node.store.withdraw_receipt()
         node.store.append(commit)

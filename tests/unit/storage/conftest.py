@@ -60,7 +60,7 @@ class Directory:
     def write(self, p: int, *pairs: tuple[bytes, bytes | None]) -> None:
         """One group commit with one batch."""
         self.store.withdraw_receipt()
-        commit = self.store.encode([FlushBatch(p, [self.change(p, *pair) for pair in pairs])])
+        commit = self.store.encode([FlushBatch.of(p, [self.change(p, *pair) for pair in pairs])])
         self.store.append(commit)
         self.store.absorb(commit)
 

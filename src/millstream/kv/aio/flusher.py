@@ -25,14 +25,13 @@ from millstream.kv.core.partition import Partition
 from millstream.model.limits import QUEUE_BYTES_MAX
 from millstream.storage.core.store import EncodedCommit, FlushBatch, LogStore
 
-__all__ = ["BY_ID_CHANGES_MAX", "DISK_FULL_SECONDS_MAX", "LONE_BYTES_MAX", "Flusher"]
+__all__ = ["BY_ID_CHANGES_MAX", "DISK_FULL_SECONDS_MAX", "Flusher"]
 
 _LOG = logging.getLogger(__name__)
 BY_ID_CHANGES_MAX: Final = 100_000
 """Changes the by-id map lags behind the log, at which it is brought up to date."""
 DISK_FULL_SECONDS_MAX: Final = 60
 """How long writes wait for space before the node stops."""
-LONE_BYTES_MAX: Final = 64 * 1024
 
 
 class Flusher:
@@ -142,9 +141,9 @@ class Flusher:
             return
         batches = [_batch(partition) for partition in partitions]
         frozen = [partition.queue.frozen_seqno for partition in partitions]
-        count = sum(len(batch.changes) for batch in batches)
+        count = sum(len(batch.frames) for batch in batches)
         commit = self._store.encode(batches)
-        await self._append(commit, is_lone=count == 1 and len(commit.data) <= LONE_BYTES_MAX)
+        await self._append(commit, is_lone=count == 1 and self._store.is_quick(commit))
         self._store.absorb(commit)
         queue_bytes_max = QUEUE_BYTES_MAX // self._bucket.partition_count
         for partition, seqno in zip(partitions, frozen, strict=True):
@@ -186,4 +185,4 @@ class Flusher:
 
 
 def _batch(partition: Partition) -> FlushBatch:
-    return FlushBatch(partition.partition_id, partition.freeze())
+    return FlushBatch(partition.partition_id, *partition.freeze())

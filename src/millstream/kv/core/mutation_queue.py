@@ -21,10 +21,10 @@ docs/concepts/snapshots.md.
 from __future__ import annotations
 
 from bisect import bisect_left
-from itertools import accumulate, repeat
+from itertools import accumulate, compress
 from typing import Final, NamedTuple
 
-__all__ = ["RETAINED_BYTES_MAX", "FlushItem", "MutationQueue"]
+__all__ = ["RETAINED_BYTES_MAX", "FrozenChanges", "MutationQueue"]
 
 RETAINED_BYTES_MAX: Final = 64 * 1024 * 1024
 """Superseded frames one partition keeps for its holds; above it the holds are lost."""
@@ -32,8 +32,14 @@ _TRIM_SLOTS_MIN: Final = 1024
 _NOTHING: Final = b""
 
 
-FlushItem = tuple[bytes, int, bytes, bytes]
-"""One change on its way to the log: frame, previous seqno in the log, lineage, sidecar."""
+class FrozenChanges(NamedTuple):
+    """What a flush takes, column by column, seqno ascending."""
+
+    seqnos: list[int]
+    keys: list[bytes]
+    frames: list[bytes]
+    previous_seqnos: list[int]
+    lineages: list[bytes]
 
 
 class _Superseded(NamedTuple):
@@ -48,6 +54,7 @@ class MutationQueue:
     __slots__ = (
         "_hold_high",
         "_holds",
+        "_keys",
         "_lineages",
         "_next_hold",
         "_previous",
@@ -69,6 +76,7 @@ class MutationQueue:
         self.retained_bytes = 0
         self.bytes_held = 0
         self._slots: list[bytes] = []
+        self._keys: list[bytes] = []
         self._previous: list[int] = []
         self._lineages: list[bytes] = []
         self._holds: dict[int, int] = {}
@@ -77,10 +85,13 @@ class MutationQueue:
 
     # -- the mutator
 
-    def append(self, frame: bytes, lineage: bytes, old_seqno: int = 0, old: bytes = b"") -> None:
+    def append(
+        self, key: bytes, frame: bytes, lineage: bytes, old_seqno: int = 0, old: bytes = b""
+    ) -> None:
         """Add the change with seqno `high_seqno + 1`. O(1); hot path.
 
         Args:
+            key: of the document.
             frame: of the change.
             lineage: of its document.
             old_seqno: seqno of the key's former change, 0 if there is none; its slot is blanked.
@@ -95,6 +106,7 @@ class MutationQueue:
                 self._retain(old_seqno, _Superseded(old, previous, self.high_seqno + 1))
             self._slots[index] = _NOTHING
             self.bytes_held -= len(old)
+        self._keys.append(key)
         self._slots.append(frame)
         self._previous.append(previous)
         self._lineages.append(lineage)
@@ -181,21 +193,18 @@ class MutationQueue:
 
     # -- the flusher
 
-    def freeze(self) -> list[FlushItem]:
+    def freeze(self) -> FrozenChanges:
         """Return what must go to the log up to the present high, which becomes frozen."""
-        begin = self.frozen_seqno - self.floor
+        begin, first = self.frozen_seqno - self.floor, self.frozen_seqno + 1
         self.frozen_seqno = self.high_seqno
-        return [
-            item
-            for item in zip(
-                self._slots[begin:],
-                self._previous[begin:],
-                self._lineages[begin:],
-                repeat(_NOTHING),  # no sidecar
-                strict=False,
-            )
-            if item[0]
-        ]
+        slots = self._slots[begin:]
+        return FrozenChanges(
+            list(compress(range(first, self.high_seqno + 1), slots)),
+            list(compress(self._keys[begin:], slots)),
+            list(filter(None, slots)),
+            list(compress(self._previous[begin:], slots)),
+            list(compress(self._lineages[begin:], slots)),
+        )
 
     def trim(self, persisted_seqno: int, bytes_max: int) -> None:
         """Drop the oldest persisted slots while more than `bytes_max` bytes are held."""
@@ -207,6 +216,7 @@ class MutationQueue:
         if count < min(limit, _TRIM_SLOTS_MIN):
             return
         del self._slots[:count]
+        del self._keys[:count]
         del self._previous[:count]
         del self._lineages[:count]
         self.floor += count
@@ -214,7 +224,8 @@ class MutationQueue:
 
     def check(self) -> None:
         """Assert the invariants; for tests."""
-        assert len(self._slots) == len(self._previous) == len(self._lineages)
+        columns = (self._slots, self._keys, self._previous, self._lineages)
+        assert {len(column) for column in columns} == {len(self._slots)}
         assert self.floor + len(self._slots) == self.high_seqno
         assert self.bytes_held == sum(map(len, self._slots))
         assert self.floor <= self.frozen_seqno <= self.high_seqno

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Final, Protocol
 
-from millstream.kv.core.mutation_queue import FlushItem, MutationQueue
+from millstream.kv.core.mutation_queue import FrozenChanges, MutationQueue
 from millstream.model.lineage import born, with_run
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog
@@ -194,7 +194,7 @@ class Partition:
             + key
             + value
         )  # fmt: skip
-        queue.append(frame, lineage, old_seqno, old)
+        queue.append(key, frame, lineage, old_seqno, old)
         self.table[key] = (frame, lineage)
         return frame
 
@@ -300,7 +300,7 @@ class Partition:
         if old_seqno <= self._branch_seqno:
             lineage = with_run(lineage, self.failover_log[0].branch, rev)
         frame = encode(self.partition_id, key, seqno, rev, cas, time_s)
-        self.queue.append(frame, lineage, old_seqno, old)
+        self.queue.append(key, frame, lineage, old_seqno, old)
         self.table[key] = (frame, lineage)
         return frame
 
@@ -336,7 +336,7 @@ class Partition:
 
     # -- the flusher
 
-    def freeze(self) -> list[FlushItem]:
+    def freeze(self) -> FrozenChanges:
         """Return what a flush must write up to the present high."""
         return self.queue.freeze()
 

@@ -20,8 +20,10 @@ Source: docs/reference/file-format.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
+from itertools import chain, repeat
+from operator import add
 from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -34,9 +36,9 @@ __all__ = [
     "MARK_BIT",
     "NO_PARTITION",
     "WALK_BYTES",
+    "ChangeColumns",
     "Kind",
     "LowPoints",
-    "PlainChange",
     "Record",
     "StoredChange",
     "change_of_record",
@@ -60,6 +62,7 @@ ENVELOPE: Final = Struct(">IIBHQHI")
 ENVELOPE_BYTES: Final = 25
 _CHECKED: Final = Struct(">IBHQHI")
 _SEQNO: Final = Struct(">Q")
+_CHECKSUM: Final = Struct(">I")
 _ENTRY: Final = Struct(">QQQ")
 _LOW_POINTS: Final = Struct(">QQ")
 MARK_BIT: Final = 0x80
@@ -93,8 +96,32 @@ class StoredChange(NamedTuple):
     sidecar: bytes = b""
 
 
-PlainChange = tuple[bytes, int, bytes, bytes]
-"""A `StoredChange`, or a plain tuple of the same members."""
+class ChangeColumns(NamedTuple):
+    """The changes of one partition that a flush takes, column by column, seqno ascending.
+
+    `sidecars` is None where no change has one.
+    """
+
+    partition_id: int
+    seqnos: Sequence[int]
+    keys: Sequence[bytes]
+    frames: Sequence[bytes]
+    previous_seqnos: Sequence[int]
+    lineages: Sequence[bytes]
+    sidecars: Sequence[bytes] | None = None
+
+    @classmethod
+    def of(cls, partition_id: int, changes: Sequence[StoredChange]) -> ChangeColumns:
+        """Return whole changes as columns."""
+        return cls(
+            partition_id,
+            [_SEQNO.unpack_from(change.frame, 24)[0] for change in changes],
+            [key_of(change.frame) for change in changes],
+            [change.frame for change in changes],
+            [change.previous_seqno for change in changes],
+            [change.lineage for change in changes],
+            [change.sidecar for change in changes],
+        )
 
 
 class LowPoints(NamedTuple):
@@ -128,30 +155,36 @@ class Record(NamedTuple):
 # -- writing
 
 
-def encode_changes(
-    partition_id: int, changes: Sequence[PlainChange], parts: list[bytes], lengths: list[int]
-) -> None:
-    """Append the records of a flush batch to `parts`; the last one bears the mark bit.
+def encode_changes(batch: ChangeColumns, parts: list[bytes]) -> list[int]:
+    """Append the records of a flush batch to `parts`; return their lengths.
 
-    Hot path: one pack for the checked fields, one for the envelope, no copy of the frame.
+    The last one bears the mark bit. Hot path: column by column, so that all loops are in C.
     """
-    add, add_length = parts.append, lengths.append
-    pack, kind, last = _CHECKED.pack, _CHANGE, changes[-1]
-    for change in changes:
-        frame, previous_seqno, lineage, sidecar = change
-        lineage_bytes, sidecar_bytes = len(lineage), len(sidecar)
-        length = ENVELOPE_BYTES + lineage_bytes + sidecar_bytes + len(frame)
-        if change is last:
-            kind = _MARKED_CHANGE
-        head = (
-            pack(length, kind, partition_id, previous_seqno, lineage_bytes, sidecar_bytes)
-            + lineage
-            + sidecar
-        )
-        add(crc32(frame, crc32(head)).to_bytes(4, "big"))
-        add(head)
-        add(frame)
-        add_length(length)
+    count = len(batch.frames)
+    middles = batch.lineages
+    lineage_sizes = list(map(len, batch.lineages))
+    sidecar_sizes: Iterable[int] = repeat(0)
+    if batch.sidecars is not None:
+        middles = list(map(add, batch.lineages, batch.sidecars))
+        sidecar_sizes = list(map(len, batch.sidecars))
+    lengths = [
+        size + middle + ENVELOPE_BYTES
+        for size, middle in zip(map(len, batch.frames), map(len, middles), strict=True)
+    ]
+    kinds = chain(repeat(_CHANGE, count - 1), (_MARKED_CHANGE,))
+    heads = map(
+        _CHECKED.pack,
+        lengths,
+        kinds,
+        repeat(batch.partition_id),
+        batch.previous_seqnos,
+        lineage_sizes,
+        sidecar_sizes,
+    )
+    bodies = list(map(b"".join, zip(heads, middles, batch.frames, strict=False)))
+    checksums = map(_CHECKSUM.pack, map(crc32, bodies))
+    parts.extend(chain.from_iterable(zip(checksums, bodies, strict=True)))
+    return lengths
 
 
 def change_record(partition_id: int, change: StoredChange, *, is_mark: bool) -> bytes:

@@ -19,7 +19,7 @@ Source: docs/reference/file-format.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -36,8 +36,8 @@ from millstream.storage.core.by_id import (
 from millstream.storage.core.live import LiveLog
 from millstream.storage.core.receipt import RECEIPT_NAME, Receipt, read_receipt, write_receipt
 from millstream.storage.core.records import (
+    ChangeColumns,
     Kind,
-    PlainChange,
     StoredChange,
     clean_stop_record,
     encode_changes,
@@ -72,11 +72,7 @@ CHECK_AT_START_BYTES_MAX: Final = 64 * 1024 * 1024
 """Sealed segments read whole at a start, newest first; all of them by `verify`."""
 
 
-class FlushBatch(NamedTuple):
-    """Changes of one partition, seqno ascending; the last one becomes a mark."""
-
-    partition_id: int
-    changes: Sequence[PlainChange]
+FlushBatch = ChangeColumns
 
 
 class RecoveredPartition(NamedTuple):
@@ -95,10 +91,7 @@ class RecoveredPartition(NamedTuple):
 
 
 class _EncodedBatch(NamedTuple):
-    partition_id: int
-    changes: Sequence[PlainChange]
-    seqnos: list[int]
-    previous: list[int]
+    batch: FlushBatch
     lengths: list[int]
 
 
@@ -269,16 +262,9 @@ class LogStore:
     def encode(self, batches: Sequence[FlushBatch]) -> EncodedCommit:
         """Return one group commit; CPU only. Batches without changes are left out."""
         parts = [self._log.commit_record]
-        encoded: list[_EncodedBatch] = []
-        unpack = _FRAME_SEQNO.unpack_from
-        for partition_id, changes in batches:
-            if not changes:
-                continue
-            lengths: list[int] = []
-            encode_changes(partition_id, changes, parts, lengths)
-            seqnos = [unpack(change[0])[0] for change in changes]
-            previous = [change[1] for change in changes]
-            encoded.append(_EncodedBatch(partition_id, changes, seqnos, previous, lengths))
+        encoded = [
+            _EncodedBatch(batch, encode_changes(batch, parts)) for batch in batches if batch.frames
+        ]
         return EncodedCommit(b"".join(parts), encoded)
 
     def append(self, commit: EncodedCommit) -> None:
@@ -296,8 +282,10 @@ class LogStore:
         commit.place = log.append(commit.data)
         commit.end, commit.checksum = log.place, log.checksum
         offset = commit.place.offset + len(log.commit_record)
-        for partition_id, _, seqnos, previous, lengths in commit.batches:
-            log.open_index.add_batch(partition_id, seqnos, previous, offset, lengths)
+        for batch, lengths in commit.batches:
+            log.open_index.add_batch(
+                batch.partition_id, batch.seqnos, batch.previous_seqnos, offset, lengths
+            )
             offset += sum(lengths)
 
     def is_quick(self, commit: EncodedCommit) -> bool:
@@ -309,19 +297,15 @@ class LogStore:
         segment, offset = commit.place
         offset += len(self._log.commit_record)
         pending, changed = self._by_id.pending, self._changed
-        for partition_id, changes, seqnos, _, lengths in commit.batches:
-            prefix = self._prefixes[partition_id]
-            offsets = accumulate(lengths, initial=offset)
-            for change, seqno, at in zip(changes, seqnos, offsets, strict=False):
-                frame = change[0]
-                begin = 24 + frame[4]
-                key = frame[begin : begin + (frame[2] << 8 | frame[3])]
-                pending[prefix + key] = (seqno, segment, at)
+        for batch, lengths in commit.batches:
+            keys = map(self._prefixes[batch.partition_id].__add__, batch.keys)
+            places = zip(batch.seqnos, repeat(segment), accumulate(lengths, initial=offset))
+            pending.update(zip(keys, places, strict=False))
             offset += sum(lengths)
-            summary = self._summaries[partition_id]
-            assert seqnos[0] > summary.top
-            summary.top = summary.mark = seqnos[-1]
-            changed.add(partition_id)
+            summary = self._summaries[batch.partition_id]
+            assert batch.seqnos[0] > summary.top
+            summary.top = summary.mark = batch.seqnos[-1]
+            changed.add(batch.partition_id)
         self._absorbed(commit)
 
     def _absorbed(self, commit: EncodedCommit) -> None:

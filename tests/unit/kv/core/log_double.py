@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.mutation_queue import FlushItem
+from millstream.kv.core.mutation_queue import FrozenChanges
 from millstream.kv.core.partition import Entry, Partition
 from millstream.model.position import FailoverEntry
 from millstream.wire.frames import change_of, seqno_of
@@ -15,11 +15,21 @@ NOW = 1_700_000_000 * SECOND
 BRANCH = 7 << 40
 
 
+Item = tuple[bytes, int, bytes]
+"""Frame, previous seqno, lineage."""
+
+
+def items_of(frozen: FrozenChanges) -> list[Item]:
+    assert frozen.seqnos == [seqno_of(frame) for frame in frozen.frames]
+    assert frozen.keys == [change_of(frame).key for frame in frozen.frames]
+    return list(zip(frozen.frames, frozen.previous_seqnos, frozen.lineages, strict=True))
+
+
 class LogDouble:
     """Records in flush order."""
 
     def __init__(self) -> None:
-        self.items: list[FlushItem] = []
+        self.items: list[Item] = []
 
     def find(self, partition_id: int, key: bytes) -> Entry | None:
         for item in reversed(self.items):

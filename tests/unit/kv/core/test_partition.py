@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from log_double import BRANCH, NOW, SECOND, LogDouble, new_partition
+from log_double import BRANCH, NOW, SECOND, LogDouble, items_of, new_partition
 
 from millstream.kv.core.partition import Partition, absolute_expiry, value_of
 from millstream.model.lineage import decode
@@ -124,7 +124,7 @@ def test_lineage_takes_a_run_only_when_the_branch_changed() -> None:
     put(partition, b"k", b"2")
     lineage = decode(partition.table[b"k"][1])
     assert lineage == (BRANCH, 1, ((BRANCH, 1),))
-    log.items += partition.freeze()
+    log.items += items_of(partition.freeze())
     later = Partition(
         0,
         failover_log=(FailoverEntry(0xDEF, 2, BRANCH + 1), *partition.failover_log),
@@ -143,7 +143,7 @@ def test_what_is_not_in_memory_is_found_in_the_log() -> None:
     log = LogDouble()
     partition = new_partition(log=log)
     put(partition, b"k", b"1")
-    log.items += partition.freeze()
+    log.items += items_of(partition.freeze())
     later = Partition(
         0, failover_log=partition.failover_log, high_seqno=1, purge_seqno=0,
         is_resident=False, log=log,
@@ -151,7 +151,7 @@ def test_what_is_not_in_memory_is_found_in_the_log() -> None:
     assert value_of(later.live(b"k", NOW) or b"") == b"1"
     assert later.add(b"k", b"", 0, 0, 0, NOW) == Status.KEY_EEXISTS
     put(later, b"k", b"2")
-    assert later.freeze()[0][1] == 1
+    assert later.freeze().previous_seqnos == [1]
     assert later.known_keys() == [b"k"]
 
 

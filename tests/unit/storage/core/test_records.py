@@ -6,6 +6,7 @@ from millstream.model.position import FailoverEntry
 from millstream.storage.core import records
 from millstream.storage.core.records import (
     ENVELOPE_BYTES,
+    ChangeColumns,
     Kind,
     LowPoints,
     StoredChange,
@@ -40,8 +41,8 @@ def reader(data):
 
 @given(st.lists(stored_changes(), min_size=1, max_size=20), st.integers(0, 1023))
 def test_what_is_encoded_is_walked_and_cut_out_again(changes, partition_id):
-    parts, lengths = [], []
-    encode_changes(partition_id, changes, parts, lengths)
+    parts = []
+    lengths = encode_changes(ChangeColumns.of(partition_id, changes), parts)
     data = b"".join(parts)
     assert sum(lengths) == len(data)
     found = list(walk(reader(data), 0, len(data)))
@@ -60,8 +61,8 @@ def test_what_is_encoded_is_walked_and_cut_out_again(changes, partition_id):
 
 @given(st.lists(stored_changes(), min_size=2, max_size=6), st.data())
 def test_a_damaged_byte_ends_the_walk_there(changes, data):
-    parts, lengths = [], []
-    encode_changes(0, changes, parts, lengths)
+    parts = []
+    lengths = encode_changes(ChangeColumns.of(0, changes), parts)
     log = bytearray(b"".join(parts))
     at = data.draw(st.integers(0, len(log) - 1))
     log[at] ^= data.draw(st.integers(1, 255))
@@ -93,8 +94,8 @@ def test_records_longer_than_a_read_are_read_alone(monkeypatch):
         StoredChange(mutation(0, b"k", bytes(size), n, 1, 1, 0, 0, 0), 0, b"")
         for n, size in enumerate((10, 500, 20, 240, 5000, 0), 1)
     ]
-    parts, lengths = [], []
-    encode_changes(0, changes, parts, lengths)
+    parts = []
+    lengths = encode_changes(ChangeColumns.of(0, changes), parts)
     data = b"".join(parts)
     found = list(walk(reader(data), 0, len(data)))
     assert [record.payload for record in found] == [change.frame for change in changes]

@@ -198,7 +198,7 @@ def test_lineage_and_sidecar_come_back(directory):
         StoredChange(mutation(2, b"%d" % n, b"v", n, 1, 1, 0, 0, 0), 0, b"l" * n, b"s" * (n % 3))
         for n in range(1, 9)
     ]
-    store.append(commit := store.encode([FlushBatch(2, changes), FlushBatch(1, [])]))
+    store.append(commit := store.encode([FlushBatch.of(2, changes), FlushBatch.of(1, [])]))
     store.absorb(commit)
     assert [change for chunk in store.scan(2, 0, 2**60) for change in chunk] == changes
     assert store.find(2, b"7") == changes[6]
@@ -273,15 +273,15 @@ def test_low_points_are_kept_and_bound_rollback(directory, is_by_id_lost):
 
 def test_quick_commits_are_told_from_those_that_roll(directory):
     store = directory.open()
-    quick = store.encode([FlushBatch(0, [directory.change(0, b"a", b"1")])])
+    quick = store.encode([FlushBatch.of(0, [directory.change(0, b"a", b"1")])])
     assert store.is_quick(quick)
-    slow = store.encode([FlushBatch(0, [directory.change(0, b"a", bytes(5000))])])
+    slow = store.encode([FlushBatch.of(0, [directory.change(0, b"a", bytes(5000))])])
     assert not store.is_quick(slow)
 
 
 def test_nothing_is_appended_under_a_receipt(directory):
     directory.open().stop()
     store = directory.open()
-    commit = store.encode([FlushBatch(0, [directory.change(0, b"a", b"1")])])
+    commit = store.encode([FlushBatch.of(0, [directory.change(0, b"a", b"1")])])
     with pytest.raises(AssertionError, match="receipt"):
         store.append(commit)
