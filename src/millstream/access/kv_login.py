@@ -19,11 +19,11 @@ from collections.abc import Generator
 from typing import Final, NamedTuple
 
 from millstream.access.scram_client import ScramClient
-from millstream.errors import AccessError, MillstreamError
+from millstream.errors import AccessError, MillstreamError, UnavailableError
 from millstream.wire.mcbp import Feature, Opcode, Packet, Status, request
 from millstream.wire.replies import detail_of, error_of
 
-__all__ = ["Login", "Steps", "open_session"]
+__all__ = ["Login", "Steps", "hung_up", "open_session"]
 
 Steps = Generator[bytes, Packet, frozenset[int]]
 _FEATURES: Final = (
@@ -79,6 +79,16 @@ def open_session(login: Login) -> Steps:
         if packet.status != Status.SUCCESS:
             raise _no_bucket(packet, login)
     return features
+
+
+def hung_up(error: UnavailableError, address: str) -> UnavailableError:
+    """Return what a connection lost before or during the log-in most likely means."""
+    if error.code != "connection_closed":
+        return error
+    return UnavailableError(
+        f"{address} hung up at once: it is no kv port, or one that wants TLS (or does not)",
+        code=error.code,
+    )
 
 
 def _log_in(login: Login, user: str) -> Generator[bytes, Packet, None]:

@@ -18,7 +18,7 @@ import ssl
 from types import TracebackType
 from typing import Final, Self
 
-from millstream.access.kv_login import Login, Steps, open_session
+from millstream.access.kv_login import Login, Steps, hung_up, open_session
 from millstream.errors import RemoteProtocolError, UnavailableError
 from millstream.model.limits import FRAME_BYTES_MAX
 from millstream.wire.mcbp import (
@@ -308,8 +308,11 @@ class Connection:
     def _open_session(self, steps: Steps) -> frozenset[int]:
         frame = next(steps)
         while True:
-            self.send(frame)
-            packets = self.receive()
+            try:
+                self.send(frame)
+                packets = self.receive()
+            except UnavailableError as error:
+                raise hung_up(error, self.address) from error
             self._waiting = packets[1:]
             try:
                 frame = steps.send(packets[0])

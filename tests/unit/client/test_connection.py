@@ -51,6 +51,13 @@ def test_node_that_hangs_up(node: Any) -> None:
     assert connection.is_closed
 
 
+def test_hanging_up_at_once_tells_of_tls(node: Any) -> None:
+    node.handlers[Opcode.HELLO] = lambda packet: None
+    with pytest.raises(UnavailableError, match="wants TLS") as failed:
+        Connection(node.host, node.port)
+    assert failed.value.code == "connection_closed"
+
+
 def test_garbage_closes_the_connection(node: Any) -> None:
     node.handlers[Opcode.NOOP] = lambda packet: b"\x99" * 24
     connection = Connection(node.host, node.port)

@@ -33,7 +33,7 @@ from typing import Final, Literal, NamedTuple, Self
 
 import msgspec
 
-from millstream.access.kv_login import Login, open_session
+from millstream.access.kv_login import Login, hung_up, open_session
 from millstream.errors import (
     MillstreamError,
     RemoteProtocolError,
@@ -362,7 +362,10 @@ class Consumer:
         steps = open_session(self._login)
         frame = next(steps)
         while True:
-            packet = await self._ask(frame)
+            try:
+                packet = await self._ask(frame)
+            except UnavailableError as error:
+                raise hung_up(error, self._address) from error
             try:
                 frame = steps.send(packet)
             except StopIteration as done:
