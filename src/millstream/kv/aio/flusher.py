@@ -25,11 +25,21 @@ from millstream.kv.core.partition import Partition
 from millstream.model.limits import QUEUE_BYTES_MAX
 from millstream.storage.core.store import EncodedCommit, FlushBatch, LogStore
 
-__all__ = ["BY_ID_CHANGES_MAX", "DISK_FULL_SECONDS_MAX", "Flusher"]
+__all__ = [
+    "BY_ID_CHANGES_MAX",
+    "BY_ID_KEYS_MAX",
+    "COMMIT_CHANGES_MAX",
+    "DISK_FULL_SECONDS_MAX",
+    "Flusher",
+]
 
 _LOG = logging.getLogger(__name__)
-BY_ID_CHANGES_MAX: Final = 100_000
-"""Changes the by-id map lags behind the log, at which it is brought up to date."""
+BY_ID_KEYS_MAX: Final = 100_000
+"""Keys whose place the by-id map does not have yet, at which it is brought up to date."""
+BY_ID_CHANGES_MAX: Final = 1_000_000
+"""Changes since the map was brought up to date, at which it is again: what a start replays."""
+COMMIT_CHANGES_MAX: Final = 4096
+"""Changes after which a commit takes no further partition: encoding blocks the loop meanwhile."""
 DISK_FULL_SECONDS_MAX: Final = 60
 """How long writes wait for space before the node stops."""
 
@@ -55,11 +65,14 @@ class Flusher:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"flush {bucket.name}")
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
+        self._applying: asyncio.Future[None] | None = None
         self._is_hurried = False
         self._has_failed = False
         self._waiters: list[tuple[Partition, int, asyncio.Future[None]]] = []
         self.commit_total = 0
         self.change_total = 0
+        self._applied_total = 0
+        self._turn = 0
         bucket.subscribe(self.wake)
         bucket.hurry = self.hurry
 
@@ -91,8 +104,8 @@ class Flusher:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        while self._task is not None:
-            await asyncio.wait([self._task])
+        while (running := self._task or self._applying) is not None:
+            await asyncio.wait([running])
         while not self._has_failed and self._is_dirty():
             await self._commit()
         if not self._has_failed:
@@ -118,6 +131,8 @@ class Flusher:
             (self.hurry if self._is_hurried else self.wake)()
 
     def _fail(self, error: Exception) -> None:
+        if self._has_failed:
+            return
         self._has_failed = True
         _LOG.critical("bucket %s cannot be written: %s", self._bucket.name, error)
         for _, _, future in self._waiters:
@@ -127,18 +142,53 @@ class Flusher:
         self._on_fatal(error)
 
     async def _run(self) -> None:
-        self._is_hurried = False
-        await self._commit()
-        if self._store.count_pending_by_id() >= BY_ID_CHANGES_MAX:
-            batch = self._store.take_by_id()
-            await self._in_thread(self._store.apply_by_id, batch)
+        is_more = True
+        while is_more or self._is_hurried:
+            self._is_hurried = False
+            is_more = await self._commit()
+            self._apply_by_id()
 
-    async def _commit(self) -> None:
-        partitions = [
-            p for p in self._bucket.partitions if p.queue.high_seqno != p.queue.frozen_seqno
-        ]
+    def _apply_by_id(self) -> None:
+        """Bring the by-id map up to date beside the commits, if it lags far enough behind."""
+        changes = self.change_total - self._applied_total
+        lags = self._store.count_pending_by_id() >= BY_ID_KEYS_MAX or changes >= BY_ID_CHANGES_MAX
+        if lags and self._applying is None:
+            self._applied_total = self.change_total
+            self._applying = self._loop.run_in_executor(
+                None, self._store.apply_by_id, self._store.take_by_id()
+            )
+            self._applying.add_done_callback(self._applied)
+
+    def _applied(self, future: asyncio.Future[None]) -> None:
+        self._applying = None
+        error = None if future.cancelled() else future.exception()
+        if isinstance(error, Exception):
+            self._fail(error)
+
+    def _next_partitions(self) -> tuple[list[Partition], bool]:
+        """Return the partitions of the next commit, and whether some must wait for another.
+
+        Their turns go round, so that none waits for ever behind busier ones.
+        """
+        everyone = self._bucket.partitions
+        turns = everyone[self._turn :] + everyone[: self._turn]
+        chosen: list[Partition] = []
+        count = 0
+        for partition in turns:
+            queue = partition.queue
+            if queue.high_seqno != queue.frozen_seqno:
+                if count >= COMMIT_CHANGES_MAX:
+                    self._turn = partition.partition_id
+                    return chosen, True
+                chosen.append(partition)
+                count += queue.high_seqno - queue.frozen_seqno
+        return chosen, False
+
+    async def _commit(self) -> bool:
+        """Make one group commit; return whether more is waiting than one may take."""
+        partitions, is_more = self._next_partitions()
         if not partitions:
-            return
+            return False
         batches = [_batch(partition) for partition in partitions]
         frozen = [partition.queue.frozen_seqno for partition in partitions]
         count = sum(len(batch.frames) for batch in batches)
@@ -151,6 +201,7 @@ class Flusher:
         self.commit_total += 1
         self.change_total += count
         self._release()
+        return is_more
 
     async def _append(self, commit: EncodedCommit, *, is_lone: bool) -> None:
         """Append; while the disk is full try again each second, nothing was written.
