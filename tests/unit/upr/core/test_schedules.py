@@ -244,3 +244,24 @@ def test_the_reader_ends_up_equal(first_seed: int) -> None:
             World(seed).run()
         except Exception as error:
             raise AssertionError(f"seed {seed}: {error!r}") from error
+
+
+def test_a_first_load_that_pauses_comes_to_its_end() -> None:
+    """Deletions were forgotten in most of what is loaded, and a connection brings few changes."""
+    world = World(0)
+    partition, reader = world.bucket.partitions[0], world.readers[0]
+    for number in range(60):
+        partition.put(b"k%d" % (number % 40), b"x" if number % 3 else None)
+    partition.purge(55)
+    world.window_bytes = 1
+    connections = 0
+    while reader.position.seqno < partition.high_seqno:
+        connections += 1
+        assert connections < 100, f"no end, at {reader.position}"
+        world.connect()
+        for _ in range(15):
+            world.exchange()
+        assert reader.position.purge_seqno in {55, None}
+        world.disconnect()
+    assert connections > 3
+    assert reader.state == partition.state_at(partition.high_seqno)
