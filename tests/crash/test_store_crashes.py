@@ -211,8 +211,8 @@ class SimulatedById:
         self.disk.by_id.append({})
 
     def close(self, *, is_durable):
-        self.disk.effect()
         if is_durable:
+            self.disk.effect()
             del self.disk.by_id[:-1]
 
 

@@ -18,6 +18,7 @@ from millstream.runtime.files import sync_directory
 
 __all__ = ["OsDisk", "OsFile", "boot_id"]
 
+_fdatasync = getattr(os, "fdatasync", os.fsync)  # not every system has it
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -66,7 +67,7 @@ class OsFile:
             os.fsync(self._descriptor)
             self._is_resized = False
         else:
-            os.fdatasync(self._descriptor)
+            _fdatasync(self._descriptor)
 
     def size(self) -> int:
         """Return the length in bytes."""

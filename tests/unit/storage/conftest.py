@@ -23,22 +23,16 @@ class Directory:
     sizes: LogSizes = SMALL
     partition_count: int = 4
     highs: dict[int, int] = field(default_factory=dict)
-    disk: OsDisk | None = None
     entry_count: int = 0
 
     def open(self) -> LogStore:
-        by_id = LmdbByIdMap(self.path / "byid", map_bytes=64 * 1024 * 1024)
-        try:
-            self.store = LogStore.open(
-                self.disk or OsDisk(self.path / "log"),
-                by_id,
-                partition_count=self.partition_count,
-                new_entry=self.new_entry,
-                sizes=self.sizes,
-            )
-        except Exception:
-            by_id.close(is_durable=False)
-            raise
+        self.store = LogStore.open(
+            OsDisk(self.path / "log"),
+            LmdbByIdMap(self.path / "byid", map_bytes=64 * 1024 * 1024),
+            partition_count=self.partition_count,
+            new_entry=self.new_entry,
+            sizes=self.sizes,
+        )
         self.highs = {p: state.high_seqno for p, state in enumerate(self.store.partitions)}
         return self.store
 

@@ -48,7 +48,7 @@ class LmdbByIdMap:
             self._remove()
         try:
             self._open()
-        except lmdb.Error:
+        except (lmdb.CorruptedError, lmdb.InvalidError, lmdb.VersionMismatchError):
             self._remove()
             self._open()
         self._write_origin(boot_id())

@@ -470,7 +470,10 @@ class SegmentLog:
 
     def read_change(self, place: Place) -> tuple[int, StoredChange] | None:
         """Return (partition, change) of the record at a place; None: there is no valid change."""
-        file = self._file(place.segment)
+        try:
+            file = self._file(place.segment)
+        except FileNotFoundError:
+            return None
         data = file.read_at(place.offset, FIRST_READ_BYTES)
         if len(data) < ENVELOPE_BYTES:
             return None

@@ -157,6 +157,7 @@ class LogStore:
         Args:
             disk: the directory of the log.
             by_id: the map beside it; cleared and filled anew if it does not belong to the log.
+                Closed when the store is, or if this raises.
             partition_count: fixed when the bucket was created.
             new_entry: makes the failover entry of a new branch.
             sizes: of segments.
@@ -164,7 +165,23 @@ class LogStore:
         Raises:
             CorruptionError: records inside the log are damaged; names file and offset.
             UsageError: `newer_format`, `foreign_format`.
+            UnavailableError: `disk_full`, `disk_failed`.
         """
+        try:
+            return cls._recover(disk, by_id, partition_count, new_entry, sizes)
+        except BaseException:
+            by_id.close(is_durable=False)
+            raise
+
+    @classmethod
+    def _recover(
+        cls,
+        disk: Disk,
+        by_id: ByIdMap,
+        partition_count: int,
+        new_entry: NewEntry,
+        sizes: LogSizes,
+    ) -> LogStore:
         log = SegmentLog(disk, sizes)
         receipt = cls._accepts_receipt(disk, log)
         if log.is_sealed:
@@ -341,8 +358,7 @@ class LogStore:
         return None if found is None else self._read(partition_id, key, found)
 
     def _read(self, partition_id: int, key: bytes, found: ByIdValue) -> StoredChange | None:
-        is_there = found.place.segment in self._log.numbers
-        read = self._log.read_change(found.place) if is_there else None
+        read = self._log.read_change(found.place)
         if read is not None:
             owner, change = read
             seqno = _FRAME_SEQNO.unpack_from(change.frame)[0]
