@@ -13,8 +13,10 @@ import os
 import signal
 import sys
 import time
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,11 +57,11 @@ app.add_typer(run_app, name="run")
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="As `list` shows it.")]
 DdocOption = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         "--ddoc",
         metavar="FILE|NAME",
-        help="Design document: a JSON file, or the name of one in the bucket.",
+        help="Design document: a JSON file, or the name of one in the bucket. May be repeated.",
     ),
 ]
 MasterOption = Annotated[
@@ -107,7 +109,7 @@ def run_views(
     tls_ca: TlsCaOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Keep the views of a design document current in the bucket BUCKET-views."""
+    """Keep the views of design documents current in the bucket BUCKET-views."""
     from millstream.pipelines.view_reading import Endpoint
     from millstream.pipelines.view_setup import (
         check_functions,
@@ -118,35 +120,43 @@ def run_views(
 
     who = who_of(user, password_file)
     endpoint = Endpoint(address, who.user, who.password, tls_of(tls_ca))
-    files = load_modules(tuple(python_module or ()))
-    design = find_design(endpoint, bucket, ddoc)
-    check_functions(design)
+    modules = tuple(python_module or ())
+    files = load_modules(modules)
+    wanted: list[str | None] = list(ddoc) if ddoc else [None]
+    designs = [find_design(endpoint, bucket, name) for name in wanted]
+    for design in designs:
+        check_functions(design)
     with endpoint.client(bucket) as client:
         bucket_uuid = client.cluster_map.bucket_uuid
     ensure_store(endpoint, bucket)
     from millstream.pipelines.views import ROWS_PER_BATCH, ViewsPipeline, checkpoint_name
 
-    name = f"views-{bucket}-{design.name}"
-    root = checkpoint or state_directory() / name
-    directory = (root / checkpoint_name(bucket, bucket_uuid, design)).absolute()
-    record = RunRecord(
-        name=name, kind="views", bucket=bucket, ddoc=design.name, address=address,
-        checkpoint=str(directory), pid=os.getpid(), started=time.time_ns() // 10**9,
-    )  # fmt: skip
     console = Console(stderr=True)
-    pipeline = ViewsPipeline(
-        endpoint, bucket, design, directory,
-        modules=tuple(python_module or ()),
-        source_options={"passwordFile": str(password_file)} if password_file else {},
-        rows_per_batch=rows_per_batch or ROWS_PER_BATCH,
-        on_batch=lambda report: _tell(console, report, as_json=json),
-    )  # fmt: skip
-    with lock_run(record):
-        _run(pipeline, console, files, master=master, memory=driver_memory, once=once)
+    with ExitStack() as stack:
+        pipelines: list[ViewsPipeline] = []
+        for design in designs:
+            name = f"views-{bucket}-{design.name}"
+            directory = checkpoint or state_directory() / name
+            directory = directory.absolute() / checkpoint_name(bucket, bucket_uuid, design)
+            record = RunRecord(
+                name=name, kind="views", bucket=bucket, ddoc=design.name, address=address,
+                checkpoint=str(directory), pid=os.getpid(), started=time.time_ns() // 10**9,
+            )  # fmt: skip
+            stack.enter_context(lock_run(record))
+            pipelines.append(
+                ViewsPipeline(
+                    endpoint, bucket, design, directory,
+                    modules=modules,
+                    source_options={"passwordFile": str(password_file)} if password_file else {},
+                    rows_per_batch=rows_per_batch or ROWS_PER_BATCH,
+                    on_batch=partial(_tell, console, as_json=json),
+                )
+            )  # fmt: skip
+        _run(pipelines, console, files, master=master, memory=driver_memory, once=once)
 
 
 def _run(
-    pipeline: ViewsPipeline,
+    pipelines: list[ViewsPipeline],
     console: Console,
     files: list[Path],
     *,
@@ -157,32 +167,39 @@ def _run(
     from millstream.pipelines.session import STATE_SETTINGS, local_session
 
     def stop(*_: object) -> None:
-        pipeline.is_stopping = True
+        for pipeline in pipelines:
+            pipeline.is_stopping = True
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     settings = {**STATE_SETTINGS, **({"spark.master": master} if master else {})}
-    with ExitStack() as stack:
-        with console.status("starting Spark"):
-            spark = local_session("millstream views", driver_memory=memory, settings=settings)
-        stack.callback(spark.stop)
+    with console.status("starting Spark"):
+        spark = local_session("millstream views", driver_memory=memory, settings=settings)
+    try:
         for file in files:
             spark.sparkContext.addPyFile(str(file))
-        console.print(
-            f"following [bold]{pipeline.bucket}[/], design document "
-            f"[bold]{pipeline.design.name}[/]"
-        )
-        pipeline.run(spark, once=once)
+        for pipeline in pipelines:
+            console.print(f"following {pipeline.bucket}, design document {pipeline.design.name}")
+        with ThreadPoolExecutor(len(pipelines)) as pool:
+            runs = [pool.submit(pipeline.run, spark, once=once) for pipeline in pipelines]
+            wait(runs, return_when=FIRST_EXCEPTION)
+            if any(run.done() and run.exception() for run in runs):
+                stop()
+        for run in runs:
+            run.result()
+    finally:
+        spark.stop()
 
 
 def _tell(console: Console, report: BatchReport, *, as_json: bool) -> None:
     if as_json:
+        # One write per line: two design documents may report at the same moment.
         sys.stdout.write(msgspec.json.encode(asdict(report)).decode() + "\n")
         sys.stdout.flush()
         return
     errors = f", [red]{report.map_errors:,} map errors[/]" if report.map_errors else ""
     console.print(
-        f"batch {report.batch_id}: {report.rows_streamed:,} changes seen, "
+        f"{report.ddoc} batch {report.batch_id}: {report.rows_streamed:,} changes seen, "
         f"{report.documents:,} documents, {report.rows:,} rows "
         f"({report.changed:,} written, {report.deleted:,} deleted){errors}, "
         f"{report.seconds:.1f} s",

@@ -62,6 +62,7 @@ _ID_FILE: Final = "checkpoint.id"
 class BatchReport:
     """What one batch did, for people."""
 
+    ddoc: str
     batch_id: int
     seconds: float
     documents: int
@@ -213,8 +214,8 @@ class ViewsPipeline:
             raise
         self.on_batch(
             BatchReport(
-                batch_id, time.monotonic() - began, reduced.documents, reduced.rows_streamed,
-                reduced.updates, reduced.deletes, sum(reduced.map_errors.values()),
+                self.design.name, batch_id, time.monotonic() - began, reduced.documents,
+                reduced.rows_streamed, reduced.updates, reduced.deletes, sum(reduced.map_errors.values()),
                 len(reduced.rows), applied.changed, applied.deleted,
             )
         )  # fmt: skip

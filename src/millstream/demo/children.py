@@ -1,0 +1,123 @@
+"""The two processes of the demonstration: a node, and the pipeline that follows it.
+
+Invariants:
+1. What is started is stopped when the block ends, whatever ended it.
+2. Each process writes its log to a file of the work directory, whose end is in every error.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final, Self
+
+import msgspec
+
+from millstream.errors import UnavailableError
+
+__all__ = ["Child", "start_node", "start_pipeline"]
+
+READY_S: Final = 60.0
+STOP_S: Final = 60.0
+_LOG_LINES: Final = 12
+_POLL_S: Final = 0.05
+_FREE: Final = "127.0.0.1:0"
+
+
+class Child:
+    """A `millstream` command in a process of its own; output and log go to files."""
+
+    def __init__(self, work_dir: Path, name: str, arguments: list[str]) -> None:
+        self.name = name
+        self.out = work_dir / f"{name}.jsonl"
+        self.log = work_dir / f"{name}.log"
+        with self.out.open("wb") as out, self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "millstream", *arguments],
+                stdin=subprocess.DEVNULL, stdout=out, stderr=log,
+                env={**os.environ, "MILLSTREAM_STATE": str(work_dir / "state")},
+                start_new_session=True,
+            )  # fmt: skip
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Return what the process has printed, whole JSON lines."""
+        text = self.out.read_bytes()
+        whole = text[: text.rfind(b"\n") + 1]
+        return [msgspec.json.decode(line) for line in whole.splitlines() if line.strip()]
+
+    def check(self) -> None:
+        """Raise if the process has ended.
+
+        Raises:
+            UnavailableError: `child_ended`, with the end of its log.
+        """
+        code = self._process.poll()
+        if code is not None:
+            raise UnavailableError(
+                f"the {self.name} ended with code {code}:\n{self._end_of_log()}",
+                code="child_ended",
+            )
+
+    def wait_for_lines(self, count: int, wait_s: float) -> list[dict[str, Any]]:
+        """Wait until the process has printed `count` lines.
+
+        Raises:
+            UnavailableError: `child_ended`, `timeout`.
+        """
+        deadline = time.monotonic() + wait_s
+        while len(lines := self.lines()) < count:
+            self.check()
+            if time.monotonic() > deadline:
+                raise UnavailableError(
+                    f"the {self.name} said nothing for {wait_s:.0f} s:\n{self._end_of_log()}",
+                    code="timeout",
+                )
+            time.sleep(_POLL_S)
+        return lines
+
+    def stop(self) -> int:
+        """Stop the process cleanly and return its exit code; kill it if it does not obey."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        return self._process.wait()
+
+    def _end_of_log(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-_LOG_LINES:]) + f"\n(the whole log: {self.log})"
+
+
+def start_node(work_dir: Path, bucket: str) -> tuple[Child, str]:
+    """Start a node on free ports; return it with the HOST:PORT of its kv listener."""
+    arguments = ["serve", "--data", str(work_dir / "node"), "--bucket", bucket]
+    arguments += ["--kv", _FREE, "--http", _FREE]
+    arguments += ["--no-memcached", "--no-coord", "--no-ninep", "--no-peer"]
+    node = Child(work_dir, "node", arguments)
+    try:
+        ready = node.wait_for_lines(1, READY_S)[0]
+    except BaseException:
+        node.stop()
+        raise
+    return node, str(ready["kv"])
+
+
+def start_pipeline(work_dir: Path, address: str, bucket: str, designs: list[str]) -> Child:
+    """Start the views pipeline; it prints one line per batch."""
+    arguments = ["pipeline", "run", "views", bucket, "--connect", address, "--json", "--follow"]
+    arguments += ["--python-module", "millstream.demo.views", "--driver-memory", "1g"]
+    for name in designs:
+        arguments += ["--ddoc", name]
+    return Child(work_dir, "pipeline", arguments)
