@@ -5,6 +5,7 @@ Elsewhere: which errors have which status (`gateway.core.errors`).
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Final, cast
 
 import msgspec
@@ -15,8 +16,10 @@ from millstream.errors import AccessError, UsageError
 from millstream.gateway.core.cookies import CookieSigner
 from millstream.gateway.core.host import NodeHost
 
-__all__ = ["HOST", "SIGNER", "USER", "answer", "read_object", "require"]
+__all__ = ["BODY_SECONDS", "HOST", "SIGNER", "USER", "answer", "read_object", "require"]
 
+BODY_SECONDS: Final = 30.0
+"""How long a request's body may take to arrive."""
 HOST: Final = web.AppKey("host", NodeHost)
 SIGNER: Final = web.AppKey("signer", CookieSigner)
 USER: Final[web.RequestKey[User | None]] = web.RequestKey("user", cast("type[User | None]", User))
@@ -35,9 +38,15 @@ async def read_object(request: web.Request) -> dict[str, Any]:
     """Return the JSON object in a request's body; an empty body is an empty object.
 
     Raises:
-        UsageError: `bad_content_type`, `bad_json`.
+        UsageError: `bad_content_type`, `bad_json`, `body_timeout`.
     """
-    body = await request.read()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            body = await request.read()
+    except TimeoutError as error:
+        raise UsageError(
+            f"the body did not arrive within {BODY_SECONDS:g} s", code="body_timeout"
+        ) from error
     if not body:
         return {}
     if request.content_type != "application/json":

@@ -34,8 +34,10 @@ BODY_BYTES_MAX: Final = 1024 * 1024
 HEADER_BYTES_MAX: Final = 8190
 """Of the request line, and of each header."""
 IDLE_SECONDS: Final = 75.0
-STOP_SECONDS: Final = 5.0
+STOP_SECONDS: Final = 2.0
 """How long requests under way may take to end when the node stops."""
+LINGER_SECONDS: Final = 1.0
+"""How long the rest of a body is taken in after its request was refused."""
 BACKLOG: Final = 1024
 
 
@@ -94,6 +96,7 @@ class HttpServer:
                 loop=loop,
                 access_log=None,  # type: ignore[arg-type] # None means none, as in AppRunner
                 keepalive_timeout=IDLE_SECONDS,
+                lingering_time=LINGER_SECONDS,
                 max_line_size=HEADER_BYTES_MAX,
                 max_field_size=HEADER_BYTES_MAX,
             )

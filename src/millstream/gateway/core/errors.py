@@ -30,6 +30,7 @@ _BY_CODE: Final = {
     "not_found": 404,
     "bucket_exists": 412,
     "last_admin": 409,
+    "body_timeout": 408,
     "too_large": 413,
     "bad_content_type": 415,
 }

@@ -53,5 +53,18 @@ async def test_a_body_over_the_limit_is_refused(open_host):
     assert json.loads(body)["error"] == "too_large"
 
 
+async def test_a_body_that_does_not_arrive_is_not_waited_for(open_host, monkeypatch):
+    monkeypatch.setattr("millstream.gateway.aio.answers.BODY_SECONDS", 0.01)
+    monkeypatch.setattr("millstream.gateway.aio.server.LINGER_SECONDS", 0.01)
+    request = (
+        b"POST /_session HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        b"Content-Type: application/json\r\nContent-Length: 50\r\n\r\n{"
+    )
+    async with listening(open_host) as port:
+        status, body = await exchange(port, request)
+    assert status == 408
+    assert json.loads(body)["error"] == "body_timeout"
+
+
 async def test_a_server_that_never_started_stops(open_host):
     await HttpServer(open_host).stop()
