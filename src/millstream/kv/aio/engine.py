@@ -129,9 +129,9 @@ class BucketEngine:
         await self.flusher.until_persisted(partition_id, seqno)
 
     async def stop(self) -> None:
-        """Write everything and stop cleanly."""
+        """Write everything and stop cleanly; after an error of the disk, as a crash would."""
         await self.flusher.stop()
-        await asyncio.to_thread(self.store.stop)
+        await asyncio.to_thread(self.store.close if self.flusher.has_failed else self.store.stop)
 
 
 def _open_store(path: Path, partition_count: int) -> LogStore:

@@ -67,7 +67,8 @@ class Flusher:
         self._task: asyncio.Task[None] | None = None
         self._applying: asyncio.Future[None] | None = None
         self._is_hurried = False
-        self._has_failed = False
+        self.has_failed = False
+        """The disk failed: nothing is flushed any more, there must be no receipt."""
         self._waiters: list[tuple[Partition, int, asyncio.Future[None]]] = []
         self.commit_total = 0
         self.change_total = 0
@@ -78,13 +79,13 @@ class Flusher:
 
     def wake(self) -> None:
         """Something changed: flush within the interval."""
-        if self._timer is None and self._task is None and not self._has_failed:
+        if self._timer is None and self._task is None and not self.has_failed:
             self._timer = self._loop.call_later(self._interval_s, self._start)
 
     def hurry(self) -> None:
         """Somebody waits for the disk: flush as soon as the present step of the loop is done."""
         self._is_hurried = True
-        if self._task is None and not self._has_failed:
+        if self._task is None and not self.has_failed:
             if self._timer is not None:
                 self._timer.cancel()
             self._timer = self._loop.call_later(0, self._start)
@@ -106,9 +107,9 @@ class Flusher:
             self._timer = None
         while (running := self._task or self._applying) is not None:
             await asyncio.wait([running])
-        while not self._has_failed and self._is_dirty():
+        while not self.has_failed and self._is_dirty():
             await self._commit()
-        if not self._has_failed:
+        if not self.has_failed:
             await self._in_thread(self._store.commit_by_id)
         self._thread.shutdown()
 
@@ -131,9 +132,9 @@ class Flusher:
             (self.hurry if self._is_hurried else self.wake)()
 
     def _fail(self, error: Exception) -> None:
-        if self._has_failed:
+        if self.has_failed:
             return
-        self._has_failed = True
+        self.has_failed = True
         _LOG.critical("bucket %s cannot be written: %s", self._bucket.name, error)
         for _, _, future in self._waiters:
             if not future.done():

@@ -84,4 +84,7 @@ async def test_an_error_of_the_disk_is_fatal(
         await waiting
     assert len(failures) == 1
     assert engine.bucket.partitions[0].persisted_seqno == 0
-    engine.store.close()
+    await engine.stop()
+    again = await opened(tmp_path)
+    assert not again.store.was_clean_stop, "no receipt after an error of the disk"
+    await again.stop()
