@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from struct import Struct
 from typing import Final, NamedTuple, Protocol
 
-from millstream.storage.core.segment_log import Place
+from millstream.storage.core.segment_files import Place
 from millstream.storage.core.summary import PartitionSummary
 
 __all__ = ["Applied", "ById", "ByIdBatch", "ByIdMap", "ByIdValue", "partition_prefix"]

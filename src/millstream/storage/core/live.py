@@ -16,7 +16,8 @@ from collections.abc import Collection, Iterator
 from millstream.model.limits import UINT64_MAX
 from millstream.storage.core.records import StoredChange
 from millstream.storage.core.segment import Columns
-from millstream.storage.core.segment_log import Place, SegmentLog
+from millstream.storage.core.segment_files import Place
+from millstream.storage.core.segment_log import SegmentLog
 from millstream.storage.core.summary import PartitionSummary
 
 __all__ = ["LiveLog"]
@@ -38,7 +39,7 @@ class LiveLog:
             limit = min(upto, summary.limit(number))
             columns = self.log.columns(number, partition_id) if limit > after else None
             if columns is not None:
-                begin, end = self.log.positions(number, columns, after, limit)
+                begin, end = columns.between(after, limit)
                 if begin < end:
                     yield number, columns, begin, end
 

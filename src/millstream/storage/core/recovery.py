@@ -30,7 +30,8 @@ from millstream.storage.core.records import (
     seqno_payload,
 )
 from millstream.storage.core.segment import HEADER_BYTES, Columns
-from millstream.storage.core.segment_log import Place, SegmentLog
+from millstream.storage.core.segment_files import Place
+from millstream.storage.core.segment_log import SegmentLog
 from millstream.storage.core.summary import PartitionSummary
 
 __all__ = ["apply_rollback", "build_by_id", "is_by_id_of", "load_summaries", "note", "replay"]
@@ -128,7 +129,7 @@ def build_by_id(live: LiveLog, by_id: ById) -> None:
             columns = log.columns(number, partition_id)
             assert columns is not None
             limit = live.summaries[partition_id].limit(number)
-            begin, end = log.positions(number, columns, 0, min(limit, UINT64_MAX))
+            begin, end = columns.between(0, min(limit, UINT64_MAX))
             prefix, index = partition_prefix(partition_id), begin
             is_superseded = [columns.is_superseded(i) for i in range(end)] if columns.flags else ()
             if is_superseded:

@@ -32,6 +32,7 @@ from zlib import crc32
 from millstream.storage.core.records import ENVELOPE_BYTES, NO_PARTITION, Kind, record
 
 __all__ = [
+    "DIRECTORY_ENTRY_BYTES",
     "FOOTER_BYTES",
     "FORMAT_VERSION",
     "HEADER_BYTES",
@@ -63,7 +64,7 @@ SUPERSEDED: Final = 1
 OFFSET_MAX: Final = 2**32 - 1
 _COUNTS: Final = Struct(">II")
 _DIRECTORY: Final = Struct(">HIIIIIQQ")
-_DIRECTORY_BYTES: Final = 38
+DIRECTORY_ENTRY_BYTES: Final = 38
 _IS_SWAPPED: Final = sys.byteorder == "little"
 
 
@@ -137,6 +138,10 @@ class Columns:
         index = bisect_right(self.seqnos, seqno) - 1
         return index if index >= 0 and self.seqnos[index] == seqno else -1
 
+    def between(self, after: int, upto: int) -> tuple[int, int]:
+        """Return the range of indexes with after < seqno <= upto. O(log n)."""
+        return bisect_right(self.seqnos, after), bisect_right(self.seqnos, upto)
+
     def is_superseded(self, index: int) -> bool:
         """Return whether compaction marked the record as superseded."""
         return bool(self.flags and self.flags[index] & SUPERSEDED)
@@ -179,7 +184,7 @@ class Footer(NamedTuple):
     @property
     def controls_offset(self) -> int:
         """Where the offsets of control records stand: behind the directory."""
-        return self.directory_offset + self.directory_entries * _DIRECTORY_BYTES
+        return self.directory_offset + self.directory_entries * DIRECTORY_ENTRY_BYTES
 
     @property
     def end(self) -> int:
@@ -325,10 +330,10 @@ def directory_entries(directory: bytes) -> Iterator[DirectoryEntry]:
 
 def find_entry(directory: bytes, partition_id: int) -> DirectoryEntry | None:
     """Return the entry of a partition, None if the segment holds nothing of it. O(log n)."""
-    low, high = 0, len(directory) // _DIRECTORY_BYTES
+    low, high = 0, len(directory) // DIRECTORY_ENTRY_BYTES
     while low < high:
         middle = (low + high) // 2
-        at = middle * _DIRECTORY_BYTES
+        at = middle * DIRECTORY_ENTRY_BYTES
         found = directory[at] << 8 | directory[at + 1]
         if found == partition_id:
             return DirectoryEntry._make(_DIRECTORY.unpack_from(directory, at))

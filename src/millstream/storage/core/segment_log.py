@@ -1,4 +1,4 @@
-"""The segment files of one log: where it ends, appending to it, and reading from it.
+"""The segment files of one log: where it ends, and appending to it.
 
 Invariants:
 1. A segment is sealed (index, flags, footer) and synced before the next one is created; a new one
@@ -10,9 +10,11 @@ Invariants:
    begun after everything before it was durable.
 4. A group commit stands in one segment, which it may make larger than its size.
 5. After an error in `sync` nothing is appended any more.
-6. Reads may run in any thread beside one appending thread.
+6. Reads may run in any thread beside one appending thread: of the open segment they read what its
+   index names, whose columns only grow while nothing is rolled back.
 
-Elsewhere: what records mean (`summary`, `store`), the layout of a segment (`segment`).
+Elsewhere: reading (`segment_files`), what records mean (`summary`, `store`), the layout of a
+segment (`segment`).
 
 Source: docs/reference/file-format.md.
 """
@@ -20,54 +22,34 @@ Source: docs/reference/file-format.md.
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from millstream.errors import CorruptionError, UnavailableError, UsageError
-from millstream.model.limits import STREAM_STEP_BYTES_MAX, STREAM_STEP_ITEMS_MAX
+from millstream.errors import UnavailableError, UsageError
 from millstream.ports.disk import Disk, File
 from millstream.storage.core.records import (
-    ENVELOPE,
-    ENVELOPE_BYTES,
     Kind,
     Record,
-    StoredChange,
-    change_of_record,
     commit_record,
     seqno_payload,
     walk,
 )
 from millstream.storage.core.segment import (
-    FOOTER_BYTES,
     FORMAT_VERSION,
     HEADER_BYTES,
     MAGIC,
     OFFSET_MAX,
     Columns,
-    Footer,
     Header,
     OpenIndex,
-    decode_columns,
-    decode_controls,
-    decode_footer,
     decode_header,
     encode_header,
-    find_entry,
 )
+from millstream.storage.core.segment_files import CHECK_BYTES, Place, SegmentFiles, segment_name
 
-__all__ = ["LogSizes", "Place", "SegmentLog", "segment_name"]
+__all__ = ["LogSizes", "SegmentLog"]
 
-OPEN_FILES_MAX: Final = 8
-"""Descriptors a log keeps for reading."""
-DIRECTORIES_MAX: Final = 256
-"""Directories of sealed segments a log keeps in memory, some 40 bytes per partition each."""
-GAP_BYTES_MAX: Final = 8192
-"""Records nearer than this are read at once, with what stands between them."""
-FIRST_READ_BYTES: Final = 4096
-"""Read of a record whose length is not known."""
-CHECK_BYTES: Final = 4 * 1024 * 1024
 _NAME: Final = re.compile(r"[0-9]{8}\.seg")
 _TEMPORARY: Final = ".new"
 
@@ -83,27 +65,13 @@ class LogSizes(NamedTuple):
     """Zeros written at a time."""
 
 
-class Place(NamedTuple):
-    """A place in the log; ordered as the log is."""
-
-    segment: int
-    offset: int
-
-
-def segment_name(number: int) -> str:
-    """Return the file name of a segment."""
-    return f"{number:08d}.seg"
-
-
-class SegmentLog:
+class SegmentLog(SegmentFiles):
     """The log as files. `open_index` belongs to segment `numbers[-1]` unless that is sealed."""
 
     def __init__(self, disk: Disk, sizes: LogSizes) -> None:
-        self._disk = disk
+        super().__init__(disk)
         self._sizes = sizes
-        self._files: dict[int, File] = {}
         self._last: File
-        self._directories: dict[int, tuple[Footer, bytes]] = {}
         self._is_failed = False
         self.is_sealed = False
         """Whether the last segment is sealed; the next append begins another."""
@@ -357,144 +325,18 @@ class SegmentLog:
         open_number, index = self._open
         if number == open_number:
             return index.partitions.get(partition_id)
-        footer, directory = self._directory(number)
-        entry = find_entry(directory, partition_id)
-        if entry is None:
-            return None
-        file = self._file(number)
-        flags = file.read_at(footer.flags_offset + entry.flag_index, entry.records)
-        columns = decode_columns(file.read_at(entry.offset, entry.size), entry, flags)
-        if columns is None:
-            raise self._corrupt(number, entry.offset, "its index is damaged")
-        return columns
+        return self.sealed_columns(number, partition_id)
 
     def partitions_in(self, number: int) -> list[int]:
         """Return the partitions a segment holds something of."""
         open_number, index = self._open
-        if number == open_number:
-            return sorted(index.partitions)
-        _, directory = self._directory(number)
-        return [directory[at] << 8 | directory[at + 1] for at in range(0, len(directory), 38)]
-
-    def controls_in(self, number: int) -> list[int]:
-        """Return the offsets of the records of a sealed segment that are no changes."""
-        footer, _ = self._directory(number)
-        data = self._file(number).read_at(footer.controls_offset, footer.controls * 4)
-        controls = decode_controls(data, footer)
-        if controls is None:
-            raise self._corrupt(number, footer.controls_offset, "its index is damaged")
-        return controls
-
-    def last_seqno_in(self, number: int, partition_id: int) -> int:
-        """Return the newest seqno a sealed segment holds of a partition, 0 if nothing."""
-        entry = find_entry(self._directory(number)[1], partition_id)
-        return entry.last_seqno if entry else 0
+        return (
+            sorted(index.partitions) if number == open_number else self.sealed_partitions(number)
+        )
 
     def is_open(self, number: int) -> bool:
         """Return whether the segment is the one that is written."""
         return number == self._open[0]
-
-    def changes(
-        self, number: int, columns: Columns, begin: int, end: int, skip: Collection[int] = ()
-    ) -> Iterator[list[StoredChange]]:
-        """Yield records begin .. end-1 of `columns` but those in `skip`, in bounded chunks.
-
-        Adjacent records are read at once.
-
-        Raises:
-            CorruptionError: a record is not what was written.
-        """
-        offsets, lengths = columns.offsets[begin:end], columns.lengths[begin:end]
-        if skip or columns.flags:
-            kept = [
-                index
-                for index, seqno in enumerate(columns.seqnos[begin:end])
-                if seqno not in skip and not columns.is_superseded(begin + index)
-            ]
-            wanted = [(offsets[index], lengths[index]) for index in kept]
-        else:
-            wanted = list(zip(offsets, lengths, strict=False))
-        file = self._file(number)
-        index, count = 0, len(wanted)
-        chunk: list[StoredChange] = []
-        chunk_bytes = 0
-        while index < count:
-            start, length = wanted[index]
-            stop, first = start + length, index
-            index += 1
-            while index < count and index - first < STREAM_STEP_ITEMS_MAX:
-                offset, length = wanted[index]
-                next_stop = offset + length
-                if offset - stop > GAP_BYTES_MAX or next_stop - start > STREAM_STEP_BYTES_MAX:
-                    break
-                stop = next_stop
-                index += 1
-            size = stop - start
-            if chunk and (
-                chunk_bytes + size > STREAM_STEP_BYTES_MAX
-                or len(chunk) + index - first > STREAM_STEP_ITEMS_MAX
-            ):
-                yield chunk
-                chunk, chunk_bytes = [], 0
-            self._cut(number, file.read_at(start, size), start, wanted[first:index], chunk)
-            chunk_bytes += size
-        if chunk:
-            yield chunk
-
-    def _cut(
-        self,
-        number: int,
-        data: bytes,
-        start: int,
-        wanted: list[tuple[int, int]],
-        chunk: list[StoredChange],
-    ) -> None:
-        """Cut checked records out of one read. Hot path."""
-        add, unpack, make = chunk.append, ENVELOPE.unpack_from, StoredChange
-        view, size = memoryview(data), len(data)
-        for offset, length in wanted:
-            at = offset - start
-            stop = at + length
-            if stop > size:
-                raise self._corrupt(number, offset, "it ends too early")
-            checksum, found, kind, _, previous, lineage_bytes, sidecar_bytes = unpack(data, at)
-            if found != length or kind & 0x7F != 1 or crc32(view[at + 4 : stop]) != checksum:
-                raise self._corrupt(number, offset, "a record is not what was written")
-            at += ENVELOPE_BYTES
-            middle = at + lineage_bytes
-            if sidecar_bytes:
-                begin = middle + sidecar_bytes
-                add(make(data[begin:stop], previous, data[at:middle], data[middle:begin]))
-            else:
-                add(make(data[middle:stop], previous, data[at:middle]))
-
-    def read_change(self, place: Place) -> tuple[int, StoredChange] | None:
-        """Return (partition, change) of the record at a place; None: there is no valid change."""
-        try:
-            file = self._file(place.segment)
-        except FileNotFoundError:
-            return None
-        data = file.read_at(place.offset, FIRST_READ_BYTES)
-        if len(data) < ENVELOPE_BYTES:
-            return None
-        length = int.from_bytes(data[4:8], "big")
-        if length > len(data):
-            if place.offset + length > file.size():
-                return None
-            data += file.read_at(place.offset + len(data), length - len(data))
-        return change_of_record(data[:length])
-
-    def record_at(self, number: int, offset: int) -> Record:
-        """Return the record at an offset that an index names.
-
-        Raises:
-            CorruptionError: there is none.
-        """
-        file = self._file(number)
-        found = next(walk(file.read_at, offset, file.size()), None)
-        if found is None:
-            raise self._corrupt(number, offset, "a record is not what was written")
-        return found
 
     def walk(self, number: int, offset: int = HEADER_BYTES) -> Iterator[Record]:
         """Yield the records of a segment from an offset, its index record excluded."""
@@ -509,17 +351,6 @@ class SegmentLog:
         if offset < end:
             raise self._corrupt(number, offset, "a record is not what was written")
 
-    def end_of(self, number: int) -> int:
-        """Return where the records of a segment end."""
-        return self.end if number == self.numbers[-1] else self._directory(number)[0].index_offset
-
-    def checksum_of(self, number: int, end: int) -> int:
-        """Return the crc32 of a segment's bytes before `end`."""
-        file, checksum = self._file(number), 0
-        for offset in range(0, end, CHECK_BYTES):
-            checksum = crc32(file.read_at(offset, min(CHECK_BYTES, end - offset)), checksum)
-        return checksum
-
     def verify(self, number: int) -> int:
         """Read a whole sealed segment; return its bytes.
 
@@ -533,9 +364,9 @@ class SegmentLog:
             raise self._corrupt(number, 0, "its checksum differs")
         return footer.index_offset
 
-    def positions(self, number: int, columns: Columns, after: int, upto: int) -> tuple[int, int]:
-        """Return the range of indexes with after < seqno <= upto."""
-        return bisect_right(columns.seqnos, after), bisect_right(columns.seqnos, upto)
+    def end_of(self, number: int) -> int:
+        """Return where the records of a segment end."""
+        return self.end if number == self.numbers[-1] else self._directory(number)[0].index_offset
 
     # -- files
 
@@ -543,51 +374,9 @@ class SegmentLog:
         """Return what tells the last segment from a copy of it."""
         return self._last.identity()
 
-    def forget_files(self) -> None:
-        """Drop the descriptors kept for reading."""
-        self._files.clear()
-
     def close(self) -> None:
         """Close all files; the log must not be used any more."""
         self._is_failed = True
         self._last.close()
         while self._files:
             self._files.popitem()[1].close()
-
-    def _file(self, number: int) -> File:
-        """Return the open file; another thread may drop it from the cache while it is used."""
-        file = self._files.pop(number, None)
-        if file is None:
-            file = self._disk.open(segment_name(number))
-        self._files[number] = file
-        for old in list(self._files)[:-OPEN_FILES_MAX]:
-            self._files.pop(old, None)
-        return file
-
-    def _footer(self, number: int) -> Footer | None:
-        file = self._file(number)
-        size = file.size()
-        footer = decode_footer(file.read_at(max(0, size - FOOTER_BYTES), FOOTER_BYTES))
-        return footer if footer is not None and footer.end == size else None
-
-    def _directory(self, number: int) -> tuple[Footer, bytes]:
-        cached = self._directories.get(number)
-        if cached is not None:
-            return cached
-        footer = self._footer(number)
-        if footer is None:
-            raise self._corrupt(number, self._file(number).size(), "its footer is damaged")
-        size = footer.controls_offset - footer.directory_offset
-        directory = self._file(number).read_at(footer.directory_offset, size)
-        if len(directory) != size or crc32(directory) != footer.directory_checksum:
-            raise self._corrupt(number, footer.directory_offset, "its index is damaged")
-        self._directories[number] = (footer, directory)
-        for old in list(self._directories)[:-DIRECTORIES_MAX]:
-            self._directories.pop(old, None)
-        return footer, directory
-
-    def _corrupt(self, number: int, offset: int, reason: str) -> CorruptionError:
-        return CorruptionError(
-            f"{segment_name(number)} is damaged at offset {offset}: {reason}; "
-            "restore it from a replica or a backup"
-        )

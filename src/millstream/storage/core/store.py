@@ -38,6 +38,7 @@ from millstream.storage.core.receipt import RECEIPT_NAME, Receipt, read_receipt,
 from millstream.storage.core.records import (
     ChangeColumns,
     Kind,
+    LowPoints,
     StoredChange,
     clean_stop_record,
     encode_changes,
@@ -53,7 +54,8 @@ from millstream.storage.core.recovery import (
     load_summaries,
     replay,
 )
-from millstream.storage.core.segment_log import LogSizes, Place, SegmentLog
+from millstream.storage.core.segment_files import Place
+from millstream.storage.core.segment_log import LogSizes, SegmentLog
 from millstream.storage.core.summary import PartitionSummary
 
 __all__ = [
@@ -116,6 +118,7 @@ class _Control(NamedTuple):
     data: bytes
     seqno: int = 0
     entry: FailoverEntry | None = None
+    low_points: LowPoints | None = None
 
 
 class LogStore:
@@ -253,6 +256,8 @@ class LogStore:
                 apply_rollback(self._live, self._by_id, p, control.seqno, segment, killed)
             elif control.entry is not None:
                 self._summaries[p].on_entry(control.entry)
+            elif control.low_points is not None:
+                self._summaries[p].on_low_points(control.low_points)
             if control.kind != Kind.CLEAN_STOP:
                 index.controls.append(offset)
                 self._changed.add(p)
@@ -334,11 +339,9 @@ class LogStore:
         for p, (history_seqno, purge_seqno) in points.items():
             summary = self._summaries[p]
             assert purge_seqno <= history_seqno <= summary.mark
-            low_points = summary.low_points._replace(
-                history_seqno=history_seqno, purge_seqno=purge_seqno
-            )
-            controls.append(_Control(Kind.LOW_POINTS, p, low_points_record(p, low_points)))
-            summary.on_low_points(low_points)
+            low_points = LowPoints(history_seqno, purge_seqno)
+            data = low_points_record(p, low_points)
+            controls.append(_Control(Kind.LOW_POINTS, p, data, low_points=low_points))
         self.withdraw_receipt()
         self._write_controls(controls)
 

@@ -1,5 +1,5 @@
 from millstream.storage.core.by_id import Applied, ById, ByIdValue
-from millstream.storage.core.segment_log import Place
+from millstream.storage.core.segment_files import Place
 from millstream.storage.core.summary import PartitionSummary
 
 

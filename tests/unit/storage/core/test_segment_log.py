@@ -1,13 +1,13 @@
 import errno
-import threading
 
 import pytest
 
 from millstream.errors import CorruptionError, UnavailableError, UsageError
 from millstream.runtime.disk import OsDisk, OsFile
 from millstream.storage.core.records import ENVELOPE_BYTES, commit_record
-from millstream.storage.core.segment import FOOTER_BYTES, HEADER_BYTES, encode_header
-from millstream.storage.core.segment_log import LogSizes, Place, SegmentLog, segment_name
+from millstream.storage.core.segment import HEADER_BYTES, encode_header
+from millstream.storage.core.segment_files import Place, segment_name
+from millstream.storage.core.segment_log import LogSizes, SegmentLog
 
 SIZES = LogSizes(1000, 4000, fill_from_bytes=4000, fill_bytes=500)
 
@@ -130,15 +130,6 @@ def sealed(tmp_path):
     return log
 
 
-def test_a_damaged_footer_of_a_sealed_segment_is_corruption(tmp_path):
-    log = sealed(tmp_path)
-    path = tmp_path / segment_name(1)
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CorruptionError, match=r"00000001\.seg.*footer"):
-        opened(tmp_path)
-    assert log.numbers == [1, 2, 3]
-
-
 def test_a_damaged_record_of_a_sealed_segment_is_named(tmp_path):
     log = sealed(tmp_path)
     path = tmp_path / segment_name(2)
@@ -150,30 +141,6 @@ def test_a_damaged_record_of_a_sealed_segment_is_named(tmp_path):
     place = HEADER_BYTES + len(log.commit_record)
     with pytest.raises(CorruptionError, match=rf"00000002\.seg is damaged at offset {place}:"):
         again.verify(2)
-    again.close()
-
-
-def test_a_damaged_directory_is_corruption(tmp_path):
-    log = opened(tmp_path)
-    log.append(commit(log, 100))
-    log.open_index.add_batch(0, [1], [0], HEADER_BYTES, [100])
-    log.roll()
-    footer = log._footer(1)
-    log.close()
-    path = tmp_path / segment_name(1)
-    data = bytearray(path.read_bytes())
-    data[footer.directory_offset] ^= 1
-    path.write_bytes(data)
-    again = opened(tmp_path)
-    with pytest.raises(CorruptionError, match="index is damaged"):
-        again.columns(1, 0)
-    again.close()
-    data[footer.directory_offset] ^= 1
-    data[footer.directory_offset - 1] ^= 1
-    path.write_bytes(data)
-    again = opened(tmp_path)
-    with pytest.raises(CorruptionError, match="index is damaged"):
-        again.columns(1, 0)
     again.close()
 
 
@@ -332,41 +299,3 @@ def test_after_a_failed_sync_nothing_is_appended(tmp_path, monkeypatch, names):
     with pytest.raises(UnavailableError, match="failed earlier"):
         log.append(commit(log, 100))
     log.close()
-
-
-def test_reads_go_on_while_files_are_dropped_from_the_cache(tmp_path):
-    log = opened(tmp_path)
-    while len(log.numbers) < 12:
-        log.append(commit(log, 500))
-    errors = []
-
-    def read():
-        try:
-            for _ in range(100):
-                for number in log.numbers:
-                    assert sum(1 for _ in log.walk(number)) >= 0
-                    log.columns(number, 0)
-        except Exception as error:  # noqa: BLE001 - shown by the assertion below
-            errors.append(error)
-
-    threads = [threading.Thread(target=read) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for _ in range(50):
-        log.append(commit(log, 500))
-    for thread in threads:
-        thread.join()
-    assert errors == []
-    assert len(log._files) <= 8
-    log.forget_files()
-    log.close()
-
-
-def test_a_footer_needs_its_length(tmp_path):
-    log = sealed(tmp_path)
-    path = tmp_path / segment_name(1)
-    data = path.read_bytes()
-    path.write_bytes(data[:-FOOTER_BYTES] + bytes(8) + data[-FOOTER_BYTES:])
-    with pytest.raises(CorruptionError, match="footer"):
-        opened(tmp_path)
-    assert log.numbers
