@@ -271,9 +271,9 @@ class KvConnection(asyncio.Protocol):
             self._loop.call_soon(self._advance)
 
     def close(self) -> None:
-        """Close once what was written has left."""
+        """Close once what was written has left; at once if the peer does not take it."""
         if self._transport is not None:
-            self._transport.close()
+            (self._transport.abort if self.is_paused else self._transport.close)()
 
     # -- inside
 

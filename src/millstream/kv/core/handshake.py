@@ -207,7 +207,9 @@ def _open_stream(session: KvSession, packet: Packet, _: int) -> bytes | None:
     for flag in OpenFlag:
         known |= flag
     both = OpenFlag.NO_VALUE | OpenFlag.NO_VALUE_KEEP_DATATYPE
-    if flags & ~known or flags & both == both:
+    deleted = OpenFlag.INCLUDE_DELETED_USER_XATTRS
+    is_alone = flags & deleted and not flags & OpenFlag.INCLUDE_XATTRS
+    if flags & ~known or flags & both == both or is_alone:
         return session.refusal(packet, Status.EINVAL)
     if not flags & OpenFlag.PRODUCER:
         return session.refusal(packet, Status.NOT_SUPPORTED)

@@ -22,6 +22,7 @@ class TransportDouble(asyncio.Transport):
         self.writes = 0
         self.is_reading_now = True
         self.is_closed = False
+        self.is_aborted = False
 
     def write(self, data: Any) -> None:
         self.data += data
@@ -29,6 +30,9 @@ class TransportDouble(asyncio.Transport):
 
     def close(self) -> None:
         self.is_closed = True
+
+    def abort(self) -> None:
+        self.is_closed = self.is_aborted = True
 
     def is_closing(self) -> bool:
         return self.is_closed
@@ -175,6 +179,13 @@ async def test_nonsense_and_quit_close_after_the_replies() -> None:
     other.data_received(request(Opcode.QUIT))
     assert closing.is_closed
     assert len(closing.take()) == 1
+
+
+async def test_a_peer_that_takes_nothing_is_cut_off() -> None:
+    connection, transport = connect(new_server())
+    connection.pause_writing()
+    connection.close()
+    assert transport.is_aborted
 
 
 async def test_a_dropped_bucket_closes_its_connections() -> None:

@@ -122,6 +122,7 @@ def test_a_stream_is_opened_once_and_takes_its_requests() -> None:
         (b"n" * 201, 1, Status.EINVAL),
         (b"n", 3, Status.EINVAL),
         (b"n", 0x49, Status.EINVAL),
+        (b"n", 0x101, Status.EINVAL),
         (b"n", 0, Status.NOT_SUPPORTED),
     ],
 )
