@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from millstream.client.bulk import Range
 from millstream.client.extensions import LeaseHold, PartitionPosition
@@ -190,3 +190,72 @@ def key_and_value(frame: bytes) -> tuple[int, int, int | None]:
     """Return seqno, key and value of a change's frame."""
     change = change_of(frame)
     return change.seqno, int(change.key), None if change.is_deleted else int(change.value)
+
+
+class FalseClient:
+    """A `client.kv.Client` of a false node, as far as the Spark source uses one.
+
+    `failures`: errors that the next calls raise, one each.
+    """
+
+    bucket = "b"
+
+    def __init__(self, node: FalseNode) -> None:
+        self._node = node
+        self.failures: list[Exception] = []
+        self.calls: list[str] = []
+        self.is_closed = False
+        self.bucket_uuid = "b0b0"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def cluster_map(self) -> FalseClient:
+        return self
+
+    @property
+    def partition_count(self) -> int:
+        return len(self._node.partitions)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def _called(self, name: str) -> None:
+        self.calls.append(name)
+        if self.failures:
+            raise self.failures.pop(0)
+
+    def positions(self, partition_ids: Sequence[int] | None = None) -> list[PartitionPosition]:
+        self._called("positions")
+        found = self._node.positions()
+        return [found[p] for p in (found if partition_ids is None else partition_ids)]
+
+    def branch_log(self, partition_id: int) -> FailoverLog:
+        self._called("branch_log")
+        return self._node.failover_log(partition_id)
+
+    def open_lease(self, wanted: Mapping[int, int | None] | Sequence[int]) -> dict[int, LeaseHold]:
+        self._called("open_lease")
+        asked = wanted if isinstance(wanted, Mapping) else dict.fromkeys(wanted)
+        highs = {p: self._node.partitions[p].high_seqno for p in asked}
+        if any(at is not None and at > highs[p] for p, at in asked.items()):
+            raise StreamError("cannot be read", code="lease_lost")
+        held = self._node.open_lease(list(asked))
+        for p, hold in held.items():
+            at = asked[p]
+            if at is not None:
+                self._node.partitions[p].leases[hold.lease_id][0] = at
+        return {p: hold._replace(at=highs[p] if asked[p] is None else asked[p] or 0)
+                for p, hold in held.items()}  # fmt: skip
+
+    def renew_lease(self, lease_id: int, partition_ids: Sequence[int]) -> dict[int, LeaseHold]:
+        self._called("renew_lease")
+        return dict(self._node.renew_lease(lease_id, partition_ids))
+
+    def release_lease(self, lease_id: int, partition_ids: Sequence[int]) -> None:
+        self._called("release_lease")
+        self._node.release_lease(lease_id, partition_ids)

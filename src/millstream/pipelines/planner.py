@@ -11,7 +11,8 @@ Invariants:
 4. `uuid` of an entry is that of the newest failover entry below `snap_end`; whether a history is
    still the newest is told by `branch`.
 5. Unless the consumer repairs, a history that lost rows this query may have delivered is an
-   error that names partition and seqno. It is never passed over.
+   error that names partition and seqno. It is never passed over. So that an offset tells what was
+   delivered, a partition that goes back is read again up to there in one batch, limit or not.
 6. With "available now" each partition has a leased goal, taken at the start, and is done when it
    is closed there.
 
@@ -141,7 +142,7 @@ class Planner:
 
     def leases_in_use(self) -> dict[int, list[int]]:
         """Return lease id -> partitions of what the newest offset and the goals rely on."""
-        goals = {p: hold for p, hold in (self._goals or {}).items() if p not in self._done}
+        goals = {p: hold for p, hold in dict(self._goals or {}).items() if p not in self._done}
         in_use = [(hold.lease_id, p) for p, hold in goals.items() if hold is not None]
         in_use += [(e.lease_id, p) for p, e in self._planned.items() if e.lease_id is not None]
         return _by_lease(in_use)
@@ -179,7 +180,8 @@ class Planner:
         self._leave(leaving, end, moving)
         shares = share_rows({p: e.snap_end - e.seqno for p, e in moving.items()}, rows_max)
         for p, entry in moving.items():
-            end[p] = entry._replace(seqno=entry.seqno + shares[p])
+            delivered = 0 if self._repairs or p not in start else start[p].seqno
+            end[p] = entry._replace(seqno=max(entry.seqno + shares[p], delivered))
         self._planned = end
         return end
 
