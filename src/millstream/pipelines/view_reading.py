@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -27,7 +29,7 @@ from millstream.errors import AccessError, ConditionError, UsageError
 from millstream.model.partitions import key_from_text
 from millstream.model.position import Position
 from millstream.pipelines.view_store import STORE_SUFFIX, header_key
-from millstream.views.aio.mapping import open_mapper, reduce_groups
+from millstream.views.aio.mapping import Mapper, open_mapper, reduce_groups
 from millstream.views.core.collation import encode_key
 from millstream.views.core.design import DesignDocument, parse_design
 from millstream.views.core.query import MapRow, Query, ReducedRow, query_map, query_reduced
@@ -125,7 +127,11 @@ class ViewRows:
         """
         query.check(self.has_reduce)
         if query.is_reduced(self.has_reduce):
-            return {"rows": query_reduced(self.reduced, query, self._merge)}
+            view = self.design.views[self.number]
+            if not view.has_own_reduce:
+                return {"rows": query_reduced(self.reduced, query, partial(merge, view.reduce))}
+            with closing(open_mapper(self.design)) as mapper:
+                return {"rows": query_reduced(self.reduced, query, partial(self._merge, mapper))}
         if self.has_reduce:
             raise UsageError(
                 "reduce=false: only the reduced rows of this view are kept; put the same map "
@@ -134,15 +140,8 @@ class ViewRows:
             )
         return query_map(self.mapped, query)
 
-    def _merge(self, partials: list[Any]) -> Any:
-        reduce = self.design.views[self.number].reduce
-        if not self.design.views[self.number].has_own_reduce:
-            return merge(reduce, partials)
-        mapper = open_mapper(self.design)
-        try:
-            return reduce_groups(mapper, self.number, [(None, partials)])[0]
-        finally:
-            mapper.close()
+    def _merge(self, mapper: Mapper, partials: list[Any]) -> Any:
+        return reduce_groups(mapper, self.number, [(None, partials)])[0]
 
 
 def read_header(client: Client, ddoc: str) -> dict[str, Any]:

@@ -1,0 +1,87 @@
+"""From stored documents to the answer of a query."""
+
+from __future__ import annotations
+
+import pytest
+
+from millstream.errors import UsageError
+from millstream.pipelines.view_reading import Endpoint, ViewRows, _apply, _sort, _StoredRow
+from millstream.views.core.design import parse_design
+from millstream.views.core.query import Query
+from millstream.wire.frames import deletion, mutation
+
+DESIGN = parse_design(
+    {
+        "views": {
+            "listed": {"map": "d => 1"},
+            "own": {"map": "d => 1", "reduce": "(k, v, r) => v.join('+')"},
+            "summed": {"map": "d => 1", "reduce": "_sum"},
+        }
+    },
+    "d",
+)
+LISTED, OWN, SUMMED = range(3)
+
+
+def stored(key, value=None, signature=DESIGN.signature, **members):
+    return _StoredRow("d", "v", signature, key, value, **members)
+
+
+def rows_of(number, *documents):
+    rows = ViewRows({}, DESIGN, number)
+    _sort(rows, documents)
+    return rows
+
+
+def test_reduced_rows_are_sorted_grouped_and_merged():
+    rows = rows_of(SUMMED, stored("b", 2), stored("a", 1), stored("B", 4))
+    assert rows.answer(Query())["rows"] == [{"key": None, "value": 7}]
+    assert [row["key"] for row in rows.answer(Query(group=True))["rows"]] == ["a", "b", "B"]
+
+
+def test_keys_that_are_equal_under_collation_are_one_group():
+    rows = rows_of(SUMMED, stored("a", 1), stored("\x00a", 2))
+    assert [row["value"] for row in rows.answer(Query(group=True))["rows"]] == [3]
+
+
+def test_rows_of_another_version_are_left_out():
+    rows = rows_of(SUMMED, stored("a", 1), stored("a", 100, signature="old"))
+    assert rows.answer(Query())["rows"] == [{"key": None, "value": 1}]
+
+
+def test_rows_of_a_map_only_view():
+    rows = rows_of(LISTED, stored(1, id="b", rows=["x", "y"]), stored(1, id="a", rows=[None]))
+    answer = rows.answer(Query())
+    assert answer["total_rows"] == 3
+    assert [(row["id"], row["value"]) for row in answer["rows"]] == [
+        ("a", None), ("b", "x"), ("b", "y"),
+    ]  # fmt: skip
+
+
+def test_own_reduces_merge_in_the_sandbox():
+    rows = rows_of(OWN, stored("b", "2"), stored("a", "1"))
+    assert rows.answer(Query())["rows"] == [{"key": None, "value": "1+2"}]
+
+
+def test_map_rows_of_a_reduced_view_are_not_kept():
+    with pytest.raises(UsageError, match="only the reduced rows"):
+        rows_of(SUMMED, stored("a", 1)).answer(Query(reduce=False))
+    with pytest.raises(UsageError, match="no reduce"):
+        rows_of(LISTED).answer(Query(reduce=True))
+
+
+def test_the_newest_version_of_a_document_counts():
+    chunk = (
+        mutation(0, b"a", b"1", 1, 1, 1, 0, 0, 1)
+        + mutation(0, b"x", b"1", 2, 1, 1, 0, 0, 1)
+        + mutation(0, b"a2", b"old", 3, 1, 1, 0, 0, 1)
+        + mutation(0, b"a2", b"new", 4, 2, 2, 0, 0, 1)
+        + deletion(0, b"a", 5, 2, 2, 0)
+    )
+    documents: dict[bytes, bytes] = {}
+    _apply(chunk, b"a", documents)
+    assert documents == {b"a2": b"new"}
+
+
+def test_a_password_is_not_shown():
+    assert "secret" not in repr(Endpoint("h:1", "ann", "secret"))
