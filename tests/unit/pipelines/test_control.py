@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from millstream.errors import AccessError, UnavailableError, UsageError
+from millstream.pipelines import control
+from millstream.pipelines.control import LeaseKeeper, NodeControl
+from millstream.pipelines.options import SourceOptions
+from node_double import FalseClient, FalseNode
+
+OPTIONS = SourceOptions(hosts="h", bucket="b")
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> FalseClient:
+    client = FalseClient(FalseNode(3))
+    monkeypatch.setattr(control, "open_client", lambda _: client)
+    return client
+
+
+def test_all_partitions_are_read_unless_some_are_named(client: FalseClient) -> None:
+    assert NodeControl(OPTIONS).partition_ids == (0, 1, 2)
+    some = NodeControl(SourceOptions(hosts="h", bucket="b", partition_ids=(0, 2)))
+    assert list(some.positions()) == [0, 2]
+    assert some.bucket_uuid == client.bucket_uuid
+
+
+@pytest.mark.usefixtures("client")
+def test_a_partition_that_the_bucket_lacks_is_an_error() -> None:
+    with pytest.raises(UsageError, match="has the partitions 0 to 2, not 3"):
+        NodeControl(SourceOptions(hosts="h", bucket="b", partition_ids=(1, 3)))
+
+
+def test_a_node_that_restarts_is_asked_again(client: FalseClient) -> None:
+    node_control = NodeControl(OPTIONS)
+    client.failures = [UnavailableError("away"), UnavailableError("away")]
+    assert len(node_control.positions()) == 3
+    assert client.calls == ["positions"] * 3
+
+
+def test_after_a_while_a_node_that_is_away_is_an_error(
+    client: FalseClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "RECONNECT_S", 0)
+    node_control = NodeControl(OPTIONS)
+    client.failures = [UnavailableError("away")]
+    with pytest.raises(UnavailableError, match="away"):
+        node_control.failover_log(0)
+
+
+def test_other_errors_are_raised_at_once(client: FalseClient) -> None:
+    node_control = NodeControl(OPTIONS)
+    client.failures = [AccessError("no")]
+    with pytest.raises(AccessError):
+        node_control.positions()
+
+
+def test_leases_are_opened_renewed_and_released(client: FalseClient) -> None:
+    node_control = NodeControl(OPTIONS)
+    held = node_control.open_lease([0, 1])
+    lease_id = held[0].lease_id
+    assert sorted(node_control.renew_lease(lease_id, [0, 1])) == [0, 1]
+    node_control.release_lease(lease_id, [0])
+    assert sorted(node_control.renew_lease(lease_id, [0, 1])) == [1]
+    node_control.close()
+    assert client.is_closed
+
+
+def test_an_end_that_cannot_be_read_is_replaced_by_the_high(client: FalseClient) -> None:
+    node_control = NodeControl(OPTIONS)
+    assert node_control.open_lease_at({0: 0})[0].at == 0
+    assert node_control.open_lease_at({0: 7})[0].at == 0
+
+
+def test_open_client_hands_the_options_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, object] = {}
+    monkeypatch.setattr(control, "connect", lambda hosts, **more: given.update(more, hosts=hosts))
+    control.open_client(SourceOptions(hosts="h:1", bucket="b", user="u", password="p"))
+    assert given == {"hosts": "h:1", "bucket": "b", "user": "u", "password": "p"}
+
+
+class Turns:
+    """What a keeper renews; tells when it has asked often enough."""
+
+    def __init__(self, wanted: int) -> None:
+        self.left = wanted
+        self.done = threading.Event()
+
+    def __call__(self) -> dict[int, list[int]]:
+        self.left -= 1
+        if self.left <= 0:
+            self.done.set()
+        return {9: [0]}
+
+
+def test_a_keeper_renews_until_it_is_stopped(client: FalseClient) -> None:
+    turns = Turns(3)
+    keeper = LeaseKeeper(OPTIONS, turns, every_s=0.001)
+    assert turns.done.wait(10)
+    keeper.stop()
+    assert client.calls.count("renew_lease") >= 2
+    count = len(client.calls)
+    assert client.is_closed
+    assert len(client.calls) == count
+
+
+def test_a_keeper_survives_a_node_that_is_away(
+    client: FalseClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client.failures = [UnavailableError("away")]
+    turns = Turns(3)
+    keeper = LeaseKeeper(OPTIONS, turns, every_s=0.001)
+    assert turns.done.wait(10)
+    keeper.stop()
+    assert "leases were not renewed: away" in capsys.readouterr().err
+
+
+def test_a_keeper_with_nothing_to_renew_asks_nobody(client: FalseClient) -> None:
+    asked = threading.Event()
+
+    def nothing() -> dict[int, list[int]]:
+        asked.set()
+        return {}
+
+    keeper = LeaseKeeper(OPTIONS, nothing, every_s=0.001)
+    assert asked.wait(10)
+    keeper.stop()
+    assert client.calls == []

@@ -1,0 +1,77 @@
+"""What a session is asked for; that it then works is shown in tests/pipelines."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import pytest
+
+from millstream.pipelines import session
+
+
+class FalseBuilder:
+    settings: ClassVar[dict[str, str]] = {}
+
+    def config(self, name: str, value: str) -> Self:
+        self.settings[name] = value
+        return self
+
+    def appName(self, name: str) -> Self:
+        return self.config("name", name)
+
+    def master(self, master: str) -> Self:
+        return self.config("master", master)
+
+    def getOrCreate(self) -> Any:
+        return self
+
+    @property
+    def sparkContext(self) -> Self:
+        return self
+
+    def setLogLevel(self, level: str) -> None:
+        self.settings["level set"] = level
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        monkeypatch.setenv(name, "another")
+    monkeypatch.setattr(session, "use_java", lambda: Path("/java"))
+    monkeypatch.setattr(session.SparkSession, "Builder", FalseBuilder)
+    FalseBuilder.settings = {}
+    return FalseBuilder.settings
+
+
+def test_a_session_is_local_quiet_and_of_this_python(
+    asked: dict[str, str], tmp_path: Path
+) -> None:
+    session.local_session("app", cores=3, driver_memory="2g", work_dir=tmp_path)
+    assert asked["master"] == "local[3,4]"
+    assert asked["name"] == "app"
+    assert asked["spark.driver.memory"] == "2g"
+    assert asked["spark.driver.bindAddress"] == "127.0.0.1"
+    assert asked["spark.local.dir"] == str(tmp_path / "spill")
+    assert asked["level set"] == "ERROR"
+    assert os.environ["PYSPARK_PYTHON"] == os.environ["PYSPARK_DRIVER_PYTHON"] == sys.executable
+
+
+def test_settings_given_win(asked: dict[str, str], tmp_path: Path) -> None:
+    more = {"spark.log.level": "WARN", **session.STATE_SETTINGS}
+    session.local_session(work_dir=tmp_path, settings=more)
+    assert asked["level set"] == "WARN"
+    assert "RocksDB" in asked["spark.sql.streaming.stateStore.providerClass"]
+
+
+def test_without_a_work_directory_one_is_made_and_goes_at_exit(
+    asked: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    at_exit: list[Any] = []
+    monkeypatch.setattr(session.atexit, "register", lambda *call, **more: at_exit.append(call))
+    monkeypatch.setattr(session.tempfile, "mkdtemp", lambda prefix: str(tmp_path / prefix))
+    session.local_session()
+    assert asked["spark.local.dir"].startswith(str(tmp_path / "millstream-spark-"))
+    assert at_exit[0][1] == tmp_path / "millstream-spark-"
