@@ -237,4 +237,5 @@ class Flusher:
 
 
 def _batch(partition: Partition) -> FlushBatch:
-    return FlushBatch(partition.partition_id, *partition.freeze())
+    frozen, lineages = partition.freeze()
+    return FlushBatch(partition.partition_id, *frozen, lineages)

@@ -217,10 +217,10 @@ def _get_meta(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
     before = partition.high_seqno
     partition.live(packet.key, now_ns)
     session.has_changes |= partition.high_seqno != before
-    entry = partition.entry(packet.key)
-    if entry is None:
+    frame = partition.newest(packet.key)
+    if frame is None:
         return session.refusal(packet, Status.KEY_ENOENT)
-    change = change_of(entry[0])
+    change = change_of(frame)
     extras = _META.pack(change.is_deleted, change.flags, change.expiry, change.rev)
     if packet.extras == b"\x02":
         extras += bytes([change.datatype])
@@ -248,10 +248,10 @@ def _observe(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
 
 def _observed(partition: Partition, key: bytes, now_ns: int) -> tuple[int, int]:
     partition.live(key, now_ns)
-    entry = partition.entry(key)
-    if entry is None:
+    frame = partition.newest(key)
+    if frame is None:
         return 0x80, 0
-    change = change_of(entry[0])
+    change = change_of(frame)
     is_persisted = change.seqno <= partition.persisted_seqno
     if change.is_deleted:
         return (0x80 if is_persisted else 0x81), change.cas

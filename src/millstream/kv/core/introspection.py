@@ -215,10 +215,10 @@ def _get_versioned(session: KvSession, packet: Packet, now_ns: int) -> bytes | N
     before = partition.high_seqno
     partition.live(packet.key, now_ns)
     session.has_changes |= partition.high_seqno != before
-    entry = partition.entry(packet.key)
-    if entry is None:
+    frame = partition.newest(packet.key)
+    if frame is None:
         return session.refusal(packet, Status.KEY_ENOENT)
-    change, newest = change_of(entry[0]), partition.failover_log[0]
+    change, newest = change_of(frame), partition.failover_log[0]
     extras = _VERSIONED.pack(
         change.flags, newest.uuid, newest.branch, change.seqno, change.rev,
         change.expiry, change.is_deleted,
@@ -226,7 +226,7 @@ def _get_versioned(session: KvSession, packet: Packet, now_ns: int) -> bytes | N
     return response(
         packet.opcode, Status.SUCCESS, packet.opaque, cas=change.cas,
         datatype=change.datatype & session.datatype_mask, extras=extras,
-        value=b"" if change.is_deleted else value_of(entry[0]),
+        value=b"" if change.is_deleted else value_of(frame),
     )  # fmt: skip
 
 

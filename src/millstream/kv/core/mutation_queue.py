@@ -39,7 +39,6 @@ class FrozenChanges(NamedTuple):
     keys: list[bytes]
     frames: list[bytes]
     previous_seqnos: list[int]
-    lineages: list[bytes]
 
 
 class _Superseded(NamedTuple):
@@ -55,7 +54,6 @@ class MutationQueue:
         "_hold_high",
         "_holds",
         "_keys",
-        "_lineages",
         "_next_hold",
         "_previous",
         "_slots",
@@ -78,22 +76,18 @@ class MutationQueue:
         self._slots: list[bytes] = []
         self._keys: list[bytes] = []
         self._previous: list[int] = []
-        self._lineages: list[bytes] = []
         self._holds: dict[int, int] = {}
         self._hold_high = -1
         self._next_hold = 1
 
     # -- the mutator
 
-    def append(
-        self, key: bytes, frame: bytes, lineage: bytes, old_seqno: int = 0, old: bytes = b""
-    ) -> None:
+    def append(self, key: bytes, frame: bytes, old_seqno: int = 0, old: bytes = b"") -> None:
         """Add the change with seqno `high_seqno + 1`. O(1); hot path.
 
         Args:
             key: of the document.
             frame: of the change.
-            lineage: of its document.
             old_seqno: seqno of the key's former change, 0 if there is none; its slot is blanked.
             old: frame of the former change.
         """
@@ -109,7 +103,6 @@ class MutationQueue:
         self._keys.append(key)
         self._slots.append(frame)
         self._previous.append(previous)
-        self._lineages.append(lineage)
         self.high_seqno += 1
         self.bytes_held += len(frame)
 
@@ -203,7 +196,6 @@ class MutationQueue:
             list(compress(self._keys[begin:], slots)),
             list(filter(None, slots)),
             list(compress(self._previous[begin:], slots)),
-            list(compress(self._lineages[begin:], slots)),
         )
 
     def trim(self, persisted_seqno: int, bytes_max: int) -> None:
@@ -218,13 +210,12 @@ class MutationQueue:
         del self._slots[:count]
         del self._keys[:count]
         del self._previous[:count]
-        del self._lineages[:count]
         self.floor += count
         self.bytes_held -= freed
 
     def check(self) -> None:
         """Assert the invariants; for tests."""
-        columns = (self._slots, self._keys, self._previous, self._lineages)
+        columns = (self._slots, self._keys, self._previous)
         assert {len(column) for column in columns} == {len(self._slots)}
         assert self.floor + len(self._slots) == self.high_seqno
         assert self.bytes_held == sum(map(len, self._slots))

@@ -4,8 +4,8 @@ Every accepted change takes the next seqno and a new, larger CAS, is encoded onc
 stream frame, and that one bytes object serves the hash table, the queue, the log and the streams.
 
 Invariants:
-1. `table[key]` is the newest change of the key, tombstones included; what is absent may be in the
-   log unless `is_resident`.
+1. `table[key]` is the frame of the newest change of the key, tombstones included; what is absent
+   may be in the log unless `is_resident`. `lineages` has the same keys.
 2. CAS only grows within a partition; seqnos are dense and only grow within a history branch.
 3. A change copies its key's lineage and adds a run only if the branch changed since the last one.
 4. Nothing here reads a clock: `now_ns` (Unix time) comes with each call.
@@ -32,9 +32,9 @@ from millstream.wire.mcbp import Status
 __all__ = ["Entry", "LogReader", "Partition", "absolute_expiry"]
 
 Entry = tuple[bytes, bytes]
-"""(canonical frame, lineage): a tuple of atoms, invisible to the garbage collector."""
+"""(canonical frame, lineage) of a document."""
 
-_CAS_SEQNO_REV: Final = Struct(">16xQQQ")
+_cas_seqno_rev = Struct(">16xQQQ").unpack_from
 _FLAGS_EXPIRY: Final = Struct(">40xII")
 _MUTATION: Final = 0x57
 _RELATIVE_SECONDS_MAX: Final = 30 * 24 * 3600
@@ -75,6 +75,7 @@ class Partition:
         "failover_log",
         "is_resident",
         "last_cas",
+        "lineages",
         "partition_id",
         "persisted_seqno",
         "purge_seqno",
@@ -99,7 +100,8 @@ class Partition:
         self.purge_seqno = purge_seqno
         self.persisted_seqno = high_seqno
         self.is_resident = is_resident
-        self.table: dict[bytes, Entry] = {}
+        self.table: dict[bytes, bytes] = {}
+        self.lineages: dict[bytes, bytes] = {}
         self.queue = MutationQueue(high_seqno)
         self.last_cas = 0
         self._log = log
@@ -118,24 +120,24 @@ class Partition:
         """Seqnos above it are served by `memory_slice`."""
         return self.queue.floor
 
-    def entry(self, key: bytes) -> Entry | None:
-        """Return the newest change of the key, tombstones included."""
-        found = self.table.get(key)
-        if found is None and not self.is_resident:
+    def newest(self, key: bytes) -> bytes | None:
+        """Return the frame of the newest change of the key, tombstones included."""
+        frame = self.table.get(key)
+        if frame is None and not self.is_resident:
             found = self._log.find(self.partition_id, key)
             if found is not None:
-                self.table[key] = found
-        return found
+                frame, self.lineages[key] = found
+                self.table[key] = frame
+        return frame
 
     def live(self, key: bytes, now_ns: int) -> bytes | None:
         """Return the frame of a document that exists now; one that expired is expired first."""
-        found = self.table.get(key) or self.entry(key)
-        if found is None or found[0][1] != _MUTATION:
+        frame = self.table.get(key) or self.newest(key)
+        if frame is None or frame[1] != _MUTATION:
             return None
-        frame = found[0]
         expiry: int = _FLAGS_EXPIRY.unpack_from(frame)[1]
         if expiry and expiry <= now_ns // _SECOND_NS:
-            self._expire(key, found, expiry, now_ns)
+            self._bury(key, expiry, now_ns, expiration)
             return None
         return frame
 
@@ -162,28 +164,27 @@ class Partition:
         A non-zero `cas` must equal the stored one: KEY_ENOENT if there is no document,
         KEY_EEXISTS if it differs.
         """
-        found = self.table.get(key)
-        if found is None and not self.is_resident:
-            found = self.entry(key)
+        old = self.table.get(key)
+        if old is None and not self.is_resident:
+            old = self.newest(key)
         if cas:
             status = self._check_cas(key, cas, now_ns)
             if status is not None:
                 return status
-            found = self.table[key]
+            old = self.table[key]
         queue = self.queue
         seqno = queue.high_seqno + 1
         new_cas = self.last_cas = now_ns if now_ns > self.last_cas else self.last_cas + 1
-        if found is None:
+        if old is None:
             old, old_seqno, rev = b"", 0, 1
-            lineage = self._birth_prefix + _varint(seqno)
+            self.lineages[key] = self._birth_prefix + _varint(seqno)
         else:
-            old, lineage = found
-            old_cas, old_seqno, old_rev = _CAS_SEQNO_REV.unpack_from(old)
+            old_cas, old_seqno, old_rev = _cas_seqno_rev(old)
             if old_cas >= new_cas:
                 new_cas = self.last_cas = old_cas + 1
             rev = old_rev + 1
             if old_seqno <= self._branch_seqno:
-                lineage = with_run(lineage, self.failover_log[0].branch, rev)
+                self._add_run(key, rev)
         key_bytes = len(key)
         partition_id = self.partition_id
         frame = (
@@ -194,9 +195,13 @@ class Partition:
             + key
             + value
         )  # fmt: skip
-        queue.append(key, frame, lineage, old_seqno, old)
-        self.table[key] = (frame, lineage)
+        queue.append(key, frame, old_seqno, old)
+        self.table[key] = frame
         return frame
+
+    def _add_run(self, key: bytes, rev: int) -> None:
+        """The branch changed since the key was last written."""
+        self.lineages[key] = with_run(self.lineages[key], self.failover_log[0].branch, rev)
 
     def add(
         self, key: bytes, value: bytes, flags: int, expiry: int, datatype: int, now_ns: int
@@ -226,7 +231,7 @@ class Partition:
         frame = self.live(key, now_ns)
         if frame is None:
             return Status.KEY_ENOENT
-        if cas and cas != _CAS_SEQNO_REV.unpack_from(frame)[0]:
+        if cas and cas != _cas_seqno_rev(frame)[0]:
             return Status.KEY_EEXISTS
         return self._bury(key, now_ns // _SECOND_NS, now_ns, deletion)
 
@@ -280,11 +285,7 @@ class Partition:
         frame = self.live(key, now_ns)
         if frame is None:
             return Status.KEY_ENOENT
-        return None if cas == _CAS_SEQNO_REV.unpack_from(frame)[0] else Status.KEY_EEXISTS
-
-    def _expire(self, key: bytes, found: Entry, expiry: int, now_ns: int) -> None:
-        assert self.table.get(key) is found
-        self._bury(key, expiry, now_ns, expiration)
+        return None if cas == _cas_seqno_rev(frame)[0] else Status.KEY_EEXISTS
 
     def _bury(
         self,
@@ -293,15 +294,15 @@ class Partition:
         now_ns: int,
         encode: Callable[[int, bytes, int, int, int, int], bytes],
     ) -> bytes:
-        old, lineage = self.table[key]
-        old_cas, old_seqno, old_rev = _CAS_SEQNO_REV.unpack_from(old)
+        old = self.table[key]
+        old_cas, old_seqno, old_rev = _cas_seqno_rev(old)
         seqno, rev = self.queue.high_seqno + 1, old_rev + 1
         self.last_cas = cas = max(now_ns, self.last_cas + 1, old_cas + 1)
         if old_seqno <= self._branch_seqno:
-            lineage = with_run(lineage, self.failover_log[0].branch, rev)
+            self._add_run(key, rev)
         frame = encode(self.partition_id, key, seqno, rev, cas, time_s)
-        self.queue.append(key, frame, lineage, old_seqno, old)
-        self.table[key] = (frame, lineage)
+        self.queue.append(key, frame, old_seqno, old)
+        self.table[key] = frame
         return frame
 
     # -- streams: the shape of upr.core.source.PartitionSource
@@ -336,9 +337,10 @@ class Partition:
 
     # -- the flusher
 
-    def freeze(self) -> FrozenChanges:
-        """Return what a flush must write up to the present high."""
-        return self.queue.freeze()
+    def freeze(self) -> tuple[FrozenChanges, list[bytes]]:
+        """Return what a flush must write up to the present high, and the keys' lineages."""
+        frozen = self.queue.freeze()
+        return frozen, list(map(self.lineages.__getitem__, frozen.keys))
 
     def persisted(self, seqno: int, queue_bytes_max: int) -> None:
         """Everything up to `seqno` is durable."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from zlib import crc32
 
 from millstream.errors import RemoteProtocolError
-from millstream.kv.core.partition import Entry, Partition, absolute_expiry
+from millstream.kv.core.partition import Partition, absolute_expiry
 from millstream.model.limits import (
     FRAME_BYTES_MAX,
     KEY_BYTES_MAX,
@@ -172,7 +172,7 @@ class KvSession:
         self._parts: list[bytes] = []
         self._missing_bytes = 0
         self._has_rest = False
-        self._read_tables: list[dict[bytes, Entry]] = []
+        self._read_tables: list[dict[bytes, bytes]] = []
         self._read_partitions: list[Partition] = []
         self._write_partitions: list[Partition] = []
 
@@ -236,7 +236,12 @@ class KvSession:
         finally:
             if at != len(data):
                 self._keep(data[at:])
-        return self.take_output() if self.out else b""
+        out = self.out
+        if not out:
+            return b""
+        data = b"".join(out)
+        out.clear()
+        return data
 
     def _keep(self, rest: bytes) -> None:
         """Keep what is left for the next wake-up."""
@@ -253,7 +258,8 @@ class KvSession:
 
     def _answer(self, data: bytes, now_ns: int) -> int:
         """The request loop; returns how many bytes were used. Hot path: one pass, no calls."""
-        out: list[bytes] = []
+        deferred = self._deferred
+        out = [] if deferred else self.out
         at, last = 0, len(data) - HEADER_BYTES
         budget = REQUESTS_PER_WAKEUP_MAX
         while at <= last and budget:
@@ -270,7 +276,7 @@ class KvSession:
                 if self.hashes_keys and tables:
                     vbucket = (crc32(key) >> 16 & 0x7FFF) % len(tables)
                 if vbucket < len(tables) and key in tables[vbucket]:
-                    frame = tables[vbucket][key][0]
+                    frame = tables[vbucket][key]
                     # a tombstone, whose frame is shorter, has no expiry to compare
                     stored_cas, flags, expiry = (
                         _cut_found(frame) if frame[1] == _MUTATION else _LONG_GONE
@@ -317,16 +323,16 @@ class KvSession:
                     )  # fmt: skip
                     at = stop
                     continue
-            if out:
-                self.emit(b"".join(out))
-                out.clear()
             self.needs_care = True
+            if deferred and out:
+                deferred.append(b"".join(out))
             self._answer_other(data, at, stop, now_ns)
+            out = [] if deferred else self.out
             at = stop
             if self.is_closing or self.is_clogged:
                 break
-        if out:
-            self.emit(b"".join(out))
+        if deferred and out:
+            deferred.append(b"".join(out))
         return at
 
     # -- the other commands

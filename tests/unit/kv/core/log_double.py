@@ -19,10 +19,10 @@ Item = tuple[bytes, int, bytes]
 """Frame, previous seqno, lineage."""
 
 
-def items_of(frozen: FrozenChanges) -> list[Item]:
+def items_of(frozen: FrozenChanges, lineages: list[bytes]) -> list[Item]:
     assert frozen.seqnos == [seqno_of(frame) for frame in frozen.frames]
     assert frozen.keys == [change_of(frame).key for frame in frozen.frames]
-    return list(zip(frozen.frames, frozen.previous_seqnos, frozen.lineages, strict=True))
+    return list(zip(frozen.frames, frozen.previous_seqnos, lineages, strict=True))
 
 
 class LogDouble:
