@@ -24,10 +24,12 @@ from bisect import bisect_left
 from itertools import accumulate, compress
 from typing import Final, NamedTuple
 
-__all__ = ["RETAINED_BYTES_MAX", "FrozenChanges", "MutationQueue"]
+__all__ = ["RETAINED_BYTES_MAX", "SLOT_BYTES", "FrozenChanges", "MutationQueue"]
 
 RETAINED_BYTES_MAX: Final = 64 * 1024 * 1024
 """Superseded frames one partition keeps for its holds; above it the holds are lost."""
+SLOT_BYTES: Final = 64
+"""Memory of a slot without its frame: three references and a number."""
 _TRIM_SLOTS_MIN: Final = 1024
 _NOTHING: Final = b""
 
@@ -51,13 +53,13 @@ class MutationQueue:
     """The changes of one partition that are in memory, and who holds which past state."""
 
     __slots__ = (
+        "_frame_bytes",
         "_hold_high",
         "_holds",
         "_keys",
         "_next_hold",
         "_previous",
         "_slots",
-        "bytes_held",
         "floor",
         "frozen_seqno",
         "high_seqno",
@@ -72,13 +74,18 @@ class MutationQueue:
         """Everything at or below is in the log, or on its way there."""
         self.retained: dict[int, _Superseded] = {}
         self.retained_bytes = 0
-        self.bytes_held = 0
+        self._frame_bytes = 0
         self._slots: list[bytes] = []
         self._keys: list[bytes] = []
         self._previous: list[int] = []
         self._holds: dict[int, int] = {}
         self._hold_high = -1
         self._next_hold = 1
+
+    @property
+    def bytes_held(self) -> int:
+        """Frames in slots, and what the slots themselves take."""
+        return self._frame_bytes + SLOT_BYTES * len(self._slots)
 
     # -- the mutator
 
@@ -99,12 +106,12 @@ class MutationQueue:
             if old_seqno <= self._hold_high:
                 self._retain(old_seqno, _Superseded(old, previous, self.high_seqno + 1))
             self._slots[index] = _NOTHING
-            self.bytes_held -= len(old)
+            self._frame_bytes -= len(old)
         self._keys.append(key)
         self._slots.append(frame)
         self._previous.append(previous)
         self.high_seqno += 1
-        self.bytes_held += len(frame)
+        self._frame_bytes += len(frame)
 
     def _retain(self, seqno: int, superseded: _Superseded) -> None:
         self.retained[seqno] = superseded
@@ -201,8 +208,8 @@ class MutationQueue:
     def trim(self, persisted_seqno: int, bytes_max: int) -> None:
         """Drop the oldest persisted slots while more than `bytes_max` bytes are held."""
         limit = min([persisted_seqno, *(seqno - 1 for seqno in self.retained)]) - self.floor
-        count, freed = 0, 0
-        while count < limit and self.bytes_held - freed > bytes_max:
+        count, excess, freed = 0, self.bytes_held - bytes_max, 0
+        while count < limit and excess > freed + count * SLOT_BYTES:
             freed += len(self._slots[count])
             count += 1
         if count < min(limit, _TRIM_SLOTS_MIN):
@@ -211,14 +218,14 @@ class MutationQueue:
         del self._keys[:count]
         del self._previous[:count]
         self.floor += count
-        self.bytes_held -= freed
+        self._frame_bytes -= freed
 
     def check(self) -> None:
         """Assert the invariants; for tests."""
         columns = (self._slots, self._keys, self._previous)
         assert {len(column) for column in columns} == {len(self._slots)}
         assert self.floor + len(self._slots) == self.high_seqno
-        assert self.bytes_held == sum(map(len, self._slots))
+        assert self._frame_bytes == sum(map(len, self._slots))
         assert self.floor <= self.frozen_seqno <= self.high_seqno
         for seqno, superseded in self.retained.items():
             assert seqno > self.floor

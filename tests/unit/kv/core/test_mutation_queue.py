@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from log_double import NOW, LogDouble, items_of, new_partition
 
 from millstream.kv.core import mutation_queue
-from millstream.kv.core.mutation_queue import MutationQueue
+from millstream.kv.core.mutation_queue import SLOT_BYTES, MutationQueue
 from millstream.wire.frames import change_of, seqno_of
 
 
@@ -28,7 +28,7 @@ def test_a_slice_skips_what_was_superseded() -> None:
     queue.append(b"b", b"b2")
     queue.append(b"a", b"a3", 1, b"a1")
     assert frames_of(queue, 0, 3) == [b"b2", b"a3"]
-    assert queue.bytes_held == 4
+    assert queue.bytes_held == 4 + 3 * SLOT_BYTES
 
 
 def test_a_hold_still_sees_what_was_superseded_after_it() -> None:
@@ -66,6 +66,17 @@ def test_holds_are_lost_rather_than_memory(monkeypatch: pytest.MonkeyPatch) -> N
     queue.check()
 
 
+def test_slots_are_trimmed_although_their_frames_are_gone() -> None:
+    queue = MutationQueue(0)
+    for seqno in range(5000):
+        queue.append(b"k", b"frame", seqno, b"frame" if seqno else b"")
+    queue.freeze()
+    queue.trim(5000, SLOT_BYTES * 1000)
+    assert queue.bytes_held <= SLOT_BYTES * 1000
+    assert queue.memory_slice(queue.floor, 5000, 100, 5000) == ([b"frame"], 5000)
+    queue.check()
+
+
 def test_below_the_floor_the_log_is_read() -> None:
     queue = MutationQueue(7)
     assert queue.memory_slice(6, 7, 1, 1) is None
@@ -96,7 +107,7 @@ def test_reading_as_of_a_hold_equals_the_history(seed: int) -> None:
                     history.append((key, deleted))
             elif action < 0.8:
                 log.items += items_of(*partition.freeze())
-                partition.persisted(partition.queue.frozen_seqno, rng.choice((0, 100, 1000)))
+                partition.persisted(partition.queue.frozen_seqno, rng.choice((0, 1000, 5000)))
             elif action < 0.9:
                 hold = partition.open_hold(rng.choice([None, *(h.at for h in holds)]))
                 assert hold is not None
