@@ -303,12 +303,6 @@ class LogStore:
         log = self._log
         commit.place = log.append(commit.data)
         commit.end, commit.checksum = log.place, log.checksum
-        offset = commit.place.offset + len(log.commit_record)
-        for batch, lengths in commit.batches:
-            log.open_index.add_batch(
-                batch.partition_id, batch.seqnos, batch.previous_seqnos, offset, lengths
-            )
-            offset += sum(lengths)
 
     def is_quick(self, commit: EncodedCommit) -> bool:
         """Return whether `append` costs one small write and fdatasync: fit for the loop."""
@@ -319,7 +313,11 @@ class LogStore:
         segment, offset = commit.place
         offset += len(self._log.commit_record)
         pending, changed = self._by_id.pending, self._changed
+        index = self._log.open_index  # the next append, which may seal it, comes after this
         for batch, lengths in commit.batches:
+            index.add_batch(
+                batch.partition_id, batch.seqnos, batch.previous_seqnos, offset, lengths
+            )
             keys = map(self._prefixes[batch.partition_id].__add__, batch.keys)
             places = zip(batch.seqnos, repeat(segment), accumulate(lengths, initial=offset))
             pending.update(zip(keys, places, strict=False))
