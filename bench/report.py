@@ -27,7 +27,9 @@ How it is measured:
   again after the last reply. Node and memcached (`-t 1 -R 200`: one worker, and no yielding after
   20 requests, which would flatter us) take turns on one processor under the same load; a ratio is
   memcached's cost divided by ours, so **1 means equal and more means cheaper than memcached**.
-  The median of the rounds is shown, smallest and largest behind it.
+  The median of the rounds is shown, smallest and largest behind it. A run that other programs
+  disturbed is repeated, since they cost a server with more data in its caches more than one with
+  less.
 - **Streams**: a compiled sink (`bench/sink.c`) opens one connection, streams every partition of
   the bucket from 0 to its present end, checks the order, and acknowledges as flow control asks.
   First from a node that has just taken the writes, then from the log after a restart.
@@ -93,7 +95,12 @@ def _floors(judged: Sequence[tuple[str, float, float]]) -> Iterator[str]:
 
 
 def _requests(kv: Figures) -> Iterator[str]:
-    yield f"Values of {256} bytes, 100,000 keys, random."
+    others = max(row["others_busy"] for ports in kv.values() for row in ports.values())
+    yield (
+        f"Values of 256 bytes, 100,000 keys, random. Everything else on the machine kept up to "
+        f"{others:.2f} processors busy meanwhile"
+        + ("." if others < 0.1 else ": the caches were not ours alone.")
+    )
     yield ""
     yield "| load | server | ratio (min to max) | processor us/op | op/s | p50 us | p99 us |"
     yield "| --- | --- | --- | --- | --- | --- | --- |"
