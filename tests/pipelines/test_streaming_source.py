@@ -125,10 +125,12 @@ def test_a_query_outlives_a_clean_restart_of_the_node(
     query = state.start(bucket.stream(spark), tmp_path / "checkpoint")
     try:
         wait_until(lambda: len(state.rows) == 200, query)
+        query.processAllAvailable()  # its first snapshot is confirmed, so no lease is missed
         assert node.stop() == 0
         node.start()
         bucket.write({f"k{n}": b"2" for n in range(20)} | {"k30": None})
         wait_until(lambda: state.live().get("k19") == b"2" and "k30" not in state.live(), query)
+        query.processAllAvailable()
     finally:
         query.stop()
     assert node.stop() == 0
