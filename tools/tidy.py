@@ -29,7 +29,9 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 LINES_MAX: Final = 600
 Rule = Callable[[Path], Iterator[str]]
 
-TESTED_ELSEWHERE: Final[dict[str, str]] = {}
+TESTED_ELSEWHERE: Final[dict[str, str]] = {
+    "kv/aio/flusher.py": "one with the engine: tests/unit/kv/aio/test_engine.py, on real files",
+}
 """Module or folder under src/millstream -> which tests cover it, and why not unit tests."""
 
 ENTRY_POINTS: Final = {"millstream.cli.main", "millstream.__main__"}

@@ -17,7 +17,7 @@ __all__ = ["Lineage", "born", "decode", "encode", "with_run"]
 
 
 class Lineage(NamedTuple):
-    """`runs`: (branch, first generation), oldest first, the first run implied by birth included."""
+    """`runs`: (branch, first generation), oldest first, the run implied by birth included."""
 
     birth_branch: int
     birth_seqno: int

@@ -6,7 +6,7 @@ Invariants:
    at most one document longer than the fetch size. So no batch comes near Arrow's 2 GiB.
 3. Mark rows come before the changes of a task.
 
-Hot path: socket -> `BulkReader` -> `cut_columns` -> Arrow, measured by the benchmark of the source.
+Hot path: socket -> `BulkReader` -> `cut_columns` -> Arrow; measured by `make bench`.
 
 Elsewhere: which ranges (`ranges`), form of the rows (`schema`).
 """

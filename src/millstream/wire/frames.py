@@ -124,7 +124,7 @@ class Change(NamedTuple):
 
 
 def change_of(frame: bytes) -> Change:
-    """Cut a frame (whole, any profile). For a deletion, `expiry` is the delete time, 0 if absent."""
+    """Cut a whole frame of any profile; a deletion has its time as `expiry`, 0 if absent."""
     opcode, key_bytes, extras_bytes, datatype, partition_id, body, _, cas, seqno, rev = (
         _FIELDS.unpack_from(frame)
     )
