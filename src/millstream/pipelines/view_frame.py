@@ -5,6 +5,7 @@ Elsewhere: the layout of the store (`view_store`), queries without Spark (`view_
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -15,7 +16,7 @@ from millstream.pipelines.view_reading import read_header
 from millstream.pipelines.view_store import STORE_SUFFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -82,30 +83,27 @@ def view_rows(
         .load()
         .where("op = 'put'")
     )
-    return changes.mapInArrow(_reader(ddoc, view, signature), _COLUMNS)
+    return changes.mapInArrow(partial(_read, ddoc, view, signature), _COLUMNS)
 
 
-def _reader(
-    ddoc: str, view: str, signature: str
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _read(
+    ddoc: str, view: str, signature: str, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of one view; runs in Spark's Python workers."""
     named = b'{"ddoc":%b,"view":%b,' % (msgspec.json.encode(ddoc), msgspec.json.encode(view))
-
-    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            rows = [
-                row
-                for value in batch.column("value").to_pylist()
-                if value.startswith(named)
-                for row in _cells(_ROW.decode(value), signature)
-            ]
-            columns = list(zip(*rows, strict=True)) or [()] * len(_SCHEMA)
-            arrays = [
-                pa.array(column, field.type)
-                for column, field in zip(columns, _SCHEMA, strict=True)
-            ]
-            yield pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
-
-    return read
+    for batch in batches:
+        rows = [
+            row
+            for value in batch.column("value").to_pylist()
+            if value.startswith(named)
+            for row in _cells(_ROW.decode(value), signature)
+        ]
+        columns: list[Sequence[Any]] = list(zip(*rows, strict=True))
+        columns = columns or [()] * len(_SCHEMA)
+        arrays = [
+            pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)
+        ]
+        yield pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
 
 
 def _cells(row: _Row, signature: str) -> Iterator[tuple[str, str | None, str, int]]:

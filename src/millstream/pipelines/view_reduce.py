@@ -22,7 +22,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from millstream.pipelines.view_map import mapper_of
-from millstream.views.aio.mapping import reduce_groups
+from millstream.views.aio.mapping import document_id, reduce_groups
 from millstream.views.core.design import DesignDocument, parse_design
 from millstream.views.core.reduce import error_value, merge, reduce_values
 
@@ -177,7 +177,7 @@ def reduce_own_batches(
         groups: dict[int, list[tuple[str, list[Any], list[Any]]]] = {}
         for row in batch.to_pylist():
             key = decode(row["key"])
-            keys = [[key, member["doc_id"]] for member in row["members"]]
+            keys = [[key, document_id(member["doc_id"])] for member in row["members"]]
             values = [decode(member["value"]) for member in row["members"]]
             groups.setdefault(row["view"], []).append((row["key"], keys, values))
         out: list[tuple[int, str, str]] = []
@@ -207,7 +207,9 @@ def reduced_rows(design: DesignDocument, groups: pa.Table, own: pa.Table | None)
     for (view, key, doc_id), parts in by_key.items():
         reduce = design.views[view].reduce
         content = _reduced(reduce, parts) if reduce else _listed(parts)
-        batch.rows.append(ViewRow(view, key, doc_id, content))
+        # The stream's text form of a key escapes where a document id does not.
+        shown_id = None if doc_id is None else document_id(doc_id)
+        batch.rows.append(ViewRow(view, key, shown_id, content))
     if own is not None:
         batch.rows += [
             ViewRow(row["view"], row["key"], None, row["value"].encode())

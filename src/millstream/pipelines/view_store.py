@@ -159,17 +159,16 @@ class ViewStore:
 
     def _check_owner(self) -> None:
         cas = self._header_cas
-        if self.read_header().get("run") != self._run:
+        if self.read_header().get("run") != self._run or self._header_cas != cas:
             raise _taken_over(self._design.name)
-        assert self._header_cas == cas
 
     def _write_header(self, header: Mapping[str, Any]) -> None:
         content = {
+            **header,
             "ddoc": self._design.name,
             "signature": self._design.signature,
             "design": self._design.as_json(),
             "run": self._run,
-            **header,
         }
         key = header_key(self._design.name)
         try:

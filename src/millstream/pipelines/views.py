@@ -212,10 +212,11 @@ class ViewsPipeline:
         except MillstreamError as error:
             self._failure = error
             raise
+        errors = sum(reduced.map_errors.values())
         self.on_batch(
             BatchReport(
                 self.design.name, batch_id, time.monotonic() - began, reduced.documents,
-                reduced.rows_streamed, reduced.updates, reduced.deletes, sum(reduced.map_errors.values()),
+                reduced.rows_streamed, reduced.updates, reduced.deletes, errors,
                 len(reduced.rows), applied.changed, applied.deleted,
             )
         )  # fmt: skip

@@ -6,7 +6,7 @@ import json
 
 import pyarrow as pa
 
-from millstream.pipelines.view_frame import _reader
+from millstream.pipelines.view_frame import _read
 
 
 def document(view="v", signature="s", **members):
@@ -24,7 +24,7 @@ def test_rows_of_one_view_and_version():
         b"no row at all",
     ]  # fmt: skip
     batch = pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})
-    (out,) = _reader("d", "v", "s")([batch])
+    (out,) = _read("d", "v", "s", [batch])
     assert [tuple(row.values()) for row in out.to_pylist()] == [
         ('["a",1]', None, '{"sum":3}', 4), ("null", "x", "1", 4), ("null", "x", '"two"', 4),
     ]  # fmt: skip
@@ -32,5 +32,5 @@ def test_rows_of_one_view_and_version():
 
 def test_an_empty_batch():
     batch = pa.RecordBatch.from_pydict({"value": pa.array([], pa.binary())})
-    (out,) = _reader("d", "v", "s")([batch])
+    (out,) = _read("d", "v", "s", [batch])
     assert out.num_rows == 0

@@ -32,6 +32,7 @@ __all__ = [
     "REDUCE_VALUES_MAX",
     "Mapper",
     "PythonMapper",
+    "document_id",
     "document_text",
     "open_mapper",
     "reduce_groups",
@@ -80,21 +81,30 @@ _CHECK: Final = msgspec.json.Decoder(_Anything)
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def document_text(key: str, value: bytes) -> bytes | None:
-    r"""Return a kv value as document text with `_id`, None where it is no JSON document.
+def document_id(key: str) -> str | None:
+    r"""Return the document id of a key in its text form, None where the key is none.
 
-    Args:
-        key: text form of the key (`\x` + hex where it is not UTF-8 or begins with `\x`).
-        value: as stored. A document is a JSON object without a top-level member whose name
-            begins with `_`; keys that begin with `_` or are not UTF-8 are no document ids.
+    Keys that are not UTF-8, or begin with `_`, are no document ids.
     """
     if key.startswith("\\x"):
         try:
             key = key_from_text(key).decode()
         except ValueError:
             return None
+    return None if key.startswith("_") else key
+
+
+def document_text(key: str, value: bytes) -> bytes | None:
+    r"""Return a kv value as document text with `_id`, None where it is no JSON document.
+
+    Args:
+        key: text form of the key (`\x` + hex where it is not UTF-8 or begins with `\x`).
+        value: as stored. A document is a JSON object without a top-level member whose name
+            begins with `_`.
+    """
+    doc_id = document_id(key)
     body = value.lstrip(b" \t\r\n")
-    if key.startswith("_") or not body.startswith(b"{"):
+    if doc_id is None or not body.startswith(b"{"):
         return None
     try:
         _CHECK.decode(body)
@@ -107,7 +117,7 @@ def document_text(key: str, value: bytes) -> bytes | None:
         return None
     rest = body[1:].lstrip(b" \t\r\n")
     separator = b"" if rest.startswith(b"}") else b","
-    return b'{"_id":' + msgspec.json.encode(key) + separator + rest
+    return b'{"_id":' + msgspec.json.encode(doc_id) + separator + rest
 
 
 class PythonMapper:

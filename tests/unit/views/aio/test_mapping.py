@@ -12,6 +12,7 @@ from millstream.errors import UsageError
 from millstream.views.aio.mapping import (
     REDUCE_VALUES_MAX,
     PythonMapper,
+    document_id,
     document_text,
     open_mapper,
     reduce_groups,
@@ -77,6 +78,13 @@ def test_documents(key, value, text):
 )  # fmt: skip
 def test_what_is_no_document(key, value):
     assert document_text(key, value) is None
+
+
+def test_document_ids():
+    assert document_id("a/b") == "a/b"
+    assert document_id("\\x5c783431") == "\\x41"
+    assert document_id("\\xff") is None
+    assert document_id("_design/x") is None
 
 
 @given(st.text(max_size=5), st.binary(max_size=30))
