@@ -84,11 +84,12 @@ class Flusher:
 
     def hurry(self) -> None:
         """Somebody waits for the disk: flush as soon as the present step of the loop is done."""
-        self._is_hurried = True
-        if self._task is None and not self.has_failed:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self._loop.call_later(0, self._start)
+        if not self._is_hurried:
+            self._is_hurried = True
+            if self._task is None and not self.has_failed:
+                if self._timer is not None:
+                    self._timer.cancel()
+                self._timer = self._loop.call_later(0, self._start)
 
     async def until_persisted(self, partition_id: int, seqno: int) -> None:
         """Return once everything of the partition up to `seqno` is durable."""
@@ -129,7 +130,8 @@ class Flusher:
         if isinstance(error, Exception):
             self._fail(error)
         elif self._is_dirty():
-            (self.hurry if self._is_hurried else self.wake)()
+            urge, self._is_hurried = self.hurry if self._is_hurried else self.wake, False
+            urge()
 
     def _fail(self, error: Exception) -> None:
         if self.has_failed:

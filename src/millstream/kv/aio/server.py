@@ -77,7 +77,6 @@ class KvServer:
         self._stream_factory = stream_factory
         self._streams: dict[tuple[str, str], KvConnection] = {}
         self._checks: set[asyncio.Task[None]] = set()
-        self._changed: set[Bucket] = set()
         self.loop = asyncio.get_running_loop()
 
     def kv_protocol(self) -> KvConnection:
@@ -153,15 +152,8 @@ class KvServer:
 
     def tell_changed(self, bucket: Bucket) -> None:
         """Tell a bucket's subscribers of changes, once per turn of the loop."""
-        if bucket not in self._changed:
-            if not self._changed:
-                self.loop.call_soon(self._tell_changed)
-            self._changed.add(bucket)
-
-    def _tell_changed(self) -> None:
-        changed, self._changed = self._changed, set()
-        for bucket in changed:
-            bucket.changed()
+        bucket.is_told_soon = True
+        self.loop.call_soon(bucket.changed)
 
     def forget(self, connection: KvConnection) -> None:
         """A connection is gone."""
@@ -240,6 +232,11 @@ class KvConnection(asyncio.Protocol):
             return
         if out and self._transport is not None:
             self._transport.write(out)
+        if session.has_changes:
+            session.has_changes = False
+            bucket = session.bucket
+            if bucket is not None and not bucket.is_told_soon:
+                self._server.tell_changed(bucket)
         if session.needs_care:
             session.needs_care = False
             self._care()
@@ -288,12 +285,8 @@ class KvConnection(asyncio.Protocol):
     def _care(self) -> None:
         """What a wake-up may leave to do besides its replies."""
         session = self.session
-        if session.has_changes:
-            session.has_changes = False
-            assert session.bucket is not None
-            self._server.tell_changed(session.bucket)
-            if session.waits_for_disk:
-                session.bucket.hurry()
+        if session.waits_for_disk and session.bucket is not None:
+            session.bucket.hurry()
         if session.is_closing:
             self.close()
         elif session.is_clogged:

@@ -55,6 +55,8 @@ class Bucket:
         self._new_lease_id = new_lease_id
         self._now_ns = now_ns
         self._subscribers: list[Callable[[], None]] = []
+        self.is_told_soon = False
+        """`changed` is about to be called: changes until then need not ask for it."""
         self.hurry: Callable[[], None] = _nobody_waits
         """Asks the flusher not to wait: somebody waits for the disk."""
 
@@ -79,6 +81,7 @@ class Bucket:
 
     def changed(self) -> None:
         """Tell subscribers that partitions changed."""
+        self.is_told_soon = False
         for callback in tuple(self._subscribers):
             callback()
 

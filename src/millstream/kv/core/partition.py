@@ -159,19 +159,24 @@ class Partition:
         datatype: int,
         now_ns: int,
     ) -> bytes | Status:
-        """Set the document; hot path. `expiry`: absolute Unix seconds, 0 never.
+        """Set the document. `expiry`: absolute Unix seconds, 0 never.
 
         A non-zero `cas` must equal the stored one: KEY_ENOENT if there is no document,
         KEY_EEXISTS if it differs.
         """
-        old = self.table.get(key)
-        if old is None and not self.is_resident:
-            old = self.newest(key)
         if cas:
             status = self._check_cas(key, cas, now_ns)
             if status is not None:
                 return status
-            old = self.table[key]
+        return self.store(key, key + value, flags, expiry, datatype, now_ns)
+
+    def store(
+        self, key: bytes, tail: bytes, flags: int, expiry: int, datatype: int, now_ns: int
+    ) -> bytes:
+        """Set the document, whatever is there; hot path. `tail` is the key, then the value."""
+        old = self.table.get(key)
+        if old is None and not self.is_resident:
+            old = self.newest(key)
         queue = self.queue
         seqno = queue.high_seqno + 1
         new_cas = self.last_cas = now_ns if now_ns > self.last_cas else self.last_cas + 1
@@ -185,15 +190,13 @@ class Partition:
             rev = old_rev + 1
             if old_seqno <= self._branch_seqno:
                 self._add_run(key, rev)
-        key_bytes = len(key)
         partition_id = self.partition_id
         frame = (
             pack_mutation(
-                0x8057, key_bytes, 31 << 8 | datatype, partition_id, 31 + key_bytes + len(value),
+                0x8057, len(key), 31 << 8 | datatype, partition_id, 31 + len(tail),
                 partition_id, new_cas, seqno, rev, flags, expiry,
             )
-            + key
-            + value
+            + tail
         )  # fmt: skip
         queue.append(key, frame, old_seqno, old)
         self.table[key] = frame

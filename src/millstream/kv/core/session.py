@@ -165,7 +165,7 @@ class KvSession:
         """A login is being checked: requests wait."""
         self.has_changes = False
         self.needs_care = False
-        """Something is to be done besides writing the output; the shell clears it."""
+        """More is to be done than to write the output and tell of changes; the shell clears it."""
         self.out: list[bytes] = []
         self._deferred: deque[bytes | _Wait] = deque()
         self._rest = b""
@@ -309,10 +309,10 @@ class KvSession:
                     if expiry:
                         expiry = absolute_expiry(expiry, now_ns)
                     partition = writers[vbucket]
-                    frame = partition.put(
-                        key, data[value_at:stop], flag_number, expiry, 0, extras & 0xFF, now_ns
+                    frame = partition.store(
+                        key, data[start + 8 : stop], flag_number, expiry, extras & 0xFF, now_ns
                     )
-                    self.has_changes = self.needs_care = True
+                    self.has_changes = True
                     out.append(
                         _stored_reply_token(
                             _RESPONSE_SET, 0, _TOKEN_EXTRAS, 0, 16, opaque, frame[16:24],
