@@ -1,0 +1,36 @@
+"""`millstream demo`, the main job, on the first flights of the file."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FLIGHTS = 3000
+
+
+@pytest.mark.timeout(400)
+def test_the_first_flights(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    words = ["demo", "--flights", str(FLIGHTS), "--workdir", str(work)]
+    done = subprocess.run(
+        [sys.executable, "-m", "millstream", *words],
+        env={**os.environ, "COLUMNS": "120"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads((work / "figures.json").read_text())
+    assert figures["is_right"]
+    assert figures["rows_streamed"] < figures["changes_written"]
+    assert figures["updates_of_applied_rows"] > 0
+    assert figures["deletes_of_applied_rows"] > 0
+    assert {check["name"] for check in figures["checks"]} >= {
+        "rows of flights/delay_by_carrier", "rows of flights/flights_by_hour",
+        "rows of routes/delay_by_route", "documents in the bucket",
+    }  # fmt: skip
+    assert "WRONG" not in done.stdout
+    page = (work / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 4
+    assert not (work / "node").exists()
+    assert not (work / "state").exists()

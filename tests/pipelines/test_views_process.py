@@ -1,0 +1,136 @@
+"""`millstream pipeline run views` as a process of its own: killed, stopped, refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+
+import pytest
+
+import millstream
+
+START_S = 120.0
+DESIGN = {"views": {"v": {"map": "d => emit(d.g, d.n)", "reduce": "_sum"}}}
+
+
+class Driver:
+    """The pipeline's process and all it starts."""
+
+    def __init__(self, node, tmp_path, *options):
+        self.out = tmp_path / "pipeline.jsonl"
+        self.env = {
+            **os.environ, "MILLSTREAM_STATE": str(tmp_path / "state"),
+            "MILLSTREAM_CONNECT": node.ready["kv"],
+        }  # fmt: skip
+        words = ["pipeline", "run", "views", "b", "--json", "--driver-memory", "600m", *options]
+        self.log = tmp_path / "pipeline.log"
+        with self.out.open("ab") as out, self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "millstream", *words],
+                stdout=out, stderr=log, env=self.env, start_new_session=True,
+            )  # fmt: skip
+
+    def batches(self):
+        return [json.loads(line) for line in self.out.read_text().splitlines()]
+
+    def wait_for(self, is_done):
+        deadline = time.monotonic() + START_S
+        while not is_done(self.batches()):
+            assert self.process.poll() is None, self.log.read_text()[-3000:]
+            assert time.monotonic() < deadline, self.log.read_text()[-3000:]
+            time.sleep(0.05)
+
+    def kill(self):
+        """SIGKILL the driver, its Java and its workers, at once."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def end(self):
+        try:
+            return self.process.wait(START_S)
+        finally:
+            self.kill()
+
+    def call(self, *words):
+        return subprocess.run(
+            [sys.executable, "-m", "millstream", *words], env=self.env, capture_output=True,
+            text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def start(own_node, tmp_path):
+    node = own_node("--bucket", "b:4")
+    started = []
+
+    def run(*options):
+        started.append(Driver(node, tmp_path, *options))
+        return started[-1]
+
+    with millstream.connect(node.ready["kv"], bucket="b") as client:
+        client.upsert("_design/d", DESIGN, durability="persisted")
+        run.client = client
+        yield run
+    for driver in started:
+        driver.kill()
+
+
+def write(client, documents):
+    client.apply_many(documents.items()).raise_first()
+
+
+def sums(documents):
+    found = defaultdict(int)
+    for document in documents.values():
+        if document is not None:
+            found[document["g"]] += document["n"]
+    return dict(found)
+
+
+def view(driver):
+    answer = driver.call("view", "b", "d/v", "--group", "--json")
+    assert answer.returncode == 0, answer.stderr
+    return {row["key"]: row["value"] for row in json.loads(answer.stdout)["rows"]}
+
+
+@pytest.mark.timeout(400)
+def test_killed_in_the_middle_and_started_again(start):
+    first = {f"k{n}": {"g": n % 5, "n": n} for n in range(3000)}
+    write(start.client, first)
+    driver = start("--rows-per-batch", "700")
+    driver.wait_for(lambda batches: len(batches) >= 3)
+    second = {f"k{n}": {"g": 7, "n": 1} for n in range(0, 1500, 3)}
+    write(start.client, second)
+    seen = len(driver.batches())
+    driver.wait_for(lambda batches: len(batches) > seen)
+    driver.kill()
+    third = {f"k{n}": None for n in range(1000, 1400)} | {"k0": {"g": 8, "n": 8}}
+    write(start.client, third)
+    driver = start("--rows-per-batch", "700", "--once")
+    assert driver.end() == 0, driver.log.read_text()[-3000:]
+    assert view(driver) == sums(first | second | third)
+
+
+@pytest.mark.timeout(400)
+def test_stopped_listed_and_refused(start):
+    write(start.client, {"a": {"g": 1, "n": 2}})
+    driver = start()
+    driver.wait_for(lambda batches: any(batch["documents"] for batch in batches))
+    (listed,) = json.loads(driver.call("pipeline", "list", "--json").stdout)
+    assert (listed["name"], listed["is_running"]) == ("views-b-d", True)
+    again = driver.call("pipeline", "run", "views", "b")
+    assert again.returncode == 1
+    assert "runs already" in again.stderr
+    status = json.loads(driver.call("pipeline", "status", "views-b-d", "--json").stdout)
+    assert (status["state"], status["documents"]) == ("running", 1)
+    assert driver.call("pipeline", "stop", "views-b-d").returncode == 0
+    assert driver.end() == 0, driver.log.read_text()[-3000:]
+    (listed,) = json.loads(driver.call("pipeline", "list", "--json").stdout)
+    assert not listed["is_running"]
+    assert view(driver) == {1: 2}
