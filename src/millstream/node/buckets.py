@@ -56,6 +56,8 @@ class Buckets:
         on_persisted: called after each group commit.
         on_fatal: called with a bucket's name and the error that ended its writing; the bucket is
             not served any more.
+        on_stopped: called with a bucket in which a damaged record was met; it is not served any
+            more, the other buckets are.
         open_bucket: how a bucket is brought up.
     """
 
@@ -66,6 +68,7 @@ class Buckets:
         flush_interval_ms: int,
         on_persisted: Callable[[], None],
         on_fatal: Callable[[str, Exception], None],
+        on_stopped: Callable[[Bucket], None],
         open_bucket: Callable[..., Awaitable[BucketEngine]] = BucketEngine.open,
     ) -> None:
         self.served: dict[str, Bucket] = {}
@@ -74,6 +77,7 @@ class Buckets:
         self._flush_interval_ms = flush_interval_ms
         self._on_persisted = on_persisted
         self._on_fatal = on_fatal
+        self._on_stopped = on_stopped
         self._open_bucket = open_bucket
         self._records: dict[str, BucketRecord] = {}
         self._running: dict[str, BucketEngine] = {}
@@ -200,6 +204,13 @@ class Buckets:
             self.served.pop(name, None)
             self._on_fatal(name, error)
 
+        def on_corrupt(error: CorruptionError) -> None:
+            bucket = self.served.pop(name, None)
+            if bucket is not None:
+                self._failures[name] = str(error)
+                _LOG.critical("bucket %s is stopped: %s", name, error)
+                self._on_stopped(bucket)
+
         running = await self._open_bucket(
             self._path / record.uuid,
             name=name,
@@ -208,6 +219,7 @@ class Buckets:
             flush_interval_ms=self._flush_interval_ms,
             on_persisted=self._on_persisted,
             on_fatal=on_fatal,
+            on_corrupt=on_corrupt,
         )
         self._running[name] = running
         self.served[name] = running.bucket

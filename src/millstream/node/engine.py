@@ -56,6 +56,7 @@ class Engine:
             flush_interval_ms=settings.flush_interval_ms,
             on_persisted=self._persisted,
             on_fatal=self._bucket_failed,
+            on_stopped=self._bucket_stopped,
         )
         self._kv = KvServer(
             self._buckets.served, self.users, StreamSession, advertise=settings.advertised_host
@@ -234,6 +235,9 @@ class Engine:
 
     def _persisted(self) -> None:
         self._kv.on_persisted()
+
+    def _bucket_stopped(self, bucket: Bucket) -> None:
+        self._kv.drop_bucket(bucket)
 
     def _bucket_failed(self, name: str, error: Exception) -> None:
         _LOG.critical("bucket %s: its disk failed, the node must restart: %s", name, error)

@@ -11,13 +11,14 @@ from millstream.node.buckets import Buckets
 class FakeEngine:
     """What a bucket's engine looks like from here."""
 
-    def __init__(self, path, name, uuid, partition_count, on_fatal):
+    def __init__(self, path, name, uuid, partition_count, on_fatal, on_corrupt):
         assert path.is_dir()
         partition = SimpleNamespace(high_seqno=2, persisted_seqno=1)
         self.bucket = SimpleNamespace(
             name=name, uuid=uuid, partitions=[partition] * partition_count
         )
         self.fail = on_fatal
+        self.meet_damage = on_corrupt
         self.is_stopped = False
 
     async def stop(self):
@@ -27,17 +28,18 @@ class FakeEngine:
 @pytest.fixture
 def make(tmp_path):
     def made(damaged=()):
-        async def open_bucket(path, *, name, uuid, partition_count, on_fatal, **_):
+        async def open_bucket(path, *, name, uuid, partition_count, on_fatal, on_corrupt, **_):
             if name in damaged:
                 raise CorruptionError(f"{name} is damaged at offset 7")
-            return FakeEngine(path, name, uuid, partition_count, on_fatal)
+            return FakeEngine(path, name, uuid, partition_count, on_fatal, on_corrupt)
 
-        made.fatal = []
+        made.fatal, made.stopped = [], []
         return Buckets(
             tmp_path / "buckets",
             flush_interval_ms=1,
             on_persisted=lambda: None,
             on_fatal=lambda name, error: made.fatal.append((name, str(error))),
+            on_stopped=lambda bucket: made.stopped.append(bucket.name),
             open_bucket=open_bucket,
         )
 
@@ -169,3 +171,15 @@ async def test_two_buckets_of_one_name_are_refused(make, tmp_path):
     (copy / "bucket.toml").write_text(text.replace(status.uuid, "f" * 32))
     with pytest.raises(CorruptionError, match="twice"):
         await opened(make)
+
+
+async def test_a_damaged_record_stops_its_bucket_alone(make):
+    buckets = await opened(make)
+    for name in ("a", "b"):
+        await buckets.create(name, 4)
+    for _ in range(2):
+        buckets.running["a"].meet_damage(CorruptionError("000001.seg at offset 77 is damaged"))
+    assert make.stopped == ["a"]
+    assert list(buckets.served) == ["b"]
+    status = buckets.statuses()[0]
+    assert (status.state, status.reason) == ("failed", "000001.seg at offset 77 is damaged")

@@ -15,8 +15,11 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
+from millstream.errors import CorruptionError
 from millstream.kv.aio.flusher import Flusher
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.partition import Entry, Partition
@@ -44,12 +47,14 @@ def new_failover_entry(seqno: int, last_branch: int) -> FailoverEntry:
 class _StoreReader:
     """The log as partitions read it."""
 
-    def __init__(self, store: LogStore) -> None:
+    def __init__(self, store: LogStore, on_corrupt: Callable[[CorruptionError], None]) -> None:
         self._store = store
+        self._on_corrupt = on_corrupt
 
     def find(self, partition_id: int, key: bytes) -> Entry | None:
         """Return the newest record of the key, tombstones included."""
-        found = self._store.find(partition_id, key)
+        with self._telling():
+            found = self._store.find(partition_id, key)
         return (found.frame, found.lineage) if found else None
 
     def backfill(
@@ -58,13 +63,23 @@ class _StoreReader:
         """Yield frames of (after, upto] that neither the log nor `superseded` replaces; blocks."""
         if after >= upto:
             return
-        superseded |= self._store.superseded(partition_id, after, upto)
         last = after
-        for chunk in self._store.scan(partition_id, after, upto, superseded):
-            last = seqno_of(chunk[-1].frame)
-            yield [change.frame for change in chunk], last
+        with self._telling():
+            superseded |= self._store.superseded(partition_id, after, upto)
+            for chunk in self._store.scan(partition_id, after, upto, superseded):
+                last = seqno_of(chunk[-1].frame)
+                yield [change.frame for change in chunk], last
         if last < upto:
             yield [], upto
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Tell of damage before the reader hears of it."""
+        try:
+            yield
+        except CorruptionError as error:
+            self._on_corrupt(error)
+            raise
 
     def keys(self, partition_id: int) -> Iterator[bytes]:
         """Yield the keys that have a record, tombstones included; blocks."""
@@ -90,15 +105,31 @@ class BucketEngine:
         flush_interval_ms: int,
         on_persisted: Callable[[], None],
         on_fatal: Callable[[Exception], None],
+        on_corrupt: Callable[[CorruptionError], None],
     ) -> BucketEngine:
         """Recover the bucket in `path` (created if new) and make it ready to serve.
+
+        Args:
+            path: directory of the bucket.
+            name: of the bucket.
+            uuid: of the bucket.
+            partition_count: fixed when the bucket was created.
+            flush_interval_ms: longest wait of a change for its group commit.
+            on_persisted: called after each group commit.
+            on_fatal: called once when the disk failed: nothing is flushed any more.
+            on_corrupt: called when a read met a damaged record: the bucket should be stopped.
 
         Raises:
             CorruptionError: a record in the middle of the log is damaged; names file and offset.
             OSError: the directory cannot be used.
         """
         store = await asyncio.to_thread(_open_store, path, partition_count)
-        reader = _StoreReader(store)
+        loop = asyncio.get_running_loop()
+
+        def tell_corrupt(error: CorruptionError) -> None:
+            loop.call_soon_threadsafe(partial(on_corrupt, error))
+
+        reader = _StoreReader(store, tell_corrupt)
         partitions = [
             Partition(
                 partition_id,

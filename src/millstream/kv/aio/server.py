@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol, cast
 
-from millstream.errors import RemoteProtocolError
+from millstream.errors import CorruptionError, RemoteProtocolError
 from millstream.kv.core.cluster_config import cluster_config
 from millstream.kv.core.documents import DOCUMENT_COMMANDS
 from millstream.kv.core.handshake import BEFORE_LOGIN, SESSION_COMMANDS, VERSION
@@ -229,6 +229,9 @@ class KvConnection(asyncio.Protocol):
             out = session.receive(data, self._now_ns())
         except RemoteProtocolError as error:
             self._refuse(error)
+            return
+        except CorruptionError:
+            self.close()  # whoever met the damage has told of it; the bucket is being stopped
             return
         if out and self._transport is not None:
             self._transport.write(out)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from millstream.errors import CorruptionError
 from millstream.kv.aio.engine import BucketEngine, new_failover_entry
 from millstream.kv.core.partition import value_of
 from millstream.wire.frames import seqno_of
@@ -12,7 +13,11 @@ from millstream.wire.frames import seqno_of
 NOW = 1_700_000_000_000_000_000
 
 
-async def opened(path: Path, failures: list[Exception] | None = None) -> BucketEngine:
+async def opened(
+    path: Path,
+    failures: list[Exception] | None = None,
+    damages: list[CorruptionError] | None = None,
+) -> BucketEngine:
     return await BucketEngine.open(
         path,
         name="b",
@@ -21,6 +26,7 @@ async def opened(path: Path, failures: list[Exception] | None = None) -> BucketE
         flush_interval_ms=1,
         on_persisted=lambda: None,
         on_fatal=(failures if failures is not None else []).append,
+        on_corrupt=(damages if damages is not None else []).append,
     )
 
 
@@ -88,3 +94,22 @@ async def test_an_error_of_the_disk_is_fatal(
     again = await opened(tmp_path)
     assert not again.store.was_clean_stop, "no receipt after an error of the disk"
     await again.stop()
+
+
+async def test_a_damaged_record_met_by_a_reader_is_told_of(tmp_path: Path) -> None:
+    damages: list[CorruptionError] = []
+    engine = await opened(tmp_path)
+    engine.bucket.partitions[0].put(b"k", b"value" * 100, 0, 0, 0, 0, NOW)
+    await engine.until_persisted(0, 1)
+    await engine.stop()
+    engine = await opened(tmp_path, damages=damages)
+    segment = next((tmp_path / "log").glob("*.seg"))
+    segment.write_bytes(segment.read_bytes().replace(b"valuevalue", b"valueVALUE"))
+    partition = engine.bucket.partitions[0]
+    with pytest.raises(CorruptionError, match=segment.name):
+        partition.live(b"k", NOW)
+    with pytest.raises(CorruptionError, match=segment.name):
+        list(partition.backfill(0, 1))
+    await asyncio.sleep(0)
+    assert len(damages) == 2
+    engine.store.close()
