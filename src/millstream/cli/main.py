@@ -97,7 +97,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and end the process."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        application(words)(words, prog_name="millstream")
+        try:
+            application(words)(words, prog_name="millstream")
+        finally:
+            sys.stdout.flush()  # here, where a reader that left is still caught below
     except MillstreamError as error:
         _say(str(error))
         sys.exit(EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED)

@@ -16,6 +16,7 @@ def tidy() -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    module.TESTED_ELSEWHERE = {}  # the excuses are for the real tree
     return module
 
 
@@ -66,8 +67,6 @@ def test_a_tidy_tree_has_no_breach(
     write(tmp_path, "tests/unit/kv/test_one.py", '"""Tests one."""\n')
     write(tmp_path, "docs/a.md", "# The first\n[b](b.md#two-words) `[x](y.md)` [c](https://c)\n")
     write(tmp_path, "docs/b.md", "# One\n\n## Two words\n")
-    for name in tidy.TESTED_ELSEWHERE:
-        write(tmp_path, f"src/millstream/{name}", "")
     assert tidy.main(tmp_path) == 0
     assert "rules are kept" in capsys.readouterr().out
 
