@@ -51,7 +51,11 @@ from millstream.views.core.design import DesignDocument
 __all__ = ["BatchReport", "ViewsPipeline", "checkpoint_name"]
 
 ROWS_PER_BATCH: Final = 200_000
-"""Changes wanted in one batch: bounds what the workers hold, and how stale rows may become."""
+"""Changes wanted in one batch: bounds what the workers hold, and how stale rows may become.
+
+The flights (336,777 rows, two busy cores): 95 s of batches at 50,000, 25 s at 200,000, 29 s all at
+once. State in RocksDB took 34 s where the default store took 38 s, and less heap.
+"""
 STOP_WAIT_S: Final = 60.0
 """How long a stop waits for the batch in work before it cuts it off; the rows stay right."""
 _POLL_S: Final = 0.2
