@@ -9,6 +9,8 @@ KEY_BYTES_MAX: Final = 250
 VALUE_BYTES_MAX: Final = 20 * 1024 * 1024
 FRAME_BYTES_MAX: Final = VALUE_BYTES_MAX + 1024 * 1024
 """Body of one request; a longer one closes the connection before anything is buffered."""
+LOGIN_BYTES_MAX: Final = 64 * 1024
+"""The same before a login, where there are users."""
 PARTITIONS_DEFAULT: Final = 64
 PARTITIONS_MAX: Final = 1024
 BUCKET_NAME_BYTES_MAX: Final = 100

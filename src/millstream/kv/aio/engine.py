@@ -28,7 +28,7 @@ from millstream.model.position import FailoverEntry
 from millstream.runtime.disk import OsDisk
 from millstream.storage.aio.by_id import LmdbByIdMap
 from millstream.storage.core.store import LogStore
-from millstream.wire.frames import seqno_of
+from millstream.wire.frames import change_of, seqno_of
 
 __all__ = ["BucketEngine", "new_failover_entry"]
 
@@ -124,6 +124,7 @@ class BucketEngine:
             OSError: the directory cannot be used.
         """
         store = await asyncio.to_thread(_open_store, path, partition_count)
+        newest = await asyncio.to_thread(_newest_cas, store)
         loop = asyncio.get_running_loop()
 
         def tell_corrupt(error: CorruptionError) -> None:
@@ -138,6 +139,7 @@ class BucketEngine:
                 purge_seqno=recovered.purge_seqno,
                 is_resident=not store.has_records(partition_id),
                 log=reader,
+                last_cas=newest[partition_id],
             )
             for partition_id, recovered in enumerate(store.partitions)
         ]
@@ -176,3 +178,13 @@ def _open_store(path: Path, partition_count: int) -> LogStore:
     )
     store.withdraw_receipt()
     return store
+
+
+def _newest_cas(store: LogStore) -> list[int]:
+    """Return the CAS at the high seqno of each partition, 0 where no record has it: CAS grows."""
+    found = []
+    for partition_id, recovered in enumerate(store.partitions):
+        high = recovered.high_seqno
+        chunks = store.scan(partition_id, high - 1, high) if high else iter(())
+        found.append(max((change_of(c.frame).cas for chunk in chunks for c in chunk), default=0))
+    return found

@@ -67,6 +67,8 @@ def _written(session: KvSession, packet: Packet, partition: Partition, frame: by
     session.has_changes = True
     extras = _token(session, partition, frame)
     cas = int.from_bytes(frame[16:24], "big")
+    if session.hashes_keys and packet.opcode == Opcode.DELETE:
+        cas = 0  # as plain memcached answers
     return response(packet.opcode, Status.SUCCESS, packet.opaque, cas=cas, extras=extras)
 
 

@@ -89,7 +89,7 @@ def _hello(session: KvSession, packet: Packet, _: int) -> bytes | None:
     granted = [code for code in dict.fromkeys(asked) if code in _GRANTED]
     session.features = frozenset(granted)
     session.client_name = packet.key[:STREAM_NAME_BYTES_MAX].decode(errors="replace")
-    session.datatype_mask = Datatype.JSON if Feature.JSON in session.features else 0
+    session.datatype_mask = int(Datatype.JSON) if Feature.JSON in session.features else 0
     session.wants_tokens = Feature.MUTATION_SEQNO in session.features
     return _success(packet, b"".join(code.to_bytes(2, "big") for code in granted))
 

@@ -93,6 +93,7 @@ class Partition:
         purge_seqno: int,
         is_resident: bool,
         log: LogReader,
+        last_cas: int = 0,
     ) -> None:
         self.partition_id = partition_id
         self.state = PartitionState.ACTIVE
@@ -103,7 +104,7 @@ class Partition:
         self.table: dict[bytes, bytes] = {}
         self.lineages: dict[bytes, bytes] = {}
         self.queue = MutationQueue(high_seqno)
-        self.last_cas = 0
+        self.last_cas = last_cas
         self._log = log
         self._branch_seqno = high_seqno
         self._birth_prefix = born(failover_log[0].branch, 0)[:-1]

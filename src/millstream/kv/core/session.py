@@ -5,7 +5,8 @@ everything else goes through a table of commands. All replies of one wake-up lea
 
 Invariants:
 1. Replies leave in request order: while a durable write waits for the disk, later ones wait too.
-2. One wake-up does at most `REQUESTS_PER_WAKEUP_MAX` requests; the rest is kept for the next.
+2. One wake-up answers at most `REQUESTS_PER_WAKEUP_MAX` requests, each KiB of reply counted as one
+   more; the rest is kept for the next, which comes once the client has read.
 3. A frame that contradicts itself, or is longer than the limit, closes the connection.
 4. A document command is answered only with a bucket selected and the right it needs.
 
@@ -28,6 +29,7 @@ from millstream.kv.core.partition import Partition, absolute_expiry
 from millstream.model.limits import (
     FRAME_BYTES_MAX,
     KEY_BYTES_MAX,
+    LOGIN_BYTES_MAX,
     REQUESTS_PER_WAKEUP_MAX,
     VALUE_BYTES_MAX,
 )
@@ -115,14 +117,6 @@ class Host(Protocol):
         """Return the statistics of the open streams."""
 
 
-def _check_length(magic: int, body_bytes: int) -> None:
-    """Refuse a frame, not all here yet, that must not be waited for."""
-    if body_bytes > FRAME_BYTES_MAX:
-        raise RemoteProtocolError(f"body of {body_bytes} bytes", code="too_large")
-    if magic not in (REQUEST, ALT_REQUEST, RESPONSE):
-        raise RemoteProtocolError(f"magic 0x{magic:02x}", code="bad_magic")
-
-
 class _Wait(NamedTuple):
     partition: Partition
     seqno: int
@@ -169,7 +163,7 @@ class KvSession:
         self.out: list[bytes] = []
         self._deferred: deque[bytes | _Wait] = deque()
         self._rest = b""
-        self._parts: list[bytes] = []
+        self._pieces = bytearray()
         self._missing_bytes = 0
         self._has_rest = False
         self._read_tables: list[dict[bytes, bytes]] = []
@@ -204,7 +198,7 @@ class KvSession:
     @property
     def pending_bytes(self) -> int:
         """Received and not yet cut into whole requests, or not yet answered."""
-        return len(self._rest) + sum(map(len, self._parts))
+        return len(self._rest) + len(self._pieces)
 
     @property
     def is_clogged(self) -> bool:
@@ -221,11 +215,11 @@ class KvSession:
         """
         if self._has_rest:
             if self._missing_bytes > len(data):  # a long value comes in many pieces
-                self._parts.append(data)
+                self._pieces += data
                 self._missing_bytes -= len(data)
                 return b""
-            data = b"".join((self._rest, *self._parts, data))
-            self._parts.clear()
+            data = b"".join((self._rest, self._pieces, data))
+            self._pieces.clear()
             self._rest, self._missing_bytes, self._has_rest = b"", 0, False
         if self.is_closing or self.is_clogged:
             self._keep(data)
@@ -262,12 +256,12 @@ class KvSession:
         out = [] if deferred else self.out
         at, last = 0, len(data) - HEADER_BYTES
         budget = REQUESTS_PER_WAKEUP_MAX
-        while at <= last and budget:
+        while at <= last and budget > 0:
             kind, key_bytes, extras, vbucket, body, opaque, cas = _cut_head(data, at)
             start = at + 24
             stop = start + body
             if stop > last + 24:
-                _check_length(kind >> 8, body)
+                self._check_length(kind >> 8, body)
                 break
             budget -= 1
             if kind == _REQUEST_GET and not extras and body == key_bytes:
@@ -290,6 +284,7 @@ class KvSession:
                             )
                         )  # fmt: skip
                         out.append(value)
+                        budget -= len(value) >> 10
                         at = stop
                         continue
             elif (
@@ -326,7 +321,7 @@ class KvSession:
             self.needs_care = True
             if deferred and out:
                 deferred.append(b"".join(out))
-            self._answer_other(data, at, stop, now_ns)
+            budget -= self._answer_other(data, at, stop, now_ns) >> 10
             out = [] if deferred else self.out
             at = stop
             if self.is_closing or self.is_clogged:
@@ -335,35 +330,43 @@ class KvSession:
             deferred.append(b"".join(out))
         return at
 
+    def _check_length(self, magic: int, body_bytes: int) -> None:
+        """Refuse a frame, not all here yet, that must not be waited for."""
+        if body_bytes > (FRAME_BYTES_MAX if self.is_logged_in else LOGIN_BYTES_MAX):
+            raise RemoteProtocolError(f"body of {body_bytes} bytes", code="too_large")
+        if magic not in (REQUEST, ALT_REQUEST, RESPONSE):
+            raise RemoteProtocolError(f"magic 0x{magic:02x}", code="bad_magic")
+
     # -- the other commands
 
-    def _answer_other(self, data: bytes, at: int, stop: int, now_ns: int) -> None:
+    def _answer_other(self, data: bytes, at: int, stop: int, now_ns: int) -> int:
+        """Answer one request by the table of commands; return the length of its reply."""
         packet = self._packet(data, at, stop)
         if packet.magic not in (REQUEST, ALT_REQUEST):
             if self.stream is not None and packet.magic == RESPONSE:
                 self.stream.on_packet(packet)
-                return
+                return 0
             raise RemoteProtocolError(f"magic 0x{packet.magic:02x}", code="bad_magic")
         command = self.commands.get(packet.opcode)
-        if command is None:
-            self.emit(self.refusal(packet, Status.UNKNOWN_COMMAND))
-            return
-        if not self.is_logged_in and packet.opcode not in self.open_commands:
-            self.emit(self.refusal(packet, Status.EACCESS))
-            return
+        status: Status | None = None
         level = 0
-        if packet.framing:
-            refused, level = self._framing(packet)
-            if refused is not None:
-                self.emit(self.refusal(packet, refused))
-                return
-        reply = command(self, packet, now_ns)
+        if command is None:
+            status = Status.UNKNOWN_COMMAND
+        elif not self.is_logged_in and packet.opcode not in self.open_commands:
+            status = Status.EACCESS
+        elif packet.framing:
+            status, level = self._framing(packet)
+        if status is not None or command is None:
+            reply: bytes | None = self.refusal(packet, status or Status.UNKNOWN_COMMAND)
+        else:
+            reply = command(self, packet, now_ns)
         if reply is None:
-            return
+            return 0
         if level in _PERSISTED_LEVELS and reply[6:8] == b"\0\0":
             self._defer(packet, reply)
         else:
             self.emit(reply)
+        return len(reply)
 
     @staticmethod
     def _packet(data: bytes, at: int, stop: int) -> Packet:

@@ -51,6 +51,7 @@ async def test_a_clean_stop_keeps_everything_and_the_history(tmp_path: Path) -> 
     assert (partition.high_seqno, partition.failover_log) == (101, log)
     assert value_of(partition.live(b"k9", NOW) or b"") == b"99"
     assert partition.live(b"k3", NOW) is None
+    assert partition.last_cas > NOW, "CAS goes on although the clock may have gone back"
     frames = [frame for chunk, _ in partition.backfill(0, 101) for frame in chunk]
     assert [seqno_of(frame) for frame in frames] == [91, 92, 93, 95, 96, 97, 98, 99, 100, 101]
     await engine.stop()

@@ -163,6 +163,32 @@ def test_a_wakeup_is_bounded_and_the_rest_is_kept() -> None:
     assert not session.has_request
 
 
+def test_a_wakeup_is_bounded_in_bytes_too() -> None:
+    session = new_session()
+    session.receive(put(b"k", b"x" * 500_000), NOW)
+    out = session.receive(get(b"k") * 100, NOW)
+    assert len(out) < 2_000_000
+    assert session.has_request
+
+
+def test_before_a_login_long_frames_are_not_waited_for() -> None:
+    host = HostDouble()
+    host.users.is_empty = False
+    session = new_session(host, is_selected=False)
+    head = put(b"k", b"x" * 100_000)[:100]
+    with pytest.raises(RemoteProtocolError):
+        session.receive(head, NOW)
+
+
+@pytest.mark.parametrize("datatype", [2, 4, 0x80])
+def test_datatype_bits_that_were_not_granted_are_refused(datatype: int) -> None:
+    session = new_session()
+    ask(session, request(Opcode.HELLO, value=Feature.JSON.to_bytes(2, "big")))
+    assert ask(session, put(b"k", b"v", datatype=1))[0].status == 0
+    assert ask(session, put(b"k", b"v", datatype=datatype))[0].status == Status.EINVAL
+    assert ask(session, put(b"k", b"v", datatype=datatype | 1))[0].status == Status.EINVAL
+
+
 def test_too_many_waiting_replies_stop_the_reading() -> None:
     session = new_session()
     one = put(b"k", b"v", framing=durable(2))
