@@ -16,7 +16,7 @@ Elsewhere: the map itself (`storage.aio.by_id`), building it (`recovery`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from struct import Struct
 from typing import Final, NamedTuple, Protocol
 
@@ -66,10 +66,18 @@ class Applied(NamedTuple):
     checksum: int
 
 
+Recent = dict[int, dict[bytes, int]]
+"""Partition -> key -> seqno of its newest record, whose place is looked up when it is applied."""
+FindPlaces = Callable[[int, list[int], int], Mapping[int, Place]]
+"""(partition, seqnos, first segment to look into) -> their places."""
+
+
 class ByIdBatch(NamedTuple):
-    """What one transaction applies."""
+    """What one transaction applies: `changes`, then over them `recent`."""
 
     changes: Mapping[bytes, _Value | None]
+    recent: Recent
+    first_segment: int
     applied: Applied
     summaries: list[tuple[int, bytes]]
 
@@ -84,13 +92,33 @@ class ById:
 
     def __init__(self, store: ByIdMap) -> None:
         self._map = store
-        self._applying: dict[bytes, _Value | None] = {}
+        self._applying = ByIdBatch({}, {}, 0, Applied(b"", Place(0, 0), 0), [])
+        self._first_segment = 0
+        self._recent: Recent = {}
         self.pending: dict[bytes, _Value | None] = {}
-        """(seqno, segment, offset) by map key; None removes it. Hot: filled in place."""
+        """(seqno, segment, offset) by map key, older than what is recent; None removes it."""
+
+    def begin_at(self, segment: int) -> None:
+        """Say which segment is written: what is noted from now on is there or in later ones."""
+        self._first_segment = segment
+
+    def note(self, partition_id: int, keys: Iterable[bytes], seqnos: Iterable[int]) -> None:
+        """Learn of records in the log. Hot: two columns into a dictionary, no new objects."""
+        recent = self._recent.get(partition_id)
+        if recent is None:
+            recent = self._recent[partition_id] = {}
+        recent.update(zip(keys, seqnos, strict=True))
+
+    def recent_seqno(self, partition_id: int, key: bytes) -> int | None:
+        """Return the seqno of the newest record of a key, if it is not in the map yet."""
+        for recent in (self._recent, self._applying.recent):
+            if partition_id in recent and key in recent[partition_id]:
+                return recent[partition_id][key]
+        return None
 
     def get(self, key: bytes) -> ByIdValue | None:
-        """Return the newest record of a map key (partition prefix + key)."""
-        for waiting in (self.pending, self._applying):
+        """Return the newest record of a map key (partition prefix + key), but for recent ones."""
+        for waiting in (self.pending, self._applying.changes):
             if key in waiting:
                 found = waiting[key]
                 return found and ByIdValue(found[0], Place(found[1], found[2]))
@@ -103,34 +131,58 @@ class ById:
     def keys(self, partition_id: int) -> Iterator[bytes]:
         """Yield the keys of a partition that have a record, in no order, tombstones included."""
         prefix = partition_prefix(partition_id)
-        waiting = {k: v for k, v in {**self._applying, **self.pending}.items() if k[:2] == prefix}
+        older = {**self._applying.changes, **self.pending}
+        waiting = {key[2:]: value for key, value in older.items() if key[:2] == prefix}
+        recent = {
+            **self._applying.recent.get(partition_id, {}),
+            **self._recent.get(partition_id, {}),
+        }
+        yield from recent
         for key in self._map.keys(prefix):
-            if key not in waiting:
+            if key[2:] not in waiting and key[2:] not in recent:
                 yield key[2:]
         for key, value in waiting.items():
-            if value is not None:
-                yield key[2:]
+            if value is not None and key not in recent:
+                yield key
 
     def count_pending(self) -> int:
-        """Return how many changes wait."""
-        return len(self.pending) + len(self._applying)
+        """Return how many keys wait."""
+        applying = self._applying
+        waiting = (*self._recent.values(), *applying.recent.values())
+        return len(self.pending) + len(applying.changes) + sum(map(len, waiting))
 
     def take(self, applied: Applied, summaries: Mapping[int, PartitionSummary]) -> ByIdBatch:
-        """Take what waits; call it in the thread that fills `pending`."""
-        changes = {**self._applying, **self.pending} if self._applying else self.pending
-        self._applying = changes
-        self.pending = {}
-        return ByIdBatch(changes, applied, [(p, summaries[p].encode()) for p in sorted(summaries)])
+        """Take what waits; call it in the thread that calls `note`."""
+        before = self._applying
+        recent = self._recent
+        for partition_id, keys in before.recent.items():
+            recent[partition_id] = {**keys, **recent.get(partition_id, {})}
+        batch = ByIdBatch(
+            {**before.changes, **self.pending} if before.changes else self.pending,
+            recent,
+            before.first_segment if before.recent else self._first_segment,
+            applied,
+            [(p, summaries[p].encode()) for p in sorted(summaries)],
+        )
+        self._applying, self.pending, self._recent = batch, {}, {}
+        self._first_segment = applied.place.segment
+        return batch
 
-    def apply(self, batch: ByIdBatch) -> None:
+    def settle(self, find_places: FindPlaces) -> None:
+        """Look up the places of what is recent now; nothing may be being applied."""
+        self.pending.update(_resolved(self._recent, self._first_segment, find_places))
+        self._recent = {}
+
+    def apply(self, batch: ByIdBatch, find_places: FindPlaces) -> None:
         """Apply a batch in one transaction; any thread."""
-        puts, removals = _sorted(batch.changes)
+        recent = _resolved(batch.recent, batch.first_segment, find_places)
+        puts, removals = _sorted({**batch.changes, **recent})
         log_id, place, checksum = batch.applied
         puts += [(_SUMMARY_PREFIX + partition_prefix(p), data) for p, data in batch.summaries]
         puts.append((_APPLIED_KEY, _APPLIED.pack(log_id, *place, checksum)))
         self._map.apply(puts, removals)
-        if self._applying is batch.changes:
-            self._applying = {}
+        if self._applying is batch:
+            self._applying = batch._replace(changes={}, recent={})
 
     def fill(self, values: Mapping[bytes, _Value | None]) -> None:
         """Apply values while the map is built anew."""
@@ -151,12 +203,26 @@ class ById:
 
     def clear(self) -> None:
         """Empty the map and what waits for it."""
-        self._applying, self.pending = {}, {}
+        self._applying = self._applying._replace(changes={}, recent={})
+        self.pending, self._recent = {}, {}
         self._map.clear()
 
     def close(self, *, is_durable: bool) -> None:
         """Close the map."""
         self._map.close(is_durable=is_durable)
+
+
+def _resolved(
+    recent: Recent, first_segment: int, find_places: FindPlaces
+) -> dict[bytes, _Value | None]:
+    """Return what is recent with its places, by map key."""
+    found: dict[bytes, _Value | None] = {}
+    for partition_id, keys in recent.items():
+        prefix = partition_prefix(partition_id)
+        places = find_places(partition_id, sorted(keys.values()), first_segment)
+        for key, seqno in keys.items():
+            found[prefix + key] = (seqno, *places[seqno])
+    return found
 
 
 def _sorted(

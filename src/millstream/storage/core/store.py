@@ -18,8 +18,8 @@ Source: docs/reference/file-format.md.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import accumulate, repeat
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -135,6 +135,7 @@ class LogStore:
         self._changed = set[int]()
         self._prefixes = [partition_prefix(p) for p in range(len(live.summaries))]
         self._applied = Applied(log.log_id, log.place, log.checksum)
+        by_id.begin_at(log.place.segment)
         self._new_entry = new_entry
         self._has_receipt = False
         self.was_clean_stop = False
@@ -310,17 +311,14 @@ class LogStore:
 
     def absorb(self, commit: EncodedCommit) -> None:
         """Make an appended commit known to `find`; in the loop, in the order of appends."""
-        segment, offset = commit.place
-        offset += len(self._log.commit_record)
-        pending, changed = self._by_id.pending, self._changed
+        offset = commit.place.offset + len(self._log.commit_record)
+        note, changed = self._by_id.note, self._changed
         index = self._log.open_index  # the next append, which may seal it, comes after this
         for batch, lengths in commit.batches:
             index.add_batch(
                 batch.partition_id, batch.seqnos, batch.previous_seqnos, offset, lengths
             )
-            keys = map(self._prefixes[batch.partition_id].__add__, batch.keys)
-            places = zip(batch.seqnos, repeat(segment), accumulate(lengths, initial=offset))
-            pending.update(zip(keys, places, strict=False))
+            note(batch.partition_id, batch.keys, batch.seqnos)
             offset += sum(lengths)
             summary = self._summaries[batch.partition_id]
             assert batch.seqnos[0] > summary.top
@@ -355,6 +353,9 @@ class LogStore:
         Raises:
             CorruptionError: the record is damaged.
         """
+        recent = self._by_id.recent_seqno(partition_id, key)
+        if recent is not None:
+            return self._at(partition_id, recent)
         found = self._by_id.get(self._prefixes[partition_id] + key)
         return None if found is None else self._read(partition_id, key, found)
 
@@ -365,9 +366,29 @@ class LogStore:
             seqno = _FRAME_SEQNO.unpack_from(change.frame)[0]
             if owner == partition_id and seqno == found.seqno and key_of(change.frame) == key:
                 return change
-        for chunk in self._live.scan(partition_id, found.seqno - 1, found.seqno):
+        return self._at(partition_id, found.seqno)
+
+    def _at(self, partition_id: int, seqno: int) -> StoredChange | None:
+        for chunk in self._live.scan(partition_id, seqno - 1, seqno):
             return chunk[0]
         return None
+
+    def _find_places(
+        self, partition_id: int, seqnos: list[int], first_segment: int
+    ) -> dict[int, Place]:
+        """Return the places of sorted seqnos, all live, in segments from the first one on."""
+        places: dict[int, Place] = {}
+        for number in self._log.numbers:
+            columns = self._log.columns(number, partition_id) if number >= first_segment else None
+            if columns is None or not columns.seqnos:
+                continue
+            begin = bisect_left(seqnos, columns.seqnos[0])
+            end = bisect_right(seqnos, columns.seqnos[-1])
+            for seqno in seqnos[begin:end]:  # a later segment's record is the live one
+                index = columns.find(seqno)
+                if index >= 0:
+                    places[seqno] = Place(number, columns.offsets[index])
+        return places
 
     def keys(self, partition_id: int) -> Iterator[bytes]:
         """Yield the keys that have a record, tombstones included, in no order. Blocks."""
@@ -405,7 +426,7 @@ class LogStore:
     # -- by-id
 
     def count_pending_by_id(self) -> int:
-        """Return how many changes the by-id map does not have yet."""
+        """Return how many keys the by-id map does not have the newest place of."""
         return self._by_id.count_pending()
 
     def take_by_id(self) -> ByIdBatch:
@@ -416,7 +437,7 @@ class LogStore:
 
     def apply_by_id(self, batch: ByIdBatch) -> None:
         """Apply a batch in one transaction; any thread, one at a time."""
-        self._by_id.apply(batch)
+        self._by_id.apply(batch, self._find_places)
 
     def commit_by_id(self) -> None:
         """Take and apply at once; only while nothing is absorbed elsewhere."""
@@ -431,6 +452,7 @@ class LogStore:
         may be under way.
         """
         self.withdraw_receipt()
+        self._by_id.settle(self._find_places)
         mark = self._live.newest_mark(partition_id, seqno)
         if mark < self._summaries[partition_id].low_points.history_seqno:
             mark = 0

@@ -29,13 +29,38 @@ class DictMap:
 APPLIED = Applied(bytes(range(16)), Place(3, 900), 77)
 
 
+def nowhere(partition_id, seqnos, first_segment):
+    return {}
+
+
+def test_what_is_recent_gets_its_place_when_it_is_applied():
+    by_id = ById(DictMap())
+    by_id.pending[b"\0\1k"] = (1, 1, 64)
+    by_id.note(1, [b"k", b"l"], [5, 6])
+    by_id.note(1, [b"k"], [7])
+    assert by_id.recent_seqno(1, b"k") == 7
+    assert by_id.recent_seqno(2, b"k") is None
+    assert sorted(by_id.keys(1)) == [b"k", b"l"]
+    batch = by_id.take(APPLIED, {})
+    assert by_id.recent_seqno(1, b"l") == 6
+
+    def places(partition_id, seqnos, first_segment):
+        assert (partition_id, seqnos) == (1, [6, 7])
+        return {6: Place(2, 100), 7: Place(3, 200)}
+
+    by_id.apply(batch, places)
+    assert by_id.recent_seqno(1, b"k") is None
+    assert by_id.get(b"\0\1k") == ByIdValue(7, Place(3, 200))
+    assert by_id.get(b"\0\1l") == ByIdValue(6, Place(2, 100))
+
+
 def test_a_batch_brings_values_removals_place_and_summaries():
     by_id = ById(DictMap())
     assert by_id.applied() is None
     summary = PartitionSummary()
     summary.on_change(7, is_mark=True)
     by_id.pending.update({b"\0\1k": (7, 3, 100), b"\0\1gone": None, b"\0\2k": (1, 1, 64)})
-    by_id.apply(by_id.take(APPLIED, {1: summary}))
+    by_id.apply(by_id.take(APPLIED, {1: summary}), nowhere)
     assert by_id.applied() == APPLIED
     assert by_id.summary(1).mark == 7
     assert by_id.summary(2).mark == 0
@@ -45,7 +70,7 @@ def test_a_batch_brings_values_removals_place_and_summaries():
     assert by_id.get(b"\0\1k") is None
     assert list(by_id.keys(1)) == []
     assert list(by_id.keys(2)) == [b"k"]
-    by_id.apply(by_id.take(APPLIED, {}))
+    by_id.apply(by_id.take(APPLIED, {}), nowhere)
     assert by_id.get(b"\0\1k") is None
     by_id.clear()
     assert by_id.applied() is None
