@@ -86,7 +86,7 @@ format: $(TEST) ## format the code and sort its imports
 lint: $(TEST) ## style, layers, spelling, house rules (20 s)
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
-	@$(VENV)/bin/lint-imports --no-logo
+	@$(VENV)/bin/lint-imports --no-logo --no-cache
 	@$(PY) -m codespell_lib
 	@$(PY) tools/tidy.py
 	@$(PY) tools/gen_reference.py --check

@@ -8,13 +8,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from millstream.version import __version__
+
 if TYPE_CHECKING:
     from millstream.client.kv import Client, connect
     from millstream.node.embedded import EmbeddedNode, Node
 
 __all__ = ["Client", "EmbeddedNode", "Node", "__version__", "connect"]
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "Client": "millstream.client.kv",

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from millstream import __version__
+from millstream.version import __version__
 
 __all__ = ["command"]
 

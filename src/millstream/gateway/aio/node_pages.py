@@ -12,10 +12,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from millstream import __version__
 from millstream.errors import AccessError
 from millstream.gateway.aio.answers import HOST, USER, answer, require
 from millstream.gateway.core.host import NodeHost
+from millstream.version import __version__
 
 __all__ = ["routes"]
 
