@@ -87,7 +87,7 @@ lint: $(TEST) ## style, layers, spelling, house rules (20 s)
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(VENV)/bin/lint-imports --no-logo --no-cache
-	@$(PY) -m codespell_lib
+	@$(PY) -m codespell_lib src tests tools bench docs *.md Makefile pyproject.toml .ci
 	@$(PY) tools/tidy.py
 	@$(PY) tools/gen_reference.py --check
 
