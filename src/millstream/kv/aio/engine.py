@@ -22,7 +22,8 @@ from pathlib import Path
 from millstream.errors import CorruptionError
 from millstream.kv.aio.flusher import Flusher
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.partition import Entry, Partition
+from millstream.kv.core.mutation_queue import Entry
+from millstream.kv.core.partition import Partition
 from millstream.model.limits import UINT48_MAX
 from millstream.model.position import FailoverEntry
 from millstream.runtime.disk import OsDisk
@@ -55,7 +56,7 @@ class _StoreReader:
         """Return the newest record of the key, tombstones included."""
         with self._telling():
             found = self._store.find(partition_id, key)
-        return (found.frame, found.lineage) if found else None
+        return Entry(found.frame, found.lineage) if found else None
 
     def backfill(
         self, partition_id: int, after: int, upto: int, superseded: set[int]

@@ -27,17 +27,15 @@ from millstream.storage.core.store import EncodedCommit, FlushBatch, LogStore
 
 __all__ = [
     "BY_ID_CHANGES_MAX",
-    "BY_ID_KEYS_MAX",
     "COMMIT_CHANGES_MAX",
     "DISK_FULL_SECONDS_MAX",
     "Flusher",
 ]
 
 _LOG = logging.getLogger(__name__)
-BY_ID_KEYS_MAX: Final = 100_000
-"""Keys whose place the by-id map does not have yet, at which it is brought up to date."""
-BY_ID_CHANGES_MAX: Final = 1_000_000
-"""Changes since the map was brought up to date, at which it is again: what a start replays."""
+BY_ID_CHANGES_MAX: Final = 400_000
+"""Changes the by-id map lags behind the log, at which it is brought up to date: what a start
+replays, and some 100 bytes of memory each."""
 COMMIT_CHANGES_MAX: Final = 4096
 """Changes after which a commit takes no further partition: encoding blocks the loop meanwhile."""
 DISK_FULL_SECONDS_MAX: Final = 60
@@ -72,7 +70,6 @@ class Flusher:
         self._waiters: list[tuple[Partition, int, asyncio.Future[None]]] = []
         self.commit_total = 0
         self.change_total = 0
-        self._applied_total = 0
         self._turn = 0
         bucket.subscribe(self.wake)
         bucket.hurry = self.hurry
@@ -153,10 +150,8 @@ class Flusher:
 
     def _apply_by_id(self) -> None:
         """Bring the by-id map up to date beside the commits, if it lags far enough behind."""
-        changes = self.change_total - self._applied_total
-        lags = self._store.count_pending_by_id() >= BY_ID_KEYS_MAX or changes >= BY_ID_CHANGES_MAX
+        lags = self._store.count_pending_by_id() >= BY_ID_CHANGES_MAX
         if lags and self._applying is None:
-            self._applied_total = self.change_total
             self._applying = self._loop.run_in_executor(
                 None, self._store.apply_by_id, self._store.take_by_id()
             )
@@ -239,5 +234,4 @@ class Flusher:
 
 
 def _batch(partition: Partition) -> FlushBatch:
-    frozen, lineages = partition.freeze()
-    return FlushBatch(partition.partition_id, *frozen, lineages)
+    return FlushBatch(partition.partition_id, *partition.freeze())

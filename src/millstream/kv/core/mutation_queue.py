@@ -22,16 +22,32 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from itertools import accumulate, compress
+from operator import attrgetter
 from typing import Final, NamedTuple
 
-__all__ = ["RETAINED_BYTES_MAX", "SLOT_BYTES", "FrozenChanges", "MutationQueue"]
+from msgspec import Struct
+
+__all__ = ["RETAINED_BYTES_MAX", "SLOT_BYTES", "Entry", "FrozenChanges", "MutationQueue"]
 
 RETAINED_BYTES_MAX: Final = 64 * 1024 * 1024
 """Superseded frames one partition keeps for its holds; above it the holds are lost."""
 SLOT_BYTES: Final = 64
-"""Memory of a slot without its frame: three references and a number."""
+"""Memory of a slot without its frame: four references and a number."""
 _TRIM_SLOTS_MIN: Final = 1024
 _NOTHING: Final = b""
+
+
+class Entry(Struct, gc=False):
+    """A document in memory: its newest frame, tombstones included, and its lineage.
+
+    Changed in place; without the collector's notice, for there are millions.
+    """
+
+    frame: bytes
+    lineage: bytes
+
+
+_lineage_of = attrgetter("lineage")
 
 
 class FrozenChanges(NamedTuple):
@@ -41,6 +57,7 @@ class FrozenChanges(NamedTuple):
     keys: list[bytes]
     frames: list[bytes]
     previous_seqnos: list[int]
+    lineages: list[bytes]
 
 
 class _Superseded(NamedTuple):
@@ -53,6 +70,7 @@ class MutationQueue:
     """The changes of one partition that are in memory, and who holds which past state."""
 
     __slots__ = (
+        "_entries",
         "_frame_bytes",
         "_hold_high",
         "_holds",
@@ -77,6 +95,7 @@ class MutationQueue:
         self._frame_bytes = 0
         self._slots: list[bytes] = []
         self._keys: list[bytes] = []
+        self._entries: list[Entry] = []
         self._previous: list[int] = []
         self._holds: dict[int, int] = {}
         self._hold_high = -1
@@ -89,11 +108,14 @@ class MutationQueue:
 
     # -- the mutator
 
-    def append(self, key: bytes, frame: bytes, old_seqno: int = 0, old: bytes = b"") -> None:
+    def append(
+        self, key: bytes, entry: Entry, frame: bytes, old_seqno: int = 0, old: bytes = b""
+    ) -> None:
         """Add the change with seqno `high_seqno + 1`. O(1); hot path.
 
         Args:
             key: of the document.
+            entry: of the document; its lineage goes to the log.
             frame: of the change.
             old_seqno: seqno of the key's former change, 0 if there is none; its slot is blanked.
             old: frame of the former change.
@@ -108,6 +130,7 @@ class MutationQueue:
             self._slots[index] = _NOTHING
             self._frame_bytes -= len(old)
         self._keys.append(key)
+        self._entries.append(entry)
         self._slots.append(frame)
         self._previous.append(previous)
         self.high_seqno += 1
@@ -203,6 +226,7 @@ class MutationQueue:
             list(compress(self._keys[begin:], slots)),
             list(filter(None, slots)),
             list(compress(self._previous[begin:], slots)),
+            list(map(_lineage_of, compress(self._entries[begin:], slots))),
         )
 
     def trim(self, persisted_seqno: int, bytes_max: int) -> None:
@@ -216,13 +240,14 @@ class MutationQueue:
             return
         del self._slots[:count]
         del self._keys[:count]
+        del self._entries[:count]
         del self._previous[:count]
         self.floor += count
         self._frame_bytes -= freed
 
     def check(self) -> None:
         """Assert the invariants; for tests."""
-        columns = (self._slots, self._keys, self._previous)
+        columns = (self._slots, self._keys, self._entries, self._previous)
         assert {len(column) for column in columns} == {len(self._slots)}
         assert self.floor + len(self._slots) == self.high_seqno
         assert self._frame_bytes == sum(map(len, self._slots))

@@ -4,8 +4,8 @@ Every accepted change takes the next seqno and a new, larger CAS, is encoded onc
 stream frame, and that one bytes object serves the hash table, the queue, the log and the streams.
 
 Invariants:
-1. `table[key]` is the frame of the newest change of the key, tombstones included; what is absent
-   may be in the log unless `is_resident`. `lineages` has the same keys.
+1. `table[key]` holds the newest change of the key, tombstones included; what is absent may be in
+   the log unless `is_resident`.
 2. CAS only grows within a partition; seqnos are dense and only grow within a history branch.
 3. A change copies its key's lineage and adds a run only if the branch changed since the last one.
 4. Nothing here reads a clock: `now_ns` (Unix time) comes with each call.
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Final, Protocol
 
-from millstream.kv.core.mutation_queue import FrozenChanges, MutationQueue
+from millstream.kv.core.mutation_queue import Entry, FrozenChanges, MutationQueue
 from millstream.model.lineage import born, with_run
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog
@@ -30,9 +30,6 @@ from millstream.wire.frames import deletion, expiration, pack_mutation
 from millstream.wire.mcbp import Status
 
 __all__ = ["Entry", "LogReader", "Partition", "absolute_expiry"]
-
-Entry = tuple[bytes, bytes]
-"""(canonical frame, lineage) of a document."""
 
 _cas_seqno_rev = Struct(">16xQQQ").unpack_from
 _FLAGS_EXPIRY: Final = Struct(">40xII")
@@ -47,7 +44,7 @@ class LogReader(Protocol):
     """What a partition asks of the document store."""
 
     def find(self, partition_id: int, key: bytes) -> Entry | None:
-        """Return the newest record of the key, tombstones included."""
+        """Return the newest record of the key as an entry, tombstones included."""
 
     def backfill(
         self, partition_id: int, after: int, at: int, superseded: set[int]
@@ -75,7 +72,6 @@ class Partition:
         "failover_log",
         "is_resident",
         "last_cas",
-        "lineages",
         "partition_id",
         "persisted_seqno",
         "purge_seqno",
@@ -101,8 +97,7 @@ class Partition:
         self.purge_seqno = purge_seqno
         self.persisted_seqno = high_seqno
         self.is_resident = is_resident
-        self.table: dict[bytes, bytes] = {}
-        self.lineages: dict[bytes, bytes] = {}
+        self.table: dict[bytes, Entry] = {}
         self.queue = MutationQueue(high_seqno)
         self.last_cas = last_cas
         self._log = log
@@ -121,19 +116,23 @@ class Partition:
         """Seqnos above it are served by `memory_slice`."""
         return self.queue.floor
 
+    def entry(self, key: bytes) -> Entry | None:
+        """Return the newest change of the key, tombstones included."""
+        entry = self.table.get(key)
+        if entry is None and not self.is_resident:
+            entry = self._log.find(self.partition_id, key)
+            if entry is not None:
+                self.table[key] = entry
+        return entry
+
     def newest(self, key: bytes) -> bytes | None:
         """Return the frame of the newest change of the key, tombstones included."""
-        frame = self.table.get(key)
-        if frame is None and not self.is_resident:
-            found = self._log.find(self.partition_id, key)
-            if found is not None:
-                frame, self.lineages[key] = found
-                self.table[key] = frame
-        return frame
+        entry = self.entry(key)
+        return None if entry is None else entry.frame
 
     def live(self, key: bytes, now_ns: int) -> bytes | None:
         """Return the frame of a document that exists now; one that expired is expired first."""
-        frame = self.table.get(key) or self.newest(key)
+        frame = self.newest(key)
         if frame is None or frame[1] != _MUTATION:
             return None
         expiry: int = _FLAGS_EXPIRY.unpack_from(frame)[1]
@@ -175,22 +174,23 @@ class Partition:
         self, key: bytes, tail: bytes, flags: int, expiry: int, datatype: int, now_ns: int
     ) -> bytes:
         """Set the document, whatever is there; hot path. `tail` is the key, then the value."""
-        old = self.table.get(key)
-        if old is None and not self.is_resident:
-            old = self.newest(key)
+        entry = self.table.get(key)
+        if entry is None and not self.is_resident:
+            entry = self.entry(key)
         queue = self.queue
         seqno = queue.high_seqno + 1
         new_cas = self.last_cas = now_ns if now_ns > self.last_cas else self.last_cas + 1
-        if old is None:
+        if entry is None:
             old, old_seqno, rev = b"", 0, 1
-            self.lineages[key] = self._birth_prefix + _varint(seqno)
+            entry = self.table[key] = Entry(old, self._birth_prefix + _varint(seqno))
         else:
+            old = entry.frame
             old_cas, old_seqno, old_rev = _cas_seqno_rev(old)
             if old_cas >= new_cas:
                 new_cas = self.last_cas = old_cas + 1
             rev = old_rev + 1
             if old_seqno <= self._branch_seqno:
-                self._add_run(key, rev)
+                self._add_run(entry, rev)
         partition_id = self.partition_id
         frame = (
             pack_mutation(
@@ -199,13 +199,13 @@ class Partition:
             )
             + tail
         )  # fmt: skip
-        queue.append(key, frame, old_seqno, old)
-        self.table[key] = frame
+        entry.frame = frame
+        queue.append(key, entry, frame, old_seqno, old)
         return frame
 
-    def _add_run(self, key: bytes, rev: int) -> None:
+    def _add_run(self, entry: Entry, rev: int) -> None:
         """The branch changed since the key was last written."""
-        self.lineages[key] = with_run(self.lineages[key], self.failover_log[0].branch, rev)
+        entry.lineage = with_run(entry.lineage, self.failover_log[0].branch, rev)
 
     def add(
         self, key: bytes, value: bytes, flags: int, expiry: int, datatype: int, now_ns: int
@@ -298,15 +298,15 @@ class Partition:
         now_ns: int,
         encode: Callable[[int, bytes, int, int, int, int], bytes],
     ) -> bytes:
-        old = self.table[key]
+        entry = self.table[key]
+        old = entry.frame
         old_cas, old_seqno, old_rev = _cas_seqno_rev(old)
         seqno, rev = self.queue.high_seqno + 1, old_rev + 1
         self.last_cas = cas = max(now_ns, self.last_cas + 1, old_cas + 1)
         if old_seqno <= self._branch_seqno:
-            self._add_run(key, rev)
-        frame = encode(self.partition_id, key, seqno, rev, cas, time_s)
-        self.queue.append(key, frame, old_seqno, old)
-        self.table[key] = frame
+            self._add_run(entry, rev)
+        entry.frame = frame = encode(self.partition_id, key, seqno, rev, cas, time_s)
+        self.queue.append(key, entry, frame, old_seqno, old)
         return frame
 
     # -- streams: the shape of upr.core.source.PartitionSource
@@ -341,10 +341,9 @@ class Partition:
 
     # -- the flusher
 
-    def freeze(self) -> tuple[FrozenChanges, list[bytes]]:
-        """Return what a flush must write up to the present high, and the keys' lineages."""
-        frozen = self.queue.freeze()
-        return frozen, list(map(self.lineages.__getitem__, frozen.keys))
+    def freeze(self) -> FrozenChanges:
+        """Return what a flush must write up to the present high."""
+        return self.queue.freeze()
 
     def persisted(self, seqno: int, queue_bytes_max: int) -> None:
         """Everything up to `seqno` is durable."""

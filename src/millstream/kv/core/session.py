@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from zlib import crc32
 
 from millstream.errors import RemoteProtocolError
+from millstream.kv.core.mutation_queue import Entry
 from millstream.kv.core.partition import Partition, absolute_expiry
 from millstream.model.limits import (
     FRAME_BYTES_MAX,
@@ -166,7 +167,7 @@ class KvSession:
         self._pieces = bytearray()
         self._missing_bytes = 0
         self._has_rest = False
-        self._read_tables: list[dict[bytes, bytes]] = []
+        self._read_tables: list[dict[bytes, Entry]] = []
         self._read_partitions: list[Partition] = []
         self._write_partitions: list[Partition] = []
 
@@ -270,7 +271,7 @@ class KvSession:
                 if self.hashes_keys and tables:
                     vbucket = (crc32(key) >> 16 & 0x7FFF) % len(tables)
                 if vbucket < len(tables) and key in tables[vbucket]:
-                    frame = tables[vbucket][key]
+                    frame = tables[vbucket][key].frame
                     # a tombstone, whose frame is shorter, has no expiry to compare
                     stored_cas, flags, expiry = (
                         _cut_found(frame) if frame[1] == _MUTATION else _LONG_GONE

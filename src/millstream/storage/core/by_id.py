@@ -16,7 +16,7 @@ Elsewhere: the map itself (`storage.aio.by_id`), building it (`recovery`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from struct import Struct
 from typing import Final, NamedTuple, Protocol
 
@@ -66,8 +66,51 @@ class Applied(NamedTuple):
     checksum: int
 
 
-Recent = dict[int, dict[bytes, int]]
-"""Partition -> key -> seqno of its newest record, whose place is looked up when it is applied."""
+class Recent:
+    """What the log got of one partition since the map was brought up to date.
+
+    Columns are kept as they come and merged when they are asked for, so that a commit costs
+    nothing per change.
+    """
+
+    __slots__ = ("_columns", "_merged_count", "_newest", "count")
+
+    def __init__(self) -> None:
+        self._columns: list[tuple[Sequence[bytes], Sequence[int]]] = []
+        self._newest: dict[bytes, int] = {}
+        self._merged_count = 0
+        self.count = 0
+        """Changes, those of one key counted each."""
+
+    def add(self, keys: Sequence[bytes], seqnos: Sequence[int]) -> None:
+        """Add the records of a commit."""
+        self._columns.append((keys, seqnos))
+        self.count += len(keys)
+
+    def after(self, earlier: Recent | None) -> Recent:
+        """Return both as one."""
+        if earlier is None:
+            return self
+        both = Recent()
+        for keys, seqnos in (*earlier._columns, *self._columns):
+            both.add(keys, seqnos)
+        return both
+
+    def newest(self) -> dict[bytes, int]:
+        """Return key -> seqno of its newest record; in the thread that adds."""
+        for keys, seqnos in self._columns[self._merged_count :]:
+            self._newest.update(zip(keys, seqnos, strict=True))
+        self._merged_count = len(self._columns)
+        return self._newest
+
+    def merged(self) -> dict[bytes, int]:
+        """Return the same, made anew; in any thread, once nothing is added any more."""
+        merged: dict[bytes, int] = {}
+        for keys, seqnos in self._columns:
+            merged.update(zip(keys, seqnos, strict=True))
+        return merged
+
+
 FindPlaces = Callable[[int, list[int], int], Mapping[int, Place]]
 """(partition, seqnos, first segment to look into) -> their places."""
 
@@ -76,7 +119,7 @@ class ByIdBatch(NamedTuple):
     """What one transaction applies: `changes`, then over them `recent`."""
 
     changes: Mapping[bytes, _Value | None]
-    recent: Recent
+    recent: dict[int, Recent]
     first_segment: int
     applied: Applied
     summaries: list[tuple[int, bytes]]
@@ -94,7 +137,7 @@ class ById:
         self._map = store
         self._applying = ByIdBatch({}, {}, 0, Applied(b"", Place(0, 0), 0), [])
         self._first_segment = 0
-        self._recent: Recent = {}
+        self._recent: dict[int, Recent] = {}
         self.pending: dict[bytes, _Value | None] = {}
         """(seqno, segment, offset) by map key, older than what is recent; None removes it."""
 
@@ -102,18 +145,20 @@ class ById:
         """Say which segment is written: what is noted from now on is there or in later ones."""
         self._first_segment = segment
 
-    def note(self, partition_id: int, keys: Iterable[bytes], seqnos: Iterable[int]) -> None:
-        """Learn of records in the log. Hot: two columns into a dictionary, no new objects."""
+    def note(self, partition_id: int, keys: Sequence[bytes], seqnos: Sequence[int]) -> None:
+        """Learn of records in the log; both columns are kept and must not change."""
         recent = self._recent.get(partition_id)
         if recent is None:
-            recent = self._recent[partition_id] = {}
-        recent.update(zip(keys, seqnos, strict=True))
+            recent = self._recent[partition_id] = Recent()
+        recent.add(keys, seqnos)
 
     def recent_seqno(self, partition_id: int, key: bytes) -> int | None:
         """Return the seqno of the newest record of a key, if it is not in the map yet."""
         for recent in (self._recent, self._applying.recent):
-            if partition_id in recent and key in recent[partition_id]:
-                return recent[partition_id][key]
+            if partition_id in recent:
+                seqno = recent[partition_id].newest().get(key)
+                if seqno is not None:
+                    return seqno
         return None
 
     def get(self, key: bytes) -> ByIdValue | None:
@@ -133,10 +178,10 @@ class ById:
         prefix = partition_prefix(partition_id)
         older = {**self._applying.changes, **self.pending}
         waiting = {key[2:]: value for key, value in older.items() if key[:2] == prefix}
-        recent = {
-            **self._applying.recent.get(partition_id, {}),
-            **self._recent.get(partition_id, {}),
-        }
+        recent: dict[bytes, int] = {}
+        for waits in (self._applying.recent, self._recent):
+            if partition_id in waits:
+                recent |= waits[partition_id].newest()
         yield from recent
         for key in self._map.keys(prefix):
             if key[2:] not in waiting and key[2:] not in recent:
@@ -146,17 +191,18 @@ class ById:
                 yield key
 
     def count_pending(self) -> int:
-        """Return how many keys wait."""
+        """Return how many changes wait."""
         applying = self._applying
-        waiting = (*self._recent.values(), *applying.recent.values())
-        return len(self.pending) + len(applying.changes) + sum(map(len, waiting))
+        recent = sum(r.count for r in (*self._recent.values(), *applying.recent.values()))
+        return len(self.pending) + len(applying.changes) + recent
 
     def take(self, applied: Applied, summaries: Mapping[int, PartitionSummary]) -> ByIdBatch:
         """Take what waits; call it in the thread that calls `note`."""
         before = self._applying
-        recent = self._recent
-        for partition_id, keys in before.recent.items():
-            recent[partition_id] = {**keys, **recent.get(partition_id, {})}
+        recent = {
+            p: self._recent.get(p, Recent()).after(before.recent.get(p))
+            for p in {**before.recent, **self._recent}
+        }
         batch = ByIdBatch(
             {**before.changes, **self.pending} if before.changes else self.pending,
             recent,
@@ -213,14 +259,14 @@ class ById:
 
 
 def _resolved(
-    recent: Recent, first_segment: int, find_places: FindPlaces
+    recent: Mapping[int, Recent], first_segment: int, find_places: FindPlaces
 ) -> dict[bytes, _Value | None]:
     """Return what is recent with its places, by map key."""
     found: dict[bytes, _Value | None] = {}
-    for partition_id, keys in recent.items():
-        prefix = partition_prefix(partition_id)
-        places = find_places(partition_id, sorted(keys.values()), first_segment)
-        for key, seqno in keys.items():
+    for partition_id, waits in recent.items():
+        prefix, newest = partition_prefix(partition_id), waits.merged()
+        places = find_places(partition_id, sorted(newest.values()), first_segment)
+        for key, seqno in newest.items():
             found[prefix + key] = (seqno, *places[seqno])
     return found
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.mutation_queue import FrozenChanges
-from millstream.kv.core.partition import Entry, Partition
+from millstream.kv.core.mutation_queue import Entry, FrozenChanges
+from millstream.kv.core.partition import Partition
 from millstream.model.position import FailoverEntry
 from millstream.wire.frames import change_of, seqno_of
 
@@ -19,10 +19,10 @@ Item = tuple[bytes, int, bytes]
 """Frame, previous seqno, lineage."""
 
 
-def items_of(frozen: FrozenChanges, lineages: list[bytes]) -> list[Item]:
+def items_of(frozen: FrozenChanges) -> list[Item]:
     assert frozen.seqnos == [seqno_of(frame) for frame in frozen.frames]
     assert frozen.keys == [change_of(frame).key for frame in frozen.frames]
-    return list(zip(frozen.frames, frozen.previous_seqnos, lineages, strict=True))
+    return list(zip(frozen.frames, frozen.previous_seqnos, frozen.lineages, strict=True))
 
 
 class LogDouble:
@@ -34,7 +34,7 @@ class LogDouble:
     def find(self, partition_id: int, key: bytes) -> Entry | None:
         for item in reversed(self.items):
             if change_of(item[0]).key == key:
-                return item[0], item[2]
+                return Entry(item[0], item[2])
         return None
 
     def backfill(

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from log_double import NOW, LogDouble, items_of, new_partition
 
 from millstream.kv.core import mutation_queue
-from millstream.kv.core.mutation_queue import SLOT_BYTES, MutationQueue
+from millstream.kv.core.mutation_queue import SLOT_BYTES, Entry, MutationQueue
 from millstream.wire.frames import change_of, seqno_of
+
+ENTRY = Entry(b"", b"lineage")
 
 
 def frames_of(queue: MutationQueue, after: int, at: int) -> list[bytes]:
@@ -24,20 +26,20 @@ def frames_of(queue: MutationQueue, after: int, at: int) -> list[bytes]:
 
 def test_a_slice_skips_what_was_superseded() -> None:
     queue = MutationQueue(0)
-    queue.append(b"a", b"a1")
-    queue.append(b"b", b"b2")
-    queue.append(b"a", b"a3", 1, b"a1")
+    queue.append(b"a", ENTRY, b"a1")
+    queue.append(b"b", ENTRY, b"b2")
+    queue.append(b"a", ENTRY, b"a3", 1, b"a1")
     assert frames_of(queue, 0, 3) == [b"b2", b"a3"]
     assert queue.bytes_held == 4 + 3 * SLOT_BYTES
 
 
 def test_a_hold_still_sees_what_was_superseded_after_it() -> None:
     queue = MutationQueue(0)
-    queue.append(b"a", b"a1")
+    queue.append(b"a", ENTRY, b"a1")
     opened = queue.open_hold(None)
     assert opened is not None
     hold, at = opened
-    queue.append(b"a", b"a2", 1, b"a1")
+    queue.append(b"a", ENTRY, b"a2", 1, b"a1")
     assert frames_of(queue, 0, at) == [b"a1"]
     assert frames_of(queue, 0, 2) == [b"a2"]
     queue.release_hold(hold)
@@ -47,20 +49,20 @@ def test_a_hold_still_sees_what_was_superseded_after_it() -> None:
 
 def test_previous_names_only_what_a_flush_took() -> None:
     queue = MutationQueue(0)
-    queue.append(b"a", b"a1")
-    assert queue.freeze() == ([1], [b"a"], [b"a1"], [0])
-    queue.append(b"a", b"a2", 1, b"a1")
-    queue.append(b"a", b"a3", 2, b"a2")
-    assert queue.freeze() == ([3], [b"a"], [b"a3"], [1]), "a2 never reached the log"
+    queue.append(b"a", ENTRY, b"a1")
+    assert queue.freeze() == ([1], [b"a"], [b"a1"], [0], [b"lineage"])
+    queue.append(b"a", ENTRY, b"a2", 1, b"a1")
+    queue.append(b"a", ENTRY, b"a3", 2, b"a2")
+    assert queue.freeze() == ([3], [b"a"], [b"a3"], [1], [b"lineage"]), "a2 never reached the log"
 
 
 def test_holds_are_lost_rather_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutation_queue, "RETAINED_BYTES_MAX", 10)
     queue = MutationQueue(0)
-    queue.append(b"x", b"x" * 11)
+    queue.append(b"x", ENTRY, b"x" * 11)
     opened = queue.open_hold(None)
     assert opened is not None
-    queue.append(b"y", b"y", 1, b"x" * 11)
+    queue.append(b"y", ENTRY, b"y", 1, b"x" * 11)
     assert not queue.is_held(opened[0])
     assert queue.retained_bytes == 0
     queue.check()
@@ -69,7 +71,7 @@ def test_holds_are_lost_rather_than_memory(monkeypatch: pytest.MonkeyPatch) -> N
 def test_slots_are_trimmed_although_their_frames_are_gone() -> None:
     queue = MutationQueue(0)
     for seqno in range(5000):
-        queue.append(b"k", b"frame", seqno, b"frame" if seqno else b"")
+        queue.append(b"k", ENTRY, b"frame", seqno, b"frame" if seqno else b"")
     queue.freeze()
     queue.trim(5000, SLOT_BYTES * 1000)
     assert queue.bytes_held <= SLOT_BYTES * 1000
@@ -106,7 +108,7 @@ def test_reading_as_of_a_hold_equals_the_history(seed: int) -> None:
                 if isinstance(deleted, bytes):
                     history.append((key, deleted))
             elif action < 0.8:
-                log.items += items_of(*partition.freeze())
+                log.items += items_of(partition.freeze())
                 partition.persisted(partition.queue.frozen_seqno, rng.choice((0, 1000, 5000)))
             elif action < 0.9:
                 hold = partition.open_hold(rng.choice([None, *(h.at for h in holds)]))

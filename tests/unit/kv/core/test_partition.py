@@ -23,7 +23,7 @@ def test_each_change_takes_the_next_seqno_a_larger_cas_and_the_next_rev() -> Non
     first, second = change_of(put(partition, b"k", b"1")), change_of(put(partition, b"k", b"2"))
     assert (first.seqno, first.rev, second.seqno, second.rev) == (1, 1, 2, 2)
     assert second.cas > first.cas >= NOW
-    assert partition.live(b"k", NOW) == partition.table[b"k"]
+    assert partition.live(b"k", NOW) == partition.table[b"k"].frame
 
 
 def test_cas_is_checked() -> None:
@@ -63,7 +63,7 @@ def test_an_expired_document_becomes_an_expiration_when_it_is_touched_upon() -> 
     put(partition, b"k", b"1", expiry=NOW // SECOND + 10)
     assert partition.live(b"k", NOW + 9 * SECOND) is not None
     assert partition.live(b"k", NOW + 10 * SECOND) is None
-    change = change_of(partition.table[b"k"])
+    change = change_of(partition.table[b"k"].frame)
     assert (change.opcode, change.seqno) == (Opcode.DCP_EXPIRATION, 2)
     assert isinstance(partition.add(b"k", b"2", 0, 0, 0, NOW + 10 * SECOND), bytes)
 
@@ -122,9 +122,9 @@ def test_lineage_takes_a_run_only_when_the_branch_changed() -> None:
     partition = new_partition(log=log)
     put(partition, b"k", b"1")
     put(partition, b"k", b"2")
-    lineage = decode(partition.lineages[b"k"])
+    lineage = decode(partition.table[b"k"].lineage)
     assert lineage == (BRANCH, 1, ((BRANCH, 1),))
-    log.items += items_of(*partition.freeze())
+    log.items += items_of(partition.freeze())
     later = Partition(
         0,
         failover_log=(FailoverEntry(0xDEF, 2, BRANCH + 1), *partition.failover_log),
@@ -135,15 +135,15 @@ def test_lineage_takes_a_run_only_when_the_branch_changed() -> None:
     )
     put(later, b"k", b"3")
     put(later, b"k", b"4")
-    assert decode(later.lineages[b"k"]).runs == ((BRANCH, 1), (BRANCH + 1, 3))
-    assert change_of(later.table[b"k"]).rev == 4
+    assert decode(later.table[b"k"].lineage).runs == ((BRANCH, 1), (BRANCH + 1, 3))
+    assert change_of(later.table[b"k"].frame).rev == 4
 
 
 def test_what_is_not_in_memory_is_found_in_the_log() -> None:
     log = LogDouble()
     partition = new_partition(log=log)
     put(partition, b"k", b"1")
-    log.items += items_of(*partition.freeze())
+    log.items += items_of(partition.freeze())
     later = Partition(
         0, failover_log=partition.failover_log, high_seqno=1, purge_seqno=0,
         is_resident=False, log=log,
@@ -151,7 +151,7 @@ def test_what_is_not_in_memory_is_found_in_the_log() -> None:
     assert value_of(later.live(b"k", NOW) or b"") == b"1"
     assert later.add(b"k", b"", 0, 0, 0, NOW) == Status.KEY_EEXISTS
     put(later, b"k", b"2")
-    assert later.freeze()[0].previous_seqnos == [1]
+    assert later.freeze().previous_seqnos == [1]
     assert later.known_keys() == [b"k"]
 
 

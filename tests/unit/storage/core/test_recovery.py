@@ -13,7 +13,7 @@ def logs(store):
 def test_by_id_follows_from_its_applied_place(directory):
     store = directory.open()
     directory.fill(30)
-    assert store.count_pending_by_id() == 20
+    assert store.count_pending_by_id() == 30
     store.commit_by_id()
     assert store.count_pending_by_id() == 0
     directory.fill(10)
