@@ -79,9 +79,10 @@ test-tools: ## install the outside clients that `make ci` tests against (root on
 
 # ---- checks
 
-format: $(TEST) ## format the code and sort its imports
+format: $(TEST) ## format the code, sort its imports, write the reference pages
 	@$(PY) -m ruff check --quiet --fix-only --select I .
 	@$(PY) -m ruff format .
+	@$(PY) tools/gen_reference.py
 
 lint: $(TEST) ## style, layers, spelling, house rules (20 s)
 	@$(PY) -m ruff check .
@@ -89,7 +90,6 @@ lint: $(TEST) ## style, layers, spelling, house rules (20 s)
 	@$(VENV)/bin/lint-imports --no-logo --no-cache
 	@$(PY) -m codespell_lib src tests tools bench docs *.md Makefile pyproject.toml .ci
 	@$(PY) tools/tidy.py
-	@$(PY) tools/gen_reference.py --check
 
 types: $(TEST) ## mypy --strict
 	@$(PY) -m mypy
