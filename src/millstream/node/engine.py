@@ -130,6 +130,10 @@ class Engine:
         names = {address.host for address in self._addresses.values() if not address.is_wildcard}
         return frozenset(name.lower() for name in {*names, self.settings.advertised_host})
 
+    def drop_user(self, name: str) -> None:
+        """End what a user whose rights changed has open on the kv port."""
+        self._kv.drop_user(name)
+
     def addresses(self) -> dict[str, str | None]:
         """Return listener -> HOST:PORT, None for closed ones."""
         return {

@@ -16,7 +16,11 @@ class FakeHost:
         self.users = UserStore()
         for name, roles in users:
             self.users.put(name, "secret", roles)
+        self.dropped = []
         self.buckets = {"orders": BucketStatus("orders", "u1", 64, "2026-01-01", "ready")}
+
+    def drop_user(self, name):
+        self.dropped.append(name)
 
     def addresses(self):
         return {"kv": "127.0.0.1:1", "http": "127.0.0.1:2", "coord": None}

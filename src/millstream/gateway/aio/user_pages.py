@@ -54,15 +54,18 @@ async def _put(request: web.Request) -> web.Response:
         raise UsageError('the body must hold "name" and "password"')
     if not isinstance(roles, list) or not all(isinstance(role, str) for role in roles):
         raise UsageError('"roles" must be a list of texts', code="bad_role")
-    users = request.app[HOST].users
-    user = await asyncio.to_thread(users.put, name, password, roles)
+    host = request.app[HOST]
+    user = await asyncio.to_thread(host.users.put, name, password, roles)
+    host.drop_user(name)
     return answer(_shown(user), status=201)
 
 
 async def _delete(request: web.Request) -> web.Response:
     require(request, "admin")
     user = _found(request)
-    await asyncio.to_thread(request.app[HOST].users.delete, user.name)
+    host = request.app[HOST]
+    await asyncio.to_thread(host.users.delete, user.name)
+    host.drop_user(user.name)
     return answer({"ok": True})
 
 

@@ -56,6 +56,9 @@ class NodeHost(Protocol):
     def hosts(self) -> frozenset[str]:
         """Host names under which the node may be addressed, lower case, without ports."""
 
+    def drop_user(self, name: str) -> None:
+        """End what a user whose rights changed has open: they log in again."""
+
     def addresses(self) -> dict[str, str | None]:
         """Return listener -> HOST:PORT, None for closed ones."""
 

@@ -24,7 +24,7 @@ from millstream.kv.aio.flusher import Flusher
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.mutation_queue import Entry
 from millstream.kv.core.partition import Partition
-from millstream.model.limits import UINT48_MAX
+from millstream.model.limits import QUEUE_BYTES_MAX, UINT48_MAX
 from millstream.model.position import FailoverEntry
 from millstream.runtime.disk import OsDisk
 from millstream.storage.aio.by_id import LmdbByIdMap
@@ -141,6 +141,7 @@ class BucketEngine:
                 is_resident=not store.has_records(partition_id),
                 log=reader,
                 last_cas=newest[partition_id],
+                queue_bytes_max=QUEUE_BYTES_MAX // partition_count,
             )
             for partition_id, recovered in enumerate(store.partitions)
         ]

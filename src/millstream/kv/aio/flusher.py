@@ -22,7 +22,6 @@ from typing import Final
 from millstream.errors import UnavailableError
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.partition import Partition
-from millstream.model.limits import QUEUE_BYTES_MAX
 from millstream.storage.core.store import EncodedCommit, FlushBatch, LogStore
 
 __all__ = [
@@ -193,9 +192,8 @@ class Flusher:
         commit = self._store.encode(batches)
         await self._append(commit, is_lone=count == 1 and self._store.is_quick(commit))
         self._store.absorb(commit)
-        queue_bytes_max = QUEUE_BYTES_MAX // self._bucket.partition_count
         for partition, seqno in zip(partitions, frozen, strict=True):
-            partition.persisted(seqno, queue_bytes_max)
+            partition.persisted(seqno)
         self.commit_total += 1
         self.change_total += count
         self._release()

@@ -23,7 +23,7 @@ from millstream.kv.core.documents import DOCUMENT_COMMANDS
 from millstream.kv.core.handshake import BEFORE_LOGIN, SESSION_COMMANDS, VERSION
 from millstream.kv.core.introspection import INTROSPECTION_COMMANDS
 from millstream.kv.core.session import Command, KvSession, StreamPort
-from millstream.model.limits import CONNECTION_OUT_BYTES_MAX
+from millstream.model.limits import CONNECTION_OUT_BYTES_MAX, STREAM_OUT_BYTES_MAX
 from millstream.wire.mcbp import Feature
 
 if TYPE_CHECKING:
@@ -139,19 +139,19 @@ class KvServer:
             ("http_port", str(self.http_port)),
         ]
 
-    def stream_statistics(self) -> list[tuple[str, str]]:
-        """Return the statistics of the open streams."""
+    def stream_statistics(self, bucket: Bucket) -> list[tuple[str, str]]:
+        """Return the statistics of the bucket's open streams."""
         return [
             item
-            for connection in self._streams.values()
-            if connection.streamer is not None
+            for (name, _), connection in self._streams.items()
+            if name == bucket.name and connection.streamer is not None
             for item in connection.streamer.statistics()
         ]
 
     # -- connections
 
     def tell_changed(self, bucket: Bucket) -> None:
-        """Tell a bucket's subscribers of changes, once per turn of the loop."""
+        """Tell a bucket's subscribers of changes, in the next turn of the loop."""
         bucket.is_told_soon = True
         self.loop.call_soon(bucket.changed)
 
@@ -169,8 +169,16 @@ class KvServer:
 
     def drop_bucket(self, bucket: Bucket) -> None:
         """Close the connections that use a bucket which is going away."""
+        streams = {c for (name, _), c in self._streams.items() if name == bucket.name}
         for connection in list(self.connections):
-            if connection.session.bucket is bucket:
+            if connection.session.bucket is bucket or connection in streams:
+                connection.close()
+
+    def drop_user(self, name: str) -> None:
+        """Close the connections of a user whose rights changed: they log in again."""
+        for connection in list(self.connections):
+            user = connection.session.user
+            if user is not None and user.name == name:
                 connection.close()
 
     def close(self) -> None:
@@ -233,19 +241,20 @@ class KvConnection(asyncio.Protocol):
         except CorruptionError:
             self.close()  # whoever met the damage has told of it; the bucket is being stopped
             return
-        if out and self._transport is not None:
-            self._transport.write(out)
-        if session.has_changes:
-            session.has_changes = False
-            bucket = session.bucket
-            if bucket is not None and not bucket.is_told_soon:
-                self._server.tell_changed(bucket)
+        transport = self._transport
+        if out and transport is not None:
+            transport.write(out)
+            if self.is_paused and transport.get_write_buffer_size() > STREAM_OUT_BYTES_MAX:
+                self._read(False)
         if session.needs_care:
             session.needs_care = False
             self._care()
 
     def pause_writing(self) -> None:
-        """The client does not read: stop reading from it."""
+        """The client does not read: stop reading from it, from a stream a little later.
+
+        A stream that is paused must still hear acknowledgements.
+        """
         self.is_paused = True
         if self.streamer is None:
             self._read(False)
@@ -288,8 +297,6 @@ class KvConnection(asyncio.Protocol):
     def _care(self) -> None:
         """What a wake-up may leave to do besides its replies."""
         session = self.session
-        if session.waits_for_disk and session.bucket is not None:
-            session.bucket.hurry()
         if session.is_closing:
             self.close()
         elif session.is_clogged:

@@ -10,6 +10,7 @@ Source: docs/reference/wire/cluster-map.md.
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 from msgspec import json
 
@@ -47,7 +48,7 @@ def _bucket_part(bucket: Bucket, host: str, kv_port: int, http_port: int) -> dic
             {
                 "hostname": f"{host}:{http_port}",
                 "ports": {"direct": kv_port},
-                "couchApiBase": f"http://{host}:{http_port}/{bucket.name}",
+                "couchApiBase": f"http://{host}:{http_port}/{quote(bucket.name, safe='')}",
             }
         ],
         "vBucketServerMap": {

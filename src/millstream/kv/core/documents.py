@@ -238,12 +238,14 @@ def _observe(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
         vbucket, size = _OBSERVE.unpack_from(value, at)
         key = value[at + 4 : at + 4 + size]
         at += 4 + size
-        if len(key) != size or not key:
+        if len(key) != size or not key or key.startswith(_RESERVED):
             return session.refusal(packet, Status.EINVAL)
         partition = session.partition_of(packet._replace(vbucket=vbucket, key=key))
         if isinstance(partition, Status):
             return session.refusal(packet, partition)
+        before = partition.high_seqno
         state, cas = _observed(partition, key, now_ns)
+        session.has_changes |= partition.high_seqno != before
         found += _OBSERVE.pack(vbucket, size) + key + bytes([state]) + cas.to_bytes(8, "big")
     return response(packet.opcode, Status.SUCCESS, packet.opaque, value=bytes(found))
 

@@ -86,7 +86,8 @@ def _hello(session: KvSession, packet: Packet, _: int) -> bytes | None:
     if len(packet.value) % 2:
         return session.refusal(packet, Status.EINVAL)
     asked = unpack(f">{len(packet.value) // 2}H", packet.value)
-    granted = [code for code in dict.fromkeys(asked) if code in _GRANTED]
+    own = {Feature.MILLSTREAM} if session.hashes_keys else set()
+    granted = [code for code in dict.fromkeys(asked) if code in _GRANTED - own]
     session.features = frozenset(granted)
     session.client_name = packet.key[:STREAM_NAME_BYTES_MAX].decode(errors="replace")
     session.datatype_mask = int(Datatype.JSON) if Feature.JSON in session.features else 0

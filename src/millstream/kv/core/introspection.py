@@ -249,7 +249,10 @@ def _stat(session: KvSession, packet: Packet, _: int) -> bytes | None:
             partitions = [partitions[int(arguments[0])]]
         items = (item for partition in partitions for item in _GROUPS[group](partition))
     elif group == "dcp":
-        items = session.host.stream_statistics()
+        bucket = _bucket(session)
+        if isinstance(bucket, Status):
+            return session.refusal(packet, bucket)
+        items = session.host.stream_statistics(bucket)
     else:
         return session.refusal(packet, Status.KEY_ENOENT)
     return b"".join(

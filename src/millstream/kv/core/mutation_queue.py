@@ -27,10 +27,20 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-__all__ = ["RETAINED_BYTES_MAX", "SLOT_BYTES", "Entry", "FrozenChanges", "MutationQueue"]
+from millstream.model.limits import PARTITIONS_DEFAULT, QUEUE_BYTES_MAX
 
-RETAINED_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Superseded frames one partition keeps for its holds; above it the holds are lost."""
+__all__ = [
+    "HELD_FACTOR_MAX",
+    "QUEUE_BYTES_DEFAULT",
+    "SLOT_BYTES",
+    "Entry",
+    "FrozenChanges",
+    "MutationQueue",
+]
+
+QUEUE_BYTES_DEFAULT: Final = QUEUE_BYTES_MAX // PARTITIONS_DEFAULT
+HELD_FACTOR_MAX: Final = 4
+"""Times the bound of a queue that holds may make it, before they are lost."""
 SLOT_BYTES: Final = 64
 """Memory of a slot without its frame: four references and a number."""
 _TRIM_SLOTS_MIN: Final = 1024
@@ -78,6 +88,7 @@ class MutationQueue:
         "_next_hold",
         "_previous",
         "_slots",
+        "bytes_max",
         "floor",
         "frozen_seqno",
         "high_seqno",
@@ -85,7 +96,9 @@ class MutationQueue:
         "retained_bytes",
     )
 
-    def __init__(self, high_seqno: int) -> None:
+    def __init__(self, high_seqno: int, bytes_max: int = QUEUE_BYTES_DEFAULT) -> None:
+        self.bytes_max = bytes_max
+        """Wanted bound of what is held; superseded frames kept for holds may be as much again."""
         self.floor = high_seqno
         self.high_seqno = high_seqno
         self.frozen_seqno = high_seqno
@@ -139,9 +152,8 @@ class MutationQueue:
     def _retain(self, seqno: int, superseded: _Superseded) -> None:
         self.retained[seqno] = superseded
         self.retained_bytes += len(superseded.frame)
-        if self.retained_bytes > RETAINED_BYTES_MAX:
-            self._holds.clear()
-            self._drop_unseen()
+        if self.retained_bytes > self.bytes_max:
+            self._lose_holds()
 
     # -- holds
 
@@ -168,6 +180,11 @@ class MutationQueue:
         """Give up a hold; releasing a lost one is harmless."""
         if self._holds.pop(hold_id, None) is not None:
             self._drop_unseen()
+
+    def _lose_holds(self) -> None:
+        """A lost hold is an answer: its readers go back to where their snapshot began."""
+        self._holds.clear()
+        self._drop_unseen()
 
     def _drop_unseen(self) -> None:
         ats = sorted(self._holds.values())
@@ -229,10 +246,17 @@ class MutationQueue:
             list(map(_lineage_of, compress(self._entries[begin:], slots))),
         )
 
-    def trim(self, persisted_seqno: int, bytes_max: int) -> None:
-        """Drop the oldest persisted slots while more than `bytes_max` bytes are held."""
+    def trim(self, persisted_seqno: int) -> None:
+        """Drop the oldest persisted slots while more than the bound is held.
+
+        A retained change keeps the slots above it; past `HELD_FACTOR_MAX` the holds are lost.
+        """
+        if self.bytes_held <= self.bytes_max:
+            return
+        if self.retained and self.bytes_held > HELD_FACTOR_MAX * self.bytes_max:
+            self._lose_holds()
         limit = min([persisted_seqno, *(seqno - 1 for seqno in self.retained)]) - self.floor
-        count, excess, freed = 0, self.bytes_held - bytes_max, 0
+        count, excess, freed = 0, self.bytes_held - self.bytes_max, 0
         while count < limit and excess > freed + count * SLOT_BYTES:
             freed += len(self._slots[count])
             count += 1

@@ -21,7 +21,12 @@ from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Final, Protocol
 
-from millstream.kv.core.mutation_queue import Entry, FrozenChanges, MutationQueue
+from millstream.kv.core.mutation_queue import (
+    QUEUE_BYTES_DEFAULT,
+    Entry,
+    FrozenChanges,
+    MutationQueue,
+)
 from millstream.model.lineage import born, with_run
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog
@@ -90,6 +95,7 @@ class Partition:
         is_resident: bool,
         log: LogReader,
         last_cas: int = 0,
+        queue_bytes_max: int = QUEUE_BYTES_DEFAULT,
     ) -> None:
         self.partition_id = partition_id
         self.state = PartitionState.ACTIVE
@@ -98,7 +104,7 @@ class Partition:
         self.persisted_seqno = high_seqno
         self.is_resident = is_resident
         self.table: dict[bytes, Entry] = {}
-        self.queue = MutationQueue(high_seqno)
+        self.queue = MutationQueue(high_seqno, queue_bytes_max)
         self.last_cas = last_cas
         self._log = log
         self._branch_seqno = high_seqno
@@ -345,12 +351,11 @@ class Partition:
         """Return what a flush must write up to the present high."""
         return self.queue.freeze()
 
-    def persisted(self, seqno: int, queue_bytes_max: int) -> None:
+    def persisted(self, seqno: int) -> None:
         """Everything up to `seqno` is durable."""
         assert self.persisted_seqno <= seqno <= self.queue.frozen_seqno
         self.persisted_seqno = seqno
-        if self.queue.bytes_held > queue_bytes_max:
-            self.queue.trim(seqno, queue_bytes_max)
+        self.queue.trim(seqno)
 
 
 def value_of(frame: bytes) -> bytes:

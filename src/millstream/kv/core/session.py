@@ -53,10 +53,12 @@ if TYPE_CHECKING:
     from millstream.access.users import ScramServer, User, UserStore
     from millstream.kv.core.bucket import Bucket
 
-__all__ = ["DEFERRED_MAX", "Command", "Host", "KvSession", "StreamPort"]
+__all__ = ["DEFERRED_BYTES_MAX", "DEFERRED_MAX", "Command", "Host", "KvSession", "StreamPort"]
 
 DEFERRED_MAX: Final = 10_000
 """Replies waiting behind a durable write above which no further request is read."""
+DEFERRED_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Bytes of such replies; one wake-up may overshoot it."""
 
 _cut_head = Struct(">HHHHI4sQ").unpack_from
 """Magic and opcode, key length, extras length and datatype, partition, body, opaque, CAS."""
@@ -72,7 +74,8 @@ _FLAGS_EXTRAS, _SET_EXTRAS, _TOKEN_EXTRAS = 4 << 8, 8 << 8, 16 << 8
 _MUTATION: Final = 0x57
 _SECOND_NS: Final = 1_000_000_000
 _LONG_GONE: Final = (b"", b"", 1)
-_RESERVED_KEYS: Final = (b"_design/", b"_local/")
+_UNDERSCORE: Final = ord("_")
+"""Keys that begin with it may be reserved: they take the longer way."""
 _DURABILITY_LEVELS: Final = (1, 2, 3)
 _PERSISTED_LEVELS: Final = (2, 3)
 _DURABLE: Final = frozenset(
@@ -108,14 +111,17 @@ class Host(Protocol):
     def open_stream(self, session: KvSession, name: str, flags: int) -> StreamPort:
         """Make the connection a producer; an older one of the same name is closed."""
 
+    def tell_changed(self, bucket: Bucket) -> None:
+        """Tell the bucket's subscribers of changes, soon."""
+
     def check_password(self, session: KvSession, name: str, password: str) -> None:
         """Start the check; its end is told by `KvSession.on_password_checked`."""
 
     def statistics(self) -> list[tuple[str, str]]:
         """Return the server's own statistics."""
 
-    def stream_statistics(self) -> list[tuple[str, str]]:
-        """Return the statistics of the open streams."""
+    def stream_statistics(self, bucket: Bucket) -> list[tuple[str, str]]:
+        """Return the statistics of the bucket's open streams."""
 
 
 class _Wait(NamedTuple):
@@ -163,6 +169,7 @@ class KvSession:
         """More is to be done than to write the output and tell of changes; the shell clears it."""
         self.out: list[bytes] = []
         self._deferred: deque[bytes | _Wait] = deque()
+        self._deferred_bytes = 0
         self._rest = b""
         self._pieces = bytearray()
         self._missing_bytes = 0
@@ -175,15 +182,25 @@ class KvSession:
 
     def select(self, bucket: Bucket | None) -> None:
         """Use a bucket from now on, as far as the user's rights go."""
+        self._tell_changed()
         self.bucket = bucket
         self._read_partitions = bucket.partitions if bucket and self.may("read") else []
         self._read_tables = [partition.table for partition in self._read_partitions]
         self._write_partitions = bucket.partitions if bucket and self.may("write") else []
 
+    def _tell_changed(self) -> None:
+        """Tell of changes made in the selected bucket."""
+        if self.has_changes and self.bucket is not None:
+            self.has_changes = False
+            if not self.bucket.is_told_soon:
+                self.host.tell_changed(self.bucket)
+
     def may(self, right: str) -> bool:
         """Return whether the user has a right in the selected bucket."""
         users = self.host.users
-        if users.is_empty or self.hashes_keys:
+        if self.hashes_keys:
+            return right in ("read", "write")
+        if users.is_empty:
             return True
         if self.user is None:
             return False
@@ -204,7 +221,11 @@ class KvSession:
     @property
     def is_clogged(self) -> bool:
         """Whether reading must stop until replies have left."""
-        return self.is_waiting or len(self._deferred) >= DEFERRED_MAX
+        return (
+            self.is_waiting
+            or len(self._deferred) >= DEFERRED_MAX
+            or self._deferred_bytes >= DEFERRED_BYTES_MAX
+        )
 
     def receive(self, data: bytes, now_ns: int) -> bytes:
         """Answer the whole requests in what was kept and `data`; return what to write now.
@@ -231,6 +252,7 @@ class KvSession:
         finally:
             if at != len(data):
                 self._keep(data[at:])
+            self._tell_changed()
         out = self.out
         if not out:
             return b""
@@ -265,12 +287,12 @@ class KvSession:
                 self._check_length(kind >> 8, body)
                 break
             budget -= 1
-            if kind == _REQUEST_GET and not extras and body == key_bytes:
+            if kind == _REQUEST_GET and not extras and body == key_bytes != 0:
                 tables = self._read_tables
                 key = data[start:stop]
                 if self.hashes_keys and tables:
                     vbucket = (crc32(key) >> 16 & 0x7FFF) % len(tables)
-                if vbucket < len(tables) and key in tables[vbucket]:
+                if vbucket < len(tables) and key in tables[vbucket] and data[start] != _UNDERSCORE:
                     frame = tables[vbucket][key].frame
                     # a tombstone, whose frame is shorter, has no expiry to compare
                     stored_cas, flags, expiry = (
@@ -300,7 +322,7 @@ class KvSession:
                 key = data[start + 8 : value_at]
                 if self.hashes_keys and writers:
                     vbucket = (crc32(key) >> 16 & 0x7FFF) % len(writers)
-                if vbucket < len(writers) and not key.startswith(_RESERVED_KEYS):
+                if vbucket < len(writers) and data[start + 8] != _UNDERSCORE:
                     flag_number, expiry = _cut_flags_expiry(data, start)
                     if expiry:
                         expiry = absolute_expiry(expiry, now_ns)
@@ -321,14 +343,14 @@ class KvSession:
                     continue
             self.needs_care = True
             if deferred and out:
-                deferred.append(b"".join(out))
+                self.emit(b"".join(out))
             budget -= self._answer_other(data, at, stop, now_ns) >> 10
             out = [] if deferred else self.out
             at = stop
             if self.is_closing or self.is_clogged:
                 break
         if deferred and out:
-            deferred.append(b"".join(out))
+            self.emit(b"".join(out))
         return at
 
     def _check_length(self, magic: int, body_bytes: int) -> None:
@@ -411,6 +433,8 @@ class KvSession:
         partition = self.partition_of(packet, for_write=True)
         assert isinstance(partition, Partition)
         self._deferred.append(_Wait(partition, partition.high_seqno, reply))
+        assert self.bucket is not None
+        self.bucket.hurry()
 
     def partition_of(self, packet: Packet, *, for_write: bool = False) -> Partition | Status:
         """Return the partition a document command speaks of, or why it is refused."""
@@ -439,6 +463,7 @@ class KvSession:
         """Send bytes in their turn."""
         if self._deferred:
             self._deferred.append(data)
+            self._deferred_bytes += len(data)
         else:
             self.out.append(data)
 
@@ -456,6 +481,8 @@ class KvSession:
                 if head.partition.persisted_seqno < head.seqno:
                     return
                 head = head.reply
+            else:
+                self._deferred_bytes -= len(head)
             self.out.append(head)
             deferred.popleft()
 

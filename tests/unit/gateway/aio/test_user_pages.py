@@ -11,3 +11,10 @@ async def test_users_are_kept_by_administrators(guarded, body, ada):
     assert (await body(response, 409))["error"] == "last_admin"
     for content in ({}, {"password": "x", "roles": "admin"}, {"password": "x", "roles": ["root"]}):
         await body(await guarded.put("/_millstream/users/eve", json=content, headers=ada), 400)
+
+
+async def test_a_changed_user_is_dropped_from_the_other_listeners(guarded, guarded_host, ada):
+    user = {"name": "zoe", "password": "secret", "roles": []}
+    await guarded.post("/_millstream/users", json=user, headers=ada)
+    await guarded.delete("/_millstream/users/zoe", headers=ada)
+    assert guarded_host.dropped[-2:] == ["zoe", "zoe"]

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from types import SimpleNamespace
 from typing import Any
 
 from log_double import NOW, new_bucket
 from session_double import UserDouble, UsersDouble
 
 from millstream.kv.aio.server import KvConnection, KvServer
-from millstream.model.limits import FRAME_BYTES_MAX
+from millstream.model.limits import FRAME_BYTES_MAX, STREAM_OUT_BYTES_MAX
 from millstream.model.partitions import partition_of
 from millstream.wire.mcbp import Opcode, Packet, cut_packets, request
 
@@ -23,6 +24,7 @@ class TransportDouble(asyncio.Transport):
         self.is_reading_now = True
         self.is_closed = False
         self.is_aborted = False
+        self.buffered = 0
 
     def write(self, data: Any) -> None:
         self.data += data
@@ -30,6 +32,9 @@ class TransportDouble(asyncio.Transport):
 
     def close(self) -> None:
         self.is_closed = True
+
+    def get_write_buffer_size(self) -> int:
+        return self.buffered
 
     def abort(self) -> None:
         self.is_closed = self.is_aborted = True
@@ -121,7 +126,7 @@ async def test_subscribers_hear_of_changes_once_and_the_disk_is_hurried() -> Non
     assert transport.take() == []
     partition = bucket.partitions[partition_of(b"k", 4)]
     partition.freeze()
-    partition.persisted(6, 1 << 30)
+    partition.persisted(6)
     server.on_persisted()
     await asyncio.sleep(0)
     assert [packet.status for packet in transport.take()] == [0]
@@ -158,7 +163,7 @@ async def test_a_stream_of_the_same_name_replaces_the_older_one() -> None:
     assert first[1].is_closed
     first[0].connection_lost(None)
     assert not second[1].is_closed
-    assert server.stream_statistics() == [("name:unacked_bytes", "0")]
+    assert server.stream_statistics(server.buckets["default"]) == [("name:unacked_bytes", "0")]
     streamer = second[0].streamer
     assert isinstance(streamer, StreamerDouble)
     second[0].data_received(request(Opcode.DCP_STREAM_REQ))
@@ -186,6 +191,41 @@ async def test_a_peer_that_takes_nothing_is_cut_off() -> None:
     connection.pause_writing()
     connection.close()
     assert transport.is_aborted
+
+
+async def test_a_user_whose_rights_changed_must_log_in_again() -> None:
+    server = new_server(SlowUsers())
+    (connection, transport), (_, other) = (
+        connect(server, plain=False),
+        connect(server, plain=False),
+    )
+    connection.session.user = SimpleNamespace(name="ada", may=lambda *_: True)  # type: ignore[assignment]
+    server.drop_user("ada")
+    assert (transport.is_closed, other.is_closed) == (True, False)
+
+
+async def test_a_stream_of_a_dropped_bucket_ends_whatever_is_selected_now() -> None:
+    server = new_server()
+    server.buckets["other"] = new_bucket(4, "other")  # type: ignore[index]
+    connection, transport = connect(server, plain=False)
+    connection.data_received(request(Opcode.SELECT_BUCKET, key=b"default") + OPEN)
+    connection.data_received(request(Opcode.SELECT_BUCKET, key=b"other"))
+    server.drop_bucket(server.buckets["default"])
+    assert transport.is_closed
+
+
+async def test_a_stream_that_is_not_read_stops_answering_in_the_end() -> None:
+    server = new_server()
+    connection, transport = connect(server, plain=False)
+    connection.data_received(request(Opcode.SELECT_BUCKET, key=b"default") + OPEN)
+    connection.pause_writing()
+    assert transport.is_reading_now, "acknowledgements must still be heard"
+    transport.buffered = STREAM_OUT_BYTES_MAX + 1
+    connection.data_received(request(Opcode.NOOP))
+    assert not transport.is_reading_now
+    connection.resume_writing()
+    await asyncio.sleep(0)
+    assert transport.is_reading_now
 
 
 async def test_a_dropped_bucket_closes_its_connections() -> None:

@@ -58,6 +58,7 @@ class HostDouble:
         self.users = UsersDouble()
         self.checks: list[tuple[str, str]] = []
         self.stream = StreamDouble()
+        self.changed: list[Bucket] = []
 
     def config(self, bucket: Bucket | None) -> bytes:
         return b'{"rev":1}'
@@ -71,7 +72,10 @@ class HostDouble:
     def statistics(self) -> list[tuple[str, str]]:
         return [("version", "1")]
 
-    def stream_statistics(self) -> list[tuple[str, str]]:
+    def tell_changed(self, bucket: Bucket) -> None:
+        self.changed.append(bucket)
+
+    def stream_statistics(self, bucket: Bucket) -> list[tuple[str, str]]:
         return []
 
 

@@ -86,7 +86,7 @@ def test_touch_and_get_and_touch_set_an_expiry() -> None:
     request_ = one(Opcode.GET)
     assert ask(session, request_, NOW + 9 * SECOND)[0].status == 0
     assert ask(session, request_, NOW + 10 * SECOND)[0].status == Status.KEY_ENOENT
-    assert session.has_changes
+    assert session.host.changed  # type: ignore[attr-defined]
     assert ask(session, one(Opcode.GATQ, extras=bytes(4)), NOW + 10 * SECOND) == []
 
 
@@ -117,7 +117,7 @@ def test_observe_tells_what_is_persisted() -> None:
         states.append(reply.value[5])
         assert session.bucket is not None
         session.bucket.partitions[PARTITION].freeze()
-        session.bucket.partitions[PARTITION].persisted(1, 1 << 30)
+        session.bucket.partitions[PARTITION].persisted(1)
     assert states == [0, 1]
     assert do(session, Opcode.OBSERVE, key=b"", value=name[:-1]).status == Status.EINVAL
     missing = PARTITION.to_bytes(2, "big") + b"\0\1x"

@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_double import NOW, LogDouble, items_of, new_partition
 
 from millstream.kv.core import mutation_queue
-from millstream.kv.core.mutation_queue import SLOT_BYTES, Entry, MutationQueue
+from millstream.kv.core.mutation_queue import HELD_FACTOR_MAX, SLOT_BYTES, Entry, MutationQueue
 from millstream.wire.frames import change_of, seqno_of
 
 ENTRY = Entry(b"", b"lineage")
@@ -56,9 +55,8 @@ def test_previous_names_only_what_a_flush_took() -> None:
     assert queue.freeze() == ([3], [b"a"], [b"a3"], [1], [b"lineage"]), "a2 never reached the log"
 
 
-def test_holds_are_lost_rather_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mutation_queue, "RETAINED_BYTES_MAX", 10)
-    queue = MutationQueue(0)
+def test_holds_are_lost_rather_than_memory() -> None:
+    queue = MutationQueue(0, 10)
     queue.append(b"x", ENTRY, b"x" * 11)
     opened = queue.open_hold(None)
     assert opened is not None
@@ -73,10 +71,25 @@ def test_slots_are_trimmed_although_their_frames_are_gone() -> None:
     for seqno in range(5000):
         queue.append(b"k", ENTRY, b"frame", seqno, b"frame" if seqno else b"")
     queue.freeze()
-    queue.trim(5000, SLOT_BYTES * 1000)
+    queue.bytes_max = SLOT_BYTES * 1000
+    queue.trim(5000)
     assert queue.bytes_held <= SLOT_BYTES * 1000
     assert queue.memory_slice(queue.floor, 5000, 100, 5000) == ([b"frame"], 5000)
     queue.check()
+
+
+def test_a_hold_does_not_keep_slots_for_ever() -> None:
+    queue = MutationQueue(0, SLOT_BYTES * 1000)
+    queue.append(b"k", ENTRY, b"frame")
+    opened = queue.open_hold(None)
+    assert opened is not None
+    for seqno in range(1, 100_000):
+        queue.append(b"k", ENTRY, b"frame", seqno, b"frame")
+        if seqno % 1000 == 0:
+            queue.freeze()
+            queue.trim(seqno)
+            assert queue.bytes_held <= (HELD_FACTOR_MAX + 2) * queue.bytes_max
+    assert not queue.is_held(opened[0])
 
 
 def test_below_the_floor_the_log_is_read() -> None:
@@ -109,7 +122,8 @@ def test_reading_as_of_a_hold_equals_the_history(seed: int) -> None:
                     history.append((key, deleted))
             elif action < 0.8:
                 log.items += items_of(partition.freeze())
-                partition.persisted(partition.queue.frozen_seqno, rng.choice((0, 1000, 5000)))
+                partition.queue.bytes_max = rng.choice((500, 1500, 5000))
+                partition.persisted(partition.queue.frozen_seqno)
             elif action < 0.9:
                 hold = partition.open_hold(rng.choice([None, *(h.at for h in holds)]))
                 assert hold is not None
@@ -117,6 +131,7 @@ def test_reading_as_of_a_hold_equals_the_history(seed: int) -> None:
             elif holds:
                 partition.release_hold(holds.pop(rng.randrange(len(holds))))
             partition.queue.check()
+            holds = [hold for hold in holds if partition.is_held(hold)]
             for hold in holds:
                 check_as_of(partition, history, hold.at, rng.randint(0, hold.at))
     finally:

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from log_double import NOW, SECOND
+from log_double import NOW, SECOND, new_bucket
 from session_double import HostDouble, ask, new_session
 
 from millstream.errors import RemoteProtocolError
-from millstream.kv.core.session import DEFERRED_MAX
+from millstream.kv.core.session import DEFERRED_BYTES_MAX, DEFERRED_MAX
 from millstream.model.limits import REQUESTS_PER_WAKEUP_MAX
 from millstream.model.partitions import partition_of
 from millstream.wire.mcbp import Feature, Opcode, Packet, Status, packet, request
@@ -39,7 +39,7 @@ def test_set_then_get_keep_order_flags_and_opaque() -> None:
     assert (stored.status, stored.opaque, stored.extras) == (0, 1, b"")
     assert (found.status, found.opaque, found.extras) == (0, 2, b"\xff" * 4)
     assert (found.value, found.cas) == (b"v", stored.cas)
-    assert session.has_changes
+    assert session.host.changed == [session.bucket]  # type: ignore[attr-defined]
 
 
 def test_a_missing_key_and_an_expired_one_are_misses() -> None:
@@ -137,10 +137,66 @@ def test_replies_behind_a_durable_write_wait_for_the_disk() -> None:
     assert not session.out
     partition = session.bucket.partition_for(b"k")
     partition.freeze()
-    partition.persisted(1, 1 << 30)
+    partition.persisted(1)
     session.on_persisted()
     assert [reply.opaque for reply in ask(session, b"")] == [2, 3]
     assert not session.waits_for_disk
+
+
+def test_a_durable_write_hurries_the_disk_of_its_bucket() -> None:
+    session = new_session()
+    hurried = []
+    assert session.bucket is not None
+    session.bucket.hurry = lambda: hurried.append(1)
+    ask(session, put(b"k", b"v", framing=durable(2)) + request(Opcode.SELECT_BUCKET, key=b"b"))
+    assert hurried == [1]
+
+
+def test_changes_are_told_of_before_the_bucket_changes_and_before_nonsense() -> None:
+    host = HostDouble()
+    host.buckets["c"] = new_bucket(4, "c")
+    session = new_session(host)
+    ask(session, put(b"k", b"v") + request(Opcode.SELECT_BUCKET, key=b"c"))
+    assert host.changed == [host.buckets["b"]]
+    with pytest.raises(RemoteProtocolError):
+        session.receive(put(b"k", b"v") + b"\x11" * 24, NOW)
+    assert host.changed == [host.buckets["b"], host.buckets["c"]]
+
+
+def test_replies_behind_a_durable_write_are_bounded_in_bytes() -> None:
+    session = new_session()
+    ask(session, put(b"big", b"x" * 500_000))
+    ask(session, put(b"k", b"v", framing=durable(2)))
+    for _ in range(100):
+        session.receive(get(b"big"), NOW)
+    assert session.is_clogged
+    assert session._deferred_bytes < 2 * DEFERRED_BYTES_MAX
+    assert session.bucket is not None
+    partition = session.bucket.partition_for(b"k")
+    partition.freeze()
+    partition.persisted(partition.high_seqno)
+    session.on_persisted()
+    assert session._deferred_bytes == 0
+    assert not session.is_clogged
+
+
+@pytest.mark.parametrize("opcode", [Opcode.GET, Opcode.GETK, Opcode.GET_META])
+def test_reserved_keys_are_not_shown_to_plain_clients(opcode: int) -> None:
+    session = new_session()
+    assert session.bucket is not None
+    session.bucket.partitions[0].put(b"_design/x", b"{}", 0, 0, 0, 0, NOW)
+    session.bucket.partitions[0].put(b"_other", b"{}", 0, 0, 0, 0, NOW)
+    assert ask(session, request(opcode, key=b"_design/x"))[0].status == Status.EINVAL
+    assert ask(session, request(opcode, key=b"_other"))[0].status == 0
+
+
+def test_the_memcached_port_knows_no_streams_and_no_extensions() -> None:
+    session = new_session(hashes_keys=True)
+    hello = request(Opcode.HELLO, value=Feature.MILLSTREAM.to_bytes(2, "big"))
+    assert ask(session, hello)[0].value == b""
+    assert ask(session, request(Opcode.LEASE))[0].status == Status.UNKNOWN_COMMAND
+    opened = request(Opcode.DCP_OPEN, key=b"n", extras=bytes(7) + b"\1")
+    assert ask(session, opened)[0].status == Status.EACCESS
 
 
 def test_majority_of_one_is_memory() -> None:
