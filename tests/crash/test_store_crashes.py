@@ -200,11 +200,14 @@ class SimulatedById:
     def keys(self, prefix):
         return iter(sorted(key for key in self.disk.by_id[-1] if key.startswith(prefix)))
 
-    def apply(self, puts, removals):
-        assert puts == sorted(puts)
+    def apply_steps(self, pieces):
+        state = dict(self.disk.by_id[-1])
+        for puts, removals in pieces:
+            state.update(puts)
+            state = {key: value for key, value in state.items() if key not in removals}
+            yield
         self.disk.effect()
-        state = self.disk.by_id[-1] | dict(puts)
-        self.disk.by_id.append({k: v for k, v in state.items() if k not in removals})
+        self.disk.by_id.append(state)
 
     def clear(self):
         self.disk.effect()

@@ -62,7 +62,7 @@ class Flusher:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"flush {bucket.name}")
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
-        self._applying: asyncio.Future[None] | None = None
+        self._applying: asyncio.Task[None] | None = None
         self._is_hurried = False
         self.has_failed = False
         """The disk failed: nothing is flushed any more, there must be no receipt."""
@@ -151,14 +151,18 @@ class Flusher:
         """Bring the by-id map up to date beside the commits, if it lags far enough behind."""
         lags = self._store.count_pending_by_id() >= BY_ID_CHANGES_MAX
         if lags and self._applying is None:
-            self._applying = self._loop.run_in_executor(
-                None, self._store.apply_by_id, self._store.take_by_id()
+            self._applying = self._loop.create_task(
+                self._apply_steps(), name=f"by-id {self._bucket.name}"
             )
             self._applying.add_done_callback(self._applied)
 
-    def _applied(self, future: asyncio.Future[None]) -> None:
+    async def _apply_steps(self) -> None:
+        for _ in self._store.by_id_steps(self._store.take_by_id()):
+            await asyncio.sleep(0)
+
+    def _applied(self, task: asyncio.Task[None]) -> None:
         self._applying = None
-        error = None if future.cancelled() else future.exception()
+        error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
             self._fail(error)
 

@@ -8,7 +8,7 @@ is removed and built anew from the log.
 Invariants:
 1. `origin` says "durable" only after the environment was synced, and no longer, durably, before
    the environment is changed again.
-2. A transaction lives for one call: a reader left open would stop the reuse of pages.
+2. A read lives for one call: a reader left open would stop the reuse of pages.
 
 Elsewhere: what the keys and values are (`storage.core.by_id`).
 """
@@ -16,7 +16,7 @@ Elsewhere: what the keys and values are (`storage.core.by_id`).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +25,7 @@ import lmdb
 from millstream.errors import UnavailableError
 from millstream.runtime.disk import boot_id
 from millstream.runtime.files import write_atomically
+from millstream.storage.core.by_id import Piece
 
 __all__ = ["LmdbByIdMap"]
 
@@ -32,8 +33,6 @@ MAP_BYTES: Final = 64 * 1024 * 1024 * 1024
 """Address space reserved for one environment; the file grows as needed."""
 READERS_MAX: Final = 64
 KEYS_PER_READ_MAX: Final = 1000
-PUTS_PER_CALL_MAX: Final = 512
-"""Between calls other threads may run."""
 _DURABLE: Final = "durable"
 
 
@@ -107,19 +106,24 @@ class LmdbByIdMap:
                 return
             start = found[-1] + b"\0"
 
-    def apply(self, puts: list[tuple[bytes, bytes]], removals: list[bytes]) -> None:
-        """Put pairs (sorted by key) and remove keys in one transaction.
+    def apply_steps(self, pieces: Iterable[Piece]) -> Iterator[None]:
+        """Put and remove piece by piece in one transaction; see `ByIdMap`.
+
+        In one thread: each put gives the interpreter's lock away, and beside a busy thread that
+        costs several times the put itself.
 
         Raises:
             UnavailableError: `disk_full`.
         """
         try:
             with self._environment.begin(write=True) as transaction:
-                for key in removals:
-                    transaction.delete(key)
-                with transaction.cursor() as cursor:
-                    for at in range(0, len(puts), PUTS_PER_CALL_MAX):
-                        cursor.putmulti(puts[at : at + PUTS_PER_CALL_MAX])
+                for puts, removals in pieces:
+                    for key in removals:
+                        transaction.delete(key)
+                    if puts:
+                        with transaction.cursor() as cursor:
+                            cursor.putmulti(puts)
+                    yield
         except (lmdb.MapFullError, lmdb.DiskError) as error:
             raise UnavailableError(
                 f"cannot write by-id in {self._path}: {error}", code="disk_full"

@@ -16,20 +16,35 @@ Elsewhere: the map itself (`storage.aio.by_id`), building it (`recovery`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from struct import Struct
 from typing import Final, NamedTuple, Protocol
 
 from millstream.storage.core.segment_files import Place
 from millstream.storage.core.summary import PartitionSummary
 
-__all__ = ["Applied", "ById", "ByIdBatch", "ByIdMap", "ByIdValue", "partition_prefix"]
+__all__ = [
+    "PIECE_KEYS_MAX",
+    "Applied",
+    "ById",
+    "ByIdBatch",
+    "ByIdMap",
+    "ByIdValue",
+    "Piece",
+    "partition_prefix",
+]
 
 _VALUE: Final = Struct(">QII")
 _APPLIED: Final = Struct(">16sIII")
 _APPLIED_KEY: Final = b"\xff\xffapplied"
 _SUMMARY_PREFIX: Final = b"\xff\xff"
 _Value = tuple[int, int, int]
+
+
+Piece = tuple[list[tuple[bytes, bytes]], list[bytes]]
+"""Pairs to put, sorted by key, and keys to remove."""
+PIECE_KEYS_MAX: Final = 1024
+"""Keys put in one step: about a millisecond."""
 
 
 class ByIdMap(Protocol):
@@ -41,8 +56,11 @@ class ByIdMap(Protocol):
     def keys(self, prefix: bytes) -> Iterator[bytes]:
         """Yield the keys with a prefix, in order; holds no transaction between two of them."""
 
-    def apply(self, puts: list[tuple[bytes, bytes]], removals: list[bytes]) -> None:
-        """Put pairs (sorted by key) and remove keys in one transaction."""
+    def apply_steps(self, pieces: Iterable[Piece]) -> Iterator[None]:
+        """Put and remove piece by piece, in one transaction that ends with the last step.
+
+        A generator: whoever runs it may do other things, but no other write, between two steps.
+        """
 
     def clear(self) -> None:
         """Remove everything."""
@@ -219,20 +237,16 @@ class ById:
         self.pending.update(_resolved(self._recent, self._first_segment, find_places))
         self._recent = {}
 
-    def apply(self, batch: ByIdBatch, find_places: FindPlaces) -> None:
-        """Apply a batch in one transaction; any thread."""
-        recent = _resolved(batch.recent, batch.first_segment, find_places)
-        puts, removals = _sorted({**batch.changes, **recent})
-        log_id, place, checksum = batch.applied
-        puts += [(_SUMMARY_PREFIX + partition_prefix(p), data) for p, data in batch.summaries]
-        puts.append((_APPLIED_KEY, _APPLIED.pack(log_id, *place, checksum)))
-        self._map.apply(puts, removals)
+    def apply_steps(self, batch: ByIdBatch, find_places: FindPlaces) -> Iterator[None]:
+        """Apply a batch in one transaction, in steps that are short enough for a loop."""
+        yield from self._map.apply_steps(_pieces(batch, find_places))
         if self._applying is batch:
             self._applying = batch._replace(changes={}, recent={})
 
     def fill(self, values: Mapping[bytes, _Value | None]) -> None:
         """Apply values while the map is built anew."""
-        self._map.apply(*_sorted(values))
+        for _ in self._map.apply_steps([_sorted(values)]):
+            pass
 
     def applied(self) -> Applied | None:
         """Return how far the map goes, None if it is empty or half built."""
@@ -269,6 +283,26 @@ def _resolved(
         for key, seqno in newest.items():
             found[prefix + key] = (seqno, *places[seqno])
     return found
+
+
+def _pieces(batch: ByIdBatch, find_places: FindPlaces) -> Iterator[Piece]:
+    """Cut a batch into pieces of some milliseconds, in the order of the map."""
+    changes: dict[bytes, dict[bytes, _Value | None]] = {}
+    for key, value in batch.changes.items():
+        changes.setdefault(key[:2], {})[key] = value
+    partition_ids = {*batch.recent, *(int.from_bytes(prefix, "big") for prefix in changes)}
+    for partition_id in sorted(partition_ids):
+        values = changes.get(partition_prefix(partition_id), {})
+        if partition_id in batch.recent:
+            one = {partition_id: batch.recent[partition_id]}
+            values |= _resolved(one, batch.first_segment, find_places)
+        puts, removals = _sorted(values)
+        yield [], removals
+        for at in range(0, len(puts), PIECE_KEYS_MAX):
+            yield puts[at : at + PIECE_KEYS_MAX], []
+    log_id, place, checksum = batch.applied
+    puts = [(_SUMMARY_PREFIX + partition_prefix(p), data) for p, data in batch.summaries]
+    yield [*puts, (_APPLIED_KEY, _APPLIED.pack(log_id, *place, checksum))], []
 
 
 def _sorted(

@@ -436,8 +436,13 @@ class LogStore:
         return self._by_id.take(self._applied, summaries)
 
     def apply_by_id(self, batch: ByIdBatch) -> None:
-        """Apply a batch in one transaction; any thread, one at a time."""
-        self._by_id.apply(batch, self._find_places)
+        """Apply a batch in one transaction; one at a time."""
+        for _ in self.by_id_steps(batch):
+            pass
+
+    def by_id_steps(self, batch: ByIdBatch) -> Iterator[None]:
+        """Apply a batch in steps of a few milliseconds, for the loop; all in one thread."""
+        return self._by_id.apply_steps(batch, self._find_places)
 
     def commit_by_id(self) -> None:
         """Take and apply at once; only while nothing is absorbed elsewhere."""

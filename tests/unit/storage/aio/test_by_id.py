@@ -16,18 +16,17 @@ def path(tmp_path):
 def opened(path, pairs=()):
     store = LmdbByIdMap(path, map_bytes=1024 * 1024)
     if pairs:
-        store.apply(sorted(pairs), [])
+        list(store.apply_steps([(sorted(pairs), [])]))
     return store
 
 
 def test_pairs_are_put_removed_and_listed(path, monkeypatch):
     monkeypatch.setattr(by_id, "KEYS_PER_READ_MAX", 3)
-    monkeypatch.setattr(by_id, "PUTS_PER_CALL_MAX", 2)
     pairs = [(b"a%d" % n, b"%d" % n) for n in range(8)]
     store = opened(path, [*pairs, (b"b", b"x")])
     assert list(store.keys(b"a")) == [key for key, _ in pairs]
     assert list(store.keys(b"c")) == []
-    store.apply([(b"a1", b"new")], [b"a2", b"unknown"])
+    list(store.apply_steps([([(b"a1", b"new")], [b"a2", b"unknown"])]))
     assert (store.get(b"a1"), store.get(b"a2"), store.get(b"b")) == (b"new", None, b"x")
     store.clear()
     assert (store.get(b"b"), list(store.keys(b""))) == (None, [])
@@ -76,7 +75,7 @@ def test_rubbish_is_removed(path):
 def test_a_full_map_says_so_and_keeps_what_it_has(path):
     store = opened(path, [(b"a", b"1")])
     with pytest.raises(UnavailableError, match="by-id") as raised:
-        store.apply([(b"%06d" % n, bytes(100)) for n in range(20_000)], [])
+        list(store.apply_steps([([(b"%06d" % n, bytes(100)) for n in range(20_000)], [])]))
     assert raised.value.code == "disk_full"
     assert isinstance(raised.value.__cause__, lmdb.MapFullError)
     assert store.get(b"a") == b"1"

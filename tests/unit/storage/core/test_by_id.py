@@ -13,11 +13,16 @@ class DictMap:
     def keys(self, prefix):
         return iter(sorted(key for key in self.data if key.startswith(prefix)))
 
-    def apply(self, puts, removals):
-        assert puts == sorted(puts)
-        self.data.update(puts)
-        for key in removals:
-            self.data.pop(key, None)
+    def apply_steps(self, pieces):
+        before = b""
+        for puts, removals in pieces:
+            assert puts == sorted(puts)
+            assert not puts or puts[0][0] > before
+            before = puts[-1][0] if puts else before
+            self.data.update(puts)
+            for key in removals:
+                self.data.pop(key, None)
+            yield
 
     def clear(self):
         self.data.clear()
@@ -48,7 +53,7 @@ def test_what_is_recent_gets_its_place_when_it_is_applied():
         assert (partition_id, seqnos) == (1, [6, 7])
         return {6: Place(2, 100), 7: Place(3, 200)}
 
-    by_id.apply(batch, places)
+    list(by_id.apply_steps(batch, places))
     assert by_id.recent_seqno(1, b"k") is None
     assert by_id.get(b"\0\1k") == ByIdValue(7, Place(3, 200))
     assert by_id.get(b"\0\1l") == ByIdValue(6, Place(2, 100))
@@ -60,7 +65,7 @@ def test_a_batch_brings_values_removals_place_and_summaries():
     summary = PartitionSummary()
     summary.on_change(7, is_mark=True)
     by_id.pending.update({b"\0\1k": (7, 3, 100), b"\0\1gone": None, b"\0\2k": (1, 1, 64)})
-    by_id.apply(by_id.take(APPLIED, {1: summary}), nowhere)
+    list(by_id.apply_steps(by_id.take(APPLIED, {1: summary}), nowhere))
     assert by_id.applied() == APPLIED
     assert by_id.summary(1).mark == 7
     assert by_id.summary(2).mark == 0
@@ -70,7 +75,7 @@ def test_a_batch_brings_values_removals_place_and_summaries():
     assert by_id.get(b"\0\1k") is None
     assert list(by_id.keys(1)) == []
     assert list(by_id.keys(2)) == [b"k"]
-    by_id.apply(by_id.take(APPLIED, {}), nowhere)
+    list(by_id.apply_steps(by_id.take(APPLIED, {}), nowhere))
     assert by_id.get(b"\0\1k") is None
     by_id.clear()
     assert by_id.applied() is None
