@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 DEFAULT_DATA: Final = "millstream-data"
-FLUSH_INTERVAL_MS: Final = 20
+FLUSH_INTERVAL_MS: Final = 50
 """How long a write acknowledged from memory may wait for its group commit."""
 FLUSH_INTERVAL_MS_MAX: Final = 600_000
 ENVIRONMENT_PREFIX: Final = "MILLSTREAM_SERVE_"

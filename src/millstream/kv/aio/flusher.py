@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger(__name__)
-BY_ID_CHANGES_MAX: Final = 400_000
+BY_ID_CHANGES_MAX: Final = 1_000_000
 """Changes the by-id map lags behind the log, at which it is brought up to date: what a start
 replays, and some 100 bytes of memory each."""
 COMMIT_CHANGES_MAX: Final = 4096

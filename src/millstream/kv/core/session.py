@@ -243,7 +243,9 @@ class KvSession:
             data = b"".join((self._rest, self._pieces, data))
             self._pieces.clear()
             self._rest, self._missing_bytes, self._has_rest = b"", 0, False
-        if self.is_closing or self.is_clogged:
+        if (self._deferred or self.is_waiting or self.is_closing) and (
+            self.is_closing or self.is_clogged
+        ):
             self._keep(data)
             return b""
         at = 0
@@ -252,7 +254,8 @@ class KvSession:
         finally:
             if at != len(data):
                 self._keep(data[at:])
-            self._tell_changed()
+            if self.has_changes:
+                self._tell_changed()
         out = self.out
         if not out:
             return b""
