@@ -1,11 +1,15 @@
 // Runs inside the sandbox's JavaScript engine: holds the functions of one design document and
 // calls them on whole batches. Document code shares the global object with nothing of ours: what
-// this file uses is captured here, and its own entry points are taken off the global object.
+// this file uses is captured here, and its own entry points are taken off the global object. All
+// that the language brings along is frozen before document code is compiled, so that nothing a
+// document does changes what this file, or the next document, finds.
 (function (global) {
   "use strict";
   const parse = JSON.parse, stringify = JSON.stringify, freeze = Object.freeze;
   const isArray = Array.isArray, evaluate = global.eval, Text = String, keysOf = Object.keys;
-  const TheError = Error, TheTypeError = TypeError;
+  const TheTypeError = TypeError, define = Object.defineProperty, construct = Reflect.construct;
+  const membersOf = Reflect.ownKeys, memberOf = Object.getOwnPropertyDescriptor;
+  const prototypeOf = Object.getPrototypeOf;
   const maps = [], reduces = {};
   let rows = [], view = 0, at = 0;
 
@@ -16,7 +20,7 @@
   }
   function SafeDate(...parts) {
     if (!new.target || parts.length === 0) noClock();
-    return Reflect.construct(TheDate, parts, new.target);
+    return construct(TheDate, parts, new.target);
   }
   SafeDate.prototype = TheDate.prototype;
   SafeDate.parse = TheDate.parse;
@@ -62,6 +66,50 @@
     if (text === "InternalError: out of memory") throw error;
     return text.slice(0, 200);
   }
+
+  // A member of a frozen prototype cannot be assigned on the objects below it, silently so; as an
+  // accessor it can, and `error.name = "x"` or `counts["constructor"] = 1` mean what they say.
+  function letAssign(prototype) {
+    for (const name of membersOf(prototype)) {
+      const member = memberOf(prototype, name);
+      if (!member.configurable || !("value" in member)) continue;
+      const inherited = member.value;
+      define(prototype, name, {
+        get() { return inherited; },
+        set(value) {
+          if (this === prototype) throw new TheTypeError("built-in objects are frozen");
+          define(this, name, { value, writable: true, enumerable: true, configurable: true });
+        },
+      });
+    }
+  }
+
+  function freezeBuiltIns() {
+    const known = new Set([global]), open = [
+      function* () {}, async function () {}, async function* () {}, [].values(), "".matchAll(/./g),
+      new Map().keys(), new Set().keys(), ""[Symbol.iterator](),
+    ];
+    letAssign(Object.prototype);
+    for (const name of membersOf(global)) {
+      const member = memberOf(global, name);
+      if ("value" in member) define(global, name, { writable: false, configurable: false });
+      open.push(member.value);
+      if (name.endsWith?.("Error")) letAssign(member.value.prototype);
+    }
+    while (open.length) {
+      const object = open.pop();
+      const isObject = typeof object === "object" && object !== null;
+      if (!(isObject || typeof object === "function") || known.has(object)) continue;
+      known.add(object);
+      freeze(object);
+      open.push(prototypeOf(object));
+      for (const name of membersOf(object)) {
+        const member = memberOf(object, name);
+        open.push(member.value, member.get, member.set);
+      }
+    }
+  }
+  freezeBuiltIns();
 
   function compile(source) {
     const compiled = evaluate("(" + source + "\n)");
@@ -112,13 +160,12 @@
       for (let number = 0; number < maps.length; number++) {
         const own = all.filter((row) => row[0] === number);
         try {
-          stringify(own);
-          for (const row of own) good[good.length] = row;
+          if (own.length) good.push(stringify(own).slice(1, -1));
         } catch (error) {
-          errors[errors.length] = [at, number, describe(error)];
+          errors.push([at, number, describe(error)]);
         }
       }
-      return stringify(good);
+      return ["[", good.join(","), "]"].join("");
     }
   }
 

@@ -8,7 +8,9 @@ Invariants:
 1. A document that breaks the limits, or the child, costs its own rows and nobody else's: the
    batch is tried again in parts until only the guilty document is left.
 2. An exception in one map function costs the rows of that view for that document.
-3. The child ends with its parent: by signal, and by the end of its input.
+3. Built-in objects are frozen before document code is compiled, and a reply that is not what was
+   asked for counts as a failure of the batch: no document spoils the rows of another.
+4. The child ends with its parent: by signal, and by the end of its input.
 
 Elsewhere: the child's own program (`sandbox_child`), the JavaScript around the functions of a
 design document (`runner.js`), Python functions (`views.aio.mapping`).
@@ -94,6 +96,8 @@ _REDUCE_REPLY: Final = msgspec.json.Decoder(list[list[Any]])
 _FAILURE: Final = msgspec.json.Decoder(_Failure)
 _LATE: Final = _Failure("time", "no answer within the time limit")
 _DIED: Final = _Failure("died", "the process of the view functions ended")
+_SPOILED: Final = _Failure("output", "the rows are nested too deeply, or are no rows")
+_NOT_DECODED: Final = (msgspec.DecodeError, RecursionError)
 
 
 class Sandbox:
@@ -169,10 +173,10 @@ class Sandbox:
         body = _VIEW_HEAD.pack(view) + msgspec.json.encode(calls)
         answer = self._call(b"R", body)
         if isinstance(answer, bytes):
-            return [
-                result[0] if len(result) == 1 else _reduce_error(result[1])
-                for result in _REDUCE_REPLY.decode(answer)
-            ]
+            values = _reduced(answer, len(calls))
+            if values is not None:
+                return values
+            answer = self._spoiled()
         if len(calls) == 1:
             return [_reduce_error(answer.message)]
         middle = len(calls) // 2
@@ -190,7 +194,10 @@ class Sandbox:
         is_flat = body.count(b"{") == len(documents) and body.count(b"[") == 1
         answer = self._call(b"M", _MAP_HEAD.pack(len(documents), is_flat) + body)
         if isinstance(answer, bytes):
-            return _mapped(answer)
+            every = _mapped(answer, len(documents))
+            if every is not None:
+                return every
+            answer = self._spoiled()
         if len(documents) == 1:
             return [Mapped((), (MapError(-1, answer.message),))]
         # Lost as a whole: try the suspect alone, or without a suspect both halves.
@@ -211,6 +218,10 @@ class Sandbox:
         if isinstance(answer, _Failure) and answer.kind != "parse":
             self.close()
         return answer
+
+    def _spoiled(self) -> _Failure:
+        self.close()
+        return _SPOILED
 
     def _start(self) -> None:
         engine = find_spec("_quickjs")
@@ -273,14 +284,31 @@ class Sandbox:
         return reply if status == b"O" else _FAILURE.decode(reply)
 
 
-def _mapped(reply: bytes) -> list[Mapped]:
-    all_rows, errors = _MAP_REPLY.decode(reply)
+def _mapped(reply: bytes, count: int) -> list[Mapped] | None:
+    """Return what a reply says of `count` documents; None if it does not."""
+    try:
+        all_rows, errors = _MAP_REPLY.decode(reply)
+    except _NOT_DECODED:
+        return None
+    if len(all_rows) != count:
+        return None
     if not errors:
         return [Mapped(rows, ()) for rows in all_rows]
     by_document: dict[int, list[MapError]] = {}
     for at, view, message in errors:
         by_document.setdefault(at, []).append(MapError(view, message))
     return [Mapped(rows, by_document.get(at, ())) for at, rows in enumerate(all_rows)]
+
+
+def _reduced(reply: bytes, count: int) -> list[Any] | None:
+    """Return the values that a reply gives to `count` calls; None if it does not."""
+    try:
+        results = _REDUCE_REPLY.decode(reply)
+    except _NOT_DECODED:
+        return None
+    if len(results) != count or not all(1 <= len(result) <= 2 for result in results):
+        return None
+    return [result[0] if len(result) == 1 else _reduce_error(result[1]) for result in results]
 
 
 def _reduce_error(reason: str) -> dict[str, str]:

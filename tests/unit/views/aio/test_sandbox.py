@@ -176,3 +176,100 @@ def test_a_reduce_without_end_costs_its_own_group():
     assert [result if isinstance(result, int) else "lost" for result in results] == [
         1, 1, 1, "lost", 1,
     ]  # fmt: skip
+
+
+POISON = [
+    "Object.prototype.toJSON = () => undefined;",
+    "Object.prototype.toJSON = () => 7;",
+    "Array.prototype.toJSON = () => 'x';",
+    "Array.prototype.join = () => ']]]';",
+    "Array.prototype.filter = () => []; String.prototype.slice = () => 'q';",
+    "Object.defineProperty(Array.prototype, 0, { set() {}, get() { return 'zz'; } });",
+    "Object.setPrototypeOf(Array.prototype, { toJSON() { return 1; } });",
+    "(function* () {}).__proto__.x = 1; [].values().__proto__.next = () => ({ done: true });",
+    "JSON.stringify = () => '7'; Reflect.construct = () => 7; emit = null;",
+    "globalThis.sum = null; delete globalThis.log; Math = null; Date.UTC = null;",
+]
+
+
+@pytest.mark.parametrize("strict", ["", "'use strict';"])
+@pytest.mark.parametrize("poison", POISON)
+def test_no_document_changes_the_rows_of_another(poison, strict):
+    source = f"""function (d) {{ {strict}
+        if (d.bad) {{ {poison} }}
+        log(d); emit([{{ n: d.n }}, Math.max(1, sum([d.n, 1]))], new Date(Date.UTC(2013, 0)));
+    }}"""
+    with sandbox_of(source) as js:
+        mapped = js.map(texts(*({"n": n, "bad": n == 3} for n in range(8))))
+        assert js.restart_count == 0
+    day = "2013-01-01T00:00:00.000Z"
+    for n, document in enumerate(mapped):
+        if n != 3:
+            assert rows(document) == [(0, [{"n": n}, max(1, n + 1)], day)]
+            assert not document.errors
+
+
+@pytest.mark.parametrize("poison", POISON)
+def test_no_reduce_call_changes_another(poison):
+    reduce = f"(k, v) => {{ if (v[0] === 1) {{ {poison} }} return [sum(v), {{}}]; }}"
+    with sandbox_of("d => emit(1)", reduce=reduce) as js:
+        results = js.reduce(0, [(None, [n], True) for n in range(4)])
+    assert [results[0], *results[2:]] == [[0, {}], [2, {}], [3, {}]]
+
+
+def test_frozen_built_ins_can_be_overridden_on_own_objects():
+    source = """function (d) {
+        const error = new TypeError("m"); error.name = "Mine"; error.message = "other";
+        function Own() {} Own.prototype.toString = () => "own";
+        class Child extends Error { constructor() { super("c"); this.name = "Child"; } }
+        const counts = {}; counts["constructor"] = 1; counts.valueOf = 2;
+        emit([String(error), String(new Own()), String(new Child())], counts);
+    }"""
+    with sandbox_of(source) as js:
+        (mapped,) = js.map(texts({}))
+    key = ["Mine: other", "own", "Child: c"]
+    assert rows(mapped) == [(0, key, {"constructor": 1, "valueOf": 2})]
+
+
+def spoil(monkeypatch, guilty, reply):
+    """Answer every request whose body has `guilty` in it with `reply`."""
+    exchange = Sandbox._exchange
+
+    def spoiled(self, kind, body, wait_s):
+        answer = exchange(self, kind, body, wait_s)
+        return reply if kind != b"L" and guilty in body else answer
+
+    monkeypatch.setattr(Sandbox, "_exchange", spoiled)
+
+
+DEEP = b"[" * 100_000
+
+
+@pytest.mark.parametrize("reply", [b"[[,[]],[]]", b"[[7],[]]", b"[[],[]]", b"7", DEEP])
+def test_a_reply_to_a_map_that_is_none_costs_the_guilty_document(monkeypatch, reply):
+    spoil(monkeypatch, b'"guilty"', reply)
+    names = ["a", "b", "guilty", "c", "d"]
+    with sandbox_of("d => emit(d._id)") as js:
+        mapped = js.map(texts(*({"_id": name} for name in names)))
+        assert js.restart_count >= 1
+    assert [[key for _, key, _ in rows(m)] for m in mapped] == [["a"], ["b"], [], ["c"], ["d"]]
+    assert [len(document.errors) for document in mapped] == [0, 0, 1, 0, 0]
+    assert mapped[2].errors[0].view == -1
+
+
+@pytest.mark.parametrize("reply", [b"[]", b"[,]", b"[7]", b"[[]]", b"[[1,2,3]]", DEEP])
+def test_a_reply_to_a_reduce_that_is_none_costs_the_guilty_call(monkeypatch, reply):
+    spoil(monkeypatch, b"13", reply)
+    with sandbox_of("d => emit(1)", reduce="(k, v) => v[0]") as js:
+        results = js.reduce(0, [(None, [n], True) for n in (1, 2, 13, 3)])
+    assert [results[0], results[1], results[3]] == [1, 2, 3]
+    assert results[2]["error"] == "reduce_error"
+
+
+@pytest.mark.parametrize("depth", [2_000, 100_000])
+def test_rows_that_are_nested_too_deeply_cost_their_own_document(depth):
+    nest = f"let o = 1; if (d.n === 2) for (let at = 0; at < {depth}; at++) o = [o];"
+    with sandbox_of(f"d => {{ {nest} emit(d.n, o); }}") as js:
+        mapped = js.map(texts(*({"n": n} for n in range(4))))
+    assert [len(document.rows) for document in mapped] == [1, 1, 0, 1]
+    assert [len(document.errors) for document in mapped] == [0, 0, 1, 0]
