@@ -3,7 +3,7 @@
 Nothing is synced while running: what a killed process committed is in the page cache, what a
 machine lost may be anything, also a damaged tree. So the file `origin` beside the environment
 names the boot and the inode for which its pages may be trusted; an environment that does not match
-is removed and built anew from the log.
+is removed and built anew from the log. After damage that is met later it is not trusted either.
 
 Invariants:
 1. `origin` says "durable" only after the environment was synced, and no longer, durably, before
@@ -22,10 +22,10 @@ from typing import Final
 
 import lmdb
 
-from millstream.errors import UnavailableError
+from millstream.errors import CorruptionError, UnavailableError
 from millstream.runtime.disk import boot_id
 from millstream.runtime.files import write_atomically
-from millstream.storage.core.by_id import Piece
+from millstream.storage.core.by_id import BY_ID_DAMAGED, Piece
 
 __all__ = ["LmdbByIdMap"]
 
@@ -37,23 +37,30 @@ _DURABLE: Final = "durable"
 
 
 class LmdbByIdMap:
-    """An ordered map of bytes in a directory, made if missing."""
+    """An ordered map of bytes in a directory, made if missing.
+
+    Raises:
+        UnavailableError: `by_id_unusable`, not even an empty environment can be opened.
+    """
 
     def __init__(self, path: str | os.PathLike[str], *, map_bytes: int = MAP_BYTES) -> None:
         self._path = Path(path)
         self._map_bytes = map_bytes
+        self._is_damaged = False
         self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not self._is_trusted():
             self._remove()
         try:
-            self._open()
-        except (lmdb.CorruptedError, lmdb.InvalidError, lmdb.VersionMismatchError):
-            self._remove()
-            self._open()
+            self._environment = self._opened()
+        except lmdb.Error:
+            self._begin_anew()
+        if self._is_short():  # pages that are not in the file kill the process that reads them
+            self._environment.close()
+            self._begin_anew()
         self._write_origin(boot_id())
 
-    def _open(self) -> None:
-        self._environment = lmdb.open(
+    def _opened(self) -> lmdb.Environment:
+        return lmdb.open(
             os.fspath(self._path),
             map_size=self._map_bytes,
             sync=False,
@@ -62,6 +69,20 @@ class LmdbByIdMap:
             max_readers=READERS_MAX,
             max_spare_txns=READERS_MAX,
         )
+
+    def _begin_anew(self) -> None:
+        self._remove()
+        try:
+            self._environment = self._opened()
+        except lmdb.Error as error:
+            raise UnavailableError(
+                f"by-id in {self._path} cannot be opened: {error}", code="by_id_unusable"
+            ) from error
+
+    def _is_short(self) -> bool:
+        pages = self._environment.info()["last_pgno"] + 1
+        page_bytes = self._environment.stat()["psize"]
+        return (self._path / "data.mdb").stat().st_size < pages * page_bytes
 
     # -- trust
 
@@ -85,26 +106,40 @@ class LmdbByIdMap:
     # -- the map
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the value of a key."""
-        with self._environment.begin() as transaction:
-            value: bytes | None = transaction.get(key)
-            return value
+        """Return the value of a key.
+
+        Raises:
+            CorruptionError: `by_id_damaged`; so do all methods that read or write the map.
+        """
+        try:
+            with self._environment.begin() as transaction:
+                value: bytes | None = transaction.get(key)
+                return value
+        except lmdb.Error as error:
+            raise self._damaged(error) from error
 
     def keys(self, prefix: bytes) -> Iterator[bytes]:
         """Yield the keys with a prefix, in order; no transaction is open between two reads."""
         start = prefix
         while True:
-            found: list[bytes] = []
+            found = self._some_keys(prefix, start)
+            yield from found
+            if len(found) < KEYS_PER_READ_MAX:
+                return
+            start = found[-1] + b"\0"
+
+    def _some_keys(self, prefix: bytes, start: bytes) -> list[bytes]:
+        found: list[bytes] = []
+        try:
             with self._environment.begin() as transaction, transaction.cursor() as cursor:
                 if cursor.set_range(start):
                     for key in cursor.iternext(values=False):
                         if not key.startswith(prefix) or len(found) == KEYS_PER_READ_MAX:
                             break
                         found.append(key)
-            yield from found
-            if len(found) < KEYS_PER_READ_MAX:
-                return
-            start = found[-1] + b"\0"
+        except lmdb.Error as error:
+            raise self._damaged(error) from error
+        return found
 
     def apply_steps(self, pieces: Iterable[Piece]) -> Iterator[None]:
         """Put and remove piece by piece in one transaction; see `ByIdMap`.
@@ -128,16 +163,29 @@ class LmdbByIdMap:
             raise UnavailableError(
                 f"cannot write by-id in {self._path}: {error}", code="disk_full"
             ) from error
+        except lmdb.Error as error:
+            raise self._damaged(error) from error
 
     def clear(self) -> None:
-        """Remove everything."""
-        with self._environment.begin(write=True) as transaction:
-            transaction.drop(self._environment.open_db(txn=transaction), delete=False)
+        """Remove everything, whatever state it is in; nothing may be reading."""
+        self._environment.close()
+        self._begin_anew()
+        self._is_damaged = False
+        self._write_origin(boot_id())
 
     def close(self, *, is_durable: bool) -> None:
         """Close; `is_durable`: make everything durable first, so that a new boot may trust it."""
-        if is_durable:
+        if is_durable and not self._is_damaged:
             self._environment.sync(True)
         self._environment.close()
-        if is_durable:
+        if is_durable and not self._is_damaged:
             self._write_origin(_DURABLE)
+
+    def _damaged(self, error: lmdb.Error) -> CorruptionError:
+        self._is_damaged = True
+        (self._path / "origin").unlink(missing_ok=True)
+        return CorruptionError(
+            f"{self._path / 'data.mdb'} is damaged: {error}; "
+            "restart: it is built anew from the log",
+            code=BY_ID_DAMAGED,
+        )

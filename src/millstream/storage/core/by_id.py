@@ -16,14 +16,17 @@ Elsewhere: the map itself (`storage.aio.by_id`), building it (`recovery`).
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from struct import Struct
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
+from millstream.errors import CorruptionError
 from millstream.storage.core.segment_files import Place
 from millstream.storage.core.summary import PartitionSummary
 
 __all__ = [
+    "BY_ID_DAMAGED",
     "PIECE_KEYS_MAX",
     "Applied",
     "ById",
@@ -41,6 +44,8 @@ _SUMMARY_PREFIX: Final = b"\xff\xff"
 _Value = tuple[int, int, int]
 
 
+BY_ID_DAMAGED: Final = "by_id_damaged"
+"""Code of the error that a damaged map raises."""
 Piece = tuple[list[tuple[bytes, bytes]], list[bytes]]
 """Pairs to put, sorted by key, and keys to remove."""
 PIECE_KEYS_MAX: Final = 1024
@@ -48,7 +53,11 @@ PIECE_KEYS_MAX: Final = 1024
 
 
 class ByIdMap(Protocol):
-    """An ordered map of bytes; survives the death of the process, not that of the machine."""
+    """An ordered map of bytes; survives the death of the process, not that of the machine.
+
+    What reads or writes raises a CorruptionError of code `BY_ID_DAMAGED` if the map is damaged;
+    `clear` makes it usable again.
+    """
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value of a key."""
@@ -188,7 +197,7 @@ class ById:
         data = self._map.get(key)
         if data is None:
             return None
-        seqno, segment, offset = _VALUE.unpack(data)
+        seqno, segment, offset = _unpacked(_VALUE, data)
         return ByIdValue(seqno, Place(segment, offset))
 
     def keys(self, partition_id: int) -> Iterator[bytes]:
@@ -253,13 +262,18 @@ class ById:
         data = self._map.get(_APPLIED_KEY)
         if data is None:
             return None
-        log_id, segment, offset, checksum = _APPLIED.unpack(data)
+        log_id, segment, offset, checksum = _unpacked(_APPLIED, data)
         return Applied(log_id, Place(segment, offset), checksum)
 
     def summary(self, partition_id: int) -> PartitionSummary:
         """Return the summary of a partition as applied."""
         data = self._map.get(_SUMMARY_PREFIX + partition_prefix(partition_id))
-        return PartitionSummary() if data is None else PartitionSummary.decode(data)
+        if data is None:
+            return PartitionSummary()
+        try:
+            return PartitionSummary.decode(data)
+        except struct.error as error:
+            raise _damaged(error) from error
 
     def clear(self) -> None:
         """Empty the map and what waits for it."""
@@ -270,6 +284,17 @@ class ById:
     def close(self, *, is_durable: bool) -> None:
         """Close the map."""
         self._map.close(is_durable=is_durable)
+
+
+def _unpacked(layout: Struct, data: bytes) -> tuple[Any, ...]:
+    try:
+        return layout.unpack(data)
+    except struct.error as error:
+        raise _damaged(error) from error
+
+
+def _damaged(error: struct.error) -> CorruptionError:
+    return CorruptionError(f"by-id is damaged: {error}; restart", code=BY_ID_DAMAGED)
 
 
 def _resolved(

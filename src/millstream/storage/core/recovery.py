@@ -1,8 +1,8 @@
 """Bringing summaries and by-id up to the end of the log, and by-id through a rollback.
 
 Two ways to start: by-id belongs to the log, then only the records behind its applied place are
-read; or it is lost, then summaries come from the segments' indexes and control records, and by-id
-from the live records (never by replaying dead ones, whose previous records may be gone).
+read; or it is lost or damaged, then summaries come from the segments' indexes and control records,
+and by-id from the live records (never by replaying dead ones, whose previous records may be gone).
 
 Invariants:
 1. by-id belongs to the log iff the log id is the same, the applied place is not behind the end,
@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from millstream.errors import CorruptionError
 from millstream.model.limits import UINT64_MAX
-from millstream.storage.core.by_id import ById, partition_prefix
+from millstream.storage.core.by_id import BY_ID_DAMAGED, ById, partition_prefix
 from millstream.storage.core.live import LiveLog
 from millstream.storage.core.records import (
     Kind,
@@ -34,10 +35,41 @@ from millstream.storage.core.segment_files import Place
 from millstream.storage.core.segment_log import SegmentLog
 from millstream.storage.core.summary import PartitionSummary
 
-__all__ = ["apply_rollback", "build_by_id", "is_by_id_of", "load_summaries", "note", "replay"]
+__all__ = [
+    "apply_rollback",
+    "bring_up",
+    "build_by_id",
+    "is_by_id_of",
+    "load_summaries",
+    "note",
+    "replay",
+]
 
 BUILD_KEYS_MAX: Final = 100_000
 """Keys applied at once while by-id is built anew."""
+
+
+def bring_up(live: LiveLog, by_id: ById) -> bool:
+    """Fill summaries and by-id up to the end of the log; return whether by-id was built anew.
+
+    Raises:
+        CorruptionError: records or indexes of the log are damaged; by-id may be.
+    """
+    partition_count = len(live.summaries)
+    try:
+        if is_by_id_of(live.log, by_id):
+            applied = by_id.applied()
+            assert applied is not None
+            live.summaries[:] = [by_id.summary(p) for p in range(partition_count)]
+            replay(live, by_id, applied.place)
+            return False
+    except CorruptionError as error:
+        if error.code != BY_ID_DAMAGED:
+            raise
+    live.summaries[:] = [PartitionSummary() for _ in range(partition_count)]
+    load_summaries(live)
+    build_by_id(live, by_id)
+    return True
 
 
 def is_by_id_of(log: SegmentLog, by_id: ById) -> bool:

@@ -47,13 +47,7 @@ from millstream.storage.core.records import (
     low_points_record,
     rollback_record,
 )
-from millstream.storage.core.recovery import (
-    apply_rollback,
-    build_by_id,
-    is_by_id_of,
-    load_summaries,
-    replay,
-)
+from millstream.storage.core.recovery import apply_rollback, bring_up
 from millstream.storage.core.segment_files import Place
 from millstream.storage.core.segment_log import LogSizes, SegmentLog
 from millstream.storage.core.summary import PartitionSummary
@@ -192,16 +186,7 @@ class LogStore:
             log.roll()
         live = LiveLog(log, [PartitionSummary() for _ in range(partition_count)])
         ids = ById(by_id)
-        if is_by_id_of(log, ids):
-            applied = ids.applied()
-            assert applied is not None
-            live.summaries[:] = [ids.summary(p) for p in range(partition_count)]
-            replay(live, ids, applied.place)
-            is_built = False
-        else:
-            load_summaries(live)
-            build_by_id(live, ids)
-            is_built = True
+        is_built = bring_up(live, ids)
         log.open_index.killed.clear()
         store = cls(disk, log, ids, live, new_entry)
         store._changed.update(range(partition_count))

@@ -3,7 +3,7 @@ import shutil
 import lmdb
 import pytest
 
-from millstream.errors import UnavailableError
+from millstream.errors import CorruptionError, UnavailableError
 from millstream.storage.aio import by_id
 from millstream.storage.aio.by_id import LmdbByIdMap
 
@@ -80,3 +80,64 @@ def test_a_full_map_says_so_and_keeps_what_it_has(path):
     assert isinstance(raised.value.__cause__, lmdb.MapFullError)
     assert store.get(b"a") == b"1"
     store.close(is_durable=False)
+
+
+def damage(path, begin):
+    """Overwrite all pages from `begin` on."""
+    data = path / "data.mdb"
+    content = data.read_bytes()
+    data.write_bytes(content[:begin] + b"\xa5" * (len(content) - begin))
+    # the same inode and boot: it is still trusted
+
+
+PAIRS = [(b"%06d" % n, bytes(16)) for n in range(2000)]
+
+
+def test_damage_met_while_running_is_named_and_gone_after_a_restart(path):
+    opened(path, PAIRS).close(is_durable=True)
+    damage(path, 8192)
+    store = opened(path)
+    with pytest.raises(CorruptionError, match=r"data\.mdb is damaged") as raised:
+        store.get(b"000100")
+    assert raised.value.code == "by_id_damaged"
+    with pytest.raises(CorruptionError, match="restart"):
+        list(store.keys(b""))
+    with pytest.raises(CorruptionError, match="restart"):
+        list(store.apply_steps([([(b"a", b"1")], [])]))
+    store.close(is_durable=True)
+    store = opened(path, [(b"a", b"1")])
+    assert list(store.keys(b"")) == [b"a"]
+    store.close(is_durable=False)
+
+
+def test_a_damaged_map_can_be_cleared_and_is_trusted_again(path):
+    opened(path, PAIRS).close(is_durable=True)
+    damage(path, 8192)
+    store = opened(path)
+    with pytest.raises(CorruptionError):
+        store.get(b"000100")
+    store.clear()
+    list(store.apply_steps([([(b"a", b"1")], [])]))
+    store.close(is_durable=True)
+    store = opened(path)
+    assert list(store.keys(b"")) == [b"a"]
+    store.close(is_durable=False)
+
+
+@pytest.mark.parametrize("size", [100, 4096, 8192, 40_000])
+def test_a_file_that_lost_its_end_is_removed(path, size):
+    opened(path, PAIRS).close(is_durable=True)
+    with (path / "data.mdb").open("r+b") as file:
+        file.truncate(size)
+    store = opened(path)
+    assert list(store.keys(b"")) == []
+    store.close(is_durable=False)
+
+
+def test_a_directory_that_cannot_hold_a_map_is_told(path, monkeypatch):
+    def refuse(*args, **options):
+        raise lmdb.MemoryError("no address space")
+
+    monkeypatch.setattr(by_id.lmdb, "open", refuse)
+    with pytest.raises(UnavailableError, match="no address space"):
+        opened(path)

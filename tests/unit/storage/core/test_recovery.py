@@ -2,6 +2,7 @@ import shutil
 
 import pytest
 
+from millstream.storage.aio.by_id import LmdbByIdMap
 from millstream.storage.core import recovery
 from millstream.storage.core.records import mark_record, rollback_record
 
@@ -93,3 +94,41 @@ def test_a_mark_record_keeps_the_mark_of_a_dropped_change(directory, is_by_id_lo
     directory.crash()
     store = directory.open()
     assert [state.high_seqno for state in store.partitions] == [2, 0, 5, 0]
+
+
+@pytest.mark.parametrize("begin", [0, 8192, -5])
+def test_a_damaged_by_id_is_built_anew(directory, begin):
+    store = directory.open()
+    directory.fill(60)
+    before = directory.state(0)
+    store.stop()
+    data = directory.path / "byid" / "data.mdb"
+    content = data.read_bytes()
+    kept = len(content) // 2 if begin < 0 else begin
+    with data.open("r+b") as file:
+        file.write(content[:kept])
+        if begin < 0:
+            file.truncate(kept)
+        else:
+            file.write(b"\xa5" * (len(content) - kept))
+    store = directory.open()
+    assert store.was_clean_stop
+    assert directory.state(0) == before
+    assert {key: directory.value(0, key) for key in before} == before
+    assert sorted(store.keys(0)) == sorted(before)
+    directory.write(0, (b"new", b"1"))
+    store.stop()
+    directory.open()
+    assert directory.value(0, b"new") == b"1"
+
+
+def test_damaged_summaries_are_built_anew(directory):
+    store = directory.open()
+    directory.write(1, (b"a", b"1"))
+    store.stop()
+    by_id = LmdbByIdMap(directory.path / "byid")
+    list(by_id.apply_steps([([(b"\xff\xff\x00\x01", b"short")], [])]))
+    by_id.close(is_durable=True)
+    store = directory.open()
+    assert store.partitions[1].high_seqno == 1
+    assert directory.value(1, b"a") == b"1"
