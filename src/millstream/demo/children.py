@@ -2,7 +2,8 @@
 
 Invariants:
 1. What is started is stopped when the block ends, whatever ended it.
-2. Each process writes its log to a file of the work directory, whose end is in every error.
+2. What is started ends with this process, even where this one is killed (`tethered`).
+3. Each process writes its log to a file of the work directory, whose end is in every error.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Child:
         self.log = work_dir / f"{name}.log"
         with self.out.open("wb") as out, self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "millstream", *arguments],
-                stdin=subprocess.DEVNULL, stdout=out, stderr=log,
+                [sys.executable, "-m", "millstream.demo.tethered", str(os.getpid()), *arguments],
+                stdin=subprocess.PIPE, stdout=out, stderr=log,
                 env={**os.environ, "MILLSTREAM_STATE": str(work_dir / "state")},
                 start_new_session=True,
             )  # fmt: skip
@@ -93,7 +94,11 @@ class Child:
                 self._process.wait(STOP_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()
-        return self._process.wait()
+        code = self._process.wait()
+        tether = self._process.stdin
+        assert tether is not None
+        tether.close()
+        return code
 
     def _end_of_log(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()

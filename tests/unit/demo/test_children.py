@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
 from millstream.demo.children import Child
@@ -27,3 +33,46 @@ def test_half_a_line_is_not_a_line(tmp_path):
     with Child(tmp_path, "helper", ["version"]) as child:
         child.out.write_text('{"a":1}\n{"b":')
         assert child.lines() == [{"a": 1}]
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from millstream.demo.children import start_node
+node, address = start_node(Path(sys.argv[1]), "b")
+print(node._process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def is_alive(process_id):
+    try:
+        stat = Path(f"/proc/{process_id}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"  # an orphan may have no one to reap it
+
+
+def children_of(process_id):
+    return [
+        int(text)
+        for path in Path(f"/proc/{process_id}/task").glob("*/children")
+        for text in path.read_text().split()
+    ]
+
+
+def test_the_node_and_its_engine_end_with_a_parent_that_is_killed(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE
+    ) as parent:
+        try:
+            node = int(parent.stdout.readline())
+            processes = [node, *children_of(node)]
+            assert len(processes) == 2
+            assert all(map(is_alive, processes))
+        finally:
+            parent.send_signal(signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while any(map(is_alive, processes)):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
