@@ -2,7 +2,8 @@
 
 Invariants:
 1. Started in one order, stopped in the reverse; a start that fails gives everything back.
-2. No listener is opened that settings and users do not allow.
+2. No listener is opened that settings and users do not allow; a start that is refused makes no
+   users.
 3. The map's revision grows with every bucket made or deleted, also over restarts.
 
 Elsewhere: the process around it (`node.engine_process`), the same in a caller's process
@@ -174,13 +175,13 @@ class Engine:
 
     async def _bring_up(self, stack: AsyncExitStack) -> None:
         settings = self.settings
-        for credential in settings.users:
-            await asyncio.to_thread(self.users.ensure_admin, credential.name, credential.password)
-        refuse_exposure(settings, has_users=not self.users.is_empty)
+        refuse_exposure(settings, has_users=bool(settings.users) or not self.users.is_empty)
         tls = tls_context(settings)
         bound = bind_all(settings)
         for listening in bound.values():
             stack.callback(listening.close)
+        for credential in settings.users:
+            await asyncio.to_thread(self.users.ensure_admin, credential.name, credential.password)
         stack.push_async_callback(self._buckets.stop)
         await self._open_buckets()
         self._raise_revision()

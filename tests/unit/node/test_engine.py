@@ -93,6 +93,20 @@ async def test_users_made_at_the_start_stay(make_settings):
     await engine.stop()
 
 
+async def test_a_refused_start_makes_no_users(make_settings):
+    engine = await Engine.start(make_settings(data=make_settings().data + "2"))
+    busy = Address("127.0.0.1", port_of(engine, "kv"))
+    users = (Credential("ada", "secret"),)
+    with pytest.raises(UsageError, match="needs TLS"):
+        await Engine.start(make_settings(kv=Address("0.0.0.0", 0), users=users))
+    with pytest.raises(UnavailableError, match="in use"):
+        await Engine.start(make_settings(kv=busy, users=users))
+    await engine.stop()
+    engine = await Engine.start(make_settings())
+    assert engine.users.is_empty
+    await engine.stop()
+
+
 async def test_a_failed_disk_is_told(make_settings):
     told = []
     engine = await Engine.start(make_settings(), on_fatal=told.append)
