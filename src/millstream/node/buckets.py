@@ -7,7 +7,9 @@ one that is going away in `.deleted`; the next start removes both.
 Invariants:
 1. A bucket is served only after its directory is durable; it is gone once `delete` returns.
 2. A bucket created again under an old name has a new uuid and nothing of the old one.
-3. A bucket whose log is damaged stops alone: it is listed with its reason, the others are served.
+3. A bucket whose files are damaged stops alone: it is listed with its reason, the others are
+   served. If not even its name can be read, it is listed by its uuid.
+4. A creation that fails leaves nothing; a deletion that fails can be repeated.
 
 Elsewhere: what a bucket does (`kv.aio.engine`).
 """
@@ -19,6 +21,7 @@ import logging
 import shutil
 import uuid
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -39,12 +42,13 @@ _UNFINISHED: Final = (".creating", ".deleted")
 
 
 class BucketRecord(NamedTuple):
-    """What bucket.toml says."""
+    """What bucket.toml says; if it is damaged, the uuid stands for the name too."""
 
     name: str
     uuid: str
     partitions: int
     created: str
+    damage: str = ""
 
 
 class Buckets:
@@ -94,6 +98,7 @@ class Buckets:
 
         Raises:
             CorruptionError: `two_buckets_of_one_name`.
+            UsageError: `newer_format`.
             OSError: the directory cannot be read.
         """
         for record in await asyncio.to_thread(_clean_and_find, self._path):
@@ -105,6 +110,8 @@ class Buckets:
                 )
             self._records[record.name] = record
             try:
+                if record.damage:
+                    raise CorruptionError(record.damage, code="bad_file")
                 await self._bring_up(record)
             except (MillstreamError, OSError) as error:
                 self._failures[record.name] = str(error)
@@ -113,12 +120,17 @@ class Buckets:
     async def ensure(self, name: str, partitions: int | None, default: int) -> None:
         """Make sure that a bucket exists; `partitions` None accepts any number.
 
+        While a bucket's name cannot be read nothing is created: it may be the one wanted.
+
         Raises:
             ConditionError: `other_partitions`, it exists with another number.
             UsageError, UnavailableError: as `create`.
         """
         record = self._records.get(name)
-        if record is None:
+        unnamed = next((one for one in self._records.values() if one.damage), None)
+        if record is None and unnamed is not None:
+            _LOG.error("bucket %s is not created: it may be %s", name, unnamed.uuid)
+        elif record is None:
             await self.create(name, partitions or default)
         elif partitions is not None and record.partitions != partitions:
             raise ConditionError(
@@ -133,7 +145,7 @@ class Buckets:
         Raises:
             UsageError: `bad_bucket_name`, `bad_partitions`.
             ConditionError: `bucket_exists`.
-            UnavailableError: `too_many_buckets`, `disk_error`.
+            UnavailableError: `too_many_buckets`, `disk_error`, `disk_full`.
         """
         checked_bucket_name(name)
         checked_partition_count(partitions)
@@ -148,10 +160,13 @@ class Buckets:
             try:
                 await asyncio.to_thread(_make_directory, self._path, record)
                 await self._bring_up(record)
-            except OSError as error:
-                raise UnavailableError(
-                    f"bucket {name!r} cannot be created: {error}", code="disk_error"
-                ) from error
+            except BaseException as error:
+                await asyncio.to_thread(_take_back_directory, self._path, record)
+                if isinstance(error, OSError):
+                    raise UnavailableError(
+                        f"bucket {name!r} cannot be created: {error}", code="disk_error"
+                    ) from error
+                raise
             self._records[name] = record
         _LOG.info("created bucket %s", name, extra={"partitions": partitions})
         return self._status(record)
@@ -172,10 +187,14 @@ class Buckets:
                 before(bucket)
             running = self._running.pop(name, None)
             if running is not None and name not in self._failures:
-                await running.stop()
+                try:
+                    await running.stop()
+                except (MillstreamError, OSError) as error:
+                    _LOG.warning("bucket %s was not stopped cleanly: %s", name, error)
             try:
                 await asyncio.to_thread(_remove_directory, self._path, record)
             except OSError as error:
+                self._failures[name] = f"it could not be deleted: {error}; delete it again"
                 raise UnavailableError(
                     f"bucket {name!r} cannot be deleted: {error}", code="disk_error"
                 ) from error
@@ -200,6 +219,9 @@ class Buckets:
         name = record.name
 
         def on_fatal(error: Exception) -> None:
+            if isinstance(error, CorruptionError):
+                on_corrupt(error)
+                return
             self._failures[name] = f"its disk failed: {error}"
             self.served.pop(name, None)
             self._on_fatal(name, error)
@@ -243,8 +265,9 @@ class Buckets:
 def find_records(path: Path) -> list[BucketRecord]:
     """Return the buckets in a directory, in the order of their uuids; changes nothing.
 
+    One whose bucket.toml cannot be read comes with its damage.
+
     Raises:
-        CorruptionError: `bad_file`, a bucket.toml is damaged.
         UsageError: `newer_format`.
         OSError: the directory cannot be read.
     """
@@ -253,7 +276,10 @@ def find_records(path: Path) -> list[BucketRecord]:
         if directory.suffix in _UNFINISHED:
             continue
         if (directory / _BUCKET_FILE).is_file():
-            records.append(_read_record(directory))
+            try:
+                records.append(_read_record(directory))
+            except (CorruptionError, OSError) as error:
+                records.append(BucketRecord(directory.name, directory.name, 0, "", str(error)))
         else:
             _LOG.warning("%s is no bucket and is left alone", directory)
     return records
@@ -298,8 +324,21 @@ def _make_directory(path: Path, record: BucketRecord) -> None:
     sync_directory(path)
 
 
+def _take_back_directory(path: Path, record: BucketRecord) -> None:
+    """Remove what was made of a bucket; what cannot be removed now is at the next start."""
+    made = path / record.uuid
+    if made.is_dir():
+        with suppress(OSError):
+            made.rename(path / f"{record.uuid}.deleted")
+    for suffix in _UNFINISHED:
+        shutil.rmtree(path / f"{record.uuid}{suffix}", ignore_errors=True)
+
+
 def _remove_directory(path: Path, record: BucketRecord) -> None:
+    """Remove a bucket, also one whose removal failed half way."""
     doomed = path / f"{record.uuid}.deleted"
-    (path / record.uuid).rename(doomed)
+    if (path / record.uuid).is_dir():
+        (path / record.uuid).rename(doomed)
     sync_directory(path)
-    shutil.rmtree(doomed)
+    if doomed.is_dir():
+        shutil.rmtree(doomed)

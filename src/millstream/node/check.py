@@ -86,9 +86,10 @@ def check_directory(
         users = UserStore(path / "users.json")
         buckets = []
         for record in find_records(path / "buckets"):
-            found = BucketCheck(record.name, record.uuid, record.partitions)
+            found = BucketCheck(record.name, record.uuid, record.partitions, damage=record.damage)
             progress(found)
-            _check_bucket(path / "buckets" / record.uuid / "log", record, found)
+            if not record.damage:
+                _check_bucket(path / "buckets" / record.uuid / "log", record, found)
             buckets.append(found)
         return DirectoryCheck(
             str(node.get("uuid")), int(str(node["format"])), len(users.names), buckets

@@ -1,3 +1,4 @@
+import asyncio
 import os
 from types import SimpleNamespace
 
@@ -20,15 +21,23 @@ class FakeEngine:
         self.fail = on_fatal
         self.meet_damage = on_corrupt
         self.is_stopped = False
+        self.stop_error = None
 
     async def stop(self):
+        if self.stop_error is not None:
+            raise self.stop_error
         self.is_stopped = True
 
 
 @pytest.fixture
 def make(tmp_path):
-    def made(damaged=()):
+    def made(damaged=(), errors=()):
+        waiting = list(errors)
+
         async def open_bucket(path, *, name, uuid, partition_count, on_fatal, on_corrupt, **_):
+            if waiting:
+                (path / "log").mkdir()
+                raise waiting.pop()
             if name in damaged:
                 raise CorruptionError(f"{name} is damaged at offset 7")
             return FakeEngine(path, name, uuid, partition_count, on_fatal, on_corrupt)
@@ -153,12 +162,31 @@ async def test_a_failed_disk_ends_a_bucket(make):
         lambda text: "",
     ],
 )
-async def test_a_damaged_bucket_file_is_named(make, tmp_path, change):
+async def test_a_damaged_bucket_file_stops_its_bucket_alone(make, tmp_path, change):
+    buckets = await opened(make)
+    status = await buckets.create("a", 4)
+    await buckets.create("good", 4)
+    file = tmp_path / "buckets" / status.uuid / "bucket.toml"
+    file.write_text(change(file.read_text()))
+    again = await opened(make)
+    assert list(again.served) == ["good"]
+    (bad,) = [one for one in again.statuses() if one.state == "failed"]
+    assert (bad.name, bad.uuid, bad.partitions) == (status.uuid, status.uuid, 0)
+    assert str(file) in bad.reason or str(file.parent) in bad.reason
+    await again.ensure("a", 4, 64)  # it may be the damaged one: nothing empty in its place
+    assert list(again.served) == ["good"]
+    await again.delete(status.uuid, print)
+    assert os.listdir(tmp_path / "buckets") == [again.statuses()[0].uuid]
+    await again.ensure("a", 4, 64)
+    assert set(again.served) == {"a", "good"}
+
+
+async def test_a_bucket_of_a_newer_format_is_not_touched(make, tmp_path):
     buckets = await opened(make)
     status = await buckets.create("a", 4)
     file = tmp_path / "buckets" / status.uuid / "bucket.toml"
-    file.write_text(change(file.read_text()))
-    with pytest.raises(CorruptionError, match=status.uuid):
+    file.write_text(file.read_text().replace("format = 1", "format = 99"))
+    with pytest.raises(UsageError, match="format 99"):
         await opened(make)
 
 
@@ -183,3 +211,75 @@ async def test_a_damaged_record_stops_its_bucket_alone(make):
     assert list(buckets.served) == ["b"]
     status = buckets.statuses()[0]
     assert (status.state, status.reason) == ("failed", "000001.seg at offset 77 is damaged")
+
+
+async def test_damage_met_while_writing_stops_its_bucket_alone(make):
+    buckets = await opened(make)
+    await buckets.create("a", 4)
+    buckets.running["a"].fail(CorruptionError("data.mdb is damaged"))
+    assert (make.fatal, make.stopped) == ([], ["a"])
+    assert buckets.statuses()[0].reason == "data.mdb is damaged"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError("too many files"), UnavailableError),
+        (UnavailableError("disk full"), UnavailableError),
+        (asyncio.CancelledError(), asyncio.CancelledError),
+    ],
+)
+async def test_a_bucket_that_could_not_be_made_leaves_nothing(make, tmp_path, error, told):
+    buckets = await opened(make, errors=[error])
+    with pytest.raises(told):
+        await buckets.create("a", 4)
+    assert os.listdir(tmp_path / "buckets") == []
+    assert buckets.statuses() == []
+    await buckets.create("a", 4)
+    again = await opened(make)
+    assert list(again.served) == ["a"]
+
+
+async def test_a_directory_that_is_not_durable_is_taken_back(make, tmp_path, monkeypatch):
+    buckets = await opened(make)
+
+    def refuse(path):
+        raise OSError("cannot sync")
+
+    monkeypatch.setattr(buckets_module, "sync_directory", refuse)
+    with pytest.raises(UnavailableError, match="cannot sync"):
+        await buckets.create("a", 4)
+    assert os.listdir(tmp_path / "buckets") == []
+
+
+@pytest.mark.parametrize("failing", ["sync_directory", "rmtree"])
+async def test_a_failed_deletion_is_listed_and_can_be_repeated(
+    make, tmp_path, monkeypatch, failing
+):
+    buckets = await opened(make)
+    await buckets.create("a", 4)
+
+    def refuse(path):
+        raise OSError("input/output error")
+
+    with monkeypatch.context() as broken:
+        target = buckets_module if failing == "sync_directory" else buckets_module.shutil
+        broken.setattr(target, failing, refuse)
+        with pytest.raises(UnavailableError, match="input/output"):
+            await buckets.delete("a", print)
+    assert not buckets.served
+    status = buckets.statuses()[0]
+    assert status.state == "failed"
+    assert "input/output" in status.reason
+    await buckets.delete("a", print)
+    assert os.listdir(tmp_path / "buckets") == []
+    assert buckets.statuses() == []
+
+
+async def test_a_bucket_that_cannot_be_written_any_more_can_be_deleted(make, tmp_path):
+    buckets = await opened(make)
+    await buckets.create("a", 4)
+    buckets.running["a"].stop_error = UnavailableError("disk full")
+    await buckets.delete("a", print)
+    assert os.listdir(tmp_path / "buckets") == []
+    assert buckets.statuses() == []

@@ -56,6 +56,16 @@ def test_a_sound_directory_is_read_and_left_as_it_is(directory):
     assert contents(directory) == before
 
 
+def test_a_damaged_bucket_file_is_damage_of_its_bucket(directory):
+    bad = next((directory / "buckets").iterdir())
+    (bad / "bucket.toml").write_text("rubbish")
+    found = check_directory(directory)
+    assert not found.is_sound
+    damage = {bucket.uuid: bucket.damage for bucket in found.buckets}
+    assert "bucket.toml" in damage.pop(bad.name)
+    assert list(damage.values()) == [""]
+
+
 def test_a_torn_tail_is_told_and_left(directory):
     segment = segment_of(directory, "a")
     with segment.open("ab") as file:
