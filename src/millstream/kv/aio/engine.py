@@ -56,7 +56,7 @@ class _StoreReader:
         """Return the newest record of the key, tombstones included."""
         with self._telling():
             found = self._store.find(partition_id, key)
-        return Entry(found.frame, found.lineage) if found else None
+        return Entry(key, found.frame, found.lineage) if found else None
 
     def backfill(
         self, partition_id: int, after: int, upto: int, superseded: set[int]

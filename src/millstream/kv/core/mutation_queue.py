@@ -42,21 +42,23 @@ QUEUE_BYTES_DEFAULT: Final = QUEUE_BYTES_MAX // PARTITIONS_DEFAULT
 HELD_FACTOR_MAX: Final = 4
 """Times the bound of a queue that holds may make it, before they are lost."""
 SLOT_BYTES: Final = 64
-"""Memory of a slot without its frame: four references and a number."""
+"""Memory of a slot without its frame: three references and a number."""
 _TRIM_SLOTS_MIN: Final = 1024
 _NOTHING: Final = b""
 
 
 class Entry(Struct, gc=False):
-    """A document in memory: its newest frame, tombstones included, and its lineage.
+    """A document in memory: its key, its newest frame, tombstones included, and its lineage.
 
     Changed in place; without the collector's notice, for there are millions.
     """
 
+    key: bytes
     frame: bytes
     lineage: bytes
 
 
+_key_of = attrgetter("key")
 _lineage_of = attrgetter("lineage")
 
 
@@ -84,7 +86,6 @@ class MutationQueue:
         "_frame_bytes",
         "_hold_high",
         "_holds",
-        "_keys",
         "_next_hold",
         "_previous",
         "_slots",
@@ -107,7 +108,6 @@ class MutationQueue:
         self.retained_bytes = 0
         self._frame_bytes = 0
         self._slots: list[bytes] = []
-        self._keys: list[bytes] = []
         self._entries: list[Entry] = []
         self._previous: list[int] = []
         self._holds: dict[int, int] = {}
@@ -121,13 +121,10 @@ class MutationQueue:
 
     # -- the mutator
 
-    def append(
-        self, key: bytes, entry: Entry, frame: bytes, old_seqno: int = 0, old: bytes = b""
-    ) -> None:
+    def append(self, entry: Entry, frame: bytes, old_seqno: int = 0, old: bytes = b"") -> None:
         """Add the change with seqno `high_seqno + 1`. O(1); hot path.
 
         Args:
-            key: of the document.
             entry: of the document; its lineage goes to the log.
             frame: of the change.
             old_seqno: seqno of the key's former change, 0 if there is none; its slot is blanked.
@@ -142,7 +139,6 @@ class MutationQueue:
                 self._retain(old_seqno, _Superseded(old, previous, self.high_seqno + 1))
             self._slots[index] = _NOTHING
             self._frame_bytes -= len(old)
-        self._keys.append(key)
         self._entries.append(entry)
         self._slots.append(frame)
         self._previous.append(previous)
@@ -238,12 +234,13 @@ class MutationQueue:
         begin, first = self.frozen_seqno - self.floor, self.frozen_seqno + 1
         self.frozen_seqno = self.high_seqno
         slots = self._slots[begin:]
+        entries = list(compress(self._entries[begin:], slots))
         return FrozenChanges(
             list(compress(range(first, self.high_seqno + 1), slots)),
-            list(compress(self._keys[begin:], slots)),
+            list(map(_key_of, entries)),
             list(filter(None, slots)),
             list(compress(self._previous[begin:], slots)),
-            list(map(_lineage_of, compress(self._entries[begin:], slots))),
+            list(map(_lineage_of, entries)),
         )
 
     def trim(self, persisted_seqno: int) -> None:
@@ -263,7 +260,6 @@ class MutationQueue:
         if count < min(limit, _TRIM_SLOTS_MIN):
             return
         del self._slots[:count]
-        del self._keys[:count]
         del self._entries[:count]
         del self._previous[:count]
         self.floor += count
@@ -271,7 +267,7 @@ class MutationQueue:
 
     def check(self) -> None:
         """Assert the invariants; for tests."""
-        columns = (self._slots, self._keys, self._entries, self._previous)
+        columns = (self._slots, self._entries, self._previous)
         assert {len(column) for column in columns} == {len(self._slots)}
         assert self.floor + len(self._slots) == self.high_seqno
         assert self._frame_bytes == sum(map(len, self._slots))

@@ -188,7 +188,7 @@ class Partition:
         new_cas = self.last_cas = now_ns if now_ns > self.last_cas else self.last_cas + 1
         if entry is None:
             old, old_seqno, rev = b"", 0, 1
-            entry = self.table[key] = Entry(old, self._birth_prefix + _varint(seqno))
+            entry = self.table[key] = Entry(key, old, self._birth_prefix + _varint(seqno))
         else:
             old = entry.frame
             old_cas, old_seqno, old_rev = _cas_seqno_rev(old)
@@ -206,7 +206,7 @@ class Partition:
             + tail
         )  # fmt: skip
         entry.frame = frame
-        queue.append(key, entry, frame, old_seqno, old)
+        queue.append(entry, frame, old_seqno, old)
         return frame
 
     def _add_run(self, entry: Entry, rev: int) -> None:
@@ -312,7 +312,7 @@ class Partition:
         if old_seqno <= self._branch_seqno:
             self._add_run(entry, rev)
         entry.frame = frame = encode(self.partition_id, key, seqno, rev, cas, time_s)
-        self.queue.append(key, entry, frame, old_seqno, old)
+        self.queue.append(entry, frame, old_seqno, old)
         return frame
 
     # -- streams: the shape of upr.core.source.PartitionSource

@@ -276,7 +276,7 @@ class KvSession:
         """Whether a whole request waits to be answered."""
         return len(self._rest) >= HEADER_BYTES and not self._missing_bytes
 
-    def _answer(self, data: bytes, now_ns: int) -> int:
+    def _answer(self, data: bytes, now_ns: int) -> int:  # noqa: C901 - the hot path in one piece
         """The request loop; returns how many bytes were used. Hot path: one pass, no calls."""
         deferred = self._deferred
         out = [] if deferred else self.out
@@ -333,7 +333,8 @@ class KvSession:
                     frame = partition.store(
                         key, data[start + 8 : stop], flag_number, expiry, extras & 0xFF, now_ns
                     )
-                    self.has_changes = True
+                    if not self.bucket.is_told_soon:  # type: ignore[union-attr]
+                        self.has_changes = True
                     out.append(
                         _stored_reply_token(
                             _RESPONSE_SET, 0, _TOKEN_EXTRAS, 0, 16, opaque, frame[16:24],

@@ -34,7 +34,7 @@ class LogDouble:
     def find(self, partition_id: int, key: bytes) -> Entry | None:
         for item in reversed(self.items):
             if change_of(item[0]).key == key:
-                return Entry(item[0], item[2])
+                return Entry(key, item[0], item[2])
         return None
 
     def backfill(

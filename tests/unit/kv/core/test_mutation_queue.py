@@ -10,7 +10,7 @@ from millstream.kv.core import mutation_queue
 from millstream.kv.core.mutation_queue import HELD_FACTOR_MAX, SLOT_BYTES, Entry, MutationQueue
 from millstream.wire.frames import change_of, seqno_of
 
-ENTRY = Entry(b"", b"lineage")
+A, B, K, X, Y = (Entry(key, b"", b"lineage") for key in (b"a", b"b", b"k", b"x", b"y"))
 
 
 def frames_of(queue: MutationQueue, after: int, at: int) -> list[bytes]:
@@ -25,20 +25,20 @@ def frames_of(queue: MutationQueue, after: int, at: int) -> list[bytes]:
 
 def test_a_slice_skips_what_was_superseded() -> None:
     queue = MutationQueue(0)
-    queue.append(b"a", ENTRY, b"a1")
-    queue.append(b"b", ENTRY, b"b2")
-    queue.append(b"a", ENTRY, b"a3", 1, b"a1")
+    queue.append(A, b"a1")
+    queue.append(B, b"b2")
+    queue.append(A, b"a3", 1, b"a1")
     assert frames_of(queue, 0, 3) == [b"b2", b"a3"]
     assert queue.bytes_held == 4 + 3 * SLOT_BYTES
 
 
 def test_a_hold_still_sees_what_was_superseded_after_it() -> None:
     queue = MutationQueue(0)
-    queue.append(b"a", ENTRY, b"a1")
+    queue.append(A, b"a1")
     opened = queue.open_hold(None)
     assert opened is not None
     hold, at = opened
-    queue.append(b"a", ENTRY, b"a2", 1, b"a1")
+    queue.append(A, b"a2", 1, b"a1")
     assert frames_of(queue, 0, at) == [b"a1"]
     assert frames_of(queue, 0, 2) == [b"a2"]
     queue.release_hold(hold)
@@ -48,19 +48,19 @@ def test_a_hold_still_sees_what_was_superseded_after_it() -> None:
 
 def test_previous_names_only_what_a_flush_took() -> None:
     queue = MutationQueue(0)
-    queue.append(b"a", ENTRY, b"a1")
+    queue.append(A, b"a1")
     assert queue.freeze() == ([1], [b"a"], [b"a1"], [0], [b"lineage"])
-    queue.append(b"a", ENTRY, b"a2", 1, b"a1")
-    queue.append(b"a", ENTRY, b"a3", 2, b"a2")
+    queue.append(A, b"a2", 1, b"a1")
+    queue.append(A, b"a3", 2, b"a2")
     assert queue.freeze() == ([3], [b"a"], [b"a3"], [1], [b"lineage"]), "a2 never reached the log"
 
 
 def test_holds_are_lost_rather_than_memory() -> None:
     queue = MutationQueue(0, 10)
-    queue.append(b"x", ENTRY, b"x" * 11)
+    queue.append(X, b"x" * 11)
     opened = queue.open_hold(None)
     assert opened is not None
-    queue.append(b"y", ENTRY, b"y", 1, b"x" * 11)
+    queue.append(Y, b"y", 1, b"x" * 11)
     assert not queue.is_held(opened[0])
     assert queue.retained_bytes == 0
     queue.check()
@@ -69,7 +69,7 @@ def test_holds_are_lost_rather_than_memory() -> None:
 def test_slots_are_trimmed_although_their_frames_are_gone() -> None:
     queue = MutationQueue(0)
     for seqno in range(5000):
-        queue.append(b"k", ENTRY, b"frame", seqno, b"frame" if seqno else b"")
+        queue.append(K, b"frame", seqno, b"frame" if seqno else b"")
     queue.freeze()
     queue.bytes_max = SLOT_BYTES * 1000
     queue.trim(5000)
@@ -80,11 +80,11 @@ def test_slots_are_trimmed_although_their_frames_are_gone() -> None:
 
 def test_a_hold_does_not_keep_slots_for_ever() -> None:
     queue = MutationQueue(0, SLOT_BYTES * 1000)
-    queue.append(b"k", ENTRY, b"frame")
+    queue.append(K, b"frame")
     opened = queue.open_hold(None)
     assert opened is not None
     for seqno in range(1, 100_000):
-        queue.append(b"k", ENTRY, b"frame", seqno, b"frame")
+        queue.append(K, b"frame", seqno, b"frame")
         if seqno % 1000 == 0:
             queue.freeze()
             queue.trim(seqno)
