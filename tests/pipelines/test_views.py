@@ -13,9 +13,10 @@ import pytest
 import millstream
 from millstream.errors import ConditionError, MillstreamError
 from millstream.pipelines import view_rows
-from millstream.pipelines.view_reading import Endpoint, read_header, read_view
+from millstream.pipelines.view_reading import BucketChanges, Endpoint, read_header, read_view
+from millstream.pipelines.view_reduce import ReducedBatch, ViewRow
 from millstream.pipelines.view_setup import ensure_store
-from millstream.pipelines.view_store import STORE_SUFFIX, ViewStore
+from millstream.pipelines.view_store import STORE_SUFFIX, Applied, ViewStore, row_body, row_key
 from millstream.pipelines.views import ViewsPipeline
 from millstream.views import register
 from millstream.views.core.design import parse_design
@@ -297,8 +298,9 @@ def test_a_second_writer_takes_over(spark, make_views, monkeypatch):
 
     def overtaken(self, batch_id, reduced, header):
         with views.endpoint.client(views.bucket.name + STORE_SUFFIX) as client:
-            other = ViewStore(client, views.design, "other run")
-            other.take_over(other.read_header(), dict)
+            changes = BucketChanges(views.endpoint, client)
+            other = ViewStore(client, changes, views.design, "other run")
+            other.take_over(other.read_header())
         return kept(self, batch_id, reduced, header)
 
     monkeypatch.setattr(ViewStore, "apply", overtaken)
@@ -306,6 +308,53 @@ def test_a_second_writer_takes_over(spark, make_views, monkeypatch):
     with pytest.raises(ConditionError) as caught:
         views.run(spark)
     assert caught.value.code == "taken_over"
+
+
+def test_what_a_run_that_was_taken_over_writes_late_is_put_right(make_views):
+    views = make_views(COUNT)
+    batch = ReducedBatch(rows=[ViewRow(0, str(group), None, b"1") for group in range(50)])
+
+    def open_store(client, run):
+        store = ViewStore(client, BucketChanges(views.endpoint, client), views.design, run)
+        store.read_header()
+        store.take_over({"batch": None})
+        return store
+
+    with views.endpoint.client(views.bucket.name + STORE_SUFFIX) as client:
+        old, new = open_store(client, "old"), open_store(client, "new")
+        assert new.apply(0, batch, {}).changed == 50
+        body = row_body(views.design, ViewRow(0, "7", None, b"70"))
+        late = msgspec_raw(body + b',"stamp":{"run":"old","batch":0}}')
+        client.upsert(row_key(views.design.name, "v", "7", None), late)
+        client.upsert(row_key(views.design.name, "v", "700", None), late)
+        client.remove(row_key(views.design.name, "v", "8", None))
+        with pytest.raises(ConditionError, match="has taken over"):
+            old.apply(0, batch, {})
+        assert new.apply(1, batch, {}) == Applied(2, 1)
+        assert new.apply(2, batch, {}) == Applied(0, 0)
+    assert views.grouped("v") == {str(group): 1 for group in range(50)}
+
+
+def test_changes_of_a_bucket_are_read_once_and_anew_after_a_new_history(own_node):
+    node = own_node("--bucket", "b:4")
+    endpoint = Endpoint(node.ready["kv"])
+    with endpoint.client("b") as client:
+        client.apply_many([(f"k{n}", n) for n in range(9)], durability="persisted")
+        changes = BucketChanges(endpoint, client)
+        everything = {b"k%d" % n: b"%d" % n for n in range(9)}
+        assert changes.read() == (True, everything)
+        assert changes.read() == (False, {})
+        client.remove("k1")
+        client.upsert("k2", 22, durability="persisted")
+        assert changes.read() == (False, {b"k1": None, b"k2": b"22"})
+    node.kill()
+    node.start()
+    with endpoint.client("b") as client:
+        changes._client = client
+        client.upsert("k1", 11)
+        assert changes.read() == (True, everything | {b"k1": b"11", b"k2": b"22"})
+        client.upsert("k3", 33)
+        assert changes.read() == (False, {b"k3": b"33"})
 
 
 def test_a_rollback_ends_the_pipeline_and_names_partition_and_seqno(spark, own_node, tmp_path):

@@ -36,7 +36,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from millstream.client.kv import Client
 from millstream.errors import MillstreamError, StreamError, UnavailableError, UsageError
 from millstream.pipelines.view_map import IN_COLUMNS, OUT_COLUMNS, map_batches
-from millstream.pipelines.view_reading import Endpoint, scan
+from millstream.pipelines.view_reading import BucketChanges, Endpoint
 from millstream.pipelines.view_reduce import (
     OWN_COLUMNS,
     latest_state,
@@ -131,7 +131,8 @@ class ViewsPipeline:
         """Become the writer of the store; drop a checkpoint that does not belong to it."""
         with self.endpoint.client(self.bucket) as source:
             bucket_uuid = source.cluster_map.bucket_uuid
-        store = ViewStore(client, self.design, self._run)
+        changes = BucketChanges(self.endpoint, client)
+        store = ViewStore(client, changes, self.design, self._run)
         header = store.read_header()
         checkpoint_id = self._checkpoint_id()
         if header.get("checkpoint") != checkpoint_id or not checkpoint_id:
@@ -141,10 +142,7 @@ class ViewsPipeline:
             (self.checkpoint / _ID_FILE).write_text(checkpoint_id)
             header = {"batch": None, "bucket_uuid": header.get("bucket_uuid")}
         members = {name: value for name, value in header.items() if name not in _OWN_MEMBERS}
-        store.take_over(
-            {**members, "checkpoint": checkpoint_id, "bucket_uuid": bucket_uuid},
-            lambda: scan(self.endpoint, client).items(),
-        )
+        store.take_over({**members, "checkpoint": checkpoint_id, "bucket_uuid": bucket_uuid})
         if header.get("bucket_uuid") != bucket_uuid:
             store.clear()
         self._bucket_uuid = bucket_uuid

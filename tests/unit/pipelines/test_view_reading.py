@@ -78,9 +78,9 @@ def test_the_newest_version_of_a_document_counts():
         + mutation(0, b"a2", b"new", 4, 2, 2, 0, 0, 1)
         + deletion(0, b"a", 5, 2, 2, 0)
     )
-    documents: dict[bytes, bytes] = {}
+    documents: dict[bytes, bytes | None] = {}
     _apply(chunk, b"a", documents)
-    assert documents == {b"a2": b"new"}
+    assert documents == {b"a": None, b"a2": b"new"}
 
 
 def test_a_password_is_not_shown():

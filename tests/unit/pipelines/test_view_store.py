@@ -9,7 +9,9 @@ import pytest
 
 from millstream.client.documents import Document
 from millstream.client.kv import BulkResult
-from millstream.errors import ConditionError
+from millstream.errors import ConditionError, UnavailableError
+from millstream.pipelines import view_store
+from millstream.pipelines.view_reading import Changed
 from millstream.pipelines.view_reduce import ReducedBatch, ViewRow
 from millstream.pipelines.view_store import Applied, ViewStore, header_key, row_body, row_key
 from millstream.views.core.design import parse_design
@@ -22,10 +24,13 @@ DESIGN = parse_design(
 class Bucket:
     """The part of a kv client that the store uses."""
 
+    bucket = "b-views"
+
     def __init__(self):
         self.documents = {}
         self.cas = 0
         self.writes = []
+        self.before_write = []
 
     def _put(self, key, value):
         self.cas += 1
@@ -49,11 +54,13 @@ class Bucket:
 
     def apply_many(self, changes, *, durability):
         assert durability == "persisted"
+        if self.before_write:
+            self.before_write.pop()()
         done = 0
         for key, value in changes:
             done += 1
             if value is None:
-                self.documents.pop(key)
+                self.documents.pop(key, None)
                 self.writes.append(key)
             else:
                 self._put(key, value)
@@ -62,6 +69,31 @@ class Bucket:
     def rows(self):
         return [(key, doc.data) for key, doc in self.documents.items() if isinstance(key, bytes)]
 
+    def values(self):
+        return {key: doc.value["value"] for key, doc in self.documents.items() if key != HEADER}
+
+
+class Changes:
+    """What has changed in a bucket since the last call."""
+
+    def __init__(self, bucket):
+        self.bucket = bucket
+        self.known = None
+
+    def read(self):
+        now = dict(self.bucket.rows())
+        before, self.known = self.known, now
+        if before is None:
+            return Changed(True, dict(now))
+        changed = {key: value for key, value in now.items() if before.get(key) != value}
+        return Changed(False, changed | {key: None for key in before if key not in now})
+
+    def forget(self):
+        self.known = None
+
+
+HEADER = header_key("d")
+
 
 def batch(**values):
     rows = [ViewRow(0, json.dumps(key), None, str(n).encode()) for key, n in values.items()]
@@ -69,9 +101,9 @@ def batch(**values):
 
 
 def open_store(bucket, run="r1"):
-    store = ViewStore(bucket, DESIGN, run)
+    store = ViewStore(bucket, Changes(bucket), DESIGN, run)
     store.read_header()
-    store.take_over({}, bucket.rows)
+    store.take_over({})
     return store
 
 
@@ -141,6 +173,73 @@ def test_the_run_that_lost_the_store_stops_before_it_writes():
     assert caught.value.code == "taken_over"
     assert bucket.writes == []
     new.apply(0, batch(a=1), {})
+
+
+RIGHT = {b'd/v/"a"': 1, b'd/v/"b"': 2}
+
+
+def write_late(bucket, **values):
+    """What a run that was taken over still writes: row by group, None to delete it."""
+    for key, value in values.items():
+        name = row_key("d", "v", json.dumps(key), None)
+        if value is None:
+            bucket.documents.pop(name, None)
+            continue
+        body = row_body(DESIGN, ViewRow(0, json.dumps(key), None, str(value).encode()))
+        bucket._put(name, msgspec.Raw(body + b',"stamp":{"run":"r1","batch":9}}'))
+
+
+def test_rows_that_a_run_taken_over_wrote_late_are_put_right_by_the_next_batch():
+    bucket = Bucket()
+    open_store(bucket, "r1")
+    new = open_store(bucket, "r2")
+    assert new.apply(0, batch(a=1, b=2), {}) == Applied(2, 0)
+    write_late(bucket, a=70, b=None, c=3)
+    assert new.apply(1, batch(a=1, b=2), {}) == Applied(2, 1)
+    assert bucket.values() == RIGHT
+
+
+def test_rows_written_late_in_the_middle_of_a_batch_are_put_right_before_its_header():
+    bucket = Bucket()
+    open_store(bucket, "r1").apply(0, batch(a=1), {})
+    new = open_store(bucket, "r2")
+    bucket.before_write.append(lambda: write_late(bucket, a=70, b=70, c=3))
+    new.apply(1, batch(a=1, b=2), {})
+    assert bucket.values() == RIGHT
+    assert bucket.writes[-1] == HEADER
+
+
+def test_a_run_that_is_taken_over_in_the_middle_of_a_batch_stops_after_its_chunk(monkeypatch):
+    monkeypatch.setattr(view_store, "ROWS_PER_CHECK", 2)
+    bucket = Bucket()
+    old = open_store(bucket, "r1")
+    bucket.before_write.append(lambda: open_store(bucket, "r2"))
+    with pytest.raises(ConditionError) as caught:
+        old.apply(0, batch(a=7, b=7, c=7, d=7, e=7), {})
+    assert caught.value.code == "taken_over"
+    assert len(bucket.values()) == 2
+    open_store(bucket, "r3").apply(0, batch(a=1, b=2), {})
+    assert bucket.values() == RIGHT
+
+
+def test_a_store_that_is_written_by_others_all_the_time_is_told():
+    bucket = Bucket()
+    store = open_store(bucket)
+    writes = range(2, 2 + view_store.PASSES_MAX)
+    bucket.before_write += [lambda n=n: write_late(bucket, **{f"z{n}": n}) for n in writes]
+    with pytest.raises(UnavailableError, match="let only its pipeline write") as caught:
+        store.apply(0, batch(a=1), {})
+    assert caught.value.code == "store_disturbed"
+
+
+def test_what_was_known_is_void_when_the_bucket_began_a_new_history():
+    bucket = Bucket()
+    store = open_store(bucket)
+    store.apply(0, batch(a=1, b=2), {})
+    bucket.documents.pop(b'd/v/"a"')
+    store._changes.forget()
+    assert store.apply(1, batch(a=1, b=2), {}) == Applied(1, 0)
+    assert bucket.values() == RIGHT
 
 
 def test_rows_of_another_bucket_are_cleared():
