@@ -2,7 +2,8 @@
 
 Invariants:
 1. A value that is JSON is stored as JSON, unchanged; any other as bytes.
-2. A design document is checked to be a JSON object before it is sent.
+2. Nothing on standard input is no value: a command before the pipe that failed writes no document.
+3. A design document is checked to be a JSON object before it is sent.
 """
 
 from __future__ import annotations
@@ -108,6 +109,11 @@ def _data_of(key: str, value: str | None, file: Path | None) -> bytes:
             data = source.read(VALUE_BYTES_MAX + 1)
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}", code="bad_file") from error
+    if file is None and not data:
+        raise UsageError(
+            "there was no value on standard input; for an empty one give '' as VALUE",
+            code="no_value",
+        )
     if len(data) > VALUE_BYTES_MAX:
         raise UsageError(f"a value has at most {VALUE_BYTES_MAX} bytes", code="too_large")
     return data

@@ -55,3 +55,21 @@ def test_design_documents_come_from_files(call: Any, client: Any, tmp_path: Path
 def test_wrong_use(call: Any, client: Any, words: tuple[str, ...]) -> None:
     assert call("put", "b", "k", *words).code == 2
     assert not client.documents
+
+
+@pytest.mark.parametrize("words", [(), ("-",)])
+@pytest.mark.parametrize("key", ["k", "_design/d"])
+def test_nothing_on_standard_input_is_no_value(
+    call: Any, client: Any, key: str, words: tuple[str, ...]
+) -> None:
+    code, _, err = call("put", "b", key, *words, stdin=b"")
+    assert code == 2
+    assert "no value" in err
+    assert not client.documents
+
+
+def test_an_empty_value_can_be_given(call: Any, client: Any, tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    assert call("put", "b", "word", "").code == 0
+    assert call("put", "b", "file", "--file", str(tmp_path / "empty")).code == 0
+    assert [document.data for document in client.documents.values()] == [b"", b""]
