@@ -1,8 +1,8 @@
 """Every row of the views against the truth.
 
 Invariants:
-1. A check passes only if there are exactly the expected keys, each with exactly the expected
-   value; integers are compared, no floats.
+1. A check passes only if there are exactly the expected keys, each once and with exactly the
+   expected value; integers are compared, no floats.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def expected_views(truth: Truth) -> dict[str, dict[str, Any]]:
 def check_views(truth: Truth, found: Mapping[str, list[dict[str, Any]]]) -> list[Check]:
     """Compare the rows of each view (`[{"key", "value"}]`, grouped by exact key)."""
     return [
-        _compare(name, expected, {_text(row["key"]): row["value"] for row in found[name]})
+        _compare(name, expected, [(_text(row["key"]), row["value"]) for row in found[name]])
         for name, expected in expected_views(truth).items()
     ]
 
@@ -71,15 +71,23 @@ def check_that(name: str, expected: str, found: int, *, is_right: bool) -> Check
     return Check(name, expected, f"{found:,}", int(not is_right))
 
 
-def _compare(name: str, expected: dict[str, Any], found: dict[str, Any]) -> Check:
-    check = Check(f"rows of {name}", f"{len(expected):,}", f"{len(found):,}")
+def _compare(name: str, expected: dict[str, Any], rows: list[tuple[str, Any]]) -> Check:
+    check = Check(f"rows of {name}", f"{len(expected):,}", f"{len(rows):,}")
+    found: dict[str, list[Any]] = {}
+    for key, value in rows:
+        found.setdefault(key, []).append(value)
     for key in sorted(expected.keys() | found.keys()):
-        wanted, has = expected.get(key, "no row"), found.get(key, "no row")
+        wanted = [expected[key]] if key in expected else []
+        has = found.get(key, [])
         if wanted != has:
             check.differences += 1
             if len(check.samples) < DIFFERENCES_SHOWN_MAX:
-                check.samples.append(f"{key}: expected {wanted}, found {has}")
+                check.samples.append(f"{key}: expected {_shown(wanted)}, found {_shown(has)}")
     return check
+
+
+def _shown(values: list[Any]) -> str:
+    return " and ".join(map(str, values)) or "no row"
 
 
 def _text(key: Any) -> str:

@@ -60,6 +60,15 @@ def test_a_missing_and_an_extra_row_are_found(truth, right):
     assert "no row" in checks[0].samples[0]
 
 
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_row_that_is_there_twice_is_found(truth, right, at):
+    name = "flights/flights_by_hour"
+    right[name].insert(0, dict(right[name][at]))
+    (check,) = [check for check in check_views(truth, right) if not check.is_right]
+    assert (check.differences, check.expected, check.found) == (1, "2", "3")
+    assert " and " in check.samples[0]
+
+
 def test_numbers():
     assert check_number("n", 5, 5).is_right
     assert not check_number("n", 5, 4).is_right
