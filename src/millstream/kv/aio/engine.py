@@ -29,7 +29,7 @@ from millstream.model.position import FailoverEntry
 from millstream.runtime.disk import OsDisk
 from millstream.storage.aio.by_id import LmdbByIdMap
 from millstream.storage.core.store import LogStore
-from millstream.wire.frames import change_of, seqno_of
+from millstream.wire.frames import change_of
 
 __all__ = ["BucketEngine", "new_failover_entry"]
 
@@ -66,10 +66,9 @@ class _StoreReader:
             return
         last = after
         with self._telling():
-            superseded |= self._store.superseded(partition_id, after, upto)
-            for chunk in self._store.scan(partition_id, after, upto, superseded):
-                last = seqno_of(chunk[-1].frame)
-                yield [change.frame for change in chunk], last
+            skip = self._store.superseded(partition_id, after, upto) | superseded
+            for frames, last in self._store.scan_frames(partition_id, after, upto, skip):
+                yield frames, last
         if last < upto:
             yield [], upto
 

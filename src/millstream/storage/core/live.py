@@ -31,17 +31,37 @@ class LiveLog:
         self.summaries = summaries
 
     def ranges(
-        self, partition_id: int, after: int, upto: int
+        self, partition_id: int, after: int, upto: int, before: int = UINT64_MAX
     ) -> Iterator[tuple[int, Columns, int, int]]:
-        """Yield (segment, columns, begin, end) of live records in (after, upto], log order."""
-        summary = self.summaries[partition_id]
-        for number in self.log.numbers:
-            limit = min(upto, summary.limit(number))
-            columns = self.log.columns(number, partition_id) if limit > after else None
+        """Yield (segment, columns, begin, end) of live records in (after, upto], log order.
+
+        `before`: only of segments with smaller numbers, as if there were no others.
+        """
+        for number, limit in self._segments(partition_id, after, upto, before):
+            columns = self.log.columns(number, partition_id)
             if columns is not None:
                 begin, end = columns.between(after, limit)
                 if begin < end:
                     yield number, columns, begin, end
+
+    def _segments(
+        self, partition_id: int, after: int, upto: int, before: int
+    ) -> list[tuple[int, int]]:
+        """Return (segment, newest seqno wanted) where something of (after, upto] may be.
+
+        From the newest back: before a segment that begins at or below `after` all is older.
+        """
+        summary, found = self.summaries[partition_id], list[tuple[int, int]]()
+        for number in reversed(self.log.numbers):
+            span = self.log.span(number, partition_id) if number < before else None
+            if span is not None:
+                (first, last), limit = span, min(upto, summary.limit(number))
+                if max(first - 1, after) < min(last, limit):
+                    found.append((number, limit))
+                if first <= after:
+                    break
+        found.reverse()
+        return found
 
     def scan(
         self, partition_id: int, after: int, upto: int, skip: Collection[int] = ()
@@ -49,6 +69,13 @@ class LiveLog:
         """Yield live records in (after, upto] but those in `skip`, in bounded chunks."""
         for number, columns, begin, end in self.ranges(partition_id, after, upto):
             yield from self.log.changes(number, columns, begin, end, skip)
+
+    def scan_frames(
+        self, partition_id: int, after: int, upto: int, skip: Collection[int] = ()
+    ) -> Iterator[tuple[list[bytes], int]]:
+        """Yield the frames of the same records, each chunk with its last seqno."""
+        for number, columns, begin, end in self.ranges(partition_id, after, upto):
+            yield from self.log.frames(number, columns, begin, end, skip)
 
     def superseded(self, partition_id: int, after: int, at: int) -> set[int]:
         """Return seqnos that live records in (after, at] replaced; reads indexes only."""
@@ -95,10 +122,9 @@ class LiveLog:
 
         `killed`: what it kills in its own segment.
         """
-        for number, columns, begin, end in self.ranges(partition_id, seqno, UINT64_MAX):
-            if number < segment:
-                for chunk in self.log.changes(number, columns, begin, end):
-                    yield from chunk
+        for number, columns, begin, end in self.ranges(partition_id, seqno, UINT64_MAX, segment):
+            for chunk in self.log.changes(number, columns, begin, end):
+                yield from chunk
         if killed is not None:
             for chunk in self.log.changes(segment, killed, 0, len(killed.seqnos)):
                 yield from chunk

@@ -33,6 +33,8 @@ from millstream.model.position import FailoverEntry
 __all__ = [
     "ENVELOPE",
     "ENVELOPE_BYTES",
+    "FRAME_ENVELOPE",
+    "FRAME_IN_BODY",
     "MARK_BIT",
     "NO_PARTITION",
     "WALK_BYTES",
@@ -60,6 +62,10 @@ __all__ = [
 
 ENVELOPE: Final = Struct(">IIBHQHI")
 ENVELOPE_BYTES: Final = 25
+FRAME_ENVELOPE: Final = Struct(">I4xB10xHI")
+"""Checksum, kind, and the lengths of lineage and sidecar: what it takes to find the frame."""
+FRAME_IN_BODY: Final = ENVELOPE_BYTES - 4
+"""Where a frame begins behind a record's checksum, but for lineage and sidecar."""
 _CHECKED: Final = Struct(">IBHQHI")
 _SEQNO: Final = Struct(">Q")
 _CHECKSUM: Final = Struct(">I")

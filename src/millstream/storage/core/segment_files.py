@@ -11,8 +11,11 @@ Source: docs/reference/file-format.md.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import Final, NamedTuple
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator
+from itertools import compress
+from operator import add, sub
+from typing import Final, NamedTuple, TypeVar
 from zlib import crc32
 
 from millstream.errors import CorruptionError
@@ -21,6 +24,8 @@ from millstream.ports.disk import Disk, File
 from millstream.storage.core.records import (
     ENVELOPE,
     ENVELOPE_BYTES,
+    FRAME_ENVELOPE,
+    FRAME_IN_BODY,
     Record,
     StoredChange,
     change_of_record,
@@ -29,6 +34,7 @@ from millstream.storage.core.records import (
 from millstream.storage.core.segment import (
     DIRECTORY_ENTRY_BYTES,
     FOOTER_BYTES,
+    SUPERSEDED,
     Columns,
     Footer,
     decode_columns,
@@ -51,6 +57,9 @@ CHECK_BYTES: Final = 4 * 1024 * 1024
 """Read at once while a checksum is computed."""
 
 
+_Cut = TypeVar("_Cut")
+
+
 class Place(NamedTuple):
     """A place in the log; ordered as the log is."""
 
@@ -61,6 +70,37 @@ class Place(NamedTuple):
 def segment_name(number: int) -> str:
     """Return the file name of a segment."""
     return f"{number:08d}.seg"
+
+
+def _wanted(
+    columns: Columns, begin: int, end: int, skip: Collection[int]
+) -> tuple[list[int], list[int], list[int]]:
+    """Return (seqnos, offsets, ends) of records begin .. end-1 but those skipped or superseded."""
+    seqnos, offsets = columns.seqnos[begin:end].tolist(), columns.offsets[begin:end].tolist()
+    stops = list(map(add, offsets, columns.lengths[begin:end]))
+    flags = columns.flags[begin:end]
+    if flags or any(map(skip.__contains__, seqnos)):
+        kept = [seqno not in skip for seqno in seqnos]
+        if flags:
+            kept = [
+                is_kept and not flag & SUPERSEDED
+                for is_kept, flag in zip(kept, flags, strict=True)
+            ]
+        seqnos, offsets, stops = (list(compress(one, kept)) for one in (seqnos, offsets, stops))
+    return seqnos, offsets, stops
+
+
+def _runs(offsets: list[int], stops: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield ranges of records that are read at once: none too large, no gap within too wide."""
+    first, count = 0, len(offsets)
+    while first < count:
+        most = min(count, first + STREAM_STEP_ITEMS_MAX)
+        last = bisect_right(stops, offsets[first] + STREAM_STEP_BYTES_MAX, first + 1, most)
+        gaps = list(map(sub, offsets[first + 1 : last], stops[first : last - 1]))
+        if gaps and max(gaps) > GAP_BYTES_MAX:
+            last = first + 1 + next(n for n, gap in enumerate(gaps) if gap > GAP_BYTES_MAX)
+        yield first, last
+        first = last
 
 
 class SegmentFiles:
@@ -89,6 +129,14 @@ class SegmentFiles:
         if columns is None:
             raise self._corrupt(number, entry.offset, "its index is damaged")
         return columns
+
+    def sealed_span(self, number: int, partition_id: int) -> tuple[int, int] | None:
+        """Return the first and last seqno a sealed segment holds of a partition, None if nothing.
+
+        Costs no reading but that of the segment's directory, once.
+        """
+        entry = find_entry(self._directory(number)[1], partition_id)
+        return None if entry is None else (entry.first_seqno, entry.last_seqno)
 
     def sealed_partitions(self, number: int) -> list[int]:
         """Return the partitions a sealed segment holds something of."""
@@ -119,61 +167,62 @@ class SegmentFiles:
         Raises:
             CorruptionError: a record is not what was written.
         """
-        offsets, lengths = columns.offsets[begin:end], columns.lengths[begin:end]
-        if skip or columns.flags:
-            kept = [
-                index
-                for index, seqno in enumerate(columns.seqnos[begin:end])
-                if seqno not in skip and not columns.is_superseded(begin + index)
-            ]
-            wanted = [(offsets[index], lengths[index]) for index in kept]
-        else:
-            wanted = list(zip(offsets, lengths, strict=False))
+        for chunk, _ in self._chunks(number, columns, begin, end, skip, self._cut):
+            yield chunk
+
+    def frames(
+        self, number: int, columns: Columns, begin: int, end: int, skip: Collection[int] = ()
+    ) -> Iterator[tuple[list[bytes], int]]:
+        """Yield the frames of the same records, as checked, each chunk with its last seqno."""
+        return self._chunks(number, columns, begin, end, skip, self._cut_frames)
+
+    def _chunks(
+        self,
+        number: int,
+        columns: Columns,
+        begin: int,
+        end: int,
+        skip: Collection[int],
+        cut: Callable[[int, bytes, int, list[int], list[int], list[_Cut]], None],
+    ) -> Iterator[tuple[list[_Cut], int]]:
+        seqnos, offsets, stops = _wanted(columns, begin, end, skip)
         file = self._file(number)
-        index, count = 0, len(wanted)
-        chunk: list[StoredChange] = []
+        chunk: list[_Cut] = []
         chunk_bytes = 0
-        while index < count:
-            start, length = wanted[index]
-            stop, first = start + length, index
-            index += 1
-            while index < count and index - first < STREAM_STEP_ITEMS_MAX:
-                offset, length = wanted[index]
-                next_stop = offset + length
-                if offset - stop > GAP_BYTES_MAX or next_stop - start > STREAM_STEP_BYTES_MAX:
-                    break
-                stop = next_stop
-                index += 1
-            size = stop - start
+        for first, last in _runs(offsets, stops):
+            start = offsets[first]
+            size = stops[last - 1] - start
             if chunk and (
                 chunk_bytes + size > STREAM_STEP_BYTES_MAX
-                or len(chunk) + index - first > STREAM_STEP_ITEMS_MAX
+                or len(chunk) + last - first > STREAM_STEP_ITEMS_MAX
             ):
-                yield chunk
+                yield chunk, seqnos[first - 1]
                 chunk, chunk_bytes = [], 0
-            self._cut(number, file.read_at(start, size), start, wanted[first:index], chunk)
+            data = file.read_at(start, size)
+            cut(number, data, start, offsets[first:last], stops[first:last], chunk)
             chunk_bytes += size
         if chunk:
-            yield chunk
+            yield chunk, seqnos[-1]
 
     def _cut(
         self,
         number: int,
         data: bytes,
         start: int,
-        wanted: list[tuple[int, int]],
+        offsets: list[int],
+        stops: list[int],
         chunk: list[StoredChange],
     ) -> None:
         """Cut checked records out of one read. Hot path."""
         add, unpack, make = chunk.append, ENVELOPE.unpack_from, StoredChange
         view, size = memoryview(data), len(data)
-        for offset, length in wanted:
-            at = offset - start
-            stop = at + length
+        for offset, end in zip(offsets, stops, strict=True):
+            at, stop = offset - start, end - start
             if stop > size:
                 raise self._corrupt(number, offset, "it ends too early")
             checksum, found, kind, _, previous, lineage_bytes, sidecar_bytes = unpack(data, at)
-            if found != length or kind & 0x7F != 1 or crc32(view[at + 4 : stop]) != checksum:
+            is_change = found == stop - at and kind & 0x7F == 1
+            if not is_change or crc32(view[at + 4 : stop]) != checksum:
                 raise self._corrupt(number, offset, "a record is not what was written")
             at += ENVELOPE_BYTES
             middle = at + lineage_bytes
@@ -182,6 +231,30 @@ class SegmentFiles:
                 add(make(data[begin:stop], previous, data[at:middle], data[middle:begin]))
             else:
                 add(make(data[middle:stop], previous, data[at:middle]))
+
+    def _cut_frames(
+        self,
+        number: int,
+        data: bytes,
+        start: int,
+        offsets: list[int],
+        stops: list[int],
+        chunk: list[bytes],
+    ) -> None:
+        """Cut the frames of checked records out of one read. Hotter path."""
+        add, unpack, check = chunk.append, FRAME_ENVELOPE.unpack_from, crc32
+        if len(data) == stops[-1] - start:
+            for offset, stop in zip(offsets, stops, strict=True):
+                at = offset - start
+                checksum, kind, lineage_bytes, sidecar_bytes = unpack(data, at)
+                body = data[at + 4 : stop - start]
+                if check(body) != checksum or kind & 0x7F != 1:
+                    break
+                add(body[FRAME_IN_BODY + lineage_bytes + sidecar_bytes :])
+            else:
+                return
+        self._cut(number, data, start, offsets, stops, [])  # says which one is damaged
+        raise self._corrupt(number, start, "a record is not what was written")
 
     def read_change(self, place: Place) -> tuple[int, StoredChange] | None:
         """Return (partition, change) of the record at a place; None: there is no valid change."""

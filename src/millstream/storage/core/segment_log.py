@@ -327,6 +327,19 @@ class SegmentLog(SegmentFiles):
             return index.partitions.get(partition_id)
         return self.sealed_columns(number, partition_id)
 
+    def span(self, number: int, partition_id: int) -> tuple[int, int] | None:
+        """Return the first and last seqno a segment holds of a partition, None if it has none.
+
+        Raises:
+            CorruptionError: the directory is damaged.
+        """
+        open_number, index = self._open
+        if number != open_number:
+            return self.sealed_span(number, partition_id)
+        columns = index.partitions.get(partition_id)
+        seqnos = columns.seqnos if columns is not None else ()
+        return (seqnos[0], seqnos[-1]) if seqnos else None
+
     def partitions_in(self, number: int) -> list[int]:
         """Return the partitions a segment holds something of."""
         open_number, index = self._open

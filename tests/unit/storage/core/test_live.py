@@ -17,6 +17,46 @@ def test_scans_come_in_bounded_chunks(directory):
     assert [len(chunk) for chunk in chunks[:2]] == [1024, 1024]
     assert max(sum(len(change.frame) for change in chunk) for chunk in chunks) <= 512 * 1024
     assert sum(map(len, chunks)) == 3005
+    framed = list(store.scan_frames(0, 0, 2**60))
+    assert [frames for frames, _ in framed] == [[c.frame for c in chunk] for chunk in chunks]
+    assert [last for _, last in framed] == [seqno_of(chunk[-1].frame) for chunk in chunks]
+
+
+def test_frames_of_live_records_only(directory):
+    store = directory.open()
+    directory.fill(200)
+    store.roll_back(0, 60)
+    directory.highs[0] = 60
+    directory.fill(50)
+    store._log.roll()
+    mark_superseded(directory.segments()[0], store, 1, 0, 1)
+    for after, upto in ((0, 2**60), (0, 7), (30, 70), (59, 61), (84, 85), (85, 99)):
+        for p in range(2):
+            skip = store.superseded(p, after, upto) | {3}
+            chunks = store.scan(p, after, upto, skip)
+            framed = store.scan_frames(p, after, upto, skip)
+            wanted = [change.frame for chunk in chunks for change in chunk]
+            assert [frame for frames, _ in framed for frame in frames] == wanted
+
+
+def test_a_small_read_touches_few_segments(directory, monkeypatch):
+    store = directory.open()
+    directory.fill(300)
+    assert len(store._log.numbers) > 6
+    touched = []
+    columns = store._log.columns
+    monkeypatch.setattr(
+        store._log, "columns", lambda number, p: touched.append(number) or columns(number, p)
+    )
+    high = directory.highs[0]
+    assert [len(chunk) for chunk in store.scan(0, high - 1, high)] == [1]
+    assert touched == [store._log.numbers[-1]] or touched == [store._log.numbers[-2]]
+    touched.clear()
+    assert sum(map(len, store.scan(0, 0, 2))) == 2
+    assert touched == [1]
+    touched.clear()
+    assert store.superseded(0, high, high + 5) == set()
+    assert touched == []
 
 
 def test_a_scan_in_a_thread_while_segments_roll(directory):

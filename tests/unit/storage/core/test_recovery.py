@@ -132,3 +132,21 @@ def test_damaged_summaries_are_built_anew(directory):
     store = directory.open()
     assert store.partitions[1].high_seqno == 1
     assert directory.value(1, b"a") == b"1"
+
+
+def test_a_rollback_is_replayed_whatever_its_segment_holds_later(directory):
+    directory.open().commit_by_id()
+    for key in (b"a", b"b", b"x"):
+        directory.write(0, (key, b"old"))
+    directory.store._log.roll()
+    directory.store.commit_by_id()
+    directory.store.roll_back(0, 2)
+    directory.highs[0] = 2
+    directory.write(0, (b"c", b"new"))
+    directory.store.roll_back(0, 0)
+    directory.highs[0] = 0
+    directory.write(0, (b"d", b"new"))
+    directory.crash()
+    store = directory.open()
+    assert sorted(store.keys(0)) == [b"d"]
+    assert directory.value(0, b"a") is None

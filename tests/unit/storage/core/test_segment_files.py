@@ -14,7 +14,7 @@ from millstream.storage.core.records import (
 from millstream.storage.core.segment import FOOTER_BYTES, HEADER_BYTES, OpenIndex
 from millstream.storage.core.segment_files import Place, segment_name
 from millstream.storage.core.segment_log import LogSizes, SegmentLog
-from millstream.wire.frames import mutation
+from millstream.wire.frames import mutation, seqno_of
 
 SIZES = LogSizes(1000, 4000, fill_from_bytes=4000, fill_bytes=500)
 
@@ -61,7 +61,11 @@ def test_runs_are_read_with_gaps_and_without(tmp_path, is_sealed):
     columns = log.columns(1, 0)
     for skip in (set(), {2}, {2, 4}, {1, 3, 5, 6}, {1, 2, 3, 4, 5, 6}):
         read = [one for chunk in log.changes(1, columns, 0, 6, skip) for one in chunk]
-        assert read == [one for seqno, one in enumerate(changes, 1) if seqno not in skip]
+        wanted = [one for seqno, one in enumerate(changes, 1) if seqno not in skip]
+        assert read == wanted
+        chunks = list(log.frames(1, columns, 0, 6, skip))
+        assert [frame for frames, _ in chunks for frame in frames] == [one.frame for one in wanted]
+        assert all(last == seqno_of(frames[-1]) for frames, last in chunks)
     assert [one for chunk in log.changes(1, columns, 1, 3) for one in chunk] == changes[1:3]
     log.close()
 
@@ -78,13 +82,16 @@ def test_a_damaged_record_is_named_when_read(tmp_path, at):
     path.write_bytes(data)
     with pytest.raises(CorruptionError, match=rf"damaged at offset {second}:"):
         list(log.changes(1, columns, 0, 2))
+    with pytest.raises(CorruptionError, match=rf"damaged at offset {second}:"):
+        list(log.frames(1, columns, 0, 2))
     assert log.read_change(Place(1, offset))[1] == change(1)
     assert log.read_change(Place(1, second)) is None
     with pytest.raises(CorruptionError, match=rf"damaged at offset {second}:"):
         log.record_at(1, second)
     path.write_bytes(data[: second + 20])
-    with pytest.raises(CorruptionError, match="too early"):
-        list(log.changes(1, columns, 0, 2))
+    for read in (log.changes, log.frames):
+        with pytest.raises(CorruptionError, match="too early"):
+            list(read(1, columns, 0, 2))
     log.close()
 
 
