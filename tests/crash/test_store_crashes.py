@@ -140,6 +140,9 @@ class SimulatedDisk:
         self.effect(0.3)
         self.synced, self.changes = dict(self.files), []
 
+    def describe(self, name):
+        return f"disk/{name}"
+
     def boot_id(self):
         return str(self.boot)
 

@@ -176,6 +176,9 @@ class _UnchangedDisk:
     def names(self) -> list[str]:
         return sorted(os.listdir(self._path))
 
+    def describe(self, name: str) -> str:
+        return os.fspath(self._path.absolute() / name)
+
     def open(self, name: str, *, create: bool = False) -> _UnchangedFile:
         assert not create, "a check creates nothing"
         return _UnchangedFile(self._path / name, self._sizes)

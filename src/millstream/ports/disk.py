@@ -45,6 +45,9 @@ class Disk(Protocol):
     def names(self) -> list[str]:
         """Return the names in the directory, sorted."""
 
+    def describe(self, name: str) -> str:
+        """Return what people find the file by, for messages."""
+
     def open(self, name: str, *, create: bool = False) -> File:
         """Open for reading and writing; FileNotFoundError unless `create`."""
 

@@ -101,6 +101,10 @@ class OsDisk:
         """Return the names in the directory, sorted."""
         return sorted(os.listdir(self.path))
 
+    def describe(self, name: str) -> str:
+        """Return the absolute path of a file."""
+        return os.fspath(self.path.absolute() / name)
+
     def open(self, name: str, *, create: bool = False) -> OsFile:
         """Open for reading and writing; FileNotFoundError unless `create`."""
         return OsFile(self.path / name, os.O_CREAT if create else 0)

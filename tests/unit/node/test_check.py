@@ -85,7 +85,7 @@ def test_damage_is_named_and_the_rest_is_checked(directory):
     found = check_directory(directory)
     assert not found.is_sound
     buckets = {bucket.name: bucket for bucket in found.buckets}
-    assert segment.name in buckets["a"].damage
+    assert str(segment) in buckets["a"].damage
     assert "offset" in buckets["a"].damage
     assert buckets["b"].damage == ""
 

@@ -71,3 +71,8 @@ def test_writes_that_the_system_cuts_short_go_on(tmp_path, monkeypatch):
     part = os.pread
     monkeypatch.setattr(os, "pread", lambda fd, size, at: part(fd, min(size, 2), at))
     assert file.read_at(0, 20) == b"\0abcdefgh"
+
+
+def test_a_file_is_described_by_its_absolute_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert OsDisk("log").describe("a") == str(tmp_path / "log" / "a")

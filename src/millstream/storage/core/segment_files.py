@@ -293,6 +293,10 @@ class SegmentFiles:
 
     # -- files
 
+    def describe(self, number: int) -> str:
+        """Return what people find a segment by."""
+        return self._disk.describe(segment_name(number))
+
     def forget_files(self) -> None:
         """Drop the descriptors kept for reading."""
         self._files.clear()
@@ -331,6 +335,6 @@ class SegmentFiles:
 
     def _corrupt(self, number: int, offset: int, reason: str) -> CorruptionError:
         return CorruptionError(
-            f"{segment_name(number)} is damaged at offset {offset}: {reason}; "
+            f"{self.describe(number)} is damaged at offset {offset}: {reason}; "
             "restore it from a replica or a backup"
         )

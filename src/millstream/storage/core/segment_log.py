@@ -129,14 +129,14 @@ class SegmentLog(SegmentFiles):
                 return None
             if data[: len(MAGIC)] != MAGIC:
                 raise UsageError(
-                    f"{segment_name(number)} is no segment of a document log; move it away",
+                    f"{self.describe(number)} is no segment of a document log; move it away",
                     code="foreign_format",
                 )
             raise self._corrupt(number, 0, "its header is damaged")
         if header.version > FORMAT_VERSION:
             raise UsageError(
-                f"{segment_name(number)} has format {header.version}, this program knows up to "
-                f"{FORMAT_VERSION}; use a newer one",
+                f"{self.describe(number)} has format {header.version}, "
+                f"this program knows up to {FORMAT_VERSION}; use a newer one",
                 code="newer_format",
             )
         return header

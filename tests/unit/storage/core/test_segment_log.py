@@ -117,7 +117,9 @@ def test_a_hole_with_a_later_commit_behind_it_is_corruption(tmp_path, monkeypatc
     data[end + 60] ^= 1
     path.write_bytes(data)
     place = end + len(log.commit_record)
-    with pytest.raises(CorruptionError, match=rf"00000001\.seg is damaged at offset {place}:"):
+    with pytest.raises(
+        CorruptionError, match=rf"{tmp_path}/00000001\.seg is damaged at offset {place}:"
+    ):
         opened(tmp_path)
     assert path.read_bytes() == data
 
@@ -192,7 +194,7 @@ def test_a_torn_seal_is_cut(tmp_path):
 )
 def test_what_is_no_segment_of_ours_is_refused(tmp_path, data, error, code):
     (tmp_path / segment_name(1)).write_bytes(data)
-    with pytest.raises(error, match=r"00000001\.seg") as raised:
+    with pytest.raises(error, match=rf"{tmp_path}/00000001\.seg") as raised:
         opened(tmp_path)
     assert raised.value.code == code
     assert (tmp_path / segment_name(1)).read_bytes() == data
