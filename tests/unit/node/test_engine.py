@@ -1,6 +1,7 @@
 import asyncio
 import json
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -105,6 +106,22 @@ async def test_a_refused_start_makes_no_users(make_settings):
     engine = await Engine.start(make_settings())
     assert engine.users.is_empty
     await engine.stop()
+
+
+def remove_receipt(data):
+    (receipt,) = Path(data).glob("buckets/*/log/receipt")
+    receipt.unlink()
+
+
+async def test_only_a_bucket_that_had_a_history_is_said_to_begin_another(make_settings, caplog):
+    caplog.set_level("INFO")
+    engine = await Engine.start(make_settings())
+    assert "without a clean stop" not in caplog.text
+    await engine.stop()
+    remove_receipt(make_settings().data)
+    engine = await Engine.start(make_settings())
+    await engine.stop()
+    assert "bucket default: started without a clean stop" in caplog.text
 
 
 async def test_a_failed_disk_is_told(make_settings):

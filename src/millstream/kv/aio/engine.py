@@ -154,7 +154,7 @@ class BucketEngine:
         )  # fmt: skip
         if store.cut_bytes:
             _LOG.warning("bucket %s: cut a torn tail of %d bytes", name, store.cut_bytes)
-        if not store.was_clean_stop:
+        if not store.was_clean_stop and not store.is_new:
             _LOG.info("bucket %s: started without a clean stop, new failover entries", name)
         return cls(bucket, store, flusher)
 
