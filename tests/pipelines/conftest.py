@@ -5,6 +5,7 @@ partitions. `bucket`: a `BucketUnderTest` that no other test has had. `own_node`
 a test may stop, kill and start again at the same address.
 """
 
+import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from millstream.pipelines import local_session
 from node_process import NodeProcess
 from spark_bucket import BucketUnderTest
 
+# Java that lives for a minute: half the time of a start on two busy processors is its compiler's.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 BUCKETS = 40
 PARTITIONS = 4
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from millstream.cli import pipeline
+from millstream.pipelines import session, view_setup
 from millstream.pipelines.runs import RunRecord, lock_run
+from millstream.pipelines.view_reading import Endpoint
+from millstream.pipelines.views import ViewsPipeline
 
 HEADER = {
     "signature": "s", "batch": 3, "documents": 5, "rows_streamed": 9, "updates": 2, "deletes": 1,
@@ -77,3 +82,28 @@ def test_an_unreachable_node(call: Any, tmp_path: Path) -> None:
     code, _, err = call(*words)
     assert code == 1
     assert "127.0.0.1:1" in err
+
+
+@pytest.mark.parametrize(("word", "once"), [("--once", True), ("--follow", False)])
+def test_run_hands_its_options_on_and_ends_with_the_pipeline(
+    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, once: bool
+) -> None:
+    (tmp_path / "d.json").write_text('{"views": {"v": {"map": "d => emit(1)"}}}')
+    runs: list[Any] = []
+
+    class FalseSpark:
+        def stop(self) -> None:
+            runs.append("stopped")
+
+    def run(self: ViewsPipeline, spark: Any, *, once: bool) -> None:
+        runs.append((self.bucket, self.design.name, self.rows_per_batch, once))
+
+    bucket = nullcontext(SimpleNamespace(cluster_map=SimpleNamespace(bucket_uuid="ab" * 16)))
+    monkeypatch.setattr(Endpoint, "client", lambda *_: bucket)
+    monkeypatch.setattr(view_setup, "ensure_store", lambda *_: None)
+    monkeypatch.setattr(session, "local_session", lambda *_, **__: FalseSpark())
+    monkeypatch.setattr(ViewsPipeline, "run", run)
+    monkeypatch.setattr(pipeline.signal, "signal", lambda *_: None)
+    words = ["--ddoc", str(tmp_path / "d.json"), "--rows-per-batch", "7", word]
+    assert call("pipeline", "run", "views", "b", *words).code == 0
+    assert runs == [("b", "d", 7, once), "stopped"]
