@@ -83,7 +83,8 @@ class _StoreReader:
 
     def keys(self, partition_id: int) -> Iterator[bytes]:
         """Yield the keys that have a record, tombstones included; blocks."""
-        return self._store.keys(partition_id)
+        with self._telling():
+            yield from self._store.keys(partition_id)
 
 
 class BucketEngine:
