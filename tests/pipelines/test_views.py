@@ -13,7 +13,8 @@ import pytest
 import millstream
 from millstream.errors import ConditionError, MillstreamError
 from millstream.pipelines import view_rows
-from millstream.pipelines.view_reading import BucketChanges, Endpoint, read_header, read_view
+from millstream.pipelines.bucket_changes import BucketChanges, Endpoint
+from millstream.pipelines.view_reading import read_header, read_view
 from millstream.pipelines.view_reduce import ReducedBatch, ViewRow
 from millstream.pipelines.view_setup import ensure_store
 from millstream.pipelines.view_store import STORE_SUFFIX, Applied, ViewStore, row_body, row_key

@@ -110,7 +110,7 @@ def run_views(
     json: JsonOption = False,
 ) -> None:
     """Keep the views of design documents current in the bucket BUCKET-views."""
-    from millstream.pipelines.view_reading import Endpoint
+    from millstream.pipelines.bucket_changes import Endpoint
     from millstream.pipelines.view_setup import (
         check_functions,
         ensure_store,
@@ -293,7 +293,8 @@ def java_home() -> None:
 def _header_of(
     record: RunRecord, user: str | None, password_file: Path | None, tls_ca: Path | None
 ) -> dict[str, Any]:
-    from millstream.pipelines.view_reading import Endpoint, read_header
+    from millstream.pipelines.bucket_changes import Endpoint
+    from millstream.pipelines.view_reading import read_header
     from millstream.pipelines.view_store import STORE_SUFFIX
 
     who = who_of(user, password_file)

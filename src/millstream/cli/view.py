@@ -31,7 +31,8 @@ from millstream.cli.connect import (
     who_of,
 )
 from millstream.errors import UsageError
-from millstream.pipelines.view_reading import Endpoint, read_view
+from millstream.pipelines.bucket_changes import Endpoint
+from millstream.pipelines.view_reading import read_view
 from millstream.pipelines.view_setup import load_modules
 from millstream.views.core.query import parse_query
 

@@ -35,7 +35,8 @@ from millstream.demo.flights import Replay, find_flights, read_flights
 from millstream.demo.truth import Truth, compute_truth
 from millstream.demo.views import DESIGNS
 from millstream.errors import UnavailableError, UsageError
-from millstream.pipelines.view_reading import Endpoint, read_header, read_view, scan
+from millstream.pipelines.bucket_changes import Endpoint, scan
+from millstream.pipelines.view_reading import read_header, read_view
 from millstream.pipelines.view_store import STORE_SUFFIX
 from millstream.views.core.query import Query
 

@@ -20,7 +20,7 @@ import msgspec
 
 from millstream.client.kv import Client
 from millstream.errors import AccessError, ConditionError, UnavailableError, UsageError
-from millstream.pipelines.view_reading import Endpoint, scan
+from millstream.pipelines.bucket_changes import Endpoint, scan
 from millstream.pipelines.view_store import STORE_SUFFIX
 from millstream.views.aio.mapping import open_mapper
 from millstream.views.core.design import (

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from millstream.client.kv import Client
-    from millstream.pipelines.view_reading import BucketChanges
+    from millstream.pipelines.bucket_changes import BucketChanges
     from millstream.pipelines.view_reduce import ReducedBatch, ViewRow
     from millstream.views.core.design import DesignDocument
 

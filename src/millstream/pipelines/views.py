@@ -35,8 +35,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from millstream.client.kv import Client
 from millstream.errors import MillstreamError, StreamError, UnavailableError, UsageError
+from millstream.pipelines.bucket_changes import BucketChanges, Endpoint
 from millstream.pipelines.view_map import IN_COLUMNS, OUT_COLUMNS, map_batches
-from millstream.pipelines.view_reading import BucketChanges, Endpoint
 from millstream.pipelines.view_reduce import (
     OWN_COLUMNS,
     latest_state,

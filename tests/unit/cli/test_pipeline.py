@@ -13,8 +13,8 @@ import pytest
 
 from millstream.cli import pipeline
 from millstream.pipelines import session, view_setup
+from millstream.pipelines.bucket_changes import Endpoint
 from millstream.pipelines.runs import RunRecord, lock_run
-from millstream.pipelines.view_reading import Endpoint
 from millstream.pipelines.views import ViewsPipeline
 
 HEADER = {

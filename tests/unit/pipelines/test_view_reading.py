@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from millstream.errors import UsageError
-from millstream.pipelines.view_reading import Endpoint, ViewRows, _apply, _sort, _StoredRow
+from millstream.pipelines.view_reading import ViewRows, _sort, _StoredRow
 from millstream.views.core.design import parse_design
 from millstream.views.core.query import Query
-from millstream.wire.frames import deletion, mutation
 
 DESIGN = parse_design(
     {
@@ -68,20 +67,3 @@ def test_map_rows_of_a_reduced_view_are_not_kept():
         rows_of(SUMMED, stored("a", 1)).answer(Query(reduce=False))
     with pytest.raises(UsageError, match="no reduce"):
         rows_of(LISTED).answer(Query(reduce=True))
-
-
-def test_the_newest_version_of_a_document_counts():
-    chunk = (
-        mutation(0, b"a", b"1", 1, 1, 1, 0, 0, 1)
-        + mutation(0, b"x", b"1", 2, 1, 1, 0, 0, 1)
-        + mutation(0, b"a2", b"old", 3, 1, 1, 0, 0, 1)
-        + mutation(0, b"a2", b"new", 4, 2, 2, 0, 0, 1)
-        + deletion(0, b"a", 5, 2, 2, 0)
-    )
-    documents: dict[bytes, bytes | None] = {}
-    _apply(chunk, b"a", documents)
-    assert documents == {b"a": None, b"a2": b"new"}
-
-
-def test_a_password_is_not_shown():
-    assert "secret" not in repr(Endpoint("h:1", "ann", "secret"))

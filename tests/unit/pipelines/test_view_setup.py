@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from millstream.errors import UsageError
-from millstream.pipelines.view_reading import Endpoint
+from millstream.pipelines.bucket_changes import Endpoint
 from millstream.pipelines.view_setup import check_functions, find_design, load_modules
 from millstream.views.core.design import parse_design
 

@@ -11,7 +11,7 @@ from millstream.client.documents import Document
 from millstream.client.kv import BulkResult
 from millstream.errors import ConditionError, UnavailableError
 from millstream.pipelines import view_store
-from millstream.pipelines.view_reading import Changed
+from millstream.pipelines.bucket_changes import Changed
 from millstream.pipelines.view_reduce import ReducedBatch, ViewRow
 from millstream.pipelines.view_store import Applied, ViewStore, header_key, row_body, row_key
 from millstream.views.core.design import parse_design

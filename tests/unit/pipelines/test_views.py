@@ -7,7 +7,7 @@ import json
 from pyspark.errors import StreamingQueryException
 
 from millstream.errors import StreamError, UnavailableError
-from millstream.pipelines.view_reading import Endpoint
+from millstream.pipelines.bucket_changes import Endpoint
 from millstream.pipelines.views import ViewsPipeline, _explained, checkpoint_name
 from millstream.views.core.design import parse_design
 
