@@ -82,19 +82,19 @@ class MutationQueue:
     """The changes of one partition that are in memory, and who holds which past state."""
 
     __slots__ = (
-        "_entries",
-        "_frame_bytes",
-        "_hold_high",
         "_holds",
         "_next_hold",
-        "_previous",
-        "_slots",
         "bytes_max",
+        "entries",
         "floor",
+        "frame_bytes",
         "frozen_seqno",
         "high_seqno",
+        "hold_high",
+        "previous",
         "retained",
         "retained_bytes",
+        "slots",
     )
 
     def __init__(self, high_seqno: int, bytes_max: int = QUEUE_BYTES_DEFAULT) -> None:
@@ -106,23 +106,25 @@ class MutationQueue:
         """Everything at or below is in the log, or on its way there."""
         self.retained: dict[int, _Superseded] = {}
         self.retained_bytes = 0
-        self._frame_bytes = 0
-        self._slots: list[bytes] = []
-        self._entries: list[Entry] = []
-        self._previous: list[int] = []
+        self.frame_bytes = 0
+        self.slots: list[bytes] = []
+        self.entries: list[Entry] = []
+        self.previous: list[int] = []
         self._holds: dict[int, int] = {}
-        self._hold_high = -1
+        self.hold_high = -1
         self._next_hold = 1
 
     @property
     def bytes_held(self) -> int:
         """Frames in slots, and what the slots themselves take."""
-        return self._frame_bytes + SLOT_BYTES * len(self._slots)
+        return self.frame_bytes + SLOT_BYTES * len(self.slots)
 
     # -- the mutator
 
     def append(self, entry: Entry, frame: bytes, old_seqno: int = 0, old: bytes = b"") -> None:
-        """Add the change with seqno `high_seqno + 1`. O(1); hot path.
+        """Add the change with seqno `high_seqno + 1`. O(1).
+
+        `Partition.store` does the same in place, but for changes that a hold can see.
 
         Args:
             entry: of the document; its lineage goes to the log.
@@ -134,16 +136,16 @@ class MutationQueue:
         index = old_seqno - self.floor - 1
         if index >= 0:
             if old_seqno > self.frozen_seqno:
-                previous = self._previous[index]
-            if old_seqno <= self._hold_high:
+                previous = self.previous[index]
+            if old_seqno <= self.hold_high:
                 self._retain(old_seqno, _Superseded(old, previous, self.high_seqno + 1))
-            self._slots[index] = _NOTHING
-            self._frame_bytes -= len(old)
-        self._entries.append(entry)
-        self._slots.append(frame)
-        self._previous.append(previous)
+            self.slots[index] = _NOTHING
+            self.frame_bytes -= len(old)
+        self.entries.append(entry)
+        self.slots.append(frame)
+        self.previous.append(previous)
         self.high_seqno += 1
-        self._frame_bytes += len(frame)
+        self.frame_bytes += len(frame)
 
     def _retain(self, seqno: int, superseded: _Superseded) -> None:
         self.retained[seqno] = superseded
@@ -165,7 +167,7 @@ class MutationQueue:
         hold_id = self._next_hold
         self._next_hold += 1
         self._holds[hold_id] = at
-        self._hold_high = max(self._hold_high, at)
+        self.hold_high = max(self.hold_high, at)
         return hold_id, at
 
     def is_held(self, hold_id: int) -> bool:
@@ -184,7 +186,7 @@ class MutationQueue:
 
     def _drop_unseen(self) -> None:
         ats = sorted(self._holds.values())
-        self._hold_high = ats[-1] if ats else -1
+        self.hold_high = ats[-1] if ats else -1
         if not self.retained:
             return
         kept: dict[int, _Superseded] = {}
@@ -209,7 +211,7 @@ class MutationQueue:
         if begin < 0:
             return None
         end = min(at - self.floor, begin + items_max)
-        chunk = self._slots[begin:end]
+        chunk = self.slots[begin:end]
         if self.retained:
             self._fill(chunk, after, at)
         sizes = list(accumulate(map(len, chunk)))
@@ -225,7 +227,7 @@ class MutationQueue:
 
     def superseded_in_log(self, at: int) -> set[int]:
         """Return seqnos of log records that changes in memory at or below `at` replaced."""
-        return set(self._previous[: max(0, at - self.floor)])
+        return set(self.previous[: max(0, at - self.floor)])
 
     # -- the flusher
 
@@ -233,13 +235,13 @@ class MutationQueue:
         """Return what must go to the log up to the present high, which becomes frozen."""
         begin, first = self.frozen_seqno - self.floor, self.frozen_seqno + 1
         self.frozen_seqno = self.high_seqno
-        slots = self._slots[begin:]
-        entries = list(compress(self._entries[begin:], slots))
+        slots = self.slots[begin:]
+        entries = list(compress(self.entries[begin:], slots))
         return FrozenChanges(
             list(compress(range(first, self.high_seqno + 1), slots)),
             list(map(_key_of, entries)),
             list(filter(None, slots)),
-            list(compress(self._previous[begin:], slots)),
+            list(compress(self.previous[begin:], slots)),
             list(map(_lineage_of, entries)),
         )
 
@@ -255,22 +257,22 @@ class MutationQueue:
         limit = min([persisted_seqno, *(seqno - 1 for seqno in self.retained)]) - self.floor
         count, excess, freed = 0, self.bytes_held - self.bytes_max, 0
         while count < limit and excess > freed + count * SLOT_BYTES:
-            freed += len(self._slots[count])
+            freed += len(self.slots[count])
             count += 1
         if count < min(limit, _TRIM_SLOTS_MIN):
             return
-        del self._slots[:count]
-        del self._entries[:count]
-        del self._previous[:count]
+        del self.slots[:count]
+        del self.entries[:count]
+        del self.previous[:count]
         self.floor += count
-        self._frame_bytes -= freed
+        self.frame_bytes -= freed
 
     def check(self) -> None:
         """Assert the invariants; for tests."""
-        columns = (self._slots, self._entries, self._previous)
-        assert {len(column) for column in columns} == {len(self._slots)}
-        assert self.floor + len(self._slots) == self.high_seqno
-        assert self._frame_bytes == sum(map(len, self._slots))
+        columns = (self.slots, self.entries, self.previous)
+        assert {len(column) for column in columns} == {len(self.slots)}
+        assert self.floor + len(self.slots) == self.high_seqno
+        assert self.frame_bytes == sum(map(len, self.slots))
         assert self.floor <= self.frozen_seqno <= self.high_seqno
         for seqno, superseded in self.retained.items():
             assert seqno > self.floor

@@ -206,7 +206,20 @@ class Partition:
             + tail
         )  # fmt: skip
         entry.frame = frame
-        queue.append(entry, frame, old_seqno, old)
+        if old_seqno and old_seqno <= queue.hold_high:
+            queue.append(entry, frame, old_seqno, old)
+            return frame
+        index = old_seqno - queue.floor - 1
+        if index >= 0:  # from here on what `MutationQueue.append` does, without the call
+            if old_seqno > queue.frozen_seqno:
+                old_seqno = queue.previous[index]
+            queue.slots[index] = b""
+            queue.frame_bytes -= len(old)
+        queue.entries.append(entry)
+        queue.slots.append(frame)
+        queue.previous.append(old_seqno)
+        queue.high_seqno = seqno
+        queue.frame_bytes += len(frame)
         return frame
 
     def _add_run(self, entry: Entry, rev: int) -> None:

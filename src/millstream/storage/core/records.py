@@ -187,9 +187,9 @@ def encode_changes(batch: ChangeColumns, parts: list[bytes]) -> list[int]:
         lineage_sizes,
         sidecar_sizes,
     )
-    bodies = list(map(b"".join, zip(heads, middles, batch.frames, strict=False)))
-    checksums = map(_CHECKSUM.pack, map(crc32, bodies))
-    parts.extend(chain.from_iterable(zip(checksums, bodies, strict=True)))
+    fronts = list(map(add, heads, middles))
+    checksums = map(_CHECKSUM.pack, map(crc32, batch.frames, map(crc32, fronts)))
+    parts.extend(chain.from_iterable(zip(checksums, fronts, batch.frames, strict=True)))
     return lengths
 
 
