@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import random
+import ssl
 from collections import defaultdict
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -202,6 +204,7 @@ def msgspec_raw(data):
     return msgspec.Raw(data)
 
 
+TLS = Path(__file__).parents[1] / "e2e" / "tls"
 COUNT = {"views": {"v": {"map": "d => emit(d.g, d.n)", "reduce": "_sum"}}}
 
 
@@ -356,6 +359,29 @@ def test_changes_of_a_bucket_are_read_once_and_anew_after_a_new_history(own_node
         assert changes.read() == (True, everything | {b"k1": b"11", b"k2": b"22"})
         client.upsert("k3", 33)
         assert changes.read() == (False, {b"k3": b"33"})
+
+
+def test_source_and_store_over_tls(spark, own_node, tmp_path):
+    node = own_node(
+        *("--bucket", "b:2", "--http", "127.0.0.1:0", "--advertise", "localhost"),
+        *("--tls-cert", str(TLS / "node.pem"), "--user", "ada:secret"),
+    )
+    address = f"localhost:{node.kv[1]}"
+    trust = ssl.create_default_context(cafile=str(TLS / "authority.pem"))
+    endpoint = Endpoint(address, "ada", "secret", trust)
+    ensure_store(endpoint, "b")
+    with endpoint.client("b") as client:
+        client.upsert("a", {"g": 1, "n": 2})
+    password = tmp_path / "password"
+    password.write_text("secret")
+    options = {"user": "ada", "passwordFile": str(password), "tlsCa": str(TLS / "authority.pem")}
+    design = parse_design(COUNT, "tls")
+    pipeline = ViewsPipeline(
+        endpoint, "b", design, tmp_path / "checkpoint", source_options=options
+    )  # fmt: skip
+    pipeline.run(spark, once=True)
+    frame = view_rows(spark, address, "b", "tls", "v", **options)
+    assert [(row.key, row.value) for row in frame.collect()] == [("1", "2")]
 
 
 def test_a_rollback_ends_the_pipeline_and_names_partition_and_seqno(spark, own_node, tmp_path):

@@ -131,6 +131,8 @@ def run_views(
     ensure_store(endpoint, bucket)
     from millstream.pipelines.views import ROWS_PER_BATCH, ViewsPipeline, checkpoint_name
 
+    given = {"passwordFile": password_file, "tlsCa": tls_ca}
+    source_options = {name: str(path.absolute()) for name, path in given.items() if path}
     console = Console(stderr=True)
     with ExitStack() as stack:
         pipelines: list[ViewsPipeline] = []
@@ -147,7 +149,7 @@ def run_views(
                 ViewsPipeline(
                     endpoint, bucket, design, directory,
                     modules=modules,
-                    source_options={"passwordFile": str(password_file)} if password_file else {},
+                    source_options=source_options,
                     rows_per_batch=rows_per_batch or ROWS_PER_BATCH,
                     on_batch=partial(_tell, console, as_json=json),
                 )

@@ -39,8 +39,9 @@ def open_client(options: SourceOptions) -> Client:
         UnavailableError, AccessError: as `millstream.connect`.
     """
     return connect(
-        options.hosts, bucket=options.bucket, user=options.user, password=options.password
-    )
+        options.hosts, bucket=options.bucket, user=options.user, password=options.password,
+        tls=options.tls(),
+    )  # fmt: skip
 
 
 class NodeControl:

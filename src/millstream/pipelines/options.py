@@ -3,7 +3,8 @@
 Invariants:
 1. An option that is not known, or whose value cannot be used, is an error that lists what is
    valid; nothing is ignored.
-2. The password is read where the options are, on the driver, and never shown.
+2. Password and certificate authority are read where the options are, on the driver; the password
+   is never shown.
 
 Elsewhere: what the options mean to a plan (`planner`), to a read (`reading`).
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +48,7 @@ OPTIONS: Final = (
     _Option("user", "user name; environment MILLSTREAM_USER"),
     _Option("passwordFile", "file on the driver whose first line is the password"),
     _Option("password", "the password itself; better passwordFile, or MILLSTREAM_PASSWORD"),
+    _Option("tlsCa", "PEM file on the driver: TLS to nodes whose certificates it has issued"),
     _Option("startingOffsets", "earliest, latest, or an offset as JSON", "earliest"),
     _Option("endingOffsets", "batch reads only: latest, or an offset as JSON", "latest"),
     _Option("partitions", "partitions to read, such as 0-15,40; default all"),
@@ -68,6 +71,7 @@ class SourceOptions:
     bucket: str
     user: str | None = None
     password: str | None = field(default=None, repr=False)
+    tls_authority: str = ""
     starting_offsets: Edge = "earliest"
     ending_offsets: Edge = "latest"
     partition_ids: tuple[int, ...] | None = None
@@ -77,6 +81,12 @@ class SourceOptions:
     poll_ms: int = 200
     has_values: bool = True
     key_prefix: str = ""
+
+    def tls(self) -> ssl.SSLContext | None:
+        """Return the context of encrypted connections; None for plain ones."""
+        return (
+            ssl.create_default_context(cadata=self.tls_authority) if self.tls_authority else None
+        )
 
     def rows_wanted(self) -> int | None:
         """Return the smaller of the two limits on a batch, in changes; None for no limit."""
@@ -115,6 +125,7 @@ def parse_options(
         bucket=values["bucket"],
         user=user,
         password=_password(values, environ) if user else None,
+        tls_authority=_read(values, "tlsCa", _authority),
         starting_offsets=_read(values, "startingOffsets", _edge),
         ending_offsets=_read(values, "endingOffsets", _end),
         partition_ids=_read(values, "partitions", _partition_ids),
@@ -204,6 +215,19 @@ def _key_prefix(text: str) -> str:
         key_from_text(text + "0" if text.startswith("\\x") and len(text) % 2 else text)
     except ValueError as error:
         raise ValueError(f"no beginning of a key: {error}") from error
+    return text
+
+
+def _authority(name: str) -> str:
+    if not name:
+        return ""
+    try:
+        text = Path(name).read_text().strip()
+        if not text:
+            raise ValueError("the file is empty")
+        ssl.create_default_context(cadata=text)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise ValueError(f"no certificate authority on the driver: {error}") from error
     return text
 
 

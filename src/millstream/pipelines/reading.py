@@ -188,8 +188,9 @@ def _connect(options: SourceOptions) -> Connection:
         host, port = parse_address(address.strip(), default_port=PORT_DEFAULT)
         try:
             return Connection(
-                host, port, user=options.user, password=options.password, bucket=options.bucket
-            )
+                host, port, user=options.user, password=options.password, bucket=options.bucket,
+                tls=options.tls(),
+            )  # fmt: skip
         except UnavailableError as error:
             failure = error
     assert failure is not None

@@ -73,8 +73,9 @@ def view_rows(
     given |= {name: str(value) for name, value in options.items()}
     parsed = parse_options(given)
     with connect(
-        parsed.hosts, bucket=parsed.bucket, user=parsed.user, password=parsed.password
-    ) as client:
+        parsed.hosts, bucket=parsed.bucket, user=parsed.user, password=parsed.password,
+        tls=parsed.tls(),
+    ) as client:  # fmt: skip
         signature = read_header(client, ddoc)["signature"]
     changes = (
         spark.read.format("millstream")

@@ -11,7 +11,7 @@ import base64
 import json
 import sys
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from importlib import import_module
 from pathlib import Path
 from typing import Final
@@ -147,14 +147,18 @@ def _create(endpoint: Endpoint, host: str, port: int, name: str) -> None:
     if endpoint.user is not None:
         pair = f"{endpoint.user}:{endpoint.password}".encode()
         headers["authorization"] = "Basic " + base64.b64encode(pair).decode()
-    connection = HTTPConnection(host, port, timeout=_HTTP_TIMEOUT_S)
+    connection = (
+        HTTPConnection(host, port, timeout=_HTTP_TIMEOUT_S)
+        if endpoint.tls is None
+        else HTTPSConnection(host, port, timeout=_HTTP_TIMEOUT_S, context=endpoint.tls)
+    )
     try:
         connection.request("POST", "/_millstream/buckets", content, headers)
         response = connection.getresponse()
         reason = response.read(_ANSWER_BYTES_MAX).decode(errors="replace").strip()
     except (OSError, HTTPException) as error:
         raise UnavailableError(
-            f"bucket {name!r} is missing and cannot be created over http://{host}:{port}: {error}"
+            f"bucket {name!r} is missing and cannot be created over HTTP at {host}:{port}: {error}"
         ) from error
     finally:
         connection.close()

@@ -23,6 +23,8 @@ HEADER = {
     "offset": {"p": {"0": ["ab", 7, 7, 7, 1, None, 1, None], "10": ["cd", 2, 2, 2, 1, 5, 1, 0]}},
 }  # fmt: skip
 
+AUTHORITY = Path(__file__).parents[2] / "e2e" / "tls" / "authority.pem"
+
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +98,7 @@ def test_run_hands_its_options_on_and_ends_with_the_pipeline(
             runs.append("stopped")
 
     def run(self: ViewsPipeline, spark: Any, *, once: bool) -> None:
-        runs.append((self.bucket, self.design.name, self.rows_per_batch, once))
+        runs.append((self.bucket, self.rows_per_batch, once, self.source_options))
 
     bucket = nullcontext(SimpleNamespace(cluster_map=SimpleNamespace(bucket_uuid="ab" * 16)))
     monkeypatch.setattr(Endpoint, "client", lambda *_: bucket)
@@ -105,5 +107,6 @@ def test_run_hands_its_options_on_and_ends_with_the_pipeline(
     monkeypatch.setattr(ViewsPipeline, "run", run)
     monkeypatch.setattr(pipeline.signal, "signal", lambda *_: None)
     words = ["--ddoc", str(tmp_path / "d.json"), "--rows-per-batch", "7", word]
+    words += ["--tls-ca", str(AUTHORITY)]
     assert call("pipeline", "run", "views", "b", *words).code == 0
-    assert runs == [("b", "d", 7, once), "stopped"]
+    assert runs == [("b", 7, once, {"tlsCa": str(AUTHORITY)}), "stopped"]

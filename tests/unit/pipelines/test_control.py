@@ -78,7 +78,7 @@ def test_open_client_hands_the_options_over(monkeypatch: pytest.MonkeyPatch) -> 
     given: dict[str, object] = {}
     monkeypatch.setattr(control, "connect", lambda hosts, **more: given.update(more, hosts=hosts))
     control.open_client(SourceOptions(hosts="h:1", bucket="b", user="u", password="p"))
-    assert given == {"hosts": "h:1", "bucket": "b", "user": "u", "password": "p"}
+    assert given == {"hosts": "h:1", "bucket": "b", "user": "u", "password": "p", "tls": None}
 
 
 class Turns:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 from millstream.errors import UsageError
 from millstream.pipelines.offsets import Offset, OffsetEntry
 from millstream.pipelines.options import OPTIONS, ROW_BYTES_ESTIMATE, SourceOptions, parse_options
+
+AUTHORITY = Path(__file__).parents[2] / "e2e" / "tls" / "authority.pem"
 
 
 def parsed(environ: dict[str, str] | None = None, **given: str) -> SourceOptions:
@@ -22,6 +25,20 @@ def test_a_bucket_is_enough() -> None:
     assert options.task_count >= 1
     assert options.poll_ms == 200
     assert options.has_values
+
+
+def test_an_authority_is_read_on_the_driver_and_travels_with_the_options(tmp_path: Path) -> None:
+    assert parsed().tls() is None
+    options = pickle.loads(pickle.dumps(parsed(tlsCa=str(AUTHORITY))))
+    context = options.tls()
+    assert context.check_hostname
+    assert len(context.get_ca_certs()) == 1
+    for content in ("", "no certificate", "-----BEGIN CERTIFICATE-----\n!"):
+        (tmp_path / "bad.pem").write_text(content)
+        with pytest.raises(UsageError, match="option tlsCa"):
+            parsed(tlsCa=str(tmp_path / "bad.pem"))
+    with pytest.raises(UsageError, match="option tlsCa"):
+        parsed(tlsCa="/nowhere.pem")
 
 
 def test_names_are_taken_in_any_case() -> None:
