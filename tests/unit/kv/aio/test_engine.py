@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 
-from millstream.errors import CorruptionError
+from millstream.errors import CorruptionError, UnavailableError
 from millstream.kv.aio.engine import BucketEngine, new_failover_entry
 from millstream.kv.core.partition import value_of
+from millstream.storage.core.store import EncodedCommit
 from millstream.wire.frames import seqno_of
 
 NOW = 1_700_000_000_000_000_000
@@ -91,10 +93,62 @@ async def test_an_error_of_the_disk_is_fatal(
         await waiting
     assert len(failures) == 1
     assert engine.bucket.partitions[0].persisted_seqno == 0
+    with pytest.raises(UnavailableError, match="disk failed"):
+        await engine.until_persisted(0, 1)
     await engine.stop()
     again = await opened(tmp_path)
     assert not again.store.was_clean_stop, "no receipt after an error of the disk"
     await again.stop()
+
+
+async def test_an_error_of_the_disk_during_the_stop_is_told_and_leaves_no_receipt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[Exception] = []
+    engine = await opened(tmp_path, failures)
+    engine.bucket.partitions[0].put(b"k", b"1", 0, 0, 0, 0, NOW)
+
+    def broken(_: object) -> None:
+        raise UnavailableError("no such luck", code="disk_failed")
+
+    monkeypatch.setattr(engine.store, "append", broken)
+    await engine.stop()
+    assert len(failures) == 1
+    again = await opened(tmp_path)
+    assert not again.store.was_clean_stop
+    await again.stop()
+
+
+async def test_one_commit_at_a_time_also_during_the_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await opened(tmp_path)
+    append, flusher = engine.store.append, engine.flusher
+    is_written, may_end = asyncio.Event(), threading.Event()
+    others = []
+
+    def watched(commit: EncodedCommit) -> None:
+        if not is_written.is_set():
+            loop.call_soon_threadsafe(is_written.set)
+            may_end.wait()
+        else:
+            others.append((flusher._timer, flusher._task))
+        append(commit)
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(engine.store, "append", watched)
+    for number in range(2):
+        engine.bucket.partitions[0].put(b"k%d" % number, b"", 0, 0, 0, 0, NOW)
+    engine.bucket.changed()
+    await is_written.wait()
+    for number in range(2):
+        engine.bucket.partitions[1].put(b"k%d" % number, b"", 0, 0, 0, 0, NOW)
+    engine.bucket.changed()
+    stopping = loop.create_task(engine.stop())
+    await asyncio.sleep(0)
+    may_end.set()
+    await stopping
+    assert others == [(None, None)], "a commit of its own waits beside that of the stop"
 
 
 async def test_a_damaged_record_met_by_a_reader_is_told_of(tmp_path: Path) -> None:

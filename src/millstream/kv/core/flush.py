@@ -1,0 +1,101 @@
+"""What the group commits of a bucket take, in which order, and who is told when they are durable.
+
+Invariants:
+1. Everything a commit takes was frozen in one step, up to each partition's present high seqno.
+2. A commit takes whole partitions; their turns go round, so that none waits for ever behind
+   busier ones.
+3. A waiter is given back once: when its partition is persisted up to its seqno, or by `abandon`.
+4. Commits become persisted in the order in which they were frozen.
+
+Elsewhere: times, threads and errors of the disk (`kv.aio.flusher`), bytes (`storage.core.store`).
+"""
+
+from __future__ import annotations
+
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from millstream.kv.core.partition import Partition
+from millstream.storage.core.store import FlushBatch
+
+__all__ = ["COMMIT_CHANGES_MAX", "FlushPlan", "GroupCommit"]
+
+COMMIT_CHANGES_MAX: Final = 4096
+"""Changes after which a commit takes no further partition: encoding blocks the loop meanwhile."""
+_Waiter = TypeVar("_Waiter")
+
+
+class GroupCommit(NamedTuple):
+    """What one commit makes durable: of each partition, everything up to `seqnos`."""
+
+    partitions: list[Partition]
+    seqnos: list[int]
+    batches: list[FlushBatch]
+    changes: int
+    is_more: bool
+    """Partitions that changed are left for another commit."""
+
+
+class FlushPlan(Generic[_Waiter]):
+    """The flusher's decisions; `_Waiter` is whatever the shell tells people by."""
+
+    def __init__(self, partitions: list[Partition]) -> None:
+        self._partitions = partitions
+        self._turn = 0
+        self._waiting: list[tuple[Partition, int, _Waiter]] = []
+
+    def is_dirty(self) -> bool:
+        """Return whether something changed that no commit took yet."""
+        return any(p.queue.high_seqno != p.queue.frozen_seqno for p in self._partitions)
+
+    def freeze(self) -> GroupCommit | None:
+        """Take the next commit; None if nothing changed."""
+        chosen, is_more = self._next_partitions()
+        if not chosen:
+            return None
+        batches = [FlushBatch(p.partition_id, *p.freeze()) for p in chosen]
+        seqnos = [p.queue.frozen_seqno for p in chosen]
+        return GroupCommit(
+            chosen, seqnos, batches, sum(len(batch.frames) for batch in batches), is_more
+        )
+
+    def _next_partitions(self) -> tuple[list[Partition], bool]:
+        turns = self._partitions[self._turn :] + self._partitions[: self._turn]
+        chosen: list[Partition] = []
+        count = 0
+        for partition in turns:
+            queue = partition.queue
+            if queue.high_seqno != queue.frozen_seqno:
+                if count >= COMMIT_CHANGES_MAX:
+                    self._turn = partition.partition_id
+                    return chosen, True
+                chosen.append(partition)
+                count += queue.high_seqno - queue.frozen_seqno
+        return chosen, False
+
+    def persisted(self, commit: GroupCommit) -> list[_Waiter]:
+        """The commit is durable and known to look-ups; return those to tell."""
+        for partition, seqno in zip(commit.partitions, commit.seqnos, strict=True):
+            partition.persisted(seqno)
+        told: list[_Waiter] = []
+        waiting = []
+        for partition, seqno, waiter in self._waiting:
+            if partition.persisted_seqno < seqno:
+                waiting.append((partition, seqno, waiter))
+            else:
+                told.append(waiter)
+        self._waiting = waiting
+        return told
+
+    def wait(self, partition_id: int, seqno: int, waiter: _Waiter) -> bool:
+        """Keep a waiter until `seqno` is persisted; False if it is already."""
+        partition = self._partitions[partition_id]
+        if partition.persisted_seqno >= seqno:
+            return False
+        self._waiting.append((partition, seqno, waiter))
+        return True
+
+    def abandon(self) -> list[_Waiter]:
+        """Give all waiters back: nothing becomes durable any more."""
+        given = [waiter for _, _, waiter in self._waiting]
+        self._waiting = []
+        return given

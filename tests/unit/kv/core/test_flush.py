@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+from log_double import NOW, new_partition
+
+from millstream.kv.core import flush
+from millstream.kv.core.flush import FlushPlan, GroupCommit
+from millstream.kv.core.partition import Partition
+
+
+def new_plan(count: int = 3) -> tuple[FlushPlan[str], list[Partition]]:
+    partitions = [new_partition(number) for number in range(count)]
+    return FlushPlan(partitions), partitions
+
+
+def write(partition: Partition, count: int = 1) -> None:
+    for _ in range(count):
+        partition.put(b"k%d" % partition.high_seqno, b"", 0, 0, 0, 0, NOW)
+
+
+def taken(commit: GroupCommit | None) -> list[tuple[int, int]]:
+    """Partition and seqno of everything in a commit."""
+    assert commit is not None
+    return [
+        (partition.partition_id, seqno)
+        for partition, seqno in zip(commit.partitions, commit.seqnos, strict=True)
+    ]
+
+
+def test_a_commit_takes_all_that_changed_up_to_now() -> None:
+    plan, partitions = new_plan()
+    assert plan.freeze() is None
+    write(partitions[0], 2)
+    write(partitions[2])
+    assert plan.is_dirty()
+    commit = plan.freeze()
+    assert taken(commit) == [(0, 2), (2, 1)]
+    assert commit is not None
+    assert [batch.seqnos for batch in commit.batches] == [[1, 2], [1]]
+    assert (commit.changes, commit.is_more) == (3, False)
+    assert not plan.is_dirty()
+    write(partitions[0])
+    plan.persisted(commit)
+    assert [partition.persisted_seqno for partition in partitions] == [2, 0, 1]
+    assert taken(plan.freeze()) == [(0, 3)]
+
+
+def test_what_was_superseded_is_not_counted() -> None:
+    plan, partitions = new_plan(1)
+    for _ in range(5):
+        partitions[0].put(b"k", b"", 0, 0, 0, 0, NOW)
+    commit = plan.freeze()
+    assert commit is not None
+    assert (commit.seqnos, commit.changes) == ([5], 1)
+
+
+def test_turns_go_round_when_a_commit_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flush, "COMMIT_CHANGES_MAX", 3)
+    plan, partitions = new_plan()
+    seen = []
+    for _ in range(4):
+        for partition in partitions:
+            write(partition, 2)
+        commit = plan.freeze()
+        assert commit is not None
+        assert commit.is_more
+        seen.append([number for number, _ in taken(commit)])
+        plan.persisted(commit)
+    assert seen == [[0, 1], [2], [0], [1]]
+
+
+def test_a_waiter_is_told_once_and_not_before_its_seqno() -> None:
+    plan, partitions = new_plan()
+    write(partitions[0])
+    first = plan.freeze()
+    assert first is not None
+    write(partitions[0])
+    assert plan.wait(0, 1, "first")
+    assert plan.wait(0, 2, "second")
+    assert plan.persisted(first) == ["first"]
+    assert not plan.wait(0, 1, "late")
+    second = plan.freeze()
+    assert second is not None
+    assert plan.persisted(second) == ["second"]
+    assert plan.abandon() == []
+
+
+def test_waiters_are_given_back_when_nothing_becomes_durable() -> None:
+    plan, partitions = new_plan()
+    write(partitions[1])
+    plan.wait(1, 1, "waits")
+    assert plan.abandon() == ["waits"]
+    assert plan.abandon() == []
