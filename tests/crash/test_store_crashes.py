@@ -27,199 +27,12 @@ from millstream.storage.core.records import key_of
 from millstream.storage.core.segment_log import LogSizes
 from millstream.storage.core.store import FlushBatch, LogStore, StoredChange
 from millstream.wire.frames import change_of, deletion, mutation, seqno_of
+from simulated_disk import SYNCS, Crash, SimulatedById, SimulatedDisk
 
 SCHEDULES = int(os.environ.get("MILLSTREAM_CRASH_SCHEDULES", "2000"))
 BATCH = 250
 KEYS = (b"a", b"b", b"c")
 SIZES = LogSizes(700, 2800, fill_from_bytes=1400, fill_bytes=300)
-BLOCK_BYTES = 32
-
-
-class Crash(Exception):
-    """The process ends before an effect."""
-
-
-@dataclass(eq=False)
-class Content:
-    inode: int
-    ctime: int
-    data: bytearray = field(default_factory=bytearray)
-    synced: bytes = b""
-
-
-class SimulatedFile:
-    def __init__(self, disk, content):
-        self.disk, self.content = disk, content
-
-    def write_at(self, offset, data):
-        try:
-            self.disk.effect()
-        except Crash:
-            self.put(offset, data[: self.disk.rng.randint(0, len(data))])
-            raise
-        self.put(offset, data)
-
-    def put(self, offset, data):
-        content = self.content
-        if not data:
-            return
-        content.data.extend(bytes(max(0, offset + len(data) - len(content.data))))
-        content.data[offset : offset + len(data)] = data
-        content.ctime = next(self.disk.numbers)
-
-    def read_at(self, offset, size):
-        return bytes(self.content.data[offset : offset + size])
-
-    def truncate(self, size):
-        self.disk.effect()
-        content = self.content
-        del content.data[size:]
-        content.data.extend(bytes(size - len(content.data)))
-        content.ctime = next(self.disk.numbers)
-
-    def sync(self):
-        self.disk.effect(0.3)
-        self.content.synced = bytes(self.content.data)
-
-    def size(self):
-        return len(self.content.data)
-
-    def identity(self):
-        return self.content.inode, self.content.ctime
-
-    def close(self):
-        pass
-
-
-class SimulatedDisk:
-    """Files, one directory and by-id states; each change is an effect that may not happen."""
-
-    def __init__(self, rng, numbers):
-        self.rng, self.numbers, self.boot = rng, numbers, next(numbers)
-        self.is_failing = False
-        self.files: dict[str, Content] = {}
-        self.synced: dict[str, Content] = {}
-        self.changes: list[tuple[str, Content | None]] = []
-        self.by_id: list[dict[bytes, bytes]] = [{}]  # the newest last; power loss falls back
-        self.by_id_is_lost = False
-
-    def effect(self, chance=0.08):
-        if self.is_failing and self.rng.random() < chance:
-            raise Crash
-
-    def names(self):
-        return sorted(self.files)
-
-    def open(self, name, *, create=False):
-        if name not in self.files:
-            if not create:
-                raise FileNotFoundError(name)
-            self.change((name, Content(next(self.numbers), next(self.numbers))))
-        return SimulatedFile(self, self.files[name])
-
-    def change(self, *changes):
-        self.effect()
-        self.changes += changes
-        self.apply(self.files, changes)
-
-    @staticmethod
-    def apply(files, changes):
-        for name, content in changes:
-            if content is None:
-                files.pop(name, None)
-            else:
-                files[name] = content
-
-    def rename(self, source, target):
-        self.change((target, self.files[source]), (source, None))
-
-    def remove(self, name):
-        self.change((name, None))
-
-    def sync_directory(self):
-        self.effect(0.3)
-        self.synced, self.changes = dict(self.files), []
-
-    def describe(self, name):
-        return f"disk/{name}"
-
-    def boot_id(self):
-        return str(self.boot)
-
-    def random_bytes(self, size):
-        return self.rng.randbytes(size)
-
-    def lose_power(self):
-        rng = self.rng
-        for change in self.changes:
-            if rng.random() < 0.5:
-                self.apply(self.synced, [change])
-        self.files, self.changes, self.boot = dict(self.synced), [], next(self.numbers)
-        for content in self.files.values():
-            content.data = self.mixed(content.data, content.synced)
-            content.synced = bytes(content.data)
-        del self.by_id[rng.randint(0, len(self.by_id)) :]
-        if not self.by_id:
-            self.by_id = [{}]
-
-    def mixed(self, new, old):
-        rng = self.rng
-        share = rng.choice((0, 0.4, 0.7, 1))
-        size = rng.choice((len(new), len(old)))
-        mixed = bytearray()
-        for at in range(0, size, BLOCK_BYTES):
-            fresh = bytes(new[at : at + BLOCK_BYTES]).ljust(BLOCK_BYTES, b"\0")
-            stale = old[at : at + BLOCK_BYTES].ljust(BLOCK_BYTES, b"\0")
-            if fresh != stale and rng.random() >= share:
-                fresh = rng.choice((stale, stale, self.rubbish(fresh, stale)))
-            mixed += fresh
-        return mixed[:size]
-
-    def rubbish(self, fresh, stale):
-        """A torn block; what was durable before and was not overwritten is not damaged."""
-        same = next(at for at in range(BLOCK_BYTES) if fresh[at] != stale[at])
-        return fresh[:same] + self.rng.randbytes(BLOCK_BYTES - same)
-
-    def copied(self):
-        """Another directory with the same contents: every file is a new one."""
-        disk = SimulatedDisk(self.rng, self.numbers)
-        disk.boot = self.boot
-        for name, content in self.files.items():
-            data = bytearray(content.data)
-            disk.files[name] = Content(
-                next(self.numbers), next(self.numbers), data, bytes(content.data)
-            )
-        disk.synced, disk.by_id = dict(disk.files), [self.by_id[-1]]
-        return disk
-
-
-class SimulatedById:
-    def __init__(self, disk):
-        self.disk = disk
-
-    def get(self, key):
-        return self.disk.by_id[-1].get(key)
-
-    def keys(self, prefix):
-        return iter(sorted(key for key in self.disk.by_id[-1] if key.startswith(prefix)))
-
-    def apply_steps(self, pieces):
-        state = dict(self.disk.by_id[-1])
-        for puts, removals in pieces:
-            state.update(puts)
-            state = {key: value for key, value in state.items() if key not in removals}
-            yield
-        self.disk.effect()
-        self.disk.by_id.append(state)
-
-    def clear(self):
-        self.disk.effect()
-        self.disk.by_id.append({})
-
-    def close(self, *, is_durable):
-        if is_durable:
-            self.disk.effect()
-            del self.disk.by_id[:-1]
 
 
 @dataclass
@@ -248,9 +61,15 @@ class Truth:
 class Node:
     def __init__(self, disk, truths):
         self.disk, self.truths = disk, truths
+        self.is_failing = False
+        disk.before = self.before
         self.store: LogStore | None = None
         self.highs: list[int] = []
         self.queues: list[list[tuple[int, bytes, int | None]]] = []
+
+    def before(self, kind, name):
+        if self.is_failing and self.disk.rng.random() < (0.3 if kind in SYNCS else 0.08):
+            raise Crash
 
 
 class World:
@@ -277,7 +96,7 @@ class World:
         for _ in range(self.rng.choice((20, 50, 90))):
             self.step(self.rng.choice(self.nodes), self.rng.choice(self.steps))
         for node in self.nodes:
-            node.disk.is_failing = False
+            node.is_failing = False
             if node.store is None:
                 self.start(node)
             self.stop(node)
@@ -287,7 +106,7 @@ class World:
             assert [truth.entries[-1] for truth in node.truths] == before
 
     def step(self, node, step):
-        node.disk.is_failing = self.rng.random() < (self.crashes if node.store else 0.5)
+        node.is_failing = self.rng.random() < (self.crashes if node.store else 0.5)
         try:
             if node.store is None:
                 self.start(node)
@@ -428,7 +247,7 @@ class World:
         self.lines.append("clean stop")
 
     def crash(self, node):
-        node.store, node.disk.is_failing = None, False
+        node.store, node.is_failing = None, False
         if self.rng.random() < 0.5:
             self.lines.append("power lost")
             node.disk.lose_power()

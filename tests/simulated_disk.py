@@ -1,0 +1,254 @@
+"""A disk that fails, is cut or loses power before any effect, and a by-id map kept on it.
+
+Each write, truncation, sync, creation, rename, removal and by-id transaction is one effect;
+`before` is called with its kind and the file's name first and may raise:
+
+- `Crash`: the process ends there; a write may have been cut short;
+- `OSError`: the call fails. A write may have been cut short. What a failed sync should have made
+  durable counts as written from then on, as the page cache of Linux has it: later syncs leave it
+  out, and it is gone with the power unless it is written again.
+
+Invariants:
+1. A kill keeps what was written. Power loss (`lose_power`) keeps, of each block that is not
+   durable, the old bytes, the new ones or rubbish; of the directory any subset of the changes
+   since its last sync; of by-id any state committed since its last sync, or nothing.
+2. Bytes that were durable and were not written again never change.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from millstream.storage.core.by_id import Piece
+
+BLOCK_BYTES = 32
+WRITE, TRUNCATE, SYNC = "write", "truncate", "sync"
+CREATE, RENAME, REMOVE, SYNC_DIRECTORY = "create", "rename", "remove", "sync_directory"
+BY_ID = "by_id"
+SYNCS = (SYNC, SYNC_DIRECTORY)
+
+
+class Crash(Exception):
+    """The process ends before an effect."""
+
+
+def nothing_happens(kind: str, name: str) -> None: ...
+
+
+@dataclass(eq=False)
+class Content:
+    """A file: what the process reads, and what is durable of it."""
+
+    name: str
+    inode: int
+    ctime: int
+    data: bytearray = field(default_factory=bytearray)
+    synced: bytearray = field(default_factory=bytearray)
+    dirty: set[int] = field(default_factory=set)
+    """Blocks that the next sync writes."""
+
+    def touch(self, begin: int, end: int) -> None:
+        self.dirty.update(range(begin // BLOCK_BYTES, (end + BLOCK_BYTES - 1) // BLOCK_BYTES))
+
+    def sync(self) -> None:
+        size = len(self.data)
+        del self.synced[size:]
+        self.synced.extend(bytes(size - len(self.synced)))
+        for block in self.dirty:
+            begin = block * BLOCK_BYTES
+            part = self.data[begin : begin + BLOCK_BYTES]
+            self.synced[begin : begin + len(part)] = part
+        self.dirty.clear()
+
+
+class SimulatedFile:
+    def __init__(self, disk: SimulatedDisk, content: Content) -> None:
+        self.disk, self.content = disk, content
+
+    def write_at(self, offset: int, data: bytes) -> None:
+        try:
+            self.disk.before(WRITE, self.content.name)
+        except (Crash, OSError):
+            self._put(offset, data[: self.disk.rng.randint(0, len(data))])
+            raise
+        self._put(offset, data)
+
+    def _put(self, offset: int, data: bytes) -> None:
+        content = self.content
+        if data:
+            end = offset + len(data)
+            content.touch(min(offset, len(content.data)), end)
+            content.data.extend(bytes(max(0, end - len(content.data))))
+            content.data[offset:end] = data
+            content.ctime = next(self.disk.numbers)
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        return bytes(self.content.data[offset : offset + size])
+
+    def truncate(self, size: int) -> None:
+        self.disk.before(TRUNCATE, self.content.name)
+        content = self.content
+        content.touch(min(size, len(content.data)), max(size, len(content.data)))
+        del content.data[size:]
+        content.data.extend(bytes(size - len(content.data)))
+        content.ctime = next(self.disk.numbers)
+
+    def sync(self) -> None:
+        try:
+            self.disk.before(SYNC, self.content.name)
+        except OSError:
+            self.content.dirty.clear()
+            raise
+        self.content.sync()
+
+    def size(self) -> int:
+        return len(self.content.data)
+
+    def identity(self) -> tuple[int, int]:
+        return self.content.inode, self.content.ctime
+
+    def close(self) -> None:
+        pass
+
+
+class SimulatedDisk:
+    """Files, one directory and the states of by-id. `numbers` gives inodes, times and boots."""
+
+    def __init__(self, rng: random.Random, numbers: Iterator[int]) -> None:
+        self.rng, self.numbers, self.boot = rng, numbers, next(numbers)
+        self.before: Callable[[str, str], None] = nothing_happens
+        self.files: dict[str, Content] = {}
+        self.synced: dict[str, Content] = {}
+        self.changes: list[tuple[tuple[str, Content | None], ...]] = []
+        self.by_id: list[dict[bytes, bytes]] = [{}]
+        """The newest last; power loss falls back to any of them, or to nothing."""
+
+    def names(self) -> list[str]:
+        return sorted(self.files)
+
+    def open(self, name: str, *, create: bool = False) -> SimulatedFile:
+        if name not in self.files:
+            if not create:
+                raise FileNotFoundError(name)
+            content = Content(name, next(self.numbers), next(self.numbers))
+            self._change(CREATE, name, (name, content))
+        return SimulatedFile(self, self.files[name])
+
+    def _change(self, kind: str, name: str, *change: tuple[str, Content | None]) -> None:
+        self.before(kind, name)
+        self.changes.append(change)
+        self._apply(self.files, change)
+
+    @staticmethod
+    def _apply(files: dict[str, Content], change: Iterable[tuple[str, Content | None]]) -> None:
+        for name, content in change:
+            if content is None:
+                files.pop(name, None)
+            else:
+                files[name] = content
+
+    def rename(self, source: str, target: str) -> None:
+        self._change(RENAME, target, (target, self.files[source]), (source, None))
+        self.files[target].name = target
+
+    def remove(self, name: str) -> None:
+        if name not in self.files:
+            raise FileNotFoundError(name)
+        self._change(REMOVE, name, (name, None))
+
+    def sync_directory(self) -> None:
+        try:
+            self.before(SYNC_DIRECTORY, "")
+        except OSError:
+            self.changes.clear()
+            raise
+        self.synced, self.changes = dict(self.files), []
+
+    def describe(self, name: str) -> str:
+        return f"disk/{name}"
+
+    def boot_id(self) -> str:
+        return str(self.boot)
+
+    def random_bytes(self, size: int) -> bytes:
+        return self.rng.randbytes(size)
+
+    # -- what is left
+
+    def lose_power(self) -> None:
+        rng = self.rng
+        for change in self.changes:
+            if rng.random() < 0.5:
+                self._apply(self.synced, change)
+        self.files, self.changes, self.boot = dict(self.synced), [], next(self.numbers)
+        for content in self.files.values():
+            content.data = self._mixed(content.data, content.synced)
+            content.synced = content.data[:]
+            content.dirty.clear()
+        del self.by_id[rng.randint(0, len(self.by_id)) :]
+        if not self.by_id:
+            self.by_id = [{}]
+
+    def _mixed(self, new: bytearray, old: bytearray) -> bytearray:
+        if new == old:
+            return new
+        rng = self.rng
+        share = rng.choice((0, 0.4, 0.7, 1))
+        size = rng.choice((len(new), len(old)))
+        mixed = bytearray()
+        for at in range(0, size, BLOCK_BYTES):
+            fresh = bytes(new[at : at + BLOCK_BYTES]).ljust(BLOCK_BYTES, b"\0")
+            stale = bytes(old[at : at + BLOCK_BYTES]).ljust(BLOCK_BYTES, b"\0")
+            if fresh != stale and rng.random() >= share:
+                fresh = rng.choice((stale, stale, self._rubbish(fresh, stale)))
+            mixed += fresh
+        return mixed[:size]
+
+    def _rubbish(self, fresh: bytes, stale: bytes) -> bytes:
+        noise = self.rng.randbytes(BLOCK_BYTES)
+        return bytes(a if a == b else c for a, b, c in zip(fresh, stale, noise, strict=True))
+
+    def copied(self) -> SimulatedDisk:
+        """Another directory with the same contents: every file is a new one."""
+        disk = SimulatedDisk(self.rng, self.numbers)
+        disk.boot = self.boot
+        for name, content in self.files.items():
+            disk.files[name] = Content(
+                name, next(self.numbers), next(self.numbers), content.data[:], content.data[:]
+            )
+        disk.synced, disk.by_id = dict(disk.files), [self.by_id[-1]]
+        return disk
+
+
+class SimulatedById:
+    """The by-id map of a simulated disk."""
+
+    def __init__(self, disk: SimulatedDisk) -> None:
+        self.disk = disk
+
+    def get(self, key: bytes) -> bytes | None:
+        return self.disk.by_id[-1].get(key)
+
+    def keys(self, prefix: bytes) -> Iterator[bytes]:
+        return iter(sorted(key for key in self.disk.by_id[-1] if key.startswith(prefix)))
+
+    def apply_steps(self, pieces: Iterable[Piece]) -> Iterator[None]:
+        state = dict(self.disk.by_id[-1])
+        for puts, removals in pieces:
+            for key in removals:
+                state.pop(key, None)
+            state.update(puts)
+            yield
+        self.disk.before(BY_ID, "")
+        self.disk.by_id.append(state)
+
+    def clear(self) -> None:
+        self.disk.before(BY_ID, "")
+        self.disk.by_id.append({})
+
+    def close(self, *, is_durable: bool) -> None:
+        if is_durable:
+            self.disk.before(BY_ID, "")
+            del self.disk.by_id[:-1]
