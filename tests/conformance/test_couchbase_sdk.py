@@ -23,7 +23,9 @@ from couchbase.exceptions import (
     CouchbaseException,
     DeltaInvalidException,
     DocumentExistsException,
+    DocumentLockedException,
     DocumentNotFoundException,
+    DocumentNotLockedException,
     TimeoutException,
 )
 from couchbase.options import (
@@ -31,6 +33,7 @@ from couchbase.options import (
     ClusterTimeoutOptions,
     DecrementOptions,
     DeltaValue,
+    GetAndLockOptions,
     GetOptions,
     IncrementOptions,
     InsertOptions,
@@ -255,6 +258,44 @@ def test_append_and_prepend(documents: Collection, key: str) -> None:
     documents.binary().append(key, "c")
     documents.binary().prepend(key, "a")
     assert documents.get(key, GetOptions(transcoder=text)).value == "abc"
+
+
+# -- locks
+
+
+def test_locked_document_is_changed_by_its_holder_only(documents: Collection, key: str) -> None:
+    before = documents.upsert(key, {"n": 1})
+    locked = documents.get_and_lock(key, timedelta(seconds=15))
+    assert locked.value == {"n": 1}
+    assert documents.get(key).cas not in (before.cas, locked.cas)
+    soon = timedelta(milliseconds=300)  # the SDK tries a locked document again until then
+    with pytest.raises((DocumentLockedException, TimeoutException)):
+        documents.upsert(key, {"n": 2}, UpsertOptions(timeout=soon))
+    with pytest.raises((DocumentLockedException, TimeoutException)):
+        documents.get_and_lock(key, timedelta(seconds=5), GetAndLockOptions(timeout=soon))
+    written = documents.replace(key, {"n": 3}, ReplaceOptions(cas=locked.cas))
+    assert documents.get(key).cas == written.cas
+    documents.upsert(key, {"n": 4})
+
+
+def test_unlock(documents: Collection, key: str) -> None:
+    before = documents.upsert(key, {"n": 1})
+    locked = documents.get_and_lock(key, timedelta(seconds=15))
+    with pytest.raises(CasMismatchException):
+        documents.unlock(key, before.cas)
+    documents.unlock(key, locked.cas)
+    with pytest.raises(DocumentNotLockedException):
+        documents.unlock(key, locked.cas)
+    with pytest.raises(DocumentNotFoundException):
+        documents.unlock(f"{key}-absent", locked.cas)
+    documents.upsert(key, {"n": 2})
+
+
+def test_lock_ends_by_itself(documents: Collection, key: str) -> None:
+    documents.upsert(key, {"n": 1})
+    documents.get_and_lock(key, timedelta(seconds=1))
+    documents.upsert(key, {"n": 2})  # tried again by the SDK until the lock is over
+    assert documents.get(key).value == {"n": 2}
 
 
 # -- durability

@@ -232,6 +232,7 @@ class Engine:
             await asyncio.sleep(_HOUSEKEEPING_S)
             for bucket in self.served.values():
                 bucket.drop_expired()
+                bucket.drop_ended_locks()
 
     # -- what the parts tell
 

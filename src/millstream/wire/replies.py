@@ -46,6 +46,7 @@ _MEANINGS: Final[dict[int, tuple[type[MillstreamError], str, str]]] = {
     ),
     Status.NO_BUCKET: (UsageError, "no_bucket", "no bucket is selected; name one"),
     Status.LOCKED: (ConditionError, "locked", "the document is locked; try again later"),
+    Status.NOT_LOCKED: (ConditionError, "not_locked", "the document is not locked (any more)"),
     Status.AUTH_STALE: (AccessError, "login_stale", "the login is no longer valid; log in again"),
     Status.AUTH_ERROR: (AccessError, "bad_credentials", "wrong user name or password"),
     Status.ERANGE: (UsageError, "bad_range", "the seqnos contradict each other or the partition"),

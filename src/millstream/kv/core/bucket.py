@@ -3,7 +3,9 @@
 Invariants:
 1. The number of partitions never changes.
 2. Subscribers are called once per batch of changes, not once per change.
-3. A lease id is never used twice; what a lease holds of a partition is lost at once when its time
+3. `open_tables` and `open_partitions` name what requests may use without further questions; what
+   is not plain (`Partition.is_plain`) is missing there: an empty table, None.
+4. A lease id is never used twice; what a lease holds of a partition is lost at once when its time
    is over or the partition's hold is: a lost lease is an answer, never a wrong read.
 
 Elsewhere: what a hold keeps (`kv.core.mutation_queue`), the wire forms (`kv.core.commands`).
@@ -15,6 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from millstream.errors import UnavailableError
+from millstream.kv.core.mutation_queue import Entry
 from millstream.kv.core.partition import Partition
 from millstream.model.limits import LEASE_SECONDS_DEFAULT, LEASE_SECONDS_MAX, LEASES_MAX
 from millstream.model.partitions import partition_of
@@ -23,6 +26,8 @@ from millstream.upr.core.source import Hold
 __all__ = ["Bucket", "Lease"]
 
 _SECOND_NS = 1_000_000_000
+_CLOSED: dict[bytes, Entry] = {}
+"""Stays empty."""
 
 
 def _nobody_waits() -> None: ...
@@ -51,6 +56,8 @@ class Bucket:
         self.uuid = uuid
         self.partitions = partitions
         self.partition_count = len(partitions)
+        self.open_tables: list[dict[bytes, Entry]] = [_CLOSED] * len(partitions)
+        self.open_partitions: list[Partition | None] = [None] * len(partitions)
         self.leases: dict[int, Lease] = {}
         self._new_lease_id = new_lease_id
         self._now_ns = now_ns
@@ -59,6 +66,16 @@ class Bucket:
         """`changed` is about to be called: changes until then need not ask for it."""
         self.hurry: Callable[[], None] = _nobody_waits
         """Asks the flusher not to wait: somebody waits for the disk."""
+        for partition in partitions:
+            partition.on_plain = self.reopen
+            self.reopen(partition.partition_id)
+
+    def reopen(self, partition_id: int) -> None:
+        """A partition, or its table, became another: see whether it may be used freely."""
+        partition = self.partitions[partition_id]
+        is_plain = partition.is_plain
+        self.open_tables[partition_id] = partition.table if is_plain else _CLOSED
+        self.open_partitions[partition_id] = partition if is_plain else None
 
     # -- changes
 
@@ -92,6 +109,12 @@ class Bucket:
             for key in partition.known_keys():
                 partition.delete(key, 0, now_ns)
         self.changed()
+
+    def drop_ended_locks(self) -> None:
+        """Forget locks whose time is over."""
+        now_ns = self._now_ns()
+        for partition in self.partitions:
+            partition.drop_ended_locks(now_ns)
 
     # -- leases
 

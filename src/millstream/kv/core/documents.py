@@ -3,7 +3,8 @@
 Invariants:
 1. A command checks lengths first, then rights and partition, then the document.
 2. A quiet command answers only what its caller cannot guess: errors of writes, hits of reads.
-3. Keys `_design/...` and `_local/...` are refused to plain memcached clients.
+3. Readers of a locked document do not see its CAS.
+4. Keys `_design/...` and `_local/...` are refused to plain memcached clients.
 
 Source: memcached binary protocol; docs/reference/wire/documents.md.
 """
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Final
 
+from millstream.kv.core.locks import granted_seconds
 from millstream.kv.core.partition import Partition, absolute_expiry, value_of
 from millstream.kv.core.session import Command, KvSession
 from millstream.model.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
@@ -54,6 +56,16 @@ def _checked(
     if packet.key.startswith(_RESERVED) and not _may_touch_designs(session, for_write):
         return Status.EINVAL
     return session.partition_of(packet, for_write=for_write)
+
+
+def _checked_for_both(
+    session: KvSession, packet: Packet, *, extras: tuple[int, ...]
+) -> Partition | Status:
+    """The same for a command that both reads and changes: it needs both rights."""
+    partition = _checked(session, packet, extras=extras, for_write=True)
+    if isinstance(partition, Status):
+        return partition
+    return session.partition_of(packet)
 
 
 def _may_touch_designs(session: KvSession, for_write: bool) -> bool:
@@ -171,10 +183,12 @@ def _counter(sign: int, *, quiet: bool) -> Command:
     return command
 
 
-def _found(session: KvSession, packet: Packet, frame: bytes, *, with_key: bool) -> bytes:
+def _found(
+    session: KvSession, packet: Packet, frame: bytes, cas: int, *, with_key: bool = False
+) -> bytes:
     return response(
         packet.opcode, Status.SUCCESS, packet.opaque,
-        cas=int.from_bytes(frame[16:24], "big"), datatype=frame[5] & session.datatype_mask,
+        cas=cas, datatype=frame[5] & session.datatype_mask,
         extras=frame[40:44], key=packet.key if with_key else b"", value=value_of(frame),
     )  # fmt: skip
 
@@ -189,14 +203,15 @@ def _get(*, quiet: bool, with_key: bool) -> Command:
         session.has_changes |= partition.high_seqno != before
         if frame is None:
             return None if quiet else session.refusal(packet, Status.KEY_ENOENT)
-        return _found(session, packet, frame, with_key=with_key)
+        cas = partition.shown_cas(frame, packet.key, now_ns)
+        return _found(session, packet, frame, cas, with_key=with_key)
 
     return command
 
 
 def _get_and_touch(*, quiet: bool) -> Command:
     def command(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
-        partition = _checked(session, packet, extras=(4,), for_write=True)
+        partition = _checked_for_both(session, packet, extras=(4,))
         if isinstance(partition, Status):
             return session.refusal(packet, partition)
         before = partition.high_seqno
@@ -206,9 +221,38 @@ def _get_and_touch(*, quiet: bool) -> Command:
         if isinstance(frame, Status):
             missing = quiet and frame == Status.KEY_ENOENT
             return None if missing else session.refusal(packet, frame)
-        return _found(session, packet, frame, with_key=False)
+        return _found(session, packet, frame, int.from_bytes(frame[16:24], "big"))
 
     return command
+
+
+def _get_locked(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
+    """GET_LOCKED: the document, and for some seconds the sole right to change it."""
+    partition = _checked_for_both(session, packet, extras=(0, 4))
+    if isinstance(partition, Status):
+        return session.refusal(packet, partition)
+    seconds = granted_seconds(int.from_bytes(packet.extras, "big"))
+    before = partition.high_seqno
+    locked = partition.lock(packet.key, seconds, now_ns)
+    session.has_changes |= partition.high_seqno != before
+    if isinstance(locked, Status):
+        return session.refusal(packet, locked)
+    return _found(session, packet, *locked)
+
+
+def _unlock(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
+    """UNLOCK: by the CAS that GET_LOCKED gave."""
+    partition = _checked(session, packet, extras=(0,), for_write=True)
+    if not packet.cas:
+        partition = Status.EINVAL
+    if isinstance(partition, Status):
+        return session.refusal(packet, partition)
+    before = partition.high_seqno
+    status = partition.unlock(packet.key, packet.cas, now_ns)
+    session.has_changes |= partition.high_seqno != before
+    if status is not None:
+        return session.refusal(packet, status)
+    return response(packet.opcode, Status.SUCCESS, packet.opaque)
 
 
 def _get_meta(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
@@ -226,7 +270,8 @@ def _get_meta(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
     extras = _META.pack(change.is_deleted, change.flags, change.expiry, change.rev)
     if packet.extras == b"\x02":
         extras += bytes([change.datatype])
-    return response(packet.opcode, Status.SUCCESS, packet.opaque, cas=change.cas, extras=extras)
+    cas = partition.shown_cas(frame, packet.key, now_ns)
+    return response(packet.opcode, Status.SUCCESS, packet.opaque, cas=cas, extras=extras)
 
 
 def _observe(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
@@ -306,6 +351,8 @@ DOCUMENT_COMMANDS: Final[dict[int, Command]] = {
     Opcode.TOUCH: _change((4,), _touch, quiet=False),
     Opcode.GAT: _get_and_touch(quiet=False),
     Opcode.GATQ: _get_and_touch(quiet=True),
+    Opcode.GET_LOCKED: _get_locked,
+    Opcode.UNLOCK: _unlock,
     Opcode.GET_META: _get_meta,
     Opcode.OBSERVE: _observe,
     Opcode.FLUSH: _flush(quiet=False),

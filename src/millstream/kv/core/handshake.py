@@ -56,6 +56,7 @@ _ERRORS: Final = {
     Status.NOT_MY_VBUCKET: ("NOT_MY_VBUCKET", "wrong node", ["fetch-config", "invalid-input"]),
     Status.NO_BUCKET: ("NO_BUCKET", "no bucket selected", ["conn-state-invalidated"]),
     Status.LOCKED: ("LOCKED", "locked", ["item-locked", "item-only", "retry-now"]),
+    Status.NOT_LOCKED: ("NOT_LOCKED", "document is not locked", ["item-only"]),
     Status.AUTH_ERROR: ("AUTH_ERROR", "bad credentials", ["conn-state-invalidated", "auth"]),
     Status.EACCESS: ("EACCESS", "no permission", ["support"]),
     Status.UNKNOWN_COMMAND: ("UNKNOWN_COMMAND", "unknown command", ["support"]),

@@ -9,8 +9,10 @@ Invariants:
 2. CAS only grows within a partition; seqnos are dense and only grow within a history branch.
 3. A change copies its key's lineage and adds a run only if the branch changed since the last one.
 4. Nothing here reads a clock: `now_ns` (Unix time) comes with each call.
+5. `on_plain` is called whenever `is_plain` changes: only a plain partition is read and written
+   without further questions.
 
-Elsewhere: the request loop (`kv.aio.server`), the flusher (`kv.aio.engine`), streams (`upr`).
+Elsewhere: the request loop (`kv.core.session`), the flusher (`kv.aio.flusher`), streams (`upr`).
 
 Source: UPR design paper, "How KV's mutations flow into ep-engine and write queue".
 """
@@ -21,6 +23,7 @@ from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Final, Protocol
 
+from millstream.kv.core.locks import LOCKED_CAS, Locks
 from millstream.kv.core.mutation_queue import (
     QUEUE_BYTES_DEFAULT,
     Entry,
@@ -60,6 +63,9 @@ class LogReader(Protocol):
         """Yield the keys that have a record; blocks."""
 
 
+def _nobody_asks(partition_id: int) -> None: ...
+
+
 def absolute_expiry(expiry: int, now_ns: int) -> int:
     """Return Unix seconds: 0 stays never; up to 30 days count from now."""
     if 0 < expiry <= _RELATIVE_SECONDS_MAX:
@@ -77,6 +83,8 @@ class Partition:
         "failover_log",
         "is_resident",
         "last_cas",
+        "locks",
+        "on_plain",
         "partition_id",
         "persisted_seqno",
         "purge_seqno",
@@ -106,6 +114,8 @@ class Partition:
         self.table: dict[bytes, Entry] = {}
         self.queue = MutationQueue(high_seqno, queue_bytes_max)
         self.last_cas = last_cas
+        self.locks = Locks()
+        self.on_plain: Callable[[int], None] = _nobody_asks
         self._log = log
         self._branch_seqno = high_seqno
         self._birth_prefix = born(failover_log[0].branch, 0)[:-1]
@@ -116,6 +126,11 @@ class Partition:
     def high_seqno(self) -> int:
         """The newest seqno given."""
         return self.queue.high_seqno
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its documents may be read and written without further questions."""
+        return not self.locks
 
     @property
     def memory_floor(self) -> int:
@@ -168,13 +183,16 @@ class Partition:
         """Set the document. `expiry`: absolute Unix seconds, 0 never.
 
         A non-zero `cas` must equal the stored one: KEY_ENOENT if there is no document,
-        KEY_EEXISTS if it differs.
+        KEY_EEXISTS if it differs. LOCKED: the document is locked with another `cas`.
         """
-        if cas:
+        if cas or self.locks:
             status = self._check_cas(key, cas, now_ns)
             if status is not None:
                 return status
-        return self.store(key, key + value, flags, expiry, datatype, now_ns)
+        frame = self.store(key, key + value, flags, expiry, datatype, now_ns)
+        if self.locks:
+            self._drop_lock(key)
+        return frame
 
     def store(
         self, key: bytes, tail: bytes, flags: int, expiry: int, datatype: int, now_ns: int
@@ -250,12 +268,12 @@ class Partition:
         return self.put(key, value, flags, expiry, cas, datatype, now_ns)
 
     def delete(self, key: bytes, cas: int, now_ns: int) -> bytes | Status:
-        """Leave a tombstone (KEY_ENOENT if there is no document, KEY_EEXISTS on another CAS)."""
-        frame = self.live(key, now_ns)
-        if frame is None:
+        """Leave a tombstone (KEY_ENOENT if there is no document, else refused as `put`)."""
+        if self.live(key, now_ns) is None:
             return Status.KEY_ENOENT
-        if cas and cas != _cas_seqno_rev(frame)[0]:
-            return Status.KEY_EEXISTS
+        status = self._check_cas(key, cas, now_ns)
+        if status is not None:
+            return status
         return self._bury(key, now_ns // _SECOND_NS, now_ns, deletion)
 
     def touch(self, key: bytes, expiry: int, now_ns: int) -> bytes | Status:
@@ -305,10 +323,60 @@ class Partition:
         return self.put(key, value, flags, expiry, cas, 0, now_ns)
 
     def _check_cas(self, key: bytes, cas: int, now_ns: int) -> Status | None:
+        """Return why a change that names `cas` (0: any) is refused."""
+        frame = self.live(key, now_ns)
+        if frame is None:
+            return Status.KEY_ENOENT if cas else None
+        lock_cas = self.locks.cas_of(key, now_ns)
+        if lock_cas:
+            return None if cas == lock_cas else Status.LOCKED
+        return None if not cas or cas == _cas_seqno_rev(frame)[0] else Status.KEY_EEXISTS
+
+    # -- locks
+
+    def lock(self, key: bytes, seconds: int, now_ns: int) -> tuple[bytes, int] | Status:
+        """Lock the document; return its frame and the CAS that unlocks it.
+
+        KEY_ENOENT: there is none. LOCKED: somebody has it. ETMPFAIL: too many are locked.
+        """
         frame = self.live(key, now_ns)
         if frame is None:
             return Status.KEY_ENOENT
-        return None if cas == _cas_seqno_rev(frame)[0] else Status.KEY_EEXISTS
+        if self.locks.cas_of(key, now_ns):
+            return Status.LOCKED
+        if self.locks.is_full:
+            return Status.ETMPFAIL
+        cas = self.last_cas = max(now_ns, self.last_cas + 1, _cas_seqno_rev(frame)[0] + 1)
+        self.locks.take(key, cas, seconds, now_ns)
+        self.on_plain(self.partition_id)
+        return frame, cas
+
+    def unlock(self, key: bytes, cas: int, now_ns: int) -> Status | None:
+        """Give a lock up by its CAS (KEY_ENOENT, NOT_LOCKED, LOCKED with another CAS)."""
+        if self.live(key, now_ns) is None:
+            return Status.KEY_ENOENT
+        lock_cas = self.locks.cas_of(key, now_ns)
+        if lock_cas != cas:
+            return Status.LOCKED if lock_cas else Status.NOT_LOCKED
+        self._drop_lock(key)
+        return None
+
+    def shown_cas(self, frame: bytes, key: bytes, now_ns: int) -> int:
+        """Return the CAS that readers see of a document."""
+        is_locked = self.locks and self.locks.cas_of(key, now_ns)
+        return LOCKED_CAS if is_locked else _cas_seqno_rev(frame)[0]
+
+    def drop_ended_locks(self, now_ns: int) -> None:
+        """Forget locks whose time is over; called now and then."""
+        if self.locks:
+            self.locks.drop_ended(now_ns)
+            if not self.locks:
+                self.on_plain(self.partition_id)
+
+    def _drop_lock(self, key: bytes) -> None:
+        self.locks.pop(key, None)
+        if not self.locks:
+            self.on_plain(self.partition_id)
 
     def _bury(
         self,
@@ -326,6 +394,8 @@ class Partition:
             self._add_run(entry, rev)
         entry.frame = frame = encode(self.partition_id, key, seqno, rev, cas, time_s)
         self.queue.append(entry, frame, old_seqno, old)
+        if self.locks:
+            self._drop_lock(key)
         return frame
 
     # -- streams: the shape of upr.core.source.PartitionSource

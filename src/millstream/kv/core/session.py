@@ -41,6 +41,7 @@ from millstream.wire.mcbp import (
     REQUEST,
     RESPONSE,
     Datatype,
+    Feature,
     FrameInfo,
     Opcode,
     Packet,
@@ -174,7 +175,8 @@ class KvSession:
         self._pieces = bytearray()
         self._missing_bytes = 0
         self._has_rest = False
-        self._read_tables: list[dict[bytes, Entry]] = []
+        self._open_tables: list[dict[bytes, Entry]] = []
+        self._open_partitions: list[Partition | None] = []
         self._read_partitions: list[Partition] = []
         self._write_partitions: list[Partition] = []
 
@@ -184,9 +186,14 @@ class KvSession:
         """Use a bucket from now on, as far as the user's rights go."""
         self._tell_changed()
         self.bucket = bucket
-        self._read_partitions = bucket.partitions if bucket and self.may("read") else []
-        self._read_tables = [partition.table for partition in self._read_partitions]
-        self._write_partitions = bucket.partitions if bucket and self.may("write") else []
+        self._read_partitions, self._open_tables = (
+            (bucket.partitions, bucket.open_tables) if bucket and self.may("read") else ([], [])
+        )
+        self._write_partitions, self._open_partitions = (
+            (bucket.partitions, bucket.open_partitions)
+            if bucket and self.may("write")
+            else ([], [])
+        )
 
     def _tell_changed(self) -> None:
         """Tell of changes made in the selected bucket."""
@@ -205,6 +212,11 @@ class KvSession:
         if self.user is None:
             return False
         return self.user.may(right, self.bucket.name if self.bucket else "")  # type: ignore[arg-type]
+
+    @property
+    def knows_lock_statuses(self) -> bool:
+        """Whether HELLO granted the newer statuses; older clients get ones that they know."""
+        return Feature.XERROR in self.features
 
     @property
     def is_logged_in(self) -> bool:
@@ -291,7 +303,7 @@ class KvSession:
                 break
             budget -= 1
             if kind == _REQUEST_GET and not extras and body == key_bytes != 0:
-                tables = self._read_tables
+                tables = self._open_tables
                 key = data[start:stop]
                 if self.hashes_keys and tables:
                     vbucket = (crc32(key) >> 16 & 0x7FFF) % len(tables)
@@ -320,16 +332,16 @@ class KvSession:
                 and 0 < key_bytes <= KEY_BYTES_MAX
                 and key_bytes + 8 <= body <= key_bytes + 8 + VALUE_BYTES_MAX
             ):
-                writers = self._write_partitions
+                writers = self._open_partitions
                 value_at = start + 8 + key_bytes
                 key = data[start + 8 : value_at]
                 if self.hashes_keys and writers:
                     vbucket = (crc32(key) >> 16 & 0x7FFF) % len(writers)
-                if vbucket < len(writers) and data[start + 8] != _UNDERSCORE:
+                partition = writers[vbucket] if vbucket < len(writers) else None
+                if partition is not None and data[start + 8] != _UNDERSCORE:
                     flag_number, expiry = _cut_flags_expiry(data, start)
                     if expiry:
                         expiry = absolute_expiry(expiry, now_ns)
-                    partition = writers[vbucket]
                     frame = partition.store(
                         key, data[start + 8 : stop], flag_number, expiry, extras & 0xFF, now_ns
                     )
@@ -456,6 +468,9 @@ class KvSession:
 
     def refusal(self, packet: Packet, status: Status) -> bytes:
         """Return an error reply; "not my partition" carries the present map."""
+        if status in (Status.LOCKED, Status.NOT_LOCKED) and not self.knows_lock_statuses:
+            is_about_locks = packet.opcode in (Opcode.GET_LOCKED, Opcode.UNLOCK)
+            status = Status.ETMPFAIL if is_about_locks else Status.KEY_EEXISTS
         if status == Status.NOT_MY_VBUCKET:
             return response(
                 packet.opcode, status, packet.opaque,

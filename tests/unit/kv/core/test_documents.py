@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from log_double import NOW, SECOND
-from session_double import ask, new_session
+from session_double import HostDouble, UserDouble, ask, new_session
 
 from millstream.kv.core.session import KvSession
 from millstream.model.partitions import partition_of
@@ -147,3 +147,70 @@ def test_lengths_are_checked(opcode: int) -> None:
     session = new_session()
     assert do(session, opcode, extras=b"12345").status == Status.EINVAL
     assert do(session, opcode, key=b"").status == Status.EINVAL
+
+
+def speaking(session: KvSession, *features: Feature) -> KvSession:
+    asked = b"".join(feature.to_bytes(2, "big") for feature in features)
+    ask(session, request(Opcode.HELLO, value=asked))
+    return session
+
+
+def test_get_with_lock_keeps_others_from_writing() -> None:
+    session = speaking(new_session(), Feature.XERROR)
+    stored(session, b"1")
+    found = do(session, Opcode.GET_LOCKED, extras=b"\0\0\0\5")
+    assert (found.status, found.value, found.extras) == (0, b"1", b"\0\0\0\7")
+    assert do(session, Opcode.GET_LOCKED).status == Status.LOCKED
+    assert stored(session, b"2").status == Status.LOCKED
+    assert do(session, Opcode.INCREMENT, extras=COUNTER_EXTRAS).status == Status.LOCKED
+    assert do(session, Opcode.GAT, extras=bytes(4)).status == Status.LOCKED
+    assert do(session, Opcode.DELETEQ).status == Status.LOCKED
+    assert do(session, Opcode.GET).cas == do(session, Opcode.GET_META).cas == 2**64 - 1
+    written = do(session, Opcode.SET, extras=bytes(8), cas=found.cas, value=b"3")
+    assert written.status == 0
+    assert do(session, Opcode.GET).cas == written.cas
+    assert stored(session, b"4").status == 0
+
+
+def test_a_lock_is_over_with_its_time() -> None:
+    session = speaking(new_session(), Feature.XERROR)
+    stored(session, b"1")
+    do(session, Opcode.GET_LOCKED, extras=b"\0\0\0\5")
+    write = one(Opcode.SET, extras=bytes(8), value=b"2")
+    assert ask(session, write, NOW + 4 * SECOND)[0].status == Status.LOCKED
+    assert ask(session, write, NOW + 5 * SECOND)[0].status == 0
+
+
+def test_unlock_by_the_cas_of_the_lock() -> None:
+    session = speaking(new_session(), Feature.XERROR)
+    assert do(session, Opcode.UNLOCK, cas=1).status == Status.KEY_ENOENT
+    before = stored(session, b"1").cas
+    assert do(session, Opcode.UNLOCK, cas=before).status == Status.NOT_LOCKED
+    assert do(session, Opcode.UNLOCK).status == Status.EINVAL
+    cas = do(session, Opcode.GET_LOCKED).cas
+    assert do(session, Opcode.UNLOCK, cas=before).status == Status.LOCKED
+    assert do(session, Opcode.UNLOCK, cas=cas).status == 0
+    assert do(session, Opcode.GET).cas == before
+
+
+def test_older_clients_get_statuses_that_they_know() -> None:
+    session = new_session()
+    stored(session, b"1")
+    assert do(session, Opcode.UNLOCK, cas=1).status == Status.ETMPFAIL
+    do(session, Opcode.GET_LOCKED)
+    assert do(session, Opcode.GET_LOCKED).status == Status.ETMPFAIL
+    assert do(session, Opcode.UNLOCK, cas=1).status == Status.ETMPFAIL
+    assert stored(session, b"2").status == Status.KEY_EEXISTS
+
+
+def test_what_reads_and_changes_needs_both_rights() -> None:
+    host = HostDouble()
+    stored(new_session(host), b"1")
+    host.users.is_empty = False
+    session = new_session(host, is_selected=False)
+    for rights in (("read",), ("write",)):
+        session.user = UserDouble(*rights)  # type: ignore[assignment]
+        session.select(host.buckets["b"])
+        for opcode in (Opcode.GAT, Opcode.GATQ):
+            assert do(session, opcode, extras=bytes(4)).status == Status.EACCESS
+        assert do(session, Opcode.GET_LOCKED).status == Status.EACCESS

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from log_double import BRANCH, NOW, SECOND, LogDouble, items_of, new_partition
 
+from millstream.kv.core.locks import LOCKED_CAS
 from millstream.kv.core.partition import Partition, absolute_expiry, value_of
 from millstream.model.lineage import decode
 from millstream.model.position import FailoverEntry
@@ -161,3 +162,84 @@ def test_cas_outruns_a_clock_that_went_back() -> None:
     frame = partition.put(b"k", b"2", 0, 0, 0, 0, NOW - SECOND)
     assert isinstance(frame, bytes)
     assert change_of(frame).cas > cas
+
+
+def locked(partition: Partition, key: bytes = b"k", seconds: int = 15) -> int:
+    result = partition.lock(key, seconds, NOW)
+    assert isinstance(result, tuple)
+    return result[1]
+
+
+def test_a_locked_document_is_changed_by_its_holder_only() -> None:
+    partition = new_partition()
+    stored = change_of(put(partition, b"k", b"1"))
+    cas = locked(partition)
+    assert cas > stored.cas
+    for refused in (
+        partition.put(b"k", b"2", 0, 0, 0, 0, NOW),
+        partition.put(b"k", b"2", 0, 0, stored.cas, 0, NOW),
+        partition.replace(b"k", b"2", 0, 0, 0, 0, NOW),
+        partition.delete(b"k", 0, NOW),
+        partition.touch(b"k", 0, NOW),
+        partition.count(b"k", 1, 0, 0, 0, NOW),
+        partition.extend(b"k", b"", b"x", 0, 100, NOW),
+        partition.lock(b"k", 15, NOW),
+    ):
+        assert refused == Status.LOCKED
+    assert partition.add(b"k", b"2", 0, 0, 0, NOW) == Status.KEY_EEXISTS
+    assert partition.high_seqno == 1
+    assert isinstance(partition.put(b"k", b"2", 0, 0, cas, 0, NOW), bytes)
+    assert partition.is_plain
+
+
+def test_a_lock_ends_by_its_cas_its_time_and_with_its_document() -> None:
+    partition = new_partition()
+    assert partition.lock(b"k", 15, NOW) == Status.KEY_ENOENT
+    stored = change_of(put(partition, b"k", b"1", expiry=NOW // SECOND + 20))
+    assert partition.unlock(b"k", 5, NOW) == Status.NOT_LOCKED
+    cas = locked(partition)
+    assert partition.unlock(b"k", cas + 1, NOW) == Status.LOCKED
+    assert partition.unlock(b"k", cas, NOW) is None
+    assert partition.unlock(b"k", cas, NOW) == Status.NOT_LOCKED
+    cas = locked(partition)
+    later = NOW + 15 * SECOND
+    assert partition.put(b"k", b"2", 0, 0, cas, 0, later) == Status.KEY_EEXISTS
+    assert partition.put(b"k", b"2", 0, NOW // SECOND + 20, stored.cas, 0, later) is not None
+    locked(partition, seconds=30)
+    gone = NOW + 20 * SECOND
+    assert partition.unlock(b"k", 5, gone) == Status.KEY_ENOENT
+    assert partition.is_plain
+    put(partition, b"k", b"3")
+    cas = locked(partition)
+    assert isinstance(partition.delete(b"k", cas, NOW), bytes)
+    assert partition.is_plain
+
+
+def test_readers_do_not_see_the_cas_of_a_locked_document() -> None:
+    partition = new_partition()
+    frame = put(partition, b"k", b"1")
+    cas = change_of(frame).cas
+    assert partition.shown_cas(frame, b"k", NOW) == cas
+    locked(partition)
+    assert partition.shown_cas(frame, b"k", NOW) == LOCKED_CAS
+    assert partition.shown_cas(frame, b"k", NOW + 15 * SECOND) == cas
+
+
+def test_whoever_asked_is_told_when_a_partition_is_plain_again() -> None:
+    partition, told = new_partition(3), list[tuple[int, bool]]()
+    partition.on_plain = lambda p: told.append((p, partition.is_plain))
+    put(partition, b"k", b"1")
+    locked(partition)
+    partition.drop_ended_locks(NOW + 14 * SECOND)
+    assert told == [(3, False)]
+    partition.drop_ended_locks(NOW + 15 * SECOND)
+    assert told[1:] == [(3, True)]
+
+
+def test_the_number_of_locks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millstream.kv.core.locks.LOCKS_MAX", 1)
+    partition = new_partition()
+    put(partition, b"a", b"")
+    put(partition, b"b", b"")
+    locked(partition, b"a")
+    assert partition.lock(b"b", 15, NOW) == Status.ETMPFAIL
