@@ -34,7 +34,7 @@ from millstream.model.lineage import born, with_run
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog
 from millstream.upr.core.source import Hold
-from millstream.wire.frames import deletion, expiration, pack_mutation
+from millstream.wire.frames import deletion, expiration, mutation, pack_mutation
 from millstream.wire.mcbp import Status
 
 __all__ = ["Entry", "LogReader", "Partition", "absolute_expiry"]
@@ -224,20 +224,25 @@ class Partition:
             + tail
         )  # fmt: skip
         entry.frame = frame
-        if old_seqno and old_seqno <= queue.hold_high:
-            queue.append(entry, frame, old_seqno, old)
-            return frame
-        index = old_seqno - queue.floor - 1
-        if index >= 0:  # from here on what `MutationQueue.append` does, without the call
+        if old_seqno > queue.floor:  # from here on what `MutationQueue.append` does, but its call
+            if old_seqno <= queue.guarded_seqno:
+                queue.append(entry, frame, old_seqno, old)
+                return frame
+            former = queue.blocks[old_seqno >> 10]
+            slot = old_seqno & 1023
+            former.frames[slot] = b""
             if old_seqno > queue.frozen_seqno:
-                old_seqno = queue.previous[index]
-            queue.slots[index] = b""
-            queue.frame_bytes -= len(old)
-        queue.entries.append(entry)
-        queue.slots.append(frame)
-        queue.previous.append(old_seqno)
+                old_seqno = former.previous[slot]
+            queue.frame_bytes += len(frame) - len(old)
+        else:
+            queue.frame_bytes += len(frame)
+        block = queue.tail
+        if seqno & 1023 != len(block.frames):
+            block = queue.open_slot(seqno)
+        block.frames.append(frame)
+        block.entries.append(entry)
+        block.previous.append(old_seqno)
         queue.high_seqno = seqno
-        queue.frame_bytes += len(frame)
         return frame
 
     def _add_run(self, entry: Entry, rev: int) -> None:
@@ -306,8 +311,43 @@ class Partition:
             number = int(text) + delta
             number = number % _COUNTER_MODULUS if delta >= 0 else max(0, number)
             flags, expiry = _FLAGS_EXPIRY.unpack_from(frame)
-        result = self.put(key, b"%d" % number, flags, expiry, cas, 0, now_ns)
-        return result if isinstance(result, Status) else (result, number)
+        if cas or self.locks:
+            status = self._check_cas(key, cas, now_ns)
+            if status is not None:
+                return status
+        return self._store_counter(key, b"%d" % number, flags, expiry, now_ns), number
+
+    def _store_counter(
+        self, key: bytes, value: bytes, flags: int, expiry: int, now_ns: int
+    ) -> bytes:
+        """As `store`, on the counters' side of the queue."""
+        queue = self.queue
+        entry = self.entry(key)
+        if entry is None:
+            lineage = self._birth_prefix + _varint(queue.high_seqno + 1)
+            entry = self.table[key] = Entry(key, b"", lineage)
+        old = entry.frame
+        old_seqno, rev, cas = (
+            self._succeed(entry, now_ns) if old else (0, 1, self._next_cas(now_ns))
+        )
+        entry.frame = frame = mutation(
+            self.partition_id, key, value, queue.high_seqno + 1, rev, cas, flags, expiry, 0
+        )
+        queue.append_counter(entry, frame, old_seqno, old)
+        if self.locks:
+            self._drop_lock(key)
+        return frame
+
+    def _next_cas(self, now_ns: int, old_cas: int = 0) -> int:
+        self.last_cas = max(now_ns, self.last_cas + 1, old_cas + 1)
+        return self.last_cas
+
+    def _succeed(self, entry: Entry, now_ns: int) -> tuple[int, int, int]:
+        """Return the seqno of an entry's change, and rev and CAS of the one that follows it."""
+        old_cas, old_seqno, old_rev = _cas_seqno_rev(entry.frame)
+        if old_seqno <= self._branch_seqno:
+            self._add_run(entry, old_rev + 1)
+        return old_seqno, old_rev + 1, self._next_cas(now_ns, old_cas)
 
     def extend(
         self, key: bytes, before: bytes, after: bytes, cas: int, bytes_max: int, now_ns: int
@@ -386,12 +426,8 @@ class Partition:
         encode: Callable[[int, bytes, int, int, int, int], bytes],
     ) -> bytes:
         entry = self.table[key]
-        old = entry.frame
-        old_cas, old_seqno, old_rev = _cas_seqno_rev(old)
-        seqno, rev = self.queue.high_seqno + 1, old_rev + 1
-        self.last_cas = cas = max(now_ns, self.last_cas + 1, old_cas + 1)
-        if old_seqno <= self._branch_seqno:
-            self._add_run(entry, rev)
+        old, seqno = entry.frame, self.queue.high_seqno + 1
+        old_seqno, rev, cas = self._succeed(entry, now_ns)
         entry.frame = frame = encode(self.partition_id, key, seqno, rev, cas, time_s)
         self.queue.append(entry, frame, old_seqno, old)
         if self.locks:

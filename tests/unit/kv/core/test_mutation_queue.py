@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_double import NOW, LogDouble, items_of, new_partition
 
-from millstream.kv.core import mutation_queue
 from millstream.kv.core.mutation_queue import HELD_FACTOR_MAX, SLOT_BYTES, Entry, MutationQueue
 from millstream.wire.frames import change_of, seqno_of
 
@@ -29,7 +28,7 @@ def test_a_slice_skips_what_was_superseded() -> None:
     queue.append(B, b"b2")
     queue.append(A, b"a3", 1, b"a1")
     assert frames_of(queue, 0, 3) == [b"b2", b"a3"]
-    assert queue.bytes_held == 4 + 3 * SLOT_BYTES
+    assert queue.bytes_held == 4 + 4 * SLOT_BYTES, "seqno 0 has a slot, too"
 
 
 def test_a_hold_still_sees_what_was_superseded_after_it() -> None:
@@ -71,10 +70,69 @@ def test_slots_are_trimmed_although_their_frames_are_gone() -> None:
     for seqno in range(5000):
         queue.append(K, b"frame", seqno, b"frame" if seqno else b"")
     queue.freeze()
-    queue.bytes_max = SLOT_BYTES * 1000
+    queue.bytes_max = SLOT_BYTES * 1500
     queue.trim(5000)
-    assert queue.bytes_held <= SLOT_BYTES * 1000
-    assert queue.memory_slice(queue.floor, 5000, 100, 5000) == ([b"frame"], 5000)
+    assert queue.bytes_held <= SLOT_BYTES * 1500
+    assert queue.floor == 4095, "blocks go whole"
+    assert list(queue.blocks) == [4]
+    assert frames_of(queue, queue.floor, 5000) == [b"frame"]
+    queue.check()
+
+
+def test_a_part_of_a_block_goes_if_its_frames_are_large() -> None:
+    queue = MutationQueue(0, 1000 + 10 * SLOT_BYTES)
+    for seqno in range(1, 10):
+        queue.append(Entry(b"%d" % seqno, b"", b""), b"x" * 1000)
+    queue.freeze()
+    queue.append(A, b"a10")
+    queue.trim(9)
+    assert (queue.floor, queue.frame_bytes) == (9, 3)
+    queue.append(A, b"a11", 10, b"a10")
+    queue.append(B, b"b12", 3, b"x" * 1000)
+    assert queue.freeze().previous_seqnos == [0, 3]
+    queue.check()
+
+
+def test_a_million_increments_keep_one_item() -> None:
+    queue = MutationQueue(0)
+    queue.append_counter(K, b"0")
+    hold = queue.open_hold(None)
+    assert hold is not None
+    for seqno in range(1, 1_000_000):
+        queue.append_counter(K, b"%d" % seqno, seqno, b"%d" % (seqno - 1))
+        if seqno % 300_000 == 0:
+            assert len(queue.freeze().frames) == 1
+    assert (len(queue.counters), len(queue.blocks), len(queue.retained)) == (1, 0, 1)
+    assert queue.frame_bytes == 6
+    assert frames_of(queue, 0, 1_000_000) == [b"999999"]
+    assert frames_of(queue, 0, 1) == [b"0"]
+    assert queue.freeze() == ([1_000_000], [b"k"], [b"999999"], [900_001], [b"lineage"])
+    queue.check()
+
+
+def test_documents_and_counters_are_merged_by_seqno() -> None:
+    queue = MutationQueue(0)
+    queue.append(A, b"a1")
+    queue.append_counter(B, b"b2")
+    queue.append(K, b"k3")
+    queue.append_counter(A, b"a4", 1, b"a1")
+    queue.append(B, b"b5", 2, b"b2")
+    queue.append_counter(X, b"x6")
+    assert frames_of(queue, 0, 6) == [b"k3", b"a4", b"b5", b"x6"]
+    assert queue.freeze()[:4] == (
+        [3, 4, 5, 6], [b"k", b"a", b"b", b"x"], [b"k3", b"a4", b"b5", b"x6"], [0, 0, 0, 0]
+    )  # fmt: skip
+    queue.check()
+
+
+def test_counters_that_take_a_whole_block_leave_no_document_in_a_wrong_slot() -> None:
+    queue = MutationQueue(0)
+    queue.append(A, b"a1")
+    for seqno in range(2, 1026):
+        queue.append_counter(K, b"k", seqno - 1 if seqno > 2 else 0, b"k" if seqno > 2 else b"")
+    queue.append(B, b"b1026")
+    assert [len(block.frames) for block in queue.blocks.values()] == [2, 3]
+    assert frames_of(queue, 0, 1026) == [b"a1", b"k", b"b1026"]
     queue.check()
 
 
@@ -107,35 +165,31 @@ def test_reading_as_of_a_hold_equals_the_history(seed: int) -> None:
     partition = new_partition(log=log)
     history: list[tuple[bytes, bytes]] = []  # (key, frame), seqno n at n - 1
     holds = []
-    trim_slots, mutation_queue._TRIM_SLOTS_MIN = mutation_queue._TRIM_SLOTS_MIN, 1  # type: ignore[misc]
-    try:
-        for step in range(rng.randint(5, 80)):
-            key = bytes([97 + rng.randrange(4)])
-            action = rng.random()
-            if action < 0.6:
-                frame = partition.put(key, b"%d" % step, 0, 0, 0, 0, NOW + step)
-                assert isinstance(frame, bytes)
-                history.append((key, frame))
-            elif action < 0.7:
-                deleted = partition.delete(key, 0, NOW + step)
-                if isinstance(deleted, bytes):
-                    history.append((key, deleted))
-            elif action < 0.8:
-                log.items += items_of(partition.freeze())
-                partition.queue.bytes_max = rng.choice((500, 1500, 5000))
-                partition.persisted(partition.queue.frozen_seqno)
-            elif action < 0.9:
-                hold = partition.open_hold(rng.choice([None, *(h.at for h in holds)]))
-                assert hold is not None
-                holds.append(hold)
-            elif holds:
-                partition.release_hold(holds.pop(rng.randrange(len(holds))))
-            partition.queue.check()
-            holds = [hold for hold in holds if partition.is_held(hold)]
-            for hold in holds:
-                check_as_of(partition, history, hold.at, rng.randint(0, hold.at))
-    finally:
-        mutation_queue._TRIM_SLOTS_MIN = trim_slots  # type: ignore[misc]
+    for step in range(rng.randint(5, 80)):
+        key = bytes([97 + rng.randrange(4)])
+        action = rng.random()
+        if action < 0.6:
+            frame = partition.put(key, b"%d" % step, 0, 0, 0, 0, NOW + step)
+            assert isinstance(frame, bytes)
+            history.append((key, frame))
+        elif action < 0.7:
+            deleted = partition.delete(key, 0, NOW + step)
+            if isinstance(deleted, bytes):
+                history.append((key, deleted))
+        elif action < 0.8:
+            log.items += items_of(partition.freeze())
+            partition.queue.bytes_max = rng.choice((500, 1500, 5000))
+            partition.persisted(partition.queue.frozen_seqno)
+        elif action < 0.9:
+            hold = partition.open_hold(rng.choice([None, *(h.at for h in holds)]))
+            assert hold is not None
+            holds.append(hold)
+        elif holds:
+            partition.release_hold(holds.pop(rng.randrange(len(holds))))
+        partition.queue.check()
+        holds = [hold for hold in holds if partition.is_held(hold)]
+        for hold in holds:
+            check_as_of(partition, history, hold.at, rng.randint(0, hold.at))
 
 
 def check_as_of(partition, history, at: int, after: int) -> None:  # type: ignore[no-untyped-def]
