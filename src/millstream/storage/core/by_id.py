@@ -241,10 +241,12 @@ class ById:
         self._first_segment = applied.place.segment
         return batch
 
-    def settle(self, find_places: FindPlaces) -> None:
-        """Look up the places of what is recent now; nothing may be being applied."""
-        self.pending.update(_resolved(self._recent, self._first_segment, find_places))
-        self._recent = {}
+    def settle(self, partition_id: int, find_places: FindPlaces) -> None:
+        """Look up the places of what is recent of a partition; nothing may be being applied."""
+        recent = self._recent.pop(partition_id, None)
+        if recent is not None:
+            one = {partition_id: recent}
+            self.pending.update(_resolved(one, self._first_segment, find_places))
 
     def apply_steps(self, batch: ByIdBatch, find_places: FindPlaces) -> Iterator[None]:
         """Apply a batch in one transaction, in steps that are short enough for a loop."""

@@ -1,8 +1,9 @@
 """Bringing summaries and by-id up to the end of the log, and by-id through a rollback.
 
 Two ways to start: by-id belongs to the log, then only the records behind its applied place are
-read; or it is lost or damaged, then summaries come from the segments' indexes and control records,
-and by-id from the live records (never by replaying dead ones, whose previous records may be gone).
+read, column by column, and wait for by-id as those of a commit do; or it is lost or damaged, then
+summaries come from the segments' indexes and control records, and by-id from the live records
+(never by replaying dead ones, whose previous records may be gone).
 
 Invariants:
 1. by-id belongs to the log iff the log id is the same, the applied place is not behind the end,
@@ -15,6 +16,7 @@ Elsewhere: the segments (`segment_log`), what a start writes (`store`).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Final
 
 from millstream.errors import CorruptionError
@@ -61,6 +63,7 @@ def bring_up(live: LiveLog, by_id: ById) -> bool:
             applied = by_id.applied()
             assert applied is not None
             live.summaries[:] = [by_id.summary(p) for p in range(partition_count)]
+            by_id.begin_at(applied.place.segment)
             replay(live, by_id, applied.place)
             return False
     except CorruptionError as error:
@@ -68,6 +71,7 @@ def bring_up(live: LiveLog, by_id: ById) -> bool:
             raise
     live.summaries[:] = [PartitionSummary() for _ in range(partition_count)]
     load_summaries(live)
+    by_id.begin_at(live.log.place.segment)
     build_by_id(live, by_id)
     return True
 
@@ -99,9 +103,50 @@ def note(summary: PartitionSummary, record: Record, segment: int) -> None:
 def replay(live: LiveLog, by_id: ById, applied: Place) -> None:
     """Read the records behind the applied place into summaries and by-id."""
     log = live.log
-    for number in [number for number in log.numbers if number >= applied.segment]:
+    tail = [
+        (number, applied.offset if number == applied.segment else HEADER_BYTES)
+        for number in log.numbers
+        if number >= applied.segment
+    ]
+    controls = {number: _controls_from(log, number, begin) for number, begin in tail}
+    if any(found.kind == Kind.ROLLBACK for some in controls.values() for found in some):
+        _replay_in_order(live, by_id, tail)
+        return
+    for number, begin in tail:
+        for found in controls[number]:
+            if found.kind != Kind.CLEAN_STOP:
+                note(live.summaries[found.partition_id], found, number)
+        for partition_id in log.partitions_in(number):
+            _replay_columns(live, by_id, number, begin, partition_id)
+
+
+def _controls_from(log: SegmentLog, number: int, begin: int) -> list[Record]:
+    offsets = log.open_index.controls if log.is_open(number) else log.controls_in(number)
+    return [log.record_at(number, offset) for offset in offsets if offset >= begin]
+
+
+def _replay_columns(
+    live: LiveLog, by_id: ById, number: int, begin: int, partition_id: int
+) -> None:
+    """Read one partition's records of a segment from an offset on; none was rolled back."""
+    columns, summary = live.log.columns(number, partition_id), live.summaries[partition_id]
+    assert columns is not None
+    first = bisect_left(columns.offsets, begin)
+    if first < len(columns.seqnos):
+        seqnos = columns.seqnos[first:].tolist()
+        by_id.note(
+            partition_id, live.log.keys(number, columns, first, len(columns.seqnos)), seqnos
+        )
+        summary.top = max(summary.top, seqnos[-1])
+    if columns.marks:
+        summary.on_mark(columns.marks[-1])
+
+
+def _replay_in_order(live: LiveLog, by_id: ById, tail: list[tuple[int, int]]) -> None:
+    """Replay record by record: what a rollback kills is what stands before it."""
+    log = live.log
+    for number, begin in tail:
         index = log.open_index if log.is_open(number) else log.index_of(number)[0]
-        begin = applied.offset if number == applied.segment else HEADER_BYTES
         for found in log.walk(number, begin):
             kind, partition_id = found.kind, found.partition_id
             if kind == Kind.CHANGE:

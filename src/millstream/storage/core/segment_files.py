@@ -29,6 +29,7 @@ from millstream.storage.core.records import (
     Record,
     StoredChange,
     change_of_record,
+    key_of,
     walk,
 )
 from millstream.storage.core.segment import (
@@ -53,8 +54,8 @@ GAP_BYTES_MAX: Final = 8192
 """Records nearer than this are read at once, with what stands between them."""
 FIRST_READ_BYTES: Final = 4096
 """Read of a record whose length is not known."""
-CHECK_BYTES: Final = 4 * 1024 * 1024
-"""Read at once while a checksum is computed."""
+CHECK_BYTES: Final = 256 * 1024
+"""Read at once while a checksum is computed: more costs fresh pages of memory each time."""
 
 
 _Cut = TypeVar("_Cut")
@@ -176,6 +177,19 @@ class SegmentFiles:
         """Yield the frames of the same records, as checked, each chunk with its last seqno."""
         return self._chunks(number, columns, begin, end, skip, self._cut_frames)
 
+    def keys(self, number: int, columns: Columns, begin: int, end: int) -> list[bytes]:
+        """Return the keys of the records begin .. end-1, superseded ones included.
+
+        Raises:
+            CorruptionError: a record is not what was written.
+        """
+        flags, columns.flags = columns.flags, b""
+        found: list[bytes] = []
+        for frames, _ in self.frames(number, columns, begin, end):
+            found.extend(map(key_of, frames))
+        columns.flags = flags
+        return found
+
     def _chunks(
         self,
         number: int,
@@ -279,7 +293,9 @@ class SegmentFiles:
             CorruptionError: there is none.
         """
         file = self._file(number)
-        found = next(walk(file.read_at, offset, file.size()), None)
+        head = file.read_at(offset, ENVELOPE_BYTES)
+        end = offset + int.from_bytes(head[4:8], "big")  # else a megabyte would be read
+        found = next(walk(file.read_at, offset, min(end, file.size())), None)
         if found is None:
             raise self._corrupt(number, offset, "a record is not what was written")
         return found

@@ -129,7 +129,6 @@ class LogStore:
         self._changed = set[int]()
         self._prefixes = [partition_prefix(p) for p in range(len(live.summaries))]
         self._applied = Applied(log.log_id, log.place, log.checksum)
-        by_id.begin_at(log.place.segment)
         self._new_entry = new_entry
         self._has_receipt = False
         self.was_clean_stop = False
@@ -220,6 +219,7 @@ class LogStore:
         for p, mark in marks.items():
             summary = self._summaries[p]
             if summary.top > mark:
+                self._by_id.settle(p, self._find_places)
                 controls.append(_Control(Kind.ROLLBACK, p, rollback_record(p, mark), mark))
             entry = self._new_entry(mark, summary.last_branch)
             assert entry.branch > summary.last_branch
@@ -448,7 +448,6 @@ class LogStore:
         may be under way.
         """
         self.withdraw_receipt()
-        self._by_id.settle(self._find_places)
         mark = self._live.newest_mark(partition_id, seqno)
         if mark < self._summaries[partition_id].low_points.history_seqno:
             mark = 0

@@ -2,9 +2,16 @@ import shutil
 
 import pytest
 
+from millstream.errors import CorruptionError
 from millstream.storage.aio.by_id import LmdbByIdMap
 from millstream.storage.core import recovery
-from millstream.storage.core.records import mark_record, rollback_record
+from millstream.storage.core.records import (
+    StoredChange,
+    change_record,
+    mark_record,
+    rollback_record,
+)
+from millstream.wire.frames import mutation
 
 
 def logs(store):
@@ -150,3 +157,56 @@ def test_a_rollback_is_replayed_whatever_its_segment_holds_later(directory):
     store = directory.open()
     assert sorted(store.keys(0)) == [b"d"]
     assert directory.value(0, b"a") is None
+
+
+def test_a_tail_of_many_segments_waits_for_by_id_and_is_applied(directory):
+    store = directory.open()
+    directory.write(2, (b"older", b"1"))
+    store.commit_by_id()
+    directory.fill(60)
+    directory.write(1, (b"key3", None), (b"last", b"1"))
+    right = {(p, key): directory.value(p, key) for p in range(3) for key in store.keys(p)}
+    states = [directory.state(p) for p in range(3)]
+    directory.crash()
+    store = directory.open()
+    assert store.count_pending_by_id() == 62
+    store.commit_by_id()
+    assert store.count_pending_by_id() == 0
+    assert {(p, k): directory.value(p, k) for p in range(3) for k in store.keys(p)} == right
+    assert [directory.state(p) for p in range(3)] == states
+
+
+def test_a_torn_batch_behind_the_applied_place_gives_way_to_what_was_before(directory):
+    store = directory.open()
+    directory.write(0, (b"a", b"1"))
+    store.commit_by_id()
+    directory.write(0, (b"a", b"2"), (b"b", b"2"))
+    directory.crash()
+    torn = [
+        change_record(
+            0, StoredChange(mutation(0, key, b"torn", seqno, 1, 1, 0, 0, 0), before, b"lin"),
+            is_mark=False,
+        )
+        for key, seqno, before in ((b"a", 4, 2), (b"c", 5, 0))
+    ]  # fmt: skip
+    path = directory.segments()[0]
+    path.write_bytes(path.read_bytes() + b"".join(torn))
+    for _ in range(2):
+        store = directory.open()
+        assert store.partition(0).high_seqno == 3
+        assert [directory.value(0, key) for key in (b"a", b"b", b"c")] == [b"2", b"2", None]
+        assert sorted(store.keys(0)) == [b"a", b"b"]
+        directory.crash()
+
+
+def test_damage_behind_the_applied_place_names_file_and_offset(directory):
+    directory.open().commit_by_id()
+    directory.fill(60)
+    directory.crash()
+    first, *_, last = directory.segments()
+    content = bytearray(first.read_bytes())
+    content[400] ^= 1
+    first.write_bytes(content)
+    with pytest.raises(CorruptionError, match=f"{first}.*offset") as raised:
+        directory.open()
+    assert str(last) not in str(raised.value)

@@ -180,7 +180,7 @@ def test_a_find_survives_a_record_that_moved(directory):
     """As after a compaction: by-id names a segment and an offset that hold something else."""
     store = directory.open()
     directory.fill()
-    store._by_id.settle(store._find_places)
+    store._by_id.settle(0, store._find_places)
     key = b"\0\0key4"
     seqno, segment, offset = store._by_id.pending[key]
     for place in ((segment, offset + 1), (segment, 70), (1, offset), (999, 64)):
