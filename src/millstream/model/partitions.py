@@ -16,12 +16,18 @@ __all__ = ["PartitionState", "key_from_text", "partition_of", "text_of_key"]
 
 
 class PartitionState(IntEnum):
-    """State of one copy of a partition; the numbers are those of the wire."""
+    """State of one copy of a partition; the numbers are those of the wire, but for ABSENT."""
 
+    ABSENT = 0
+    """This node has no copy."""
     ACTIVE = 1
+    """Serves reads and writes."""
     REPLICA = 2
+    """Follows an active copy elsewhere; may be streamed from."""
     PENDING = 3
+    """Is about to take over from an active copy, which it follows."""
     DEAD = 4
+    """Serves nothing; keeps what it has until it is deleted or becomes something else."""
 
 
 def partition_of(key: bytes, partition_count: int) -> int:

@@ -27,6 +27,7 @@ __all__ = [
     "position_from_json",
     "position_to_json",
     "rollback_seqno",
+    "undone_log",
     "upper_of",
     "with_new_entry",
 ]
@@ -149,3 +150,8 @@ def with_new_entry(log: FailoverLog, entry: FailoverEntry) -> FailoverLog:
     """Return the log with `entry` in front; entries above its seqno are dropped first."""
     kept = tuple(old for old in log if old.seqno <= entry.seqno)
     return (entry, *kept)[:FAILOVER_ENTRIES_MAX]
+
+
+def undone_log(log: FailoverLog, seqno: int) -> FailoverLog:
+    """Return the log of a copy that went back to `seqno`; the oldest entry always stays."""
+    return tuple(entry for entry in log if entry.seqno <= seqno) or log[-1:]

@@ -274,7 +274,7 @@ class ById:
             return PartitionSummary()
         try:
             return PartitionSummary.decode(data)
-        except struct.error as error:
+        except (struct.error, ValueError) as error:
             raise _damaged(error) from error
 
     def clear(self) -> None:
@@ -295,7 +295,7 @@ def _unpacked(layout: Struct, data: bytes) -> tuple[Any, ...]:
         raise _damaged(error) from error
 
 
-def _damaged(error: struct.error) -> CorruptionError:
+def _damaged(error: Exception) -> CorruptionError:
     return CorruptionError(f"by-id is damaged: {error}; restart", code=BY_ID_DAMAGED)
 
 

@@ -28,7 +28,8 @@ from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from millstream.model.position import FailoverEntry
+from millstream.model.partitions import PartitionState
+from millstream.model.position import FailoverEntry, FailoverLog
 
 __all__ = [
     "ENVELOPE",
@@ -39,10 +40,12 @@ __all__ = [
     "NO_PARTITION",
     "WALK_BYTES",
     "ChangeColumns",
+    "CopyNews",
     "Kind",
     "LowPoints",
     "Record",
     "StoredChange",
+    "branch_record",
     "change_of_record",
     "change_record",
     "clean_stop_record",
@@ -50,13 +53,18 @@ __all__ = [
     "encode_changes",
     "entry_of",
     "entry_record",
+    "history_of",
+    "history_record",
     "key_of",
     "low_points_of",
     "low_points_record",
     "mark_record",
+    "range_record",
     "record",
     "rollback_record",
     "seqno_payload",
+    "state_of",
+    "state_record",
     "walk",
 ]
 
@@ -91,6 +99,10 @@ class Kind(IntEnum):
     CLEAN_STOP = 6
     COMMIT = 7
     INDEX = 8
+    BRANCH = 9
+    STATE = 10
+    HISTORY = 11
+    RANGE = 12
 
 
 class StoredChange(NamedTuple):
@@ -102,10 +114,23 @@ class StoredChange(NamedTuple):
     sidecar: bytes = b""
 
 
+class CopyNews(NamedTuple):
+    """What a replica must make durable together with changes; nothing of it if they are torn off.
+
+    `range_end`: where the snapshot ends that the changes are of, 0: as it was.
+    """
+
+    failover_log: FailoverLog = ()
+    low_points: LowPoints | None = None
+    range_end: int = 0
+
+
 class ChangeColumns(NamedTuple):
     """The changes of one partition that a flush takes, column by column, seqno ascending.
 
-    `sidecars` is None where no change has one.
+    `sidecars` is None where no change has one. `mark`: the seqno that becomes a mark, 0 for none;
+    by default that of the last change. A mark above every earlier one that is no change's seqno
+    gets a record of its own.
     """
 
     partition_id: int
@@ -115,6 +140,8 @@ class ChangeColumns(NamedTuple):
     previous_seqnos: Sequence[int]
     lineages: Sequence[bytes]
     sidecars: Sequence[bytes] | None = None
+    mark: int | None = None
+    news: CopyNews | None = None
 
     @classmethod
     def of(cls, partition_id: int, changes: Sequence[StoredChange]) -> ChangeColumns:
@@ -127,6 +154,17 @@ class ChangeColumns(NamedTuple):
             [change.previous_seqno for change in changes],
             [change.lineage for change in changes],
             [change.sidecar for change in changes],
+        )
+
+    def part(self, begin: int, end: int) -> ChangeColumns:
+        """Return the changes of a range of indexes."""
+        return self._replace(
+            seqnos=self.seqnos[begin:end],
+            keys=self.keys[begin:end],
+            frames=self.frames[begin:end],
+            previous_seqnos=self.previous_seqnos[begin:end],
+            lineages=self.lineages[begin:end],
+            sidecars=self.sidecars and self.sidecars[begin:end],
         )
 
 
@@ -161,7 +199,9 @@ class Record(NamedTuple):
 # -- writing
 
 
-def encode_changes(batch: ChangeColumns, parts: list[bytes]) -> list[int]:
+def encode_changes(
+    batch: ChangeColumns, parts: list[bytes], *, is_marked: bool = True
+) -> list[int]:
     """Append the records of a flush batch to `parts`; return their lengths.
 
     The last one bears the mark bit. Hot path: column by column, so that all loops are in C.
@@ -177,7 +217,7 @@ def encode_changes(batch: ChangeColumns, parts: list[bytes]) -> list[int]:
         size + middle + ENVELOPE_BYTES
         for size, middle in zip(map(len, batch.frames), map(len, middles), strict=True)
     ]
-    kinds = chain(repeat(_CHANGE, count - 1), (_MARKED_CHANGE,))
+    kinds = chain(repeat(_CHANGE, count - 1), (_MARKED_CHANGE if is_marked else _CHANGE,))
     heads = map(
         _CHECKED.pack,
         lengths,
@@ -236,6 +276,26 @@ def low_points_record(partition_id: int, points: LowPoints) -> bytes:
     return record(Kind.LOW_POINTS, partition_id, _LOW_POINTS.pack(*points))
 
 
+def branch_record(partition_id: int, branch: int) -> bytes:
+    """Return the record that raises a partition's last branch without beginning one."""
+    return record(Kind.BRANCH, partition_id, _SEQNO.pack(branch))
+
+
+def state_record(partition_id: int, state: PartitionState) -> bytes:
+    """Return the record of what part this copy of the partition plays from now on."""
+    return record(Kind.STATE, partition_id, bytes([state]))
+
+
+def history_record(partition_id: int, log: FailoverLog) -> bytes:
+    """Return the record of a failover log taken over as a whole, newest entry first."""
+    return record(Kind.HISTORY, partition_id, b"".join(_ENTRY.pack(*entry) for entry in log))
+
+
+def range_record(partition_id: int, end: int) -> bytes:
+    """Return the record of where the snapshot ends that a replica is receiving."""
+    return record(Kind.RANGE, partition_id, _SEQNO.pack(end))
+
+
 def clean_stop_record(receipt: bytes) -> bytes:
     """Return the last record of a log that was stopped cleanly; `receipt`: 16 random bytes."""
     return record(Kind.CLEAN_STOP, NO_PARTITION, receipt)
@@ -254,8 +314,18 @@ def entry_of(payload: bytes) -> FailoverEntry:
     return FailoverEntry(*_ENTRY.unpack(payload))
 
 
+def history_of(payload: bytes) -> FailoverLog:
+    """Return the failover log in a HISTORY record."""
+    return tuple(map(FailoverEntry._make, _ENTRY.iter_unpack(payload)))
+
+
+def state_of(payload: bytes) -> PartitionState:
+    """Return the state in a STATE record."""
+    return PartitionState(payload[0])
+
+
 def seqno_payload(payload: bytes) -> int:
-    """Return the seqno in a ROLLBACK or MARK record."""
+    """Return the number in a ROLLBACK, MARK, BRANCH or RANGE record."""
     seqno: int = _SEQNO.unpack(payload)[0]
     return seqno
 

@@ -17,7 +17,8 @@ Elsewhere: the segments (`segment_log`), what a start writes (`store`).
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from millstream.errors import CorruptionError
 from millstream.model.limits import UINT64_MAX
@@ -28,9 +29,11 @@ from millstream.storage.core.records import (
     Record,
     StoredChange,
     entry_of,
+    history_of,
     key_of,
     low_points_of,
     seqno_payload,
+    state_of,
 )
 from millstream.storage.core.segment import HEADER_BYTES, Columns
 from millstream.storage.core.segment_files import Place
@@ -45,6 +48,7 @@ __all__ = [
     "load_summaries",
     "note",
     "replay",
+    "take_in",
 ]
 
 BUILD_KEYS_MAX: Final = 100_000
@@ -88,16 +92,41 @@ def is_by_id_of(log: SegmentLog, by_id: ById) -> bool:
 
 
 def note(summary: PartitionSummary, record: Record, segment: int) -> None:
-    """Take a record into its partition's summary."""
-    kind = record.kind
+    """Take a record that is no change into its partition's summary."""
+    kind, payload = record.kind, record.payload
+    if kind == Kind.ROLLBACK:
+        summary.on_rollback(segment, seqno_payload(payload))
+    elif kind in _CONTENTS:
+        take_in(summary, kind, _CONTENTS[kind](payload))
+
+
+_CONTENTS: Final[Mapping[int, Callable[[bytes], Any]]] = {
+    Kind.ENTRY: entry_of,
+    Kind.MARK: seqno_payload,
+    Kind.LOW_POINTS: low_points_of,
+    Kind.BRANCH: seqno_payload,
+    Kind.STATE: state_of,
+    Kind.HISTORY: history_of,
+    Kind.RANGE: seqno_payload,
+}
+
+
+def take_in(summary: PartitionSummary, kind: int, content: Any) -> None:
+    """Take what a record says, but for changes and rollbacks, into a summary."""
     if kind == Kind.ENTRY:
-        summary.on_entry(entry_of(record.payload))
-    elif kind == Kind.LOW_POINTS:
-        summary.on_low_points(low_points_of(record.payload))
-    elif kind == Kind.ROLLBACK:
-        summary.on_rollback(segment, seqno_payload(record.payload))
+        summary.on_entry(content)
     elif kind == Kind.MARK:
-        summary.on_mark(seqno_payload(record.payload))
+        summary.on_mark(content)
+    elif kind == Kind.LOW_POINTS:
+        summary.on_low_points(content)
+    elif kind == Kind.BRANCH:
+        summary.on_branch(content)
+    elif kind == Kind.STATE:
+        summary.state = content
+    elif kind == Kind.HISTORY:
+        summary.on_history(content)
+    elif kind == Kind.RANGE:
+        summary.range_end = content
 
 
 def replay(live: LiveLog, by_id: ById, applied: Place) -> None:

@@ -122,16 +122,19 @@ class Columns:
         self.previous.extend(previous)
         self.seqnos.extend(seqnos)
 
-    def cut(self, seqno: int) -> Columns:
-        """Forget what is above `seqno`; return it."""
-        killed, count = Columns(), bisect_right(self.seqnos, seqno)
-        killed.add(
-            self.seqnos[count:], self.previous[count:], self.offsets[count:], self.lengths[count:]
+    def split(self, seqno: int) -> tuple[Columns, Columns]:
+        """Return what is at or below `seqno` and what is above; a reader keeps its own."""
+        count, marks = bisect_right(self.seqnos, seqno), bisect_right(self.marks, seqno)
+        return self._part(slice(count), slice(marks)), self._part(
+            slice(count, None), slice(marks, None)
         )
-        for column in (self.seqnos, self.previous, self.offsets, self.lengths):
-            del column[count:]
-        del self.marks[bisect_right(self.marks, seqno) :]
-        return killed
+
+    def _part(self, records: slice, marks: slice) -> Columns:
+        part = Columns()
+        part.seqnos, part.previous = self.seqnos[records], self.previous[records]
+        part.offsets, part.lengths = self.offsets[records], self.lengths[records]
+        part.marks = self.marks[marks]
+        return part
 
     def find(self, seqno: int) -> int:
         """Return the index of a seqno, -1 if absent. O(log n)."""
@@ -232,12 +235,23 @@ class OpenIndex:
         previous: Sequence[int],
         offset: int,
         lengths: Sequence[int],
+        *,
+        is_marked: bool = True,
     ) -> None:
-        """Add records that stand back to back from `offset`; the last one is a mark."""
+        """Add records that stand back to back from `offset`; the last one may be a mark."""
         columns = self.of(partition_id)
         offsets = accumulate(lengths[:-1], initial=offset)
         columns.add(seqnos, previous, offsets, lengths)
-        columns.marks.append(seqnos[-1])
+        if is_marked:
+            columns.marks.append(seqnos[-1])
+
+    def cut(self, partition_id: int, seqno: int) -> Columns | None:
+        """Forget what is above `seqno`; return it. Readers of the columns are not disturbed."""
+        columns = self.partitions.get(partition_id)
+        if columns is None:
+            return None
+        self.partitions[partition_id], killed = columns.split(seqno)
+        return killed
 
     def encode(self, index_offset: int, data_checksum: int) -> bytes:
         """Return index record, flags and footer, to stand at `index_offset`."""

@@ -200,7 +200,10 @@ class SegmentLog(SegmentFiles):
                 index.controls.append(found.offset)
                 if kind == Kind.ROLLBACK:
                     target = seqno_payload(found.payload)
-                    index.killed[found.offset] = of(found.partition_id).cut(target)
+                    of(found.partition_id)
+                    killed = index.cut(found.partition_id, target)
+                    assert killed is not None
+                    index.killed[found.offset] = killed
             end, last = found.offset + found.length, found
         return index, end, last
 

@@ -5,8 +5,9 @@
 Invariants:
 1. What `append` returned from is durable; its batches end at marks.
 2. `find` and by-id know a change only after `absorb`, so only after its fdatasync.
-3. After a start without an accepted receipt the records above each partition's last mark are dead
-   and each partition has a new failover entry, durable before `open` returns.
+3. After a start without an accepted receipt the records above an active partition's last mark are
+   dead and it has a new failover entry, durable before `open` returns. A copy that follows another
+   keeps them: it goes on inside the snapshot it was receiving.
 4. The receipt is gone before anything is appended; the engine withdraws it before it accepts the
    first mutation, also one that stays in memory.
 5. A rollback is durable before by-id and the summaries follow it.
@@ -23,6 +24,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
+from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry, FailoverLog
 from millstream.ports.disk import Disk
 from millstream.storage.core.by_id import (
@@ -33,6 +35,14 @@ from millstream.storage.core.by_id import (
     ByIdValue,
     partition_prefix,
 )
+from millstream.storage.core.commit import (
+    Changes,
+    Control,
+    EncodedCommit,
+    control,
+    encode_batches,
+    encode_controls,
+)
 from millstream.storage.core.live import LiveLog
 from millstream.storage.core.receipt import RECEIPT_NAME, Receipt, read_receipt, write_receipt
 from millstream.storage.core.records import (
@@ -41,13 +51,9 @@ from millstream.storage.core.records import (
     LowPoints,
     StoredChange,
     clean_stop_record,
-    encode_changes,
-    entry_record,
     key_of,
-    low_points_record,
-    rollback_record,
 )
-from millstream.storage.core.recovery import apply_rollback, bring_up
+from millstream.storage.core.recovery import apply_rollback, bring_up, take_in
 from millstream.storage.core.segment_files import Place
 from millstream.storage.core.segment_log import LogSizes, SegmentLog
 from millstream.storage.core.summary import PartitionSummary
@@ -72,47 +78,25 @@ FlushBatch = ChangeColumns
 
 
 class RecoveredPartition(NamedTuple):
-    """The durable state of a partition; `high_seqno` is its newest mark."""
+    """The durable state of a partition; `high_seqno` is its newest mark.
+
+    `top_seqno`: the newest record; above the mark only on a copy that is inside a snapshot of its
+    source, which ends at `range_end`.
+    """
 
     failover_log: FailoverLog
     high_seqno: int
     purge_seqno: int
     history_seqno: int
     last_branch: int
+    state: PartitionState
+    top_seqno: int
+    range_end: int
 
     @property
     def is_empty(self) -> bool:
         """Whether the partition has no records."""
         return self.high_seqno == 0
-
-
-class _EncodedBatch(NamedTuple):
-    batch: FlushBatch
-    lengths: list[int]
-
-
-class EncodedCommit:
-    """One group commit as bytes; `place` is where it begins, once appended."""
-
-    __slots__ = ("batches", "checksum", "data", "end", "place")
-
-    def __init__(self, data: bytes, batches: list[_EncodedBatch]) -> None:
-        self.data = data
-        self.batches = batches
-        self.place = Place(0, 0)
-        self.end = Place(0, 0)
-        self.checksum = 0
-
-
-class _Control(NamedTuple):
-    """A record that is no change, and the partition it concerns."""
-
-    kind: Kind
-    partition_id: int
-    data: bytes
-    seqno: int = 0
-    entry: FailoverEntry | None = None
-    low_points: LowPoints | None = None
 
 
 class LogStore:
@@ -192,7 +176,7 @@ class LogStore:
         store.was_clean_stop = store._has_receipt = receipt
         store._check_newest()
         if not receipt:
-            store._begin_branches({p: s.mark for p, s in enumerate(live.summaries)})
+            store._write_controls(list(store._after_unclean_stop()))
         if is_built:
             store.commit_by_id()
         log.forget_files()
@@ -213,42 +197,32 @@ class LogStore:
                 return
             self._log.verify(number)
 
-    def _begin_branches(self, marks: Mapping[int, int]) -> None:
-        """Kill what lies above the marks and begin new branches there, durably."""
-        controls: list[_Control] = []
-        for p, mark in marks.items():
-            summary = self._summaries[p]
-            if summary.top > mark:
-                self._by_id.settle(p, self._find_places)
-                controls.append(_Control(Kind.ROLLBACK, p, rollback_record(p, mark), mark))
-            entry = self._new_entry(mark, summary.last_branch)
-            assert entry.branch > summary.last_branch
-            assert entry.seqno == mark
-            controls.append(_Control(Kind.ENTRY, p, entry_record(p, entry), entry=entry))
-        self._write_controls(controls)
+    def _after_unclean_stop(self) -> Iterator[Control]:
+        for p, summary in enumerate(self._summaries):
+            if summary.state is PartitionState.ACTIVE or not summary.failover_log:
+                yield from self._new_branch(p, summary.mark)
+            elif summary.top > summary.range_end:
+                yield from self._kill_above(p, summary.mark)
 
-    def _write_controls(self, controls: list[_Control]) -> None:
-        head = self._log.commit_record
-        commit = EncodedCommit(b"".join((head, *(control.data for control in controls))), [])
-        self._append(commit)
-        segment, offset = commit.place
-        offset += len(head)
-        index = self._log.open_index
-        for control in controls:
-            p = control.partition_id
-            if control.kind == Kind.ROLLBACK:
-                columns = index.partitions.get(p)
-                killed = columns.cut(control.seqno) if columns else None
-                apply_rollback(self._live, self._by_id, p, control.seqno, segment, killed)
-            elif control.entry is not None:
-                self._summaries[p].on_entry(control.entry)
-            elif control.low_points is not None:
-                self._summaries[p].on_low_points(control.low_points)
-            if control.kind != Kind.CLEAN_STOP:
-                index.controls.append(offset)
-                self._changed.add(p)
-            offset += len(control.data)
-        self._absorbed(commit)
+    def _new_branch(self, p: int, mark: int) -> Iterator[Control]:
+        """Kill what lies above the mark and begin a new branch there."""
+        yield from self._kill_above(p, mark)
+        last_branch = self._summaries[p].last_branch
+        entry = self._new_entry(mark, last_branch)
+        assert entry.branch > last_branch
+        assert entry.seqno == mark
+        yield control(Kind.ENTRY, p, entry)
+
+    def _kill_above(self, p: int, seqno: int) -> Iterator[Control]:
+        if self._summaries[p].top > seqno:
+            self._by_id.settle(p, self._find_places)
+            yield control(Kind.ROLLBACK, p, seqno)
+
+    def _write_controls(self, controls: Sequence[Control]) -> None:
+        if controls:
+            commit = encode_controls(self._log.commit_record, controls)
+            self._append(commit)
+            self.absorb(commit)
 
     # -- state
 
@@ -262,18 +236,15 @@ class LogStore:
         summary = self._summaries[partition_id]
         history_seqno, purge_seqno = summary.low_points
         return RecoveredPartition(
-            summary.failover_log, summary.mark, purge_seqno, history_seqno, summary.last_branch
-        )
+            summary.failover_log, summary.mark, purge_seqno, history_seqno, summary.last_branch,
+            summary.state, summary.top, summary.range_end,
+        )  # fmt: skip
 
     # -- writing
 
     def encode(self, batches: Sequence[FlushBatch]) -> EncodedCommit:
-        """Return one group commit; CPU only. Batches without changes are left out."""
-        parts = [self._log.commit_record]
-        encoded = [
-            _EncodedBatch(batch, encode_changes(batch, parts)) for batch in batches if batch.frames
-        ]
-        return EncodedCommit(b"".join(parts), encoded)
+        """Return one group commit; CPU only. Batches that say nothing are left out."""
+        return encode_batches(self._log.commit_record, batches)
 
     def append(self, commit: EncodedCommit) -> None:
         """Write a commit and make it durable: one write, one fdatasync. Blocks.
@@ -296,23 +267,44 @@ class LogStore:
 
     def absorb(self, commit: EncodedCommit) -> None:
         """Make an appended commit known to `find`; in the loop, in the order of appends."""
-        offset = commit.place.offset + len(self._log.commit_record)
-        note, changed = self._by_id.note, self._changed
-        index = self._log.open_index  # the next append, which may seal it, comes after this
-        for batch, lengths in commit.batches:
-            index.add_batch(
-                batch.partition_id, batch.seqnos, batch.previous_seqnos, offset, lengths
-            )
-            note(batch.partition_id, batch.keys, batch.seqnos)
-            offset += sum(lengths)
-            summary = self._summaries[batch.partition_id]
-            assert batch.seqnos[0] > summary.top
-            summary.top = summary.mark = batch.seqnos[-1]
-            changed.add(batch.partition_id)
-        self._absorbed(commit)
-
-    def _absorbed(self, commit: EncodedCommit) -> None:
+        segment, offset = commit.place
+        offset += len(self._log.commit_record)
+        for piece in commit.pieces:
+            if isinstance(piece, Changes):
+                self._absorb_changes(piece, offset)
+                offset += sum(piece.lengths)
+            else:
+                self._absorb_control(piece, segment, offset)
+                offset += len(piece.data)
         self._applied = Applied(self._log.log_id, commit.end, commit.checksum)
+
+    def _absorb_changes(self, changes: Changes, offset: int) -> None:
+        batch, lengths, is_marked = changes
+        p, seqnos = batch.partition_id, batch.seqnos
+        self._log.open_index.add_batch(  # the next append, which may seal it, comes after this
+            p, seqnos, batch.previous_seqnos, offset, lengths, is_marked=is_marked
+        )
+        self._by_id.note(p, batch.keys, seqnos)
+        summary = self._summaries[p]
+        assert seqnos[0] > summary.top
+        summary.on_change(seqnos[-1], is_mark=is_marked)
+        self._changed.add(p)
+
+    def _absorb_control(self, control: Control, segment: int, offset: int) -> None:
+        kind, p, _, content = control
+        index = self._log.open_index
+        if kind == Kind.MARK:
+            index.of(p).marks.append(content)
+        else:
+            index.controls.append(offset)
+        if kind == Kind.CLEAN_STOP:
+            return
+        if kind == Kind.ROLLBACK:
+            killed = index.cut(p, content)
+            apply_rollback(self._live, self._by_id, p, content, segment, killed)
+        else:
+            take_in(self._summaries[p], kind, content)
+        self._changed.add(p)
 
     def set_low_points(self, points: Mapping[int, tuple[int, int]]) -> None:
         """Move (history_seqno, purge_seqno) of partitions, durably. No append may be under way."""
@@ -321,8 +313,7 @@ class LogStore:
             summary = self._summaries[p]
             assert purge_seqno <= history_seqno <= summary.mark
             low_points = LowPoints(history_seqno, purge_seqno)
-            data = low_points_record(p, low_points)
-            controls.append(_Control(Kind.LOW_POINTS, p, data, low_points=low_points))
+            controls.append(control(Kind.LOW_POINTS, p, low_points))
         self.withdraw_receipt()
         self._write_controls(controls)
 
@@ -439,19 +430,58 @@ class LogStore:
         """Take and apply at once; only while nothing is absorbed elsewhere."""
         self.apply_by_id(self.take_by_id())
 
-    # -- rollback and stop
+    # -- state, history, rollback, stop: no append, absorb or by-id application may be under way
+
+    def raise_last_branch(self, partition_id: int, branch: int) -> None:
+        """See to it that every later branch of the partition is larger. Durable on return."""
+        if branch > self._summaries[partition_id].last_branch:
+            self.withdraw_receipt()
+            self._write_controls([control(Kind.BRANCH, partition_id, branch)])
+
+    def set_state(self, partition_id: int, state: PartitionState) -> None:
+        """Give this copy another part to play, in the same history. Durable on return."""
+        self.withdraw_receipt()
+        self._write_controls([control(Kind.STATE, partition_id, state)])
+
+    def activate(self, partition_id: int) -> RecoveredPartition:
+        """Make this copy active in a new branch, from its newest mark on. Durable on return.
+
+        What the log has above the mark belongs to the new branch; its end becomes a mark.
+        """
+        self.withdraw_receipt()
+        p, summary, controls = partition_id, self._summaries[partition_id], list[Control]()
+        if max(summary.low_points) > summary.mark:
+            low_points = LowPoints(*(min(point, summary.mark) for point in summary.low_points))
+            controls.append(control(Kind.LOW_POINTS, p, low_points))
+        entry = self._new_entry(summary.mark, summary.last_branch)
+        assert entry.branch > summary.last_branch
+        assert entry.seqno == summary.mark
+        controls.append(control(Kind.ENTRY, p, entry))
+        controls.append(control(Kind.STATE, p, PartitionState.ACTIVE))
+        if summary.top > summary.mark:
+            controls.append(control(Kind.MARK, p, summary.top))
+        self._write_controls(controls)
+        return self.partition(p)
+
+    def remove(self, partition_id: int) -> RecoveredPartition:
+        """Forget the partition: nothing is left but its last branch. Durable on return."""
+        self.withdraw_receipt()
+        absent = control(Kind.STATE, partition_id, PartitionState.ABSENT)
+        self._write_controls([*self._new_branch(partition_id, 0), absent])
+        return self.partition(partition_id)
 
     def roll_back(self, partition_id: int, seqno: int) -> RecoveredPartition:
         """Go back to the newest mark <= `seqno` not below history_seqno; empty if there is none.
 
-        A new branch begins there. Durable on return. No append, absorb, scan or by-id application
-        may be under way.
+        On an active copy a new branch begins there. Durable on return. Scans of the partition that
+        were begun before may go on and read what is dead now: their readers must be told.
         """
         self.withdraw_receipt()
         mark = self._live.newest_mark(partition_id, seqno)
-        if mark < self._summaries[partition_id].low_points.history_seqno:
+        if mark < summary.low_points.history_seqno:
             mark = 0
-        self._begin_branches({partition_id: mark})
+        back = self._new_branch if summary.state is PartitionState.ACTIVE else self._kill_above
+        self._write_controls(list(back(partition_id, mark)))
         return self.partition(partition_id)
 
     def withdraw_receipt(self) -> None:
@@ -465,7 +495,7 @@ class LogStore:
         self.withdraw_receipt()
         receipt = self._disk.random_bytes(16)
         data = clean_stop_record(receipt)
-        self._write_controls([_Control(Kind.CLEAN_STOP, 0, data)])
+        self._write_controls([Control(Kind.CLEAN_STOP, 0, data)])
         self.commit_by_id()
         self._by_id.close(is_durable=True)
         write_receipt(self._disk, Receipt(receipt, self._log.identity(), self._disk.boot_id()))
@@ -475,3 +505,4 @@ class LogStore:
         """Close without a receipt, as a crash would."""
         self._by_id.close(is_durable=False)
         self._log.close()
+        summary = self._summaries[partition_id]

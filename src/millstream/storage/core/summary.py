@@ -5,10 +5,13 @@ start needs only the records since.
 
 Invariants:
 1. A rollback kills every record of its partition before it and above its target.
-2. `mark` is the newest live mark; `top` the newest live seqno; `mark < top` only while a batch is
+2. `mark` is the newest live mark; `top` the newest live seqno. `mark < top` on a copy that is
+   inside a snapshot of its source, which ends at `range_end >= top`; else only while a batch is
    torn, before an unclean start has killed its records.
 3. `kills` is ascending by segment and by target: an older rollback with a higher target adds
    nothing for the segments before it.
+4. `last_branch` only grows, and is never below the branch of an entry.
+5. The failover log is never empty once it had an entry: a rollback leaves the oldest one.
 
 Elsewhere: the records (`records`), reading what is live (`live`).
 """
@@ -16,15 +19,17 @@ Elsewhere: the records (`records`), reading what is live (`live`).
 from __future__ import annotations
 
 from struct import Struct
+from struct import error as StructError
 from typing import Final, NamedTuple
 
 from millstream.model.limits import UINT64_MAX
-from millstream.model.position import FailoverEntry, FailoverLog, with_new_entry
+from millstream.model.partitions import PartitionState
+from millstream.model.position import FailoverEntry, FailoverLog, undone_log, with_new_entry
 from millstream.storage.core.records import LowPoints
 
 __all__ = ["Kill", "PartitionSummary"]
 
-_FIXED: Final = Struct(">QQQQQHI")
+_FIXED: Final = Struct(">QQQQQQBHI")
 _ENTRY: Final = Struct(">QQQ")
 _KILL: Final = Struct(">IQ")
 
@@ -39,13 +44,24 @@ class Kill(NamedTuple):
 class PartitionSummary:
     """The state of one partition at one place of the log."""
 
-    __slots__ = ("failover_log", "kills", "last_branch", "low_points", "mark", "top")
+    __slots__ = (
+        "failover_log",
+        "kills",
+        "last_branch",
+        "low_points",
+        "mark",
+        "range_end",
+        "state",
+        "top",
+    )
 
     def __init__(self) -> None:
+        self.state = PartitionState.ACTIVE
         self.failover_log: FailoverLog = ()
         self.last_branch = 0
         self.mark = 0
         self.top = 0
+        self.range_end = 0
         self.low_points = LowPoints(0, 0)
         self.kills: list[Kill] = []
 
@@ -65,6 +81,15 @@ class PartitionSummary:
         self.failover_log = with_new_entry(self.failover_log, entry)
         self.last_branch = max(self.last_branch, entry.branch)
 
+    def on_branch(self, branch: int) -> None:
+        """A later branch is known than any in the log."""
+        self.last_branch = max(self.last_branch, branch)
+
+    def on_history(self, log: FailoverLog) -> None:
+        """The failover log of a source was taken over."""
+        self.failover_log = log
+        self.last_branch = max(self.last_branch, log[0].branch)
+
     def on_low_points(self, points: LowPoints) -> None:
         """The low points moved."""
         self.low_points = points
@@ -73,7 +98,8 @@ class PartitionSummary:
         """Everything above `seqno` is dead; `segment` holds the rollback record."""
         self.mark = min(self.mark, seqno)
         self.top = min(self.top, seqno)
-        self.failover_log = tuple(entry for entry in self.failover_log if entry.seqno <= seqno)
+        self.range_end = 0
+        self.failover_log = undone_log(self.failover_log, seqno)
         if self.low_points.history_seqno > seqno:
             self.low_points = LowPoints(0, 0)
         self.kills = [kill for kill in self.kills if kill.seqno < seqno]
@@ -88,8 +114,8 @@ class PartitionSummary:
         return b"".join(
             (
                 _FIXED.pack(
-                    self.last_branch, self.mark, self.top, *self.low_points,
-                    len(self.failover_log), len(self.kills),
+                    self.last_branch, self.mark, self.top, self.range_end, *self.low_points,
+                    self.state, len(self.failover_log), len(self.kills),
                 ),
                 *(_ENTRY.pack(*entry) for entry in self.failover_log),
                 *(_KILL.pack(*kill) for kill in self.kills),
@@ -98,16 +124,22 @@ class PartitionSummary:
 
     @classmethod
     def decode(cls, data: bytes) -> PartitionSummary:
-        """Reverse `encode`."""
+        """Reverse `encode`.
+
+        Raises:
+            struct.error: it has another length than it says.
+        """
         summary = cls()
-        last_branch, mark, top, history_seqno, purge_seqno, entries, kills = _FIXED.unpack_from(
-            data
-        )
-        summary.last_branch, summary.mark, summary.top = last_branch, mark, top
-        summary.low_points = LowPoints(history_seqno, purge_seqno)
+        (
+            summary.last_branch, summary.mark, summary.top, summary.range_end, history_seqno,
+            purge_seqno, state, entries, kills,
+        ) = _FIXED.unpack_from(data)  # fmt: skip
         at = _FIXED.size
         stop = at + entries * _ENTRY.size
+        if len(data) != stop + kills * _KILL.size:
+            raise StructError(f"a summary of {len(data)} bytes")
+        summary.state = PartitionState(state)
+        summary.low_points = LowPoints(history_seqno, purge_seqno)
         summary.failover_log = tuple(map(FailoverEntry._make, _ENTRY.iter_unpack(data[at:stop])))
-        stop_kills = stop + kills * _KILL.size
-        summary.kills = list(map(Kill._make, _KILL.iter_unpack(data[stop:stop_kills])))
+        summary.kills = list(map(Kill._make, _KILL.iter_unpack(data[stop:])))
         return summary

@@ -139,6 +139,6 @@ def test_the_dead_of_older_segments_and_of_the_rollbacks_own(directory):
     store._log.roll()
     directory.write(0, (b"c", b"1"))
     index = store._log.open_index
-    killed = index.of(0).cut(1)
+    killed = index.cut(0, 1)
     dead = store._live.dead_keys(0, 1, 2, killed)
     assert [seqno_of(change.frame) for change in dead] == [2, 3]

@@ -109,11 +109,15 @@ def test_a_damaged_footer_is_none():
     assert decode_footer(b"") is None
 
 
-def test_cut_gives_back_what_it_takes():
-    columns = Columns()
-    columns.add([1, 3, 5], [0, 0, 1], [64, 164, 264], [100, 100, 100])
-    columns.marks.extend([3, 5])
-    killed = columns.cut(3)
+def test_cut_gives_back_what_it_takes_and_disturbs_no_reader():
+    index = OpenIndex()
+    before = index.of(7)
+    before.add([1, 3, 5], [0, 0, 1], [64, 164, 264], [100, 100, 100])
+    before.marks.extend([3, 5])
+    killed = index.cut(7, 3)
+    columns = index.of(7)
+    assert list(before.seqnos) == [1, 3, 5]
+    assert index.cut(8, 3) is None
     assert (list(columns.seqnos), list(columns.marks)) == ([1, 3], [3])
     assert (list(killed.seqnos), list(killed.previous), list(killed.offsets)) == ([5], [1], [264])
     assert (columns.find(3), columns.find(5), columns.find(0)) == (1, -1, -1)

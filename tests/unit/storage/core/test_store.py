@@ -4,7 +4,10 @@ import shutil
 import pytest
 
 from millstream.errors import CorruptionError, UsageError
+from millstream.model.partitions import PartitionState
+from millstream.model.position import FailoverEntry
 from millstream.runtime.disk import OsDisk
+from millstream.storage.core.records import CopyNews, LowPoints
 from millstream.storage.core.segment import encode_header
 from millstream.storage.core.segment_log import LogSizes
 from millstream.storage.core.store import FlushBatch, StoredChange
@@ -286,3 +289,146 @@ def test_nothing_is_appended_under_a_receipt(directory):
     commit = store.encode([FlushBatch.of(0, [directory.change(0, b"a", b"1")])])
     with pytest.raises(AssertionError, match="receipt"):
         store.append(commit)
+
+
+# -- copies: states, histories of a source, ranges
+
+
+COPY = (FailoverEntry(70, 4, 7), FailoverEntry(60, 0, 6))
+
+
+def receive(directory, p, seqnos, mark=None, news=None):
+    """What a flush of a replica writes: given seqnos, a mark somewhere among them."""
+    changes = []
+    for seqno in seqnos:
+        directory.highs[p] = seqno - 1
+        changes.append(directory.change(p, b"key%d" % (seqno % 3), b"%d" % seqno))
+    directory.store.withdraw_receipt()
+    batch = FlushBatch.of(p, changes)._replace(mark=mark, news=news)
+    commit = directory.store.encode([batch])
+    directory.store.append(commit)
+    directory.store.absorb(commit)
+
+
+def reopened(directory, *, is_clean=False, is_by_id_lost=False):
+    (directory.store.stop if is_clean else directory.crash)()
+    if is_by_id_lost:
+        shutil.rmtree(directory.path / "byid")
+    return directory.open()
+
+
+STARTS = [
+    {"is_clean": clean, "is_by_id_lost": lost} for clean in (False, True) for lost in (False, True)
+]
+
+
+@pytest.mark.parametrize("how", STARTS)
+def test_states_and_raised_branches_are_kept(directory, how):
+    store = directory.open()
+    directory.write(0, (b"a", b"1"))
+    before = store.partition(0)
+    assert before.state is PartitionState.ACTIVE
+    store.set_state(0, PartitionState.DEAD)
+    store.raise_last_branch(0, 500)
+    store.raise_last_branch(0, 30)
+    store.raise_last_branch(1, 2)
+    store = reopened(directory, **how)
+    state = store.partition(0)
+    assert (state.state, state.last_branch) == (PartitionState.DEAD, 500)
+    assert state.failover_log == before.failover_log  # it serves nobody: no new history
+    assert store.partition(1).last_branch == (2 if how["is_clean"] else 3)
+    store.set_state(0, PartitionState.ACTIVE)
+    store = reopened(directory)
+    assert store.partition(0).failover_log[0].branch > 500
+
+
+@pytest.mark.parametrize("how", STARTS)
+def test_a_copy_inside_a_snapshot_goes_on_there(directory, how):
+    store = directory.open()
+    store.set_state(0, PartitionState.REPLICA)
+    receive(directory, 0, [2, 3], 3, CopyNews(COPY, range_end=3))
+    receive(directory, 0, [5, 9], 0, CopyNews(range_end=12))
+    for _ in range(2):
+        state = store.partition(0)
+        assert state.failover_log == COPY
+        assert (state.high_seqno, state.top_seqno, state.range_end) == (3, 9, 12)
+        assert directory.state(0) == {b"key2": b"5", b"key0": b"9"}
+        assert directory.state(0, 3) == {b"key2": b"2", b"key0": b"3"}
+        store = reopened(directory, **how)
+    receive(directory, 0, [10], 12, CopyNews(range_end=12))
+    store = reopened(directory, **how)
+    state = store.partition(0)
+    assert (state.high_seqno, state.top_seqno) == (12, 12)
+    assert directory.state(0, 12)[b"key1"] == b"10"
+
+
+def test_records_outside_any_range_are_dead(directory):
+    store = directory.open()
+    store.set_state(0, PartitionState.REPLICA)
+    receive(directory, 0, [2, 3], 3, CopyNews(COPY))
+    receive(directory, 0, [5, 9], 0)  # nobody writes that: no range is known
+    state = reopened(directory).partition(0)
+    assert (state.high_seqno, state.top_seqno) == (3, 3)
+
+
+@pytest.mark.parametrize("how", STARTS)
+def test_a_copy_that_is_activated_begins_a_branch_at_its_last_complete_end(directory, how):
+    store = directory.open()
+    store.set_state(0, PartitionState.REPLICA)
+    receive(directory, 0, [2, 6], 6, CopyNews(COPY, LowPoints(6, 6), 6))
+    receive(directory, 0, [9], 0, CopyNews(range_end=12))
+    state = store.activate(0)
+    entry = state.failover_log[0]
+    assert (entry.seqno, entry.branch, state.failover_log[1:]) == (6, 8, COPY)
+    assert (state.state, state.high_seqno, state.top_seqno) == (PartitionState.ACTIVE, 9, 9)
+    assert (state.history_seqno, state.purge_seqno) == (6, 6)
+    state = reopened(directory, **how).partition(0)
+    assert state.failover_log[0 if how["is_clean"] else 1] == entry
+    assert (state.high_seqno, state.top_seqno) == (9, 9)
+
+
+@pytest.mark.parametrize("is_by_id_lost", [False, True])
+def test_a_copy_activated_inside_its_first_load_lowers_its_low_points(directory, is_by_id_lost):
+    store = directory.open()
+    store.set_state(0, PartitionState.REPLICA)
+    receive(directory, 0, [9], 0, CopyNews(COPY, LowPoints(20, 20), 30))
+    assert store.partition(0).purge_seqno == 20
+    store.activate(0)
+    state = reopened(directory, is_by_id_lost=is_by_id_lost).partition(0)
+    assert (state.history_seqno, state.purge_seqno) == (0, 0)
+    assert [entry.seqno for entry in state.failover_log] == [9, 0, 0]
+
+
+@pytest.mark.parametrize("is_by_id_lost", [False, True])
+def test_a_replica_rolls_back_in_the_history_it_has(directory, is_by_id_lost):
+    store = directory.open()
+    store.set_state(0, PartitionState.REPLICA)
+    receive(directory, 0, [2, 3], 3, CopyNews(COPY, range_end=3))
+    receive(directory, 0, [5, 8], 8, CopyNews(range_end=8))
+    receive(directory, 0, [9], 0, CopyNews(range_end=20))
+    assert store.roll_back(0, 8)[:2] == (COPY, 8)
+    assert store.roll_back(0, 8)[:2] == (COPY, 8)
+    for _ in range(2):
+        state = store.roll_back(0, 7)
+        assert (state.failover_log, state.high_seqno) == (COPY[1:], 3)
+        assert (state.top_seqno, state.range_end) == (3, 0)
+        assert directory.state(0) == {b"key2": b"2", b"key0": b"3"}
+        store = reopened(directory, is_by_id_lost=is_by_id_lost)
+    assert store.roll_back(0, 2)[:2] == (COPY[1:], 0)
+
+
+def test_a_removed_partition_is_empty_and_begins_anew(directory):
+    store = directory.open()
+    directory.write(0, (b"a", b"1"))
+    directory.write(1, (b"b", b"1"))
+    store.commit_by_id()
+    before = store.partition(0)
+    store.remove(0)
+    for _ in range(2):
+        state = store.partition(0)
+        assert (state.state, state.high_seqno) == (PartitionState.ABSENT, 0)
+        assert len(state.failover_log) == 1 + len(before.failover_log)
+        assert state.failover_log[0].branch > before.last_branch
+        assert directory.value(0, b"a") is None
+        assert directory.state(1) == {b"b": b"1"}
+        store = reopened(directory)

@@ -1,7 +1,11 @@
+import struct
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.model.limits import UINT64_MAX
+from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
 from millstream.storage.core.records import LowPoints
 from millstream.storage.core.summary import Kill, PartitionSummary
@@ -36,6 +40,28 @@ def test_a_mark_whose_change_is_gone_counts():
     assert (summary.mark, summary.top) == (9, 9)
 
 
+def test_a_rollback_leaves_the_oldest_entry_and_ends_the_snapshot():
+    summary = PartitionSummary()
+    log = (FailoverEntry(2, 9, 11), FailoverEntry(1, 6, 10))
+    summary.on_history(log)
+    summary.range_end = 20
+    summary.on_change(14, is_mark=False)
+    summary.on_rollback(1, 3)
+    assert (summary.failover_log, summary.range_end, summary.top) == (log[1:], 0, 3)
+    assert summary.last_branch == 11
+
+
+def test_the_last_branch_only_grows():
+    summary = PartitionSummary()
+    for branch, right in ((5, 5), (3, 5), (9, 9)):
+        summary.on_branch(branch)
+        assert summary.last_branch == right
+    summary.on_history((FailoverEntry(1, 0, 7),))
+    assert summary.last_branch == 9
+    summary.on_history((FailoverEntry(2, 5, 12), FailoverEntry(1, 0, 7)))
+    assert summary.last_branch == 12
+
+
 @given(kills)
 def test_the_limit_is_the_lowest_target_of_later_segments(pairs):
     summary = PartitionSummary()
@@ -47,12 +73,17 @@ def test_the_limit_is_the_lowest_target_of_later_segments(pairs):
         assert summary.limit(number) == right
 
 
-@given(kills, st.integers(0, 2**48), st.integers(0, 30))
-def test_summaries_are_read_back(pairs, seqno, entries):
+@given(kills, st.integers(0, 2**48), st.integers(0, 30), st.sampled_from(PartitionState))
+def test_summaries_are_read_back(pairs, seqno, entries, state):
     summary = PartitionSummary()
+    summary.state = state
+    summary.range_end = seqno + 1
     summary.on_change(seqno, is_mark=True)
     for number in range(entries):
         summary.on_entry(FailoverEntry(number, seqno, number))
     summary.on_low_points(LowPoints(seqno, seqno // 2))
     summary.kills = [Kill(*pair) for pair in pairs]
-    assert fields(PartitionSummary.decode(summary.encode())) == fields(summary)
+    data = summary.encode()
+    assert fields(PartitionSummary.decode(data)) == fields(summary)
+    with pytest.raises(struct.error):
+        PartitionSummary.decode(data + b"x")

@@ -1,0 +1,131 @@
+"""One group commit as bytes, and what its records mean once they are durable.
+
+A commit is the log's commit record and then pieces: the changes of a partition, or a record that
+is no change (a *control*).
+
+Invariants:
+1. What a copy must know before it may believe changes (range, failover log and low points of its
+   source) stands before them: wherever a crash cuts the commit, what is left makes sense.
+2. The mark of a batch stands behind every change at or below it, and before those above.
+
+Elsewhere: the records' layout (`records`), appending and absorbing commits (`store`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from millstream.storage.core.records import (
+    ChangeColumns,
+    CopyNews,
+    Kind,
+    branch_record,
+    encode_changes,
+    entry_record,
+    history_record,
+    low_points_record,
+    mark_record,
+    range_record,
+    rollback_record,
+    state_record,
+)
+from millstream.storage.core.segment_files import Place
+
+__all__ = ["Changes", "Control", "EncodedCommit", "control", "encode_batches", "encode_controls"]
+
+
+class Changes(NamedTuple):
+    """Changes of one partition that stand back to back; `is_marked`: the last one is a mark."""
+
+    batch: ChangeColumns
+    lengths: list[int]
+    is_marked: bool
+
+
+class Control(NamedTuple):
+    """A record that is no change, and the partition it concerns; `content` as in its payload."""
+
+    kind: Kind
+    partition_id: int
+    data: bytes
+    content: Any = None
+
+
+class EncodedCommit:
+    """One group commit as bytes; `place` is where it begins, once appended."""
+
+    __slots__ = ("checksum", "data", "end", "pieces", "place")
+
+    def __init__(self, data: bytes, pieces: Sequence[Changes | Control]) -> None:
+        self.data = data
+        self.pieces = pieces
+        self.place = Place(0, 0)
+        self.end = Place(0, 0)
+        self.checksum = 0
+
+
+_ENCODERS: Final[Mapping[Kind, Callable[[int, Any], bytes]]] = {
+    Kind.ENTRY: entry_record,
+    Kind.ROLLBACK: rollback_record,
+    Kind.MARK: mark_record,
+    Kind.LOW_POINTS: low_points_record,
+    Kind.BRANCH: branch_record,
+    Kind.STATE: state_record,
+    Kind.HISTORY: history_record,
+    Kind.RANGE: range_record,
+}
+
+
+def control(kind: Kind, partition_id: int, content: Any) -> Control:
+    """Return the record of a kind that says `content` of a partition."""
+    return Control(kind, partition_id, _ENCODERS[kind](partition_id, content), content)
+
+
+def encode_controls(head: bytes, controls: Sequence[Control]) -> EncodedCommit:
+    """Return a commit without changes; `head` is the log's commit record."""
+    return EncodedCommit(b"".join((head, *(piece.data for piece in controls))), controls)
+
+
+def encode_batches(head: bytes, batches: Sequence[ChangeColumns]) -> EncodedCommit:
+    """Return the commit of flush batches; those that say nothing are left out."""
+    parts, pieces = [head], list[Changes | Control]()
+    for batch in batches:
+        if batch.mark is None and batch.news is None:
+            if batch.frames:
+                pieces.append(Changes(batch, encode_changes(batch, parts), True))
+            continue
+        for piece in _pieces_of_copy(batch):
+            if isinstance(piece, Control):
+                parts.append(piece.data)
+                pieces.append(piece)
+            else:
+                part, is_marked = piece
+                lengths = encode_changes(part, parts, is_marked=is_marked)
+                pieces.append(Changes(part, lengths, is_marked))
+    return EncodedCommit(b"".join(parts), pieces)
+
+
+def _pieces_of_copy(batch: ChangeColumns) -> list[Control | tuple[ChangeColumns, bool]]:
+    """Return what a replica's batch is made of; of changes with whether the last is a mark."""
+    p, news = batch.partition_id, batch.news or CopyNews()
+    pieces: list[Control | tuple[ChangeColumns, bool]] = []
+    if news.failover_log:
+        pieces.append(control(Kind.HISTORY, p, news.failover_log))
+    if news.low_points is not None:
+        pieces.append(control(Kind.LOW_POINTS, p, news.low_points))
+    if news.range_end:
+        pieces.append(control(Kind.RANGE, p, news.range_end))
+    mark, total = batch.mark, len(batch.frames)
+    if mark is None:
+        mark = batch.seqnos[-1] if total else 0
+    count = bisect_right(batch.seqnos, mark)
+    is_marked = count > 0 and batch.seqnos[count - 1] == mark
+    if count:
+        pieces.append((batch.part(0, count), is_marked))
+    if mark and not is_marked:
+        pieces.append(control(Kind.MARK, p, mark))
+    if count < total:
+        pieces.append((batch.part(count, total), False))
+    return pieces
