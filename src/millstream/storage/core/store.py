@@ -477,6 +477,7 @@ class LogStore:
         were begun before may go on and read what is dead now: their readers must be told.
         """
         self.withdraw_receipt()
+        summary = self._summaries[partition_id]
         mark = self._live.newest_mark(partition_id, seqno)
         if mark < summary.low_points.history_seqno:
             mark = 0
@@ -505,4 +506,3 @@ class LogStore:
         """Close without a receipt, as a crash would."""
         self._by_id.close(is_durable=False)
         self._log.close()
-        summary = self._summaries[partition_id]
