@@ -22,13 +22,12 @@ from millstream.errors import CorruptionError
 from millstream.model.limits import STREAM_STEP_BYTES_MAX, STREAM_STEP_ITEMS_MAX
 from millstream.ports.disk import Disk, File
 from millstream.storage.core.records import (
-    ENVELOPE,
     ENVELOPE_BYTES,
-    FRAME_ENVELOPE,
-    FRAME_IN_BODY,
     Record,
     StoredChange,
     change_of_record,
+    cut_changes,
+    cut_frames,
     key_of,
     walk,
 )
@@ -80,7 +79,7 @@ def _wanted(
     seqnos, offsets = columns.seqnos[begin:end].tolist(), columns.offsets[begin:end].tolist()
     stops = list(map(add, offsets, columns.lengths[begin:end]))
     flags = columns.flags[begin:end]
-    if flags or any(map(skip.__contains__, seqnos)):
+    if flags or (skip and any(map(skip.__contains__, seqnos))):
         kept = [seqno not in skip for seqno in seqnos]
         if flags:
             kept = [
@@ -94,14 +93,17 @@ def _wanted(
 def _runs(offsets: list[int], stops: list[int]) -> Iterator[tuple[int, int]]:
     """Yield ranges of records that are read at once: none too large, no gap within too wide."""
     first, count = 0, len(offsets)
-    while first < count:
-        most = min(count, first + STREAM_STEP_ITEMS_MAX)
-        last = bisect_right(stops, offsets[first] + STREAM_STEP_BYTES_MAX, first + 1, most)
-        gaps = list(map(sub, offsets[first + 1 : last], stops[first : last - 1]))
-        if gaps and max(gaps) > GAP_BYTES_MAX:
-            last = first + 1 + next(n for n, gap in enumerate(gaps) if gap > GAP_BYTES_MAX)
-        yield first, last
-        first = last
+    gaps = map(sub, offsets[1:], stops)
+    ends = compress(range(1, count), map(GAP_BYTES_MAX.__lt__, gaps))
+    for end in (*ends, count):
+        while first < end:
+            most = min(end, first + STREAM_STEP_ITEMS_MAX)
+            last = most
+            if stops[most - 1] - offsets[first] > STREAM_STEP_BYTES_MAX:
+                limit = offsets[first] + STREAM_STEP_BYTES_MAX
+                last = bisect_right(stops, limit, first + 1, most)
+            yield first, last
+            first = last
 
 
 class SegmentFiles:
@@ -168,14 +170,14 @@ class SegmentFiles:
         Raises:
             CorruptionError: a record is not what was written.
         """
-        for chunk, _ in self._chunks(number, columns, begin, end, skip, self._cut):
+        for chunk, _ in self._chunks(number, columns, begin, end, skip, cut_changes):
             yield chunk
 
     def frames(
         self, number: int, columns: Columns, begin: int, end: int, skip: Collection[int] = ()
     ) -> Iterator[tuple[list[bytes], int]]:
         """Yield the frames of the same records, as checked, each chunk with its last seqno."""
-        return self._chunks(number, columns, begin, end, skip, self._cut_frames)
+        return self._chunks(number, columns, begin, end, skip, cut_frames)
 
     def keys(self, number: int, columns: Columns, begin: int, end: int) -> list[bytes]:
         """Return the keys of the records begin .. end-1, superseded ones included.
@@ -197,7 +199,7 @@ class SegmentFiles:
         begin: int,
         end: int,
         skip: Collection[int],
-        cut: Callable[[int, bytes, int, list[int], list[int], list[_Cut]], None],
+        cut: Callable[[bytes, int, list[int], list[int]], list[_Cut]],
     ) -> Iterator[tuple[list[_Cut], int]]:
         seqnos, offsets, stops = _wanted(columns, begin, end, skip)
         file = self._file(number)
@@ -212,63 +214,14 @@ class SegmentFiles:
             ):
                 yield chunk, seqnos[first - 1]
                 chunk, chunk_bytes = [], 0
-            data = file.read_at(start, size)
-            cut(number, data, start, offsets[first:last], stops[first:last], chunk)
+            found = cut(file.read_at(start, size), start, offsets[first:last], stops[first:last])
+            if len(found) != last - first:
+                damaged = offsets[first + len(found)]
+                raise self._corrupt(number, damaged, "a record is not what was written")
+            chunk += found
             chunk_bytes += size
         if chunk:
             yield chunk, seqnos[-1]
-
-    def _cut(
-        self,
-        number: int,
-        data: bytes,
-        start: int,
-        offsets: list[int],
-        stops: list[int],
-        chunk: list[StoredChange],
-    ) -> None:
-        """Cut checked records out of one read. Hot path."""
-        add, unpack, make = chunk.append, ENVELOPE.unpack_from, StoredChange
-        view, size = memoryview(data), len(data)
-        for offset, end in zip(offsets, stops, strict=True):
-            at, stop = offset - start, end - start
-            if stop > size:
-                raise self._corrupt(number, offset, "it ends too early")
-            checksum, found, kind, _, previous, lineage_bytes, sidecar_bytes = unpack(data, at)
-            is_change = found == stop - at and kind & 0x7F == 1
-            if not is_change or crc32(view[at + 4 : stop]) != checksum:
-                raise self._corrupt(number, offset, "a record is not what was written")
-            at += ENVELOPE_BYTES
-            middle = at + lineage_bytes
-            if sidecar_bytes:
-                begin = middle + sidecar_bytes
-                add(make(data[begin:stop], previous, data[at:middle], data[middle:begin]))
-            else:
-                add(make(data[middle:stop], previous, data[at:middle]))
-
-    def _cut_frames(
-        self,
-        number: int,
-        data: bytes,
-        start: int,
-        offsets: list[int],
-        stops: list[int],
-        chunk: list[bytes],
-    ) -> None:
-        """Cut the frames of checked records out of one read. Hotter path."""
-        add, unpack, check = chunk.append, FRAME_ENVELOPE.unpack_from, crc32
-        if len(data) == stops[-1] - start:
-            for offset, stop in zip(offsets, stops, strict=True):
-                at = offset - start
-                checksum, kind, lineage_bytes, sidecar_bytes = unpack(data, at)
-                body = data[at + 4 : stop - start]
-                if check(body) != checksum or kind & 0x7F != 1:
-                    break
-                add(body[FRAME_IN_BODY + lineage_bytes + sidecar_bytes :])
-            else:
-                return
-        self._cut(number, data, start, offsets, stops, [])  # says which one is damaged
-        raise self._corrupt(number, start, "a record is not what was written")
 
     def read_change(self, place: Place) -> tuple[int, StoredChange] | None:
         """Return (partition, change) of the record at a place; None: there is no valid change."""

@@ -1,3 +1,5 @@
+from itertools import accumulate
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,8 @@ from millstream.storage.core.records import (
     StoredChange,
     change_of_record,
     change_record,
+    cut_changes,
+    cut_frames,
     encode_changes,
     walk,
 )
@@ -69,6 +73,28 @@ def test_a_damaged_byte_ends_the_walk_there(changes, data):
     ends = [sum(lengths[: n + 1]) for n in range(len(lengths))]
     whole = sum(end <= at for end in ends)
     assert len(list(walk(reader(bytes(log)), 0, len(log)))) == whole
+
+
+@given(st.lists(stored_changes(), min_size=1, max_size=5), st.integers(0, 99), st.data())
+def test_one_read_is_cut_up_to_the_first_damaged_record(changes, start, data):
+    parts = []
+    lengths = encode_changes(ChangeColumns.of(3, changes), parts)
+    content = bytearray(b"".join(parts))
+    stops = [start + stop for stop in accumulate(lengths)]
+    offsets = [start, *stops[:-1]]
+    frames = [change.frame for change in changes]
+    assert cut_changes(bytes(content), start, offsets, stops) == changes
+    assert cut_frames(bytes(content), start, offsets, stops) == frames
+    wanted = data.draw(st.lists(st.integers(0, len(changes) - 1), min_size=1, unique=True))
+    some = sorted(wanted)
+    picked = [[column[n] for n in some] for column in (offsets, stops)]
+    assert cut_frames(bytes(content), start, *picked) == [frames[n] for n in some]
+    at = data.draw(st.integers(0, len(content) - 1))
+    whole = sum(stop - start <= at for stop in stops)
+    content[at] ^= data.draw(st.integers(1, 255))
+    for damaged in (bytes(content), bytes(content[:at])):
+        assert cut_changes(damaged, start, offsets, stops) == changes[:whole]
+        assert cut_frames(damaged, start, offsets, stops) == frames[:whole]
 
 
 @given(stored_changes(), st.data())

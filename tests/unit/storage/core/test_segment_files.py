@@ -90,7 +90,7 @@ def test_a_damaged_record_is_named_when_read(tmp_path, at):
         log.record_at(1, second)
     path.write_bytes(data[: second + 20])
     for read in (log.changes, log.frames):
-        with pytest.raises(CorruptionError, match="too early"):
+        with pytest.raises(CorruptionError, match=rf"damaged at offset {second}:"):
             list(read(1, columns, 0, 2))
     log.close()
 
