@@ -1,4 +1,4 @@
-/* Closed-loop load on a memcached binary port, ours or memcached's.
+/* Closed-loop load on a memcached binary port, ours or memcached's, or SETs on a Redis port.
  *
  * Every connection sends a batch of P requests that was built before the clock started, waits for
  * its P replies, and sends the next one. P = 1 is the unpipelined case. Replies are checked: order
@@ -15,6 +15,7 @@
  *     -b BUCKET         say HELLO and select this bucket first            no
  *     -p N              partitions: put the key's partition in the header 0 (always 0)
  *     -d LEVEL          durability level of writes (kv port)              none
+ *     -r                speak Redis's protocol; writes only               no
  *     -e                values are JSON objects                           random letters
  */
 #include "wire.h"
@@ -26,6 +27,7 @@ enum {
     RECEIVE_BYTES = 256 * 1024,
     BATCH_REQUESTS = 4096, /* requests built ahead per connection; then they repeat */
     BUCKETS = 64 * 16,     /* latency histogram: 16 steps per power of two */
+    OVERHEAD_MAX = 96,     /* of a request beside its value */
 };
 
 enum operation { GET, SET, FILL };
@@ -36,7 +38,7 @@ static struct {
     enum operation operation;
     unsigned connections, depth, threads, keys, value_bytes, partitions, durability;
     double seconds;
-    int json;
+    int json, is_redis;
 } options = {.connections = 50, .depth = 1, .threads = 1, .keys = 100000, .value_bytes = 256,
              .seconds = 2};
 
@@ -103,10 +105,20 @@ static size_t put_value(uint8_t *at, uint64_t *random)
     return size;
 }
 
+static size_t build_redis_set(uint8_t *at, const char *key, int key_bytes, uint64_t *random)
+{
+    int head = sprintf((char *)at, "*3\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%u\r\n", key_bytes, key,
+                       options.value_bytes);
+    size_t size = (size_t)head + put_value(at + head, random);
+    memcpy(at + size, "\r\n", 2);
+    return size + 2;
+}
+
 static size_t build_request(uint8_t *at, uint64_t key_number, uint32_t opaque, uint64_t *random)
 {
     char key[32];
     int key_bytes = snprintf(key, sizeof key, "bench-%09llu", (unsigned long long)key_number);
+    if (options.is_redis) return build_redis_set(at, key, key_bytes, random);
     uint16_t partition = partition_of(key, (size_t)key_bytes, options.partitions);
     if (options.operation == GET)
         return put_request(at, 0x00, partition, opaque, NULL, 0, NULL, 0, key, (size_t)key_bytes,
@@ -130,7 +142,7 @@ static void build_batches(struct connection *c, unsigned number)
         c->batches = (BATCH_REQUESTS + options.depth - 1) / options.depth;
     }
     c->batch = calloc(c->batches ? c->batches : 1, sizeof *c->batch);
-    size_t request_max = HEADER + 2 + 8 + 32 + options.value_bytes;
+    size_t request_max = OVERHEAD_MAX + options.value_bytes;
     for (unsigned b = 0; b < c->batches; b++) {
         struct batch *batch = &c->batch[b];
         unsigned depth = options.depth;
@@ -181,11 +193,24 @@ static void count_reply(struct worker *w, struct connection *c, const uint8_t *h
         w->errors++;
 }
 
+/* Redis answers a SET by the line "+OK", an error by one that begins with a minus sign. */
+static size_t take_lines(struct worker *w, struct connection *c)
+{
+    size_t at = 0;
+    const uint8_t *end;
+    while ((end = memchr(c->in + at, '\n', c->in_used - at))) {
+        w->errors += c->in[at] != '+';
+        c->answered++;
+        at = (size_t)(end - c->in) + 1;
+    }
+    return at;
+}
+
 /* Walks the headers of what has come; bodies are stepped over, not copied. */
 static void take_replies(struct worker *w, struct connection *c)
 {
-    size_t at = 0;
-    while (c->in_used - at >= HEADER) {
+    size_t at = options.is_redis ? take_lines(w, c) : 0;
+    while (!options.is_redis && c->in_used - at >= HEADER) {
         const uint8_t *head = c->in + at;
         size_t size = HEADER + get32(head + 8);
         count_reply(w, c, head);
@@ -319,7 +344,7 @@ static void report(struct worker *workers, double cpu)
 static void parse_options(int argc, char **argv)
 {
     int letter;
-    while ((letter = getopt(argc, argv, "o:c:P:t:s:k:v:b:p:d:e")) != -1) {
+    while ((letter = getopt(argc, argv, "o:c:P:t:s:k:v:b:p:d:er")) != -1) {
         switch (letter) {
         case 'o':
             options.operation = !strcmp(optarg, "get") ? GET : !strcmp(optarg, "set") ? SET : FILL;
@@ -334,6 +359,7 @@ static void parse_options(int argc, char **argv)
         case 'p': options.partitions = (unsigned)atoi(optarg); break;
         case 'd': options.durability = (unsigned)atoi(optarg); break;
         case 'e': options.json = 1; break;
+        case 'r': options.is_redis = 1; break;
         default: die("unknown option; see the head of loadgen.c");
         }
     }
@@ -341,7 +367,8 @@ static void parse_options(int argc, char **argv)
     options.host = argv[optind];
     options.port = atoi(argv[optind + 1]);
     if (!options.connections || !options.depth || !options.threads || !options.keys ||
-        options.value_bytes > POOL_BYTES / 2 || options.threads > options.connections)
+        options.value_bytes > POOL_BYTES / 2 || options.threads > options.connections ||
+        (options.is_redis && (options.operation == GET || options.bucket)))
         die("an option is out of range");
 }
 

@@ -67,6 +67,9 @@ def run_program(name: str, *arguments: object) -> dict[str, Any]:
 class Server:
     """A process family whose processor time can be read."""
 
+    has_ready_line = False
+    """Whether its standard output is read."""
+
     def __init__(self, command: list[str], log: Path, *, pinned: bool = True) -> None:
         self.command, self.log, self.pinned = command, log, pinned
         self.process: subprocess.Popen[bytes] | None = None
@@ -83,7 +86,7 @@ class Server:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 _on(SERVER_CPUS if self.pinned else CPUS, self.command),
-                stdout=subprocess.PIPE,
+                stdout=subprocess.PIPE if self.has_ready_line else log,
                 stderr=log,
                 start_new_session=True,
             )
@@ -154,18 +157,37 @@ class Memcached(Server):
 
     def start(self) -> None:
         super().start()
-        until = time.monotonic() + READY_S
-        while time.monotonic() < until:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
-                return
-            except ConnectionRefusedError:
-                time.sleep(0.05)
-        raise RuntimeError("memcached does not answer")
+        _wait_for(self.port)
+
+
+class Redis(Server):
+    """Debian's redis-server, every write synced before it is answered; its file is not rewritten."""
+
+    def __init__(self, directory: Path) -> None:
+        self.port = _free_port()
+        data = directory / "redis"
+        data.mkdir()
+        super().__init__(
+            ["redis-server", "--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(data),
+             "--save", "", "--appendonly", "yes", "--appendfsync", "always",
+             "--auto-aof-rewrite-percentage", "0"],
+            directory / "redis.log",
+        )  # fmt: skip
+
+    @staticmethod
+    def is_installed() -> bool:
+        """Whether there is a Redis to compare with."""
+        return shutil.which("redis-server") is not None
+
+    def start(self) -> None:
+        super().start()
+        _wait_for(self.port)
 
 
 class Node(Server):
     """One Millstream node on free ports."""
+
+    has_ready_line = True
 
     def __init__(self, directory: Path, *options: str, pinned: bool = True) -> None:
         command = [sys.executable, "-m", "millstream", "serve", "--data", str(directory / "data")]
@@ -188,6 +210,17 @@ class Node(Server):
 
 def _on(cpus: list[int], command: list[str]) -> list[str]:
     return ["taskset", "-c", ",".join(map(str, cpus)), *command]
+
+
+def _wait_for(port: int) -> None:
+    until = time.monotonic() + READY_S
+    while time.monotonic() < until:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+    raise RuntimeError(f"nothing answers on port {port}")
 
 
 def _free_port() -> int:
