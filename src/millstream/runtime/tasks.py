@@ -54,6 +54,11 @@ class Tasks:
         for task in late:
             _LOG.error("task %s ignores its cancellation", task.get_name())
 
+    async def finish(self) -> None:
+        """Wait until nothing runs any more."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if task.cancelled():

@@ -28,3 +28,12 @@ async def test_an_error_is_logged_and_told(caplog):
         await asyncio.sleep(0)
     assert [str(error) for error in told] == ["broken"]
     assert "task breaks failed" in caplog.text
+
+
+async def test_what_runs_may_be_waited_for():
+    tasks, gate = Tasks(), asyncio.Event()
+    await tasks.finish()
+    task = tasks.start(gate.wait(), name="waits")
+    asyncio.get_running_loop().call_soon(gate.set)
+    await tasks.finish()
+    assert task.result() is True

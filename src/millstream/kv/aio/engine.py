@@ -21,6 +21,7 @@ from pathlib import Path
 
 from millstream.errors import CorruptionError
 from millstream.kv.aio.flusher import Flusher
+from millstream.kv.aio.pager import NoExpiries, Pager
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.mutation_queue import Entry
 from millstream.kv.core.partition import Partition
@@ -90,10 +91,14 @@ class _StoreReader:
 class BucketEngine:
     """A bucket with its store; made by `open`, ended by `stop`."""
 
-    def __init__(self, bucket: Bucket, store: LogStore, flusher: Flusher) -> None:
+    def __init__(
+        self, bucket: Bucket, store: LogStore, flusher: Flusher, pager: Pager, mark: NoExpiries
+    ) -> None:
         self.bucket = bucket
         self.store = store
         self.flusher = flusher
+        self.pager = pager
+        self._mark = mark
 
     @classmethod
     async def open(
@@ -153,11 +158,13 @@ class BucketEngine:
             bucket, store, interval_ms=flush_interval_ms,
             on_persisted=on_persisted, on_fatal=on_fatal,
         )  # fmt: skip
+        mark = await asyncio.to_thread(NoExpiries, path)
+        pager = Pager(bucket, now_ns=time.time_ns, mark=mark, on_fatal=on_fatal)
         if store.cut_bytes:
             _LOG.warning("bucket %s: cut a torn tail of %d bytes", name, store.cut_bytes)
         if not store.was_clean_stop and not store.is_new:
             _LOG.info("bucket %s: started without a clean stop, new failover entries", name)
-        return cls(bucket, store, flusher)
+        return cls(bucket, store, flusher, pager, mark)
 
     async def until_persisted(self, partition_id: int, seqno: int) -> None:
         """Return once everything of the partition up to `seqno` is durable."""
@@ -165,8 +172,14 @@ class BucketEngine:
 
     async def stop(self) -> None:
         """Write everything and stop cleanly; after an error of the disk, as a crash would."""
+        await self.pager.stop()
         await self.flusher.stop()
-        await asyncio.to_thread(self.store.close if self.flusher.has_failed else self.store.stop)
+        if self.flusher.has_failed:
+            await asyncio.to_thread(self.store.close)
+        else:
+            if self.pager.knows_of_none:
+                await asyncio.to_thread(self._mark.write)
+            await asyncio.to_thread(self.store.stop)
 
 
 def _open_store(path: Path, partition_count: int) -> LogStore:

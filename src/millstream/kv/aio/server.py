@@ -120,6 +120,17 @@ class KvServer:
         self._checks.add(task)
         task.add_done_callback(self._checks.discard)
 
+    def wipe(self, session: KvSession, at_ns: int, done: Callable[[], None]) -> None:
+        """Delete all documents of the session's bucket; its requests wait meanwhile."""
+        connection = next(c for c in self.connections if c.session is session)
+        assert session.bucket is not None
+
+        def go_on() -> None:
+            done()
+            connection.advance()
+
+        session.bucket.wipe(at_ns, go_on)
+
     async def _check(self, connection: KvConnection, name: str, password: str) -> None:
         user: User | None = await asyncio.to_thread(self.users.check_password, name, password)
         if connection in self.connections:

@@ -13,7 +13,7 @@ Elsewhere: what a hold keeps (`kv.core.mutation_queue`), the wire forms (`kv.cor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from millstream.errors import UnavailableError
@@ -66,6 +66,9 @@ class Bucket:
         """`changed` is about to be called: changes until then need not ask for it."""
         self.hurry: Callable[[], None] = _nobody_waits
         """Asks the flusher not to wait: somebody waits for the disk."""
+        self.wipe: Callable[[int, Callable[[], None]], None] = self._wipe_now
+        """Deletes all documents at a time (Unix ns), and calls back once they are gone, or will
+        be later. In the engine: in steps (`kv.aio.pager`)."""
         for partition in partitions:
             partition.on_plain = self.reopen
             self.reopen(partition.partition_id)
@@ -102,13 +105,19 @@ class Bucket:
         for callback in tuple(self._subscribers):
             callback()
 
-    def flush_all(self) -> None:
-        """Delete every document (memcached's FLUSH)."""
-        now_ns = self._now_ns()
-        for partition in self.partitions:
+    def wiping(self) -> Iterator[None]:
+        """Delete every document there is now (memcached's FLUSH), one in each step."""
+        ends = [partition.high_seqno for partition in self.partitions]
+        for partition, upto in zip(self.partitions, ends, strict=True):
             for key in partition.known_keys():
-                partition.delete(key, 0, now_ns)
+                partition.wipe(key, upto, self._now_ns())
+                yield
+
+    def _wipe_now(self, at_ns: int, done: Callable[[], None]) -> None:
+        for _ in self.wiping():
+            pass
         self.changed()
+        done()
 
     def drop_ended_locks(self) -> None:
         """Forget locks whose time is over."""

@@ -38,6 +38,7 @@ _COUNTER: Final = Struct(">QQI")
 _META: Final = Struct(">IIIQ")
 _TOKEN: Final = Struct(">Q8s")
 _OBSERVE: Final = Struct(">HH")
+_SECOND_NS: Final = 1_000_000_000
 _RESERVED: Final = (b"_design/", b"_local/")
 
 
@@ -308,18 +309,18 @@ def _observed(partition: Partition, key: bytes, now_ns: int) -> tuple[int, int]:
 
 
 def _flush(*, quiet: bool) -> Command:
-    def command(session: KvSession, packet: Packet, _: int) -> bytes | None:
-        """FLUSH: delete all documents, on the plain memcached port only."""
+    def command(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
+        """FLUSH: delete all documents, now or later, on the plain memcached port only."""
         if not session.hashes_keys:
             return session.refusal(packet, Status.NOT_SUPPORTED)
         if packet.key or packet.value or len(packet.extras) not in (0, 4):
             return session.refusal(packet, Status.EINVAL)
-        if packet.extras not in (b"", b"\0\0\0\0"):
-            return session.refusal(packet, Status.NOT_SUPPORTED)
         if session.bucket is None:
             return session.refusal(packet, Status.NO_BUCKET)
-        session.bucket.flush_all()
-        return None if quiet else response(packet.opcode, Status.SUCCESS, packet.opaque)
+        at_s = absolute_expiry(int.from_bytes(packet.extras, "big"), now_ns)
+        reply = b"" if quiet else response(packet.opcode, Status.SUCCESS, packet.opaque)
+        session.wait_for(lambda done: session.host.wipe(session, at_s * _SECOND_NS, done), reply)
+        return None
 
     return command
 

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Final, Protocol
 
+from millstream.kv.core.expiry import Expiries
 from millstream.kv.core.locks import LOCKED_CAS, Locks
 from millstream.kv.core.mutation_queue import (
     QUEUE_BYTES_DEFAULT,
@@ -80,6 +81,8 @@ class Partition:
         "_birth_prefix",
         "_branch_seqno",
         "_log",
+        "expired_total",
+        "expiries",
         "failover_log",
         "is_resident",
         "last_cas",
@@ -115,6 +118,9 @@ class Partition:
         self.queue = MutationQueue(high_seqno, queue_bytes_max)
         self.last_cas = last_cas
         self.locks = Locks()
+        self.expiries = Expiries()
+        """Its documents that expire next; `kv.aio.pager` gives it room."""
+        self.expired_total = 0
         self.on_plain: Callable[[int], None] = _nobody_asks
         self._log = log
         self._branch_seqno = high_seqno
@@ -159,8 +165,19 @@ class Partition:
         expiry: int = _FLAGS_EXPIRY.unpack_from(frame)[1]
         if expiry and expiry <= now_ns // _SECOND_NS:
             self._bury(key, expiry, now_ns, expiration)
+            self.expired_total += 1
             return None
         return frame
+
+    def expire(self, key: bytes, now_ns: int) -> bool:
+        """Turn a document that was said to be due into an expiration; return whether it was."""
+        before = self.expired_total
+        frame = self.live(key, now_ns)
+        if frame is not None:
+            expiry: int = _FLAGS_EXPIRY.unpack_from(frame)[1]
+            if expiry:
+                self.expiries.add(key, expiry)
+        return self.expired_total != before
 
     def known_keys(self) -> list[bytes]:
         """Return the keys of all entries, tombstones included; reads the log if it must."""
@@ -224,6 +241,8 @@ class Partition:
             + tail
         )  # fmt: skip
         entry.frame = frame
+        if expiry:
+            self.expiries.add(entry.key, expiry)
         if old_seqno > queue.floor:  # from here on what `MutationQueue.append` does, but its call
             if old_seqno <= queue.guarded_seqno:
                 queue.append(entry, frame, old_seqno, old)
@@ -281,6 +300,12 @@ class Partition:
             return status
         return self._bury(key, now_ns // _SECOND_NS, now_ns, deletion)
 
+    def wipe(self, key: bytes, upto: int, now_ns: int) -> None:
+        """Delete a document, locked or not, unless it was changed after seqno `upto`."""
+        frame = self.live(key, now_ns)
+        if frame is not None and _cas_seqno_rev(frame)[1] <= upto:
+            self._bury(key, now_ns // _SECOND_NS, now_ns, deletion)
+
     def touch(self, key: bytes, expiry: int, now_ns: int) -> bytes | Status:
         """Give the document another expiry (absolute Unix seconds, 0 never)."""
         frame = self.live(key, now_ns)
@@ -334,6 +359,8 @@ class Partition:
             self.partition_id, key, value, queue.high_seqno + 1, rev, cas, flags, expiry, 0
         )
         queue.append_counter(entry, frame, old_seqno, old)
+        if expiry:
+            self.expiries.add(entry.key, expiry)
         if self.locks:
             self._drop_lock(key)
         return frame

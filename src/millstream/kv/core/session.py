@@ -118,6 +118,9 @@ class Host(Protocol):
     def check_password(self, session: KvSession, name: str, password: str) -> None:
         """Start the check; its end is told by `KvSession.on_password_checked`."""
 
+    def wipe(self, session: KvSession, at_ns: int, done: Callable[[], None]) -> None:
+        """Delete all documents of the session's bucket at a time; `done` as in `Bucket.wipe`."""
+
     def statistics(self) -> list[tuple[str, str]]:
         """Return the server's own statistics."""
 
@@ -164,7 +167,7 @@ class KvSession:
         self.stream: StreamPort | None = None
         self.is_closing = False
         self.is_waiting = False
-        """A login is being checked: requests wait."""
+        """A login is being checked, or all documents are being deleted: requests wait."""
         self.has_changes = False
         self.needs_care = False
         """More is to be done than to write the output and tell of changes; the shell clears it."""
@@ -512,7 +515,18 @@ class KvSession:
         out.clear()
         return data
 
-    # -- logging in
+    # -- waiting
+
+    def wait_for(self, start: Callable[[Callable[[], None]], None], reply: bytes) -> None:
+        """Start something that calls back; until then requests wait, then `reply` is sent."""
+
+        def done() -> None:
+            self.is_waiting = False
+            if reply:
+                self.emit(reply)
+
+        self.is_waiting = True
+        start(done)
 
     def on_password_checked(self, user: User | None) -> None:
         """The end of `Host.check_password`: answers the request that asked."""

@@ -168,3 +168,22 @@ async def test_a_damaged_record_met_by_a_reader_is_told_of(tmp_path: Path) -> No
     await asyncio.sleep(0)
     assert len(damages) == 2
     engine.store.close()
+
+
+async def test_a_bucket_without_expiries_says_so_at_a_clean_stop(tmp_path: Path) -> None:
+    engine, mark = await opened(tmp_path), tmp_path / "no-expiries"
+    engine.bucket.partitions[0].put(b"k", b"1", 0, 0, 0, 0, NOW)
+    await engine.stop()
+    assert mark.exists()
+    mark.unlink()
+    engine = await opened(tmp_path)
+    assert not engine.pager.knows_of_none, "nothing is known of what is in partition 0"
+    await engine.stop()
+    assert not mark.exists()
+    mark.touch()
+    engine = await opened(tmp_path)
+    assert engine.pager.knows_of_none
+    engine.bucket.partitions[0].put(b"k", b"1", 0, 2_000_000_000, 0, 0, NOW)
+    assert not mark.exists()
+    await engine.stop()
+    assert not mark.exists()

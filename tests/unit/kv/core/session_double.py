@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from millstream.kv.aio.server import COMMANDS
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.handshake import BEFORE_LOGIN
@@ -68,6 +70,10 @@ class HostDouble:
 
     def check_password(self, session: KvSession, name: str, password: str) -> None:
         self.checks.append((name, password))
+
+    def wipe(self, session: KvSession, at_ns: int, done: Callable[[], None]) -> None:
+        assert session.bucket is not None
+        session.bucket.wipe(at_ns, done)
 
     def statistics(self) -> list[tuple[str, str]]:
         return [("version", "1")]

@@ -56,9 +56,27 @@ def test_a_lease_of_an_unreadable_past_is_refused_whole() -> None:
     assert opened[1] == 600
 
 
-def test_flush_all_deletes_what_is_live() -> None:
-    bucket = new_bucket()
-    for key in (b"a", b"b", b"c"):
+def test_wiping_deletes_what_there_was_locked_or_not() -> None:
+    bucket, keys = new_bucket(), (b"a", b"b", b"c")
+    for key in keys:
         bucket.partition_for(key).put(key, b"", 0, 0, 0, 0, NOW)
-    bucket.flush_all()
-    assert all(bucket.partition_for(k).live(k, NOW) is None for k in (b"a", b"b", b"c"))
+    bucket.partition_for(b"b").lock(b"b", 15, NOW)
+    steps = bucket.wiping()
+    next(steps)
+    late = next(k for k in keys if bucket.partition_for(k).live(k, NOW) is not None)
+    bucket.partition_for(late).wipe(late, 0, NOW)
+    assert bucket.partition_for(late).live(late, NOW) is not None, "changed after seqno 0"
+    bucket.partition_for(b"new").put(b"new", b"", 0, 0, 0, 0, NOW)
+    for _ in steps:
+        pass
+    assert all(bucket.partition_for(k).live(k, NOW) is None for k in keys)
+    assert bucket.partition_for(b"new").live(b"new", NOW) is not None
+
+
+def test_without_an_engine_everything_is_wiped_at_once() -> None:
+    bucket, told = new_bucket(), list[str]()
+    bucket.partition_for(b"a").put(b"a", b"", 0, 0, 0, 0, NOW)
+    bucket.subscribe(lambda: told.append("changed"))
+    bucket.wipe(NOW, lambda: told.append("done"))
+    assert bucket.partition_for(b"a").live(b"a", NOW) is None
+    assert told == ["changed", "done"]

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from log_double import NOW, SECOND
 from session_double import HostDouble, UserDouble, ask, new_session
 
 from millstream.kv.core.session import KvSession
 from millstream.model.partitions import partition_of
-from millstream.wire.mcbp import Feature, Opcode, Packet, Status, request
+from millstream.wire.mcbp import Feature, Opcode, Packet, Status, cut_packets, request
 
 KEY = b"k"
 PARTITION = partition_of(KEY, 4)
@@ -131,6 +133,24 @@ def test_flush_is_for_the_memcached_port() -> None:
     ask(plain, request(Opcode.SET, key=KEY, extras=bytes(8)))
     assert ask(plain, request(Opcode.FLUSH))[0].status == 0
     assert ask(plain, request(Opcode.GET, key=KEY))[0].status == Status.KEY_ENOENT
+    assert ask(plain, request(Opcode.FLUSH, extras=b"1"))[0].status == Status.EINVAL
+
+
+def test_flush_may_come_later_and_holds_back_what_follows() -> None:
+    host, asked = HostDouble(), list[tuple[int, Callable[[], None]]]()
+    host.buckets["b"].wipe = lambda at_ns, done: asked.append((at_ns, done))
+    plain = new_session(host, hashes_keys=True)
+    plain.select(host.buckets["b"])
+    data = request(Opcode.FLUSH, extras=b"\0\0\0\5", opaque=1)
+    quiet = request(Opcode.FLUSHQ, opaque=2) + request(Opcode.NOOP, opaque=3)
+    assert ask(plain, data + quiet) == []
+    assert plain.is_clogged
+    for at_ns, reply in ((NOW + 5 * SECOND, [1]), (0, [3])):
+        assert asked[-1][0] == at_ns
+        asked[-1][1]()
+        first = plain.take_output()
+        rest = plain.receive(b"", NOW)
+        assert [r.opaque for r in cut_packets(first + rest, 100)[0]] == reply
 
 
 def test_design_documents_are_for_our_own_clients() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from log_double import BRANCH, NOW, SECOND, LogDouble, items_of, new_partition
 
+from millstream.kv.core.expiry import Expiries
 from millstream.kv.core.locks import LOCKED_CAS
 from millstream.kv.core.partition import Partition, absolute_expiry, value_of
 from millstream.model.lineage import decode
@@ -243,3 +244,47 @@ def test_the_number_of_locks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     put(partition, b"b", b"")
     locked(partition, b"a")
     assert partition.lock(b"b", 15, NOW) == Status.ETMPFAIL
+
+
+def test_what_is_due_becomes_an_expiration_and_is_counted() -> None:
+    partition = new_partition()
+    partition.expiries = Expiries(10, is_complete=True)
+    soon, later = NOW // SECOND + 5, NOW // SECOND + 50
+    put(partition, b"soon", b"1", expiry=soon)
+    put(partition, b"later", b"1", expiry=soon)
+    put(partition, b"later", b"2", expiry=later)
+    put(partition, b"never", b"1", expiry=soon)
+    put(partition, b"never", b"2")
+    assert isinstance(partition.count(b"n", 1, 1, 5, 0, NOW), tuple)
+    due = NOW + 5 * SECOND
+    made = {}
+    while (key := partition.expiries.next_due(soon)) is not None:
+        made[key] = partition.expire(key, due)
+    assert made == {b"soon": True, b"never": False, b"n": True}
+    assert partition.expired_total == 2
+    gone = change_of(partition.newest(b"soon") or b"")
+    assert (gone.opcode, gone.expiry) == (Opcode.DCP_EXPIRATION, soon)
+    assert partition.expiries.next_due(later) == b"later"
+
+
+def test_a_clock_set_back_expires_nothing_early_and_brings_nothing_back() -> None:
+    partition, hour = new_partition(), 3600 * SECOND
+    partition.expiries = Expiries(10, is_complete=True)
+    expiry = NOW // SECOND + 5
+    put(partition, b"gone", b"1", expiry=expiry)
+    put(partition, b"unseen", b"1", expiry=expiry)
+    after = NOW + 6 * SECOND
+    assert partition.live(b"gone", after) is None
+    cas = partition.last_cas
+    back = after - hour
+    assert partition.live(b"gone", back) is None, "an expiration is a change like any other"
+    assert partition.live(b"unseen", back) is not None, "its time is to come again"
+    assert not partition.expire(b"unseen", back)
+    frame = partition.put(b"new", b"1", 0, absolute_expiry(60, back), 0, 0, back)
+    assert isinstance(frame, bytes)
+    assert change_of(frame).cas == cas + 1, "CAS grows although the clock went back"
+    assert partition.live(b"new", back + 59 * SECOND) is not None
+    assert partition.live(b"new", back + 60 * SECOND) is None
+    assert partition.expiries.next_due(expiry - 1) == b"new"
+    assert partition.expiries.next_due(expiry) == b"gone"
+    assert partition.expiries.next_due(expiry) == b"unseen"

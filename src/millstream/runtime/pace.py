@@ -1,0 +1,54 @@
+"""The pace of long jobs in the event loop: work a little, rest a little longer.
+
+Invariants:
+1. A job that calls `breathe` after each small piece holds the loop for `STEP_S` and one piece at a
+   time, and takes at most one part in 1 + `REST_FACTOR` of it.
+
+Elsewhere: what the jobs do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import perf_counter
+from typing import Final
+
+__all__ = ["REST_FACTOR", "STEP_S", "Pace"]
+
+STEP_S: Final = 0.002
+"""How long a job works before it lets others run."""
+REST_FACTOR: Final = 4
+"""How much longer it rests than it worked."""
+
+
+class Pace:
+    """Of one job; made when its work begins."""
+
+    __slots__ = ("_began", "longest_s", "step_total")
+
+    def __init__(self) -> None:
+        self._began = perf_counter()
+        self.longest_s = 0.0
+        """The longest step so far."""
+        self.step_total = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the present step has lasted long enough."""
+        return perf_counter() - self._began >= STEP_S
+
+    async def breathe(self) -> None:
+        """Rest if the step is over."""
+        worked_s = perf_counter() - self._began
+        if worked_s >= STEP_S:
+            self._count(worked_s)
+            await asyncio.sleep(worked_s * REST_FACTOR)
+            self._began = perf_counter()
+
+    def restart(self) -> None:
+        """A new step begins: the job has waited for something else."""
+        self._began = perf_counter()
+
+    def _count(self, worked_s: float) -> None:
+        self.longest_s = max(self.longest_s, worked_s)
+        self.step_total += 1

@@ -1,0 +1,46 @@
+import asyncio
+
+import pytest
+
+from millstream.runtime import pace as pace_module
+from millstream.runtime.pace import REST_FACTOR, STEP_S, Pace
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only rests and the test itself turn; index 1 counts the rests."""
+    now = [100.0]
+    rests = []
+
+    async def sleep(seconds):
+        rests.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(pace_module, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    return now, rests
+
+
+async def test_a_job_rests_longer_than_it_worked(clock):
+    now, rests = clock
+    pace = Pace()
+    now[0] += STEP_S / 2
+    assert not pace.is_over
+    await pace.breathe()
+    assert rests == []
+    now[0] += STEP_S
+    assert pace.is_over
+    await pace.breathe()
+    assert rests == [pytest.approx(1.5 * STEP_S * REST_FACTOR)]
+    assert not pace.is_over
+    assert pace.longest_s == pytest.approx(1.5 * STEP_S)
+    assert pace.step_total == 1
+
+
+async def test_time_spent_waiting_is_not_work(clock):
+    now, rests = clock
+    pace = Pace()
+    now[0] += 10
+    pace.restart()
+    await pace.breathe()
+    assert rests == []
