@@ -87,6 +87,11 @@ class SimulatedFile:
     def read_at(self, offset: int, size: int) -> bytes:
         return bytes(self.content.data[offset : offset + size])
 
+    def read_resident(self, offset: int, size: int) -> bytes:
+        if self.disk.rng.random() < 0.3:
+            raise BlockingIOError
+        return self.read_at(offset, size)
+
     def truncate(self, size: int) -> None:
         self.disk.before(TRUNCATE, self.content.name)
         content = self.content

@@ -145,6 +145,9 @@ class _UnchangedFile:
         left = max(0, self.size() - offset)
         return os.pread(self._file.fileno(), min(size, left), offset)
 
+    def read_resident(self, offset: int, size: int) -> bytes:
+        return self.read_at(offset, size)
+
     def truncate(self, size: int) -> None:
         self._sizes[self._name] = size
 

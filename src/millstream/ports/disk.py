@@ -23,6 +23,13 @@ class File(Protocol):
     def read_at(self, offset: int, size: int) -> bytes:
         """Read up to `size` bytes; fewer only at the end of the file."""
 
+    def read_resident(self, offset: int, size: int) -> bytes:
+        """Read without waiting for the disk, up to the first byte that is not in memory.
+
+        Raises:
+            BlockingIOError: the first byte is not in memory, or nobody can say.
+        """
+
     def truncate(self, size: int) -> None:
         """Cut or extend with zeros."""
 

@@ -4,14 +4,18 @@ Invariants:
 1. A file's descriptor lives as long as somebody refers to the file, so that a cache may forget a
    file while another thread still reads it.
 2. `sync` is fdatasync, but fsync after the length was changed by `truncate`.
+3. `read_resident` never waits for the disk; a file system that cannot promise that says so by
+   BlockingIOError, and is read by threads.
 
 Elsewhere: what is written and in which order (`storage.core`).
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from typing import Final
 
 from millstream.ports.disk import FileIdentity
 from millstream.runtime.files import sync_directory
@@ -19,6 +23,9 @@ from millstream.runtime.files import sync_directory
 __all__ = ["OsDisk", "OsFile", "boot_id"]
 
 _fdatasync = getattr(os, "fdatasync", os.fsync)  # not every system has it
+_preadv = os.preadv
+_NOWAIT: Final = getattr(os, "RWF_NOWAIT", -1)  # -1: refused, as by file systems without it
+_CANNOT_SAY: Final = (errno.EOPNOTSUPP, errno.EINVAL)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -55,6 +62,17 @@ class OsFile:
             while more := os.pread(self._descriptor, size - len(data), offset + len(data)):
                 data += more
         return data
+
+    def read_resident(self, offset: int, size: int) -> bytes:
+        """Read what the page cache has; BlockingIOError where a read would wait for the disk."""
+        data = bytearray(size)
+        try:
+            count = _preadv(self._descriptor, [data], offset, _NOWAIT)
+        except OSError as error:
+            if error.errno in _CANNOT_SAY:
+                raise BlockingIOError(error.errno, error.strerror) from error
+            raise
+        return bytes(data) if count == size else bytes(data[:count])
 
     def truncate(self, size: int) -> None:
         """Cut or extend with zeros."""

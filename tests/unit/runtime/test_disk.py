@@ -1,7 +1,9 @@
+import errno
 import os
 
 import pytest
 
+from millstream.runtime import disk
 from millstream.runtime.disk import OsDisk, boot_id
 
 
@@ -20,6 +22,47 @@ def test_files_are_written_read_and_cut(tmp_path):
     assert file.read_at(3, 10) == b"a\0\0"
     file.close()
     file.close()
+
+
+def test_what_is_in_memory_is_read_without_waiting(tmp_path):
+    file = OsDisk(tmp_path).open("one", create=True)
+    file.write_at(0, b"abc" * 2000)
+    assert file.read_resident(3, 5000) == (b"abc" * 2000)[3:5003]
+    assert file.read_resident(5998, 10) == b"bc"
+    assert file.read_resident(6000, 10) == b""
+
+
+@pytest.mark.parametrize(
+    ("number", "wanted"),
+    [
+        (errno.EAGAIN, BlockingIOError),  # the disk would have to be waited for
+        (errno.EOPNOTSUPP, BlockingIOError),  # the file system cannot say
+        (errno.EIO, OSError),
+    ],
+)
+def test_a_read_that_would_wait_says_so(tmp_path, monkeypatch, number, wanted):
+    file = OsDisk(tmp_path).open("one", create=True)
+
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(disk, "_preadv", refuse)
+    with pytest.raises(OSError) as raised:
+        file.read_resident(0, 10)
+    assert type(raised.value) is wanted
+
+
+def test_a_partly_cached_read_is_cut(tmp_path, monkeypatch):
+    file = OsDisk(tmp_path).open("one", create=True)
+    file.write_at(0, b"abcdef")
+
+    def some(descriptor, buffers, offset, _):
+        data = os.pread(descriptor, 4, offset)
+        buffers[0][: len(data)] = data
+        return len(data)
+
+    monkeypatch.setattr(disk, "_preadv", some)
+    assert file.read_resident(1, 5) == b"bcde"
 
 
 def test_names_renames_and_removals(tmp_path):

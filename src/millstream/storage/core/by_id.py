@@ -38,10 +38,12 @@ __all__ = [
 ]
 
 _VALUE: Final = Struct(">QII")
+_unpack_value: Final = _VALUE.unpack
 _APPLIED: Final = Struct(">16sIII")
 _APPLIED_KEY: Final = b"\xff\xffapplied"
 _SUMMARY_PREFIX: Final = b"\xff\xff"
-_Value = tuple[int, int, int]
+ByIdValue = tuple[int, int, int]
+"""Seqno, segment and offset of a key's newest record."""
 
 
 BY_ID_DAMAGED: Final = "by_id_damaged"
@@ -76,13 +78,6 @@ class ByIdMap(Protocol):
 
     def close(self, *, is_durable: bool) -> None:
         """Close; `is_durable`: make everything durable first, so that a new boot may trust it."""
-
-
-class ByIdValue(NamedTuple):
-    """The newest record of a key."""
-
-    seqno: int
-    place: Place
 
 
 class Applied(NamedTuple):
@@ -145,7 +140,7 @@ FindPlaces = Callable[[int, list[int], int], Mapping[int, Place]]
 class ByIdBatch(NamedTuple):
     """What one transaction applies: `changes`, then over them `recent`."""
 
-    changes: Mapping[bytes, _Value | None]
+    changes: Mapping[bytes, ByIdValue | None]
     recent: dict[int, Recent]
     first_segment: int
     applied: Applied
@@ -165,7 +160,7 @@ class ById:
         self._applying = ByIdBatch({}, {}, 0, Applied(b"", Place(0, 0), 0), [])
         self._first_segment = 0
         self._recent: dict[int, Recent] = {}
-        self.pending: dict[bytes, _Value | None] = {}
+        self.pending: dict[bytes, ByIdValue | None] = {}
         """(seqno, segment, offset) by map key, older than what is recent; None removes it."""
 
     def begin_at(self, segment: int) -> None:
@@ -181,24 +176,25 @@ class ById:
 
     def recent_seqno(self, partition_id: int, key: bytes) -> int | None:
         """Return the seqno of the newest record of a key, if it is not in the map yet."""
-        for recent in (self._recent, self._applying.recent):
-            if partition_id in recent:
-                seqno = recent[partition_id].newest().get(key)
-                if seqno is not None:
-                    return seqno
-        return None
+        recent = self._recent.get(partition_id)
+        seqno = None if recent is None else recent.newest().get(key)
+        if seqno is None:
+            recent = self._applying.recent.get(partition_id)
+            seqno = None if recent is None else recent.newest().get(key)
+        return seqno
 
     def get(self, key: bytes) -> ByIdValue | None:
         """Return the newest record of a map key (partition prefix + key), but for recent ones."""
         for waiting in (self.pending, self._applying.changes):
             if key in waiting:
-                found = waiting[key]
-                return found and ByIdValue(found[0], Place(found[1], found[2]))
+                return waiting[key]
         data = self._map.get(key)
         if data is None:
             return None
-        seqno, segment, offset = _unpacked(_VALUE, data)
-        return ByIdValue(seqno, Place(segment, offset))
+        try:
+            return _unpack_value(data)
+        except struct.error as error:
+            raise _damaged(error) from error
 
     def keys(self, partition_id: int) -> Iterator[bytes]:
         """Yield the keys of a partition that have a record, in no order, tombstones included."""
@@ -254,7 +250,7 @@ class ById:
         if self._applying is batch:
             self._applying = batch._replace(changes={}, recent={})
 
-    def fill(self, values: Mapping[bytes, _Value | None]) -> None:
+    def fill(self, values: Mapping[bytes, ByIdValue | None]) -> None:
         """Apply values while the map is built anew."""
         for _ in self._map.apply_steps([_sorted(values)]):
             pass
@@ -301,9 +297,9 @@ def _damaged(error: Exception) -> CorruptionError:
 
 def _resolved(
     recent: Mapping[int, Recent], first_segment: int, find_places: FindPlaces
-) -> dict[bytes, _Value | None]:
+) -> dict[bytes, ByIdValue | None]:
     """Return what is recent with its places, by map key."""
-    found: dict[bytes, _Value | None] = {}
+    found: dict[bytes, ByIdValue | None] = {}
     for partition_id, waits in recent.items():
         prefix, newest = partition_prefix(partition_id), waits.merged()
         places = find_places(partition_id, sorted(newest.values()), first_segment)
@@ -314,7 +310,7 @@ def _resolved(
 
 def _pieces(batch: ByIdBatch, find_places: FindPlaces) -> Iterator[Piece]:
     """Cut a batch into pieces of some milliseconds, in the order of the map."""
-    changes: dict[bytes, dict[bytes, _Value | None]] = {}
+    changes: dict[bytes, dict[bytes, ByIdValue | None]] = {}
     for key, value in batch.changes.items():
         changes.setdefault(key[:2], {})[key] = value
     partition_ids = {*batch.recent, *(int.from_bytes(prefix, "big") for prefix in changes)}
@@ -333,7 +329,7 @@ def _pieces(batch: ByIdBatch, find_places: FindPlaces) -> Iterator[Piece]:
 
 
 def _sorted(
-    values: Mapping[bytes, _Value | None],
+    values: Mapping[bytes, ByIdValue | None],
 ) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
     """Return pairs to put and keys to remove; keys alone sort in a fraction of the pairs' time."""
     puts, removals, pack = list[tuple[bytes, bytes]](), list[bytes](), _VALUE.pack

@@ -64,6 +64,7 @@ __all__ = [
     "mark_record",
     "range_record",
     "record",
+    "record_head",
     "rollback_record",
     "seqno_payload",
     "state_of",
@@ -259,6 +260,17 @@ def record(
     return crc32(body, crc32(head)).to_bytes(4, "big") + head + body
 
 
+def record_head(kind: int, partition_id: int, payload: Iterable[bytes]) -> bytes:
+    """Return the envelope of a record whose payload stands behind it, piece by piece."""
+    pieces = tuple(payload)
+    length = ENVELOPE_BYTES + sum(map(len, pieces))
+    head = _CHECKED.pack(length, kind, partition_id, 0, 0, 0)
+    checksum = crc32(head)
+    for piece in pieces:
+        checksum = crc32(piece, checksum)
+    return checksum.to_bytes(4, "big") + head
+
+
 def entry_record(partition_id: int, entry: FailoverEntry) -> bytes:
     """Return the record of a new failover entry."""
     return record(Kind.ENTRY, partition_id, _ENTRY.pack(*entry))
@@ -345,19 +357,19 @@ def key_of(frame: bytes) -> bytes:
 
 
 def change_of_record(data: bytes) -> tuple[int, StoredChange] | None:
-    """Return (partition, change) of a change's whole record; None if it is not valid."""
+    """Return (partition, change) of the record `data` begins with; None if it is not valid."""
     if len(data) < ENVELOPE_BYTES:
         return None
     checksum, length, kind, partition_id, previous, lineage_bytes, sidecar_bytes = (
         ENVELOPE.unpack_from(data)
     )
-    if length != len(data) or kind & 0x7F != _CHANGE or crc32(data[4:]) != checksum:
+    body = data[4:length]
+    if crc32(body) != checksum or length > len(data) or kind & 0x7F != _CHANGE:
         return None
-    middle = ENVELOPE_BYTES + lineage_bytes
+    middle = FRAME_IN_BODY + lineage_bytes
     begin = middle + sidecar_bytes
-    return partition_id, StoredChange(
-        data[begin:], previous, data[ENVELOPE_BYTES:middle], data[middle:begin]
-    )
+    lineage, sidecar = body[FRAME_IN_BODY:middle], body[middle:begin]
+    return partition_id, StoredChange(body[begin:], previous, lineage, sidecar)
 
 
 def cut_changes(

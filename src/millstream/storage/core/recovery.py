@@ -158,7 +158,7 @@ def _replay_columns(
     live: LiveLog, by_id: ById, number: int, begin: int, partition_id: int
 ) -> None:
     """Read one partition's records of a segment from an offset on; none was rolled back."""
-    columns, summary = live.log.columns(number, partition_id), live.summaries[partition_id]
+    columns, summary = live.log.recent_columns(number, partition_id), live.summaries[partition_id]
     assert columns is not None
     first = bisect_left(columns.offsets, begin)
     if first < len(columns.seqnos):

@@ -10,8 +10,10 @@ Invariants:
 1. Columns of a partition are ascending by seqno and by offset: what a rollback in the same segment
    killed is not in them; what a later segment's rollback killed is (`summary` knows the limit).
 2. Bit 0 of a flag says "superseded". It is the only thing that changes after sealing, in place,
-   one byte at a time, so no checksum covers it.
+   one byte at a time, so no checksum covers it. Bit 1 says "tombstone", from sealing on.
 3. All integers are big-endian.
+4. A compacted segment stands for all numbers from `first` to its own; together the segments of a
+   log stand for every number from 1 on, each for its own.
 
 Elsewhere: files and caches (`segment_log`), records (`records`).
 
@@ -29,7 +31,8 @@ from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from millstream.storage.core.records import ENVELOPE_BYTES, NO_PARTITION, Kind, record
+from millstream.ports.disk import File
+from millstream.storage.core.records import ENVELOPE_BYTES, NO_PARTITION, Kind, record_head
 
 __all__ = [
     "DIRECTORY_ENTRY_BYTES",
@@ -39,6 +42,7 @@ __all__ = [
     "MAGIC",
     "OFFSET_MAX",
     "SUPERSEDED",
+    "TOMBSTONE",
     "Columns",
     "DirectoryEntry",
     "Footer",
@@ -56,29 +60,42 @@ __all__ = [
 MAGIC: Final = b"MSTRMLOG"
 FORMAT_VERSION: Final = 1
 HEADER_BYTES: Final = 64
-_HEADER: Final = Struct(">8sHHI16s28xI")
+_HEADER: Final = Struct(">8sHHI16sIII16xI")
 _FOOTER_MAGIC: Final = b"MSTRMEND"
 _FOOTER: Final = Struct(">8sIIIIIIIIII")
 FOOTER_BYTES: Final = 48
 SUPERSEDED: Final = 1
+TOMBSTONE: Final = 2
 OFFSET_MAX: Final = 2**32 - 1
 _COUNTS: Final = Struct(">II")
 _DIRECTORY: Final = Struct(">HIIIIIQQ")
 DIRECTORY_ENTRY_BYTES: Final = 38
+_FLAG_OF: Final = (0, TOMBSTONE)
 _IS_SWAPPED: Final = sys.byteorder == "little"
 
 
 class Header(NamedTuple):
-    """`log_id` is the same in all segments of a log, random."""
+    """`log_id` is the same in all segments of a log, random.
+
+    Of a compacted segment, else 0: `first`, the first number it stands for, and the place in the
+    log that a by-id map must have reached to be believed.
+    """
 
     version: int
     number: int
     log_id: bytes
+    first: int = 0
+    by_id_segment: int = 0
+    by_id_offset: int = 0
 
 
-def encode_header(number: int, log_id: bytes) -> bytes:
+def encode_header(
+    number: int, log_id: bytes, first: int = 0, by_id_place: tuple[int, int] = (0, 0)
+) -> bytes:
     """Return the first 64 bytes of a segment."""
-    body = _HEADER.pack(MAGIC, FORMAT_VERSION, HEADER_BYTES, number, log_id, 0)[:-4]
+    body = _HEADER.pack(
+        MAGIC, FORMAT_VERSION, HEADER_BYTES, number, log_id, first, *by_id_place, 0
+    )[:-4]
     return body + crc32(body).to_bytes(4, "big")
 
 
@@ -89,25 +106,31 @@ def decode_header(data: bytes) -> Header | None:
     """
     if len(data) < HEADER_BYTES:
         return None
-    magic, version, _, number, log_id, checksum = _HEADER.unpack_from(data)
+    magic, version, _, number, log_id, first, segment, offset, checksum = _HEADER.unpack_from(data)
     if magic != MAGIC or crc32(data[: HEADER_BYTES - 4]) != checksum:
         return None
-    return Header(version, number, log_id)
+    return Header(version, number, log_id, first, segment, offset)
 
 
 class Columns:
     """What a segment holds of one partition; offsets and lengths in bytes of the file."""
 
-    __slots__ = ("flags", "lengths", "marks", "offsets", "previous", "seqnos")
+    __slots__ = (
+        "file", "flags", "lengths", "marks", "offsets", "previous", "seqnos", "tombstones",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, file: File | None = None) -> None:
+        self.file = file
+        """Where the records stand, whatever is done to the segment of that number."""
         self.seqnos = array("Q")
         self.previous = array("Q")
         self.offsets = array("I")
         self.lengths = array("I")
         self.marks = array("Q")
+        self.tombstones = array("Q")
+        """Seqnos of deletions; of a sealed segment the flags say it."""
         self.flags = b""
-        """One byte a record; empty: nothing is superseded."""
+        """One byte a record; empty: nothing is superseded or a tombstone."""
 
     def add(
         self,
@@ -130,10 +153,12 @@ class Columns:
         )
 
     def _part(self, records: slice, marks: slice) -> Columns:
-        part = Columns()
+        part = Columns(self.file)
         part.seqnos, part.previous = self.seqnos[records], self.previous[records]
         part.offsets, part.lengths = self.offsets[records], self.lengths[records]
         part.marks = self.marks[marks]
+        inside = set(part.seqnos) if self.tombstones else ()
+        part.tombstones.extend(filter(inside.__contains__, self.tombstones))
         return part
 
     def find(self, seqno: int) -> int:
@@ -148,6 +173,12 @@ class Columns:
     def is_superseded(self, index: int) -> bool:
         """Return whether compaction marked the record as superseded."""
         return bool(self.flags and self.flags[index] & SUPERSEDED)
+
+    def sealed_flags(self) -> bytes:
+        """Return the flags with which a segment is sealed."""
+        if self.flags or not self.tombstones:
+            return self.flags or bytes(len(self.seqnos))
+        return bytes(map(_FLAG_OF.__getitem__, map(set(self.tombstones).__contains__, self.seqnos)))
 
 
 class DirectoryEntry(NamedTuple):
@@ -213,9 +244,10 @@ def decode_footer(data: bytes) -> Footer | None:
 class OpenIndex:
     """The index of the segment that is written."""
 
-    __slots__ = ("controls", "killed", "partitions")
+    __slots__ = ("_file", "controls", "killed", "partitions")
 
-    def __init__(self) -> None:
+    def __init__(self, file: File | None = None) -> None:
+        self._file = file
         self.partitions: dict[int, Columns] = {}
         self.controls = array("I")
         self.killed: dict[int, Columns] = {}
@@ -225,7 +257,7 @@ class OpenIndex:
         """Return the partition's columns, empty ones if it has none yet."""
         columns = self.partitions.get(partition_id)
         if columns is None:
-            columns = self.partitions[partition_id] = Columns()
+            columns = self.partitions[partition_id] = Columns(self._file)
         return columns
 
     def add_batch(
@@ -237,11 +269,16 @@ class OpenIndex:
         lengths: Sequence[int],
         *,
         is_marked: bool = True,
+        tombstones: Iterable[int] = (),
     ) -> None:
-        """Add records that stand back to back from `offset`; the last one may be a mark."""
+        """Add records that stand back to back from `offset`; the last one may be a mark.
+
+        `tombstones`: the seqnos among them that are deletions.
+        """
         columns = self.of(partition_id)
         offsets = accumulate(lengths[:-1], initial=offset)
         columns.add(seqnos, previous, offsets, lengths)
+        columns.tombstones.extend(tombstones)
         if is_marked:
             columns.marks.append(seqnos[-1])
 
@@ -255,13 +292,16 @@ class OpenIndex:
 
     def encode(self, index_offset: int, data_checksum: int) -> bytes:
         """Return index record, flags and footer, to stand at `index_offset`."""
+        return b"".join(self.encode_pieces(index_offset, data_checksum))
+
+    def encode_pieces(self, index_offset: int, data_checksum: int) -> Iterator[bytes]:
+        """Yield the same, partition by partition."""
         base = index_offset + ENVELOPE_BYTES + _COUNTS.size
-        blocks: list[bytes] = []
-        directory: list[bytes] = []
+        held = [(p, self.partitions[p]) for p in sorted(self.partitions)]
+        held = [(p, columns) for p, columns in held if columns.seqnos or columns.marks]
+        blocks, directory = list[bytes](), list[bytes]()
         size = records = 0
-        for partition_id, columns in sorted(self.partitions.items()):
-            if not columns.seqnos and not columns.marks:
-                continue
+        for partition_id, columns in held:
             block = _block(columns)
             ends = [*columns.seqnos[:1], *columns.marks[:1], *columns.seqnos[-1:]]
             ends += columns.marks[-1:]
@@ -275,22 +315,25 @@ class OpenIndex:
             size += len(block)
             records += len(columns.seqnos)
         directory_bytes, controls = b"".join(directory), _big_endian(self.controls)
-        body = b"".join(
-            (_COUNTS.pack(len(directory), len(self.controls)), *blocks, directory_bytes, controls)
+        counts = _COUNTS.pack(len(directory), len(self.controls))
+        body = (counts, *blocks, directory_bytes, controls)
+        yield record_head(Kind.INDEX, NO_PARTITION, body)
+        yield from body
+        yield from (columns.sealed_flags() for _, columns in held)
+        index_bytes = ENVELOPE_BYTES + sum(map(len, body))
+        yield _encode_footer(
+            Footer(
+                index_offset,
+                base + size,
+                len(directory),
+                len(self.controls),
+                index_offset + index_bytes,
+                records,
+                data_checksum,
+                crc32(directory_bytes),
+                crc32(controls),
+            )
         )
-        index = record(Kind.INDEX, NO_PARTITION, body)
-        footer = Footer(
-            index_offset,
-            base + size,
-            len(directory),
-            len(self.controls),
-            index_offset + len(index),
-            records,
-            data_checksum,
-            crc32(directory_bytes),
-            crc32(controls),
-        )
-        return b"".join((index, bytes(records), _encode_footer(footer)))
 
 
 def _block(columns: Columns) -> bytes:
@@ -326,7 +369,7 @@ def decode_columns(block: bytes, entry: DirectoryEntry, flags: bytes) -> Columns
     columns.offsets = _column("I", block[count * 16 : count * 20])
     columns.lengths = _column("I", block[count * 20 : count * 24])
     columns.marks = _column("Q", block[count * 24 :])
-    columns.flags = flags if any(flags) else b""
+    columns.flags = flags if flags.count(0) < len(flags) else b""
     return columns
 
 

@@ -45,14 +45,16 @@ from millstream.storage.core.segment import (
 
 __all__ = ["Place", "SegmentFiles", "segment_name"]
 
-OPEN_FILES_MAX: Final = 8
-"""Descriptors a log keeps for reading."""
+OPEN_FILES_MAX: Final = 64
+"""Descriptors a log keeps for reading, one a segment: enough for 4 GiB without opening again."""
 DIRECTORIES_MAX: Final = 256
 """Directories of sealed segments a log keeps in memory, some 40 bytes per partition each."""
 GAP_BYTES_MAX: Final = 8192
 """Records nearer than this are read at once, with what stands between them."""
-FIRST_READ_BYTES: Final = 4096
-"""Read of a record whose length is not known."""
+FIRST_READ_BYTES: Final = 1024
+"""Read of a record whose length is not known; a longer one takes a second read."""
+LOOP_READ_BYTES_MAX: Final = 256 * 1024
+"""Longer records are read and checked by threads even if they are in memory."""
 CHECK_BYTES: Final = 256 * 1024
 """Read at once while a checksum is computed: more costs fresh pages of memory each time."""
 
@@ -223,21 +225,36 @@ class SegmentFiles:
         if chunk:
             yield chunk, seqnos[-1]
 
-    def read_change(self, place: Place) -> tuple[int, StoredChange] | None:
-        """Return (partition, change) of the record at a place; None: there is no valid change."""
+    def read_change(
+        self, segment: int, offset: int, *, may_wait: bool = True
+    ) -> tuple[int, StoredChange] | None:
+        """Return (partition, change) of the record at a place; None: there is no valid change.
+
+        Hot path of reading back.
+
+        Raises:
+            BlockingIOError: with `may_wait` False, if it takes a read that waits for the disk.
+        """
         try:
-            file = self._file(place.segment)
+            file = self._file(segment)
         except FileNotFoundError:
             return None
-        data = file.read_at(place.offset, FIRST_READ_BYTES)
+        read = file.read_at if may_wait else file.read_resident
+        data = read(offset, FIRST_READ_BYTES)
         if len(data) < ENVELOPE_BYTES:
-            return None
+            data += read(offset + len(data), ENVELOPE_BYTES)
         length = int.from_bytes(data[4:8], "big")
         if length > len(data):
-            if place.offset + length > file.size():
+            if offset + length > file.size():
                 return None
-            data += file.read_at(place.offset + len(data), length - len(data))
-        return change_of_record(data[:length])
+            if length > LOOP_READ_BYTES_MAX and not may_wait:
+                raise BlockingIOError(f"a record of {length} bytes")
+            while missing := length - len(data):
+                more = read(offset + len(data), missing)
+                if not more:
+                    return None
+                data += more
+        return change_of_record(data)
 
     def record_at(self, number: int, offset: int) -> Record:
         """Return the record at an offset that an index names.
@@ -272,12 +289,11 @@ class SegmentFiles:
 
     def _file(self, number: int) -> File:
         """Return the open file; another thread may drop it from the cache while it is used."""
-        file = self._files.pop(number, None)
+        file = self._files.get(number)
         if file is None:
-            file = self._disk.open(segment_name(number))
-        self._files[number] = file
-        for old in list(self._files)[:-OPEN_FILES_MAX]:
-            self._files.pop(old, None)
+            file = self._files[number] = self._disk.open(segment_name(number))
+            for old in list(self._files)[:-OPEN_FILES_MAX]:
+                self._files.pop(old, None)
         return file
 
     def _footer(self, number: int) -> Footer | None:

@@ -73,6 +73,8 @@ class SegmentLog(SegmentFiles):
         self._sizes = sizes
         self._last: File
         self._is_failed = False
+        self._kept: dict[int, OpenIndex] = {}
+        """Indexes of sealed segments that `forget_indexes` did not name yet."""
         self.is_sealed = False
         """Whether the last segment is sealed; the next append begins another."""
         self._filled = 0
@@ -306,6 +308,8 @@ class SegmentLog(SegmentFiles):
         self._write_header(file, number, self.log_id)
         self._disk.sync_directory()
         self._last = file
+        if self.numbers and self.is_open(self.numbers[-1]):
+            self._kept[self.numbers[-1]] = self.open_index
         self.end = self._filled = HEADER_BYTES
         self.checksum = crc32(encode_header(number, self.log_id))
         self.numbers = [*self.numbers, number]
@@ -329,6 +333,23 @@ class SegmentLog(SegmentFiles):
         if number == open_number:
             return index.partitions.get(partition_id)
         return self.sealed_columns(number, partition_id)
+
+    def recent_columns(self, number: int, partition_id: int) -> Columns | None:
+        """Return the same, perhaps without flags: from memory, until `forget_indexes` is called.
+
+        What by-id does not know yet is looked up in them.
+        """
+        if self.is_open(number):
+            return self.columns(number, partition_id)
+        kept = self._kept.setdefault(number, OpenIndex()).partitions
+        if partition_id not in kept:
+            kept[partition_id] = self.columns(number, partition_id) or Columns()
+        return kept[partition_id]
+
+    def forget_indexes(self, before: int) -> None:
+        """Keep no longer in memory what indexes of sealed segments below a number say."""
+        for number in [number for number in self._kept if number < before]:
+            del self._kept[number]
 
     def span(self, number: int, partition_id: int) -> tuple[int, int] | None:
         """Return the first and last seqno a segment holds of a partition, None if it has none.

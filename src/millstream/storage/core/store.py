@@ -69,7 +69,7 @@ __all__ = [
 
 NewEntry = Callable[[int, int], FailoverEntry]
 """(seqno, last branch) -> a new entry of a larger branch."""
-_FRAME_SEQNO: Final = Struct(">24xQ")
+_frame_seqno: Final = Struct(">24xQ").unpack_from
 CHECK_AT_START_BYTES_MAX: Final = 64 * 1024 * 1024
 """Sealed segments read whole at a start, newest first; all of them by `verify`."""
 
@@ -329,22 +329,58 @@ class LogStore:
         Raises:
             CorruptionError: the record is damaged.
         """
-        recent = self._by_id.recent_seqno(partition_id, key)
-        if recent is not None:
-            return self._at(partition_id, recent)
-        found = self._by_id.get(self._prefixes[partition_id] + key)
-        return None if found is None else self._read(partition_id, key, found)
+        found = self.locate(partition_id, key)
+        return None if found is None else self.read(partition_id, key, found)
 
-    def _read(self, partition_id: int, key: bytes, found: ByIdValue) -> StoredChange | None:
-        read = self._log.read_change(found.place)
+    def find_resident(self, partition_id: int, key: bytes) -> StoredChange | None:
+        """Do what `find` does without waiting for the disk, but for pages of the by-id map.
+
+        In the loop. Hot path of reading back.
+
+        Raises:
+            BlockingIOError: the record is not in memory; `locate` it and `read` it in a thread.
+            CorruptionError: by-id is damaged.
+        """
+        found = self.locate(partition_id, key)
+        if found is None:
+            return None
+        seqno, segment, offset = found
+        read = self._log.read_change(segment, offset, may_wait=False)
         if read is not None:
             owner, change = read
-            seqno = _FRAME_SEQNO.unpack_from(change.frame)[0]
-            if owner == partition_id and seqno == found.seqno and key_of(change.frame) == key:
+            frame = change.frame
+            if owner == partition_id and _frame_seqno(frame)[0] == seqno and key_of(frame) == key:
                 return change
-        return self._at(partition_id, found.seqno)
+        raise BlockingIOError("by-id names an old place")
 
-    def _at(self, partition_id: int, seqno: int) -> StoredChange | None:
+    def locate(self, partition_id: int, key: bytes) -> ByIdValue | None:
+        """Return seqno and place of the newest live record of a key; in the loop."""
+        seqno = self._by_id.recent_seqno(partition_id, key)
+        if seqno is None:
+            return self._by_id.get(self._prefixes[partition_id] + key)
+        for number in reversed(self._log.numbers):
+            columns = self._log.recent_columns(number, partition_id)
+            index = columns.find(seqno) if columns is not None else -1
+            if columns is not None and index >= 0:
+                return seqno, number, columns.offsets[index]
+        raise AssertionError("what is recent is in the log")
+
+    def read(self, partition_id: int, key: bytes, found: ByIdValue) -> StoredChange | None:
+        """Return the record that `locate` found. Blocks; in any thread, while appends run.
+
+        What changed meanwhile is told by another `locate`: the record is the key's newest one iff
+        that finds the same seqno and nothing was rolled back. None: there is no such record.
+
+        Raises:
+            CorruptionError: the record is damaged.
+        """
+        seqno, segment, offset = found
+        read = self._log.read_change(segment, offset)
+        if read is not None:
+            owner, change = read
+            frame = change.frame
+            if owner == partition_id and _frame_seqno(frame)[0] == seqno and key_of(frame) == key:
+                return change
         for chunk in self._live.scan(partition_id, seqno - 1, seqno):
             return chunk[0]
         return None
@@ -355,7 +391,9 @@ class LogStore:
         """Return the places of sorted seqnos, all live, in segments from the first one on."""
         places: dict[int, Place] = {}
         for number in self._log.numbers:
-            columns = self._log.columns(number, partition_id) if number >= first_segment else None
+            if number < first_segment:
+                continue
+            columns = self._log.recent_columns(number, partition_id)
             if columns is None or not columns.seqnos:
                 continue
             begin = bisect_left(seqnos, columns.seqnos[0])
@@ -397,6 +435,11 @@ class LogStore:
         """
         return self._live.superseded(partition_id, after, at)
 
+    def newest_mark(self, partition_id: int, seqno: int) -> int:
+        """Return the newest mark <= `seqno` not below history_seqno, 0 if there is none."""
+        mark = self._live.newest_mark(partition_id, seqno)
+        return mark if mark >= self._summaries[partition_id].low_points.history_seqno else 0
+
     def verify(self) -> int:
         """Read every sealed segment whole; return the bytes read. Blocks, long.
 
@@ -424,7 +467,8 @@ class LogStore:
 
     def by_id_steps(self, batch: ByIdBatch) -> Iterator[None]:
         """Apply a batch in steps of a few milliseconds, for the loop; all in one thread."""
-        return self._by_id.apply_steps(batch, self._find_places)
+        yield from self._by_id.apply_steps(batch, self._find_places)
+        self._log.forget_indexes(before=batch.applied.place.segment)
 
     def commit_by_id(self) -> None:
         """Take and apply at once; only while nothing is absorbed elsewhere."""
@@ -478,9 +522,7 @@ class LogStore:
         """
         self.withdraw_receipt()
         summary = self._summaries[partition_id]
-        mark = self._live.newest_mark(partition_id, seqno)
-        if mark < summary.low_points.history_seqno:
-            mark = 0
+        mark = self.newest_mark(partition_id, seqno)
         back = self._new_branch if summary.state is PartitionState.ACTIVE else self._kill_above
         self._write_controls(list(back(partition_id, mark)))
         return self.partition(partition_id)

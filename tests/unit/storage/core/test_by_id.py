@@ -1,4 +1,4 @@
-from millstream.storage.core.by_id import Applied, ById, ByIdValue
+from millstream.storage.core.by_id import Applied, ById
 from millstream.storage.core.segment_files import Place
 from millstream.storage.core.summary import PartitionSummary
 
@@ -55,8 +55,8 @@ def test_what_is_recent_gets_its_place_when_it_is_applied():
 
     list(by_id.apply_steps(batch, places))
     assert by_id.recent_seqno(1, b"k") is None
-    assert by_id.get(b"\0\1k") == ByIdValue(7, Place(3, 200))
-    assert by_id.get(b"\0\1l") == ByIdValue(6, Place(2, 100))
+    assert by_id.get(b"\0\1k") == (7, 3, 200)
+    assert by_id.get(b"\0\1l") == (6, 2, 100)
 
 
 def test_a_batch_brings_values_removals_place_and_summaries():
@@ -69,7 +69,7 @@ def test_a_batch_brings_values_removals_place_and_summaries():
     assert by_id.applied() == APPLIED
     assert by_id.summary(1).mark == 7
     assert by_id.summary(2).mark == 0
-    assert by_id.get(b"\0\1k") == ByIdValue(7, Place(3, 100))
+    assert by_id.get(b"\0\1k") == (7, 3, 100)
     assert by_id.get(b"\0\1gone") is None
     by_id.pending[b"\0\1k"] = None
     assert by_id.get(b"\0\1k") is None
@@ -85,7 +85,7 @@ def test_a_batch_brings_values_removals_place_and_summaries():
 def test_filling_leaves_no_applied_place():
     by_id = ById(DictMap())
     by_id.fill({b"\0\1b": (1, 1, 64), b"\0\1a": (2, 1, 164), b"\0\1c": None})
-    assert by_id.get(b"\0\1a") == ByIdValue(2, Place(1, 164))
+    assert by_id.get(b"\0\1a") == (2, 1, 164)
     assert by_id.applied() is None
 
 

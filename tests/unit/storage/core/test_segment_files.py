@@ -4,6 +4,7 @@ import pytest
 
 from millstream.errors import CorruptionError
 from millstream.runtime.disk import OsDisk
+from millstream.storage.core import segment_files
 from millstream.storage.core.records import (
     ENVELOPE_BYTES,
     StoredChange,
@@ -84,8 +85,8 @@ def test_a_damaged_record_is_named_when_read(tmp_path, at):
         list(log.changes(1, columns, 0, 2))
     with pytest.raises(CorruptionError, match=rf"damaged at offset {second}:"):
         list(log.frames(1, columns, 0, 2))
-    assert log.read_change(Place(1, offset))[1] == change(1)
-    assert log.read_change(Place(1, second)) is None
+    assert log.read_change(1, offset)[1] == change(1)
+    assert log.read_change(1, second) is None
     with pytest.raises(CorruptionError, match=rf"damaged at offset {second}:"):
         log.record_at(1, second)
     path.write_bytes(data[: second + 20])
@@ -98,10 +99,56 @@ def test_a_damaged_record_is_named_when_read(tmp_path, at):
 def test_a_change_is_looked_up_by_its_place(tmp_path):
     log = opened(tmp_path)
     offset = appended(log, [change(1), change(2, 50_000)])
-    assert log.read_change(Place(1, offset)) == (0, change(1))
-    assert log.read_change(Place(1, log.columns(1, 0).offsets[1])) == (0, change(2, 50_000))
+    assert log.read_change(1, offset) == (0, change(1))
+    assert log.read_change(1, log.columns(1, 0).offsets[1]) == (0, change(2, 50_000))
     for place in (Place(1, offset + 1), Place(1, 10**6), Place(7, 64), Place(1, log.end)):
-        assert log.read_change(place) is None
+        assert log.read_change(*place) is None
+    log.close()
+
+
+class Cold:
+    """A file of which only the beginning is in memory; `resident` bytes from each read's place."""
+
+    def __init__(self, file, resident):
+        self.file, self.resident = file, resident
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def read_resident(self, offset, size):
+        data = self.file.read_at(offset, size)
+        if data and not self.resident:
+            raise BlockingIOError
+        data, self.resident = data[: self.resident], self.resident - len(data[: self.resident])
+        return data
+
+
+@pytest.mark.parametrize("size", [10, 3000])
+def test_a_change_is_read_without_waiting_if_all_of_it_is_in_memory(tmp_path, size):
+    log = opened(tmp_path)
+    offset = appended(log, [change(1, size)])
+    whole = log.end - offset
+    warm = log._file(1)
+    for resident in (0, 7, 30, whole - 1):
+        log._files[1] = Cold(warm, resident)
+        with pytest.raises(BlockingIOError):
+            log.read_change(1, offset, may_wait=False)
+    for resident in (whole, 10**6):
+        log._files[1] = Cold(warm, resident)
+        assert log.read_change(1, offset, may_wait=False) == (0, change(1, size))
+    assert log.read_change(1, log.end, may_wait=False) is None
+    assert log.read_change(1, log.end - 30, may_wait=False) is None
+    assert log.read_change(9, offset, may_wait=False) is None
+    log.close()
+
+
+def test_long_changes_are_left_to_threads(tmp_path, monkeypatch):
+    monkeypatch.setattr(segment_files, "LOOP_READ_BYTES_MAX", 5000)
+    log = opened(tmp_path)
+    offset = appended(log, [change(1, 5000)])
+    with pytest.raises(BlockingIOError):
+        log.read_change(1, offset, may_wait=False)
+    assert log.read_change(1, offset) == (0, change(1, 5000))
     log.close()
 
 
@@ -146,7 +193,8 @@ def test_a_damaged_directory_is_corruption(tmp_path):
     again.close()
 
 
-def test_reads_go_on_while_files_are_dropped_from_the_cache(tmp_path):
+def test_reads_go_on_while_files_are_dropped_from_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(segment_files, "OPEN_FILES_MAX", 8)
     log = opened(tmp_path)
     while len(log.numbers) < 12:
         log.append(commit(log, 500))

@@ -163,6 +163,29 @@ def test_a_segment_whose_header_was_not_durable_is_begun_again(tmp_path, kept):
     again.close()
 
 
+def test_recent_indexes_are_read_once(tmp_path, monkeypatch):
+    log = opened(tmp_path)
+    log.append(commit(log, 100))
+    log.open_index.add_batch(3, [1, 2], [0, 0], 100, [10, 20])
+    log.roll()
+    log.roll()
+    reads = []
+    sealed = log.sealed_columns
+    monkeypatch.setattr(log, "sealed_columns", lambda *at: reads.append(at) or sealed(*at))
+    assert list(log.recent_columns(1, 3).seqnos) == [1, 2]
+    assert reads == []
+    for _ in range(2):
+        assert not log.recent_columns(1, 4).seqnos
+        assert not log.recent_columns(2, 3).seqnos
+    assert reads == [(1, 4), (2, 3)]
+    log.forget_indexes(before=2)
+    assert list(log.recent_columns(1, 3).offsets) == [100, 110]
+    assert not log.recent_columns(2, 3).seqnos
+    assert reads == [(1, 4), (2, 3), (1, 3)]
+    assert log.recent_columns(3, 3) is None
+    log.close()
+
+
 def test_a_torn_seal_is_cut(tmp_path):
     log = opened(tmp_path)
     log.append(commit(log, 100))

@@ -6,7 +6,7 @@ import pytest
 from millstream.errors import CorruptionError, UsageError
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
-from millstream.runtime.disk import OsDisk
+from millstream.runtime.disk import OsDisk, OsFile
 from millstream.storage.core.records import CopyNews, LowPoints
 from millstream.storage.core.segment import encode_header
 from millstream.storage.core.segment_log import LogSizes
@@ -191,6 +191,64 @@ def test_a_find_survives_a_record_that_moved(directory):
         assert seqno_of(store.find(0, b"key4").frame) == seqno
     store._by_id.pending[key] = (seqno + 1000, segment, offset)
     assert store.find(0, b"key4") is None
+
+
+def keep_recent(_):
+    pass
+
+
+def apply(store):
+    store.commit_by_id()
+
+
+def begin_to_apply(store):
+    next(store.by_id_steps(store.take_by_id()))
+
+
+@pytest.mark.parametrize("bring_up", [keep_recent, apply, begin_to_apply])
+@pytest.mark.parametrize("is_reopened", [False, True])
+def test_what_is_in_memory_is_found_without_waiting(directory, bring_up, is_reopened):
+    store = directory.open()
+    directory.fill(40)
+    bring_up(store)
+    directory.fill(30)
+    if is_reopened:
+        directory.crash()
+        store = directory.open()
+    keys = [(n % 2, b"key%d" % (n % 20)) for n in range(20)]
+    found = [store.find(*key) for key in keys]
+    assert len({seqno_of(change.frame) for change in found}) == 10
+    assert [store.find_resident(*key) for key in keys] == found
+    assert store.find_resident(0, b"none") is None
+    assert store.find_resident(1, b"key0") is None
+
+
+def test_what_is_on_the_disk_is_located_in_the_loop_and_read_in_a_thread(directory, monkeypatch):
+    def refuse(*_):
+        raise BlockingIOError
+
+    store = directory.open()
+    directory.fill()
+    monkeypatch.setattr(OsFile, "read_resident", refuse)
+    with pytest.raises(BlockingIOError):
+        store.find_resident(0, b"key4")
+    assert store.find_resident(0, b"none") is None
+    assert store.locate(0, b"none") is None
+    located = store.locate(0, b"key4")
+    assert store.read(0, b"key4", located) == store.find(0, b"key4")
+    store.roll_back(0, located[0] - 1)
+    assert store.locate(0, b"key4")[0] < located[0]
+
+
+def test_a_place_that_holds_something_else_is_left_to_a_thread(directory):
+    store = directory.open()
+    directory.fill()
+    store._by_id.settle(0, store._find_places)
+    seqno, segment, _ = store._by_id.pending[b"\0\0key4"]
+    store._by_id.pending[b"\0\0key4"] = (seqno, segment, 64)
+    with pytest.raises(BlockingIOError):
+        store.find_resident(0, b"key4")
+    assert seqno_of(store.read(0, b"key4", store.locate(0, b"key4")).frame) == seqno
 
 
 # -- records
