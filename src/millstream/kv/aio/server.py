@@ -72,6 +72,8 @@ class KvServer:
         self.http_port = 0
         self.map_revision = 1
         self.connections: set[KvConnection] = set()
+        self.waiting: set[KvConnection] = set()
+        """Those with replies that wait for the disk."""
         self.connection_total = 0
         self.started_ns = now_ns()
         self._stream_factory = stream_factory
@@ -169,14 +171,15 @@ class KvServer:
     def forget(self, connection: KvConnection) -> None:
         """A connection is gone."""
         self.connections.discard(connection)
+        self.waiting.discard(connection)
         for key in [k for k, c in self._streams.items() if c is connection]:
             del self._streams[key]
 
     def on_persisted(self) -> None:
         """A group commit is durable: release the replies that waited for it."""
-        for connection in [c for c in self.connections if c.session.waits_for_disk]:
-            connection.session.on_persisted()
-            connection.advance()
+        waiting, self.waiting = self.waiting, set()
+        for connection in waiting:
+            connection.on_persisted()
 
     def drop_bucket(self, bucket: Bucket) -> None:
         """Close the connections that use a bucket which is going away."""
@@ -290,6 +293,16 @@ class KvConnection(asyncio.Protocol):
             self._is_scheduled = True
             self._loop.call_soon(self._advance)
 
+    def on_persisted(self) -> None:
+        """Writes became durable: send the replies that waited for them, and go on."""
+        session = self.session
+        session.on_persisted()
+        self._flush()
+        if session.waits_for_disk:
+            self._server.waiting.add(self)
+        if session.has_request or not self._is_reading:
+            self.advance()
+
     def close(self) -> None:
         """Close once what was written has left; at once if the peer does not take it."""
         if self._transport is not None:
@@ -308,6 +321,8 @@ class KvConnection(asyncio.Protocol):
     def _care(self) -> None:
         """What a wake-up may leave to do besides its replies."""
         session = self.session
+        if session.waits_for_disk:
+            self._server.waiting.add(self)
         if session.is_closing:
             self.close()
         elif session.is_clogged:

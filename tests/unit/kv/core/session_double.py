@@ -86,10 +86,14 @@ class HostDouble:
 
 
 def new_session(
-    host: HostDouble | None = None, *, hashes_keys: bool = False, is_selected: bool = True
+    host: HostDouble | None = None,
+    *,
+    hashes_keys: bool = False,
+    is_selected: bool = True,
+    kind: type[KvSession] = KvSession,
 ) -> KvSession:
     host = host or HostDouble()
-    session = KvSession(
+    session = kind(
         host,  # type: ignore[arg-type]
         COMMANDS,
         open_commands=BEFORE_LOGIN,

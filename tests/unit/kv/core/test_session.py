@@ -7,7 +7,7 @@ from log_double import NOW, SECOND, new_bucket
 from session_double import HostDouble, ask, new_session
 
 from millstream.errors import RemoteProtocolError
-from millstream.kv.core.session import DEFERRED_BYTES_MAX, DEFERRED_MAX
+from millstream.kv.core.session import DEFERRED_BYTES_MAX, DEFERRED_MAX, KvSession
 from millstream.model.limits import REQUESTS_PER_WAKEUP_MAX
 from millstream.model.partitions import partition_of
 from millstream.wire.mcbp import Feature, Opcode, Packet, Status, packet, request
@@ -141,6 +141,63 @@ def test_replies_behind_a_durable_write_wait_for_the_disk() -> None:
     session.on_persisted()
     assert [reply.opaque for reply in ask(session, b"")] == [2, 3]
     assert not session.waits_for_disk
+
+
+class LongWaySession(KvSession):
+    """Answers durable writes by the table of commands alone."""
+
+    def _store_durably(self, *_: object) -> bool:
+        return False
+
+
+durable_sets = st.builds(
+    lambda key, value, partition, level, framing, extras, **fields: request(
+        Opcode.SET,
+        key=key,
+        value=value,
+        vbucket=partition,
+        framing=framing or durable(level),
+        extras=extras,
+        **fields,
+    ),
+    key=st.sampled_from([b"", b"k", b"l", b"_k", b"_design/x", b"x" * 250, b"x" * 251]),
+    value=st.binary(max_size=20),
+    partition=st.sampled_from([0, 1, 3, 4]),
+    level=st.integers(0, 4),
+    framing=st.sampled_from([b"", b"", b"", b"\x13\2\0\5", b"\0\0", b"\0", b"\x60\0"]),
+    extras=st.sampled_from([EXTRAS, b"\0\0\0\1\0\0\0\5", b"\1" * 8, b"", bytes(12)]),
+    cas=st.sampled_from([0, 0, 0, 1]),
+    datatype=st.integers(0, 2),
+    opaque=st.integers(0, 3),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(durable_sets, min_size=1, max_size=6),
+    st.booleans(),
+    st.sampled_from([(), (Feature.MUTATION_SEQNO,), (Feature.JSON, Feature.MUTATION_SEQNO)]),
+)
+def test_the_short_way_of_durable_writes_answers_as_the_long_one(
+    requests: list[bytes], hashes_keys: bool, features: tuple[Feature, ...]
+) -> None:
+    answers = []
+    for kind in (KvSession, LongWaySession):
+        session = new_session(hashes_keys=hashes_keys, kind=kind)
+        assert session.bucket is not None
+        hello = b"".join(feature.to_bytes(2, "big") for feature in features)
+        ask(session, request(Opcode.HELLO, value=hello))
+        try:
+            at_once = ask(session, b"".join(requests))
+        except RemoteProtocolError:
+            at_once = []
+        for partition in session.bucket.partitions:
+            partition.freeze()
+            partition.persisted(partition.high_seqno)
+        session.on_persisted()
+        tables = [partition.table for partition in session.bucket.partitions]
+        answers.append((at_once, ask(session, b""), tables))
+    assert answers[0] == answers[1]
 
 
 def test_a_durable_write_hurries_the_disk_of_its_bucket() -> None:
