@@ -23,6 +23,7 @@ from millstream.storage.core.records import (
     Kind,
     branch_record,
     encode_changes,
+    encode_many,
     entry_record,
     history_record,
     low_points_record,
@@ -91,10 +92,15 @@ def encode_controls(head: bytes, controls: Sequence[Control]) -> EncodedCommit:
 def encode_batches(head: bytes, batches: Sequence[ChangeColumns]) -> EncodedCommit:
     """Return the commit of flush batches; those that say nothing are left out."""
     parts, pieces = [head], list[Changes | Control]()
+    plain = [
+        batch
+        for batch in batches
+        if batch.mark is None and batch.news is None and batch.sidecars is None and batch.frames
+    ]
+    for batch, lengths in zip(plain, encode_many(plain, parts), strict=True):
+        pieces.append(Changes(batch, lengths, True))
     for batch in batches:
-        if batch.mark is None and batch.news is None:
-            if batch.frames:
-                pieces.append(Changes(batch, encode_changes(batch, parts), True))
+        if batch.mark is None and batch.news is None and batch.sidecars is None:
             continue
         for piece in _pieces_of_copy(batch):
             if isinstance(piece, Control):

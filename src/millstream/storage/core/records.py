@@ -23,7 +23,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
-from itertools import chain, repeat
+from itertools import accumulate, chain, repeat
 from operator import add
 from struct import Struct
 from typing import Final, NamedTuple
@@ -54,6 +54,7 @@ __all__ = [
     "cut_changes",
     "cut_frames",
     "encode_changes",
+    "encode_many",
     "entry_of",
     "entry_record",
     "history_of",
@@ -217,23 +218,54 @@ def encode_changes(
     if batch.sidecars is not None:
         middles = list(map(add, batch.lineages, batch.sidecars))
         sidecar_sizes = list(map(len, batch.sidecars))
+    kinds = chain(repeat(_CHANGE, count - 1), (_MARKED_CHANGE if is_marked else _CHANGE,))
+    return _encode(
+        kinds, repeat(batch.partition_id), batch.previous_seqnos, lineage_sizes, sidecar_sizes,
+        middles, batch.frames, parts,
+    )  # fmt: skip
+
+
+def encode_many(batches: Sequence[ChangeColumns], parts: list[bytes]) -> list[list[int]]:
+    """Do what `encode_changes` does, for batches that are marked and have no sidecars.
+
+    In one pass: a commit often has few changes each of many partitions.
+    """
+    frames = list(chain.from_iterable(batch.frames for batch in batches))
+    lineages = list(chain.from_iterable(batch.lineages for batch in batches))
+    counts = [len(batch.frames) for batch in batches]
+    stops = list(accumulate(counts))
+    kinds = [_CHANGE] * len(frames)
+    for stop in stops:
+        kinds[stop - 1] = _MARKED_CHANGE
+    partition_ids = chain.from_iterable(map(repeat, [b.partition_id for b in batches], counts))
+    previous_seqnos = chain.from_iterable(batch.previous_seqnos for batch in batches)
+    lengths = _encode(
+        kinds, partition_ids, previous_seqnos, list(map(len, lineages)), repeat(0),
+        lineages, frames, parts,
+    )  # fmt: skip
+    return [lengths[begin:stop] for begin, stop in zip([0, *stops], stops, strict=False)]
+
+
+def _encode(
+    kinds: Iterable[int],
+    partition_ids: Iterable[int],
+    previous_seqnos: Iterable[int],
+    lineage_sizes: Iterable[int],
+    sidecar_sizes: Iterable[int],
+    middles: Sequence[bytes],
+    frames: Sequence[bytes],
+    parts: list[bytes],
+) -> list[int]:
     lengths = [
         size + middle + ENVELOPE_BYTES
-        for size, middle in zip(map(len, batch.frames), map(len, middles), strict=True)
+        for size, middle in zip(map(len, frames), map(len, middles), strict=True)
     ]
-    kinds = chain(repeat(_CHANGE, count - 1), (_MARKED_CHANGE if is_marked else _CHANGE,))
     heads = map(
-        _CHECKED.pack,
-        lengths,
-        kinds,
-        repeat(batch.partition_id),
-        batch.previous_seqnos,
-        lineage_sizes,
-        sidecar_sizes,
+        _CHECKED.pack, lengths, kinds, partition_ids, previous_seqnos, lineage_sizes, sidecar_sizes
     )
     fronts = list(map(add, heads, middles))
-    checksums = map(_CHECKSUM.pack, map(crc32, batch.frames, map(crc32, fronts)))
-    parts.extend(chain.from_iterable(zip(checksums, fronts, batch.frames, strict=True)))
+    checksums = map(_CHECKSUM.pack, map(crc32, frames, map(crc32, fronts)))
+    parts.extend(chain.from_iterable(zip(checksums, fronts, frames, strict=True)))
     return lengths
 
 

@@ -17,6 +17,7 @@ from millstream.storage.core.records import (
     cut_changes,
     cut_frames,
     encode_changes,
+    encode_many,
     walk,
 )
 from millstream.wire.frames import deletion, expiration, mutation
@@ -61,6 +62,17 @@ def test_what_is_encoded_is_walked_and_cut_out_again(changes, partition_id):
         assert change_of_record(whole) == (partition_id, change)
         assert records.key_of(change.frame) in change.frame
         assert whole == change_record(partition_id, change, is_mark=record.is_mark)
+
+
+@given(st.lists(st.lists(stored_changes(), min_size=1, max_size=4), max_size=4))
+def test_many_batches_are_encoded_as_one_by_one(batches):
+    columns = [
+        ChangeColumns.of(p, changes)._replace(sidecars=None) for p, changes in enumerate(batches)
+    ]
+    one_by_one, at_once = [], []
+    lengths = [encode_changes(batch, one_by_one) for batch in columns]
+    assert encode_many(columns, at_once) == lengths
+    assert b"".join(at_once) == b"".join(one_by_one)
 
 
 @given(st.lists(stored_changes(), min_size=2, max_size=6), st.data())
