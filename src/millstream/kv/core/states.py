@@ -1,0 +1,99 @@
+"""The states of a partition's copy: which moves are legal, and what each state answers.
+
+Invariants:
+1. Documents are read and written on an active copy only.
+2. An active copy is never made pending or absent at a stroke: it is stopped first.
+3. Only a dead copy is deleted.
+
+Elsewhere: what a move does (`partition`, `replica`), how it is made durable (`kv.aio.copies`).
+
+Source: the released protocol's partition states; docs/reference/wire/partitions.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum, auto
+from typing import Final
+
+from millstream.model.partitions import PartitionState
+from millstream.wire.mcbp import Status
+
+__all__ = ["FOLLOWING", "MOVES", "STREAMED", "Move", "move_between", "refusal_in"]
+
+_ABSENT: Final = PartitionState.ABSENT
+_ACTIVE: Final = PartitionState.ACTIVE
+_REPLICA: Final = PartitionState.REPLICA
+_PENDING: Final = PartitionState.PENDING
+_DEAD: Final = PartitionState.DEAD
+
+
+class Move(Enum):
+    """What a change of state takes."""
+
+    NONE = auto()
+    """It has that state."""
+    STAND_DOWN = auto()
+    """It writes what it has and follows another copy, or nobody, from there on."""
+    RENAME = auto()
+    """It goes on from where it stands, with other rights."""
+    ACTIVATE = auto()
+    """A new history begins at its newest complete end."""
+    REMOVE = auto()
+    """Everything it has is dropped."""
+
+
+MOVES: Final[Mapping[PartitionState, Mapping[PartitionState, Move]]] = {
+    _ABSENT: {
+        _ABSENT: Move.NONE,
+        _ACTIVE: Move.ACTIVATE,
+        _REPLICA: Move.RENAME,
+        _PENDING: Move.RENAME,
+    },
+    _ACTIVE: {
+        _ACTIVE: Move.NONE,
+        _REPLICA: Move.STAND_DOWN,
+        _DEAD: Move.STAND_DOWN,
+    },
+    _REPLICA: {
+        _REPLICA: Move.NONE,
+        _ACTIVE: Move.ACTIVATE,
+        _PENDING: Move.RENAME,
+        _DEAD: Move.RENAME,
+    },
+    _PENDING: {
+        _PENDING: Move.NONE,
+        _ACTIVE: Move.ACTIVATE,
+        _REPLICA: Move.RENAME,
+        _DEAD: Move.RENAME,
+    },
+    _DEAD: {
+        _DEAD: Move.NONE,
+        _ACTIVE: Move.ACTIVATE,
+        _REPLICA: Move.RENAME,
+        _PENDING: Move.RENAME,
+        _ABSENT: Move.REMOVE,
+    },
+}
+"""From -> to; what is not here is illegal."""
+
+STREAMED: Final = frozenset({_ACTIVE, _REPLICA})
+"""States that streams and leases read from."""
+FOLLOWING: Final = frozenset({_REPLICA, _PENDING})
+"""States that take changes from a source."""
+_REFUSALS: Final[Mapping[PartitionState, Status]] = {
+    _ABSENT: Status.NOT_MY_VBUCKET,
+    _REPLICA: Status.NOT_MY_VBUCKET,
+    _PENDING: Status.ETMPFAIL,
+    _DEAD: Status.NOT_MY_VBUCKET,
+}
+
+
+def move_between(before: PartitionState, after: PartitionState) -> Move | None:
+    """Return what a move takes, None if it is illegal."""
+    return MOVES[before].get(after)
+
+
+def refusal_in(state: PartitionState) -> Status | None:
+    """Return how commands that read or write documents are refused, None if they are served."""
+    return _REFUSALS.get(state)
