@@ -5,6 +5,8 @@ Invariants:
    its segment's columns.
 2. Live records of a partition are ascending by seqno along the log.
 3. A record marked superseded is never yielded or found, but it hides older ones of its key.
+4. A reader in another thread may find segments replaced by compacted ones under way: it goes on
+   behind what it has, in those that there are now. Columns it has keep their file.
 
 Elsewhere: files (`segment_log`).
 """
@@ -37,12 +39,24 @@ class LiveLog:
 
         `before`: only of segments with smaller numbers, as if there were no others.
         """
-        for number, limit in self._segments(partition_id, after, upto, before):
-            columns = self.log.columns(number, partition_id)
-            if columns is not None:
-                begin, end = columns.between(after, limit)
-                if begin < end:
-                    yield number, columns, begin, end
+        log = self.log
+        while True:
+            swaps = log.swaps
+            try:
+                for number, limit in self._segments(partition_id, after, upto, before):
+                    columns = log.columns(number, partition_id)
+                    if log.swaps != swaps:
+                        break
+                    begin, end = columns.between(after, limit) if columns else (0, 0)
+                    if columns and begin < end:
+                        last = columns.seqnos[end - 1]
+                        yield number, columns, begin, end
+                        after = last
+                else:
+                    return
+            except FileNotFoundError:
+                if log.swaps == swaps:
+                    raise
 
     def _segments(
         self, partition_id: int, after: int, upto: int, before: int
@@ -117,14 +131,18 @@ class LiveLog:
 
     def dead_keys(
         self, partition_id: int, seqno: int, segment: int, killed: Columns | None
-    ) -> Iterator[StoredChange]:
-        """Yield what a rollback to `seqno` in `segment` kills, before the summary knows of it.
+    ) -> Iterator[tuple[bytes, int]]:
+        """Yield (key, previous seqno) of all that a rollback to `seqno` in `segment` kills.
 
-        `killed`: what it kills in its own segment.
+        Before the summary knows of it; superseded records too. `killed`: what it kills in its own
+        segment.
         """
+        log = self.log
         for number, columns, begin, end in self.ranges(partition_id, seqno, UINT64_MAX, segment):
-            for chunk in self.log.changes(number, columns, begin, end):
-                yield from chunk
+            yield from zip(
+                log.keys(number, columns, begin, end), columns.previous[begin:end], strict=True
+            )
         if killed is not None:
-            for chunk in self.log.changes(segment, killed, 0, len(killed.seqnos)):
-                yield from chunk
+            yield from zip(
+                log.keys(segment, killed, 0, len(killed.seqnos)), killed.previous, strict=True
+            )

@@ -24,7 +24,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
 from itertools import accumulate, chain, repeat
-from operator import add
+from operator import add, itemgetter
 from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -59,6 +59,7 @@ __all__ = [
     "entry_record",
     "history_of",
     "history_record",
+    "is_tombstone",
     "key_of",
     "low_points_of",
     "low_points_record",
@@ -70,6 +71,7 @@ __all__ = [
     "seqno_payload",
     "state_of",
     "state_record",
+    "tombstones_of",
     "walk",
 ]
 
@@ -91,6 +93,8 @@ WALK_BYTES: Final = 1024 * 1024
 """Read at once while walking; a longer record is read alone."""
 _CHANGE: Final = 1
 _MARKED_CHANGE: Final = 1 | MARK_BIT
+_MUTATION: Final = 0x57
+_opcode_of = itemgetter(1)
 
 
 class Kind(IntEnum):
@@ -386,6 +390,21 @@ def key_of(frame: bytes) -> bytes:
     """Return the key of a canonical frame. Header: key length at 2, extras length at 4."""
     begin = 24 + frame[4]
     return frame[begin : begin + (frame[2] << 8 | frame[3])]
+
+
+def is_tombstone(frame: bytes) -> bool:
+    """Return whether a canonical frame is a deletion or expiration."""
+    return frame[1] != _MUTATION
+
+
+def tombstones_of(batch: ChangeColumns) -> list[int]:
+    """Return the seqnos of the deletions and expirations in a batch. Hot path."""
+    opcodes = bytes(map(_opcode_of, batch.frames))
+    if opcodes.count(_MUTATION) == len(opcodes):
+        return []
+    return [
+        seqno for seqno, opcode in zip(batch.seqnos, opcodes, strict=True) if opcode != _MUTATION
+    ]
 
 
 def change_of_record(data: bytes) -> tuple[int, StoredChange] | None:

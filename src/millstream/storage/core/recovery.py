@@ -6,8 +6,9 @@ summaries come from the segments' indexes and control records, and by-id from th
 (never by replaying dead ones, whose previous records may be gone).
 
 Invariants:
-1. by-id belongs to the log iff the log id is the same, the applied place is not behind the end,
-   and the applied segment has the same crc32 up to that place.
+1. by-id belongs to the log iff the log id is the same, the applied place is not behind the end nor
+   before the one that compacted segments ask for, and the applied segment has the same crc32 up to
+   that place.
 2. After a rollback a key has its newest live record: the one that the oldest dead record of the
    key names as previous, if it is still there.
 
@@ -86,6 +87,8 @@ def is_by_id_of(log: SegmentLog, by_id: ById) -> bool:
     if applied is None or applied.log_id != log.log_id or applied.place > log.place:
         return False
     segment, offset = applied.place
+    if applied.place < log.by_id_place:  # it may not know what compaction took away
+        return False
     if segment not in log.numbers or offset > log.end_of(segment):
         return False
     return log.checksum_of(segment, offset) == applied.checksum
@@ -197,8 +200,8 @@ def apply_rollback(
 ) -> None:
     """Take a rollback record into the summary, and give by-id what was newest below it."""
     prefix, previous = partition_prefix(partition_id), dict[bytes, int]()
-    for change in live.dead_keys(partition_id, seqno, segment, killed):
-        previous.setdefault(key_of(change.frame), change.previous_seqno)
+    for key, before in live.dead_keys(partition_id, seqno, segment, killed):
+        previous.setdefault(key, before)
     live.summaries[partition_id].on_rollback(segment, seqno)
     places = live.places_of(partition_id, {found for found in previous.values() if found})
     for key, found in previous.items():

@@ -48,6 +48,7 @@ __all__ = [
     "Footer",
     "Header",
     "OpenIndex",
+    "Rewriting",
     "decode_columns",
     "decode_controls",
     "decode_footer",
@@ -60,7 +61,7 @@ __all__ = [
 MAGIC: Final = b"MSTRMLOG"
 FORMAT_VERSION: Final = 1
 HEADER_BYTES: Final = 64
-_HEADER: Final = Struct(">8sHHI16sIII16xI")
+_HEADER: Final = Struct(">8sHHI16sIIII12xI")
 _FOOTER_MAGIC: Final = b"MSTRMEND"
 _FOOTER: Final = Struct(">8sIIIIIIIIII")
 FOOTER_BYTES: Final = 48
@@ -74,28 +75,38 @@ _FLAG_OF: Final = (0, TOMBSTONE)
 _IS_SWAPPED: Final = sys.byteorder == "little"
 
 
-class Header(NamedTuple):
-    """`log_id` is the same in all segments of a log, random.
+class Rewriting(NamedTuple):
+    """What the header of a compacted segment says; all 0 in one that was never rewritten.
 
-    Of a compacted segment, else 0: `first`, the first number it stands for, and the place in the
-    log that a by-id map must have reached to be believed.
+    `first`: the first number it stands for; `by_id_segment`, `by_id_offset`: the place in the log
+    that a by-id map must have reached to be believed; `generation` tells it from the files of the
+    same name before it.
     """
+
+    first: int = 0
+    by_id_segment: int = 0
+    by_id_offset: int = 0
+    generation: int = 0
+
+
+class Header(NamedTuple):
+    """`log_id` is the same in all segments of a log, random."""
 
     version: int
     number: int
     log_id: bytes
-    first: int = 0
-    by_id_segment: int = 0
-    by_id_offset: int = 0
+    rewriting: Rewriting
+
+    @property
+    def first(self) -> int:
+        """The first number that the segment stands for."""
+        return self.rewriting.first or self.number
 
 
-def encode_header(
-    number: int, log_id: bytes, first: int = 0, by_id_place: tuple[int, int] = (0, 0)
-) -> bytes:
+def encode_header(number: int, log_id: bytes, rewriting: Rewriting = Rewriting()) -> bytes:  # noqa: B008 - immutable
     """Return the first 64 bytes of a segment."""
-    body = _HEADER.pack(
-        MAGIC, FORMAT_VERSION, HEADER_BYTES, number, log_id, first, *by_id_place, 0
-    )[:-4]
+    fields = (MAGIC, FORMAT_VERSION, HEADER_BYTES, number, log_id, *rewriting, 0)
+    body = _HEADER.pack(*fields)[:-4]
     return body + crc32(body).to_bytes(4, "big")
 
 
@@ -106,10 +117,10 @@ def decode_header(data: bytes) -> Header | None:
     """
     if len(data) < HEADER_BYTES:
         return None
-    magic, version, _, number, log_id, first, segment, offset, checksum = _HEADER.unpack_from(data)
+    magic, version, _, number, log_id, *rewriting, checksum = _HEADER.unpack_from(data)
     if magic != MAGIC or crc32(data[: HEADER_BYTES - 4]) != checksum:
         return None
-    return Header(version, number, log_id, first, segment, offset)
+    return Header(version, number, log_id, Rewriting(*rewriting))
 
 
 class Columns:
@@ -178,7 +189,9 @@ class Columns:
         """Return the flags with which a segment is sealed."""
         if self.flags or not self.tombstones:
             return self.flags or bytes(len(self.seqnos))
-        return bytes(map(_FLAG_OF.__getitem__, map(set(self.tombstones).__contains__, self.seqnos)))
+        return bytes(
+            map(_FLAG_OF.__getitem__, map(set(self.tombstones).__contains__, self.seqnos))
+        )
 
 
 class DirectoryEntry(NamedTuple):

@@ -3,6 +3,9 @@
 Invariants:
 1. Every record and index block is checked before it is believed.
 2. Reads may run in any thread: the caches may be raced for, at worst a file is opened twice.
+3. A segment's directory, columns and records are read from one file: columns name it, and go on
+   reading it when another one takes its name. What is opened once `generations` names a newer file
+   is that one.
 
 Elsewhere: where the log ends, and appending (`segment_log`); what is live (`live`).
 
@@ -34,12 +37,14 @@ from millstream.storage.core.records import (
 from millstream.storage.core.segment import (
     DIRECTORY_ENTRY_BYTES,
     FOOTER_BYTES,
+    HEADER_BYTES,
     SUPERSEDED,
     Columns,
     Footer,
     decode_columns,
     decode_controls,
     decode_footer,
+    decode_header,
     find_entry,
 )
 
@@ -108,13 +113,26 @@ def _runs(offsets: list[int], stops: list[int]) -> Iterator[tuple[int, int]]:
             first = last
 
 
+class _Opened(NamedTuple):
+    file: File
+    generation: int
+
+
+class _Directory(NamedTuple):
+    generation: int
+    footer: Footer
+    entries: bytes
+
+
 class SegmentFiles:
     """The segments of one directory."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        self._files: dict[int, File] = {}
-        self._directories: dict[int, tuple[Footer, bytes]] = {}
+        self._files: dict[int, _Opened] = {}
+        self._directories: dict[int, _Directory] = {}
+        self.generations: dict[int, int] = {}
+        """Number -> generation of the file that counts; of those that were never rewritten 0."""
 
     # -- sealed segments
 
@@ -124,15 +142,15 @@ class SegmentFiles:
         Raises:
             CorruptionError: the index is damaged.
         """
-        footer, directory = self._directory(number)
+        file, footer, directory = self._sealed(number)
         entry = find_entry(directory, partition_id)
         if entry is None:
             return None
-        file = self._file(number)
         flags = file.read_at(footer.flags_offset + entry.flag_index, entry.records)
         columns = decode_columns(file.read_at(entry.offset, entry.size), entry, flags)
         if columns is None:
             raise self._corrupt(number, entry.offset, "its index is damaged")
+        columns.file = file
         return columns
 
     def sealed_span(self, number: int, partition_id: int) -> tuple[int, int] | None:
@@ -140,12 +158,12 @@ class SegmentFiles:
 
         Costs no reading but that of the segment's directory, once.
         """
-        entry = find_entry(self._directory(number)[1], partition_id)
+        entry = find_entry(self._sealed(number)[2], partition_id)
         return None if entry is None else (entry.first_seqno, entry.last_seqno)
 
     def sealed_partitions(self, number: int) -> list[int]:
         """Return the partitions a sealed segment holds something of."""
-        _, directory = self._directory(number)
+        directory = self._sealed(number)[2]
         return [
             directory[at] << 8 | directory[at + 1]
             for at in range(0, len(directory), DIRECTORY_ENTRY_BYTES)
@@ -153,8 +171,8 @@ class SegmentFiles:
 
     def controls_in(self, number: int) -> list[int]:
         """Return the offsets of the records of a sealed segment that are no changes."""
-        footer, _ = self._directory(number)
-        data = self._file(number).read_at(footer.controls_offset, footer.controls * 4)
+        file, footer, _ = self._sealed(number)
+        data = file.read_at(footer.controls_offset, footer.controls * 4)
         controls = decode_controls(data, footer)
         if controls is None:
             raise self._corrupt(number, footer.controls_offset, "its index is damaged")
@@ -204,7 +222,7 @@ class SegmentFiles:
         cut: Callable[[bytes, int, list[int], list[int]], list[_Cut]],
     ) -> Iterator[tuple[list[_Cut], int]]:
         seqnos, offsets, stops = _wanted(columns, begin, end, skip)
-        file = self._file(number)
+        file = columns.file or self._file(number)
         chunk: list[_Cut] = []
         chunk_bytes = 0
         for first, last in _runs(offsets, stops):
@@ -289,34 +307,44 @@ class SegmentFiles:
 
     def _file(self, number: int) -> File:
         """Return the open file; another thread may drop it from the cache while it is used."""
-        file = self._files.get(number)
-        if file is None:
-            file = self._files[number] = self._disk.open(segment_name(number))
-            for old in list(self._files)[:-OPEN_FILES_MAX]:
-                self._files.pop(old, None)
-        return file
+        opened = self._files.get(number)
+        return self._open_file(number).file if opened is None else opened.file
 
-    def _footer(self, number: int) -> Footer | None:
-        file = self._file(number)
+    def _open_file(self, number: int) -> _Opened:
+        while True:
+            file = self._disk.open(segment_name(number))
+            header = decode_header(file.read_at(0, HEADER_BYTES))
+            opened = _Opened(file, header.rewriting.generation if header else 0)
+            self._files[number] = opened
+            if opened.generation >= self.generations.get(number, 0):
+                break
+            self._files.pop(number, None)  # it was replaced between these lines
+        for old in list(self._files)[:-OPEN_FILES_MAX]:
+            self._files.pop(old, None)
+        return opened
+
+    def _footer(self, file: File) -> Footer | None:
         size = file.size()
         footer = decode_footer(file.read_at(max(0, size - FOOTER_BYTES), FOOTER_BYTES))
         return footer if footer is not None and footer.end == size else None
 
-    def _directory(self, number: int) -> tuple[Footer, bytes]:
+    def _sealed(self, number: int) -> tuple[File, Footer, bytes]:
+        """Return the file of a sealed segment, its footer and its directory."""
+        file, generation = self._files.get(number) or self._open_file(number)
         cached = self._directories.get(number)
-        if cached is not None:
-            return cached
-        footer = self._footer(number)
+        if cached is not None and cached.generation == generation:
+            return file, cached.footer, cached.entries
+        footer = self._footer(file)
         if footer is None:
-            raise self._corrupt(number, self._file(number).size(), "its footer is damaged")
+            raise self._corrupt(number, file.size(), "its footer is damaged")
         size = footer.controls_offset - footer.directory_offset
-        directory = self._file(number).read_at(footer.directory_offset, size)
+        directory = file.read_at(footer.directory_offset, size)
         if len(directory) != size or crc32(directory) != footer.directory_checksum:
             raise self._corrupt(number, footer.directory_offset, "its index is damaged")
-        self._directories[number] = (footer, directory)
+        self._directories[number] = _Directory(generation, footer, directory)
         for old in list(self._directories)[:-DIRECTORIES_MAX]:
             self._directories.pop(old, None)
-        return footer, directory
+        return file, footer, directory
 
     def _corrupt(self, number: int, offset: int, reason: str) -> CorruptionError:
         return CorruptionError(

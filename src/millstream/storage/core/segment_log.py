@@ -12,9 +12,13 @@ Invariants:
 5. After an error in `sync` nothing is appended any more.
 6. Reads may run in any thread beside one appending thread: of the open segment they read what its
    index names, whose columns only grow while nothing is rolled back.
+7. The segments stand for every number from 1 to the last one, each for its own or, once compacted,
+   for a run that ends in it. A file whose number another one stands for is what a compaction had
+   not yet removed; a number that none stands for is a lost file.
+8. `swaps` grows after compaction changed `numbers`, and before a file is removed.
 
-Elsewhere: reading (`segment_files`), what records mean (`summary`, `store`), the layout of a
-segment (`segment`).
+Elsewhere: reading (`segment_files`), rewriting (`compaction`), what records mean (`summary`,
+`store`), the layout of a segment (`segment`).
 
 Source: docs/reference/file-format.md.
 """
@@ -22,7 +26,7 @@ Source: docs/reference/file-format.md.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 from zlib import crc32
 
@@ -32,6 +36,7 @@ from millstream.storage.core.records import (
     Kind,
     Record,
     commit_record,
+    is_tombstone,
     seqno_payload,
     walk,
 )
@@ -43,6 +48,7 @@ from millstream.storage.core.segment import (
     Columns,
     Header,
     OpenIndex,
+    Rewriting,
     decode_header,
     encode_header,
 )
@@ -55,7 +61,10 @@ _TEMPORARY: Final = ".new"
 
 
 class LogSizes(NamedTuple):
-    """Sizes in bytes. The first segment has the smallest size, each next one twice as much."""
+    """Sizes in bytes. A segment is sealed at a quarter of what the sealed ones have together.
+
+    So what is superseded in the one that is written is never much of the whole.
+    """
 
     segment_bytes_min: int = 256 * 1024
     segment_bytes_max: int = 64 * 1024 * 1024
@@ -77,6 +86,13 @@ class SegmentLog(SegmentFiles):
         """Indexes of sealed segments that `forget_indexes` did not name yet."""
         self.is_sealed = False
         """Whether the last segment is sealed; the next append begins another."""
+        self.sealed_bytes = 0
+        """Sizes of all sealed segments."""
+        self.firsts: dict[int, int] = {}
+        """Compacted segment -> the first number it stands for."""
+        self.by_id_place = Place(0, 0)
+        """A by-id map that has not reached it may name records that compaction took away."""
+        self.swaps = 0
         self._filled = 0
         self.cut_bytes = 0
         self.checksum = 0
@@ -104,22 +120,42 @@ class SegmentLog(SegmentFiles):
         return [int(name[:8]) for name in names if _NAME.fullmatch(name)]
 
     def _check_headers(self) -> None:
-        last, log_id = self.numbers[-1], None
-        for number in self.numbers:
-            header = self._header(number)
-            if header is None:
-                assert number == last
-                log_id = log_id or self._disk.random_bytes(16)
-                self._write_header(self._file(number), number, log_id)
-                continue
-            if header.number != number or (log_id or header.log_id) != header.log_id:
+        headers = {number: self._header(number) for number in self.numbers}
+        log_id = next((header.log_id for header in headers.values() if header), None)
+        for number, header in headers.items():
+            if header and (header.number, header.log_id) != (number, log_id):
                 raise self._corrupt(number, 0, "it belongs to another log or place")
-            log_id = header.log_id
-            if number != last and self._footer(number) is None:
-                raise self._corrupt(number, self._file(number).size(), "its footer is damaged")
-        assert log_id is not None
-        self.log_id = log_id
-        self.commit_record = commit_record(log_id)
+        self.log_id = log_id or self._disk.random_bytes(16)
+        self.commit_record = commit_record(self.log_id)
+        self._take_in_runs(headers)
+        last = self.numbers[-1]
+        if headers[last] is None:
+            self._write_header(self._file(last), last, self.log_id)
+        for number in self.numbers[:-1]:
+            file = self._file(number)
+            if self._footer(file) is None:
+                raise self._corrupt(number, file.size(), "its footer is damaged")
+            self.sealed_bytes += file.size()
+
+    def _take_in_runs(self, headers: Mapping[int, Header | None]) -> None:
+        """Leave out what compacted segments stand for; every number must have one segment."""
+        kept, missing = list[int](), self.numbers[-1]
+        for number in reversed(self.numbers):
+            header = headers[number]
+            if number > missing:
+                self._disk.remove(segment_name(number))
+                continue
+            if number < missing:
+                break
+            kept.append(number)
+            missing = header.first - 1 if header else number - 1
+            if header and header.rewriting.first:
+                _, segment, offset, generation = header.rewriting
+                self.firsts[number], self.generations[number] = header.first, generation
+                self.by_id_place = max(self.by_id_place, Place(segment, offset))
+        if missing:
+            raise self._corrupt(missing, 0, "it is missing")
+        self.numbers = kept[::-1]
 
     def _header(self, number: int) -> Header | None:
         """None: the last segment, whose header was never made durable."""
@@ -148,10 +184,11 @@ class SegmentLog(SegmentFiles):
         file = self._last = self._file(number)
         index, end, self.last_record = self.index_of(number)
         if self.last_record is not None and self.last_record.kind == Kind.INDEX:
-            footer = self._footer(number)
+            footer = self._footer(file)
             if footer is not None and footer.index_offset == self.last_record.offset:
                 file.sync()
                 self.is_sealed = True
+                self.sealed_bytes += file.size()
                 self.end, self.checksum = footer.index_offset, footer.data_checksum
                 self._open = (-1, index)
                 return
@@ -181,13 +218,16 @@ class SegmentLog(SegmentFiles):
     def index_of(self, number: int) -> tuple[OpenIndex, int, Record | None]:
         """Walk a segment; return its index (what each rollback killed apart), end, last record."""
         file = self._file(number)
-        index, end, last = OpenIndex(), HEADER_BYTES, None
+        index, end, last = OpenIndex(file), HEADER_BYTES, None
         of = index.of
         for found in walk(file.read_at, HEADER_BYTES, file.size()):
             kind = found.kind
             if kind == Kind.CHANGE:
                 columns = of(found.partition_id)
-                seqno = int.from_bytes(found.payload[24:32], "big")
+                frame = found.payload
+                seqno = int.from_bytes(frame[24:32], "big")
+                if is_tombstone(frame):
+                    columns.tombstones.append(seqno)
                 columns.lengths.append(found.length)
                 columns.offsets.append(found.offset)
                 columns.previous.append(found.previous_seqno)
@@ -254,8 +294,8 @@ class SegmentLog(SegmentFiles):
         return self.end + size > self._capacity() and self.end > HEADER_BYTES
 
     def _capacity(self) -> int:
-        doublings = min(self.numbers[-1] - 1, 32)
-        return min(self._sizes.segment_bytes_min << doublings, self._sizes.segment_bytes_max)
+        sizes = self._sizes
+        return min(max(sizes.segment_bytes_min, self.sealed_bytes // 4), sizes.segment_bytes_max)
 
     def _fill(self, file: File, end: int) -> None:
         if self._filled < end and self._capacity() >= self._sizes.fill_from_bytes:
@@ -297,6 +337,7 @@ class SegmentLog(SegmentFiles):
                 raise self._undo(file, error) from error
             self._sync(file)
             self.is_sealed = True
+            self.sealed_bytes += self.end + len(trailer)
         try:
             self._begin(number + 1)
         except OSError as error:
@@ -313,13 +354,30 @@ class SegmentLog(SegmentFiles):
         self.end = self._filled = HEADER_BYTES
         self.checksum = crc32(encode_header(number, self.log_id))
         self.numbers = [*self.numbers, number]
-        self._open = (number, OpenIndex())
+        self._open = (number, OpenIndex(file))
         self.is_sealed = False
 
     def _write_header(self, file: File, number: int, log_id: bytes) -> None:
         file.truncate(0)
         file.write_at(0, encode_header(number, log_id))
         file.sync()
+
+    def replace(self, run: Sequence[int], rewriting: Rewriting, size: int) -> None:
+        """Let the last segment of a run stand for all of it: its file was replaced, durably.
+
+        In the loop, while nothing is appended. The other files may be removed afterwards.
+        """
+        number = run[-1]
+        replaced_bytes = sum(self._sealed(old)[1].end for old in run)
+        first, segment, offset, generation = rewriting
+        self.firsts[number], self.generations[number] = first, generation
+        self.by_id_place = max(self.by_id_place, Place(segment, offset))
+        self.numbers = [one for one in self.numbers if one == number or one not in run]
+        self.sealed_bytes += size - replaced_bytes
+        self.swaps += 1
+        for old in run:
+            self._files.pop(old, None)
+            self._directories.pop(old, None)
 
     # -- reading
 
@@ -381,7 +439,7 @@ class SegmentLog(SegmentFiles):
         if self.is_open(number) or (self.is_sealed and number == self.numbers[-1]):
             end = self.end
         else:
-            end = self._directory(number)[0].index_offset
+            end = self._sealed(number)[1].index_offset
         for found in walk(file.read_at, offset, end):
             yield found
             offset = found.offset + found.length
@@ -394,7 +452,7 @@ class SegmentLog(SegmentFiles):
         Raises:
             CorruptionError: it is not what was written; names the first damaged place.
         """
-        footer, _ = self._directory(number)
+        footer = self._sealed(number)[1]
         if self.checksum_of(number, footer.index_offset) != footer.data_checksum:
             for _ in self.walk(number):
                 pass
@@ -403,7 +461,7 @@ class SegmentLog(SegmentFiles):
 
     def end_of(self, number: int) -> int:
         """Return where the records of a segment end."""
-        return self.end if number == self.numbers[-1] else self._directory(number)[0].index_offset
+        return self.end if number == self.numbers[-1] else self._sealed(number)[1].index_offset
 
     # -- files
 
@@ -416,4 +474,4 @@ class SegmentLog(SegmentFiles):
         self._is_failed = True
         self._last.close()
         while self._files:
-            self._files.popitem()[1].close()
+            self._files.popitem()[1].file.close()

@@ -52,6 +52,7 @@ from millstream.storage.core.records import (
     StoredChange,
     clean_stop_record,
     key_of,
+    tombstones_of,
 )
 from millstream.storage.core.recovery import apply_rollback, bring_up, take_in
 from millstream.storage.core.segment_files import Place
@@ -282,8 +283,9 @@ class LogStore:
         batch, lengths, is_marked = changes
         p, seqnos = batch.partition_id, batch.seqnos
         self._log.open_index.add_batch(  # the next append, which may seal it, comes after this
-            p, seqnos, batch.previous_seqnos, offset, lengths, is_marked=is_marked
-        )
+            p, seqnos, batch.previous_seqnos, offset, lengths,
+            is_marked=is_marked, tombstones=tombstones_of(batch),
+        )  # fmt: skip
         self._by_id.note(p, batch.keys, seqnos)
         summary = self._summaries[p]
         assert seqnos[0] > summary.top
@@ -382,7 +384,8 @@ class LogStore:
             if owner == partition_id and _frame_seqno(frame)[0] == seqno and key_of(frame) == key:
                 return change
         for chunk in self._live.scan(partition_id, seqno - 1, seqno):
-            return chunk[0]
+            if key_of(chunk[0].frame) == key:  # by-id may name what a compaction took away
+                return chunk[0]
         return None
 
     def _find_places(

@@ -4,8 +4,10 @@ from hypothesis import strategies as st
 from millstream.storage.core.records import ENVELOPE_BYTES, Kind, walk
 from millstream.storage.core.segment import (
     FOOTER_BYTES,
+    TOMBSTONE,
     Columns,
     OpenIndex,
+    Rewriting,
     decode_columns,
     decode_controls,
     decode_footer,
@@ -27,6 +29,26 @@ def test_header_is_read_back_and_damage_is_seen():
         damaged[at] ^= 0x10
         assert decode_header(bytes(damaged)) is None
     assert decode_header(data[:-1]) is None
+
+
+def test_the_header_of_a_compacted_segment():
+    header = decode_header(encode_header(7, LOG_ID))
+    assert (header.rewriting, header.first) == (Rewriting(), 7)
+    rewriting = Rewriting(3, 9, 1234, 2)
+    header = decode_header(encode_header(7, LOG_ID, rewriting))
+    assert (header.rewriting, header.first) == (rewriting, 3)
+
+
+def test_flags_tell_tombstones_from_sealing_on():
+    index = OpenIndex()
+    index.add_batch(3, [2, 5, 9], [0, 2, 0], 64, [100, 100, 100], tombstones=[5, 9])
+    index.add_batch(4, [1], [0], 364, [100])
+    below, above = index.of(3).split(5)
+    assert (list(below.tombstones), list(above.tombstones)) == ([5], [9])
+    data = index.encode(464, 0)
+    footer = decode_footer(data[-FOOTER_BYTES:])
+    flags = footer.flags_offset - 464
+    assert data[flags : flags + 4] == bytes([0, TOMBSTONE, TOMBSTONE, 0])
 
 
 @st.composite

@@ -130,11 +130,11 @@ def test_a_change_is_read_without_waiting_if_all_of_it_is_in_memory(tmp_path, si
     whole = log.end - offset
     warm = log._file(1)
     for resident in (0, 7, 30, whole - 1):
-        log._files[1] = Cold(warm, resident)
+        log._files[1] = log._files[1]._replace(file=Cold(warm, resident))
         with pytest.raises(BlockingIOError):
             log.read_change(1, offset, may_wait=False)
     for resident in (whole, 10**6):
-        log._files[1] = Cold(warm, resident)
+        log._files[1] = log._files[1]._replace(file=Cold(warm, resident))
         assert log.read_change(1, offset, may_wait=False) == (0, change(1, size))
     assert log.read_change(1, log.end, may_wait=False) is None
     assert log.read_change(1, log.end - 30, may_wait=False) is None
@@ -161,7 +161,7 @@ def test_controls_of_a_sealed_segment(tmp_path):
     assert log.record_at(1, offset).payload == bytes(8)
     path = tmp_path / segment_name(1)
     data = bytearray(path.read_bytes())
-    data[log._footer(1).controls_offset] ^= 1
+    data[log._sealed(1)[1].controls_offset] ^= 1
     path.write_bytes(data)
     with pytest.raises(CorruptionError, match="index is damaged"):
         log.controls_in(1)
@@ -174,7 +174,7 @@ def test_a_damaged_directory_is_corruption(tmp_path):
     log.append(commit(log, 100))
     log.open_index.add_batch(0, [1], [0], HEADER_BYTES, [100])
     log.roll()
-    footer = log._footer(1)
+    footer = log._sealed(1)[1]
     log.close()
     path = tmp_path / segment_name(1)
     data = bytearray(path.read_bytes())

@@ -5,7 +5,12 @@ import pytest
 from millstream.errors import CorruptionError, UnavailableError, UsageError
 from millstream.runtime.disk import OsDisk, OsFile
 from millstream.storage.core.records import ENVELOPE_BYTES, commit_record
-from millstream.storage.core.segment import HEADER_BYTES, encode_header
+from millstream.storage.core.segment import (
+    HEADER_BYTES,
+    Rewriting,
+    decode_header,
+    encode_header,
+)
 from millstream.storage.core.segment_files import Place, segment_name
 from millstream.storage.core.segment_log import LogSizes, SegmentLog
 
@@ -21,22 +26,26 @@ def commit(log, size):
     return log.commit_record + commit_record(bytes(size - ENVELOPE_BYTES))
 
 
-def test_segments_double_and_are_sealed_in_turn(tmp_path):
+def test_segments_grow_with_the_log_and_are_sealed_in_turn(tmp_path):
     log = opened(tmp_path)
     assert log.is_new
-    for _ in range(60):
+    for _ in range(200):
         log.append(commit(log, 200))
     log.close()
     sizes = [(tmp_path / segment_name(number)).stat().st_size for number in log.numbers]
-    assert len(sizes) > 4
-    assert sizes[0] < 1100 < sizes[1] < 2100 < sizes[2] < 4100
+    assert len(sizes) > 8
+    assert max(sizes[:4]) < 1100
+    for at in range(5, len(sizes) - 1):
+        assert max(700, min(4000, sum(sizes[:at]) // 4) - 200) < sizes[at]
     assert max(sizes) < 4100
+    assert log.sealed_bytes == sum(sizes[:-1])
     again = opened(tmp_path)
     assert not again.is_new
     assert again.place == log.place
     assert again.checksum == log.checksum
     assert again.log_id == log.log_id
     assert again.cut_bytes == 0
+    assert again.sealed_bytes == log.sealed_bytes
     assert sum(again.verify(number) for number in again.numbers[:-1]) > 10_000
     again.close()
 
@@ -183,6 +192,98 @@ def test_recent_indexes_are_read_once(tmp_path, monkeypatch):
     assert not log.recent_columns(2, 3).seqnos
     assert reads == [(1, 4), (2, 3), (1, 3)]
     assert log.recent_columns(3, 3) is None
+    log.close()
+
+
+def with_header(path, number, rewriting):
+    """Let a segment file say that it was compacted."""
+    data = path.read_bytes()
+    log_id = decode_header(data[:HEADER_BYTES]).log_id
+    path.write_bytes(encode_header(number, log_id, rewriting) + data[HEADER_BYTES:])
+
+
+def test_what_a_compacted_segment_stands_for_is_removed(tmp_path):
+    log = opened(tmp_path)
+    for _ in range(5):
+        log.append(commit(log, 100))
+        log.roll()
+    log.close()
+    with_header(tmp_path / segment_name(4), 4, Rewriting(2, 5, 200, 3))
+    again = opened(tmp_path)
+    assert again.numbers == [1, 4, 5, 6]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        segment_name(number) for number in again.numbers
+    ]
+    assert again.firsts == {4: 2}
+    assert again.generations == {4: 3}
+    assert again.by_id_place == Place(5, 200)
+    again.close()
+
+
+@pytest.mark.parametrize(("gone", "missing"), [([1], 1), ([2], 2), ([2, 3], 3), ([3], 0)])
+def test_a_segment_that_is_missing_is_corruption(tmp_path, gone, missing):
+    log = opened(tmp_path)
+    for _ in range(4):
+        log.append(commit(log, 100))
+        log.roll()
+    log.close()
+    if not missing:
+        with_header(tmp_path / segment_name(4), 4, Rewriting(3, 5, 64, 1))
+    for number in gone:
+        (tmp_path / segment_name(number)).unlink()
+    if missing:
+        with pytest.raises(CorruptionError, match=rf"{segment_name(missing)} .* missing"):
+            opened(tmp_path)
+        assert (tmp_path / segment_name(4)).exists()
+    else:
+        again = opened(tmp_path)
+        assert again.numbers == [1, 2, 4, 5]
+        again.close()
+
+
+def test_a_run_is_replaced_by_one_segment(tmp_path):
+    log = opened(tmp_path)
+    for _ in range(5):
+        log.append(commit(log, 100))
+        log.roll()
+    before, swaps = log.sealed_bytes, log.swaps
+    old = [(tmp_path / segment_name(number)).stat().st_size for number in (2, 3, 4)]
+    rewriting = Rewriting(2, 6, 64, 1)
+    with_header(tmp_path / segment_name(4), 4, rewriting)
+    log.replace([2, 3, 4], rewriting, old[2])
+    assert log.numbers == [1, 4, 5, 6]
+    assert log.swaps == swaps + 1
+    assert log.sealed_bytes == before - old[0] - old[1]
+    log.verify(5)
+    log.close()
+    again = opened(tmp_path)
+    assert (again.numbers, again.sealed_bytes) == (log.numbers, log.sealed_bytes)
+    assert (again.firsts, again.generations) == (log.firsts, log.generations)
+    again.close()
+
+
+def test_a_replaced_file_that_was_opened_too_early_is_opened_again(tmp_path, monkeypatch):
+    log = opened(tmp_path)
+    log.append(commit(log, 100))
+    log.roll()
+    path = tmp_path / segment_name(1)
+    old = log._file(1)
+    log.forget_files()
+    open_file, files = OsDisk.open, [old]
+
+    def open_old_first(disk, name, **how):
+        if not files:
+            return open_file(disk, name, **how)
+        log.generations[1] = 1  # the swap comes between opening the file and keeping it
+        return files.pop()
+
+    copy = path.with_suffix(".new")
+    copy.write_bytes(path.read_bytes())
+    with_header(copy, 1, Rewriting(1, 2, 64, 1))
+    copy.rename(path)
+    monkeypatch.setattr(OsDisk, "open", open_old_first)
+    assert log._file(1) is not old
+    assert log._files[1].generation == 1
     log.close()
 
 
