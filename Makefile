@@ -131,7 +131,7 @@ demo: $(RUN) java ## the whole road: flights in, stream out, Spark views, checke
 bench: $(RUN) java ## benchmarks; writes docs/benchmarks.md
 	@$(PY) bench/run.py $(ARGS)
 
-reference: $(RUN) ## write docs/reference/errors.md and limits.md from the code
+reference: $(RUN) ## write docs/reference/errors.md, limits.md, statistics.md from the code
 	@$(PY) tools/gen_reference.py
 
 docs: $(DOCS) ## build the documentation into site/

@@ -1,4 +1,4 @@
-"""Write docs/reference/errors.md and limits.md from the code; with --check only compare.
+"""Write docs/reference/errors.md, limits.md and statistics.md; with --check only compare.
 
 Invariants: reads source text only (nothing is imported, so that no extra is needed), and the
 same tree gives the same bytes.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-__all__ = ["errors_page", "limits_page", "main"]
+__all__ = ["errors_page", "limits_page", "main", "statistics_page"]
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 _LIMIT_NAME = re.compile(r"_(MAX|MIN|DEFAULT|BYTES|SECONDS|S|MS|NS)$")
@@ -203,7 +203,46 @@ def _shown(limit: Limit) -> str:
     return f"{value:,}"
 
 
-# ---- both
+# ---- statistics
+
+
+def statistics_page(root: Path) -> str:
+    """Every figure that a node publishes, of itself and of its buckets."""
+    tables = dict(_figure_tables(root))
+    lines = [
+        "# Statistics\n",
+        _NO_EDIT,
+        "What a node says of itself: at `/_metrics` in the form of Prometheus, each name with "
+        "`millstream_` before it, and over the kv port by [STAT](wire/stat.md). A counter only "
+        "grows while the engine runs; nothing is reset.\n",
+        "## Of the node\n",
+        *_figure_rows(tables["NODE_FIGURES"]),
+        "",
+        "## Of a bucket\n",
+        "With the label `bucket`; `refused_total` also with `status`.\n",
+        *_figure_rows(tables["BUCKET_FIGURES"]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _figure_tables(root: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    path = root / "src/millstream/kv/core/statistics.py"
+    for node in ast.parse(path.read_text()).body:
+        name, value = _assigned(node)
+        if name.endswith("_FIGURES") and value is not None:
+            yield name, ast.literal_eval(value)
+
+
+def _figure_rows(figures: dict[str, str]) -> Iterator[str]:
+    yield "| name | kind | meaning |"
+    yield "| --- | --- | --- |"
+    for name, meaning in figures.items():
+        kind = "counter" if name.endswith("_total") else "gauge"
+        kind = "histogram" if meaning.startswith("Distribution") else kind
+        yield f"| `{name}` | {kind} | {meaning} |"
+
+
+# ---- all
 
 
 def _modules(root: Path) -> Iterator[tuple[Path, str]]:
@@ -213,9 +252,14 @@ def _modules(root: Path) -> Iterator[tuple[Path, str]]:
 
 
 def main(arguments: list[str], root: Path = ROOT) -> int:
-    """Write both pages, or say which differ."""
+    """Write the pages, or say which differ."""
     stale = 0
-    for name, page in (("errors.md", errors_page(root)), ("limits.md", limits_page(root))):
+    pages = {
+        "errors.md": errors_page(root),
+        "limits.md": limits_page(root),
+        "statistics.md": statistics_page(root),
+    }
+    for name, page in pages.items():
         path = root / "docs" / "reference" / name
         if path.exists() and path.read_text() == page:
             continue

@@ -62,6 +62,7 @@ class Engine:
         self._kv = KvServer(
             self._buckets.served, self.users, StreamSession, advertise=settings.advertised_host
         )
+        self._kv.node_figures = self._figures
         self._addresses: dict[str, Address] = {}
         self._lag = LoopLag()
         self._tasks = Tasks()
@@ -144,32 +145,24 @@ class Engine:
 
     def metrics(self) -> NodeMetrics:
         """Return the engine's figures."""
-        running = self._buckets.running
-        statuses = self.bucket_statuses()
         return NodeMetrics(
-            gauges={
-                "loop_lag_ms": self._lag.last_ms,
-                "loop_lag_worst_ms": self._lag.worst_ms,
-                "resident_bytes": resident_bytes(),
-                "uptime_seconds": (time.time_ns() - self._started_ns) / 1e9,
-                "kv_connections": len(self._kv.connections),
-                "buckets_ready": sum(status.state == "ready" for status in statuses),
-                "buckets_failed": sum(status.state == "failed" for status in statuses),
-            },
-            counters={
-                "processor_seconds": processor_seconds(),
-                "kv_connections_accepted": self._kv.connection_total,
-            },
-            bucket_gauges={
-                "high_seqno": {status.name: status.high_seqno for status in statuses},
-                "persisted_seqno": {status.name: status.persisted_seqno for status in statuses},
-                "leases": {name: len(one.bucket.leases) for name, one in running.items()},
-                "group_commits": {name: one.flusher.commit_total for name, one in running.items()},
-                "flushed_changes": {
-                    name: one.flusher.change_total for name, one in running.items()
-                },
-            },
+            self._figures(),
+            {name: bucket.published.read() for name, bucket in self.served.items()},
         )
+
+    def _figures(self) -> dict[str, float]:
+        statuses = self.bucket_statuses()
+        return {
+            "uptime_seconds": (time.time_ns() - self._started_ns) / 1e9,
+            "loop_lag_ms": self._lag.last_ms,
+            "loop_lag_worst_ms": self._lag.worst_ms,
+            "processor_seconds_total": processor_seconds(),
+            "resident_bytes": resident_bytes(),
+            "kv_connections": len(self._kv.connections),
+            "kv_connections_accepted_total": self._kv.connection_total,
+            "buckets_ready": sum(status.state == "ready" for status in statuses),
+            "buckets_failed": sum(status.state == "failed" for status in statuses),
+        }
 
     # -- start and stop
 

@@ -13,7 +13,7 @@ import os
 import resource
 from typing import Final
 
-__all__ = ["LoopLag", "processor_seconds", "resident_bytes"]
+__all__ = ["LoopLag", "free_bytes", "processor_seconds", "resident_bytes"]
 
 _INTERVAL_S: Final = 0.25
 _WINDOW: Final = 40
@@ -62,6 +62,12 @@ def resident_bytes() -> int:
     """Return the memory this process occupies."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def free_bytes(path: str | os.PathLike[str]) -> int:
+    """Return the space left to this process in the file system of `path`; raises OSError."""
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
 
 
 def processor_seconds() -> float:

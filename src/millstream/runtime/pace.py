@@ -24,13 +24,10 @@ REST_FACTOR: Final = 4
 class Pace:
     """Of one job; made when its work begins."""
 
-    __slots__ = ("_began", "longest_s", "step_total")
+    __slots__ = ("_began",)
 
     def __init__(self) -> None:
         self._began = perf_counter()
-        self.longest_s = 0.0
-        """The longest step so far."""
-        self.step_total = 0
 
     @property
     def is_over(self) -> bool:
@@ -41,14 +38,9 @@ class Pace:
         """Rest if the step is over."""
         worked_s = perf_counter() - self._began
         if worked_s >= STEP_S:
-            self._count(worked_s)
             await asyncio.sleep(worked_s * REST_FACTOR)
             self._began = perf_counter()
 
     def restart(self) -> None:
         """A new step begins: the job has waited for something else."""
         self._began = perf_counter()
-
-    def _count(self, worked_s: float) -> None:
-        self.longest_s = max(self.longest_s, worked_s)
-        self.step_total += 1

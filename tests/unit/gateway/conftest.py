@@ -5,6 +5,7 @@ import pytest
 from millstream.access.users import UserStore
 from millstream.errors import ConditionError
 from millstream.gateway.core.host import BucketStatus, NodeMetrics
+from millstream.kv.core.statistics import Figures, Histogram
 from millstream.node.bucket_names import checked_bucket_name, checked_partition_count
 
 
@@ -41,7 +42,15 @@ class FakeHost:
             raise ConditionError("none", code="bucket_not_found")
 
     def metrics(self):
-        return NodeMetrics({"loop_lag_ms": 0.5}, {"accepted": 7}, {"high_seqno": {"orders": 9}})
+        commits = Histogram((1.0, 4.0))
+        commits.observe(3)
+        orders: Figures = {
+            "changes_high": 9,
+            "flusher_commits_total": 1,
+            "flusher_commit_changes": commits,
+            "refused_total": {"locked": 2},
+        }
+        return NodeMetrics({"loop_lag_ms": 0.5, "processor_seconds_total": 7}, {"orders": orders})
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import pytest
 
 from millstream.client.connection import Connection
 from millstream.errors import ConditionError, UnavailableError, UsageError
+from millstream.kv.core.statistics import BUCKET_FIGURES, NODE_FIGURES, Histogram
 from millstream.node.engine import Engine
 from millstream.node.settings import Address, BucketSpec, Credential
 
@@ -34,11 +35,25 @@ async def test_a_new_node_serves_the_default_bucket(make_settings):
 
         assert await asyncio.to_thread(use) == b"v"
         text = await asyncio.to_thread(get, engine, "/_metrics")
-        assert 'millstream_high_seqno{bucket="default"} 1.0' in text
+        assert 'millstream_changes_high{bucket="default"} 1.0' in text
         assert "millstream_loop_lag_ms" in text
         partition = next(p for p in engine.served["default"].partitions if p.high_seqno)
         await engine.until_persisted("default", partition.partition_id, 1)
         assert partition.persisted_seqno == 1
+    finally:
+        await engine.stop()
+
+
+async def test_every_figure_is_described_and_every_description_is_published(make_settings):
+    engine = await Engine.start(make_settings())
+    try:
+        metrics = engine.metrics()
+        assert set(metrics.node) == set(NODE_FIGURES)
+        found = metrics.buckets["default"]
+        assert set(found) == set(BUCKET_FIGURES)
+        for name, value in found.items():
+            is_distribution = BUCKET_FIGURES[name].startswith("Distribution")
+            assert isinstance(value, Histogram) == is_distribution, name
     finally:
         await engine.stop()
 

@@ -1,7 +1,7 @@
 import asyncio
 import time
 
-from millstream.runtime.metrics import LoopLag, processor_seconds, resident_bytes
+from millstream.runtime.metrics import LoopLag, free_bytes, processor_seconds, resident_bytes
 
 
 async def test_a_blocked_loop_is_seen(monkeypatch):
@@ -19,3 +19,7 @@ async def test_a_blocked_loop_is_seen(monkeypatch):
 def test_the_process_knows_its_size():
     assert resident_bytes() > 1_000_000
     assert processor_seconds() > 0
+
+
+def test_the_space_left_is_known(tmp_path):
+    assert free_bytes(tmp_path) > 0

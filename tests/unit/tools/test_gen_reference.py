@@ -46,6 +46,15 @@ lower = 3
 '''
 
 
+FIGURES = """
+NODE_FIGURES: Final = {"beats_total": "Heart beats"}
+BUCKET_FIGURES: Final[Mapping[str, str]] = {
+    "leaks": "Holes now",
+    "sizes": "Distribution of their sizes",
+}
+"""
+
+
 @pytest.fixture(scope="module")
 def generator() -> ModuleType:
     spec = importlib.util.spec_from_file_location("gen_reference", ROOT / "tools/gen_reference.py")
@@ -64,6 +73,8 @@ def tree(tmp_path: Path) -> Path:
     (source / "raiser.py").write_text(RAISER)
     (source / "model" / "limits.py").write_text(LIMITS)
     (source / "part.py").write_text(LIMITS)
+    (source / "kv/core").mkdir(parents=True)
+    (source / "kv/core/statistics.py").write_text(FIGURES)
     return tmp_path
 
 
@@ -80,6 +91,13 @@ def test_limits_are_computed_and_explained(generator: ModuleType, tree: Path) ->
     assert "| `SIZE_BYTES_MAX` | 2 MiB | How large. |" in page
     assert "| `part` | `WAIT_S` | 0.5 | how long |" in page
     assert "lower" not in page.split("## Shared")[1]
+
+
+def test_statistics_are_of_the_node_and_of_buckets(generator: ModuleType, tree: Path) -> None:
+    node, bucket = generator.statistics_page(tree).split("## Of a bucket")
+    assert "| `beats_total` | counter | Heart beats |" in node
+    assert "| `leaks` | gauge | Holes now |" in bucket
+    assert "| `sizes` | histogram | Distribution of their sizes |" in bucket
 
 
 def test_check_finds_a_stale_page(generator: ModuleType, tree: Path) -> None:

@@ -5,16 +5,22 @@ Elsewhere: buckets (`bucket_pages`), users (`user_pages`), log-in (`session_page
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from millstream.errors import AccessError
 from millstream.gateway.aio.answers import HOST, USER, answer, require
 from millstream.gateway.core.host import NodeHost
+from millstream.kv.core.statistics import BUCKET_FIGURES, NODE_FIGURES, Figure, Histogram
 from millstream.version import __version__
 
 __all__ = ["routes"]
@@ -61,19 +67,36 @@ class _NodeCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield every metric with its present value."""
         metrics = self._host.metrics()
-        for name, value in metrics.gauges.items():
-            yield GaugeMetricFamily(f"millstream_{name}", _words(name), value)
-        for name, value in metrics.counters.items():
-            yield CounterMetricFamily(f"millstream_{name}", _words(name), value)
-        for name, values in metrics.bucket_gauges.items():
-            family = GaugeMetricFamily(f"millstream_{name}", _words(name), labels=["bucket"])
-            for bucket, value in values.items():
-                family.add_metric([bucket], value)
-            yield family
+        for name, value in metrics.node.items():
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            yield kind(f"millstream_{name}", NODE_FIGURES[name], value)
+        for name, meaning in BUCKET_FIGURES.items():
+            found = {b: f[name] for b, f in metrics.buckets.items() if name in f}
+            if found:
+                yield _bucket_family(name, meaning, found)
 
 
-def _words(name: str) -> str:
-    return name.replace("_", " ")
+def _bucket_family(name: str, meaning: str, found: dict[str, Figure]) -> Metric:
+    """Return one metric of all buckets."""
+    full, example = f"millstream_{name}", next(iter(found.values()))
+    if isinstance(example, Histogram):
+        histogram = HistogramMetricFamily(full, meaning, labels=["bucket"])
+        for bucket, value in found.items():
+            assert isinstance(value, Histogram)
+            histogram.add_metric([bucket], value.cumulated(), value.sum)
+        return histogram
+    by_status = isinstance(example, Mapping)
+    labels = ["bucket", "status"] if by_status else ["bucket"]
+    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    family = kind(full, meaning, labels=labels)
+    for bucket, value in found.items():
+        if isinstance(value, Mapping):
+            for status, count in value.items():
+                family.add_metric([bucket, status], count)
+        else:
+            assert not isinstance(value, Histogram)
+            family.add_metric([bucket], value)
+    return family
 
 
 async def _metrics(request: web.Request) -> web.Response:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from millstream.access.users import UserStore
+from millstream.kv.core.statistics import Figures
 
 __all__ = ["BucketStatus", "NodeHost", "NodeMetrics"]
 
@@ -33,12 +34,11 @@ class BucketStatus:
 
 @dataclass(frozen=True, slots=True)
 class NodeMetrics:
-    """Gauges and counters of the engine, read in one step."""
+    """Figures of the engine, read in one step; names as `kv.core.statistics` describes them."""
 
-    gauges: Mapping[str, float]
-    counters: Mapping[str, float]
-    bucket_gauges: Mapping[str, Mapping[str, float]]
-    """Metric -> bucket -> value."""
+    node: Mapping[str, float]
+    buckets: Mapping[str, Figures]
+    """By the name of the bucket."""
 
 
 class NodeHost(Protocol):

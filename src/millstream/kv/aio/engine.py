@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from millstream.errors import CorruptionError
 from millstream.kv.aio.flusher import Flusher
@@ -28,6 +29,7 @@ from millstream.kv.core.partition import Partition
 from millstream.model.limits import QUEUE_BYTES_MAX, UINT48_MAX
 from millstream.model.position import FailoverEntry
 from millstream.runtime.disk import OsDisk
+from millstream.runtime.metrics import free_bytes
 from millstream.storage.aio.by_id import LmdbByIdMap
 from millstream.storage.core.store import LogStore
 from millstream.wire.frames import change_of
@@ -86,6 +88,12 @@ class _StoreReader:
         """Yield the keys that have a record, tombstones included; blocks."""
         with self._telling():
             yield from self._store.keys(partition_id)
+
+
+class DiskFigures(NamedTuple):
+    """What an operator may ask of the disk."""
+
+    free_bytes: int
 
 
 class BucketEngine:
@@ -160,6 +168,10 @@ class BucketEngine:
         )  # fmt: skip
         mark = await asyncio.to_thread(NoExpiries, path)
         pager = Pager(bucket, now_ns=time.time_ns, mark=mark, on_fatal=on_fatal)
+        published = bucket.published
+        published.add("flusher", flusher.figures)
+        published.add("expiry", pager.figures)
+        published.add("disk", lambda: DiskFigures(free_bytes(path)))
         if store.cut_bytes:
             _LOG.warning("bucket %s: cut a torn tail of %d bytes", name, store.cut_bytes)
         if not store.was_clean_stop and not store.is_new:

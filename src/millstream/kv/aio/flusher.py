@@ -19,11 +19,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Final, NamedTuple
 
 from millstream.errors import MillstreamError, UnavailableError
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.flush import FlushPlan
+from millstream.kv.core.statistics import COUNTS, SECONDS, Histogram
 from millstream.storage.core.store import EncodedCommit, LogStore
 
 __all__ = ["BY_ID_CHANGES_MAX", "DISK_FULL_SECONDS_MAX", "Flusher"]
@@ -34,6 +35,18 @@ BY_ID_CHANGES_MAX: Final = 1_000_000
 replays, and some 100 bytes of memory each."""
 DISK_FULL_SECONDS_MAX: Final = 60
 """How long writes wait for space before the node stops."""
+
+
+class FlusherFigures(NamedTuple):
+    """What an operator may ask of a flusher."""
+
+    commits_total: int
+    changes_total: int
+    bytes_total: int
+    commit_changes: Histogram
+    commit_seconds: Histogram
+    disk_full_total: int
+    by_id_pending: int
 
 
 class Flusher:
@@ -65,6 +78,10 @@ class Flusher:
         self._plan: FlushPlan[asyncio.Future[None]] = FlushPlan(bucket.partitions)
         self.commit_total = 0
         self.change_total = 0
+        self._bytes_total = 0
+        self._disk_full_total = 0
+        self._commit_changes = Histogram(COUNTS)
+        self._commit_seconds = Histogram(SECONDS)
         bucket.subscribe(self.wake)
         bucket.hurry = self.hurry
 
@@ -116,6 +133,18 @@ class Flusher:
         except (MillstreamError, OSError) as error:
             self._fail(error)
         self._thread.shutdown()
+
+    def figures(self) -> FlusherFigures:
+        """Return what was flushed."""
+        return FlusherFigures(
+            commits_total=self.commit_total,
+            changes_total=self.change_total,
+            bytes_total=self._bytes_total,
+            commit_changes=self._commit_changes,
+            commit_seconds=self._commit_seconds,
+            disk_full_total=self._disk_full_total,
+            by_id_pending=self._store.count_pending_by_id(),
+        )
 
     # -- inside
 
@@ -177,12 +206,16 @@ class Flusher:
         commit = self._plan.freeze()
         if commit is None:
             return False
+        began_s = self._loop.time()
         encoded = self._store.encode(commit.batches)
         is_lone = commit.changes == 1 and self._store.is_quick(encoded)
         await self._append(encoded, is_lone=is_lone)
         self._store.absorb(encoded)
         self.commit_total += 1
         self.change_total += commit.changes
+        self._bytes_total += len(encoded.data)
+        self._commit_changes.observe(commit.changes)
+        self._commit_seconds.observe(self._loop.time() - began_s)
         for future in self._plan.persisted(commit):
             if not future.done():
                 future.set_result(None)
@@ -205,6 +238,7 @@ class Flusher:
                 if error.code != "disk_full" or attempt == DISK_FULL_SECONDS_MAX:
                     raise
                 _LOG.error("bucket %s: %s; its writes wait", self._bucket.name, error)
+                self._disk_full_total += 1
                 await asyncio.sleep(1)
 
     async def _in_thread(self, function: Callable[..., None], *arguments: object) -> None:

@@ -22,7 +22,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from millstream.errors import CorruptionError
 from millstream.kv.core.bucket import Bucket
@@ -70,6 +70,16 @@ class NoExpiries:
             self.is_there = True
 
 
+class PagerFigures(NamedTuple):
+    """What an operator may ask of a pager."""
+
+    expired_total: int
+    index_keys: int
+    unscanned_partitions: int
+    scans_total: int
+    scanned_changes_total: int
+
+
 class Pager:
     """Of one bucket; started when made, ended by `stop`.
 
@@ -99,11 +109,8 @@ class Pager:
         self._tasks = Tasks()
         self._stopping = asyncio.Event()
         self._wipe_timer: asyncio.TimerHandle | None = None
-        self.scan_total = 0
-        """Partitions scanned for expiries."""
-        self.scanned_total = 0
-        """Changes looked at by these scans."""
-        self.longest_step_s = 0.0
+        self._scan_total = 0
+        self._scanned_total = 0
         count_max = min(EXPIRIES_PER_PARTITION_MAX, EXPIRIES_MAX // bucket.partition_count)
         for partition in bucket.partitions:
             has_none = mark.is_there or partition.high_seqno == 0
@@ -118,6 +125,18 @@ class Pager:
         return all(
             partition.expiries.horizon == FOREVER and not len(partition.expiries)
             for partition in self._bucket.partitions
+        )
+
+    def figures(self) -> PagerFigures:
+        """Return what expired and what is known to expire."""
+        partitions = self._bucket.partitions
+        indexes = [partition.expiries for partition in partitions]
+        return PagerFigures(
+            expired_total=sum(partition.expired_total for partition in partitions),
+            index_keys=sum(map(len, indexes)),
+            unscanned_partitions=sum(index.horizon == 0 for index in indexes),
+            scans_total=self._scan_total,
+            scanned_changes_total=self._scanned_total,
         )
 
     async def stop(self) -> None:
@@ -239,7 +258,7 @@ class Pager:
         except BaseException:
             expiries.forget()
             raise
-        self.scan_total += 1
+        self._scan_total += 1
 
     async def _scan_log(self, partition: Partition, after: int, at: int, pace: Pace) -> int:
         chunks = partition.backfill(after, at)
@@ -252,14 +271,13 @@ class Pager:
             await self._show(partition.expiries, frames, pace)
 
     async def _show(self, expiries: Expiries, frames: list[bytes], pace: Pace) -> None:
-        self.scanned_total += len(frames)
+        self._scanned_total += len(frames)
         for key, expiry in expiries_of(frames):
             expiries.add(key, expiry)
         await self._rest(pace)
 
     async def _rest(self, pace: Pace) -> None:
         await pace.breathe()
-        self.longest_step_s = max(self.longest_step_s, pace.longest_s)
         if self._stopping.is_set():
             raise _Stopped
 

@@ -13,22 +13,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol, cast
 
 from millstream.errors import CorruptionError, RemoteProtocolError
+from millstream.kv.core.bucket import Bucket, Streaming
 from millstream.kv.core.cluster_config import cluster_config
 from millstream.kv.core.documents import DOCUMENT_COMMANDS
 from millstream.kv.core.handshake import BEFORE_LOGIN, SESSION_COMMANDS, VERSION
 from millstream.kv.core.introspection import INTROSPECTION_COMMANDS
 from millstream.kv.core.session import Command, KvSession, StreamPort
+from millstream.kv.core.statistics import as_text
 from millstream.model.limits import CONNECTION_OUT_BYTES_MAX, STREAM_OUT_BYTES_MAX
 from millstream.wire.mcbp import Feature
 
 if TYPE_CHECKING:
     from millstream.access.users import User, UserStore
-    from millstream.kv.core.bucket import Bucket
 
 __all__ = ["COMMANDS", "KvConnection", "KvServer", "StreamFactory", "Streamer"]
 
@@ -38,14 +40,11 @@ COMMANDS: dict[int, Command] = {
 }  # fmt: skip
 
 
-class Streamer(StreamPort, Protocol):
+class Streamer(StreamPort, Streaming, Protocol):
     """A stream session as the shell drives it."""
 
     def on_resume(self) -> None:
         """The socket can take more."""
-
-    def statistics(self) -> list[tuple[str, str]]:
-        """Return what STAT `dcp` shows of it."""
 
 
 StreamFactory = Callable[..., Streamer]
@@ -76,6 +75,8 @@ class KvServer:
         """Those with replies that wait for the disk."""
         self.connection_total = 0
         self.started_ns = now_ns()
+        self.node_figures: Callable[[], Mapping[str, float]] = dict
+        """What is known of the node as a whole, for STAT."""
         self._stream_factory = stream_factory
         self._streams: dict[tuple[str, str], KvConnection] = {}
         self._checks: set[asyncio.Task[None]] = set()
@@ -106,7 +107,8 @@ class KvServer:
         if older is not None:
             older.close()
         self._streams[session.bucket.name, name] = connection
-        connection.streamer = self._stream_factory(
+        connection.streamed = session.bucket, name
+        session.bucket.streams[name] = connection.streamer = self._stream_factory(
             connection, session.bucket, name, flags,
             is_extended=Feature.MILLSTREAM in session.features,
             has_json=Feature.JSON in session.features,
@@ -143,6 +145,7 @@ class KvServer:
         """Return the server's own statistics."""
         now_ns = self.now_ns()
         return [
+            ("pid", str(os.getpid())),
             ("version", VERSION),
             ("time", str(now_ns // 1_000_000_000)),
             ("uptime", str((now_ns - self.started_ns) // 1_000_000_000)),
@@ -150,15 +153,7 @@ class KvServer:
             ("total_connections", str(self.connection_total)),
             ("buckets", str(len(self.buckets))),
             ("http_port", str(self.http_port)),
-        ]
-
-    def stream_statistics(self, bucket: Bucket) -> list[tuple[str, str]]:
-        """Return the statistics of the bucket's open streams."""
-        return [
-            item
-            for (name, _), connection in self._streams.items()
-            if name == bucket.name and connection.streamer is not None
-            for item in connection.streamer.statistics()
+            *as_text(dict(self.node_figures())),
         ]
 
     # -- connections
@@ -213,6 +208,8 @@ class KvConnection(asyncio.Protocol):
         self._is_scheduled = False
         self._is_reading = True
         self.streamer: Streamer | None = None
+        self.streamed: tuple[Bucket, str] | None = None
+        """What is streamed, and under which name."""
         self.is_paused = False
         """The socket's send buffer is full: a stream should wait for `on_resume`."""
         self.session: KvSession
@@ -240,6 +237,9 @@ class KvConnection(asyncio.Protocol):
         self._transport = None
         self._server.forget(self)
         if self.streamer is not None:
+            assert self.streamed is not None
+            bucket, name = self.streamed
+            bucket.stream_ended(name, self.streamer)
             self.streamer.close()
             self.streamer = None
             self.session.stream = None

@@ -14,16 +14,18 @@ Elsewhere: what a hold keeps (`kv.core.mutation_queue`), the wire forms (`kv.cor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from millstream.errors import UnavailableError
 from millstream.kv.core.mutation_queue import Entry
 from millstream.kv.core.partition import Partition
+from millstream.kv.core.statistics import Published, publish_bucket
 from millstream.model.limits import LEASE_SECONDS_DEFAULT, LEASE_SECONDS_MAX, LEASES_MAX
 from millstream.model.partitions import partition_of
+from millstream.upr.core.producer import StreamFigures
 from millstream.upr.core.source import Hold
 
-__all__ = ["Bucket", "Lease"]
+__all__ = ["Bucket", "Lease", "Streaming"]
 
 _SECOND_NS = 1_000_000_000
 _CLOSED: dict[bytes, Entry] = {}
@@ -38,6 +40,16 @@ class Lease(NamedTuple):
 
     expires_ns: int
     holds: dict[int, Hold]
+
+
+class Streaming(Protocol):
+    """A connection that streams."""
+
+    def figures(self) -> StreamFigures:
+        """Return how far its streams are."""
+
+    def statistics(self) -> list[tuple[str, str]]:
+        """Return what STAT `dcp` shows of it."""
 
 
 class Bucket:
@@ -69,6 +81,14 @@ class Bucket:
         self.wipe: Callable[[int, Callable[[], None]], None] = self._wipe_now
         """Deletes all documents at a time (Unix ns), and calls back once they are gone, or will
         be later. In the engine: in steps (`kv.aio.pager`)."""
+        self.streams: dict[str, Streaming] = {}
+        """The connections that stream, by the name that each has given itself."""
+        self.sent_bytes_before = 0
+        """Stream messages sent by connections that are gone."""
+        self.refused: dict[str, int] = {}
+        """Requests refused, by status."""
+        self.published = Published()
+        publish_bucket(self)
         for partition in partitions:
             partition.on_plain = self.reopen
             self.reopen(partition.partition_id)
@@ -104,6 +124,12 @@ class Bucket:
         self.is_told_soon = False
         for callback in tuple(self._subscribers):
             callback()
+
+    def stream_ended(self, name: str, stream: Streaming) -> None:
+        """A connection that streamed is gone."""
+        self.sent_bytes_before += stream.figures().sent_bytes
+        if self.streams.get(name) is stream:
+            del self.streams[name]
 
     def wiping(self) -> Iterator[None]:
         """Delete every document there is now (memcached's FLUSH), one in each step."""

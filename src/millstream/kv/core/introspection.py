@@ -18,6 +18,7 @@ from millstream.errors import UnavailableError
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.partition import Partition, value_of
 from millstream.kv.core.session import Command, KvSession
+from millstream.kv.core.statistics import Histogram, as_text
 from millstream.model.limits import UINT64_MAX
 from millstream.model.partitions import PartitionState
 from millstream.upr.core.source import Hold
@@ -238,6 +239,8 @@ def _stat(session: KvSession, packet: Packet, _: int) -> bytes | None:
     group, arguments = (words[0], words[1:]) if words else ("", [])
     if group == "":
         items: Iterable[tuple[str, str]] = session.host.statistics()
+        if session.bucket is not None and session.may("read"):
+            items = [*items, *as_text(session.bucket.published.read())]
     elif group in _GROUPS:
         bucket = _bucket(session)
         if isinstance(bucket, Status):
@@ -248,17 +251,29 @@ def _stat(session: KvSession, packet: Packet, _: int) -> bytes | None:
                 return session.refusal(packet, Status.NOT_MY_VBUCKET)
             partitions = [partitions[int(arguments[0])]]
         items = (item for partition in partitions for item in _GROUPS[group](partition))
-    elif group == "dcp":
+    else:
         bucket = _bucket(session)
         if isinstance(bucket, Status):
             return session.refusal(packet, bucket)
-        items = session.host.stream_statistics(bucket)
-    else:
-        return session.refusal(packet, Status.KEY_ENOENT)
+        found = _bucket_stats(bucket, group)
+        if found is None:
+            return session.refusal(packet, Status.KEY_ENOENT)
+        items = found
     return b"".join(
         response(packet.opcode, 0, packet.opaque, key=name.encode(), value=text.encode())
         for name, text in [*items, ("", "")]
     )
+
+
+def _bucket_stats(bucket: Bucket, group: str) -> Iterable[tuple[str, str]] | None:
+    """Return the items of a group that is about the bucket as a whole, None if there is none."""
+    if group == "dcp":
+        return [item for stream in bucket.streams.values() for item in stream.statistics()]
+    if group == "timings":
+        every = bucket.published.read()
+        histograms = {n: value for n, value in every.items() if isinstance(value, Histogram)}
+        return as_text(histograms, with_classes=True)
+    return as_text(bucket.published.read(group)) if group in bucket.published else None
 
 
 def _seqno_stats(partition: Partition) -> Iterator[tuple[str, str]]:

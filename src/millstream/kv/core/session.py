@@ -84,6 +84,11 @@ _PERSISTED_LEVELS: Final = (2, 3)
 _PERSISTED_FRAMING: Final = (0x1102, 0x1103)
 _DURABLE_SET: Final = (ALT_REQUEST << 8 | Opcode.SET).to_bytes(2, "big")
 _DURABLE_SET_BYTES_MIN: Final = HEADER_BYTES + 2 + 8
+_ORDINARY: Final = frozenset(
+    {Status.KEY_ENOENT, Status.KEY_EEXISTS, Status.NOT_STORED, Status.DELTA_BADVAL,
+     Status.UNKNOWN_COMMAND}
+)  # fmt: skip
+"""Answers that are no refusals: misses, unmet conditions, what old clients ask new nodes."""
 _DURABLE: Final = frozenset(
     {Opcode.SET, Opcode.ADD, Opcode.REPLACE, Opcode.DELETE, Opcode.INCREMENT, Opcode.DECREMENT,
      Opcode.APPEND, Opcode.PREPEND}
@@ -128,9 +133,6 @@ class Host(Protocol):
 
     def statistics(self) -> list[tuple[str, str]]:
         """Return the server's own statistics."""
-
-    def stream_statistics(self, bucket: Bucket) -> list[tuple[str, str]]:
-        """Return the statistics of the bucket's open streams."""
 
 
 class _Wait(NamedTuple):
@@ -529,6 +531,9 @@ class KvSession:
         if status in (Status.LOCKED, Status.NOT_LOCKED) and not self.knows_lock_statuses:
             is_about_locks = packet.opcode in (Opcode.GET_LOCKED, Opcode.UNLOCK)
             status = Status.ETMPFAIL if is_about_locks else Status.KEY_EEXISTS
+        if self.bucket is not None and status not in _ORDINARY:
+            refused, name = self.bucket.refused, status.name.lower()
+            refused[name] = refused.get(name, 0) + 1
         if status == Status.NOT_MY_VBUCKET:
             return response(
                 packet.opcode, status, packet.opaque,

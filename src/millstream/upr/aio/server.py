@@ -17,7 +17,7 @@ import logging
 from functools import partial
 from typing import Final, Protocol
 
-from millstream.upr.core.producer import Producer
+from millstream.upr.core.producer import Producer, StreamFigures
 from millstream.upr.core.source import BucketSource
 from millstream.upr.core.stream import Chunk, LogRead
 from millstream.wire.mcbp import Packet
@@ -87,6 +87,10 @@ class StreamSession:
     def on_resume(self) -> None:
         """The socket can take more."""
         self._wake()
+
+    def figures(self) -> StreamFigures:
+        """Return how far the streams are."""
+        return self._producer.figures()
 
     def statistics(self) -> list[tuple[str, str]]:
         """Return what STAT `dcp` shows of this connection."""

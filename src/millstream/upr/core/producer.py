@@ -25,7 +25,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Mapping
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from millstream.model.limits import STREAM_STEP_BYTES_MAX, STREAM_STEP_ITEMS_MAX
 from millstream.upr.core.control import Settings
@@ -49,7 +49,7 @@ from millstream.wire.mcbp import (
     response,
 )
 
-__all__ = ["BACKFILLS_MAX", "IDLE_MS_MAX", "STUCK_MS_MAX", "Producer"]
+__all__ = ["BACKFILLS_MAX", "IDLE_MS_MAX", "STUCK_MS_MAX", "Producer", "StreamFigures"]
 
 BACKFILLS_MAX: Final = 4
 """Streams of one connection that read the log at a time; each keeps at most two chunks."""
@@ -79,6 +79,18 @@ _PRODUCER_ONLY: Final = frozenset(
     }
 )
 """Messages that only a producer sends: whoever sends them here closes the connection."""
+
+
+class StreamFigures(NamedTuple):
+    """How far the streams of one connection are."""
+
+    streams: int
+    backfilling: int
+    """Those that read the log."""
+    lag: int
+    """Seqnos that the one farthest behind has still to be sent."""
+    unacked_bytes: int
+    sent_bytes: int
 
 
 class Producer:
@@ -342,15 +354,29 @@ class Producer:
         self._round.clear()
         self._backfilling.clear()
 
+    def figures(self) -> StreamFigures:
+        """Return how far the streams of this connection are."""
+        streams = self._streams.values()
+        return StreamFigures(
+            streams=len(streams),
+            backfilling=len(self._backfilling),
+            lag=max((stream.lag for stream in streams), default=0),
+            unacked_bytes=self.unacked_bytes,
+            sent_bytes=self.sent_bytes_total,
+        )
+
     def statistics(self) -> list[tuple[str, str]]:
         """Return name and value of what STAT `dcp` shows of this connection."""
+        figures = self.figures()
         return [
             ("max_buffer_bytes", str(self.settings.window_bytes)),
             ("unacked_bytes", str(self.unacked_bytes)),
             ("total_acked_bytes", str(self.acked_bytes_total)),
             ("total_bytes_sent", str(self.sent_bytes_total)),
             ("flow_control", "enabled" if self.settings.window_bytes else "disabled"),
-            ("num_streams", str(len(self._streams))),
+            ("num_streams", str(figures.streams)),
+            ("num_running_backfills", str(figures.backfilling)),
+            ("worst_lag", str(figures.lag)),
         ]
 
 

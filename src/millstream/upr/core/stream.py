@@ -163,6 +163,11 @@ class Stream:
         return self.source.partition_id
 
     @property
+    def lag(self) -> int:
+        """How many seqnos it has still to send of those there are."""
+        return max(0, min(self.source.high_seqno, self._grant.end) - self.sent)
+
+    @property
     def is_over(self) -> bool:
         """Whether its last message was returned."""
         return self.state is StreamState.DEAD

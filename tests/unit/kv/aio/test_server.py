@@ -11,6 +11,7 @@ from session_double import UserDouble, UsersDouble
 from millstream.kv.aio.server import KvConnection, KvServer
 from millstream.model.limits import FRAME_BYTES_MAX, STREAM_OUT_BYTES_MAX
 from millstream.model.partitions import partition_of
+from millstream.upr.core.producer import StreamFigures
 from millstream.wire.mcbp import Opcode, Packet, cut_packets, request
 
 OPEN = request(Opcode.DCP_OPEN, key=b"name", extras=struct.pack(">II", 0, 1))
@@ -72,6 +73,9 @@ class StreamerDouble:
 
     def statistics(self) -> list[tuple[str, str]]:
         return [("name:unacked_bytes", "0")]
+
+    def figures(self) -> StreamFigures:
+        return StreamFigures(streams=1, backfilling=0, lag=7, unacked_bytes=0, sent_bytes=10)
 
 
 class SlowUsers(UsersDouble):
@@ -163,7 +167,8 @@ async def test_a_stream_of_the_same_name_replaces_the_older_one() -> None:
     assert first[1].is_closed
     first[0].connection_lost(None)
     assert not second[1].is_closed
-    assert server.stream_statistics(server.buckets["default"]) == [("name:unacked_bytes", "0")]
+    bucket = server.buckets["default"]
+    assert bucket.published.read("readers")["readers_lag"] == 7
     streamer = second[0].streamer
     assert isinstance(streamer, StreamerDouble)
     second[0].data_received(request(Opcode.DCP_STREAM_REQ))
@@ -172,6 +177,8 @@ async def test_a_stream_of_the_same_name_replaces_the_older_one() -> None:
     second[0].resume_writing()
     second[0].connection_lost(None)
     assert streamer.calls == ["resume", "close"]
+    assert bucket.published.read("readers")["readers_connections"] == 0
+    assert bucket.published.read("readers")["readers_sent_bytes_total"] == 20
 
 
 async def test_nonsense_and_quit_close_after_the_replies() -> None:

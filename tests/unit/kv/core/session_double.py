@@ -81,9 +81,6 @@ class HostDouble:
     def tell_changed(self, bucket: Bucket) -> None:
         self.changed.append(bucket)
 
-    def stream_statistics(self, bucket: Bucket) -> list[tuple[str, str]]:
-        return []
-
 
 def new_session(
     host: HostDouble | None = None,

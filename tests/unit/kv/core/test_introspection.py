@@ -132,5 +132,26 @@ def test_statistics() -> None:
     assert stats(session, b"vbucket")[b"vb_0"] == b"active"
     assert stats(session, b"vbucket-details 1")[b"vb_1:entries_in_memory"] == b"1"
     assert stats(session, b"dcp") == {}
+    assert stats(session, b"changes") == {
+        b"changes_high": b"2",
+        b"changes_persisted": b"0",
+        b"changes_unflushed": b"2",
+    }
+    assert stats(session, b"")[b"changes_high"] == b"2"
+    assert stats(session, b"timings") == {}
     assert ask(session, request(Opcode.STAT, key=b"nonsense"))[0].status == Status.KEY_ENOENT
     assert ask(session, request(Opcode.STAT, key=b"failovers x"))[0].status == 7
+
+
+def test_refusals_are_counted_but_not_misses() -> None:
+    session = own_session()
+    assert ask(session, request(Opcode.GET, vbucket=1, key=b"absent"))[0].status == 1
+    for _ in range(2):
+        assert ask(session, request(Opcode.GET, vbucket=9, key=b"k"))[0].status == 7
+    assert stats(session, b"refused") == {b"refused_total_not_my_vbucket": b"2"}
+
+
+def test_the_node_is_known_without_a_bucket() -> None:
+    session = new_session(is_selected=False)
+    assert stats(session, b"") == {b"version": b"1"}
+    assert ask(session, request(Opcode.STAT, key=b"changes"))[0].status == Status.NO_BUCKET

@@ -1,0 +1,261 @@
+"""What an operator may ask: figures by name, and the words for each of them.
+
+The parts of a bucket publish their figures as groups, each a named tuple that is made when
+somebody asks. A figure is called `<group>_<field>`, in STAT, in metrics and in documents alike.
+
+Invariants:
+1. Every published figure is described in `BUCKET_FIGURES` or `NODE_FIGURES`, and every
+   description is published.
+2. A name that ends in `_total` only grows while the node runs; a histogram too; others go both
+   ways. Nothing is reset: whoever wants a rate takes differences.
+3. Asking costs no more than a look at every partition.
+
+Elsewhere: the node's figures (`node.engine`), the page (`gateway`), STAT (`introspection`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from millstream.kv.core.bucket import Bucket
+
+__all__ = [
+    "BUCKET_FIGURES",
+    "BYTES",
+    "COUNTS",
+    "NODE_FIGURES",
+    "SECONDS",
+    "Figure",
+    "Figures",
+    "Histogram",
+    "Published",
+    "as_text",
+    "publish_bucket",
+]
+
+COUNTS: Final = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0)
+BYTES: Final = tuple(1024.0 * 4**power for power in range(9))
+SECONDS: Final = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0,
+)  # fmt: skip
+
+
+class Histogram:
+    """How many values of which size there were; `bounds` are the largest value of each class."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    @property
+    def count(self) -> int:
+        """How many values there were."""
+        return sum(self.counts)
+
+    def cumulated(self) -> list[tuple[str, int]]:
+        """Return (bound, values up to it), the last bound being "+Inf"."""
+        names = [f"{bound:g}" for bound in self.bounds]
+        return list(zip([*names, "+Inf"], accumulate(self.counts), strict=True))
+
+
+Figure = float | Histogram | Mapping[str, int]
+"""A number, a distribution, or numbers by status."""
+Figures = dict[str, Figure]
+
+
+class Published:
+    """The groups of one bucket."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, Callable[[], NamedTuple]] = {}
+
+    def add(self, group: str, read: Callable[[], NamedTuple]) -> None:
+        """Publish a group; `read` returns its figures as they are now."""
+        assert group not in self._groups
+        self._groups[group] = read
+
+    def read(self, group: str | None = None) -> Figures:
+        """Return the figures of one group, or all."""
+        chosen = self._groups if group is None else {group: self._groups[group]}
+        return {
+            f"{name}_{field}": value
+            for name, read in chosen.items()
+            for field, value in read()._asdict().items()
+        }
+
+    def __contains__(self, group: object) -> bool:
+        return group in self._groups
+
+
+class Changes(NamedTuple):
+    """Group `changes`."""
+
+    high: int
+    persisted: int
+    unflushed: int
+
+
+class Documents(NamedTuple):
+    """Group `documents`."""
+
+    in_memory: int
+
+
+class Queue(NamedTuple):
+    """Group `queue`."""
+
+    bytes: int
+    retained_bytes: int
+    seqnos: int
+
+
+class Readers(NamedTuple):
+    """Group `readers`."""
+
+    connections: int
+    streams: int
+    backfilling: int
+    lag: int
+    unacked_bytes: int
+    sent_bytes_total: int
+
+
+class Leases(NamedTuple):
+    """Group `leases`."""
+
+    held: int
+
+
+class HeldLocks(NamedTuple):
+    """Group `locks`."""
+
+    held: int
+    taken_total: int
+
+
+class Refused(NamedTuple):
+    """Group `refused`."""
+
+    total: Mapping[str, int]
+
+
+def publish_bucket(bucket: Bucket) -> None:
+    """Publish what a bucket knows without an engine."""
+    published, partitions = bucket.published, bucket.partitions
+
+    def changes() -> Changes:
+        queues = [partition.queue for partition in partitions]
+        return Changes(
+            high=sum(partition.high_seqno for partition in partitions),
+            persisted=sum(partition.persisted_seqno for partition in partitions),
+            unflushed=sum(queue.high_seqno - queue.frozen_seqno for queue in queues),
+        )
+
+    def queue() -> Queue:
+        queues = [partition.queue for partition in partitions]
+        return Queue(
+            bytes=sum(queue.bytes_held for queue in queues),
+            retained_bytes=sum(queue.retained_bytes for queue in queues),
+            seqnos=sum(queue.high_seqno - queue.floor for queue in queues),
+        )
+
+    def readers() -> Readers:
+        figures = [stream.figures() for stream in bucket.streams.values()]
+        return Readers(
+            connections=len(figures),
+            streams=sum(one.streams for one in figures),
+            backfilling=sum(one.backfilling for one in figures),
+            lag=max((one.lag for one in figures), default=0),
+            unacked_bytes=sum(one.unacked_bytes for one in figures),
+            sent_bytes_total=bucket.sent_bytes_before + sum(one.sent_bytes for one in figures),
+        )
+
+    def locks() -> HeldLocks:
+        every = [partition.locks for partition in partitions]
+        return HeldLocks(sum(map(len, every)), sum(one.taken_total for one in every))
+
+    published.add("changes", changes)
+    published.add("documents", lambda: Documents(sum(len(p.table) for p in partitions)))
+    published.add("queue", queue)
+    published.add("readers", readers)
+    published.add("leases", lambda: Leases(len(bucket.leases)))
+    published.add("locks", locks)
+    published.add("refused", lambda: Refused(dict(bucket.refused)))
+
+
+def as_text(
+    figures: Mapping[str, Figure], *, with_classes: bool = False
+) -> Iterator[tuple[str, str]]:
+    """Yield names and values as STAT shows them; of a histogram count and sum, and its classes."""
+    for name, value in figures.items():
+        if isinstance(value, Histogram):
+            yield f"{name}_count", str(value.count)
+            yield f"{name}_sum", f"{value.sum:.6g}"
+            if with_classes:
+                for bound, count in value.cumulated():
+                    yield f"{name}_le_{bound}", str(count)
+        elif isinstance(value, Mapping):
+            for status, count in value.items():
+                yield f"{name}_{status}", str(count)
+        else:
+            yield name, f"{value:.6g}" if isinstance(value, float) else str(int(value))
+
+
+NODE_FIGURES: Final[Mapping[str, str]] = {
+    "uptime_seconds": "Time since the engine was started",
+    "loop_lag_ms": "By how much the event loop was late, latest measurement",
+    "loop_lag_worst_ms": "The worst of the last ten seconds",
+    "processor_seconds_total": "Processor time that the engine has used",
+    "resident_bytes": "Memory that the engine occupies",
+    "kv_connections": "Open connections of the kv and memcached ports",
+    "kv_connections_accepted_total": "Connections ever accepted there",
+    "buckets_ready": "Buckets that are served",
+    "buckets_failed": "Buckets that are not, see `millstream status`",
+}
+"""The same, of the node."""
+BUCKET_FIGURES: Final[Mapping[str, str]] = {
+    "changes_high": "Changes ever made: the high seqnos of all partitions together",
+    "changes_persisted": "Those of them that a stop of the machine cannot take away",
+    "changes_unflushed": "Changes that no group commit has taken yet",
+    "documents_in_memory": "Documents and tombstones in the hash tables",
+    "queue_bytes": "Memory of the mutation queues",
+    "queue_retained_bytes": "Superseded changes kept for snapshots and leases, in bytes",
+    "queue_seqnos": "Seqnos that the mutation queues reach back, superseded ones included",
+    "flusher_commits_total": "Group commits written",
+    "flusher_changes_total": "Changes in them",
+    "flusher_bytes_total": "Bytes of them",
+    "flusher_commit_changes": "Distribution of the changes in one group commit",
+    "flusher_commit_seconds": "Distribution of the time from freezing one to its being durable",
+    "flusher_disk_full_total": "Group commits that had to wait a second because the disk was full",
+    "flusher_by_id_pending": "Changes of the log that the by-id map does not have yet",
+    "disk_free_bytes": "Space that the file system of the data directory has left",
+    "readers_connections": "Connections that stream",
+    "readers_streams": "Open streams, one for each partition that a connection reads",
+    "readers_backfilling": "Streams that read the log now",
+    "readers_lag": "The most changes that one stream has still to be sent",
+    "readers_unacked_bytes": "Sent and not yet acknowledged, in bytes",
+    "readers_sent_bytes_total": "Bytes of stream messages sent",
+    "leases_held": "Leases held now",
+    "locks_held": "Documents locked now",
+    "locks_taken_total": "Locks taken",
+    "expiry_expired_total": "Documents turned into expirations",
+    "expiry_index_keys": "Documents in the indexes of what expires next",
+    "expiry_unscanned_partitions": "Partitions of which not every coming expiry is known yet",
+    "expiry_scans_total": "Partitions read to find what expires next",
+    "expiry_scanned_changes_total": "Changes read by these",
+    "refused_total": "Requests refused, by status; misses and unmet conditions are not counted",
+}
+"""Name -> meaning, for people; units are in the name or the meaning. What is said to be a
+distribution is a histogram."""
