@@ -24,10 +24,12 @@ REST_FACTOR: Final = 4
 class Pace:
     """Of one job; made when its work begins."""
 
-    __slots__ = ("_began",)
+    __slots__ = ("_began", "longest_s")
 
     def __init__(self) -> None:
         self._began = perf_counter()
+        self.longest_s = 0.0
+        """The longest step so far."""
 
     @property
     def is_over(self) -> bool:
@@ -38,6 +40,7 @@ class Pace:
         """Rest if the step is over."""
         worked_s = perf_counter() - self._began
         if worked_s >= STEP_S:
+            self.longest_s = max(self.longest_s, worked_s)
             await asyncio.sleep(worked_s * REST_FACTOR)
             self._began = perf_counter()
 

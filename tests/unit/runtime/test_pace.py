@@ -28,10 +28,12 @@ async def test_a_job_rests_longer_than_it_worked(clock):
     assert not pace.is_over
     await pace.breathe()
     assert rests == []
+    assert pace.longest_s == 0
     now[0] += STEP_S
     assert pace.is_over
     await pace.breathe()
     assert rests == [pytest.approx(1.5 * STEP_S * REST_FACTOR)]
+    assert pace.longest_s == pytest.approx(1.5 * STEP_S)
     assert not pace.is_over
 
 
