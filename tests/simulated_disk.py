@@ -4,9 +4,10 @@ Each write, truncation, sync, creation, rename, removal and by-id transaction is
 `before` is called with its kind and the file's name first and may raise:
 
 - `Crash`: the process ends there; a write may have been cut short;
-- `OSError`: the call fails. A write may have been cut short. What a failed sync should have made
-  durable counts as written from then on, as the page cache of Linux has it: later syncs leave it
-  out, and it is gone with the power unless it is written again.
+- `OSError`: the call fails. A write may have been cut short. What a failed sync of a file should
+  have made durable counts as written from then on, as the page cache of Linux has it: later syncs
+  leave it out, and it is gone with the power, or when the cache is forgotten, unless it is written
+  again.
 
 Invariants:
 1. A kill keeps what was written. Power loss (`lose_power`) keeps, of each block that is not
@@ -88,9 +89,11 @@ class SimulatedFile:
         return bytes(self.content.data[offset : offset + size])
 
     def read_resident(self, offset: int, size: int) -> bytes:
-        if self.disk.rng.random() < 0.3:
-            raise BlockingIOError
-        return self.read_at(offset, size)
+        """All of it, a part, or nothing is in memory."""
+        data, luck = self.read_at(offset, size), self.disk.rng.random()
+        if luck < 0.2:
+            raise BlockingIOError("not in memory")
+        return data if luck < 0.8 else data[: self.disk.rng.randint(1, size)]
 
     def truncate(self, size: int) -> None:
         self.disk.before(TRUNCATE, self.content.name)
@@ -107,6 +110,13 @@ class SimulatedFile:
             self.content.dirty.clear()
             raise
         self.content.sync()
+
+    def forget_cache(self) -> None:
+        """What no sync will write any more turns out to be whatever is on the disk."""
+        content = self.content
+        if not content.dirty:
+            content.data = self.disk.mixed(content.data, content.synced)
+            content.synced = content.data[:]
 
     def size(self) -> int:
         return len(self.content.data)
@@ -164,11 +174,7 @@ class SimulatedDisk:
         self._change(REMOVE, name, (name, None))
 
     def sync_directory(self) -> None:
-        try:
-            self.before(SYNC_DIRECTORY, "")
-        except OSError:
-            self.changes.clear()
-            raise
+        self.before(SYNC_DIRECTORY, "")
         self.synced, self.changes = dict(self.files), []
 
     def describe(self, name: str) -> str:
@@ -189,14 +195,14 @@ class SimulatedDisk:
                 self._apply(self.synced, change)
         self.files, self.changes, self.boot = dict(self.synced), [], next(self.numbers)
         for content in self.files.values():
-            content.data = self._mixed(content.data, content.synced)
+            content.data = self.mixed(content.data, content.synced)
             content.synced = content.data[:]
             content.dirty.clear()
         del self.by_id[rng.randint(0, len(self.by_id)) :]
         if not self.by_id:
             self.by_id = [{}]
 
-    def _mixed(self, new: bytearray, old: bytearray) -> bytearray:
+    def mixed(self, new: bytearray, old: bytearray) -> bytearray:
         if new == old:
             return new
         rng = self.rng

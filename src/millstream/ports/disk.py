@@ -36,6 +36,9 @@ class File(Protocol):
     def sync(self) -> None:
         """Make contents and length durable."""
 
+    def forget_cache(self) -> None:
+        """Read what was synced from the disk again: memory may hold what a failed sync lost."""
+
     def size(self) -> int:
         """Return the length in bytes."""
 

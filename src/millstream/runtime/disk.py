@@ -26,6 +26,7 @@ _fdatasync = getattr(os, "fdatasync", os.fsync)  # not every system has it
 _preadv = os.preadv
 _NOWAIT: Final = getattr(os, "RWF_NOWAIT", -1)  # -1: refused, as by file systems without it
 _CANNOT_SAY: Final = (errno.EOPNOTSUPP, errno.EINVAL)
+_forget = getattr(os, "posix_fadvise", None)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -86,6 +87,11 @@ class OsFile:
             self._is_resized = False
         else:
             _fdatasync(self._descriptor)
+
+    def forget_cache(self) -> None:
+        """Drop the clean pages of the page cache, as far as the system lets us."""
+        if _forget is not None:
+            _forget(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def size(self) -> int:
         """Return the length in bytes."""

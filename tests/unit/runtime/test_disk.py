@@ -119,3 +119,11 @@ def test_writes_that_the_system_cuts_short_go_on(tmp_path, monkeypatch):
 def test_a_file_is_described_by_its_absolute_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert OsDisk("log").describe("a") == str(tmp_path / "log" / "a")
+
+
+def test_what_is_durable_is_there_when_the_cache_is_forgotten(tmp_path):
+    file = OsDisk(tmp_path).open("x", create=True)
+    file.write_at(0, b"durable")
+    file.sync()
+    file.forget_cache()
+    assert file.read_at(0, 100) == b"durable"

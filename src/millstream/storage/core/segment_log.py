@@ -4,12 +4,14 @@ Invariants:
 1. A segment is sealed (index, flags, footer) and synced before the next one is created; a new one
    has a durable header and name before a record is written to it. So only the last segment can be
    torn, and its tail is cut, durably, before anything is appended.
-2. At start the directory and the last segment are synced first: what a killed process left
-   readable need not be durable.
+2. At start the directory and the last segment are synced before anything is read: what a killed
+   process left readable need not be durable.
 3. A damaged place with a commit record behind it is corruption, never a torn tail: that commit was
    begun after everything before it was durable.
 4. A group commit stands in one segment, which it may make larger than its size.
-5. After an error in `sync` nothing is appended any more.
+5. After an error in `sync`, or one that is no lack of space, nothing is appended any more. What a
+   failed sync left in memory is not believed after a restart: the last segment is read from the
+   disk again.
 6. Reads may run in any thread beside one appending thread: of the open segment they read what its
    index names, whose columns only grow while nothing is rolled back.
 7. The segments stand for every number from 1 to the last one, each for its own or, once compacted,
@@ -26,12 +28,13 @@ Source: docs/reference/file-format.md.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 from zlib import crc32
 
 from millstream.errors import UnavailableError, UsageError
 from millstream.ports.disk import Disk, File
+from millstream.storage.core.disk_errors import disk_error, is_full
 from millstream.storage.core.records import (
     Kind,
     Record,
@@ -107,6 +110,10 @@ class SegmentLog(SegmentFiles):
             self.commit_record = commit_record(self.log_id)
             self._begin(1)
             return
+        last = disk.open(segment_name(self.numbers[-1]))
+        last.sync()
+        last.forget_cache()
+        last.close()
         self._check_headers()
         self._open_last()
 
@@ -186,7 +193,6 @@ class SegmentLog(SegmentFiles):
         if self.last_record is not None and self.last_record.kind == Kind.INDEX:
             footer = self._footer(file)
             if footer is not None and footer.index_offset == self.last_record.offset:
-                file.sync()
                 self.is_sealed = True
                 self.sealed_bytes += file.size()
                 self.end, self.checksum = footer.index_offset, footer.data_checksum
@@ -279,7 +285,7 @@ class SegmentLog(SegmentFiles):
             file.write_at(begin, data)
         except OSError as error:
             raise self._undo(file, error) from error
-        self._sync(file)
+        self._sync(file.sync)
         self.end = begin + len(data)
         self.checksum = crc32(data, self.checksum)
         return Place(self.numbers[-1], begin)
@@ -306,23 +312,27 @@ class SegmentLog(SegmentFiles):
             self._filled = begin + size
 
     def _undo(self, file: File, error: OSError) -> UnavailableError:
-        """Take back what a failed write left; without that the log is of no further use."""
-        try:
-            file.truncate(self.end)
-            file.sync()
+        """Take back what a write for which there was no space left; all else is final."""
+        if is_full(error):
+            try:
+                file.truncate(self.end)
+                file.sync()
+            except OSError as undone:
+                return self._failed(undone)
             self._filled = self.end
-        except OSError:
-            self._is_failed = True
-            return UnavailableError(f"the disk failed: {error}", code="disk_failed")
-        return UnavailableError(f"cannot write the log: {error}; free space", code="disk_full")
+            return disk_error(error, self.describe(self.numbers[-1]))
+        return self._failed(error)
 
-    def _sync(self, file: File) -> None:
+    def _failed(self, error: OSError) -> UnavailableError:
+        self._is_failed = True
+        where = self.describe(self.numbers[-1] if self.numbers else 1)
+        return disk_error(error, where, is_final=True)
+
+    def _sync(self, sync: Callable[[], None]) -> None:
         try:
-            file.sync()
+            sync()
         except OSError as error:
-            self._is_failed = True
-            message = f"the disk failed: {error}; restart"
-            raise UnavailableError(message, code="disk_failed") from error
+            raise self._failed(error) from error
 
     def roll(self) -> None:
         """Seal the last segment and begin the next; raises as `append` does."""
@@ -335,19 +345,20 @@ class SegmentLog(SegmentFiles):
                 file.write_at(self.end, trailer)
             except OSError as error:
                 raise self._undo(file, error) from error
-            self._sync(file)
+            self._sync(file.sync)
             self.is_sealed = True
             self.sealed_bytes += self.end + len(trailer)
         try:
             self._begin(number + 1)
         except OSError as error:
-            message = f"cannot begin a segment: {error}; free space"
-            raise UnavailableError(message, code="disk_full") from error
+            if is_full(error):
+                raise disk_error(error, self.describe(number + 1)) from error
+            raise self._failed(error) from error
 
     def _begin(self, number: int) -> None:
         file = self._disk.open(segment_name(number), create=True)
         self._write_header(file, number, self.log_id)
-        self._disk.sync_directory()
+        self._sync(self._disk.sync_directory)
         self._last = file
         if self.numbers and self.is_open(self.numbers[-1]):
             self._kept[self.numbers[-1]] = self.open_index
@@ -360,7 +371,7 @@ class SegmentLog(SegmentFiles):
     def _write_header(self, file: File, number: int, log_id: bytes) -> None:
         file.truncate(0)
         file.write_at(0, encode_header(number, log_id))
-        file.sync()
+        self._sync(file.sync)
 
     def replace(self, run: Sequence[int], rewriting: Rewriting, size: int) -> None:
         """Let the last segment of a run stand for all of it: its file was replaced, durably.

@@ -1,4 +1,5 @@
 import errno
+import os
 
 import pytest
 
@@ -354,8 +355,9 @@ def test_leftovers_are_removed_and_strangers_left(tmp_path):
 class Failing:
     """Makes a method of the real file fail."""
 
-    def __init__(self, monkeypatch, *names, count=1):
-        self.left = dict.fromkeys(names, count)
+    def __init__(self, monkeypatch, *names, number=errno.ENOSPC):
+        self.left = dict.fromkeys(names, 1)
+        self.number = number
         for name in names:
             monkeypatch.setattr(OsFile, name, self.wrapped(name, getattr(OsFile, name)))
 
@@ -365,7 +367,7 @@ class Failing:
                 self.left[name] -= 1
                 if name == "write_at":
                     method(file, arguments[0], arguments[1][:20])
-                raise OSError(errno.ENOSPC, "No space left on device")
+                raise OSError(self.number, os.strerror(self.number))
             return method(file, *arguments)
 
         return call
@@ -405,7 +407,7 @@ def test_a_new_segment_that_cannot_be_begun_is_tried_again(tmp_path, monkeypatch
         write(file, offset, data)
 
     monkeypatch.setattr(OsFile, "write_at", fail_at_header)
-    with pytest.raises(UnavailableError, match="begin a segment"):
+    with pytest.raises(UnavailableError, match=r"00000002\.seg cannot be written"):
         log.append(commit(log, 900))
     assert log.is_sealed
     log.append(commit(log, 900))
@@ -425,3 +427,56 @@ def test_after_a_failed_sync_nothing_is_appended(tmp_path, monkeypatch, names):
     with pytest.raises(UnavailableError, match="failed earlier"):
         log.append(commit(log, 100))
     log.close()
+
+
+def test_an_error_that_is_no_lack_of_space_is_final(tmp_path, monkeypatch):
+    log = opened(tmp_path)
+    with monkeypatch.context() as context:
+        Failing(context, "write_at", number=errno.EIO)
+        with pytest.raises(UnavailableError, match=r"00000001\.seg: the disk failed") as raised:
+            log.append(commit(log, 100))
+    assert raised.value.code == "disk_failed"
+    with pytest.raises(UnavailableError, match="failed earlier"):
+        log.append(commit(log, 100))
+    log.close()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("call", ["OsFile.sync", "OsDisk.sync_directory"])
+def test_a_new_segment_that_is_not_made_durable_is_final(tmp_path, monkeypatch, call, number):
+    log = opened(tmp_path)
+    log.append(commit(log, 900))
+    seal = log.open_index.encode(log.end, log.checksum)
+    log._last.write_at(log.end, seal)
+    log.is_sealed = True
+
+    def broken(_):
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as context:
+        context.setattr(f"millstream.runtime.disk.{call}", broken)
+        with pytest.raises(UnavailableError, match="the disk failed") as raised:
+            log.append(commit(log, 100))
+    assert raised.value.code == "disk_failed"
+    log.close()
+
+
+def test_the_last_segment_is_read_from_the_disk_not_from_what_a_failed_sync_left(
+    tmp_path, monkeypatch
+):
+    log = opened(tmp_path)
+    log.append(commit(log, 100))
+    log.close()
+    calls = []
+    for name in ("sync", "forget_cache", "read_at"):
+        monkeypatch.setattr(OsFile, name, noted(calls, name, getattr(OsFile, name)))
+    opened(tmp_path).close()
+    assert calls[:2] == ["sync", "forget_cache"]
+
+
+def noted(calls, name, method):
+    def call(*args):
+        calls.append(name)
+        return method(*args)
+
+    return call
