@@ -6,6 +6,7 @@ speaks the binary protocol only.
 
 import re
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,3 +57,40 @@ def test_memcslap_loads(node: NodeProcess, run_program: RunProgram, load: str) -
     )  # fmt: skip
     said = (done.stdout + done.stderr).decode(errors="replace")
     assert not re.search(r"error|fail", said, re.IGNORECASE), said
+
+
+def test_memcstat_shows_figures(node: NodeProcess, run_program: RunProgram) -> None:
+    server = "--servers={}:{}".format(*node.memcached)
+    shown = run_program("memcstat", server, "--binary").stdout.decode()
+    found = dict(re.findall(r"^\s*(\S+): (.*)$", shown, re.MULTILINE))
+    assert int(found["curr_connections"]) >= 1
+    assert int(found["changes_high"]) >= int(found["changes_persisted"])
+    assert found["version"][0].isdigit()
+
+
+def test_memcexist_and_memctouch(
+    node: NodeProcess, run_program: RunProgram, tmp_path: Path
+) -> None:
+    server = "--servers={}:{}".format(*node.memcached)
+    file = tmp_path / "brief.txt"
+    file.write_text("soon gone")
+    run_program("memccp", server, "--binary", str(file))
+    run_program("memcexist", server, "--binary", "brief.txt")
+    run_program("memctouch", server, "--binary", "--expire=1", "brief.txt")
+    until = time.monotonic() + 10
+    while run_program("memccat", server, "--binary", "brief.txt", check=False).stdout:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert run_program("memcexist", server, "--binary", "brief.txt", check=False).returncode
+
+
+def test_memcflush_later(node: NodeProcess, run_program: RunProgram, tmp_path: Path) -> None:
+    server = "--servers={}:{}".format(*node.memcached)
+    file = tmp_path / "flushed.txt"
+    file.write_text("soon gone")
+    run_program("memccp", server, "--binary", str(file))
+    run_program("memcflush", server, "--binary", "--expire=1")
+    until = time.monotonic() + 10
+    while run_program("memccat", server, "--binary", "flushed.txt", check=False).stdout:
+        assert time.monotonic() < until
+        time.sleep(0.05)

@@ -1,11 +1,13 @@
 """`millstream status`: is a node well?
 
-Asks the kv port, and through it learns the HTTP port, which knows the buckets.
+Asks the kv port, and through it learns the HTTP port, which knows the buckets; then the kv port
+for the figures of each bucket that the user may read.
 
 Invariants:
-1. Exit code 1 if the node cannot be reached or a bucket of it is not served.
+1. Exit code 1 if the node cannot be reached or a bucket of it is not served. Warnings change
+   nothing about it.
 
-Elsewhere: what the node answers (`kv.core.introspection`, `gateway`).
+Elsewhere: what the node answers (`kv.core.introspection`, `gateway`), what that says (`health`).
 """
 
 from __future__ import annotations
@@ -31,10 +33,11 @@ from millstream.cli.connect import (
     tls_of,
     who_of,
 )
+from millstream.cli.health import COLUMNS, bucket_row, figure_of, node_line, warnings_of
 from millstream.client.connection import PORT_DEFAULT, Connection
 from millstream.errors import AccessError, MillstreamError, UnavailableError
 from millstream.model.addresses import parse_address
-from millstream.wire.mcbp import Opcode, request
+from millstream.wire.mcbp import Opcode, Status, request
 
 __all__ = ["command"]
 
@@ -50,7 +53,7 @@ def command(
     tls_ca: TlsCaOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show the health of a node.
+    """Show the health of a node: its buckets, and what somebody should look at.
 
     Exit code 1 if it cannot be reached or does not serve a bucket.
     """
@@ -59,13 +62,20 @@ def command(
     with Connection(
         host, port, user=who.user, password=who.password, tls=tls, timeout_s=TIMEOUT_S
     ) as connection:
-        found: dict[str, Any] = {"connect": address, **_statistics(connection)}
-    http_port = int(found.get("http_port", 0))
-    if http_port:
-        base = f"{'https' if tls else 'http'}://{'[' + host + ']' if ':' in host else host}"
-        found |= _fetch(f"{base}:{http_port}/_millstream/node", who, tls)
-        found |= _fetch(f"{base}:{http_port}/_millstream/buckets", who, tls)
-    failed = [bucket for bucket in found.get("buckets", []) if bucket["state"] != "ready"]
+        node = _statistics(connection)
+        found: dict[str, Any] = {"connect": address, **node}
+        found.pop("buckets", None)
+        http_port = found.get("http_port", 0)
+        if http_port:
+            base = f"{'https' if tls else 'http'}://{'[' + host + ']' if ':' in host else host}"
+            found |= _fetch(f"{base}:{http_port}/_millstream/node", who, tls)
+            found |= _fetch(f"{base}:{http_port}/_millstream/buckets", who, tls)
+        buckets = found.setdefault("buckets", [])
+        for bucket in buckets:
+            if bucket["state"] == "ready":
+                _add_figures(connection, bucket, node)
+    found["warnings"] = list(warnings_of(found, buckets))
+    failed = [bucket for bucket in buckets if bucket["state"] != "ready"]
     if json:
         print(json_module.dumps(found))
     else:
@@ -84,10 +94,17 @@ def _statistics(connection: Connection) -> dict[str, Any]:
             if packet.status:
                 raise AccessError("the node shows its statistics only after a log-in (--user)")
             if not packet.key and not packet.value:
-                found.pop("buckets", None)
                 return found
-            found[packet.key.decode()] = packet.value.decode()
+            found[packet.key.decode()] = figure_of(packet.value.decode())
     raise UnavailableError("the node's statistics do not end")
+
+
+def _add_figures(connection: Connection, bucket: dict[str, Any], node: dict[str, Any]) -> None:
+    """Ask for the figures of a bucket; a user who may not read it sees none."""
+    chosen = connection.request(Opcode.SELECT_BUCKET, key=bucket["name"].encode())
+    if chosen.status == Status.SUCCESS:
+        found = _statistics(connection)
+        bucket["figures"] = {name: found[name] for name in found if name not in node}
 
 
 def _fetch(url: str, who: Who, tls: ssl.SSLContext | None) -> dict[str, Any]:
@@ -119,20 +136,12 @@ def _show(found: dict[str, Any]) -> None:
     console = Console(highlight=False)
     listeners = {name: text for name, text in found.get("listeners", {}).items() if text}
     console.print(f"node {found.get('uuid', '')} at {found['connect']}: up", style="bold")
-    console.print(
-        f"version {found['version']}, up {int(found['uptime']):,} s, "
-        f"{found['curr_connections']} connections"
-    )
+    console.print(node_line(found))
     for name, text in listeners.items():
         console.print(f"  {name:<10} {text}")
-    table = Table("bucket", "state", "partitions", "changes", "durable", "reason", box=None)
-    for bucket in found.get("buckets", []):
-        table.add_row(
-            bucket["name"],
-            bucket["state"],
-            str(bucket["partitions"]),
-            f"{bucket['high_seqno']:,}",
-            f"{bucket['persisted_seqno']:,}",
-            bucket.get("reason", ""),
-        )
+    table = Table(*COLUMNS, box=None)
+    for bucket in found["buckets"]:
+        table.add_row(*bucket_row(bucket))
     console.print(table)
+    for warning in found["warnings"]:
+        console.print(f"! {warning}", style="yellow")

@@ -30,7 +30,11 @@ def test_health_as_json(node, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["listeners"]["http"] == node.http
     assert [bucket["name"] for bucket in found["buckets"]] == ["orders"]
-    assert found["buckets"][0]["state"] == "ready"
+    orders = found["buckets"][0]
+    assert orders["state"] == "ready"
+    assert orders["figures"]["changes_high"] == orders["high_seqno"] == 0
+    assert found["loop_lag_ms"] >= 0
+    assert isinstance(found["warnings"], list)
 
 
 def test_health_for_people(capsys):

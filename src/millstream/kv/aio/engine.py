@@ -90,7 +90,7 @@ class _StoreReader:
             yield from self._store.keys(partition_id)
 
 
-class DiskFigures(NamedTuple):
+class DiskStatistics(NamedTuple):
     """What an operator may ask of the disk."""
 
     free_bytes: int
@@ -169,9 +169,9 @@ class BucketEngine:
         mark = await asyncio.to_thread(NoExpiries, path)
         pager = Pager(bucket, now_ns=time.time_ns, mark=mark, on_fatal=on_fatal)
         published = bucket.published
-        published.add("flusher", flusher.figures)
-        published.add("expiry", pager.figures)
-        published.add("disk", lambda: DiskFigures(free_bytes(path)))
+        published.add("flusher", flusher.statistics)
+        published.add("expiry", pager.statistics)
+        published.add("disk", lambda: DiskStatistics(free_bytes(path)))
         if store.cut_bytes:
             _LOG.warning("bucket %s: cut a torn tail of %d bytes", name, store.cut_bytes)
         if not store.was_clean_stop and not store.is_new:

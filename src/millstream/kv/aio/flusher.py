@@ -37,7 +37,7 @@ DISK_FULL_SECONDS_MAX: Final = 60
 """How long writes wait for space before the node stops."""
 
 
-class FlusherFigures(NamedTuple):
+class FlusherStatistics(NamedTuple):
     """What an operator may ask of a flusher."""
 
     commits_total: int
@@ -134,9 +134,9 @@ class Flusher:
             self._fail(error)
         self._thread.shutdown()
 
-    def figures(self) -> FlusherFigures:
+    def statistics(self) -> FlusherStatistics:
         """Return what was flushed."""
-        return FlusherFigures(
+        return FlusherStatistics(
             commits_total=self.commit_total,
             changes_total=self.change_total,
             bytes_total=self._bytes_total,

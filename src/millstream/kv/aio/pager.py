@@ -70,7 +70,7 @@ class NoExpiries:
             self.is_there = True
 
 
-class PagerFigures(NamedTuple):
+class PagerStatistics(NamedTuple):
     """What an operator may ask of a pager."""
 
     expired_total: int
@@ -127,11 +127,11 @@ class Pager:
             for partition in self._bucket.partitions
         )
 
-    def figures(self) -> PagerFigures:
+    def statistics(self) -> PagerStatistics:
         """Return what expired and what is known to expire."""
         partitions = self._bucket.partitions
         indexes = [partition.expiries for partition in partitions]
-        return PagerFigures(
+        return PagerStatistics(
             expired_total=sum(partition.expired_total for partition in partitions),
             index_keys=sum(map(len, indexes)),
             unscanned_partitions=sum(index.horizon == 0 for index in indexes),

@@ -33,6 +33,8 @@ __all__ = ["BEFORE_LOGIN", "ERROR_MAP", "SESSION_COMMANDS", "VERSION"]
 
 VERSION: Final = "0.1.0-0000"
 """In the form that stream clients parse: major.minor.patch-build."""
+MEMCACHED_VERSION: Final = f"1.6.0 (Millstream {VERSION})"
+"""On the plain port: clients read which memcached's protocol is spoken, and take no 0 for it."""
 
 _GRANTED: Final = frozenset(
     {Feature.TCP_NODELAY, Feature.MUTATION_SEQNO, Feature.XERROR, Feature.SELECT_BUCKET,
@@ -176,8 +178,8 @@ def _noop(_: KvSession, packet: Packet, __: int) -> bytes | None:
     return _success(packet)
 
 
-def _version(_: KvSession, packet: Packet, __: int) -> bytes | None:
-    return _success(packet, VERSION.encode())
+def _version(session: KvSession, packet: Packet, _: int) -> bytes | None:
+    return _success(packet, (MEMCACHED_VERSION if session.hashes_keys else VERSION).encode())
 
 
 def _error_map(session: KvSession, packet: Packet, _: int) -> bytes | None:

@@ -103,7 +103,7 @@ async def test_documents_that_nobody_loaded_expire_too(
     clock.now_ns += 5 * SECOND
     partition = bucket.partitions[0]
     await told(bucket, lambda: partition.expired_total == 100)
-    figures = pager.figures()
+    figures = pager.statistics()
     assert (figures.scans_total, figures.scanned_changes_total) == (1, 100)
     assert (figures.expired_total, figures.index_keys, figures.unscanned_partitions) == (100, 0, 0)
 
@@ -116,7 +116,7 @@ async def test_more_than_the_index_holds_expire_scan_by_scan(
     pager = make_pager(bucket)
     clock.now_ns += 5 * SECOND
     await told(bucket, lambda: bucket.partitions[0].expired_total == 100)
-    assert 100 / 16 < pager.figures().scans_total < 100 / 16 * 3
+    assert 100 / 16 < pager.statistics().scans_total < 100 / 16 * 3
 
 
 async def test_only_active_copies_expire_documents(make_pager: MakePager, clock: Clock) -> None:

@@ -6,6 +6,7 @@ import pytest
 from msgspec import json
 from session_double import HostDouble, UserDouble, ask, new_session
 
+from millstream.kv.core.handshake import MEMCACHED_VERSION, VERSION
 from millstream.wire.mcbp import Feature, Opcode, Status, request
 
 
@@ -137,3 +138,11 @@ def test_a_stream_needs_its_right() -> None:
     session.user = UserDouble("read", "write")  # type: ignore[assignment]
     opened = request(Opcode.DCP_OPEN, key=b"n", extras=struct.pack(">II", 0, 1))
     assert ask(session, opened)[0].status == Status.EACCESS
+
+
+def test_the_version_is_one_that_the_port_s_clients_can_read() -> None:
+    for hashes_keys, wanted in ((False, VERSION), (True, MEMCACHED_VERSION)):
+        session = new_session(hashes_keys=hashes_keys)
+        version = ask(session, request(Opcode.VERSION))[0].value.decode()
+        assert version == wanted
+    assert version.split(".")[0] == "1", "libmemcached takes 0 for an error"

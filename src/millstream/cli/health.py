@@ -1,0 +1,148 @@
+"""What a node's figures say to people: a table of its buckets, and what to look at.
+
+Invariants:
+1. Pure: figures in, words out. A figure that a node does not send leaves its place empty.
+2. A warning says what is wrong and what to do about it.
+
+Elsewhere: asking the node (`cli.status`), what the figures mean (docs/reference/statistics.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+__all__ = ["COLUMNS", "bucket_row", "figure_of", "node_line", "shown_bytes", "warnings_of"]
+
+LOOP_LAG_MS_MAX: Final = 100.0
+"""The event loop may be late by as much before that is worth a warning."""
+DISK_FREE_BYTES_MIN: Final = 1024**3
+"""Less free space than this is worth a warning."""
+READERS_LAG_MAX: Final = 1_000_000
+"""A reader may be as many changes behind before that is worth a warning."""
+COLUMNS: Final = (
+    "bucket", "state", "partitions", "changes", "not durable", "documents in memory", "memory",
+    "log", "readers", "lag", "reason",
+)  # fmt: skip
+"""Headings of `bucket_row`."""
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+Figures = Mapping[str, Any]
+
+
+def figure_of(text: str) -> float | int | str:
+    """Return the number that STAT shows as text, or the text."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def shown_bytes(count: float) -> str:
+    """Return a size for people, with three digits.
+
+    >>> shown_bytes(0), shown_bytes(1536), shown_bytes(5 * 1024**3)
+    ('0 B', '1.5 KiB', '5 GiB')
+    """
+    for unit in _UNITS:
+        if count < 1000 or unit == _UNITS[-1]:
+            break
+        count /= 1024
+    return f"{count:.3g} {unit}"
+
+
+def shown_seconds(seconds: float) -> str:
+    """Return a time for people.
+
+    >>> shown_seconds(59), shown_seconds(7260), shown_seconds(3 * 86400 + 3600)
+    ('59 s', '2 h 1 min', '3 d 1 h')
+    """
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def node_line(node: Figures) -> str:
+    """Return one line about the node as a whole."""
+    parts = [
+        f"version {node['version']}",
+        f"up {shown_seconds(node['uptime'])}",
+        f"{node['curr_connections']:,} connections",
+    ]
+    if "resident_bytes" in node:
+        parts.append(f"{shown_bytes(node['resident_bytes'])} of memory")
+    if "loop_lag_worst_ms" in node:
+        parts.append(f"loop late by up to {node['loop_lag_worst_ms']:.1f} ms")
+    return ", ".join(parts)
+
+
+def bucket_row(bucket: Figures) -> list[str]:
+    """Return the line of one bucket, as it is listed over HTTP, with its figures if known."""
+    figures: Figures = bucket.get("figures", {})
+
+    def number(name: str) -> str:
+        return f"{figures[name]:,}" if name in figures else ""
+
+    return [
+        bucket["name"],
+        bucket["state"],
+        str(bucket["partitions"]),
+        f"{bucket['high_seqno']:,}",
+        f"{max(0, bucket['high_seqno'] - bucket['persisted_seqno']):,}",
+        number("documents_in_memory"),
+        _memory(figures),
+        _log(figures),
+        number("readers_connections"),
+        number("readers_lag"),
+        bucket.get("reason", ""),
+    ]
+
+
+def _memory(figures: Figures) -> str:
+    if "memory_used_bytes" not in figures:
+        return shown_bytes(figures["queue_bytes"]) if "queue_bytes" in figures else ""
+    used = shown_bytes(figures["memory_used_bytes"])
+    return f"{used} of {shown_bytes(figures['memory_quota_bytes'])}"
+
+
+def _log(figures: Figures) -> str:
+    if "disk_log_bytes" not in figures:
+        return ""
+    return shown_bytes(figures["disk_log_bytes"])
+
+
+def warnings_of(node: Figures, buckets: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield what somebody should look at, the worst first."""
+    for bucket in buckets:
+        if bucket["state"] != "ready":
+            yield f"bucket {bucket['name']} is not served: {bucket.get('reason', '')}"
+    for bucket in buckets:
+        yield from _bucket_warnings(bucket["name"], bucket.get("figures", {}))
+    free = [b["figures"]["disk_free_bytes"] for b in buckets if "figures" in b]
+    if free and min(free) < DISK_FREE_BYTES_MIN:
+        yield (
+            f"{shown_bytes(min(free))} of disk is left: make room; writes wait when it is full, "
+            "and then the node stops"
+        )
+    late_ms = node.get("loop_lag_worst_ms", 0)
+    if late_ms > LOOP_LAG_MS_MAX:
+        yield (
+            f"the event loop was late by {late_ms:.0f} ms: everybody waits as long; give the node "
+            "more processor time, or fewer clients"
+        )
+
+
+def _bucket_warnings(name: str, figures: Figures) -> Iterator[str]:
+    if figures.get("memory_is_refusing"):
+        yield f"bucket {name} takes no writes: its memory quota is exhausted; raise it"
+    if figures.get("flusher_disk_full_total"):
+        yield f"bucket {name} has had to wait for space on the disk"
+    lag = figures.get("readers_lag", 0)
+    if lag > READERS_LAG_MAX:
+        yield f"a reader of bucket {name} is {lag:,} changes behind: is it still at work?"

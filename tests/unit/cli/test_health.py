@@ -1,0 +1,62 @@
+import doctest
+
+import pytest
+
+from millstream.cli import health
+from millstream.cli.health import COLUMNS, bucket_row, figure_of, node_line, warnings_of
+
+NODE = {"version": "1", "uptime": 3700, "curr_connections": 2, "buckets": []}
+BUCKET = {
+    "name": "orders",
+    "state": "ready",
+    "partitions": 64,
+    "high_seqno": 1_000_000,
+    "persisted_seqno": 999_990,
+}
+
+
+def test_examples():
+    assert doctest.testmod(health).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "figure"), [("12", 12), ("0.25", 0.25), ("1e+07", 1e7), ("0.1.0-0000", "0.1.0-0000")]
+)
+def test_numbers_are_told_from_words(text, figure):
+    assert figure_of(text) == figure
+    assert type(figure_of(text)) is type(figure)
+
+
+def test_a_row_has_a_place_for_every_heading():
+    figures = {
+        "documents_in_memory": 5000, "queue_bytes": 1536, "readers_connections": 2,
+        "readers_lag": 7,
+    }  # fmt: skip
+    row = dict(zip(COLUMNS, bucket_row({**BUCKET, "figures": figures}), strict=True))
+    assert row == {
+        "bucket": "orders", "state": "ready", "partitions": "64", "changes": "1,000,000",
+        "not durable": "10", "documents in memory": "5,000", "memory": "1.5 KiB", "log": "",
+        "readers": "2", "lag": "7", "reason": "",
+    }  # fmt: skip
+
+
+def test_what_a_node_does_not_tell_stays_empty():
+    failed = {**BUCKET, "state": "failed", "reason": "its disk failed"}
+    assert bucket_row(failed)[5:] == ["", "", "", "", "", "its disk failed"]
+    assert node_line(NODE) == "version 1, up 1 h 1 min, 2 connections"
+    assert list(warnings_of(NODE, [BUCKET])) == []
+
+
+def test_what_to_look_at():
+    node = {**NODE, "loop_lag_worst_ms": 250.0, "resident_bytes": 2**30}
+    assert node_line(node).endswith("1 GiB of memory, loop late by up to 250.0 ms")
+    figures = {
+        "memory_is_refusing": 1, "flusher_disk_full_total": 1, "readers_lag": 2_000_000,
+        "disk_free_bytes": 5 * 2**20,
+    }  # fmt: skip
+    buckets = [{**BUCKET, "figures": figures}, {**BUCKET, "state": "failed", "reason": "damage"}]
+    found = list(warnings_of(node, buckets))
+    assert "is not served: damage" in found[0]
+    for words in ("takes no writes", "2,000,000 changes", "5 MiB of disk", "late by 250 ms"):
+        assert any(words in warning for warning in found), words
+    assert len(found) == 6
