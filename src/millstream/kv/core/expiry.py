@@ -116,9 +116,12 @@ class Expiries:
             tell()
 
     def _make_room(self) -> None:
-        """Keep those that expire first; the horizon comes down to where some are missing."""
+        """Keep those that expire first; the horizon comes down to where some are missing.
+
+        It never rises: some keys here may have been put off to where others are missing already.
+        """
         by_key, kept = self._by_key, int(self.count_max * _KEPT_SHARE)
-        horizon = sorted(by_key.values())[kept]
+        horizon = min(self.horizon, sorted(by_key.values())[kept])
         nearest = {key: expiry for key, expiry in by_key.items() if expiry < horizon}
         for key, expiry in by_key.items():
             if len(nearest) >= kept:

@@ -67,6 +67,19 @@ def test_among_equals_a_full_index_keeps_some_so_that_scans_get_on() -> None:
     assert len(due) == 50
 
 
+def test_keys_that_were_put_off_do_not_hide_that_others_are_missing() -> None:
+    index = Expiries(5, is_complete=True)
+    for key, expiry in ((b"missing", 102), (b"0", 102), (b"1", 101), (b"2", 101), (b"3", 101)):
+        index.add(key, expiry)
+    index.add(b"4", 101)
+    index.add(b"5", 101)
+    assert index.horizon == 102
+    for key in (b"4", b"5"):
+        index.add(key, 103)
+    index.add(b"6", 101)
+    assert index.horizon == 102
+
+
 def test_its_heap_is_bounded_though_a_key_is_put_forth_and_back() -> None:
     index = Expiries(4, is_complete=True)
     for number in range(1000):
