@@ -25,7 +25,7 @@ WIDE_SUITES  := $(wildcard tests/crash tests/conformance tests/e2e)
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup lock format lint types unit quick test ci test-tools java demo bench \
-	conformance pipelines e2e crash coverage docs reference wheel clean distclean
+	conformance pipelines e2e crash soak coverage docs reference wheel clean distclean
 
 help: ## list the targets
 	@echo 'Millstream. Targets (PYTHON=... chooses the interpreter, 3.11 or newer; ARGS=... goes to pytest):'
@@ -116,8 +116,12 @@ pipelines: $(TEST) java ## Spark tests against a node
 e2e: $(TEST) java ## whole processes, kill -9
 	@$(PYTEST) tests/e2e
 
-crash: $(TEST) ## storage faults injected one after the other
+crash: $(TEST) ## storage faults injected one after the other, and 60 s of the engine's machine
 	@$(PYTEST) tests/crash
+
+soak: $(TEST) ## 50,000 examples of the engine's machine (EXAMPLES=...; hours)
+	@MILLSTREAM_MACHINE_EXAMPLES=$(or $(EXAMPLES),50000) \
+	  $(PYTEST) tests/crash/test_engine_machine.py
 
 coverage: $(TEST) ## line and branch coverage of the unit tests
 	@$(PY) -m coverage run -m pytest $(QUICK_SUITES)

@@ -1,0 +1,182 @@
+"""Hypothesis against the data engine: anything in any order, then faults, checked at every step.
+
+The engine is `simulated_engine.SimulatedEngine`: the real parts over a simulated disk. Faults are
+armed to strike at a later effect of the disk: the process is killed, power is lost, the disk is
+full, a write or a sync fails.
+
+`MILLSTREAM_MACHINE_EXAMPLES=N` runs N examples instead of `SECONDS` (`make soak`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from simulated_engine import FAULTS, KEYS, PARTITIONS, SECOND, Fault, SimulatedEngine
+
+SECONDS = 60
+EXAMPLES = int(os.environ.get("MILLSTREAM_MACHINE_EXAMPLES", "0"))
+EXAMPLES_A_ROUND = 50
+STEPS = 50
+
+KEY = st.sampled_from(KEYS)
+PARTITION = st.integers(0, PARTITIONS - 1)
+SEED = st.integers(0, 2**32 - 1)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    example_count = 0
+    engine: SimulatedEngine | None = None
+
+    @initialize(seed=SEED)
+    def begin(self, seed: int) -> None:
+        EngineMachine.example_count += 1
+        self.engine = SimulatedEngine(seed)
+        self.engine.start()
+
+    # -- clients and readers
+
+    @rule(p=PARTITION, key=KEY, op=st.integers(0, 9), n=st.integers(0, 5), is_odd=st.booleans())
+    def write(self, p, key, op, n, is_odd):
+        self.engine.write(p, key, op, n, is_odd=is_odd)
+
+    @rule(p=PARTITION, seed=SEED, count=st.integers(2, 25))
+    def burst(self, p, seed, count):
+        self.engine.burst(p, seed, count)
+
+    @rule(p=PARTITION, key=KEY)
+    def get(self, p, key):
+        self.engine.get(p, key)
+
+    @rule(seconds=st.sampled_from((1, 5, 100, -3600)))
+    def clock(self, seconds):
+        self.engine.now += seconds * SECOND
+
+    @rule(p=PARTITION, n=st.integers(0, 3))
+    def hold(self, p, n):
+        self.engine.holds.append((p, self.engine.hold(p, n)))
+
+    @precondition(lambda self: self.engine.holds)
+    @rule(n=st.integers(0, 3))
+    def release(self, n):
+        self.engine.release(n)
+
+    @rule(p=PARTITION, after=st.integers(0, 60), n=st.integers(0, 3))
+    def read(self, p, after, n):
+        self.engine.begin_read(p, after, n)
+
+    @precondition(lambda self: self.engine.reads)
+    @rule(n=st.integers(0, 3), steps=st.integers(1, 5))
+    def read_on(self, n, steps):
+        """Beside the chunk that any reader takes after each step."""
+        reads = self.engine.reads
+        read = reads[n % len(reads)]
+        for _ in range(steps):
+            if read in reads:
+                self.engine.step_read(read)
+
+    # -- memory and disk
+
+    @rule(p=PARTITION, bytes_max=st.sampled_from((0, 300, 2000, 1 << 20)))
+    def bound_memory(self, p, bytes_max):
+        self.engine.bucket.partitions[p].queue.bytes_max = bytes_max
+
+    @precondition(lambda self: self.engine.commit is None)
+    @rule()
+    def freeze(self):
+        self.engine.freeze()
+
+    @precondition(lambda self: self.engine.commit and not self.engine.commit.is_appended)
+    @rule()
+    def append(self):
+        self.engine.attempt(self.engine.append)
+
+    @precondition(lambda self: self.engine.commit and self.engine.commit.is_appended)
+    @rule()
+    def absorb(self):
+        self.engine.absorb()
+
+    @rule()
+    def flush(self):
+        self.engine.attempt(self.engine.flush)
+
+    @precondition(lambda self: self.engine.applying is None)
+    @rule()
+    def take_by_id(self):
+        self.engine.take_by_id()
+
+    @precondition(lambda self: self.engine.applying is not None)
+    @rule(steps=st.integers(1, 8))
+    def step_by_id(self, steps):
+        self.engine.attempt(lambda: self.engine.step_by_id(steps))
+
+    @rule(p=PARTITION, history_share=st.integers(0, 4), purge_share=st.integers(0, 4))
+    def move_low_points(self, p, history_share, purge_share):
+        self.engine.attempt(lambda: self.engine.move_low_points(p, history_share, purge_share))
+
+    # -- ends
+
+    @rule(kind=st.sampled_from(FAULTS), left=st.integers(0, 12))
+    def arm(self, kind, left):
+        self.engine.fault = Fault(kind, left)
+
+    @rule(n=st.integers(0, 11), p=PARTITION, seqno=st.integers(0, 100))
+    def end(self, n, p, seqno):
+        """One rule, so that most steps are no ends."""
+        engine = self.engine
+        if n <= 1:
+            engine.die(is_power_lost=n == 1)
+        elif n <= 3:
+            engine.attempt(engine.stop)
+            if n == 3 and not engine.is_alive:
+                engine.copy()
+        elif n == 4:
+            engine.attempt(lambda: engine.roll_back(p, seqno))
+
+    # -- checks
+
+    @invariant()
+    def holds_true(self):
+        engine = self.engine
+        if engine is not None:
+            if not engine.is_alive:
+                engine.start()
+            engine.check()
+
+    def teardown(self):
+        if self.engine is not None:
+            self.engine.finish()
+
+
+def run_examples(count: int) -> None:
+    run_state_machine_as_test(
+        EngineMachine,
+        settings=settings(
+            max_examples=count, stateful_step_count=STEPS, deadline=None, database=None,
+            suppress_health_check=list(HealthCheck), report_multiple_bugs=False,
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.timeout(0)
+def test_no_schedule_breaks_the_engine(capsys):
+    began, first = time.monotonic(), EngineMachine.example_count
+    while True:
+        run_examples(EXAMPLES_A_ROUND)
+        seconds, count = time.monotonic() - began, EngineMachine.example_count - first
+        if count >= EXAMPLES if EXAMPLES else seconds >= SECONDS:
+            break
+    with capsys.disabled():
+        print(f"\n{count} examples of the engine in {seconds:.0f} s")  # noqa: T201

@@ -1,0 +1,87 @@
+"""One scripted life of a bucket, with each effect of the disk failed or cut in turn.
+
+Load, overwrite, delete, by-id, low points, rollback, clean stop, restart, over several segments.
+Whatever strikes, the bucket is opened again, compared with the model, goes on with the script, and
+ends with a clean stop that keeps everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from simulated_engine import KEYS, Fault, SimulatedEngine
+
+LIVES_PER_TEST = 100
+EFFECTS_MAX = 600
+"""More than the script has of any kind; a test fails if it is not."""
+DELETE = 6
+
+
+def script(engine: SimulatedEngine) -> Iterator[Callable[[], object]]:
+    """The steps; each is what one request or one task does."""
+    for turn in range(3):
+        for p in (0, 1):
+            yield lambda p=p, turn=turn: engine.burst(p, turn, 12)
+            yield engine.flush
+    yield lambda: engine.begin_read(0, 0, 0)
+    yield engine.take_by_id
+    yield lambda: engine.burst(0, 9, 20)
+    yield lambda: engine.step_by_id(1)
+    yield engine.flush
+    yield lambda: engine.step_by_id(100)
+    yield lambda: [engine.write(1, key, DELETE, 0, is_odd=False) for key in KEYS]
+    yield engine.flush
+    yield lambda: engine.move_low_points(0, 2, 1)
+    yield lambda: engine.burst(0, 4, 9)
+    yield engine.freeze
+    yield lambda: engine.append() if engine.commit else None
+    yield lambda: engine.burst(1, 5, 9)
+    yield lambda: engine.absorb() if engine.commit and engine.commit.is_appended else None
+    yield engine.flush
+    yield lambda: engine.roll_back(0, engine.models[0].high * 3 // 4)
+    yield lambda: engine.burst(0, 6, 15)
+    yield engine.flush
+    yield engine.stop
+    yield lambda: engine.burst(1, 7, 15)
+    yield engine.flush
+    yield lambda: engine.roll_back(1, 0)
+    yield lambda: engine.burst(1, 8, 9)
+    yield engine.stop
+
+
+def live(engine: SimulatedEngine) -> None:
+    engine.start()
+    for step in script(engine):
+        engine.attempt(step)
+        if not engine.is_alive:
+            engine.start()
+        engine.check()
+    engine.finish()
+
+
+def lives(kind: str) -> Iterator[tuple[int, int]]:
+    """Which effect, and the seed of what a cut or a loss of power leaves."""
+    for left in range(EFFECTS_MAX):
+        yield left, left
+        if kind == "power":
+            yield left, left + 1000
+
+
+@pytest.mark.parametrize("kind", ["kill", "power", "full", "write", "sync"])
+@pytest.mark.timeout(600)
+def test_every_effect_may_fail(kind: str) -> None:
+    for left, seed in lives(kind):
+        engine = SimulatedEngine(seed)
+        engine.fault = Fault(kind, left)
+        try:
+            live(engine)
+        except Exception as error:
+            error.add_note(f"effect {left}, seed {seed}")
+            raise
+        if engine.struck is None:
+            break
+    else:
+        pytest.fail("the script is longer than EFFECTS_MAX")
+    assert left > 10

@@ -1,0 +1,219 @@
+"""What a partition must do and hold, in plain lists: slow, obviously right, knows every change.
+
+Written from the documents, not from the product: who may be changed how, which seqno, CAS, rev and
+lineage a change gets, what a reader sees as of a seqno, what a crash may take.
+
+Invariants:
+1. Change n of the present history stands at `history[n - 1]`, for ever, until a crash or a
+   rollback takes it.
+2. Nothing here asks the product for anything but the encoding of frames and lineages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from millstream.model.lineage import Lineage, encode
+from millstream.model.position import FailoverEntry
+from millstream.wire.frames import deletion, expiration, mutation
+from millstream.wire.mcbp import Status
+
+SECOND = 1_000_000_000
+FAILOVER_ENTRIES = 25
+COUNTER_MODULUS = 1 << 64
+NEVER_CREATE = 0xFFFFFFFF
+
+
+class Made(NamedTuple):
+    """One change: everything it means, and its bytes."""
+
+    seqno: int
+    key: bytes
+    value: bytes | None  # None: a tombstone
+    cas: int
+    rev: int
+    flags: int
+    expiry: int
+    datatype: int
+    lineage: Lineage
+    frame: bytes
+
+
+@dataclass
+class PartitionModel:
+    partition_id: int
+    history: list[Made] = field(default_factory=list)
+    entries: list[FailoverEntry] = field(default_factory=list)  # oldest first
+    marks: set[int] = field(default_factory=lambda: {0})
+    """Where commits were frozen: the seqnos at which a copy may come back."""
+    acknowledged: int = 0
+    """Durable: nothing takes it but a rollback."""
+    history_seqno: int = 0
+    purge_seqno: int = 0
+    last_cas: int = 0
+    forgotten: set[int] = field(default_factory=set)
+    """Tombstones found to be purged: their keys begin anew."""
+
+    @property
+    def high(self) -> int:
+        return len(self.history)
+
+    # -- what readers see
+
+    def newest(self, key: bytes, at: int | None = None) -> Made | None:
+        found = [made for made in self.history[:at] if made.key == key]
+        return found[-1] if found else None
+
+    def as_of(self, at: int, after: int = 0) -> list[Made]:
+        """The newest of each key as of `at`, those above `after`, by seqno."""
+        newest = {made.key: made for made in self.history[:at]}
+        return sorted(made for made in newest.values() if made.seqno > after)
+
+    def may_be_gone(self, made: Made) -> bool:
+        """A tombstone that compaction may have purged."""
+        return made.value is None and made.seqno <= self.purge_seqno
+
+    # -- what happens to it
+
+    def begin(self, entry: FailoverEntry) -> None:
+        """A new stretch of history, after a start or a rollback."""
+        kept = [old for old in self.entries if old.seqno <= entry.seqno]
+        self.entries = [*kept, entry][-FAILOVER_ENTRIES:]
+
+    def cut(self, seqno: int) -> None:
+        """What is above `seqno` is gone."""
+        del self.history[seqno:]
+        self.marks = {mark for mark in self.marks if mark <= seqno}
+        self.forgotten = {gone for gone in self.forgotten if gone <= seqno}
+        self.acknowledged = min(self.acknowledged, seqno)
+        if self.history_seqno > seqno:
+            self.history_seqno = self.purge_seqno = 0
+
+    def rollback_target(self, seqno: int) -> int:
+        """The newest mark at or below `seqno` that can be restored; 0: emptied."""
+        return max((m for m in self.marks if self.history_seqno <= m <= seqno), default=0)
+
+    # -- what clients do; each returns what the product must return
+
+    def put(
+        self, key: bytes, value: bytes, flags: int, expiry: int, cas: int, datatype: int, now: int
+    ) -> bytes | Status:
+        if cas:
+            found = self.live(key, now)
+            if found is None:
+                return Status.KEY_ENOENT
+            if found.cas != cas:
+                return Status.KEY_EEXISTS
+        return self._append(key, value, flags, expiry, datatype, now).frame
+
+    def add(
+        self, key: bytes, value: bytes, flags: int, expiry: int, datatype: int, now: int
+    ) -> bytes | Status:
+        if self.live(key, now) is not None:
+            return Status.KEY_EEXISTS
+        return self._append(key, value, flags, expiry, datatype, now).frame
+
+    def replace(
+        self, key: bytes, value: bytes, flags: int, expiry: int, cas: int, datatype: int, now: int
+    ) -> bytes | Status:
+        found = self.live(key, now)
+        if found is None:
+            return Status.KEY_ENOENT
+        if cas and found.cas != cas:
+            return Status.KEY_EEXISTS
+        return self._append(key, value, flags, expiry, datatype, now).frame
+
+    def delete(self, key: bytes, cas: int, now: int) -> bytes | Status:
+        found = self.live(key, now)
+        if found is None:
+            return Status.KEY_ENOENT
+        if cas and found.cas != cas:
+            return Status.KEY_EEXISTS
+        return self._append(key, None, 0, now // SECOND, 0, now).frame
+
+    def touch(self, key: bytes, expiry: int, now: int) -> bytes | Status:
+        found = self.live(key, now)
+        if found is None or found.value is None:
+            return Status.KEY_ENOENT
+        return self._append(key, found.value, found.flags, expiry, found.datatype, now).frame
+
+    def count(
+        self, key: bytes, delta: int, initial: int, expiry: int, cas: int, now: int
+    ) -> tuple[bytes, int] | Status:
+        """`expiry` is 0 or `NEVER_CREATE`."""
+        found = self.live(key, now)
+        if found is None or found.value is None:
+            if expiry == NEVER_CREATE or cas:
+                return Status.KEY_ENOENT
+            return self._append(key, b"%d" % initial, 0, expiry, 0, now).frame, initial
+        text = found.value
+        if not text.isdigit() or len(text) > 20 or int(text) >= COUNTER_MODULUS:
+            return Status.DELTA_BADVAL
+        if cas and found.cas != cas:
+            return Status.KEY_EEXISTS
+        number = int(text) + delta
+        number = number % COUNTER_MODULUS if delta >= 0 else max(0, number)
+        made = self._append(key, b"%d" % number, found.flags, found.expiry, 0, now)
+        return made.frame, number
+
+    def extend(
+        self, key: bytes, before: bytes, after: bytes, cas: int, bytes_max: int, now: int
+    ) -> bytes | Status:
+        found = self.live(key, now)
+        if found is None or found.value is None:
+            return Status.NOT_STORED
+        value = before + found.value + after
+        if len(value) > bytes_max:
+            return Status.E2BIG
+        if cas and found.cas != cas:
+            return Status.KEY_EEXISTS
+        return self._append(key, value, found.flags, found.expiry, 0, now).frame
+
+    def live(self, key: bytes, now: int) -> Made | None:
+        """The document, if there is one; one whose time is over becomes a tombstone first."""
+        found = self.newest(key)
+        if found is None or found.value is None:
+            return None
+        if 0 < found.expiry <= now // SECOND:
+            self._append(key, None, 0, found.expiry, 0, now, is_expired=True)
+            return None
+        return found
+
+    def _append(
+        self,
+        key: bytes,
+        value: bytes | None,
+        flags: int,
+        expiry: int,
+        datatype: int,
+        now: int,
+        *,
+        is_expired: bool = False,
+    ) -> Made:
+        old = self.newest(key)
+        if old is not None and old.seqno in self.forgotten:
+            old = None
+        seqno, branch, p = self.high + 1, self.entries[-1].branch, self.partition_id
+        rev = old.rev + 1 if old else 1
+        cas = max(now, self.last_cas + 1, old.cas + 1 if old else 0)
+        if old is None:
+            lineage = Lineage(branch, seqno, ((branch, 1),))
+        elif old.lineage.runs[-1][0] != branch:
+            lineage = old.lineage._replace(runs=(*old.lineage.runs, (branch, rev)))
+        else:
+            lineage = old.lineage
+        if value is not None:
+            frame = mutation(p, key, value, seqno, rev, cas, flags, expiry, datatype)
+        elif is_expired:
+            frame = expiration(p, key, seqno, rev, cas, expiry)
+        else:
+            frame = deletion(p, key, seqno, rev, cas, expiry)
+        made = Made(seqno, key, value, cas, rev, flags, expiry, datatype, lineage, frame)
+        self.history.append(made)
+        self.last_cas = cas
+        return made
+
+
+def lineage_bytes(made: Made) -> bytes:
+    return encode(made.lineage)

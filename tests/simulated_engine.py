@@ -1,0 +1,536 @@
+"""A bucket of the real parts over a simulated disk, stepped by hand and checked against a model.
+
+Partitions, queue, leases, flush plan and log store are those of a running bucket; threads, timers
+and the disk are the test's. A commit is frozen, appended and absorbed in three steps, by-id is
+applied piece by piece, readers go chunk by chunk, with anything between them.
+
+Invariants, each an assertion:
+1. A look-up gives the exact frame and lineage of the newest change.
+2. A read as of a hold, or of a mark that can be restored, gives the newest of each key, each
+   once, seqnos ascending; only tombstones that compaction may purge can be missing.
+3. What was acknowledged as persisted is there after every start; what comes back ends at a mark,
+   has its failover log and low points, and a new entry unless the stop was clean.
+4. A waiter is told once, not before its change is durable and not later.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from engine_model import FAILOVER_ENTRIES, NEVER_CREATE, SECOND, PartitionModel, lineage_bytes
+from millstream.errors import CorruptionError, UnavailableError
+from millstream.kv.aio.engine import _StoreReader
+from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.flush import FlushPlan, GroupCommit
+from millstream.kv.core.partition import Partition
+from millstream.model.position import FailoverEntry
+from millstream.storage.core.segment_log import LogSizes
+from millstream.storage.core.store import EncodedCommit, LogStore
+from millstream.upr.core.source import Hold
+from millstream.wire.frames import change_of, seqno_of
+from simulated_disk import (
+    BY_ID,
+    CREATE,
+    SYNCS,
+    TRUNCATE,
+    WRITE,
+    Crash,
+    SimulatedById,
+    SimulatedDisk,
+)
+
+PARTITIONS: Final = 2
+KEYS: Final = (b"a", b"b", b"c", b"dd")
+NOW: Final = 1_700_000_000 * SECOND
+SIZES: Final = LogSizes(700, 2800, fill_from_bytes=1400, fill_bytes=300)
+FAULTS: Final = ("kill", "power", "full", "write", "sync")
+
+
+@dataclass(eq=False)
+class Fault:
+    """Strikes at the effect after `left` others of those it concerns.
+
+    kill, power: the process ends there, with the machine or alone; full: no space; write, sync:
+    the disk fails.
+    """
+
+    kind: str
+    left: int
+
+    def strikes(self, effect: str) -> bool:
+        if self._concerns(effect):
+            self.left -= 1
+        return self.left < 0
+
+    def _concerns(self, effect: str) -> bool:
+        if self.kind == "sync":
+            return effect in SYNCS
+        if self.kind in ("full", "write"):
+            return effect in (WRITE, CREATE, TRUNCATE, BY_ID)
+        return True
+
+    def error(self, effect: str) -> Exception:
+        if self.kind == "full" and effect == BY_ID:
+            return UnavailableError("no space for by-id", code="disk_full")
+        if self.kind == "full":
+            return OSError(errno.ENOSPC, "No space left on device")
+        if self.kind in ("write", "sync"):
+            return OSError(errno.EIO, "Input/output error")
+        return Crash()
+
+
+@dataclass(eq=False)
+class Read:
+    """A reader on its way: as of a hold, from the log and from memory."""
+
+    partition_id: int
+    hold: Hold
+    after: int
+    at: int
+    chunks: Iterator[tuple[list[bytes], int]] | None = None
+    frames: list[bytes] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Commit:
+    plan: GroupCommit
+    encoded: EncodedCommit
+    is_appended: bool = False
+
+
+class SimulatedEngine:
+    """One directory, and the process that serves it, if it lives."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng, self.numbers = random.Random(seed), itertools.count(100)
+        self.disk = SimulatedDisk(self.rng, self.numbers)
+        self.disk.before = self._before
+        self.fault: Fault | None = None
+        self.struck: Fault | None = None
+        self.models = [PartitionModel(p) for p in range(PARTITIONS)]
+        self.now = NOW
+        self.is_alive = False
+        self.undecided: dict[int, list[tuple[int, int, int]]] = {}
+        """(high, history, purge) that a step which was cut short may have left of a partition."""
+        self._forget()
+
+    def _forget(self) -> None:
+        """What only the process has."""
+        self.commit: Commit | None = None
+        self.applying: Iterator[None] | None = None
+        self.holds: list[tuple[int, Hold]] = []
+        self.reads: list[Read] = []
+        self.waiting: set[tuple[int, int]] = set()
+
+    # -- faults
+
+    def _before(self, kind: str, name: str) -> None:
+        fault = self.fault
+        if fault is not None and fault.strikes(kind):
+            self.fault, self.struck = None, fault
+            raise fault.error(kind)
+
+    def attempt(self, step: Callable[[], object]) -> None:
+        """A step that meets the disk."""
+        try:
+            step()
+        except (Crash, OSError, UnavailableError) as error:
+            self._survive(error)
+
+    def _survive(self, error: Crash | OSError | UnavailableError) -> None:
+        """Go on if only the disk is full, else die as the fault says."""
+        assert self.struck is not None, "an error without a fault"
+        if isinstance(error, UnavailableError) and error.code == "disk_full" and self.is_alive:
+            assert self.struck.kind == "full"
+            return
+        self.die(is_power_lost=self.struck.kind == "power")
+
+    def die(self, *, is_power_lost: bool) -> None:
+        if self.is_alive:
+            self.store.close()
+        self.is_alive = False
+        self._forget()
+        if is_power_lost:
+            self.disk.lose_power()
+
+    # -- start and stop
+
+    def start(self) -> None:
+        """As often as it takes."""
+        while not self.is_alive:
+            self.attempt(self._open)
+        self._check_start()
+
+    def _open(self) -> None:
+        store = LogStore.open(
+            self.disk, SimulatedById(self.disk), partition_count=PARTITIONS,
+            new_entry=self._new_entry, sizes=SIZES,
+        )  # fmt: skip
+        store.withdraw_receipt()
+        reader = _StoreReader(store, self._damaged)
+        partitions = []
+        for p, found in enumerate(store.partitions):
+            high = found.high_seqno
+            chunks = store.scan(p, high - 1, high) if high else iter(())
+            newest = max((change_of(c.frame).cas for chunk in chunks for c in chunk), default=0)
+            partition = Partition(
+                p, failover_log=found.failover_log, high_seqno=high,
+                purge_seqno=found.purge_seqno, is_resident=not store.has_records(p),
+                log=reader, last_cas=newest, queue_bytes_max=1 << 20,
+            )  # fmt: skip
+            partitions.append(partition)
+        self.bucket = Bucket(
+            "b", "00", partitions, new_lease_id=lambda: next(self.numbers), now_ns=lambda: self.now
+        )
+        self.plan: FlushPlan[tuple[int, int]] = FlushPlan(partitions)
+        self.store = store
+        self.is_alive = True
+
+    def _damaged(self, error: CorruptionError) -> None:
+        raise AssertionError("damage was met") from error
+
+    def _new_entry(self, seqno: int, last_branch: int) -> FailoverEntry:
+        return FailoverEntry(next(self.numbers), seqno, last_branch + 1)
+
+    def _check_start(self) -> None:
+        for p, model in enumerate(self.models):
+            found = self.store.partition(p)
+            came_back = found.high_seqno, found.history_seqno, found.purge_seqno
+            low_points = model.history_seqno, model.purge_seqno
+            right = [(m, *low_points) for m in sorted(model.marks) if m >= model.acknowledged]
+            right += self.undecided.pop(p, [])
+            assert came_back in right, f"p{p} came back at {came_back}, not one of {right}"
+            high, model.history_seqno, model.purge_seqno = came_back
+            model.cut(high)
+            model.acknowledged = high
+            self._check_failover_log(model, found.failover_log)
+        self.check_marks()
+
+    def _check_failover_log(self, model: PartitionModel, log: tuple[FailoverEntry, ...]) -> None:
+        """A start that was cut short may have left entries that nobody was told of."""
+        p = model.partition_id
+        assert len(log) <= FAILOVER_ENTRIES
+        for entry in model.entries:
+            is_kept = entry in log or len(log) == FAILOVER_ENTRIES
+            assert entry.seqno > model.high or is_kept, f"p{p}: {entry} was served, is forgotten"
+        assert [e.branch for e in log] == sorted({e.branch for e in log}, reverse=True)
+        assert [e.seqno for e in log] == sorted((e.seqno for e in log), reverse=True)
+        if not self.store.was_clean_stop:
+            assert log[0] not in model.entries, f"p{p}: no new entry after an unclean stop"
+            assert log[0].seqno == model.high
+        model.entries = list(reversed(log))
+        model.last_cas = model.history[-1].cas if model.history else 0
+
+    def settle(self) -> None:
+        """Nothing is under way."""
+        self.flush()
+        self.step_by_id(10_000)
+
+    def stop(self) -> None:
+        """Cleanly."""
+        self.settle()
+        self.store.stop()
+        self.is_alive = False
+        self._forget()
+
+    def copy(self) -> None:
+        """Go on with a copy of the directory, stopped or not."""
+        assert not self.is_alive
+        self.disk = self.disk.copied()
+        self.disk.before = self._before
+
+    # -- clients
+
+    def burst(self, p: int, seed: int, count: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(count):
+            key, is_odd = rng.choice(KEYS), rng.random() < 0.3
+            self.write(p, key, rng.randrange(10), rng.randrange(6), is_odd=is_odd)
+
+    def write(self, p: int, key: bytes, op: int, n: int, *, is_odd: bool) -> None:
+        """One request of a client; the answer must be the model's."""
+        self._notice_purged(p, key)
+        found, now = self.models[p].newest(key), self.now
+        cas = found.cas + (n % 2) if found and is_odd else 0
+        value = b"%d" % n * (1 + 40 * (n == 5))
+        expiry = now // SECOND + n if is_odd and n else 0
+        done: list[object] = []
+        for one in (self.models[p], self.bucket.partitions[p]):
+            match op:
+                case 4:
+                    answer: object = one.add(key, value, n, expiry, n & 1, now)
+                case 5:
+                    answer = one.replace(key, value, n, expiry, cas, n & 1, now)
+                case 6:
+                    answer = one.delete(key, cas, now)
+                case 7:
+                    answer = one.touch(key, expiry, now)
+                case 8:
+                    answer = one.count(key, n - 2, n, NEVER_CREATE if is_odd else 0, cas, now)
+                case 9:
+                    answer = one.extend(key, b"<" * n, b">", cas, 60, now)
+                case _:
+                    answer = one.put(key, value, n, expiry, cas, n & 1, now)
+            done.append(answer)
+        assert done[0] == done[1], f"p{p} {key!r} op {op}: {done[1]!r}, right is {done[0]!r}"
+
+    def _notice_purged(self, p: int, key: bytes) -> None:
+        """Whether a purged tombstone is still there is up to compaction; both are right."""
+        model = self.models[p]
+        made = model.newest(key)
+        is_purged = made is not None and model.may_be_gone(made)
+        if made and is_purged and self.bucket.partitions[p].newest(key) is None:
+            model.forgotten.add(made.seqno)
+
+    def get(self, p: int, key: bytes) -> None:
+        right = self.models[p].live(key, self.now)
+        assert self.bucket.partitions[p].live(key, self.now) == (right and right.frame)
+
+    # -- holds and readers
+
+    def hold(self, p: int, n: int) -> Hold:
+        """Freeze the present state, or one that is held."""
+        held = [hold.at for q, hold in self.holds if q == p]
+        at = held[n - 1] if 0 < n <= len(held) else None
+        opened = self.bucket.partitions[p].open_hold(at)
+        assert opened is not None
+        assert opened.at == (at if at is not None else self.models[p].high)
+        return opened
+
+    def release(self, n: int) -> None:
+        p, hold = self.holds.pop(n % len(self.holds))
+        self.bucket.partitions[p].release_hold(hold)
+        assert not self.bucket.partitions[p].is_held(hold)
+
+    def begin_read(self, p: int, after: int, n: int) -> None:
+        hold = self.hold(p, n)
+        after = min(after, hold.at)
+        self.reads.append(Read(p, hold, after, after))
+
+    def step_read(self, read: Read) -> None:
+        """One chunk further; what is complete is checked."""
+        partition = self.bucket.partitions[read.partition_id]
+        if not partition.is_held(read.hold):
+            self.reads.remove(read)
+        elif read.chunks is not None:
+            chunk = next(read.chunks, None)
+            if chunk is None:
+                read.chunks = None
+            else:
+                self._take(read, *chunk)
+        elif read.at < read.hold.at:
+            chunk = partition.memory_slice(read.at, read.hold.at, 100, 3)
+            if chunk is None:
+                read.chunks = partition.backfill(read.at, read.hold.at)
+            else:
+                self._take(read, *chunk)
+        else:
+            self.reads.remove(read)
+            self.check_frames(read.partition_id, read.frames, read.after, read.hold.at)
+            partition.release_hold(read.hold)
+
+    @staticmethod
+    def _take(read: Read, frames: list[bytes], last: int) -> None:
+        assert all(read.at < seqno_of(frame) <= last for frame in frames)
+        read.frames += frames
+        read.at = last
+
+    # -- the flusher
+
+    def freeze(self) -> None:
+        """Take the next commit, if anything changed."""
+        for p, model in enumerate(self.models):
+            if self.plan.wait(p, model.high, (p, model.high)):
+                self.waiting.add((p, model.high))
+        planned = self.plan.freeze()
+        if planned is None:
+            assert all(model.high == model.acknowledged for model in self.models)
+            return
+        for partition, seqno in zip(planned.partitions, planned.seqnos, strict=True):
+            model = self.models[partition.partition_id]
+            assert seqno == model.high
+            model.marks.add(seqno)
+        self.commit = Commit(planned, self.store.encode(planned.batches))
+
+    def append(self) -> None:
+        commit = self.commit
+        assert commit is not None
+        self.store.append(commit.encoded)
+        commit.is_appended = True
+        for partition, seqno in zip(commit.plan.partitions, commit.plan.seqnos, strict=True):
+            self.models[partition.partition_id].acknowledged = seqno
+
+    def absorb(self) -> None:
+        assert self.commit is not None
+        self.store.absorb(self.commit.encoded)
+        for p, seqno in self.plan.persisted(self.commit.plan):
+            assert (p, seqno) in self.waiting, f"p{p}: told twice of {seqno}"
+            assert seqno <= self.models[p].acknowledged, f"p{p}: told of {seqno} too early"
+            self.waiting.discard((p, seqno))
+        late = {(p, s) for p, s in self.waiting if s <= self.bucket.partitions[p].persisted_seqno}
+        assert not late, f"not told: {late}"
+        self.commit = None
+
+    def flush(self) -> None:
+        """All there is, the commit under way first."""
+        while self.commit is not None or self.plan.is_dirty():
+            if self.commit is None:
+                self.freeze()
+            assert self.commit is not None
+            if not self.commit.is_appended:
+                self.append()
+            self.absorb()
+
+    def take_by_id(self) -> None:
+        self.applying = self.store.by_id_steps(self.store.take_by_id())
+
+    def step_by_id(self, steps: int) -> None:
+        for _ in range(steps):
+            if self.applying is None:
+                return
+            try:
+                next(self.applying)
+            except StopIteration:
+                self.applying = None
+            except UnavailableError:
+                self.applying = None
+                raise
+
+    # -- the log's history
+
+    @contextmanager
+    def _undecided(self, p: int, state: tuple[int, int, int]) -> Iterator[None]:
+        """If the step is cut short, the next start finds the state before or this one."""
+        self.undecided[p] = [state]
+        try:
+            yield
+        except UnavailableError as error:
+            if error.code == "disk_full":
+                del self.undecided[p]
+            raise
+        del self.undecided[p]
+
+    def move_low_points(self, p: int, history_share: int, purge_share: int) -> None:
+        """By quarters of what readers allow."""
+        self.settle()
+        model = self.models[p]
+        ats = [hold.at for q, hold in self.holds if q == p]
+        ats += [read.hold.at for read in self.reads if read.partition_id == p]
+        history = max(model.history_seqno, min([model.acknowledged, *ats]) * history_share // 4)
+        starts = [read.at for read in self.reads if read.partition_id == p]
+        starts += [0 for q, _ in self.holds if q == p]
+        purge = max(model.purge_seqno, min([history, *starts]) * purge_share // 4)
+        with self._undecided(p, (model.acknowledged, history, purge)):
+            self.store.set_low_points({p: (history, purge)})
+        model.history_seqno, model.purge_seqno = history, purge
+
+    def roll_back(self, p: int, seqno: int) -> None:
+        """Of the store; the process starts anew."""
+        self.settle()
+        model = self.models[p]
+        right = model.rollback_target(min(seqno, model.high))
+        kept = right >= model.history_seqno
+        low_points = (model.history_seqno, model.purge_seqno) if kept else (0, 0)
+        with self._undecided(p, (right, *low_points)):
+            found = self.store.roll_back(p, seqno)
+        assert found.high_seqno == right, f"p{p}: back to {found.high_seqno}, not {right}"
+        model.cut(right)
+        self.die(is_power_lost=False)
+
+    # -- checks
+
+    def check(self) -> None:
+        """Everything that is quick; and readers go on."""
+        if self.reads:
+            self.step_read(self.rng.choice(self.reads))
+        for p, model in enumerate(self.models):
+            partition = self.bucket.partitions[p]
+            partition.queue.check()
+            assert partition.high_seqno == model.high
+            assert partition.failover_log == tuple(reversed(model.entries))
+            assert partition.last_cas == model.last_cas
+            for key in KEYS:
+                self._check_key(partition, model, key)
+            self._check_read(p, self.rng.randint(0, model.high))
+        self.holds = [
+            (p, hold) for p, hold in self.holds if self.bucket.partitions[p].is_held(hold)
+        ]
+        if self.holds:
+            p, hold = self.rng.choice(self.holds)
+            after = self.rng.choice((0, self.rng.randint(0, hold.at)))
+            self.check_frames(p, self._read_all(p, after, hold.at), after, hold.at)
+
+    @staticmethod
+    def _check_key(partition: Partition, model: PartitionModel, key: bytes) -> None:
+        made, entry = model.newest(key), partition.entry(key)
+        if made is None or entry is None:
+            assert entry is None
+            assert made is None or model.may_be_gone(made), f"{key!r}: {made} is gone"
+            return
+        assert entry.frame == made.frame, f"{change_of(entry.frame)}, right is {made}"
+        assert entry.lineage == lineage_bytes(made), f"{key!r}: lineage of {made}"
+
+    def _check_read(self, p: int, after: int) -> None:
+        partition = self.bucket.partitions[p]
+        hold = partition.open_hold()
+        assert hold is not None
+        for begin in (0, after):
+            self.check_frames(p, self._read_all(p, begin, hold.at), begin, hold.at)
+        partition.release_hold(hold)
+
+    def _read_all(self, p: int, after: int, at: int) -> list[bytes]:
+        partition = self.bucket.partitions[p]
+        frames: list[bytes] = []
+        while after < at:
+            chunk = partition.memory_slice(after, at, 100, 5)
+            if chunk is not None:
+                frames += chunk[0]
+                after = chunk[1]
+                continue
+            for part, last in partition.backfill(after, at):
+                frames += part
+                after = last
+        return frames
+
+    def check_frames(self, p: int, frames: list[bytes], after: int, at: int) -> None:
+        model = self.models[p]
+        seqnos = [seqno_of(frame) for frame in frames]
+        assert seqnos == sorted(set(seqnos))
+        found = dict(zip(seqnos, frames, strict=True))
+        right = {made.seqno: made for made in model.as_of(at, after)}
+        wrong = [f for s, f in found.items() if s not in right or right[s].frame != f]
+        gone = [m for s, m in right.items() if s not in found and not model.may_be_gone(m)]
+        assert not wrong, f"p{p} ({after}, {at}]: sent {[change_of(frame) for frame in wrong]}"
+        assert not gone, f"p{p} ({after}, {at}]: not sent {gone}"
+
+    def check_marks(self) -> None:
+        """As of every mark that can be restored, by the log alone; and the keys it has."""
+        store = self.store
+        for p, model in enumerate(self.models):
+            for at in sorted(model.marks):
+                if model.history_seqno <= at <= model.acknowledged:
+                    skip = store.superseded(p, 0, at)
+                    frames = [c.frame for chunk in store.scan(p, 0, at, skip) for c in chunk]
+                    self.check_frames(p, frames, 0, at)
+            keys = set(store.keys(p))
+            right = {made.key: made for made in model.history[: model.acknowledged]}
+            assert keys <= set(right), f"p{p}: keys {keys}"
+            assert all(model.may_be_gone(m) for key, m in right.items() if key not in keys)
+
+    def finish(self) -> None:
+        """A clean stop and a start after it keep everything, the histories too."""
+        self.fault = None
+        if not self.is_alive:
+            self.start()
+        before = [list(model.entries) for model in self.models]
+        self.stop()
+        self.start()
+        assert self.store.was_clean_stop
+        assert [model.entries for model in self.models] == before
+        self.check()
