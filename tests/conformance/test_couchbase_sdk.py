@@ -15,6 +15,7 @@ pytest.importorskip("couchbase", reason="the couchbase SDK is not installed")
 from couchbase.auth import PasswordAuthenticator
 from couchbase.cluster import Cluster
 from couchbase.collection import Collection
+from couchbase.diagnostics import PingState, ServiceType
 from couchbase.durability import DurabilityLevel, ServerDurability
 from couchbase.exceptions import (
     AuthenticationException,
@@ -37,6 +38,7 @@ from couchbase.options import (
     GetOptions,
     IncrementOptions,
     InsertOptions,
+    PingOptions,
     RemoveOptions,
     ReplaceOptions,
     SignedInt64,
@@ -364,3 +366,12 @@ def test_node_without_users(tmp_path_factory: pytest.TempPathFactory) -> None:
         documents.upsert("key", {"n": 1})
         assert documents.get("key").value == {"n": 1}
         cluster.close()
+
+
+def test_ping(node: NodeProcess, login: Login) -> None:
+    cluster = connect(node, login)
+    cluster.bucket("documents").default_collection().exists("any")
+    answers = cluster.bucket("documents").ping(PingOptions(service_types=[ServiceType.KeyValue]))
+    states = [endpoint.state for endpoint in answers.endpoints[ServiceType.KeyValue]]
+    assert states == [PingState.OK]
+    cluster.close()

@@ -119,6 +119,25 @@ async def test_more_than_the_index_holds_expire_scan_by_scan(
     assert 100 / 16 < pager.statistics().scans_total < 100 / 16 * 3
 
 
+async def test_a_clock_set_back_makes_it_wait(make_pager: MakePager, clock: Clock) -> None:
+    bucket = new_bucket()
+    make_pager(bucket)
+    partition = bucket.partitions[0]
+    put(partition, b"gone", NOW_S + 5)
+    put(partition, b"waits", NOW_S + 6)
+    clock.now_ns += 5 * SECOND
+    await told(bucket, lambda: partition.expired_total == 1)
+    clock.now_ns -= 3600 * SECOND
+    put(partition, b"short", NOW_S - 3595 + 5)
+    clock.now_ns += 10 * SECOND
+    await told(bucket, lambda: partition.expired_total == 2)
+    assert opcode(partition, b"short") == Opcode.DCP_EXPIRATION
+    assert opcode(partition, b"waits") == Opcode.DCP_MUTATION, "an hour later than meant"
+    assert opcode(partition, b"gone") == Opcode.DCP_EXPIRATION, "what is gone stays so"
+    clock.now_ns += 3600 * SECOND
+    await told(bucket, lambda: partition.expired_total == 3)
+
+
 async def test_only_active_copies_expire_documents(make_pager: MakePager, clock: Clock) -> None:
     bucket = new_bucket()
     make_pager(bucket)
