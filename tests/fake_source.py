@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry, FailoverLog, with_new_entry
-from millstream.upr.core.source import Hold
+from millstream.upr.core.source import Hold, Reader
 from millstream.wire.frames import deletion, mutation
 
 UUID_BASE = 0xA000
@@ -36,6 +36,7 @@ class FakePartition:
     writes: list[Write] = field(default_factory=list)
     holds: dict[int, int] = field(default_factory=dict)
     hold_count: int = 0
+    readers: list[Reader] = field(default_factory=list)
     histories: dict[int, list[Write]] = field(default_factory=lambda: {1: []})
     """Branch -> everything ever written in it, purged or not; seen by checks only."""
 
@@ -87,7 +88,7 @@ class FakePartition:
 
     # -- the shape of a partition source
 
-    def open_hold(self, at: int | None = None) -> Hold | None:
+    def open_hold(self, at: int | None = None, start: int | None = None) -> Hold | None:
         at = self.high_seqno if at is None else at
         if at != self.high_seqno and at not in self.holds.values():
             return None
@@ -100,6 +101,13 @@ class FakePartition:
 
     def is_held(self, hold: Hold) -> bool:
         return hold.hold_id in self.holds
+
+    def add_reader(self, reader: Reader) -> None:
+        self.readers.append(reader)
+
+    def remove_reader(self, reader: Reader) -> None:
+        if reader in self.readers:
+            self.readers.remove(reader)
 
     def memory_slice(
         self, after: int, at: int, bytes_max: int, items_max: int
@@ -118,8 +126,10 @@ class FakePartition:
                 frames.append(frame)
         return frames, last
 
-    def backfill(self, after: int, at: int) -> Iterator[tuple[list[bytes], int]]:
-        upto = min(at, self.memory_floor)
+    def backfill(
+        self, after: int, at: int, *, is_logged: bool = False
+    ) -> Iterator[tuple[list[bytes], int]]:
+        upto = at if is_logged else min(at, self.memory_floor)
         found = [write for write in self._as_of(at) if after < write.seqno <= upto]
         return self._chunks(found, at)
 
@@ -166,6 +176,6 @@ class FakeBucket:
         for callback in tuple(self.callbacks):
             callback()
 
-    def lease_hold(self, lease_id: int, partition_id: int) -> Hold | None:
+    def lease_hold(self, lease_id: int, partition_id: int, start: int) -> Hold | None:
         hold = self.leases.get((lease_id, partition_id))
         return hold if hold and self.partitions[partition_id].is_held(hold) else None

@@ -25,6 +25,8 @@ STREAM_STEP_BYTES_MAX: Final = 512 * 1024
 STREAM_STEP_ITEMS_MAX: Final = 1024
 QUEUE_BYTES_MAX: Final = 512 * 1024 * 1024
 """Frames a bucket keeps in memory for its readers; older persisted ones are read from the log."""
+QUEUE_SECONDS_MAX: Final = 300
+"""How long after they are durable changes wait in memory for a slow reader, up to twice that."""
 LEASES_MAX: Final = 4096
 LEASE_SECONDS_MAX: Final = 3600
 LEASE_SECONDS_DEFAULT: Final = 600

@@ -226,6 +226,7 @@ class Engine:
             for bucket in self.served.values():
                 bucket.drop_expired()
                 bucket.drop_ended_locks()
+                bucket.age_queues(time.monotonic())
 
     # -- what the parts tell
 

@@ -62,18 +62,26 @@ class _StoreReader:
         return Entry(key, found.frame, found.lineage) if found else None
 
     def backfill(
-        self, partition_id: int, after: int, upto: int, superseded: set[int]
+        self, partition_id: int, after: int, upto: int, at: int, superseded: set[int]
     ) -> Iterator[tuple[list[bytes], int]]:
-        """Yield frames of (after, upto] that neither the log nor `superseded` replaces; blocks."""
+        """Yield frames of (after, upto] that nothing up to `at` replaces, here or in `superseded`.
+
+        Blocks.
+        """
         if after >= upto:
             return
         last = after
         with self._telling():
-            skip = self._store.superseded(partition_id, after, upto) | superseded
+            skip = self._store.superseded(partition_id, after, at) | superseded
             for frames, last in self._store.scan_frames(partition_id, after, upto, skip):
                 yield frames, last
         if last < upto:
             yield [], upto
+
+    def newest_mark(self, partition_id: int, seqno: int) -> int:
+        """Return the newest mark at or below `seqno` that can be read as of, 0 if none."""
+        with self._telling():
+            return self._store.newest_mark(partition_id, seqno)
 
     @contextmanager
     def _telling(self) -> Iterator[None]:

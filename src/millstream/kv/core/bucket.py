@@ -208,16 +208,29 @@ class Bucket:
         if not lease.holds:
             del self.leases[lease_id]
 
-    def lease_hold(self, lease_id: int, partition_id: int) -> Hold | None:
-        """Return the hold of a lease on a partition, None if it is not held (any more)."""
+    def lease_hold(
+        self, lease_id: int, partition_id: int, start: int | None = None
+    ) -> Hold | None:
+        """Return the hold of a lease on a partition, None if it is not held (any more).
+
+        `start`: a stream is going to read what is above.
+        """
         lease = self._held_lease(lease_id)
-        return lease.holds.get(partition_id) if lease else None
+        hold = lease.holds.get(partition_id) if lease else None
+        if hold is not None and start is not None:
+            self.partitions[partition_id].queue.holds.asked(hold.hold_id, start)
+        return hold
 
     def drop_expired(self) -> None:
         """Release the leases whose time is over."""
         now_ns = self._now_ns()
         for lease_id in [i for i, lease in self.leases.items() if lease.expires_ns <= now_ns]:
             self.release_lease(lease_id)
+
+    def age_queues(self, now_s: float) -> None:
+        """Let queues look at a monotonic clock: nothing waits too long for slow readers."""
+        for partition in self.partitions:
+            partition.queue.age(now_s)
 
     def _held_lease(self, lease_id: int) -> Lease | None:
         lease = self.leases.get(lease_id)

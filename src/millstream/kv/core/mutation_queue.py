@@ -10,16 +10,18 @@ Invariants:
 1. Slot `seqno & 1023` of block `seqno >> 10` belongs to that seqno; a block is there only if a
    document fell into it, and is padded with blanks only where counters took seqnos between.
 2. A change above the floor is in its slot or map iff it is the newest of its key.
-3. A superseded change that a hold (lease, stream snapshot) can still see stays in `retained`, and
-   no other does.
+3. A superseded change that a hold can still see is kept in `holds`; of others nothing is left.
 4. `previous` of a change is the seqno of the key's previous record *in the log*: never of a change
    that was superseded before a flush took it.
-5. The floor passes only seqnos that are persisted and not retained; blocks go oldest first.
+5. The floor passes only what is persisted; numbers go oldest first. What readers have still to
+   read stays, unless it is more than `bytes_max` or older than `QUEUE_SECONDS_MAX`: then the log
+   serves it.
+6. On a replica no version at or below the end of its newest complete snapshot is dropped for one
+   above, neither for holds nor for the log.
 
-Elsewhere: the log (`storage`), streams (`upr`).
+Elsewhere: holds and what they keep (`kv.core.holds`), the log (`storage`), streams (`upr`).
 
-Source: mutation queue paper, "Design summary"; reading as of a seqno is described in
-docs/concepts/snapshots.md.
+Source: mutation queue paper, "Design summary"; docs/concepts/snapshots.md.
 """
 
 from __future__ import annotations
@@ -31,11 +33,14 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from millstream.model.limits import PARTITIONS_DEFAULT, QUEUE_BYTES_MAX
+from millstream.kv.core.holds import BITS, Holds, Superseded
+from millstream.model.limits import PARTITIONS_DEFAULT, QUEUE_BYTES_MAX, QUEUE_SECONDS_MAX
+from millstream.upr.core.source import Reader
 
 __all__ = [
     "BLOCK_SLOTS",
-    "HELD_FACTOR_MAX",
+    "COUNTER_BYTES",
+    "HISTORY_SHARE",
     "QUEUE_BYTES_DEFAULT",
     "SLOT_BYTES",
     "Block",
@@ -45,14 +50,13 @@ __all__ = [
 ]
 
 QUEUE_BYTES_DEFAULT: Final = QUEUE_BYTES_MAX // PARTITIONS_DEFAULT
-HELD_FACTOR_MAX: Final = 4
-"""Times the bound of a queue that holds may make it, before they are lost."""
+HISTORY_SHARE: Final = 4
+"""One part in so many of a queue's bytes is kept for readers yet to come."""
 SLOT_BYTES: Final = 64
 """Memory of a slot without its frame: three references and a number."""
 COUNTER_BYTES: Final = 256
 """The same of a counter, with its place in the map."""
-BLOCK_SLOTS: Final = 1024
-_BITS: Final = 10
+BLOCK_SLOTS: Final = 1 << BITS
 _MASK: Final = BLOCK_SLOTS - 1
 _NOTHING: Final = b""
 
@@ -84,7 +88,10 @@ class FrozenChanges(NamedTuple):
 
 
 class Block:
-    """Documents of 1,024 seqnos: parallel lists, only ever appended to and blanked."""
+    """Documents of 1,024 seqnos: parallel lists, only ever appended to and blanked.
+
+    Entries and previous seqnos are for the flush: a block that is full and flushed has none.
+    """
 
     __slots__ = ("entries", "frames", "previous")
 
@@ -101,16 +108,12 @@ class Block:
         self.previous += [0] * missing
 
 
-class _CounterItem(NamedTuple):
+class _Item(NamedTuple):
+    """A change that is in no slot: of a counter, or one that a replica owes the log."""
+
     entry: Entry
     frame: bytes
     previous: int
-
-
-class _Superseded(NamedTuple):
-    frame: bytes
-    previous_seqno: int
-    successor: int
 
 
 _CLOSED: Final = Block()
@@ -121,8 +124,13 @@ class MutationQueue:
     """The changes of one partition that are in memory, and who holds which past state."""
 
     __slots__ = (
-        "_holds",
-        "_next_hold",
+        "_aged_seqno",
+        "_ageing_seqno",
+        "_ageing_since_s",
+        "_counter_count",
+        "_owed",
+        "_passing",
+        "_settled_hold",
         "blocks",
         "bytes_max",
         "counters",
@@ -131,40 +139,56 @@ class MutationQueue:
         "frozen_seqno",
         "guarded_seqno",
         "high_seqno",
-        "hold_high",
-        "retained",
-        "retained_bytes",
+        "holds",
+        "persisted_seqno",
+        "readers",
+        "settled_seqno",
         "tail",
     )
 
     def __init__(self, high_seqno: int, bytes_max: int = QUEUE_BYTES_DEFAULT) -> None:
         self.bytes_max = bytes_max
-        """Wanted bound of what is held; superseded frames kept for holds may be as much again."""
+        """Bound of what is held of persisted changes; what holds keep may be as much again."""
+        self.readers: list[Reader] = []
+        """Streams, and whoever else reads on from a place."""
+        self.holds = Holds()
+        self._reset(high_seqno)
+
+    def _reset(self, high_seqno: int) -> None:
         self.floor = high_seqno
         self.high_seqno = high_seqno
         self.frozen_seqno = high_seqno
         """Everything at or below is in the log, or on its way there."""
-        self.retained: dict[int, _Superseded] = {}
-        self.retained_bytes = 0
+        self.persisted_seqno = high_seqno
+        self.settled_seqno: int | None = None
+        """On a replica the end of its newest complete snapshot; None: every change is complete."""
         self.frame_bytes = 0
         self.blocks: dict[int, Block] = {}
-        self.counters: dict[int, dict[int, _CounterItem]] = {}
+        self.counters: dict[int, dict[int, _Item]] = {}
         self.tail = _CLOSED
         """The block that takes the next document if its next slot is that document's."""
-        self._holds: dict[int, int] = {}
-        self.hold_high = -1
         self.guarded_seqno = -1
-        """A change at or below may be held, or a counter's: superseding it takes `append`."""
-        self._next_hold = 1
+        """Superseding a change at or below takes `append`: it may be held, or a counter's."""
+        self._counter_count = 0
+        self._owed: dict[int, _Item] = {}
+        self._passing: dict[int, int] = {}
+        """Of changes in no slot any more that are on their way to the log: what they replaced."""
+        self._settled_hold = 0
+        self._aged_seqno = self._ageing_seqno = high_seqno
+        self._ageing_since_s = 0.0
 
     @property
     def bytes_held(self) -> int:
-        """Frames, and what the slots and maps themselves take."""
+        """Frames, and what slots and maps themselves take; not what is kept for holds."""
         slots = BLOCK_SLOTS * len(self.blocks)
         if self.blocks:
             slots += len(next(reversed(self.blocks.values())).frames) - BLOCK_SLOTS
-        counters = sum(map(len, self.counters.values())) if self.counters else 0
-        return self.frame_bytes + SLOT_BYTES * slots + COUNTER_BYTES * counters
+        return self.frame_bytes + SLOT_BYTES * slots + COUNTER_BYTES * self._counter_count
+
+    @property
+    def retained_bytes(self) -> int:
+        """What is kept for holds alone."""
+        return self.holds.bytes_kept
 
     # -- the mutator
 
@@ -179,7 +203,7 @@ class MutationQueue:
             old_seqno: seqno of the key's former change, 0 if there is none.
             old: frame of the former change.
         """
-        previous = self._supersede(old_seqno, old) if old_seqno else 0
+        previous = self._supersede(entry, old_seqno, old) if old_seqno else 0
         seqno = self.high_seqno + 1
         block = self.tail
         if seqno & _MASK != len(block.frames):
@@ -194,103 +218,130 @@ class MutationQueue:
         self, entry: Entry, frame: bytes, old_seqno: int = 0, old: bytes = b""
     ) -> None:
         """Add the change of a counter with seqno `high_seqno + 1`; arguments as of `append`."""
-        previous = self._supersede(old_seqno, old) if old_seqno else 0
+        previous = self._supersede(entry, old_seqno, old) if old_seqno else 0
         seqno = self.high_seqno + 1
-        items = self.counters.get(seqno >> _BITS)
+        items = self.counters.get(seqno >> BITS)
         if items is None:
-            items = self.counters[seqno >> _BITS] = {}
-        items[seqno] = _CounterItem(entry, frame, previous)
+            items = self.counters[seqno >> BITS] = {}
+        items[seqno] = _Item(entry, frame, previous)
+        self._counter_count += 1
         self.tail = _CLOSED  # the next document is not in the next slot
         self.guarded_seqno = self.high_seqno = seqno
         self.frame_bytes += len(frame)
 
     def open_slot(self, seqno: int) -> Block:
         """Return the block of a document, ready to append it."""
-        block = self.blocks.get(seqno >> _BITS)
+        block = self.blocks.get(seqno >> BITS)
         if block is None:
-            block = self.blocks[seqno >> _BITS] = Block()
+            block = self.blocks[seqno >> BITS] = Block()
         block.pad(seqno & _MASK)
         self.tail = block
         return block
 
-    def _supersede(self, seqno: int, frame: bytes) -> int:
+    def _supersede(self, entry: Entry, seqno: int, frame: bytes) -> int:
         """Take a change out of its slot or map; return the `previous` of its successor."""
         if seqno <= self.floor:
             return seqno
-        number, slot = seqno >> _BITS, seqno & _MASK
+        number, slot = seqno >> BITS, seqno & _MASK
+        is_logged = seqno <= self.frozen_seqno
         items = self.counters.get(number)
         counter = items.pop(seqno, None) if items else None
         if counter is not None:
-            previous = counter.previous
+            previous = seqno if is_logged else counter.previous
+            self._counter_count -= 1
+            if is_logged and seqno > self.persisted_seqno:
+                self._passing[seqno] = counter.previous
             if not items:
                 del self.counters[number]
         else:
             block = self.blocks[number]
-            previous = block.previous[slot]
+            previous = seqno if is_logged else block.previous[slot]
             block.frames[slot] = _NOTHING
-        if seqno <= self.frozen_seqno:
-            previous = seqno
         self.frame_bytes -= len(frame)
-        if seqno <= self.hold_high:
-            self._retain(seqno, _Superseded(frame, previous, self.high_seqno + 1))
+        if not is_logged and self.settled_seqno is not None and seqno <= self.settled_seqno:
+            self._owed[seqno] = _Item(Entry(entry.key, frame, entry.lineage), frame, previous)
+            previous, is_logged = seqno, True
+        if seqno <= self.holds.high:
+            self.holds.keep(seqno, Superseded(frame, previous, self.high_seqno + 1, is_logged))
+            if self.holds.bytes_kept > self.bytes_max:
+                self._keep_less()
         return previous
-
-    def _retain(self, seqno: int, superseded: _Superseded) -> None:
-        self.retained[seqno] = superseded
-        self.retained_bytes += len(superseded.frame)
-        if self.retained_bytes > self.bytes_max:
-            self._lose_holds()
 
     # -- holds
 
     def open_hold(self, at: int | None) -> tuple[int, int] | None:
-        """Keep the state as of `at` readable; (hold id, at), or None if it cannot be.
+        """Keep the state as of `at` readable; (hold id, at), or None if it is not.
 
-        Only the present high (None), or the `at` of a hold that is still held, can be frozen.
+        Only the present state (None: its seqno), or one that is frozen already, can be frozen.
         """
         if at is None:
-            at = self.high_seqno
-        elif at != self.high_seqno and at not in self._holds.values():
+            at = self.complete_seqno
+        if not self.can_freeze(at):
             return None
-        hold_id = self._next_hold
-        self._next_hold += 1
-        self._holds[hold_id] = at
-        self.hold_high = max(self.hold_high, at)
+        hold_id = self.holds.open_frozen(at)
         self.guarded_seqno = max(self.guarded_seqno, at)
         return hold_id, at
 
+    def can_freeze(self, at: int) -> bool:
+        """Return whether the state as of `at` is the present one, or frozen already."""
+        return at == self.high_seqno == self.complete_seqno or self.holds.is_frozen(at)
+
+    @property
+    def complete_seqno(self) -> int:
+        """The newest seqno at which the partition is as it was somewhere at some moment."""
+        return self.high_seqno if self.settled_seqno is None else self.settled_seqno
+
     def is_held(self, hold_id: int) -> bool:
         """Return whether the hold was neither released nor lost."""
-        return hold_id in self._holds
+        return self.holds.is_held(hold_id)
 
     def release_hold(self, hold_id: int) -> None:
         """Give up a hold; releasing a lost one is harmless."""
-        if self._holds.pop(hold_id, None) is not None:
-            self._drop_unseen()
+        self.holds.release(hold_id)
+        self._guard()
 
-    def _lose_holds(self) -> None:
-        """A lost hold is an answer: its readers go back to where their snapshot began."""
-        self._holds.clear()
-        self._drop_unseen()
+    def _keep_less(self) -> None:
+        """Too much is kept for holds: what the log has it may serve, then the oldest are lost."""
+        self.collect(0)
+        while self.holds.bytes_kept > self.bytes_max and self.holds.lose_oldest():
+            pass
+        self._guard()
 
-    def _drop_unseen(self) -> None:
-        ats = sorted(self._holds.values())
-        self.hold_high = ats[-1] if ats else -1
-        self.guarded_seqno = max(self.hold_high, self._newest_counter())
-        if not self.retained:
-            return
-        kept: dict[int, _Superseded] = {}
-        for seqno, superseded in self.retained.items() if ats else ():
-            at = bisect_left(ats, seqno)
-            if at < len(ats) and ats[at] < superseded.successor:
-                kept[seqno] = superseded
-        self.retained = kept
-        self.retained_bytes = sum(len(superseded.frame) for superseded in kept.values())
-
-    def _newest_counter(self) -> int:
+    def _guard(self) -> None:
+        newest = -1
         for items in reversed(self.counters.values()):
-            return next(reversed(items))
-        return -1
+            newest = next(reversed(items))
+            break
+        self.guarded_seqno = max(self.holds.high, newest, self.settled_seqno or 0)
+
+    def pass_over(self, seqno: int) -> None:
+        """On a replica: its source has no change up to `seqno`."""
+        if seqno > self.high_seqno:
+            self.high_seqno = seqno
+            self.tail = _CLOSED  # the next document is not in the next slot
+
+    def settle(self, seqno: int) -> None:
+        """On a replica: a snapshot of its source is complete at `seqno`, the present high.
+
+        The state there stays readable, and goes to the log whole, until the next one. At a start
+        it may be below the high if the queue is empty: the log has it.
+        """
+        assert seqno == self.high_seqno or self.floor == self.high_seqno
+        hold_id = self.holds.open_frozen(seqno)
+        self.holds.release(self._settled_hold)
+        self._settled_hold, self.settled_seqno = hold_id, seqno
+        self._guard()
+
+    def settle_all(self) -> None:
+        """The copy is active from here on: every change is a complete state."""
+        self.holds.release(self._settled_hold)
+        self._settled_hold, self.settled_seqno = 0, None
+        self._guard()
+
+    def restart(self, high_seqno: int) -> None:
+        """Forget everything: history went back to `high_seqno`. All holds are lost."""
+        self.holds.lose_all()
+        self._reset(high_seqno)
 
     # -- readers
 
@@ -300,49 +351,69 @@ class MutationQueue:
         """Return frames in (after, last] that are the newest of their key as of `at`, and last.
 
         `last` is `at` once everything is covered. None: `after` is below the floor, read the log.
-        At least one seqno is covered, however large its frame. O(slots covered).
+        At least one seqno is covered, however large its frame; a slice ends with its block.
+        O(slots covered).
         """
         if after < self.floor:
             return None
-        number, begin = after + 1 >> _BITS, after + 1 & _MASK
-        end = min(at - (number << _BITS) + 1, begin + items_max, BLOCK_SLOTS)
+        number = after + 1 >> BITS
+        base = number << BITS
+        begin = after + 1 - base
+        end = min(at + 1 - base, begin + items_max, BLOCK_SLOTS)
         chunk = self._frames(number, begin, end)
-        if self.retained:
-            self._fill(chunk, after, at)
-        if not any(chunk):
-            return [], (number << _BITS) + end - 1
+        if number in self.holds.kept:
+            for seqno, frame in self.holds.visible(after, base + end - 1, at):
+                chunk[seqno - after - 1] = frame
+        elif not chunk:
+            return [], min(at, self._next_number(number) - 1)
         sizes = list(accumulate(map(len, chunk)))
-        if sizes[-1] > bytes_max:
+        if sizes and sizes[-1] > bytes_max:
             chunk = chunk[: max(1, bisect_left(sizes, bytes_max))]
-        return [frame for frame in chunk if frame], after + len(chunk)
+        return list(filter(None, chunk)), after + len(chunk)
 
     def _frames(self, number: int, begin: int, end: int) -> list[bytes]:
-        """Return the newest frames in slots [begin, end) of both sides, blank where none is."""
+        """Return the newest frames in slots [begin, end) of both sides, blank where none is.
+
+        Empty if the number has nothing at all.
+        """
         block, items = self.blocks.get(number), self.counters.get(number)
+        if block is None and not items and number not in self.holds.kept:
+            return []
         chunk = block.frames[begin:end] if block is not None else []
         chunk += [_NOTHING] * (end - begin - len(chunk))
         if items:
-            first = (number << _BITS) + begin
+            first = (number << BITS) + begin
             for seqno, item in items.items():
                 if 0 <= seqno - first < len(chunk):
                     chunk[seqno - first] = item.frame
         return chunk
 
-    def _fill(self, chunk: list[bytes], after: int, at: int) -> None:
-        for index, frame in enumerate(chunk):
-            superseded = None if frame else self.retained.get(after + 1 + index)
-            if superseded is not None and superseded.successor > at:
-                chunk[index] = superseded.frame
+    def _next_number(self, number: int) -> int:
+        """Return the first seqno of the next number of which there is anything."""
+        sides = (self.blocks, self.counters, self.holds.kept)
+        later = (other for side in sides for other in side if other > number)
+        return min(later, default=(self.high_seqno >> BITS) + 1) << BITS
+
+    def kept_below(self, after: int, upto: int, at: int) -> list[tuple[int, bytes]]:
+        """Return (seqno, frame) of changes in (after, upto] seen as of `at` that no log has."""
+        return self.holds.visible(after, upto, at)
 
     def superseded_in_log(self, at: int) -> set[int]:
-        """Return seqnos of log records that changes in memory at or below `at` replaced."""
-        found: set[int] = set()
+        """Return seqnos of log records that changes at or below `at` replaced.
+
+        Of changes that are persisted the log itself knows.
+        """
+        found = set(self.holds.replaced_in_log(at))
+        first = self.persisted_seqno + 1
         for number, block in self.blocks.items():
-            found.update(block.previous[: max(0, at - (number << _BITS) + 1)])
-        for items in self.counters.values():
-            found.update(item.previous for seqno, item in items.items() if seqno <= at)
-        if self.retained:
-            found.update(old.previous_seqno for seqno, old in self.retained.items() if seqno <= at)
+            base = number << BITS
+            if base + BLOCK_SLOTS > first and base <= at:
+                found.update(block.previous[max(0, first - base) : at - base + 1])
+        for number, items in self.counters.items():
+            if number >= first >> BITS:
+                found.update(item.previous for seqno, item in items.items() if seqno <= at)
+        found.update(item.previous for seqno, item in self._owed.items() if seqno <= at)
+        found.update(previous for seqno, previous in self._passing.items() if seqno <= at)
         return found
 
     # -- the flusher
@@ -351,89 +422,106 @@ class MutationQueue:
         """Return what must go to the log up to the present high, which becomes frozen."""
         frozen = FrozenChanges([], [], [], [], [])
         first, self.frozen_seqno = self.frozen_seqno + 1, self.high_seqno
-        numbers = self._numbers(first >> _BITS)
-        for number in numbers:
-            begin = max(0, first - (number << _BITS))
-            block = self.blocks.get(number)
-            frames = block.frames[begin:] if block else []
-            entries = block.entries[begin:] if block else []
-            previous = block.previous[begin:] if block else []
-            base = (number << _BITS) + begin
-            items = self.counters.get(number)
-            if items:
-                self._merge(items, base, frames, entries, previous)
-            entries = list(compress(entries, frames))
-            frozen.seqnos.extend(compress(range(base, base + len(frames)), frames))
-            frozen.keys.extend(map(_key_of, entries))
-            frozen.previous_seqnos.extend(compress(previous, frames))
-            frozen.lineages.extend(map(_lineage_of, entries))
-            frozen.frames.extend(filter(None, frames))
+        for number in self._numbers(first >> BITS, self.high_seqno >> BITS):
+            self._freeze_number(number, max(0, first - (number << BITS)), frozen)
+        self._passing.update((seqno, item.previous) for seqno, item in self._owed.items())
+        self._owed.clear()
         return frozen
 
-    def _numbers(self, first: int) -> list[int]:
-        """Return the numbers, from one on, of which something is held, ascending."""
-        found = [number for number in self.blocks if number >= first]
-        if self.counters:
-            found = sorted({*found, *(number for number in self.counters if number >= first)})
-        return found
+    def _numbers(self, first: int, last: int) -> list[int]:
+        """Return the numbers in [first, last] of which something is to be flushed, ascending."""
+        owed = {seqno >> BITS for seqno in self._owed}
+        sides = (self.blocks, self.counters, owed)
+        return [n for n in range(first, last + 1) if any(n in side for side in sides)]
 
-    @staticmethod
-    def _merge(
-        items: dict[int, _CounterItem],
-        base: int,
-        frames: list[bytes],
-        entries: list[Entry],
-        previous: list[int],
-    ) -> None:
-        """Put counters from seqno `base` on into their slots of copied columns."""
-        missing = next(reversed(items)) - base + 1 - len(frames)
-        frames += [_NOTHING] * missing
-        entries += [_NOBODY] * missing
-        previous += [0] * missing
-        for seqno, item in items.items():
-            index = seqno - base
-            if index >= 0:
-                entries[index], frames[index], previous[index] = item
+    def _freeze_number(self, number: int, begin: int, frozen: FrozenChanges) -> None:
+        block, base = self.blocks.get(number), (number << BITS) + begin
+        frames = block.frames[begin:] if block else []
+        entries = block.entries[begin:] if block else []
+        previous = block.previous[begin:] if block else []
+        for items in (self.counters.get(number), self._owed):
+            if items:
+                _merge(items, base, (number + 1) << BITS, frames, entries, previous)
+        entries = list(compress(entries, frames))
+        frozen.seqnos.extend(compress(range(base, base + len(frames)), frames))
+        frozen.keys.extend(map(_key_of, entries))
+        frozen.previous_seqnos.extend(compress(previous, frames))
+        frozen.lineages.extend(map(_lineage_of, entries))
+        frozen.frames.extend(filter(None, frames))
+
+    # -- what may go
 
     def trim(self, persisted_seqno: int) -> None:
-        """Drop the oldest persisted changes while more than the bound is held.
+        """Everything up to `persisted_seqno` is durable: drop the oldest of it that may go.
 
-        A retained change keeps what is above it; past `HELD_FACTOR_MAX` the holds are lost.
+        A part of the bound is kept for readers to come, the rest only for those that have still
+        to read it; above the bound nothing is.
         """
-        held = self.bytes_held
-        if held <= self.bytes_max:
-            return
-        if self.retained and held > HELD_FACTOR_MAX * self.bytes_max:
-            self._lose_holds()
-        limit = min([persisted_seqno, *(seqno - 1 for seqno in self.retained)])
-        excess = held - self.bytes_max
+        first, self.persisted_seqno = self.persisted_seqno + 1, persisted_seqno
+        for number in self._whole(first, persisted_seqno):
+            self.blocks[number].entries, self.blocks[number].previous = [], []
+        if self._passing:
+            self._passing = {s: p for s, p in self._passing.items() if s > persisted_seqno}
+        history_bytes = self.bytes_max // HISTORY_SHARE
+        if self.bytes_held > history_bytes:
+            needed = min((r.memory_after for r in self.readers), default=persisted_seqno)
+            self.collect(history_bytes, max(needed, self._aged_seqno))
+            self.collect(self.bytes_max)
+
+    def _whole(self, first: int, last: int) -> list[int]:
+        """Return the numbers of blocks that ended in [first, last]."""
+        numbers = range(first >> BITS, last + 1 >> BITS)
+        return [number for number in numbers if number in self.blocks]
+
+    def age(self, now_s: float) -> None:
+        """Look at the time: what is persisted for `QUEUE_SECONDS_MAX` waits for no reader."""
+        if now_s - self._ageing_since_s >= QUEUE_SECONDS_MAX:
+            self._aged_seqno, self._ageing_seqno = self._ageing_seqno, self.persisted_seqno
+            self._ageing_since_s = now_s
+            self.trim(self.persisted_seqno)
+
+    def collect(self, bytes_max: int, upto: int | None = None) -> None:
+        """Drop the oldest persisted changes while more than `bytes_max` are held.
+
+        At most those up to `upto`. Whoever has still to read them reads the log.
+        """
+        excess = self.bytes_held - bytes_max
+        limit = self.persisted_seqno if upto is None else min(upto, self.persisted_seqno)
+        before = self.floor
         while excess > 0 and self.floor < limit:
-            number = self.floor + 1 >> _BITS
-            upto = min(limit, (number << _BITS) + _MASK)
-            excess -= self._collect(number, upto)
-            self.floor = upto
+            number = self.floor + 1 >> BITS
+            end = min(limit, (number << BITS) + _MASK)
+            if number in self.blocks or number in self.counters or number in self.holds.kept:
+                excess -= self._collect(number, end)
+            else:
+                end = min(limit, self._next_number(number) - 1)
+            self.floor = end
+        if self.floor != before:
+            self._guard()
 
     def _collect(self, number: int, upto: int) -> int:
-        """Drop what block `number` has up to a seqno; return the bytes that freed."""
+        """Drop what a number has up to a seqno; return the bytes that freed."""
         freed = overhead = 0
         block, items = self.blocks.get(number), self.counters.get(number)
         if block is not None:
-            gone = upto - (number << _BITS) + 1
-            freed += sum(map(len, block.frames[:gone]))
-            if gone >= BLOCK_SLOTS:
-                del self.blocks[number]
-                overhead += SLOT_BYTES * BLOCK_SLOTS
+            begin, end = max(0, self.floor + 1 - (number << BITS)), upto - (number << BITS) + 1
+            gone = block.frames[begin:end]
+            freed += sum(map(len, gone))
+            if end < BLOCK_SLOTS:
+                block.frames[begin:end] = [_NOTHING] * len(gone)
+                if block.entries:
+                    block.entries[begin:end] = [_NOBODY] * len(gone)
             else:
-                gone = min(gone, len(block.frames))
-                block.frames[:gone] = [_NOTHING] * gone
-                block.entries[:gone] = [_NOBODY] * gone
-                block.previous[:gone] = [0] * gone
+                del self.blocks[number]
+                overhead += SLOT_BYTES * len(block.frames)
         for seqno in [s for s in items if s <= upto] if items else ():
             assert items
             freed += len(items.pop(seqno).frame)
+            self._counter_count -= 1
             overhead += COUNTER_BYTES
         if items is not None and not items:
             del self.counters[number]
+        self.holds.pass_floor(number, upto)
         self.frame_bytes -= freed
         return freed + overhead
 
@@ -444,15 +532,35 @@ class MutationQueue:
         assert self.frame_bytes == sum(map(len, frames))
         assert list(self.blocks) == sorted(self.blocks)
         for number, block in self.blocks.items():
-            assert len(block.frames) == len(block.entries) == len(block.previous) <= BLOCK_SLOTS
-            last = (number << _BITS) + len(block.frames) - 1
-            assert self.floor < last <= self.high_seqno or last == self.floor
+            assert len(block.frames) <= BLOCK_SLOTS
+            last = (number << BITS) + len(block.frames) - 1
+            assert last <= self.high_seqno
+            if (number << BITS) + _MASK > self.persisted_seqno:
+                assert len(block.frames) == len(block.entries) == len(block.previous)
         for number, items in self.counters.items():
             assert items
-            assert all(self.floor < s <= self.high_seqno and s >> _BITS == number for s in items)
+            assert all(self.floor < s <= self.high_seqno and s >> BITS == number for s in items)
             assert list(items) == sorted(items)
-        assert self.floor <= self.frozen_seqno <= self.high_seqno
-        assert self.guarded_seqno >= max(self.hold_high, self._newest_counter())
-        for seqno, superseded in self.retained.items():
-            assert seqno > self.floor
-            assert any(seqno <= at < superseded.successor for at in self._holds.values())
+        assert self._counter_count == sum(map(len, self.counters.values()))
+        assert self.floor <= self.persisted_seqno <= self.frozen_seqno <= self.high_seqno
+        newest = max((max(items) for items in self.counters.values()), default=-1)
+        assert self.guarded_seqno >= max(self.holds.high, newest)
+        self.holds.check(self.floor)
+
+
+def _merge(
+    items: dict[int, _Item],
+    base: int,
+    end: int,
+    frames: list[bytes],
+    entries: list[Entry],
+    previous: list[int],
+) -> None:
+    """Put changes with seqnos in [base, end) into their slots of copied columns."""
+    wanted = [(seqno, item) for seqno, item in items.items() if base <= seqno < end]
+    missing = max((seqno for seqno, _ in wanted), default=base - 1) + 1 - base - len(frames)
+    frames += [_NOTHING] * missing
+    entries += [_NOBODY] * missing
+    previous += [0] * missing
+    for seqno, item in wanted:
+        entries[seqno - base], frames[seqno - base], previous[seqno - base] = item

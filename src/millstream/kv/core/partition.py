@@ -24,6 +24,7 @@ from struct import Struct
 from typing import Final, Protocol
 
 from millstream.kv.core.expiry import Expiries
+from millstream.kv.core.holds import with_kept
 from millstream.kv.core.locks import LOCKED_CAS, Locks
 from millstream.kv.core.mutation_queue import (
     QUEUE_BYTES_DEFAULT,
@@ -34,7 +35,7 @@ from millstream.kv.core.mutation_queue import (
 from millstream.model.lineage import born, with_run
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog
-from millstream.upr.core.source import Hold
+from millstream.upr.core.source import Hold, Reader
 from millstream.wire.frames import deletion, expiration, mutation, pack_mutation
 from millstream.wire.mcbp import Status
 
@@ -56,9 +57,15 @@ class LogReader(Protocol):
         """Return the newest record of the key as an entry, tombstones included."""
 
     def backfill(
-        self, partition_id: int, after: int, at: int, superseded: set[int]
+        self, partition_id: int, after: int, upto: int, at: int, superseded: set[int]
     ) -> Iterator[tuple[list[bytes], int]]:
-        """Yield frames of (after, at] that are the newest of their key; blocks."""
+        """Yield frames of (after, upto] that nothing up to `at` replaces, with what they cover.
+
+        `superseded`: records that changes replaced which the log need not have yet. Blocks.
+        """
+
+    def newest_mark(self, partition_id: int, seqno: int) -> int:
+        """Return the newest mark at or below `seqno` that can be read as of, 0 if none."""
 
     def keys(self, partition_id: int) -> Iterator[bytes]:
         """Yield the keys that have a record; blocks."""
@@ -463,10 +470,20 @@ class Partition:
 
     # -- streams: the shape of upr.core.source.PartitionSource
 
-    def open_hold(self, at: int | None = None) -> Hold | None:
-        """Keep the state as of `at` (None: the present high) readable; None if it is not."""
-        opened = self.queue.open_hold(at)
-        return Hold(*opened) if opened else None
+    def open_hold(self, at: int | None = None, start: int | None = None) -> Hold | None:
+        """Keep the state as of `at` readable; None if it is not.
+
+        Readable are the present state (None), one that somebody holds, and marks of the log.
+        `start`: what is at or below is not going to be read; None: nobody knows yet.
+        """
+        opened, is_logged = self.queue.open_hold(at), False
+        if opened is None and at and self._log.newest_mark(self.partition_id, at) == at:
+            opened, is_logged = (self.queue.holds.open_logged(at), at), True
+        if opened is None:
+            return None
+        if start is not None:
+            self.queue.holds.asked(opened[0], start)
+        return Hold(*opened, is_logged)
 
     def release_hold(self, hold: Hold) -> None:
         """Give a hold up."""
@@ -476,20 +493,51 @@ class Partition:
         """Return whether the hold's state can still be read."""
         return self.queue.is_held(hold.hold_id)
 
+    def durable_mark(self) -> int:
+        """Return the newest seqno that can be read as of and that nothing takes away, 0: none."""
+        return self._log.newest_mark(self.partition_id, self.persisted_seqno)
+
+    def add_reader(self, reader: Reader) -> None:
+        """Keep in memory, within bounds, what the reader has still to read."""
+        self.queue.readers.append(reader)
+
+    def remove_reader(self, reader: Reader) -> None:
+        """The reader has gone; harmless if it was not there."""
+        if reader in self.queue.readers:
+            self.queue.readers.remove(reader)
+
+    def history_limit(self) -> int:
+        """Versions whose successor is at or below it are read by nobody."""
+        at = self.queue.holds.oldest_at()
+        return self.high_seqno if at is None else at
+
+    def purge_limit(self) -> int:
+        """Tombstones at or below it are read by nobody."""
+        start = self.queue.holds.lowest_start()
+        starts = [reader.sent for reader in self.queue.readers]
+        return min([self.high_seqno if start is None else start, *starts])
+
     def memory_slice(
         self, after: int, at: int, bytes_max: int, items_max: int
     ) -> tuple[list[bytes], int] | None:
         """See `MutationQueue.memory_slice`."""
         return self.queue.memory_slice(after, at, bytes_max, items_max)
 
-    def backfill(self, after: int, at: int) -> Iterator[tuple[list[bytes], int]]:
-        """Yield frames of (after, min(at, floor)] as of `at` from the log.
+    def backfill(
+        self, after: int, at: int, *, is_logged: bool = False
+    ) -> Iterator[tuple[list[bytes], int]]:
+        """Yield frames as of `at` from the log, with what they cover.
 
-        Call it in the loop; run `next` in a thread.
+        Of (after, at] if that is a mark of the log, else of (after, min(at, floor)]. Call it in
+        the loop; run `next` in a thread.
         """
-        upto = min(at, self.queue.floor)
-        superseded = self.queue.superseded_in_log(at)
-        return self._log.backfill(self.partition_id, after, upto, superseded)
+        if is_logged:
+            return self._log.backfill(self.partition_id, after, at, at, set())
+        queue = self.queue
+        upto = min(at, queue.floor)
+        superseded = queue.superseded_in_log(at)
+        chunks = self._log.backfill(self.partition_id, after, upto, at, superseded)
+        return with_kept(chunks, queue.kept_below(after, upto, at))
 
     # -- the flusher
 

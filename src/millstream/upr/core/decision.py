@@ -144,9 +144,9 @@ def _with_hold(
     if asked.lease is None and asked.as_of is None:
         return grant
     if asked.lease is not None:
-        hold = bucket.lease_hold(asked.lease, asked.partition_id)
+        hold = bucket.lease_hold(asked.lease, asked.partition_id, grant.start)
     else:
-        hold = source.open_hold(asked.as_of)
+        hold = source.open_hold(asked.as_of, grant.start)
     if hold is None or asked.as_of not in (None, hold.at):
         raise RefusedError(Status.LEASE_LOST, "the lease is not held: open another")
     end = min(grant.end, hold.at)

@@ -19,14 +19,30 @@ from typing import NamedTuple, Protocol
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog
 
-__all__ = ["BucketSource", "Hold", "PartitionSource"]
+__all__ = ["BucketSource", "Hold", "PartitionSource", "Reader"]
 
 
 class Hold(NamedTuple):
-    """The right to read a partition as of seqno `at`, until released or lost."""
+    """The right to read a partition as of seqno `at`, until released or lost.
+
+    `is_logged`: the state is that of a mark, which the log alone has: memory is of no use.
+    """
 
     hold_id: int
     at: int
+    is_logged: bool = False
+
+
+class Reader(Protocol):
+    """Somebody who reads a partition on from a place: its cursor."""
+
+    @property
+    def sent(self) -> int:
+        """What is at or below was read: tombstones there may be forgotten."""
+
+    @property
+    def memory_after(self) -> int:
+        """What is at or below will not be asked of memory."""
 
 
 class PartitionSource(Protocol):
@@ -60,14 +76,23 @@ class PartitionSource(Protocol):
     def memory_floor(self) -> int:
         """Changes above are served by `memory_slice`, those at or below by `backfill`."""
 
-    def open_hold(self, at: int | None = None) -> Hold | None:
-        """Freeze the state as of `at` (None: the present high); None: it cannot be read."""
+    def open_hold(self, at: int | None = None, start: int | None = None) -> Hold | None:
+        """Keep the state as of `at` (None: the present one) readable; None: it is not.
+
+        `start`: what is at or below is not going to be read; None: nobody knows yet.
+        """
 
     def release_hold(self, hold: Hold) -> None:
         """Give the hold up; harmless if it was lost."""
 
     def is_held(self, hold: Hold) -> bool:
         """Return whether the hold was neither released nor lost (bound on memory, rollback)."""
+
+    def add_reader(self, reader: Reader) -> None:
+        """Keep in memory, within bounds, what the reader has still to read."""
+
+    def remove_reader(self, reader: Reader) -> None:
+        """The reader has gone; harmless if it was not there."""
 
     def memory_slice(
         self, after: int, at: int, bytes_max: int, items_max: int
@@ -78,11 +103,14 @@ class PartitionSource(Protocol):
         however large its frame. None: `after` is below `memory_floor`.
         """
 
-    def backfill(self, after: int, at: int) -> Iterator[tuple[list[bytes], int]]:
+    def backfill(
+        self, after: int, at: int, *, is_logged: bool = False
+    ) -> Iterator[tuple[list[bytes], int]]:
         """Return chunks (frames as of `at`, seqno covered up to) from the log.
 
-        Ends at min(at, the memory floor when it was called). The iterator blocks on the disk: its
-        `next` runs in a worker thread. Called in the thread of the engine.
+        Ends at `at` if that is a mark of the log (`is_logged`), else at min(at, the memory floor
+        when it was called). The iterator blocks on the disk: its `next` runs in a worker thread.
+        Called in the thread of the engine.
         """
 
 
@@ -106,5 +134,8 @@ class BucketSource(Protocol):
     def unsubscribe(self, callback: Callable[[], None]) -> None:
         """Stop calling `callback`; harmless if unknown."""
 
-    def lease_hold(self, lease_id: int, partition_id: int) -> Hold | None:
-        """Return the hold of a lease on a partition; None: not held (any more)."""
+    def lease_hold(self, lease_id: int, partition_id: int, start: int) -> Hold | None:
+        """Return the hold of a lease on a partition; None: not held (any more).
+
+        `start`: what is at or below is not going to be read.
+        """

@@ -152,6 +152,7 @@ class Stream:
         self._next_chunk: Chunk | None = None
         self._is_reading = False
         self._upto = 0
+        source.add_reader(self)
 
     def _move(self, to: StreamState) -> None:
         assert to in _MOVES[self.state], f"no way from {self.state} to {to}"
@@ -166,6 +167,12 @@ class Stream:
     def lag(self) -> int:
         """How many seqnos it has still to send of those there are."""
         return max(0, min(self.source.high_seqno, self._grant.end) - self.sent)
+
+    @property
+    def memory_after(self) -> int:
+        """What is at or below will not be asked of memory."""
+        is_log = self.state is StreamState.BACKFILLING
+        return max(self.sent, self._upto) if is_log else self.sent
 
     @property
     def is_over(self) -> bool:
@@ -221,6 +228,7 @@ class Stream:
         if fixed is not None:
             if not source.is_held(fixed):
                 return False
+            is_memory = is_memory and not fixed.is_logged
             if not is_memory and not may_backfill:
                 return True
             self._hold, self._limit = fixed, self._grant.end
@@ -228,10 +236,11 @@ class Stream:
             high = source.high_seqno
             if high <= self.sent or high < self._end_min or not (is_memory or may_backfill):
                 return False
-            self._hold = self._open_hold()
-            if self._hold is None:
+            hold = self._open_hold(may_backfill=may_backfill)
+            if hold is None:
                 return False
-            self._limit = self._hold.at
+            is_memory = is_memory and not hold.is_logged
+            self._hold, self._limit = hold, hold.at
         self._is_marked = False
         self._is_disk = self._is_disk or not is_memory
         if is_memory:
@@ -240,13 +249,16 @@ class Stream:
             self._open_log()
         return True
 
-    def _open_hold(self) -> Hold | None:
+    def _open_hold(self, *, may_backfill: bool) -> Hold | None:
         wanted_at = self._grant.wanted_at
         if wanted_at is not None and wanted_at >= self._end_min:
-            hold = self.source.open_hold(wanted_at)
+            hold = self.source.open_hold(wanted_at, self.sent)
+            if hold is not None and hold.is_logged and not may_backfill:
+                self.source.release_hold(hold)  # its turn to read the log will come
+                return None
             if hold is not None:
                 return hold
-        return self.source.open_hold()
+        return self.source.open_hold(None, self.sent)
 
     def _send(self, bytes_max: int, items_max: int) -> tuple[bytes, int]:
         if self._hold is None:  # a fixed view that must wait for its turn to read the log
@@ -344,6 +356,7 @@ class Stream:
     def abandon(self) -> None:
         """Give everything up; nothing more is sent."""
         self._release()
+        self.source.remove_reader(self)
         if self._grant.owns_hold and self._grant.hold is not None:
             self.source.release_hold(self._grant.hold)
         self._move(StreamState.DEAD)
@@ -359,8 +372,9 @@ class Stream:
     def _open_log(self) -> None:
         assert self._hold is not None
         self._move(StreamState.BACKFILLING)
-        self._upto = min(self._hold.at, self.source.memory_floor)
-        self._chunks = self.source.backfill(self.sent, self._hold.at)
+        at, is_logged = self._hold.at, self._hold.is_logged
+        self._upto = at if is_logged else min(at, self.source.memory_floor)
+        self._chunks = self.source.backfill(self.sent, at, is_logged=is_logged)
 
     def _forget_log(self) -> None:
         self._chunks = self._chunk = self._next_chunk = None

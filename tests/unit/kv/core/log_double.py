@@ -30,6 +30,8 @@ class LogDouble:
 
     def __init__(self) -> None:
         self.items: list[Item] = []
+        self.marks: list[int] = []
+        self.history_seqno = 0
 
     def find(self, partition_id: int, key: bytes) -> Entry | None:
         for item in reversed(self.items):
@@ -38,14 +40,30 @@ class LogDouble:
         return None
 
     def backfill(
-        self, partition_id: int, after: int, upto: int, superseded: set[int]
+        self, partition_id: int, after: int, upto: int, at: int, superseded: set[int]
     ) -> Iterator[tuple[list[bytes], int]]:
         items = [item for item in self.items if after < seqno_of(item[0]) <= upto]
-        gone = superseded | {item[1] for item in items}
+        gone = superseded | {item[1] for item in self.items if seqno_of(item[0]) <= at}
         for item in items:
             seqno = seqno_of(item[0])
             yield [item[0]] if seqno not in gone else [], seqno
         yield [], upto
+
+    def newest_mark(self, partition_id: int, seqno: int) -> int:
+        readable = [mark for mark in self.marks if self.history_seqno <= mark <= seqno]
+        return max(readable, default=0)
+
+    def forget(self, history_seqno: int) -> None:
+        """Drop versions whose successor is at or below a seqno, as compaction may."""
+        self.history_seqno = max(self.history_seqno, history_seqno)
+        newer: dict[bytes, int] = {}
+        kept = []
+        for item in reversed(self.items):
+            change = change_of(item[0])
+            if newer.get(change.key, self.history_seqno + 1) > self.history_seqno:
+                kept.append(item)
+            newer[change.key] = change.seqno
+        self.items = kept[::-1]
 
     def keys(self, partition_id: int) -> Iterator[bytes]:
         for item in self.items:

@@ -50,7 +50,7 @@ def test_a_lease_of_an_unreadable_past_is_refused_whole() -> None:
     bucket.partitions[1].put(b"k", b"", 0, 0, 0, 0, NOW)
     assert bucket.open_lease([(0, None), (1, 0)], 1) is None
     assert bucket.open_lease([(9, None)], 1) is None
-    assert not bucket.partitions[0].queue._holds
+    assert not bucket.partitions[0].queue.holds
     opened = bucket.open_lease([(1, 1)], 0)
     assert opened is not None
     assert opened[1] == 600

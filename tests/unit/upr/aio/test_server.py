@@ -111,7 +111,9 @@ async def test_the_log_is_read_in_a_thread() -> None:
 
 
 class BrokenPartition(FakePartition):
-    def backfill(self, after: int, at: int) -> Iterator[tuple[list[bytes], int]]:
+    def backfill(
+        self, after: int, at: int, *, is_logged: bool = False
+    ) -> Iterator[tuple[list[bytes], int]]:
         yield [self.frame(self.writes[0])], 1
         raise OSError("the disk is gone")
 
