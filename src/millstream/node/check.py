@@ -154,6 +154,9 @@ class _UnchangedFile:
     def sync(self) -> None:
         pass
 
+    def forget_cache(self) -> None:
+        pass
+
     def size(self) -> int:
         actual = os.fstat(self._file.fileno()).st_size
         return self._sizes.get(self._name, actual)
