@@ -25,12 +25,22 @@ LISTENERS = ("kv", "memcached", "http", "coord", "ninep", "peer")
 
 
 class NodeProcess:
-    """`python -m millstream serve`, started by `start`; options as on the command line."""
+    """`python -m millstream serve`, started by `start`; options as on the command line.
 
-    def __init__(self, data_dir: Path, *options: str, env: dict[str, str] | None = None) -> None:
+    `prefix` is a command that becomes the node by exec.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *options: str,
+        env: dict[str, str] | None = None,
+        prefix: tuple[str, ...] = (),
+    ) -> None:
         self.data_dir = data_dir
         self.options = options
         self.env = env or {}
+        self.prefix = prefix
         self.log_path = data_dir.parent / f"{data_dir.name}.log"
         self.ready: dict[str, Any] = {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -54,7 +64,8 @@ class NodeProcess:
     def launch(self) -> None:
         """Start and wait for nothing."""
         assert self._process is None, "the node runs already"
-        command = [sys.executable, "-m", "millstream", "serve", "--data", str(self.data_dir)]
+        command = [*self.prefix, sys.executable, "-m", "millstream", "serve"]
+        command += ["--data", str(self.data_dir)]
         for listener in LISTENERS:
             if f"--no-{listener}" not in self.options and f"--{listener}" not in self.options:
                 command += [f"--{listener}", FREE]
@@ -123,9 +134,14 @@ class NodeProcess:
 
     def stop(self) -> int:
         """SIGTERM, wait, return the exit code (0 for a clean stop)."""
+        assert self._process is not None, "the node does not run"
+        self._process.terminate()
+        return self.wait()
+
+    def wait(self) -> int:
+        """Wait for the end of a node that ends by itself; return the exit code."""
         process = self._process
         assert process is not None, "the node does not run"
-        process.terminate()
         try:
             code = process.wait(STOP_S)
         except subprocess.TimeoutExpired:

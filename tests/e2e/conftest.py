@@ -19,8 +19,13 @@ MakeNode = Callable[..., NodeProcess]
 def make_node(tmp_path: Path) -> Iterator[MakeNode]:
     made: list[NodeProcess] = []
 
-    def make(*options: str, name: str = "node", env: dict[str, str] | None = None) -> NodeProcess:
-        node = NodeProcess(tmp_path / name, *options, env=env)
+    def make(
+        *options: str,
+        name: str = "node",
+        env: dict[str, str] | None = None,
+        prefix: tuple[str, ...] = (),
+    ) -> NodeProcess:
+        node = NodeProcess(tmp_path / name, *options, env=env, prefix=prefix)
         made.append(node)
         return node
 

@@ -28,15 +28,14 @@ import msgspec
 from millstream.errors import MillstreamError, UsageError
 from millstream.node.engine import Engine
 from millstream.node.settings import Settings
+from millstream.node.supervise import EXIT_DISK_FAILED
 from millstream.runtime.logs import set_up_logs
 from millstream.runtime.process import calm_collector, die_with_parent, new_event_loop
 
-__all__ = ["EXIT_FATAL", "EXIT_NOT_STARTED", "StartOrder", "main"]
+__all__ = ["EXIT_NOT_STARTED", "StartOrder", "main"]
 
 _LOG = logging.getLogger("millstream.node.engine_process")
 EXIT_NOT_STARTED: Final = 1
-EXIT_FATAL: Final = 3
-"""A disk failed: a new process must recover what is durable."""
 
 
 class StartOrder(msgspec.Struct):
@@ -80,7 +79,7 @@ async def _run(settings: Settings, reply: int) -> int:
     _LOG.info("stopping")
     await engine.stop()
     _LOG.info("stopped")
-    return EXIT_FATAL if failures else 0
+    return EXIT_DISK_FAILED if failures else 0
 
 
 def _as_event(error: MillstreamError | OSError) -> dict[str, Any]:

@@ -8,7 +8,7 @@ Invariants:
    `RESTART_WINDOW_S`: its new failover entries tell every reader exactly what was lost. After that
    the supervisor gives up with a message and exit code 1.
 4. An engine that could not start for the first time, or says that a new attempt is of no use, is
-   not started again.
+   not started again; nor is one whose disk failed: what it would find there nobody knows.
 
 Elsewhere: what the engine does (`node.engine_process`).
 """
@@ -37,13 +37,22 @@ from millstream.node.settings import (
 )
 from millstream.runtime.logs import set_up_logs
 
-__all__ = ["RESTARTS_MAX", "RESTART_WINDOW_S", "STOP_SECONDS", "Supervisor", "ready_line"]
+__all__ = [
+    "EXIT_DISK_FAILED",
+    "RESTARTS_MAX",
+    "RESTART_WINDOW_S",
+    "STOP_SECONDS",
+    "Supervisor",
+    "ready_line",
+]
 
 _LOG = logging.getLogger(__name__)
 STOP_SECONDS: Final = 30
 RESTARTS_MAX: Final = 5
 RESTART_WINDOW_S: Final = 600.0
 _BACKOFF_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
+EXIT_DISK_FAILED: Final = 3
+"""Exit code of an engine that could not write, or could not make durable what it wrote."""
 ENGINE_COMMAND: Final = (sys.executable, "-m", "millstream.node.engine_process")
 
 
@@ -77,6 +86,7 @@ class Supervisor:
 
         Raises:
             UsageError: settings that the node refuses.
+            UnavailableError: `disk_failed`, also while it was being stopped.
             MillstreamError: the node cannot start, or dies again and again.
         """
         set_up_logs(self._settings.log_level, as_json=self._settings.log_json)
@@ -115,6 +125,13 @@ class Supervisor:
             self._engine = None
         if event.get("event") == "error":
             return _as_error(event)
+        if code == EXIT_DISK_FAILED:
+            return UnavailableError(
+                "the disk is full or failed, the log says where: look after it, then start again; "
+                "what was acknowledged as persisted is there",
+                code="disk_failed",
+                retry="never",
+            )
         return UnavailableError(f"the engine {_end_in_words(code)}", code="engine_died")
 
     def _start(self, engine: subprocess.Popen[bytes]) -> dict[str, Any]:
@@ -145,7 +162,7 @@ class Supervisor:
 
     def _goes_on(self, error: MillstreamError) -> bool:
         """Wait before the next attempt; False if told to stop, raises if it is of no use."""
-        if self._is_stopping:
+        if self._is_stopping and error.code != "disk_failed":
             return False
         if not self._is_announced or error.retry == "never":
             raise error

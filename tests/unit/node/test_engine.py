@@ -144,7 +144,7 @@ async def test_a_failed_disk_is_told(make_settings):
     engine = await Engine.start(make_settings(), on_fatal=told.append)
     error = OSError("no space")
     running = engine._buckets.running["default"]
-    running.flusher._fail(error)
+    running.flusher.fail(error)
     assert told == [error]
     assert engine.served == {}
     await engine.stop()

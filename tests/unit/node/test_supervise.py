@@ -63,10 +63,20 @@ def test_a_signal_stops_the_engine_and_ends_with_0(make):
 
 
 def test_a_dead_engine_is_started_again_on_its_ports_until_it_is_enough(make):
-    with pytest.raises(UnavailableError, match="ended with code 3; it was started again 5 times"):
-        make(READY + "sys.exit(3)").run()
+    with pytest.raises(UnavailableError, match="ended with code 4; it was started again 5 times"):
+        make(READY + "sys.exit(4)").run()
     assert len(make.announced) == 1
     assert make.runs() == ['["127.0.0.1", 0]'] + ['["127.0.0.1", 7]'] * 5
+
+
+@pytest.mark.parametrize("body", ["", WAIT])
+def test_an_engine_whose_disk_failed_is_not_started_again(make, body):
+    """Nor is the stop a clean one if the disk failed meanwhile."""
+    announce = stop_me if body else lambda _: None
+    with pytest.raises(UnavailableError, match="look after it") as raised:
+        make(BLOCK + READY + body + "sys.exit(3)", announce=announce).run()
+    assert raised.value.code == "disk_failed"
+    assert len(make.runs()) == 1
 
 
 def test_a_killed_engine_is_named_by_its_signal(make):
@@ -99,7 +109,7 @@ def test_an_engine_that_says_nothing_is_an_error(make, body):
 
 def test_damage_found_by_a_restart_ends_it(make):
     body = (
-        f"if run == 1:\n    {READY}    sys.exit(3)\n"
+        f"if run == 1:\n    {READY}    sys.exit(4)\n"
         'say(event="error", message="damaged", is_usage=False, is_final=True)'
     )
     with pytest.raises(CorruptionError, match="damaged"):
