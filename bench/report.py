@@ -6,9 +6,25 @@ The hand-written part is `_INTRODUCTION`; everything below it comes from the fig
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 Figures = dict[str, Any]
+
+
+class Verdict(NamedTuple):
+    """One floor, or ceiling, and what was measured."""
+
+    name: str
+    figure: float
+    wanted: float
+    is_ceiling: bool = False
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the figure is on the right side."""
+        return self.figure <= self.wanted if self.is_ceiling else self.figure >= self.wanted
+
+
 ROOT = Path(__file__).resolve().parent.parent
 LATEST = ROOT / "bench" / "latest.json"
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -36,6 +52,9 @@ How it is measured:
 - **Spark**: a batch read of a whole bucket through `format("millstream")` into Spark's `noop`
   sink, all columns, node and Spark on the same processors. The first read (Python workers and the
   JVM start) is shown apart; then one warm-up, and the best of three.
+- **Engine**: parts of the engine alone in a process of their own, beside the least that the same
+  bytes cost any program; opening a directory that a kill or a clean stop left; and single writes
+  that are answered once they are on disk, in turns with Debian's Redis with `appendfsync always`.
 - **Yardstick**: a fixed loop of pure Python, before and after. Where the two differ much, the
   machine changed its speed under the benchmark.
 
@@ -58,13 +77,13 @@ def load() -> Figures:
     return dict(json.loads(LATEST.read_text())) if LATEST.exists() else {}
 
 
-def save(results: Figures, judged: Sequence[tuple[str, float, float]]) -> None:
+def save(results: Figures, judged: Sequence[Verdict]) -> None:
     """Keep the figures and write the page."""
     LATEST.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
     PAGE.write_text("\n".join([_INTRODUCTION, *_page(results, judged)]) + "\n")
 
 
-def _page(results: Figures, judged: Sequence[tuple[str, float, float]]) -> Iterator[str]:
+def _page(results: Figures, judged: Sequence[Verdict]) -> Iterator[str]:
     machine = results["machine"]
     before, after = results["yardstick_s"]
     yield "## Last run"
@@ -83,14 +102,17 @@ def _page(results: Figures, judged: Sequence[tuple[str, float, float]]) -> Itera
         yield from _streams(results["streams"])
     if "spark" in results:
         yield from _spark(results["spark"])
+    if "engine" in results:
+        yield from _engine(results["engine"])
 
 
-def _floors(judged: Sequence[tuple[str, float, float]]) -> Iterator[str]:
+def _floors(judged: Sequence[Verdict]) -> Iterator[str]:
     yield "| floor | wanted | measured | |"
     yield "| --- | --- | --- | --- |"
-    for name, figure, floor in judged:
-        verdict = "reached" if figure >= floor else "**not reached**"
-        yield f"| {name} | {_number(floor)} | {_number(figure)} | {verdict} |"
+    for one in judged:
+        verdict = "reached" if one.is_reached else "**not reached**"
+        wanted = f"at {'most' if one.is_ceiling else 'least'} {_number(one.wanted)}"
+        yield f"| {one.name} | {wanted} | {_number(one.figure)} | {verdict} |"
     yield ""
 
 
@@ -145,6 +167,74 @@ def _spark(spark: Figures) -> Iterator[str]:
     yield "| --- | --- |"
     yield f"| first, everything cold | {spark['first_rows_per_s']:,.0f} |"
     yield f"| warm, best of three | {spark['best_rows_per_s']:,.0f} |"
+    yield ""
+
+
+def _engine(engine: Figures) -> Iterator[str]:
+    ingest, opening, memory = engine["ingest"], engine["opening"], engine["memory"]
+    yield (
+        "The engine in one process, in processor time; the limit is what the same bytes cost at "
+        "least:"
+    )
+    yield ""
+    yield "| work | per second | us | limit per second |"
+    yield "| --- | --- | --- | --- |"
+    rows = {
+        "append with de-duplication, random keys": engine["append"],
+        "ingest of new documents, commits of 5,000": ingest["docs"],
+        "ingest of updates, commits of 5,000": ingest["updates"],
+        "evicted value read back": engine["find"],
+        "backfill of 64 partitions from the log": engine["backfill"],
+    }
+    for name, row in rows.items():
+        yield (
+            f"| {name} | {row['per_s']:,.0f} | {1e6 / row['per_s']:.2f} | "
+            f"{row['limit_per_s']:,.0f} |"
+        )
+    yield ""
+    steps = ", ".join(
+        f"{step.replace('_', '-')} {us:.2f}" for step, us in ingest["updates"]["us"].items()
+    )
+    yield (
+        f"An update's {1e6 / ingest['updates']['per_s']:.2f} us are: {steps}. In wall time "
+        f"updates came to {ingest['updates']['wall_per_s']:,.0f}/s on this disk, which takes the "
+        f"same bytes by themselves at {ingest['updates']['limit_wall_per_s']:,.0f}/s."
+    )
+    yield ""
+    yield (
+        f"A frame of 272 bytes takes {memory['limit']:.0f} bytes of memory by itself, "
+        f"{memory['queued']:.0f} in the queue, {memory['document']:.0f} with all that is kept of "
+        "the document."
+    )
+    yield ""
+    yield (
+        f"Opening a node took {opening['killed_s']:.2f} s after a kill that left "
+        f"{opening['tail']:,} changes to read, whose by-id map was up to date "
+        f"{opening['by_id_s']:.1f} s later, and {opening['stopped_s']:.2f} s after a clean stop."
+    )
+    yield ""
+    yield from _persisted(engine["persisted"])
+
+
+def _persisted(persisted: Figures) -> Iterator[str]:
+    yield (
+        f"Single persisted writes, one request at a time per connection; one record written and "
+        f"synced alone takes this disk {persisted['sync_us']:.0f} us:"
+    )
+    yield ""
+    yield "| clients | server | writes/s | of Redis | processor us/op | p50 us | p99 us |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    for clients, rows in persisted.items():
+        if clients == "sync_us":
+            continue
+        for server in ("node", "redis"):
+            if server in rows:
+                row = rows[server]
+                ratio = f"{rows['ratio']:.2f}" if server == "node" and "ratio" in rows else ""
+                yield (
+                    f"| {clients} | {server} | {row['operations_per_s']:,.0f} | {ratio} | "
+                    f"{row['us']:.1f} | {row['p50_us']:.0f} | {row['p99_us']:.0f} |"
+                )
     yield ""
 
 

@@ -23,7 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import engine
 import report
+from report import Verdict
 from servers import (
     HERE,
     TICKS_PER_S,
@@ -212,23 +214,22 @@ def measure_spark(directory: Path, rows: int) -> Figures:
     return figures
 
 
-def verdicts(results: Figures) -> list[tuple[str, float, float]]:
-    """Return (name, figure, floor) for every floor that was measured."""
-    found: list[tuple[str, float, float]] = []
+def verdicts(results: Figures) -> list[Verdict]:
+    """Return what was measured beside every floor."""
+    found: list[Verdict] = []
     for load in ("get", "set"):
         for port, figures in results.get("kv", {}).get(load, {}).items():
             if "ratio" in figures and port != "memcached":
-                found.append((f"{load} on the {port}", figures["ratio"], FLOORS[load]))
+                found.append(Verdict(f"{load} on the {port}", figures["ratio"], FLOORS[load]))
     for source in ("memory", "log"):
         if "streams" in results:
             figure = results["streams"][source]["items_per_s"]
-            found.append(
-                (f"items/s from {source}", figure, FLOORS[f"stream_{source}_items_per_s"])
-            )
+            floor = FLOORS[f"stream_{source}_items_per_s"]
+            found.append(Verdict(f"items/s from {source}", figure, floor))
     if "spark" in results:
-        found.append(("rows/s into Spark", results["spark"]["best_rows_per_s"],
-                      FLOORS["spark_rows_per_s"]))  # fmt: skip
-    return found
+        figure = results["spark"]["best_rows_per_s"]
+        found.append(Verdict("rows/s into Spark", figure, FLOORS["spark_rows_per_s"]))
+    return found + (engine.verdicts(results["engine"]) if "engine" in results else [])
 
 
 def machine() -> Figures:
@@ -256,7 +257,7 @@ def say(text: str) -> None:
 def main() -> int:
     """Measure what was asked for; 1 if a floor is not reached."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=("kv", "streams", "spark"), action="append")
+    parser.add_argument("--only", choices=("kv", "streams", "spark", "engine"), action="append")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of the kv loads")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of one kv load")
     parser.add_argument("--tries", type=int, default=3, help="of a kv load that was disturbed")
@@ -267,6 +268,9 @@ def main() -> int:
         "kv": lambda at: measure_kv(at, options.rounds, options.seconds, options.tries),
         "streams": lambda at: measure_streams(at, options.items, 3),
         "spark": lambda at: measure_spark(at, options.items),
+        "engine": lambda at: engine.measure_engine(
+            at, options.items, options.rounds, options.seconds
+        ),
     }
     build_programs()
     results = report.load() if options.only else {}
@@ -283,11 +287,10 @@ def main() -> int:
     if not options.no_report:
         report.save(results, judged)
     print(json.dumps(results, indent=1))
-    for name, figure, floor in judged:
-        print(
-            f"{'ok    ' if figure >= floor else 'BELOW '} {name}: {figure:,.2f} (floor {floor:,})"
-        )
-    return int(any(figure < floor for _, figure, floor in judged))
+    for one in judged:
+        print(f"{'ok    ' if one.is_reached else 'BELOW '} {one.name}: {one.figure:,.2f} "
+              f"({'at most' if one.is_ceiling else 'at least'} {one.wanted:,})")  # fmt: skip
+    return int(not all(one.is_reached for one in judged))
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def run_program(name: str, *arguments: object) -> dict[str, Any]:
         RuntimeError: it found replies out of order, errors or misses.
     """
     done = subprocess.run(
-        _on(LOAD_CPUS, [str(BUILD / name), *map(str, arguments)]),
+        on_cpus(LOAD_CPUS, [str(BUILD / name), *map(str, arguments)]),
         capture_output=True,
         text=True,
         check=False,
@@ -85,7 +85,7 @@ class Server:
         """Start and wait until it serves."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                _on(SERVER_CPUS if self.pinned else CPUS, self.command),
+                on_cpus(SERVER_CPUS if self.pinned else CPUS, self.command),
                 stdout=subprocess.PIPE if self.has_ready_line else log,
                 stderr=log,
                 start_new_session=True,
@@ -100,6 +100,13 @@ class Server:
         try:
             process.wait(60)
         except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def kill(self) -> None:
+        """End the whole family as a kill -9 does; `stop` does nothing then."""
+        process, self.process = self.process, None
+        if process is not None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
@@ -161,7 +168,7 @@ class Memcached(Server):
 
 
 class Redis(Server):
-    """Debian's redis-server, every write synced before it is answered; its file is not rewritten."""
+    """Debian's redis-server: a write is synced before its answer; the file is only appended."""
 
     def __init__(self, directory: Path) -> None:
         self.port = _free_port()
@@ -208,7 +215,8 @@ class Node(Server):
         self.memcached_port = int(ready["memcached"].rpartition(":")[2])
 
 
-def _on(cpus: list[int], command: list[str]) -> list[str]:
+def on_cpus(cpus: list[int], command: list[str]) -> list[str]:
+    """Return a command that runs another one on some processors."""
     return ["taskset", "-c", ",".join(map(str, cpus)), *command]
 
 

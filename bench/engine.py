@@ -1,0 +1,199 @@
+"""The engine's own floors: append, ingest, read-back, backfill, memory, opening, durable writes.
+
+How it measures:
+1. What needs no client runs in a process of its own (engine_rows.py) on the server's processor, in
+   processor time, beside a limit from the same process.
+2. Opening is the wall time of `Node.start` over the directory of a node that was killed with its
+   by-id map nearly a million changes behind, and over that of one that was stopped.
+3. Persisted writes come from the compiled generator, one request at a time per connection, in
+   turns with Debian's Redis, which syncs before it answers, too.
+
+Elsewhere: floors of requests, streams and Spark (run.py).
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from report import Verdict
+from servers import HERE, SERVER_CPUS, Node, Redis, Server, on_cpus, run_program
+
+Figures = dict[str, Any]
+PARTITIONS = 64
+BUCKET = f"default:{PARTITIONS}"
+KEYS = 100_000
+VALUE_BYTES = 256
+CLIENTS = (1, 64, 256)
+PERSIST_LEVEL = 3
+TAIL_SHARE = 0.99
+"""Of the changes at which a node brings its by-id map up to date."""
+FLOORS = {
+    "append": 1_000_000,
+    "docs": 150_000,
+    "updates": 100_000,
+    "find": 150_000,
+    "backfill": 2_000_000,
+}
+CEILINGS = {
+    "queued_bytes": 450,
+    "open_killed_s_per_million": 2.0,
+    "open_stopped_s": 0.3,
+}
+PERSISTED_FLOORS = {1: 3_500, 64: 24_000, 256: 25_000}
+"""Writes per second of another store that keeps a log, on a quiet machine of this size."""
+REDIS_RATIOS = {64: 0.5, 256: 0.5}
+
+
+def measure_engine(directory: Path, items: int, rounds: int, seconds: float) -> Figures:
+    """Measure all rows."""
+    found: Figures = {"items": items}
+    for name in ("append", "memory", "ingest"):
+        say(name)
+        (directory / name).mkdir()
+        found[name] = row(name, data=directory / name, items=300_000)
+    found["opening"] = measure_opening(directory, int(items * TAIL_SHARE))
+    for name in ("find", "backfill"):
+        say(name)
+        found[name] = row(name, data=directory / "data", items=int(items * TAIL_SHARE))
+    found["persisted"] = measure_persisted(directory, rounds, seconds)
+    return found
+
+
+def row(name: str, *, data: Path, items: int, then: str = "die") -> Figures:
+    """Run one row of engine_rows.py and return its figures."""
+    done = subprocess.run(
+        on_cpus(
+            SERVER_CPUS,
+            [sys.executable, str(HERE / "engine_rows.py"), name, "--data", str(data),
+             "--items", str(items), "--then", then],
+        ),
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    figures: Figures = json.loads(done.stdout)
+    return figures
+
+
+def measure_opening(directory: Path, items: int) -> Figures:
+    """Fill a node, kill it, open what it left several times; then the same after clean stops."""
+    say("opening")
+    with Node(directory, "--bucket", BUCKET) as node:
+        run_program("loadgen", "-o", "fill", "-e", "-c", 10, "-P", 100, "-k", items,
+                    "-v", VALUE_BYTES, "-b", "default", "-p", PARTITIONS,
+                    "127.0.0.1", node.kv_port)  # fmt: skip
+        node.settle()
+        node.kill()
+    data = directory / "data"
+    killed = [row("start", data=data, items=items) for _ in range(3)]
+    last = row("start", data=data, items=items, then="stop")
+    stopped = [row("start", data=data, items=items, then="stop") for _ in range(3)]
+    return {
+        "tail": killed[0]["pending"],
+        "killed_s": statistics.median(run["seconds"] for run in killed),
+        "by_id_s": last["by_id_seconds"] - last["seconds"],
+        "stopped_s": statistics.median(run["seconds"] for run in stopped),
+    }
+
+
+def measure_persisted(directory: Path, rounds: int, seconds: float) -> Figures:
+    """Measure single persisted writes, the node and Redis in turns."""
+    place = directory / "persisted"
+    place.mkdir()
+    found: Figures = {"sync_us": sync_us(place / "sync")}
+    with Node(place, "--bucket", BUCKET) as node:
+        durable = ["-d", PERSIST_LEVEL, "-b", "default", "-p", PARTITIONS]
+        targets: dict[str, tuple[Server, list[object]]] = {
+            "node": (node, [*durable, "127.0.0.1", node.kv_port])
+        }
+        peer = Redis(place) if Redis.is_installed() else None
+        if peer is None:
+            say("no redis-server here: persisted writes are measured without it")
+        else:
+            peer.start()
+            targets["redis"] = (peer, ["-r", "127.0.0.1", peer.port])
+        try:
+            for clients in CLIENTS:
+                say(f"persisted writes, {clients} clients")
+                found[str(clients)] = _in_turns(targets, clients, rounds, seconds)
+        finally:
+            if peer is not None:
+                peer.stop()
+    return found
+
+
+def _in_turns(
+    targets: dict[str, tuple[Server, list[object]]], clients: int, rounds: int, seconds: float
+) -> Figures:
+    runs: dict[str, list[Figures]] = {name: [] for name in targets}
+    for _ in range(rounds):
+        for name, (server, where) in targets.items():
+            server.settle()
+            before = server.cpu_s()
+            how = ["-o", "set", "-c", clients, "-s", seconds, "-k", KEYS, "-v", VALUE_BYTES]
+            figures = run_program("loadgen", *how, *where)
+            figures["us"] = (server.cpu_s() - before) / figures["operations"] * 1e6
+            runs[name].append(figures)
+    keys = ("operations_per_s", "p50_us", "p99_us", "us")
+    found: Figures = {
+        name: {key: statistics.median(run[key] for run in some) for key in keys}
+        for name, some in runs.items()
+    }
+    if "redis" in runs:
+        found["ratio"] = statistics.median(
+            ours["operations_per_s"] / theirs["operations_per_s"]
+            for ours, theirs in zip(runs["node"], runs["redis"], strict=True)
+        )
+    return found
+
+
+def sync_us(path: Path) -> float:
+    """Return the median time of writing and syncing one small record over zeros, in us."""
+    times = []
+    with path.open("wb", buffering=0) as file:
+        file.write(bytes(1 << 20))
+        os.fsync(file.fileno())
+        for number in range(500):
+            began = time.perf_counter()
+            os.pwrite(file.fileno(), b"x" * 352, number * 352)
+            os.fdatasync(file.fileno())
+            times.append(time.perf_counter() - began)
+    return statistics.median(times) * 1e6
+
+
+def verdicts(found: Figures) -> list[Verdict]:
+    """Return the floors and what was measured."""
+    ingest, opening, persisted = found["ingest"], found["opening"], found["persisted"]
+    judged = [
+        Verdict("changes/s appended in the core", found["append"]["per_s"], FLOORS["append"]),
+        Verdict("new documents/s ingested", ingest["docs"]["per_s"], FLOORS["docs"]),
+        Verdict("updates/s ingested", ingest["updates"]["per_s"], FLOORS["updates"]),
+        Verdict("evicted values/s read back", found["find"]["per_s"], FLOORS["find"]),
+        Verdict("items/s backfilled", found["backfill"]["per_s"], FLOORS["backfill"]),
+        Verdict("bytes per queued item of 272", found["memory"]["queued"],
+                CEILINGS["queued_bytes"], is_ceiling=True),
+        Verdict("seconds to open per million changes after a kill",
+                opening["killed_s"] / opening["tail"] * 1e6,
+                CEILINGS["open_killed_s_per_million"], is_ceiling=True),
+        Verdict("seconds to open after a clean stop", opening["stopped_s"],
+                CEILINGS["open_stopped_s"], is_ceiling=True),
+    ]  # fmt: skip
+    for clients in CLIENTS:
+        figures = persisted[str(clients)]
+        name = f"persisted writes/s, {clients} client{'s' * (clients > 1)}"
+        judged.append(
+            Verdict(name, figures["node"]["operations_per_s"], PERSISTED_FLOORS[clients])
+        )
+        if clients in REDIS_RATIOS and "ratio" in figures:
+            judged.append(Verdict(f"{name}, of Redis", figures["ratio"], REDIS_RATIOS[clients]))
+    return judged
+
+
+def say(text: str) -> None:
+    """Tell what is being measured."""
+    print(f"-- engine: {text}", file=sys.stderr, flush=True)
