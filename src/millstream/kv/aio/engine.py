@@ -184,6 +184,7 @@ class BucketEngine:
             _LOG.warning("bucket %s: cut a torn tail of %d bytes", name, store.cut_bytes)
         if not store.was_clean_stop and not store.is_new:
             _LOG.info("bucket %s: started without a clean stop, new failover entries", name)
+        flusher.catch_up()
         return cls(bucket, store, flusher, pager, mark)
 
     async def until_persisted(self, partition_id: int, seqno: int) -> None:

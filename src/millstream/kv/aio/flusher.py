@@ -182,9 +182,13 @@ class Flusher:
             is_more = await self._commit()
             self._apply_by_id()
 
-    def _apply_by_id(self) -> None:
+    def catch_up(self) -> None:
+        """Give the by-id map what a start read in the log, so that the next need not."""
+        self._apply_by_id(1)
+
+    def _apply_by_id(self, changes_min: int = BY_ID_CHANGES_MAX) -> None:
         """Bring the by-id map up to date beside the commits, if it lags far enough behind."""
-        lags = self._store.count_pending_by_id() >= BY_ID_CHANGES_MAX
+        lags = self._store.count_pending_by_id() >= changes_min
         if lags and self._applying is None:
             self._applying = self._loop.create_task(
                 self._apply_steps(), name=f"by-id {self._bucket.name}"

@@ -38,6 +38,7 @@ __all__ = [
     "FRAME_ENVELOPE",
     "FRAME_IN_BODY",
     "MARK_BIT",
+    "MUTATION",
     "NO_PARTITION",
     "WALK_BYTES",
     "ChangeColumns",
@@ -93,7 +94,7 @@ WALK_BYTES: Final = 1024 * 1024
 """Read at once while walking; a longer record is read alone."""
 _CHANGE: Final = 1
 _MARKED_CHANGE: Final = 1 | MARK_BIT
-_MUTATION: Final = 0x57
+MUTATION: Final = 0x57
 _opcode_of = itemgetter(1)
 
 
@@ -394,16 +395,16 @@ def key_of(frame: bytes) -> bytes:
 
 def is_tombstone(frame: bytes) -> bool:
     """Return whether a canonical frame is a deletion or expiration."""
-    return frame[1] != _MUTATION
+    return frame[1] != MUTATION
 
 
 def tombstones_of(batch: ChangeColumns) -> list[int]:
     """Return the seqnos of the deletions and expirations in a batch. Hot path."""
     opcodes = bytes(map(_opcode_of, batch.frames))
-    if opcodes.count(_MUTATION) == len(opcodes):
+    if opcodes.count(MUTATION) == len(opcodes):
         return []
     return [
-        seqno for seqno, opcode in zip(batch.seqnos, opcodes, strict=True) if opcode != _MUTATION
+        seqno for seqno, opcode in zip(batch.seqnos, opcodes, strict=True) if opcode != MUTATION
     ]
 
 

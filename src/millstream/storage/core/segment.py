@@ -32,7 +32,14 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from millstream.ports.disk import File
-from millstream.storage.core.records import ENVELOPE_BYTES, NO_PARTITION, Kind, record_head
+from millstream.storage.core.records import (
+    ENVELOPE_BYTES,
+    MUTATION,
+    NO_PARTITION,
+    Kind,
+    Record,
+    record_head,
+)
 
 __all__ = [
     "DIRECTORY_ENTRY_BYTES",
@@ -72,6 +79,8 @@ _COUNTS: Final = Struct(">II")
 _DIRECTORY: Final = Struct(">HIIIIIQQ")
 DIRECTORY_ENTRY_BYTES: Final = 38
 _FLAG_OF: Final = (0, TOMBSTONE)
+_opcode_and_seqno = Struct(">xB22xQ").unpack_from
+"""Of a frame."""
 _IS_SWAPPED: Final = sys.byteorder == "little"
 
 
@@ -272,6 +281,20 @@ class OpenIndex:
         if columns is None:
             columns = self.partitions[partition_id] = Columns(self._file)
         return columns
+
+    def add_walked(self, change: Record) -> None:
+        """Add a change that was walked over. Hot path of a start."""
+        offset, length, _, is_mark, partition_id, previous, lineage, sidecar, buffer, at = change
+        columns = self.of(partition_id)
+        opcode, seqno = _opcode_and_seqno(buffer, at + ENVELOPE_BYTES + lineage + sidecar)
+        if opcode != MUTATION:
+            columns.tombstones.append(seqno)
+        columns.lengths.append(length)
+        columns.offsets.append(offset)
+        columns.previous.append(previous)
+        columns.seqnos.append(seqno)
+        if is_mark:
+            columns.marks.append(seqno)
 
     def add_batch(
         self,

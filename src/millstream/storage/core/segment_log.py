@@ -39,7 +39,6 @@ from millstream.storage.core.records import (
     Kind,
     Record,
     commit_record,
-    is_tombstone,
     seqno_payload,
     walk,
 )
@@ -225,30 +224,19 @@ class SegmentLog(SegmentFiles):
         """Walk a segment; return its index (what each rollback killed apart), end, last record."""
         file = self._file(number)
         index, end, last = OpenIndex(file), HEADER_BYTES, None
-        of = index.of
         for found in walk(file.read_at, HEADER_BYTES, file.size()):
             kind = found.kind
             if kind == Kind.CHANGE:
-                columns = of(found.partition_id)
-                frame = found.payload
-                seqno = int.from_bytes(frame[24:32], "big")
-                if is_tombstone(frame):
-                    columns.tombstones.append(seqno)
-                columns.lengths.append(found.length)
-                columns.offsets.append(found.offset)
-                columns.previous.append(found.previous_seqno)
-                columns.seqnos.append(seqno)
-                if found.is_mark:
-                    columns.marks.append(seqno)
+                index.add_walked(found)
             elif kind == Kind.MARK:
-                of(found.partition_id).marks.append(seqno_payload(found.payload))
+                index.of(found.partition_id).marks.append(seqno_payload(found.payload))
             elif kind == Kind.INDEX:
                 return index, end, found
             elif kind != Kind.COMMIT:
                 index.controls.append(found.offset)
                 if kind == Kind.ROLLBACK:
                     target = seqno_payload(found.payload)
-                    of(found.partition_id)
+                    index.of(found.partition_id)
                     killed = index.cut(found.partition_id, target)
                     assert killed is not None
                     index.killed[found.offset] = killed

@@ -1,12 +1,14 @@
 import random
 import shutil
+from unittest.mock import Mock
 
 import pytest
 
-from millstream.errors import CorruptionError, UsageError
+from millstream.errors import CorruptionError, UnavailableError, UsageError
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
 from millstream.runtime.disk import OsDisk, OsFile
+from millstream.storage.core import store as store_module
 from millstream.storage.core.records import CopyNews, LowPoints
 from millstream.storage.core.segment import encode_header
 from millstream.storage.core.segment_log import LogSizes
@@ -490,3 +492,20 @@ def test_a_removed_partition_is_empty_and_begins_anew(directory):
         assert directory.value(0, b"a") is None
         assert directory.state(1) == {b"b": b"1"}
         store = reopened(directory)
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_clean_stop_seals_a_large_segment(directory, monkeypatch, is_full):
+    monkeypatch.setattr(store_module, "SEAL_AT_STOP_BYTES_MIN", 1000)
+    store = directory.open()
+    directory.fill(8)
+    before, count = directory.state(0), len(directory.segments())
+    with monkeypatch.context() as patch:
+        if is_full:
+            patch.setattr(store._log, "roll", Mock(side_effect=UnavailableError("no space left")))
+        store.stop()
+    assert len(directory.segments()) == count + (not is_full)
+    store = directory.open()
+    assert store.was_clean_stop
+    assert directory.state(0) == before
+    assert {key: directory.value(0, key) for key in before} == before
