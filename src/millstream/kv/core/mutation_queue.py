@@ -80,7 +80,7 @@ _lineage_of = attrgetter("lineage")
 class FrozenChanges(NamedTuple):
     """What a flush takes, column by column, seqno ascending."""
 
-    seqnos: list[int]
+    seqnos: list[int] | range
     keys: list[bytes]
     frames: list[bytes]
     previous_seqnos: list[int]
@@ -420,13 +420,36 @@ class MutationQueue:
 
     def freeze(self) -> FrozenChanges:
         """Return what must go to the log up to the present high, which becomes frozen."""
+        first, high = self.frozen_seqno + 1, self.high_seqno
+        begin, end = first >> BITS, high >> BITS
+        self.frozen_seqno = high
+        if begin == end and begin not in self.counters and not self._owed:
+            return self._freeze_block(first)
         frozen = FrozenChanges([], [], [], [], [])
-        first, self.frozen_seqno = self.frozen_seqno + 1, self.high_seqno
-        for number in self._numbers(first >> BITS, self.high_seqno >> BITS):
+        for number in self._numbers(begin, end):
             self._freeze_number(number, max(0, first - (number << BITS)), frozen)
         self._passing.update((seqno, item.previous) for seqno, item in self._owed.items())
         self._owed.clear()
         return frozen
+
+    def _freeze_block(self, first: int) -> FrozenChanges:
+        """Do it where all from `first` on are documents of one block, as mostly they are."""
+        block, begin = self.blocks.get(first >> BITS), first & _MASK
+        if block is None:
+            return FrozenChanges([], [], [], [], [])
+        frames, entries = block.frames[begin:], block.entries[begin:]
+        previous: list[int] = block.previous[begin:]
+        seqnos: list[int] | range = range(first, first + len(frames))
+        if not all(frames):
+            seqnos, entries = list(compress(seqnos, frames)), list(compress(entries, frames))
+            previous, frames = list(compress(previous, frames)), list(filter(None, frames))
+        return FrozenChanges(
+            seqnos,
+            [entry.key for entry in entries],
+            frames,
+            previous,
+            [entry.lineage for entry in entries],
+        )
 
     def _numbers(self, first: int, last: int) -> list[int]:
         """Return the numbers in [first, last] of which something is to be flushed, ascending."""
@@ -443,6 +466,7 @@ class MutationQueue:
             if items:
                 _merge(items, base, (number + 1) << BITS, frames, entries, previous)
         entries = list(compress(entries, frames))
+        assert isinstance(frozen.seqnos, list)
         frozen.seqnos.extend(compress(range(base, base + len(frames)), frames))
         frozen.keys.extend(map(_key_of, entries))
         frozen.previous_seqnos.extend(compress(previous, frames))

@@ -496,7 +496,7 @@ def test_a_removed_partition_is_empty_and_begins_anew(directory):
 
 @pytest.mark.parametrize("is_full", [False, True])
 def test_a_clean_stop_seals_a_large_segment(directory, monkeypatch, is_full):
-    monkeypatch.setattr(store_module, "SEAL_AT_STOP_BYTES_MIN", 1000)
+    monkeypatch.setattr(store_module, "SEAL_AT_STOP_BYTES_MIN", 100)
     store = directory.open()
     directory.fill(8)
     before, count = directory.state(0), len(directory.segments())
