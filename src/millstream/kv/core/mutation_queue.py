@@ -80,7 +80,7 @@ _lineage_of = attrgetter("lineage")
 class FrozenChanges(NamedTuple):
     """What a flush takes, column by column, seqno ascending."""
 
-    seqnos: list[int] | range
+    seqnos: list[int]
     keys: list[bytes]
     frames: list[bytes]
     previous_seqnos: list[int]
@@ -439,7 +439,7 @@ class MutationQueue:
             return FrozenChanges([], [], [], [], [])
         frames, entries = block.frames[begin:], block.entries[begin:]
         previous: list[int] = block.previous[begin:]
-        seqnos: list[int] | range = range(first, first + len(frames))
+        seqnos = list(range(first, first + len(frames)))
         if not all(frames):
             seqnos, entries = list(compress(seqnos, frames)), list(compress(entries, frames))
             previous, frames = list(compress(previous, frames)), list(filter(None, frames))
@@ -466,7 +466,6 @@ class MutationQueue:
             if items:
                 _merge(items, base, (number + 1) << BITS, frames, entries, previous)
         entries = list(compress(entries, frames))
-        assert isinstance(frozen.seqnos, list)
         frozen.seqnos.extend(compress(range(base, base + len(frames)), frames))
         frozen.keys.extend(map(_key_of, entries))
         frozen.previous_seqnos.extend(compress(previous, frames))
