@@ -13,13 +13,14 @@ Invariants:
 1. A kill keeps what was written. Power loss (`lose_power`) keeps, of each block that is not
    durable, the old bytes, the new ones or rubbish; of the directory any subset of the changes
    since its last sync; of by-id any state committed since its last sync, or nothing.
-2. Bytes that were durable and were not written again never change.
+2. Bytes that were durable and were not written again never change; one that was written over,
+   where there were no zeros, is old or new.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from millstream.storage.core.by_id import Piece
@@ -219,7 +220,10 @@ class SimulatedDisk:
 
     def _rubbish(self, fresh: bytes, stale: bytes) -> bytes:
         noise = self.rng.randbytes(BLOCK_BYTES)
-        return bytes(a if a == b else c for a, b, c in zip(fresh, stale, noise, strict=True))
+        return bytes(
+            a if a == b else c if not b else (a, b)[c & 1]
+            for a, b, c in zip(fresh, stale, noise, strict=True)
+        )
 
     def copied(self) -> SimulatedDisk:
         """Another directory with the same contents: every file is a new one."""
@@ -241,6 +245,12 @@ class SimulatedById:
 
     def get(self, key: bytes) -> bytes | None:
         return self.disk.by_id[-1].get(key)
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return [self.disk.by_id[-1].get(key) for key in keys]
+
+    def count(self) -> int:
+        return len(self.disk.by_id[-1])
 
     def keys(self, prefix: bytes) -> Iterator[bytes]:
         return iter(sorted(key for key in self.disk.by_id[-1] if key.startswith(prefix)))

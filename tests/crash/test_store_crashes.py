@@ -4,13 +4,16 @@ The classes are the real ones; the disk and the by-id map are simulated. A kill 
 written (a write may be cut short); power loss keeps, of each block that was not synced, the old
 bytes, the new ones or rubbish, of the directory any subset of unsynced changes, and of by-id any
 state committed since its last sync, or nothing. Directories are copied, backed up and restored.
+Compaction rewrites random runs of segments, and other steps come between its own.
 
-Checked after every start and rollback and at the end:
+Checked after every start, rollback and compaction and at the end:
 1. nothing acknowledged as persisted is lost, and what comes back ends at a mark;
-2. look-ups give the newest live records, reads as of every mark are exact;
+2. look-ups give the newest live records, reads as of every mark not below the history seqno are
+   exact, but for tombstones at or below the purge seqno, which may be gone;
 3. scans are ascending and hold each live record once;
 4. no (partition, uuid, seqno) names two changes, also across copies, and no uuid that was served
-   is forgotten.
+   is forgotten;
+5. once everything may go that is not the newest of its key, little else is left.
 """
 
 import copy
@@ -21,9 +24,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from compacting import compact, compacting
 from millstream.model.limits import FAILOVER_ENTRIES_MAX
 from millstream.model.position import FailoverEntry
-from millstream.storage.core.records import key_of
+from millstream.storage.core.records import Kind, key_of
 from millstream.storage.core.segment_log import LogSizes
 from millstream.storage.core.store import FlushBatch, LogStore, StoredChange
 from millstream.wire.frames import change_of, deletion, mutation, seqno_of
@@ -44,6 +48,7 @@ class Truth:
     marks: set[int] = field(default_factory=lambda: {0})
     entries: list[FailoverEntry] = field(default_factory=list)
     history_seqno: int = 0
+    purge_seqno: int = 0
     served: int = 0  # entries made by starts, also those that a crash hid
 
     def state_at(self, at):
@@ -55,7 +60,7 @@ class Truth:
         self.entries = [entry for entry in self.entries if entry.seqno <= seqno]
         self.history = self.history[:seqno]
         if self.history_seqno > seqno:
-            self.history_seqno = 0
+            self.history_seqno = self.purge_seqno = 0
 
 
 class Node:
@@ -64,6 +69,7 @@ class Node:
         self.is_failing = False
         disk.before = self.before
         self.store: LogStore | None = None
+        self.compaction = iter(())
         self.highs: list[int] = []
         self.queues: list[list[tuple[int, bytes, int | None]]] = []
 
@@ -87,7 +93,7 @@ class World:
         self.steps = [self.write] * 10 + [self.flush] * 6 + [self.check] * 2 + [
             self.roll_back, self.roll_back, self.apply, self.roll, self.move_low_points, self.stop,
             self.crash, self.crash, self.copy, self.swap_by_id,
-        ]  # fmt: skip
+        ] + [self.compact] * 4 + [self.go_on_compacting] * 8  # fmt: skip
 
     def truths(self):
         return [Truth() for _ in range(self.partitions)]
@@ -104,6 +110,8 @@ class World:
             self.start(node)
             assert node.store.was_clean_stop
             assert [truth.entries[-1] for truth in node.truths] == before
+            self.roll_a_copy_back(node)
+            self.compact_all(node)
 
     def step(self, node, step):
         node.is_failing = self.rng.random() < (self.crashes if node.store else 0.5)
@@ -128,6 +136,7 @@ class World:
             new_entry=self.new_entry, sizes=SIZES,
         )  # fmt: skip
         node.store, node.highs, node.queues = store, [], [[] for _ in node.truths]
+        node.compaction = iter(())
         self.lines.append(f"start {store.was_clean_stop} {store.cut_bytes}")
         for p, truth in enumerate(node.truths):
             state = store.partition(p)
@@ -140,7 +149,7 @@ class World:
             truth.cut(high)
             truth.acknowledged = high  # the start made it durable
             assert state.history_seqno >= truth.history_seqno
-            truth.history_seqno = state.history_seqno
+            truth.history_seqno, truth.purge_seqno = state.history_seqno, state.purge_seqno
             if not store.was_clean_stop:
                 assert log[0] not in truth.entries
                 assert log[0].seqno == high
@@ -211,6 +220,17 @@ class World:
         node.highs[p], node.queues[p] = right, []
         self.check(node)
 
+    def roll_a_copy_back(self, node):
+        """A partition can be brought back to each of its marks."""
+        p = self.rng.randrange(self.partitions)
+        for mark in sorted(node.truths[p].marks):
+            if node.truths[p].history_seqno <= mark:
+                other = self.image(node)
+                self.start(other)
+                assert other.store.roll_back(p, mark).high_seqno == mark
+                other.truths[p].cut(mark)
+                self.check(other)
+
     def apply(self, node):
         node.store.commit_by_id()
 
@@ -221,15 +241,75 @@ class World:
     def move_low_points(self, node):
         p = self.rng.randrange(self.partitions)
         truth = node.truths[p]
-        history_seqno = self.rng.randint(truth.history_seqno, truth.acknowledged)
-        purge_seqno = node.store.partition(p).purge_seqno
-        before, truth.history_seqno = truth.history_seqno, history_seqno
+        history = self.rng.randint(truth.history_seqno, truth.acknowledged)
+        purge = self.rng.choice((truth.purge_seqno, self.rng.randint(truth.purge_seqno, history)))
+        self.set_low_points(node, p, history, purge)
+
+    def set_low_points(self, node, p, history, purge):
+        truth = node.truths[p]
+        before = truth.history_seqno, truth.purge_seqno
+        truth.history_seqno, truth.purge_seqno = history, purge
         try:
-            node.store.set_low_points({p: (history_seqno, purge_seqno)})
+            node.store.set_low_points({p: (history, purge)})
         except Crash:
-            truth.history_seqno = before
+            truth.history_seqno, truth.purge_seqno = before
             raise
-        self.lines.append(f"p{p}: history {history_seqno}")
+        self.lines.append(f"p{p}: history {history} purge {purge}")
+
+    # -- compaction
+
+    def compact(self, node):
+        """Begin one if none is under way, and take some steps."""
+        if self.rng.random() < 0.5:
+            self.move_low_points(node)
+        if next(node.compaction, None) is None:
+            node.compaction = self.compacting(node)
+        if self.rng.random() < 0.5:
+            self.go_on_compacting(node, 1000)
+
+    def go_on_compacting(self, node, steps=20):
+        for _ in range(self.rng.randint(1, steps)):
+            if next(node.compaction, None) is None:
+                break
+        self.check(node)
+
+    def compacting(self, node):
+        """As the engine does it: other steps come between two that this yields."""
+
+        def choose(numbers):
+            begin = self.rng.randrange(len(numbers))
+            run = numbers[begin : self.rng.randint(begin + 1, len(numbers))]
+            self.lines.append(f"compacting {run}")
+            return run
+
+        for name in compacting(node.store, choose, is_applied=self.rng.random() < 0.5):
+            if name in ("swap", "install", "remove"):
+                self.lines.append(name)
+                self.check(node)
+            yield name
+
+    def compact_all(self, node):
+        """With low points at the end nothing is left but the newest of each key."""
+        store = node.store
+        store.withdraw_receipt()
+        store._log.roll()
+        for p, high in enumerate(node.highs):
+            self.set_low_points(node, p, high, high)
+        store.commit_by_id()
+        compact(store)
+        self.check(node)
+        left = [0] * self.partitions
+        rollbacks = 0
+        for number in store._log.numbers:
+            for record in store._log.walk(number):
+                left[record.partition_id % self.partitions] += record.kind == Kind.CHANGE
+                rollbacks += record.kind == Kind.ROLLBACK
+        for p, truth in enumerate(node.truths):
+            right = [key for key, value in truth.state_at(node.highs[p]).items() if value]
+            known = [key for key in store.keys(p) if store.find(p, key)]
+            assert sorted(known) == sorted(right)  # a lost by-id may come back with others
+            assert left[p] == len(right), f"p{p}: {left[p]} changes left of {len(right)}"
+        assert rollbacks == 0
 
     def stop(self, node):
         for p, truth in enumerate(node.truths):
@@ -282,12 +362,13 @@ class World:
         for p, truth in enumerate(node.truths):
             persisted = store.partition(p).high_seqno
             for key in KEYS:
-                found = store.find(p, key)
+                found = self.name(store.find(p, key))
                 right = self.newest(truth, key, persisted)
-                assert self.name(found) == right, f"p{p} {key!r}: {found}, right is {right}"
-            assert sorted(store.keys(p)) == sorted(truth.state_at(persisted))
+                assert self.same(truth, found, right), f"p{p} {key!r}: {found}, right is {right}"
+            kept = {key for key in KEYS if not self.is_purged(truth, key, persisted)}
+            assert kept <= set(store.keys(p)) <= {*kept, *truth.state_at(persisted)}
             for at in sorted(truth.marks):
-                if at <= persisted:
+                if truth.history_seqno <= at <= persisted:
                     self.check_as_of(node, p, at)
 
     def check_as_of(self, node, p, at):
@@ -297,9 +378,21 @@ class World:
         assert seqnos == sorted(set(seqnos))
         truth = node.truths[p]
         found = {key_of(change.frame): self.name(change) for change in read}
-        right = {key: self.newest(truth, key, at) for key in truth.state_at(at)}
-        assert found == right, f"p{p} as of {at}: {found}, right is {right}"
         assert len(found) == len(read)
+        for key in KEYS:
+            right = self.newest(truth, key, at)
+            assert self.same(truth, found.get(key), right), (
+                f"p{p} {key!r} as of {at}: {found.get(key)}, right is {right}"
+            )
+
+    def is_purged(self, truth, key, at):
+        newest = self.newest(truth, key, at)
+        return newest is None or (newest[1] is None and newest[0] <= truth.purge_seqno)
+
+    @staticmethod
+    def same(truth, found, right):
+        may_be_gone = right and right[1] is None and right[0] <= truth.purge_seqno
+        return found == right or (may_be_gone and found is None)
 
     @staticmethod
     def newest(truth, key, at):

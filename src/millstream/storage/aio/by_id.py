@@ -16,7 +16,7 @@ Elsewhere: what the keys and values are (`storage.core.by_id`).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -117,6 +117,20 @@ class LmdbByIdMap:
                 return value
         except lmdb.Error as error:
             raise self._damaged(error) from error
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the values of keys, in their order; one transaction."""
+        try:
+            with self._environment.begin() as transaction, transaction.cursor() as cursor:
+                found: dict[bytes, bytes] = dict(cursor.getmulti(keys))
+        except lmdb.Error as error:
+            raise self._damaged(error) from error
+        return [found.get(key) for key in keys]
+
+    def count(self) -> int:
+        """Return how many keys there are."""
+        entries: int = self._environment.stat()["entries"]
+        return entries
 
     def keys(self, prefix: bytes) -> Iterator[bytes]:
         """Yield the keys with a prefix, in order; no transaction is open between two reads."""

@@ -64,6 +64,12 @@ class ByIdMap(Protocol):
     def get(self, key: bytes) -> bytes | None:
         """Return the value of a key."""
 
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the values of keys, in their order."""
+
+    def count(self) -> int:
+        """Return how many keys there are."""
+
     def keys(self, prefix: bytes) -> Iterator[bytes]:
         """Yield the keys with a prefix, in order; holds no transaction between two of them."""
 
@@ -226,12 +232,13 @@ class ById:
             p: self._recent.get(p, Recent()).after(before.recent.get(p))
             for p in {**before.recent, **self._recent}
         }
+        encoded = {p: summary.encode() for p, summary in summaries.items()}
         batch = ByIdBatch(
             {**before.changes, **self.pending} if before.changes else self.pending,
             recent,
             before.first_segment if before.recent else self._first_segment,
             applied,
-            [(p, summaries[p].encode()) for p in sorted(summaries)],
+            sorted({**dict(before.summaries), **encoded}.items()),
         )
         self._applying, self.pending, self._recent = batch, {}, {}
         self._first_segment = applied.place.segment
@@ -248,7 +255,45 @@ class ById:
         """Apply a batch in one transaction, in steps that are short enough for a loop."""
         yield from self._map.apply_steps(_pieces(batch, find_places))
         if self._applying is batch:
-            self._applying = batch._replace(changes={}, recent={})
+            self._applying = batch._replace(changes={}, recent={}, summaries=[])
+
+    def reached(self) -> Place:
+        """Return how far the map goes, in the log."""
+        applied = self.applied()
+        return Place(0, 0) if applied is None else applied.place
+
+    def count(self) -> int:
+        """Return how many keys the map has, and what is kept beside them."""
+        return self._map.count()
+
+    def amend(
+        self,
+        partition_id: int,
+        keys: Sequence[bytes],
+        seqnos: Sequence[int],
+        offsets: Sequence[int],
+        segments: range,
+    ) -> None:
+        """Say where records stand that a compaction moved; offset 0: forget those keys.
+
+        Only of keys whose newest record has the seqno named and stood in one of `segments`, the
+        last of which they stand in now. Keys ascend. A transaction of its own: nothing may be
+        being applied.
+        """
+        prefix, puts, removals = partition_prefix(partition_id), [], []
+        full = [prefix + key for key in keys]
+        found = self._map.get_many(full)
+        for key, seqno, offset, data in zip(full, seqnos, offsets, found, strict=True):
+            if data is not None:
+                named, segment, _ = _unpacked(_VALUE, data)
+                if named == seqno and segment in segments:
+                    if offset:
+                        puts.append((key, _VALUE.pack(seqno, segments[-1], offset)))
+                    else:
+                        removals.append(key)
+        if puts or removals:
+            for _ in self._map.apply_steps([(puts, removals)]):
+                pass
 
     def fill(self, values: Mapping[bytes, ByIdValue | None]) -> None:
         """Apply values while the map is built anew."""
@@ -275,7 +320,7 @@ class ById:
 
     def clear(self) -> None:
         """Empty the map and what waits for it."""
-        self._applying = self._applying._replace(changes={}, recent={})
+        self._applying = self._applying._replace(changes={}, recent={}, summaries=[])
         self.pending, self._recent = {}, {}
         self._map.clear()
 

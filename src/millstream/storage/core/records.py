@@ -54,6 +54,7 @@ __all__ = [
     "commit_record",
     "cut_changes",
     "cut_frames",
+    "cut_records",
     "encode_changes",
     "encode_many",
     "entry_of",
@@ -442,6 +443,18 @@ def cut_changes(
             break
         cut.append(found[1])
     return cut
+
+
+def cut_records(data: bytes, start: int, offsets: list[int], stops: list[int]) -> list[bytes]:
+    """Cut whole records out of one read, up to the first that is not what was written."""
+    found: list[bytes] = []
+    for offset, stop in zip(offsets, stops, strict=True):
+        one = data[offset - start : stop - start]
+        is_whole = len(one) == stop - offset and int.from_bytes(one[4:8], "big") == len(one)
+        if not is_whole or crc32(one[4:]).to_bytes(4, "big") != one[:4] or one[8] & 0x7F != 1:
+            break
+        found.append(one)
+    return found
 
 
 def cut_frames(data: bytes, start: int, offsets: list[int], stops: list[int]) -> list[bytes]:

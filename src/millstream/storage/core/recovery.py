@@ -18,17 +18,17 @@ Elsewhere: the segments (`segment_log`), what a start writes (`store`).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import repeat
 from typing import Any, Final
 
 from millstream.errors import CorruptionError
 from millstream.model.limits import UINT64_MAX
-from millstream.storage.core.by_id import BY_ID_DAMAGED, ById, partition_prefix
+from millstream.storage.core.by_id import BY_ID_DAMAGED, ById, ByIdValue, partition_prefix
 from millstream.storage.core.live import LiveLog
 from millstream.storage.core.records import (
     Kind,
     Record,
-    StoredChange,
     entry_of,
     history_of,
     key_of,
@@ -36,7 +36,7 @@ from millstream.storage.core.records import (
     seqno_payload,
     state_of,
 )
-from millstream.storage.core.segment import HEADER_BYTES, Columns
+from millstream.storage.core.segment import HEADER_BYTES, SUPERSEDED, Columns
 from millstream.storage.core.segment_files import Place
 from millstream.storage.core.segment_log import SegmentLog
 from millstream.storage.core.summary import PartitionSummary
@@ -45,6 +45,7 @@ __all__ = [
     "apply_rollback",
     "bring_up",
     "build_by_id",
+    "content_of",
     "is_by_id_of",
     "load_summaries",
     "note",
@@ -96,15 +97,16 @@ def is_by_id_of(log: SegmentLog, by_id: ById) -> bool:
 
 def note(summary: PartitionSummary, record: Record, segment: int) -> None:
     """Take a record that is no change into its partition's summary."""
-    kind, payload = record.kind, record.payload
+    kind, content = record.kind, content_of(record.kind, record.payload)
     if kind == Kind.ROLLBACK:
-        summary.on_rollback(segment, seqno_payload(payload))
-    elif kind in _CONTENTS:
-        take_in(summary, kind, _CONTENTS[kind](payload))
+        summary.on_rollback(segment, content)
+    elif content is not None:
+        take_in(summary, kind, content)
 
 
 _CONTENTS: Final[Mapping[int, Callable[[bytes], Any]]] = {
     Kind.ENTRY: entry_of,
+    Kind.ROLLBACK: seqno_payload,
     Kind.MARK: seqno_payload,
     Kind.LOW_POINTS: low_points_of,
     Kind.BRANCH: seqno_payload,
@@ -112,6 +114,12 @@ _CONTENTS: Final[Mapping[int, Callable[[bytes], Any]]] = {
     Kind.HISTORY: history_of,
     Kind.RANGE: seqno_payload,
 }
+
+
+def content_of(kind: int, payload: bytes) -> Any:
+    """Return what a record that is no change says; None if that concerns no partition."""
+    decode = _CONTENTS.get(kind)
+    return None if decode is None else decode(payload)
 
 
 def take_in(summary: PartitionSummary, kind: int, content: Any) -> None:
@@ -232,40 +240,28 @@ def build_by_id(live: LiveLog, by_id: ById) -> None:
     """Build by-id anew from the live records."""
     log = live.log
     by_id.clear()
-    values: dict[bytes, tuple[int, int, int] | None] = {}
+    values: dict[bytes, ByIdValue | None] = {}
     for number in log.numbers:
         for partition_id in log.partitions_in(number):
             columns = log.columns(number, partition_id)
             assert columns is not None
             limit = live.summaries[partition_id].limit(number)
             begin, end = columns.between(0, min(limit, UINT64_MAX))
-            prefix, index = partition_prefix(partition_id), begin
-            is_superseded = [columns.is_superseded(i) for i in range(end)] if columns.flags else ()
-            if is_superseded:
-                columns.flags = b""  # a copy: what is hidden must be read, too
-            for chunk in log.changes(number, columns, begin, end):
-                _add(values, prefix, chunk, columns, index, number)
-                if is_superseded:
-                    for at, change in enumerate(chunk, index):
-                        if is_superseded[at]:
-                            values[prefix + key_of(change.frame)] = None
-                index += len(chunk)
+            keys = map(
+                partition_prefix(partition_id).__add__, log.keys(number, columns, begin, end)
+            )
+            places = zip(columns.seqnos[begin:end], repeat(number), columns.offsets[begin:end])
+            values.update(zip(keys, _unless_hidden(places, columns.flags[begin:end]), strict=True))
             if len(values) >= BUILD_KEYS_MAX:
                 by_id.fill(values)
                 values = {}
     by_id.fill(values)
 
 
-def _add(
-    values: dict[bytes, tuple[int, int, int] | None],
-    prefix: bytes,
-    chunk: list[StoredChange],
-    columns: Columns,
-    index: int,
-    number: int,
-) -> None:
-    stop = index + len(chunk)
-    for change, seqno, offset in zip(
-        chunk, columns.seqnos[index:stop], columns.offsets[index:stop], strict=True
-    ):
-        values[prefix + key_of(change.frame)] = (seqno, number, offset)
+def _unless_hidden(places: Iterable[ByIdValue], flags: bytes) -> Iterable[ByIdValue | None]:
+    """Return places, None for those of superseded records."""
+    if not flags:
+        return places
+    return (
+        None if flag & SUPERSEDED else place for place, flag in zip(places, flags, strict=True)
+    )

@@ -26,7 +26,7 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, compress
 from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -179,6 +179,15 @@ class Columns:
         part.marks = self.marks[marks]
         inside = set(part.seqnos) if self.tombstones else ()
         part.tombstones.extend(filter(inside.__contains__, self.tombstones))
+        return part
+
+    def select(self, begin: int, end: int, wanted: Iterable[int]) -> Columns:
+        """Return the records begin .. end-1 that are wanted, without marks and flags."""
+        part, mask = Columns(self.file), list(wanted)
+        part.seqnos = array("Q", compress(self.seqnos[begin:end], mask))
+        part.previous = array("Q", compress(self.previous[begin:end], mask))
+        part.offsets = array("I", compress(self.offsets[begin:end], mask))
+        part.lengths = array("I", compress(self.lengths[begin:end], mask))
         return part
 
     def find(self, seqno: int) -> int:

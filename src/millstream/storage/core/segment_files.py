@@ -31,6 +31,7 @@ from millstream.storage.core.records import (
     change_of_record,
     cut_changes,
     cut_frames,
+    cut_records,
     key_of,
     walk,
 )
@@ -40,11 +41,13 @@ from millstream.storage.core.segment import (
     HEADER_BYTES,
     SUPERSEDED,
     Columns,
+    DirectoryEntry,
     Footer,
     decode_columns,
     decode_controls,
     decode_footer,
     decode_header,
+    directory_entries,
     find_entry,
 )
 
@@ -178,7 +181,39 @@ class SegmentFiles:
             raise self._corrupt(number, footer.controls_offset, "its index is damaged")
         return controls
 
+    # -- flags of sealed segments, for compaction
+
+    def flags_of(self, number: int) -> Iterator[tuple[DirectoryEntry, bytes]]:
+        """Yield the directory of a sealed segment with the flags of each partition."""
+        file, footer, directory = self._sealed(number)
+        flags = file.read_at(footer.flags_offset, footer.records)
+        for entry in directory_entries(directory):
+            yield entry, flags[entry.flag_index : entry.flag_index + entry.records]
+
+    def write_flags(self, number: int, partition_id: int, index: int, flags: bytes) -> None:
+        """Write the flags of a partition's records from an index on, in place; not durable yet."""
+        file, footer, directory = self._sealed(number)
+        entry = find_entry(directory, partition_id)
+        assert entry is not None
+        file.write_at(footer.flags_offset + entry.flag_index + index, flags)
+
+    def sync_segment(self, number: int) -> None:
+        """Make the flags of a sealed segment durable."""
+        self._file(number).sync()
+
+    def size_of(self, number: int) -> int:
+        """Return the length of a sealed segment's file in bytes."""
+        return self._sealed(number)[1].end
+
     # -- records
+
+    def records(self, number: int, columns: Columns) -> Iterator[tuple[list[bytes], int]]:
+        """Yield the whole records of columns, as checked, each chunk with its last seqno.
+
+        Raises:
+            CorruptionError: a record is not what was written.
+        """
+        return self._chunks(number, columns, 0, len(columns.seqnos), (), cut_records)
 
     def changes(
         self, number: int, columns: Columns, begin: int, end: int, skip: Collection[int] = ()

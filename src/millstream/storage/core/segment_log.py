@@ -377,6 +377,9 @@ class SegmentLog(SegmentFiles):
         for old in run:
             self._files.pop(old, None)
             self._directories.pop(old, None)
+            if old != number:
+                self.firsts.pop(old, None)
+                self.generations.pop(old, None)
 
     # -- reading
 

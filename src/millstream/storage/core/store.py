@@ -47,6 +47,7 @@ from millstream.storage.core.commit import (
 )
 from millstream.storage.core.live import LiveLog
 from millstream.storage.core.receipt import RECEIPT_NAME, Receipt, read_receipt, write_receipt
+from millstream.storage.core.reclaiming import Reclaiming
 from millstream.storage.core.records import (
     ChangeColumns,
     Kind,
@@ -120,6 +121,12 @@ class LogStore:
         self._applied = Applied(log.log_id, log.place, log.checksum)
         self._new_entry = new_entry
         self._has_receipt = False
+        self.reclaiming = Reclaiming(disk, live, by_id, self._changed)
+        """What compaction may do to the log; see there for which thread."""
+        self.appended_bytes = 0
+        """Appended since the start."""
+        self.replaced_total = 0
+        """Records that replaced older ones of their keys since the start."""
         self.was_clean_stop = False
         """Whether the last stop was clean: no new failover entries were made."""
         self.is_new = log.is_new
@@ -265,6 +272,7 @@ class LogStore:
         log = self._log
         commit.place = log.append(commit.data)
         commit.end, commit.checksum = log.place, log.checksum
+        self.appended_bytes += len(commit.data)
 
     def is_quick(self, commit: EncodedCommit) -> bool:
         """Return whether `append` costs one small write and fdatasync: fit for the loop."""
@@ -295,6 +303,7 @@ class LogStore:
         assert seqnos[0] > summary.top
         summary.on_change(seqnos[-1], is_mark=is_marked)
         self._changed.add(p)
+        self.replaced_total += len(seqnos) - batch.previous_seqnos.count(0)
 
     def _absorb_control(self, control: Control, segment: int, offset: int) -> None:
         kind, p, _, content = control

@@ -28,6 +28,8 @@ def test_pairs_are_put_removed_and_listed(path, monkeypatch):
     assert list(store.keys(b"c")) == []
     list(store.apply_steps([([(b"a1", b"new")], [b"a2", b"unknown"])]))
     assert (store.get(b"a1"), store.get(b"a2"), store.get(b"b")) == (b"new", None, b"x")
+    assert store.get_many([b"a1", b"a2", b"b", b"c"]) == [b"new", None, b"x", None]
+    assert (store.get_many([]), store.count()) == ([], 8)
     store.clear()
     assert (store.get(b"b"), list(store.keys(b""))) == (None, [])
     store.close(is_durable=False)

@@ -10,6 +10,12 @@ class DictMap:
     def get(self, key):
         return self.data.get(key)
 
+    def get_many(self, keys):
+        return [self.data.get(key) for key in keys]
+
+    def count(self):
+        return len(self.data)
+
     def keys(self, prefix):
         return iter(sorted(key for key in self.data if key.startswith(prefix)))
 
@@ -116,3 +122,41 @@ def test_many_partitions_and_keys_that_are_prefixes(directory):
         assert directory.value(p, b"\x00") == b"%d" % p
         assert sorted(store.keys(p)) == [b"\x00", b"k" * 250, b"\xff\xffapplied"]
     assert not store.has_records(2)
+
+
+def test_only_what_the_map_names_is_amended():
+    by_id = ById(DictMap())
+    batch = by_id.take(APPLIED, {})._replace(
+        changes={
+            b"\0\1a": (1, 1, 64),
+            b"\0\1b": (2, 1, 99),
+            b"\0\1c": (3, 2, 64),
+            b"\0\1e": (5, 4, 8),
+        }
+    )
+    assert by_id.reached() == Place(0, 0)
+    list(by_id.apply_steps(batch, nowhere))
+    assert by_id.reached() == APPLIED.place
+    assert by_id.count() == 5
+    by_id.amend(1, [b"a", b"b", b"d", b"e"], [1, 1, 4, 5], [80, 90, 70, 60], range(1, 4))
+    by_id.amend(1, [b"c", b"e"], [3, 5], [0, 0], range(1, 4))
+    assert by_id.get(b"\0\1a") == (1, 3, 80)
+    assert by_id.get(b"\0\1e") == (5, 4, 8)
+    assert by_id.get(b"\0\1b") == (2, 1, 99)
+    assert by_id.get(b"\0\1c") is None
+    assert by_id.get(b"\0\1d") is None
+    assert ById(by_id._map).applied() == APPLIED
+
+
+def test_what_could_not_be_applied_is_applied_with_the_next_batch():
+    kept = DictMap()
+    by_id, summary, later = ById(kept), PartitionSummary(), PartitionSummary()
+    summary.on_change(5, is_mark=True)
+    later.on_change(9, is_mark=True)
+    by_id.pending[b"\0\1k"] = (1, 1, 64)
+    by_id.take(APPLIED, {1: summary, 2: summary})  # and its transaction fails
+    by_id.pending[b"\0\1l"] = (2, 1, 164)
+    for _ in by_id.apply_steps(by_id.take(APPLIED, {2: later}), nowhere):
+        pass
+    assert {key for key in kept.data if key < b"\xff"} == {b"\0\1k", b"\0\1l"}
+    assert (by_id.summary(1).mark, by_id.summary(2).mark) == (5, 9)

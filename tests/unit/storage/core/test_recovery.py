@@ -210,3 +210,19 @@ def test_damage_behind_the_applied_place_names_file_and_offset(directory):
     with pytest.raises(CorruptionError, match=f"{first}.*offset") as raised:
         directory.open()
     assert str(last) not in str(raised.value)
+
+
+def test_a_superseded_record_does_not_hide_a_newer_one_of_its_key(directory):
+    """Both stand in one segment, the older one marked by compaction; by-id is lost."""
+    store = directory.open()
+    directory.write(0, (b"a", b"1"))
+    directory.write(0, (b"a", b"2"))
+    store._log.roll()
+    directory.write(1, (b"x", b"1"))
+    store.set_low_points({0: (2, 0)})
+    marking = store.reclaiming.begin_marking()
+    list(marking.steps())
+    directory.crash()
+    shutil.rmtree(directory.path / "byid")
+    directory.open()
+    assert directory.value(0, b"a") == b"2"
