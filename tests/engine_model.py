@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -54,6 +55,8 @@ class PartitionModel:
     last_cas: int = 0
     forgotten: set[int] = field(default_factory=set)
     """Tombstones found to be purged: their keys begin anew."""
+    by_key: dict[bytes, list[int]] = field(default_factory=dict)
+    """Seqnos of each key, ascending."""
 
     @property
     def high(self) -> int:
@@ -62,17 +65,19 @@ class PartitionModel:
     # -- what readers see
 
     def newest(self, key: bytes, at: int | None = None) -> Made | None:
-        found = [made for made in self.history[:at] if made.key == key]
-        return found[-1] if found else None
+        seqnos = self.by_key.get(key, [])
+        count = len(seqnos) if at is None else bisect_right(seqnos, at)
+        return self.history[seqnos[count - 1] - 1] if count else None
 
     def as_of(self, at: int, after: int = 0) -> list[Made]:
         """The newest of each key as of `at`, those above `after`, by seqno."""
-        newest = {made.key: made for made in self.history[:at]}
-        return sorted(made for made in newest.values() if made.seqno > after)
+        newest = [self.newest(key, at) for key in self.by_key]
+        return sorted(made for made in newest if made is not None and made.seqno > after)
 
-    def may_be_gone(self, made: Made) -> bool:
-        """A tombstone that compaction may have purged."""
-        return made.value is None and made.seqno <= self.purge_seqno
+    def may_be_gone(self, made: Made, purge_seqno: int | None = None) -> bool:
+        """A tombstone that compaction may have purged; for a reader, when it began to read."""
+        purge_seqno = self.purge_seqno if purge_seqno is None else purge_seqno
+        return made.value is None and made.seqno <= purge_seqno
 
     # -- what happens to it
 
@@ -84,6 +89,8 @@ class PartitionModel:
     def cut(self, seqno: int) -> None:
         """What is above `seqno` is gone."""
         del self.history[seqno:]
+        for seqnos in self.by_key.values():
+            del seqnos[bisect_right(seqnos, seqno) :]
         self.marks = {mark for mark in self.marks if mark <= seqno}
         self.forgotten = {gone for gone in self.forgotten if gone <= seqno}
         self.acknowledged = min(self.acknowledged, seqno)
@@ -211,6 +218,7 @@ class PartitionModel:
             frame = deletion(p, key, seqno, rev, cas, expiry)
         made = Made(seqno, key, value, cas, rev, flags, expiry, datatype, lineage, frame)
         self.history.append(made)
+        self.by_key.setdefault(key, []).append(seqno)
         self.last_cas = cas
         return made
 

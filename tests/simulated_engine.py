@@ -49,6 +49,8 @@ PARTITIONS: Final = 2
 KEYS: Final = (b"a", b"b", b"c", b"dd")
 NOW: Final = 1_700_000_000 * SECOND
 SIZES: Final = LogSizes(700, 2800, fill_from_bytes=1400, fill_bytes=300)
+PUT, DELETE, INCREMENT = 0, 6, 8
+"""What `write` does."""
 FAULTS: Final = ("kill", "power", "full", "write", "sync")
 
 
@@ -92,9 +94,16 @@ class Read:
     partition_id: int
     hold: Hold
     after: int
-    at: int
+    purge_seqno: int
+    """When it began: what it has still to read is not forgotten meanwhile."""
+    sent: int
+    upto: int = 0
     chunks: Iterator[tuple[list[bytes], int]] | None = None
     frames: list[bytes] = field(default_factory=list)
+
+    @property
+    def memory_after(self) -> int:
+        return max(self.sent, self.upto)
 
 
 @dataclass(eq=False)
@@ -253,6 +262,12 @@ class SimulatedEngine:
             key, is_odd = rng.choice(KEYS), rng.random() < 0.3
             self.write(p, key, rng.randrange(10), rng.randrange(6), is_odd=is_odd)
 
+    def jump(self, p: int, key: bytes, count: int) -> None:
+        """Many increments: the seqnos come to another block of the queue."""
+        self.write(p, key, PUT, 0, is_odd=False)
+        for _ in range(count):
+            self.write(p, key, INCREMENT, 3, is_odd=False)
+
     def write(self, p: int, key: bytes, op: int, n: int, *, is_odd: bool) -> None:
         """One request of a client; the answer must be the model's."""
         self._notice_purged(p, key)
@@ -267,11 +282,11 @@ class SimulatedEngine:
                     answer: object = one.add(key, value, n, expiry, n & 1, now)
                 case 5:
                     answer = one.replace(key, value, n, expiry, cas, n & 1, now)
-                case 6:
+                case _ if op == DELETE:
                     answer = one.delete(key, cas, now)
                 case 7:
                     answer = one.touch(key, expiry, now)
-                case 8:
+                case _ if op == INCREMENT:
                     answer = one.count(key, n - 2, n, NEVER_CREATE if is_odd else 0, cas, now)
                 case 9:
                     answer = one.extend(key, b"<" * n, b">", cas, 60, now)
@@ -294,14 +309,27 @@ class SimulatedEngine:
 
     # -- holds and readers
 
-    def hold(self, p: int, n: int) -> Hold:
-        """Freeze the present state, or one that is held."""
+    def hold(self, p: int, n: int, start: int | None = None) -> Hold | None:
+        """Freeze the present state, or take one that is held, or a mark of the log, or any seqno.
+
+        None: any seqno that nobody kept.
+        """
+        model, partition = self.models[p], self.bucket.partitions[p]
         held = [hold.at for q, hold in self.holds if q == p]
-        at = held[n - 1] if 0 < n <= len(held) else None
-        opened = self.bucket.partitions[p].open_hold(at)
-        assert opened is not None
-        assert opened.at == (at if at is not None else self.models[p].high)
-        return opened
+        marks = [m for m in sorted(model.marks) if model.history_seqno <= m <= model.acknowledged]
+        choices = [None, *held[-2:], *marks[-3:], model.high // 2]
+        at = choices[n % len(choices)]
+        hold = partition.open_hold(at, start)
+        if at is None or at in held or (at and at in marks and at <= partition.persisted_seqno):
+            assert hold is not None, f"p{p}: {at} cannot be held"
+        if hold is not None:
+            assert hold.at == (model.high if at is None else at)
+        return hold
+
+    def keep_hold(self, p: int, n: int) -> None:
+        hold = self.hold(p, n)
+        if hold is not None:
+            self.holds.append((p, hold))
 
     def release(self, n: int) -> None:
         p, hold = self.holds.pop(n % len(self.holds))
@@ -309,37 +337,48 @@ class SimulatedEngine:
         assert not self.bucket.partitions[p].is_held(hold)
 
     def begin_read(self, p: int, after: int, n: int) -> None:
-        hold = self.hold(p, n)
-        after = min(after, hold.at)
-        self.reads.append(Read(p, hold, after, after))
+        hold = self.hold(p, n, after)
+        if hold is not None:
+            after = min(after, hold.at)
+            read = Read(p, hold, after, self.models[p].purge_seqno, after)
+            self.bucket.partitions[p].add_reader(read)
+            self.reads.append(read)
 
     def step_read(self, read: Read) -> None:
         """One chunk further; what is complete is checked."""
-        partition = self.bucket.partitions[read.partition_id]
-        if not partition.is_held(read.hold):
-            self.reads.remove(read)
+        partition, hold = self.bucket.partitions[read.partition_id], read.hold
+        if not partition.is_held(hold):
+            self._end_read(read)
         elif read.chunks is not None:
             chunk = next(read.chunks, None)
             if chunk is None:
-                read.chunks = None
+                read.chunks, read.sent = None, max(read.sent, read.upto)
             else:
                 self._take(read, *chunk)
-        elif read.at < read.hold.at:
-            chunk = partition.memory_slice(read.at, read.hold.at, 100, 3)
+        elif read.sent < hold.at:
+            chunk = None
+            if not hold.is_logged:
+                chunk = partition.memory_slice(read.sent, hold.at, 100, 3)
             if chunk is None:
-                read.chunks = partition.backfill(read.at, read.hold.at)
+                read.upto = hold.at if hold.is_logged else min(hold.at, partition.memory_floor)
+                read.chunks = partition.backfill(read.sent, hold.at, is_logged=hold.is_logged)
             else:
                 self._take(read, *chunk)
         else:
-            self.reads.remove(read)
-            self.check_frames(read.partition_id, read.frames, read.after, read.hold.at)
-            partition.release_hold(read.hold)
+            self._end_read(read)
+            p, after = read.partition_id, read.after
+            self.check_frames(p, read.frames, after, hold.at, read.purge_seqno)
+
+    def _end_read(self, read: Read) -> None:
+        self.reads.remove(read)
+        self.bucket.partitions[read.partition_id].remove_reader(read)
+        self.bucket.partitions[read.partition_id].release_hold(read.hold)
 
     @staticmethod
     def _take(read: Read, frames: list[bytes], last: int) -> None:
-        assert all(read.at < seqno_of(frame) <= last for frame in frames)
+        assert all(read.sent < seqno_of(frame) <= last for frame in frames)
         read.frames += frames
-        read.at = last
+        read.sent = last
 
     # -- the flusher
 
@@ -419,16 +458,15 @@ class SimulatedEngine:
     def move_low_points(self, p: int, history_share: int, purge_share: int) -> None:
         """By quarters of what readers allow."""
         self.settle()
-        model = self.models[p]
-        ats = [hold.at for q, hold in self.holds if q == p]
-        ats += [read.hold.at for read in self.reads if read.partition_id == p]
-        history = max(model.history_seqno, min([model.acknowledged, *ats]) * history_share // 4)
-        starts = [read.at for read in self.reads if read.partition_id == p]
-        starts += [0 for q, _ in self.holds if q == p]
-        purge = max(model.purge_seqno, min([history, *starts]) * purge_share // 4)
+        model, partition = self.models[p], self.bucket.partitions[p]
+        limit = min(model.acknowledged, partition.history_limit())
+        history = max(model.history_seqno, limit * history_share // 4)
+        limit = min(history, partition.purge_limit())
+        purge = max(model.purge_seqno, limit * purge_share // 4)
         with self._undecided(p, (model.acknowledged, history, purge)):
             self.store.set_low_points({p: (history, purge)})
         model.history_seqno, model.purge_seqno = history, purge
+        partition.purge_seqno = purge
 
     def roll_back(self, p: int, seqno: int) -> None:
         """Of the store; the process starts anew."""
@@ -464,7 +502,7 @@ class SimulatedEngine:
         if self.holds:
             p, hold = self.rng.choice(self.holds)
             after = self.rng.choice((0, self.rng.randint(0, hold.at)))
-            self.check_frames(p, self._read_all(p, after, hold.at), after, hold.at)
+            self.check_frames(p, self._read_all(p, after, hold), after, hold.at)
 
     @staticmethod
     def _check_key(partition: Partition, model: PartitionModel, key: bytes) -> None:
@@ -478,34 +516,37 @@ class SimulatedEngine:
 
     def _check_read(self, p: int, after: int) -> None:
         partition = self.bucket.partitions[p]
-        hold = partition.open_hold()
+        hold = partition.open_hold(start=0)
         assert hold is not None
         for begin in (0, after):
-            self.check_frames(p, self._read_all(p, begin, hold.at), begin, hold.at)
+            self.check_frames(p, self._read_all(p, begin, hold), begin, hold.at)
         partition.release_hold(hold)
 
-    def _read_all(self, p: int, after: int, at: int) -> list[bytes]:
-        partition = self.bucket.partitions[p]
-        frames: list[bytes] = []
-        while after < at:
-            chunk = partition.memory_slice(after, at, 100, 5)
+    def _read_all(self, p: int, after: int, hold: Hold) -> list[bytes]:
+        read = Read(p, hold, after, 0, after)
+        partition, at = self.bucket.partitions[p], hold.at
+        while read.sent < at:
+            chunk = None
+            if not hold.is_logged:
+                chunk = partition.memory_slice(read.sent, at, 100, 1000)
             if chunk is not None:
-                frames += chunk[0]
-                after = chunk[1]
+                self._take(read, *chunk)
                 continue
-            for part, last in partition.backfill(after, at):
-                frames += part
-                after = last
-        return frames
+            for frames, last in partition.backfill(read.sent, at, is_logged=hold.is_logged):
+                self._take(read, frames, last)
+        return read.frames
 
-    def check_frames(self, p: int, frames: list[bytes], after: int, at: int) -> None:
+    def check_frames(
+        self, p: int, frames: list[bytes], after: int, at: int, purge_seqno: int | None = None
+    ) -> None:
         model = self.models[p]
         seqnos = [seqno_of(frame) for frame in frames]
         assert seqnos == sorted(set(seqnos))
         found = dict(zip(seqnos, frames, strict=True))
         right = {made.seqno: made for made in model.as_of(at, after)}
         wrong = [f for s, f in found.items() if s not in right or right[s].frame != f]
-        gone = [m for s, m in right.items() if s not in found and not model.may_be_gone(m)]
+        gone = [m for s, m in right.items() if s not in found]
+        gone = [made for made in gone if not model.may_be_gone(made, purge_seqno)]
         assert not wrong, f"p{p} ({after}, {at}]: sent {[change_of(frame) for frame in wrong]}"
         assert not gone, f"p{p} ({after}, {at}]: not sent {gone}"
 

@@ -64,16 +64,20 @@ class EngineMachine(RuleBasedStateMachine):
     def clock(self, seconds):
         self.engine.now += seconds * SECOND
 
-    @rule(p=PARTITION, n=st.integers(0, 3))
+    @rule(p=PARTITION, key=KEY, count=st.sampled_from((20, 700)))
+    def jump(self, p, key, count):
+        self.engine.jump(p, key, count)
+
+    @rule(p=PARTITION, n=st.integers(0, 5))
     def hold(self, p, n):
-        self.engine.holds.append((p, self.engine.hold(p, n)))
+        self.engine.keep_hold(p, n)
 
     @precondition(lambda self: self.engine.holds)
     @rule(n=st.integers(0, 3))
     def release(self, n):
         self.engine.release(n)
 
-    @rule(p=PARTITION, after=st.integers(0, 60), n=st.integers(0, 3))
+    @rule(p=PARTITION, after=st.integers(0, 60), n=st.integers(0, 5))
     def read(self, p, after, n):
         self.engine.begin_read(p, after, n)
 
@@ -132,8 +136,8 @@ class EngineMachine(RuleBasedStateMachine):
     def arm(self, kind, left):
         self.engine.fault = Fault(kind, left)
 
-    @rule(n=st.integers(0, 11), p=PARTITION, seqno=st.integers(0, 100))
-    def end(self, n, p, seqno):
+    @rule(n=st.integers(0, 11), p=PARTITION, share=st.floats(0, 1))
+    def end(self, n, p, share):
         """One rule, so that most steps are no ends."""
         engine = self.engine
         if n <= 1:
@@ -143,7 +147,7 @@ class EngineMachine(RuleBasedStateMachine):
             if n == 3 and not engine.is_alive:
                 engine.copy()
         elif n == 4:
-            engine.attempt(lambda: engine.roll_back(p, seqno))
+            engine.attempt(lambda: engine.roll_back(p, int(engine.models[p].high * share)))
 
     # -- checks
 

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from simulated_engine import KEYS, Fault, SimulatedEngine
+from simulated_engine import DELETE, KEYS, Fault, SimulatedEngine
 
 LIVES_PER_TEST = 100
 EFFECTS_MAX = 600
 """More than the script has of any kind; a test fails if it is not."""
-DELETE = 6
 
 
 def script(engine: SimulatedEngine) -> Iterator[Callable[[], object]]:
