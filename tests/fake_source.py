@@ -35,8 +35,11 @@ class FakePartition:
     chunk_items: int = 2
     writes: list[Write] = field(default_factory=list)
     holds: dict[int, int] = field(default_factory=dict)
+    logged_holds: dict[int, int] = field(default_factory=dict)
     hold_count: int = 0
     readers: list[Reader] = field(default_factory=list)
+    marks: list[int] = field(default_factory=list)
+    """Seqnos that the log can be read as of."""
     histories: dict[int, list[Write]] = field(default_factory=lambda: {1: []})
     """Branch -> everything ever written in it, purged or not; seen by checks only."""
 
@@ -56,6 +59,7 @@ class FakePartition:
 
     def lose_holds(self) -> None:
         self.holds.clear()
+        self.logged_holds.clear()
 
     def forget_memory(self, seqno: int) -> None:
         """Everything at or below `seqno` is in the log only."""
@@ -73,7 +77,8 @@ class FakePartition:
         self.persisted_seqno = min(self.persisted_seqno, seqno)
         entry = FailoverEntry(UUID_BASE + branch, seqno, branch)
         self.failover_log = with_new_entry(self.failover_log, entry)
-        self.holds.clear()
+        self.marks = [mark for mark in self.marks if mark <= seqno]
+        self.lose_holds()
 
     def purge(self, seqno: int) -> None:
         """Drop tombstones at or below `seqno`, with what they hide."""
@@ -90,17 +95,23 @@ class FakePartition:
 
     def open_hold(self, at: int | None = None, start: int | None = None) -> Hold | None:
         at = self.high_seqno if at is None else at
-        if at != self.high_seqno and at not in self.holds.values():
+        is_frozen = at == self.high_seqno or at in self.holds.values()
+        if not is_frozen and (at not in self.marks or at > self.persisted_seqno):
             return None
         self.hold_count += 1
-        self.holds[self.hold_count] = at
-        return Hold(self.hold_count, at)
+        known = self.holds if is_frozen else self.logged_holds
+        known[self.hold_count] = at
+        return Hold(self.hold_count, at, not is_frozen)
 
     def release_hold(self, hold: Hold) -> None:
         self.holds.pop(hold.hold_id, None)
+        self.logged_holds.pop(hold.hold_id, None)
 
     def is_held(self, hold: Hold) -> bool:
-        return hold.hold_id in self.holds
+        return hold.hold_id in self.holds or hold.hold_id in self.logged_holds
+
+    def durable_mark(self) -> int:
+        return max((mark for mark in self.marks if mark <= self.persisted_seqno), default=0)
 
     def add_reader(self, reader: Reader) -> None:
         self.readers.append(reader)
@@ -114,6 +125,7 @@ class FakePartition:
     ) -> tuple[list[bytes], int] | None:
         assert bytes_max >= 1
         assert items_max >= 1
+        assert at not in self.marks or at == self.high_seqno or at in self.holds.values()
         if after < self.memory_floor:
             return None
         last = min(at, after + items_max)
@@ -140,7 +152,7 @@ class FakePartition:
             yield [self.frame(write) for write in part if write in kept], part[-1].seqno
 
     def _as_of(self, at: int) -> list[Write]:
-        is_held = at == self.high_seqno or at in self.holds.values()
+        is_held = at == self.high_seqno or at in self.holds.values() or at in self.marks
         newest = {w.key: w for w in self.writes if not is_held or w.seqno <= at}
         return sorted(write for write in newest.values() if write.seqno <= at)
 
@@ -157,6 +169,7 @@ class FakeBucket:
     name: str = "fake"
     leases: dict[tuple[int, int], Hold] = field(default_factory=dict)
     callbacks: list[Callable[[], None]] = field(default_factory=list)
+    durable_callbacks: list[Callable[[], None]] = field(default_factory=list)
 
     @property
     def partition_count(self) -> int:
@@ -168,9 +181,13 @@ class FakeBucket:
     def subscribe(self, callback: Callable[[], None]) -> None:
         self.callbacks.append(callback)
 
+    def subscribe_durable(self, callback: Callable[[], None]) -> None:
+        self.durable_callbacks.append(callback)
+
     def unsubscribe(self, callback: Callable[[], None]) -> None:
-        if callback in self.callbacks:
-            self.callbacks.remove(callback)
+        for callbacks in (self.callbacks, self.durable_callbacks):
+            if callback in callbacks:
+                callbacks.remove(callback)
 
     def changed(self) -> None:
         for callback in tuple(self.callbacks):

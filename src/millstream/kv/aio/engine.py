@@ -152,6 +152,10 @@ class BucketEngine:
         def tell_corrupt(error: CorruptionError) -> None:
             loop.call_soon_threadsafe(partial(on_corrupt, error))
 
+        def persisted() -> None:
+            bucket.made_durable()
+            on_persisted()
+
         reader = _StoreReader(store, tell_corrupt)
         partitions = [
             Partition(
@@ -172,7 +176,7 @@ class BucketEngine:
         )  # fmt: skip
         flusher = Flusher(
             bucket, store, interval_ms=flush_interval_ms,
-            on_persisted=on_persisted, on_fatal=on_fatal,
+            on_persisted=persisted, on_fatal=on_fatal,
         )  # fmt: skip
         mark = await asyncio.to_thread(NoExpiries, path)
         pager = Pager(bucket, now_ns=time.time_ns, mark=mark, on_fatal=on_fatal)

@@ -74,6 +74,7 @@ class Bucket:
         self._new_lease_id = new_lease_id
         self._now_ns = now_ns
         self._subscribers: list[Callable[[], None]] = []
+        self._durable_subscribers: list[Callable[[], None]] = []
         self.is_told_soon = False
         """`changed` is about to be called: changes until then need not ask for it."""
         self.hurry: Callable[[], None] = _nobody_waits
@@ -114,10 +115,20 @@ class Bucket:
         """Call `callback` after each batch of changes; it must only schedule work."""
         self._subscribers.append(callback)
 
+    def subscribe_durable(self, callback: Callable[[], None]) -> None:
+        """Call `callback` each time after changes became durable; it must only schedule work."""
+        self._durable_subscribers.append(callback)
+
     def unsubscribe(self, callback: Callable[[], None]) -> None:
-        """Reverse `subscribe`; harmless if it was not subscribed."""
-        if callback in self._subscribers:
-            self._subscribers.remove(callback)
+        """Reverse both subscriptions; harmless if there was none."""
+        for subscribers in (self._subscribers, self._durable_subscribers):
+            if callback in subscribers:
+                subscribers.remove(callback)
+
+    def made_durable(self) -> None:
+        """Tell who wants to know that changes became durable."""
+        for callback in tuple(self._durable_subscribers):
+            callback()
 
     def changed(self) -> None:
         """Tell subscribers that partitions changed."""

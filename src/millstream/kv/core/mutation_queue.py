@@ -167,8 +167,8 @@ class MutationQueue:
         self.counters: dict[int, dict[int, _Item]] = {}
         self.tail = _CLOSED
         """The block that takes the next document if its next slot is that document's."""
-        self.guarded_seqno = -1
-        """Superseding a change at or below takes `append`: it may be held, or a counter's."""
+        self.guarded_seqno = high_seqno
+        """Only changes above are in slots and seen by nobody but who reads the newest."""
         self._counter_count = 0
         self._owed: dict[int, _Item] = {}
         self._passing: dict[int, int] = {}
@@ -312,7 +312,7 @@ class MutationQueue:
         for items in reversed(self.counters.values()):
             newest = next(reversed(items))
             break
-        self.guarded_seqno = max(self.holds.high, newest, self.settled_seqno or 0)
+        self.guarded_seqno = max(self.floor, self.holds.high, newest, self.settled_seqno or 0)
 
     def pass_over(self, seqno: int) -> None:
         """On a replica: its source has no change up to `seqno`."""
@@ -567,7 +567,7 @@ class MutationQueue:
         assert self._counter_count == sum(map(len, self.counters.values()))
         assert self.floor <= self.persisted_seqno <= self.frozen_seqno <= self.high_seqno
         newest = max((max(items) for items in self.counters.values()), default=-1)
-        assert self.guarded_seqno >= max(self.holds.high, newest)
+        assert self.guarded_seqno >= max(self.floor, self.holds.high, newest)
         self.holds.check(self.floor)
 
 

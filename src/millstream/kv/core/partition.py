@@ -250,16 +250,16 @@ class Partition:
         entry.frame = frame
         if expiry:
             self.expiries.add(entry.key, expiry)
-        if old_seqno > queue.floor:  # from here on what `MutationQueue.append` does, but its call
-            if old_seqno <= queue.guarded_seqno:
-                queue.append(entry, frame, old_seqno, old)
-                return frame
+        if old_seqno > queue.guarded_seqno:  # from here on `MutationQueue.append`, but its call
             former = queue.blocks[old_seqno >> 10]
             slot = old_seqno & 1023
             former.frames[slot] = b""
             if old_seqno > queue.frozen_seqno:
                 old_seqno = former.previous[slot]
             queue.frame_bytes += len(frame) - len(old)
+        elif old_seqno > queue.floor:
+            queue.append(entry, frame, old_seqno, old)
+            return frame
         else:
             queue.frame_bytes += len(frame)
         block = queue.tail

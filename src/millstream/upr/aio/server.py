@@ -73,6 +73,7 @@ class StreamSession:
         self._loop = asyncio.get_running_loop()
         self._is_scheduled = False
         self._is_closed = False
+        self._hears_of_durable = False
         self._pumped_at = 0.0
         self._tick_ms = self._producer.tick_ms
         self._timer = self._loop.call_later(self._tick_ms / 1000, self._tick)
@@ -82,6 +83,9 @@ class StreamSession:
         """Take a request of the stream protocol, or any response."""
         if not self._is_closed:
             self._producer.on_packet(packet)
+            if self._producer.settings.is_durable_only and not self._hears_of_durable:
+                self._hears_of_durable = True
+                self._source.subscribe_durable(self._on_news)
             self._answer()
 
     def on_resume(self) -> None:

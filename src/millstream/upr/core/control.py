@@ -46,9 +46,7 @@ _UNSUPPORTED: Final = frozenset(
         "cache_transfer",
     }
 )
-_OWN_UNSUPPORTED: Final = frozenset(
-    {"enable_barriers", "durable_only", "document_meta", "column_batches"}
-)
+_OWN_UNSUPPORTED: Final = frozenset({"enable_barriers", "document_meta", "column_batches"})
 
 
 class Settings:
@@ -57,6 +55,7 @@ class Settings:
     __slots__ = (
         "has_expiry_opcode",
         "has_noop",
+        "is_durable_only",
         "is_extended",
         "noop_interval_ms",
         "sends_end_on_close",
@@ -71,6 +70,8 @@ class Settings:
         self.noop_interval_ms = NOOP_INTERVAL_MS_DEFAULT
         self.sends_end_on_close = False
         self.has_expiry_opcode = False
+        self.is_durable_only = False
+        """Streams asked for from here on send nothing that a stop of the machine could undo."""
 
     def set(self, key: bytes, value: bytes) -> Status:
         """Apply one CONTROL and return the status to answer with."""
@@ -94,6 +95,8 @@ class Settings:
             self.sends_end_on_close = self.sends_end_on_close or _boolean(text)
         elif name == "enable_expiry_opcode":
             self.has_expiry_opcode = _boolean(text)
+        elif name == "durable_only" and self.is_extended:
+            self.is_durable_only = _boolean(text)
         else:
             return Status.EINVAL
         return Status.SUCCESS

@@ -46,7 +46,8 @@ class Grant(NamedTuple):
     `snap_end` is above `start` only inside a snapshot of which something was received; the first
     snapshot sent reaches at least to it. `hold`: a fixed view to read, else the present one;
     `owns_hold`: it is released with the stream. `wanted_at`: where the first snapshot should
-    end if that can be read.
+    end if that can be read. `is_durable_only`: nothing is sent that a stop of the machine
+    could take away.
     """
 
     start: int
@@ -56,21 +57,30 @@ class Grant(NamedTuple):
     hold: Hold | None = None
     owns_hold: bool = False
     wanted_at: int | None = None
+    is_durable_only: bool = False
 
 
-def decide(asked: StreamRequest, bucket: BucketSource, *, is_streaming: bool) -> Grant:
+def decide(
+    asked: StreamRequest,
+    bucket: BucketSource,
+    *,
+    is_streaming: bool,
+    is_durable_only: bool = False,
+) -> Grant:
     """Judge a stream request.
 
     Args:
         asked: as decoded.
         bucket: whose partition is asked for.
         is_streaming: the connection already has a stream of that partition.
+        is_durable_only: the connection wants nothing that may be undone.
 
     Raises:
         RefusedError: any status but success; `RollbackError` with the seqno to undo to.
     """
     source = _source_of(asked, bucket)
-    position = _position_of(asked, source)
+    latest = source.durable_mark() if is_durable_only else source.high_seqno
+    position = _position_of(asked, source, latest)
     _, start, snap_start, snap_end, _ = position
     if start > asked.end:
         raise RefusedError(Status.ERANGE, f"start {start} is beyond the end {asked.end}")
@@ -90,14 +100,16 @@ def decide(asked: StreamRequest, bucket: BucketSource, *, is_streaming: bool) ->
     )
     if back_to is not None:
         raise RollbackError(back_to)
-    end = _end_of(asked, source)
+    end = _end_of(asked, source, latest)
     if start > end or start > source.high_seqno:
         raise RefusedError(Status.ERANGE, f"start {start} is beyond the end {end}")
     if start == snap_start:
         snap_end = start  # nothing of that snapshot was received, it need not be finished
     is_bounded = asked.flags & (StreamFlag.DISK_ONLY | StreamFlag.TO_LATEST)
     wanted_at = end if is_bounded else None
-    grant = Grant(start, end, snap_start, snap_end, wanted_at=wanted_at)
+    grant = Grant(
+        start, end, snap_start, snap_end, wanted_at=wanted_at, is_durable_only=is_durable_only
+    )
     return _with_hold(grant, asked, bucket, source)
 
 
@@ -117,18 +129,17 @@ def _source_of(asked: StreamRequest, bucket: BucketSource) -> PartitionSource:
     return source
 
 
-def _position_of(asked: StreamRequest, source: PartitionSource) -> Position:
+def _position_of(asked: StreamRequest, source: PartitionSource, latest: int) -> Position:
     if not asked.flags & StreamFlag.FROM_LATEST:
         return asked.position
-    high = source.high_seqno
     uuid = asked.position.uuid or source.failover_log[0].uuid
-    return Position(uuid, high, high, high)
+    return Position(uuid, latest, latest, latest)
 
 
-def _end_of(asked: StreamRequest, source: PartitionSource) -> int:
+def _end_of(asked: StreamRequest, source: PartitionSource, latest: int) -> int:
     if asked.flags & StreamFlag.DISK_ONLY:
         return source.persisted_seqno
-    return source.high_seqno if asked.flags & StreamFlag.TO_LATEST else asked.end
+    return latest if asked.flags & StreamFlag.TO_LATEST else asked.end
 
 
 def _with_hold(
@@ -149,10 +160,20 @@ def _with_hold(
         hold = source.open_hold(asked.as_of, grant.start)
     if hold is None or asked.as_of not in (None, hold.at):
         raise RefusedError(Status.LEASE_LOST, "the lease is not held: open another")
+    if grant.is_durable_only and not (hold.is_logged or hold.at == source.durable_mark()):
+        _give_back(asked, source, hold)
+        message = (
+            f"as of {hold.at} is no durable state: lease a mark, or stream without durable_only"
+        )
+        raise RefusedError(Status.LEASE_LOST, message)
     end = min(grant.end, hold.at)
     if grant.start > end or grant.snap_end > hold.at:
-        if asked.lease is None:
-            source.release_hold(hold)
+        _give_back(asked, source, hold)
         message = f"start {grant.start} is beyond what is read, {end} as of {hold.at}"
         raise RefusedError(Status.ERANGE, message)
     return grant._replace(end=end, hold=hold, owns_hold=asked.lease is None)
+
+
+def _give_back(asked: StreamRequest, source: PartitionSource, hold: Hold) -> None:
+    if asked.lease is None:
+        source.release_hold(hold)

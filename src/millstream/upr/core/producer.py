@@ -162,7 +162,12 @@ class Producer:
 
     def _on_stream_request(self, packet: Packet) -> None:
         asked = decode_stream_request(packet, is_extended=self.settings.is_extended)
-        grant = decide(asked, self._bucket, is_streaming=asked.partition_id in self._streams)
+        grant = decide(
+            asked,
+            self._bucket,
+            is_streaming=asked.partition_id in self._streams,
+            is_durable_only=self.settings.is_durable_only,
+        )
         source = self._bucket.partition(asked.partition_id)
         assert source is not None
         stream = Stream(

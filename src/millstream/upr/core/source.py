@@ -88,6 +88,9 @@ class PartitionSource(Protocol):
     def is_held(self, hold: Hold) -> bool:
         """Return whether the hold was neither released nor lost (bound on memory, rollback)."""
 
+    def durable_mark(self) -> int:
+        """Return the newest seqno that can be read as of and no stop takes away; 0: none."""
+
     def add_reader(self, reader: Reader) -> None:
         """Keep in memory, within bounds, what the reader has still to read."""
 
@@ -130,6 +133,9 @@ class BucketSource(Protocol):
 
     def subscribe(self, callback: Callable[[], None]) -> None:
         """Call `callback` after every batch of changes, state changes included."""
+
+    def subscribe_durable(self, callback: Callable[[], None]) -> None:
+        """Call `callback` each time after changes became durable."""
 
     def unsubscribe(self, callback: Callable[[], None]) -> None:
         """Stop calling `callback`; harmless if unknown."""

@@ -233,11 +233,14 @@ class Stream:
                 return True
             self._hold, self._limit = fixed, self._grant.end
         else:
-            high = source.high_seqno
+            high = self._newest()
             if high <= self.sent or high < self._end_min or not (is_memory or may_backfill):
                 return False
-            hold = self._open_hold(may_backfill=may_backfill)
+            hold = self._open_hold(high)
             if hold is None:
+                return False
+            if hold.is_logged and not may_backfill:
+                source.release_hold(hold)
                 return False
             is_memory = is_memory and not hold.is_logged
             self._hold, self._limit = hold, hold.at
@@ -249,13 +252,19 @@ class Stream:
             self._open_log()
         return True
 
-    def _open_hold(self, *, may_backfill: bool) -> Hold | None:
+    def _newest(self) -> int:
+        """Return where a snapshot that begins now may end."""
+        source = self.source
+        if not self._grant.is_durable_only:
+            return source.high_seqno
+        return source.durable_mark() if source.persisted_seqno > self.sent else 0
+
+    def _open_hold(self, newest: int) -> Hold | None:
+        if self._grant.is_durable_only:
+            return self.source.open_hold(newest, self.sent)
         wanted_at = self._grant.wanted_at
         if wanted_at is not None and wanted_at >= self._end_min:
             hold = self.source.open_hold(wanted_at, self.sent)
-            if hold is not None and hold.is_logged and not may_backfill:
-                self.source.release_hold(hold)  # its turn to read the log will come
-                return None
             if hold is not None:
                 return hold
         return self.source.open_hold(None, self.sent)

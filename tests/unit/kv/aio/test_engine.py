@@ -59,6 +59,31 @@ async def test_a_clean_stop_keeps_everything_and_the_history(tmp_path: Path) -> 
     await engine.stop()
 
 
+async def test_a_state_that_was_flushed_is_read_after_more_changes(tmp_path: Path) -> None:
+    engine = await opened(tmp_path)
+    told: list[int] = []
+    engine.bucket.subscribe_durable(lambda: told.append(1))
+    partition = engine.bucket.partitions[1]
+    for key in (b"a", b"b", b"a"):
+        partition.put(key, b"old", 0, 0, 0, 0, NOW)
+    await engine.until_persisted(1, 3)
+    assert told
+    assert partition.durable_mark() == 3
+    for key in (b"a", b"b", b"c"):
+        partition.put(key, b"new", 0, 0, 0, 0, NOW)
+    assert partition.open_hold(2) is None
+    opened_hold = partition.open_hold(3, start=0)
+    assert opened_hold is not None
+    for _ in range(2):
+        chunks = partition.backfill(0, 3, is_logged=opened_hold.is_logged)
+        frames = [frame for chunk, _ in chunks for frame in chunk]
+        assert [(seqno_of(frame), value_of(frame)) for frame in frames] == [
+            (2, b"old"), (3, b"old"),
+        ]  # fmt: skip
+        await engine.until_persisted(1, 6)
+    await engine.stop()
+
+
 async def test_a_crash_keeps_what_was_persisted_and_begins_a_new_history(tmp_path: Path) -> None:
     engine = await opened(tmp_path)
     partition = engine.bucket.partitions[0]

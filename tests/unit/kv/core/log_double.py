@@ -33,6 +33,15 @@ class LogDouble:
         self.marks: list[int] = []
         self.history_seqno = 0
 
+    def take(self, partition: Partition) -> None:
+        """Flush a partition."""
+        items = items_of(partition.freeze())
+        self.items += items
+        mark = partition.queue.frozen_seqno
+        if items:
+            self.marks.append(mark)
+        partition.persisted(mark)
+
     def find(self, partition_id: int, key: bytes) -> Entry | None:
         for item in reversed(self.items):
             if change_of(item[0]).key == key:

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from log_double import NOW, SECOND, new_bucket
+from log_double import NOW, SECOND, LogDouble, new_bucket
 
+from millstream.kv.core.partition import value_of
 from millstream.model.partitions import partition_of
 
 
@@ -23,6 +24,45 @@ def test_subscribers_are_told_until_they_leave() -> None:
     bucket.unsubscribe(subscriber)
     bucket.changed()
     assert told == [1]
+
+
+def test_who_wants_durable_news_hears_of_nothing_else() -> None:
+    bucket, told = new_bucket(), []
+
+    def subscriber() -> None:
+        told.append(1)
+
+    bucket.subscribe_durable(subscriber)
+    bucket.changed()
+    assert told == []
+    bucket.made_durable()
+    bucket.unsubscribe(subscriber)
+    bucket.made_durable()
+    assert told == [1]
+
+
+def test_a_lease_may_be_of_a_mark_of_the_log() -> None:
+    bucket = new_bucket()
+    partition = bucket.partitions[0]
+    partition.put(b"k", b"1", 0, 0, 0, 0, NOW)
+    log = partition._log
+    assert isinstance(log, LogDouble)
+    log.take(partition)
+    partition.put(b"k", b"2", 0, 0, 0, 0, NOW)
+    opened = bucket.open_lease([(0, 1)], 0)
+    assert opened is not None
+    lease_id, _, holds = opened
+    assert holds[0].is_logged
+    assert (partition.history_limit(), partition.purge_limit()) == (1, 0)
+    frames = [f for part, _ in partition.backfill(0, 1, is_logged=True) for f in part]
+    assert [value_of(frame) for frame in frames] == [b"1"]
+    assert bucket.lease_hold(lease_id, 0, start=1) == holds[0]
+    assert partition.purge_limit() == 1
+    partition.queue.holds.lose_below(2)
+    assert bucket.lease_hold(lease_id, 0) is None
+    assert (partition.history_limit(), partition.purge_limit()) == (2, 2)
+    log.history_seqno = 2
+    assert bucket.open_lease([(0, 1)], 0) is None
 
 
 def test_a_lease_lives_until_its_time_is_over() -> None:

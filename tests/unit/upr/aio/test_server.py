@@ -110,6 +110,22 @@ async def test_the_log_is_read_in_a_thread() -> None:
     peer.session.close()
 
 
+async def test_durable_only_streams_hear_when_changes_become_durable() -> None:
+    peer = Peer(filled("ab"))
+    peer.control(b"durable_only", b"true")
+    peer.control(b"enable_noop", b"false")
+    assert len(peer.bucket.durable_callbacks) == 1
+    peer.stream()
+    await peer.connection.until(lambda c: len(c.packets()) == 3)
+    assert peer.keys() == []
+    partition = peer.bucket.partitions[0]
+    partition.persisted_seqno, partition.marks = 2, [2]
+    peer.bucket.durable_callbacks[0]()
+    await peer.connection.until(lambda _: peer.keys() == [b"a", b"b"])
+    peer.session.close()
+    assert peer.bucket.durable_callbacks == []
+
+
 class BrokenPartition(FakePartition):
     def backfill(
         self, after: int, at: int, *, is_logged: bool = False

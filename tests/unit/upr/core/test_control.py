@@ -72,12 +72,20 @@ def test_what_is_known_and_not_supported(key: bytes) -> None:
     assert Settings(is_extended=False).set(key, b"true") == Status.NOT_SUPPORTED
 
 
-@pytest.mark.parametrize(
-    "key", [b"enable_barriers", b"durable_only", b"document_meta", b"column_batches"]
-)
+@pytest.mark.parametrize("key", [b"enable_barriers", b"document_meta", b"column_batches"])
 def test_keys_of_our_own_are_known_with_the_feature_only(key: bytes) -> None:
     assert Settings(is_extended=True).set(key, b"true") == Status.NOT_SUPPORTED
     assert Settings(is_extended=False).set(key, b"true") == Status.EINVAL
+
+
+def test_durable_only_needs_the_feature() -> None:
+    settings = Settings(is_extended=True)
+    assert settings.set(b"durable_only", b"maybe") == Status.EINVAL
+    assert settings.set(b"durable_only", b"true") == Status.SUCCESS
+    assert settings.is_durable_only
+    plain = Settings(is_extended=False)
+    assert plain.set(b"durable_only", b"true") == Status.EINVAL
+    assert not plain.is_durable_only
 
 
 @given(st.binary(max_size=30), st.binary(max_size=30))

@@ -509,6 +509,75 @@ def test_leases_mean_nothing_to_a_peer_without_our_feature() -> None:
     assert talk.sent() == "[0,3] memory a1 b2 c3"
 
 
+def flushed(partition: FakePartition) -> None:
+    """Everything is durable, so that it can be read as of now for ever."""
+    partition.persisted_seqno = partition.high_seqno
+    partition.marks.append(partition.high_seqno)
+
+
+def test_a_mark_of_the_log_is_read_although_later_changes_are_in_memory() -> None:
+    talk = Talk(filled("abcA"), is_extended=True)
+    flushed(talk.partition)
+    talk.partition.fill("bcd")
+    assert talk.stream(as_of=3).status == Status.LEASE_LOST
+    assert talk.stream(as_of=4).status == Status.SUCCESS
+    assert talk.sent() == "[0,4] disk b2 c3 A4 end 0"
+    assert talk.partition.logged_holds == {}
+
+
+def test_what_is_persisted_is_read_as_of_its_mark() -> None:
+    talk = Talk(filled("abc"))
+    flushed(talk.partition)
+    talk.partition.fill("ab")
+    talk.stream(flags=StreamFlag.DISK_ONLY)
+    assert talk.sent() == "[0,3] disk a1 b2 c3 end 0"
+
+
+def test_a_durable_only_stream_sends_nothing_that_can_be_taken_away() -> None:
+    talk = Talk(filled("abca"), is_extended=True)
+    assert talk.control("durable_only", "true") == Status.SUCCESS
+    talk.stream()
+    assert talk.sent() == ""
+    flushed(talk.partition)
+    talk.partition.fill("bA")
+    assert talk.sent() == "[0,4] disk b2 c3 a4"
+    talk.partition.persisted_seqno = 5  # no mark: as if a batch were on its way
+    assert talk.sent() == ""
+    flushed(talk.partition)
+    assert talk.sent() == "[5,6] memory+checkpoint b5 A6"
+    talk.partition.fill("cd")
+    assert talk.partition.holds == talk.partition.logged_holds == {}
+
+
+def test_a_durable_only_stream_to_the_latest_ends_at_the_newest_mark() -> None:
+    talk = Talk(filled("abc"), is_extended=True)
+    flushed(talk.partition)
+    talk.partition.fill("ab")
+    talk.control("durable_only", "true")
+    talk.stream(flags=StreamFlag.TO_LATEST)
+    assert talk.sent() == "[0,3] disk a1 b2 c3 end 0"
+
+
+def test_a_durable_only_stream_reads_no_lease_of_what_is_in_memory_only() -> None:
+    talk = Talk(filled("abc"), is_extended=True)
+    leased(talk)
+    talk.control("durable_only", "true")
+    assert talk.stream(lease=5).status == Status.LEASE_LOST
+    assert talk.stream(as_of=3).status == Status.LEASE_LOST
+    flushed(talk.partition)
+    talk.partition.fill("a")
+    assert talk.stream(lease=5).status == Status.SUCCESS, "meanwhile it is a mark"
+    assert talk.sent() == "[0,3] memory a1 b2 c3 end 0"
+    talk.partition.lose_holds()
+    leased(talk, 6)
+    hold = talk.partition.open_hold(3)
+    assert hold is not None
+    talk.bucket.leases[7, 0] = hold
+    assert talk.stream(lease=6).status == Status.LEASE_LOST
+    assert talk.stream(lease=7).status == Status.SUCCESS
+    assert talk.sent() == "[0,3] disk a1 b2 c3 end 0"
+
+
 # -- profiles
 
 

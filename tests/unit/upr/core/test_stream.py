@@ -10,10 +10,30 @@ from millstream.upr.core.stream import Stream, StreamState
 from millstream.wire.mcbp import StreamEndReason
 
 
-def stream_of(partition: FakePartition, end: int = 99) -> Stream:
+def test_a_mark_waits_for_its_turn_to_read_the_log() -> None:
+    partition = filled("abc")
+    partition.persisted_seqno, partition.marks = 3, [3]
+    partition.fill("a")
+    stream = stream_of(partition, is_durable_only=True)
+    assert stream.step(1, 1, may_backfill=False) == (b"", 0)
+    assert partition.logged_holds == {}
+    stream.step(1, 1, may_backfill=True)
+    assert stream.state is StreamState.BACKFILLING
+    assert (stream.sent, stream.memory_after) == (0, 3)
+    assert partition.readers == [stream]
+    stream.end(StreamEndReason.CLOSED)
+    assert partition.readers == []
+
+
+def stream_of(partition: FakePartition, end: int = 99, **grant: bool) -> Stream:
     profile = Profile(0x20, has_json=True, has_expiry_opcode=True)
     return Stream(
-        partition, Grant(0, end, 0, 0), 0, profile, has_advances=True, skips_deletes=False
+        partition,
+        Grant(0, end, 0, 0, **grant),
+        0,
+        profile,
+        has_advances=True,
+        skips_deletes=False,
     )
 
 
