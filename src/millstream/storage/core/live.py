@@ -96,6 +96,7 @@ class LiveLog:
         found: set[int] = set()
         for _, columns, begin, end in self.ranges(partition_id, after, at):
             found.update(columns.previous[begin:end])
+        found.discard(0)
         return found
 
     def newest_mark(self, partition_id: int, seqno: int) -> int:

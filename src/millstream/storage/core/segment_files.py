@@ -17,7 +17,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator
 from itertools import compress
-from operator import add, sub
+from operator import add, and_, not_, sub
 from typing import Final, NamedTuple, TypeVar
 from zlib import crc32
 
@@ -68,6 +68,7 @@ CHECK_BYTES: Final = 256 * 1024
 
 
 _Cut = TypeVar("_Cut")
+_IS_LIVE: Final = bytes(not flags & SUPERSEDED for flags in range(256))
 
 
 class Place(NamedTuple):
@@ -88,14 +89,11 @@ def _wanted(
     """Return (seqnos, offsets, ends) of records begin .. end-1 but those skipped or superseded."""
     seqnos, offsets = columns.seqnos[begin:end].tolist(), columns.offsets[begin:end].tolist()
     stops = list(map(add, offsets, columns.lengths[begin:end]))
-    flags = columns.flags[begin:end]
-    if flags or (skip and any(map(skip.__contains__, seqnos))):
-        kept = [seqno not in skip for seqno in seqnos]
-        if flags:
-            kept = [
-                is_kept and not flag & SUPERSEDED
-                for is_kept, flag in zip(kept, flags, strict=True)
-            ]
+    kept = columns.flags[begin:end].translate(_IS_LIVE)
+    if skip and any(map(skip.__contains__, seqnos)):
+        unskipped = bytes(map(not_, map(skip.__contains__, seqnos)))
+        kept = bytes(map(and_, kept, unskipped)) if kept else unskipped
+    if 0 in kept:
         seqnos, offsets, stops = (list(compress(one, kept)) for one in (seqnos, offsets, stops))
     return seqnos, offsets, stops
 

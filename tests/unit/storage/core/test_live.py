@@ -128,8 +128,8 @@ def test_places_of_live_records_only(directory):
     assert live.newest_mark(0, 2**60) == 3
     assert live.newest_mark(0, 2) == 2
     assert live.newest_mark(0, 1) == 0
-    assert live.superseded(0, 0, 2**60) == {0, 2}
-    assert live.superseded(0, 0, 2) == {0}
+    assert live.superseded(0, 0, 2**60) == {2}
+    assert live.superseded(0, 0, 2) == set()
 
 
 def test_the_dead_of_older_segments_and_of_the_rollbacks_own(directory):
