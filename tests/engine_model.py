@@ -12,7 +12,7 @@ Invariants:
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from millstream.model.lineage import Lineage, encode
@@ -80,6 +80,13 @@ class PartitionModel:
         return made.value is None and made.seqno <= purge_seqno
 
     # -- what happens to it
+
+    def copy(self) -> PartitionModel:
+        by_key = {key: list(seqnos) for key, seqnos in self.by_key.items()}
+        return replace(
+            self, history=list(self.history), entries=list(self.entries), marks=set(self.marks),
+            forgotten=set(self.forgotten), by_key=by_key,
+        )  # fmt: skip
 
     def begin(self, entry: FailoverEntry) -> None:
         """A new stretch of history, after a start or a rollback."""

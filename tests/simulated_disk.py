@@ -19,10 +19,12 @@ Invariants:
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from millstream.errors import UnavailableError
 from millstream.storage.core.by_id import Piece
 
 BLOCK_BYTES = 32
@@ -34,6 +36,42 @@ SYNCS = (SYNC, SYNC_DIRECTORY)
 
 class Crash(Exception):
     """The process ends before an effect."""
+
+
+FAULTS = ("kill", "power", "full", "write", "sync")
+
+
+@dataclass(eq=False)
+class Fault:
+    """Strikes at the effect after `left` others of those it concerns.
+
+    kill, power: the process ends there, alone or with the machine; full: no space; write, sync:
+    the disk fails.
+    """
+
+    kind: str
+    left: int
+
+    def strikes(self, effect: str) -> bool:
+        if self._concerns(effect):
+            self.left -= 1
+        return self.left < 0
+
+    def _concerns(self, effect: str) -> bool:
+        if self.kind == "sync":
+            return effect in SYNCS
+        if self.kind in ("full", "write"):
+            return effect in (WRITE, CREATE, TRUNCATE, BY_ID)
+        return True
+
+    def error(self, effect: str) -> Exception:
+        if self.kind == "full" and effect == BY_ID:
+            return UnavailableError("no space for by-id", code="disk_full")
+        if self.kind == "full":
+            return OSError(errno.ENOSPC, "No space left on device")
+        if self.kind in ("write", "sync"):
+            return OSError(errno.EIO, "Input/output error")
+        return Crash()
 
 
 def nothing_happens(kind: str, name: str) -> None: ...
@@ -225,13 +263,13 @@ class SimulatedDisk:
             for a, b, c in zip(fresh, stale, noise, strict=True)
         )
 
-    def copied(self) -> SimulatedDisk:
+    def copied(self, rng: random.Random, numbers: Iterator[int]) -> SimulatedDisk:
         """Another directory with the same contents: every file is a new one."""
-        disk = SimulatedDisk(self.rng, self.numbers)
+        disk = SimulatedDisk(rng, numbers)
         disk.boot = self.boot
         for name, content in self.files.items():
             disk.files[name] = Content(
-                name, next(self.numbers), next(self.numbers), content.data[:], content.data[:]
+                name, next(numbers), next(numbers), content.data[:], content.data[:]
             )
         disk.synced, disk.by_id = dict(disk.files), [self.by_id[-1]]
         return disk

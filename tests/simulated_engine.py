@@ -15,14 +15,15 @@ Invariants, each an assertion:
 
 from __future__ import annotations
 
-import errno
 import itertools
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final
 
+from compacting import mark, rewrite
 from engine_model import FAILOVER_ENTRIES, NEVER_CREATE, SECOND, PartitionModel, lineage_bytes
 from millstream.errors import CorruptionError, UnavailableError
 from millstream.kv.aio.engine import _StoreReader
@@ -30,20 +31,12 @@ from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.flush import FlushPlan, GroupCommit
 from millstream.kv.core.partition import Partition
 from millstream.model.position import FailoverEntry
+from millstream.storage.core.compaction import Compaction
 from millstream.storage.core.segment_log import LogSizes
 from millstream.storage.core.store import EncodedCommit, LogStore
 from millstream.upr.core.source import Hold
 from millstream.wire.frames import change_of, seqno_of
-from simulated_disk import (
-    BY_ID,
-    CREATE,
-    SYNCS,
-    TRUNCATE,
-    WRITE,
-    Crash,
-    SimulatedById,
-    SimulatedDisk,
-)
+from simulated_disk import Crash, Fault, SimulatedById, SimulatedDisk
 
 PARTITIONS: Final = 2
 KEYS: Final = (b"a", b"b", b"c", b"dd")
@@ -51,40 +44,6 @@ NOW: Final = 1_700_000_000 * SECOND
 SIZES: Final = LogSizes(700, 2800, fill_from_bytes=1400, fill_bytes=300)
 PUT, DELETE, INCREMENT = 0, 6, 8
 """What `write` does."""
-FAULTS: Final = ("kill", "power", "full", "write", "sync")
-
-
-@dataclass(eq=False)
-class Fault:
-    """Strikes at the effect after `left` others of those it concerns.
-
-    kill, power: the process ends there, with the machine or alone; full: no space; write, sync:
-    the disk fails.
-    """
-
-    kind: str
-    left: int
-
-    def strikes(self, effect: str) -> bool:
-        if self._concerns(effect):
-            self.left -= 1
-        return self.left < 0
-
-    def _concerns(self, effect: str) -> bool:
-        if self.kind == "sync":
-            return effect in SYNCS
-        if self.kind in ("full", "write"):
-            return effect in (WRITE, CREATE, TRUNCATE, BY_ID)
-        return True
-
-    def error(self, effect: str) -> Exception:
-        if self.kind == "full" and effect == BY_ID:
-            return UnavailableError("no space for by-id", code="disk_full")
-        if self.kind == "full":
-            return OSError(errno.ENOSPC, "No space left on device")
-        if self.kind in ("write", "sync"):
-            return OSError(errno.EIO, "Input/output error")
-        return Crash()
 
 
 @dataclass(eq=False)
@@ -117,7 +76,7 @@ class SimulatedEngine:
     """One directory, and the process that serves it, if it lives."""
 
     def __init__(self, seed: int) -> None:
-        self.rng, self.numbers = random.Random(seed), itertools.count(100)
+        self.rng, self.numbers = random.Random(seed), itertools.count(1000)
         self.disk = SimulatedDisk(self.rng, self.numbers)
         self.disk.before = self._before
         self.fault: Fault | None = None
@@ -129,10 +88,22 @@ class SimulatedEngine:
         """(high, history, purge) that a step which was cut short may have left of a partition."""
         self._forget()
 
+    @classmethod
+    def beside_the_end_of_a_block(cls, seed: int) -> SimulatedEngine:
+        """One with a past: few writes from here on cross blocks of the queue."""
+        past, engine = _past(), cls(seed)
+        engine.disk = past.disk.copied(engine.rng, engine.numbers)
+        engine.disk.before = engine._before
+        engine.models = [model.copy() for model in past.models]
+        return engine
+
     def _forget(self) -> None:
         """What only the process has."""
         self.commit: Commit | None = None
         self.applying: Iterator[None] | None = None
+        self.compacting: Iterator[str] | None = None
+        self.compaction: Compaction | None = None
+        self.is_swapped = False
         self.holds: list[tuple[int, Hold]] = []
         self.reads: list[Read] = []
         self.waiting: set[tuple[int, int]] = set()
@@ -251,7 +222,7 @@ class SimulatedEngine:
     def copy(self) -> None:
         """Go on with a copy of the directory, stopped or not."""
         assert not self.is_alive
-        self.disk = self.disk.copied()
+        self.disk = self.disk.copied(self.rng, self.numbers)
         self.disk.before = self._before
 
     # -- clients
@@ -261,12 +232,6 @@ class SimulatedEngine:
         for _ in range(count):
             key, is_odd = rng.choice(KEYS), rng.random() < 0.3
             self.write(p, key, rng.randrange(10), rng.randrange(6), is_odd=is_odd)
-
-    def jump(self, p: int, key: bytes, count: int) -> None:
-        """Many increments: the seqnos come to another block of the queue."""
-        self.write(p, key, PUT, 0, is_odd=False)
-        for _ in range(count):
-            self.write(p, key, INCREMENT, 3, is_odd=False)
 
     def write(self, p: int, key: bytes, op: int, n: int, *, is_odd: bool) -> None:
         """One request of a client; the answer must be the model's."""
@@ -468,6 +433,51 @@ class SimulatedEngine:
         model.history_seqno, model.purge_seqno = history, purge
         partition.purge_seqno = purge
 
+    def compact(self, seed: int, steps: int) -> None:
+        """Go on with a compaction, or begin one: of a random run, with by-id up to date or not."""
+        if self.compacting is None:
+            rng = random.Random(seed)
+            self.compacting = self._compacting(rng, is_applied=rng.random() < 0.7)
+        for _ in range(steps):
+            if self.compacting is not None and self.applying is None:
+                self._step_compaction()
+
+    def _compacting(self, rng: random.Random, *, is_applied: bool) -> Iterator[str]:
+        store = self.store
+        if is_applied:
+            self.settle()
+            store.commit_by_id()
+        yield from mark(store)
+        numbers = [counts.number for counts in store.reclaiming.may_rewrite()]
+        if numbers:
+            begin = rng.randrange(len(numbers))
+            run = numbers[begin : rng.randint(begin + 1, len(numbers))]
+            yield from rewrite(store, run, self._begun)
+
+    def _begun(self, compaction: Compaction) -> None:
+        self.compaction = compaction
+
+    def _step_compaction(self) -> None:
+        """One step; without space for it the compaction is given up, and the process lives."""
+        assert self.compacting is not None
+        try:
+            step = next(self.compacting, "end")
+        except (OSError, UnavailableError):
+            assert self.struck is not None
+            if self.struck.kind != "full":
+                raise
+            if self.compaction is not None and not self.is_swapped:
+                self.compaction.abandon()
+            step = "end"
+        self.is_swapped |= step == "swap"
+        if step == "swap":
+            self.flush()  # what follows is done while nothing is appended
+        if step == "end":
+            self.compacting = self.compaction = None
+            self.is_swapped = False
+        if step in ("install", "remove", "end"):
+            self.check_marks()
+
     def roll_back(self, p: int, seqno: int) -> None:
         """Of the store; the process starts anew."""
         self.settle()
@@ -575,3 +585,16 @@ class SimulatedEngine:
         assert self.store.was_clean_stop
         assert [model.entries for model in self.models] == before
         self.check()
+
+
+@cache
+def _past() -> SimulatedEngine:
+    engine = SimulatedEngine(0)
+    engine.start()
+    for p, high in ((0, 1010), (1, 2035)):
+        for key in KEYS:
+            engine.write(p, key, PUT, 0, is_odd=False)
+        while engine.models[p].high < high:
+            engine.write(p, KEYS[0], INCREMENT, 3, is_odd=False)
+    engine.stop()
+    return engine

@@ -24,7 +24,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from simulated_engine import FAULTS, KEYS, PARTITIONS, SECOND, Fault, SimulatedEngine
+from simulated_disk import FAULTS, Fault
+from simulated_engine import KEYS, PARTITIONS, SECOND, SimulatedEngine
 
 SECONDS = 60
 EXAMPLES = int(os.environ.get("MILLSTREAM_MACHINE_EXAMPLES", "0"))
@@ -40,10 +41,11 @@ class EngineMachine(RuleBasedStateMachine):
     example_count = 0
     engine: SimulatedEngine | None = None
 
-    @initialize(seed=SEED)
-    def begin(self, seed: int) -> None:
+    @initialize(seed=SEED, is_new=st.booleans())
+    def begin(self, seed, is_new):
         EngineMachine.example_count += 1
-        self.engine = SimulatedEngine(seed)
+        make = SimulatedEngine if is_new else SimulatedEngine.beside_the_end_of_a_block
+        self.engine = make(seed)
         self.engine.start()
 
     # -- clients and readers
@@ -64,10 +66,6 @@ class EngineMachine(RuleBasedStateMachine):
     def clock(self, seconds):
         self.engine.now += seconds * SECOND
 
-    @rule(p=PARTITION, key=KEY, count=st.sampled_from((20, 700)))
-    def jump(self, p, key, count):
-        self.engine.jump(p, key, count)
-
     @rule(p=PARTITION, n=st.integers(0, 5))
     def hold(self, p, n):
         self.engine.keep_hold(p, n)
@@ -77,9 +75,9 @@ class EngineMachine(RuleBasedStateMachine):
     def release(self, n):
         self.engine.release(n)
 
-    @rule(p=PARTITION, after=st.integers(0, 60), n=st.integers(0, 5))
-    def read(self, p, after, n):
-        self.engine.begin_read(p, after, n)
+    @rule(p=PARTITION, share=st.floats(0, 1), n=st.integers(0, 5))
+    def read(self, p, share, n):
+        self.engine.begin_read(p, int(self.engine.models[p].high * share), n)
 
     @precondition(lambda self: self.engine.reads)
     @rule(n=st.integers(0, 3), steps=st.integers(1, 5))
@@ -129,6 +127,10 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(p=PARTITION, history_share=st.integers(0, 4), purge_share=st.integers(0, 4))
     def move_low_points(self, p, history_share, purge_share):
         self.engine.attempt(lambda: self.engine.move_low_points(p, history_share, purge_share))
+
+    @rule(seed=SEED, steps=st.integers(1, 30))
+    def compact(self, seed, steps):
+        self.engine.attempt(lambda: self.engine.compact(seed, steps))
 
     # -- ends
 

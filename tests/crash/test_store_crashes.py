@@ -333,7 +333,7 @@ class World:
             node.disk.lose_power()
 
     def image(self, node):
-        return Node(node.disk.copied(), copy.deepcopy(node.truths))
+        return Node(node.disk.copied(self.rng, self.numbers), copy.deepcopy(node.truths))
 
     def copy(self, node):
         """A second node from a copy, a backup, or a restore of it in place."""
