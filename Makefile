@@ -18,14 +18,16 @@ lock_of   = $(foreach set,$(1),requirements/$(set).txt)
 BASE := $(VENV)/.stamps/base-$(call digest,$(call lock_of,$(RUN_SETS)))
 RUN  := $(VENV)/.stamps/run-$(call digest,$(call lock_of,$(RUN_SETS)) pyproject.toml)
 TEST := $(VENV)/.stamps/test-$(call digest,$(call lock_of,$(TEST_SETS)))
+ACCELERATOR := $(VENV)/.stamps/accelerator-$(call digest,requirements/build.txt \
+	$(filter-out %.c,$(wildcard accelerator/*.toml accelerator/src/*/*.*)))
 DOCS := $(VENV)/.stamps/docs-$(call digest,$(call lock_of,docs))
 QUICK_SUITES := $(wildcard tests/unit tests/scenarios)
 WIDE_SUITES  := $(wildcard tests/crash tests/conformance tests/e2e)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup lock format lint types unit quick test ci test-tools java demo bench \
-	conformance pipelines e2e crash soak coverage docs reference wheel clean distclean
+.PHONY: help setup accelerator lock format lint types unit quick test ci test-tools java demo \
+	bench conformance pipelines e2e crash soak coverage docs reference wheel clean distclean
 
 help: ## list the targets
 	@echo 'Millstream. Targets (PYTHON=... chooses the interpreter, 3.11 or newer; ARGS=... goes to pytest):'
@@ -33,7 +35,7 @@ help: ## list the targets
 
 # ---- environment
 
-setup: $(RUN) ## make .venv with the locked packages and .venv/bin/millstream
+setup: $(RUN) accelerator ## make .venv with the locked packages and .venv/bin/millstream
 
 $(PY):
 	@$(PYTHON) tools/check_python.py
@@ -54,6 +56,9 @@ $(RUN): $(BASE)
 	@echo '== installing Millstream itself, editable (4 of 4)'
 	@$(PIP) --no-build-isolation --no-deps --editable .
 	@mkdir -p $(@D) && rm -f $(@D)/run-* && touch $@
+
+accelerator: $(RUN) # optional: compiled where there is a C compiler
+	@sh tools/build_accelerator.sh $(PY) $(ACCELERATOR)
 
 $(TEST): $(RUN)
 	@echo '== installing the test tools'
@@ -88,18 +93,18 @@ lint: $(TEST) ## style, layers, spelling, house rules (20 s)
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(VENV)/bin/lint-imports --no-logo --no-cache
-	@$(PY) -m codespell_lib src tests tools bench docs *.md Makefile pyproject.toml .ci
+	@$(PY) -m codespell_lib src accelerator tests tools bench docs *.md Makefile pyproject.toml .ci
 	@$(PY) tools/tidy.py
 
 types: $(TEST) ## mypy --strict
 	@$(PY) -m mypy
 
-unit: $(TEST) ## unit tests and scenarios
+unit: $(TEST) accelerator ## unit tests and scenarios
 	@$(PYTEST) $(QUICK_SUITES)
 
 quick: lint types unit ## lint, types, unit tests, scenarios (2 min)
 
-test: lint types java ## everything but the outside clients that are not installed (15 min)
+test: lint types accelerator java ## everything but the outside clients that are not installed (15 min)
 	@$(PYTEST) $(QUICK_SUITES)
 	@$(if $(WIDE_SUITES),$(PYTEST) $(WIDE_SUITES))
 	@$(PYTEST) tests/pipelines
@@ -107,16 +112,16 @@ test: lint types java ## everything but the outside clients that are not install
 ci: export MILLSTREAM_FORBID_SKIPS = 1
 ci: test ## the same with every outside client; a skipped test fails (40 min)
 
-conformance: $(TEST) ## real clients against a node
+conformance: $(TEST) accelerator ## real clients against a node
 	@$(PYTEST) tests/conformance
 
-pipelines: $(TEST) java ## Spark tests against a node
+pipelines: $(TEST) accelerator java ## Spark tests against a node
 	@$(PYTEST) tests/pipelines
 
-e2e: $(TEST) java ## whole processes, kill -9
+e2e: $(TEST) accelerator java ## whole processes, kill -9
 	@$(PYTEST) tests/e2e
 
-crash: $(TEST) ## storage faults injected one after the other, and 60 s of the engine's machine
+crash: $(TEST) accelerator ## storage faults injected one after the other, and 60 s of the engine's machine
 	@$(PYTEST) tests/crash
 
 soak: $(TEST) ## 50,000 examples of the engine's machine (EXAMPLES=...; hours)
@@ -124,15 +129,15 @@ soak: $(TEST) ## 50,000 examples of the engine's machine (EXAMPLES=...; hours)
 	  $(PYTEST) tests/crash/test_engine_machine.py
 
 coverage: $(TEST) ## line and branch coverage of the unit tests
-	@$(PY) -m coverage run -m pytest $(QUICK_SUITES)
+	@MILLSTREAM_PURE=1 $(PY) -m coverage run -m pytest $(QUICK_SUITES)
 	@$(PY) -m coverage report --skip-covered --sort=cover
 
 # ---- use
 
-demo: $(RUN) java ## the whole road: flights in, stream out, Spark views, checked (ARGS="--flights 20000")
+demo: $(RUN) accelerator java ## the whole road: flights in, stream out, Spark views, checked (ARGS="--flights 20000")
 	@$(VENV)/bin/millstream demo $(ARGS)
 
-bench: $(RUN) java ## benchmarks; writes docs/benchmarks.md
+bench: $(RUN) accelerator java ## benchmarks; writes docs/benchmarks.md
 	@$(PY) bench/run.py $(ARGS)
 
 reference: $(RUN) ## write docs/reference/errors.md, limits.md, statistics.md from the code
@@ -141,12 +146,14 @@ reference: $(RUN) ## write docs/reference/errors.md, limits.md, statistics.md fr
 docs: $(DOCS) ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
-wheel: $(RUN) ## build dist/millstream-*.whl
+wheel: $(RUN) ## build dist/millstream-*.whl and the accelerator's
 	@$(PY) -m hatchling build -t wheel
+	@$(PIP:install=wheel) --quiet --no-build-isolation --no-deps --wheel-dir dist ./accelerator
 
 clean: ## remove what builds and tests leave behind
 	@rm -rf build dist site demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis \
-	  .import_linter_cache .coverage spark-warehouse metastore_db derby.log artifacts bench/build
+	  .import_linter_cache .coverage spark-warehouse metastore_db derby.log artifacts bench/build \
+	  accelerator/build accelerator/src/*.egg-info accelerator/src/*/twins.c
 
 distclean: clean ## the same, and .venv
 	@rm -rf $(VENV)

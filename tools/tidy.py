@@ -42,7 +42,10 @@ _OUTSIDE = re.compile(
     r"/work/|\.\./shared|\bshared/(refs|seeds|models)|pypi\.org|pythonhosted|npmjs\.(org|com)|"
     r"crates\.io|deb\.debian\.org|repo\.maven|proxy\.golang"
 )
-_TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".sh", ".yml", ".yaml", ".js", ".html", ".c", ""}
+_TEXT_SUFFIXES = {
+    ".py", ".md", ".toml", ".txt", ".sh", ".yml", ".yaml", ".js", ".html", ".c", ".h", ".pyx",
+    ".pyi", "",
+}  # fmt: skip
 _SKIPPED_FOLDERS = {"build", "dist", "site", "demo-out", "artifacts", "spark-warehouse"}
 _MENTION = re.compile(r"\bdocs/[\w./-]+\.md\b")
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
@@ -191,6 +194,8 @@ def _texts(root: Path) -> Iterator[Path]:
         if hidden or inside.parts[0] in {*_SKIPPED_FOLDERS, "requirements"}:
             continue
         if not path.is_file() or path.suffix not in _TEXT_SUFFIXES or "build" in inside.parts:
+            continue
+        if path.suffix == ".c" and path.with_suffix(".pyx").exists():  # compiled from it
             continue
         if path != Path(__file__) and "__pycache__" not in inside.parts:
             yield path

@@ -33,6 +33,7 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
+from millstream import accelerated
 from millstream.kv.core.holds import BITS, Holds, Superseded
 from millstream.model.limits import PARTITIONS_DEFAULT, QUEUE_BYTES_MAX, QUEUE_SECONDS_MAX
 from millstream.upr.core.source import Reader
@@ -587,3 +588,9 @@ def _merge(
     previous += [0] * missing
     for seqno, item in wanted:
         entries[seqno - base], frames[seqno - base], previous[seqno - base] = item
+
+
+accelerated.bind(
+    MutationQueue, "freeze", Block, Entry, FrozenChanges,
+    also=(MutationQueue._freeze_block, MutationQueue._freeze_number),
+)  # fmt: skip

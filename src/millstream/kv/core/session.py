@@ -10,8 +10,8 @@ Invariants:
 3. A frame that contradicts itself, or is longer than the limit, closes the connection.
 4. A document command is answered only with a bucket selected and the right it needs.
 
-Elsewhere: document commands (`documents`), logging in (`handshake`), statistics, positions and
-leases (`introspection`), the socket (`kv.aio.server`).
+Elsewhere: cutting other requests (`requests`), document commands (`documents`), logging in
+(`handshake`), statistics, positions and leases (`introspection`), the socket (`kv.aio.server`).
 
 Source: memcached binary protocol; docs/reference/wire/.
 """
@@ -24,9 +24,11 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from zlib import crc32
 
+from millstream import accelerated
 from millstream.errors import RemoteProtocolError
-from millstream.kv.core.mutation_queue import Entry
+from millstream.kv.core.mutation_queue import Block, Entry, MutationQueue
 from millstream.kv.core.partition import Partition, absolute_expiry
+from millstream.kv.core.requests import cut_request, durability_of
 from millstream.model.limits import (
     FRAME_BYTES_MAX,
     KEY_BYTES_MAX,
@@ -36,17 +38,14 @@ from millstream.model.limits import (
 )
 from millstream.wire.mcbp import (
     ALT_REQUEST,
-    HEADER,
     HEADER_BYTES,
     REQUEST,
     RESPONSE,
     Datatype,
     Feature,
-    FrameInfo,
     Opcode,
     Packet,
     Status,
-    parse_frame_infos,
     response,
 )
 
@@ -79,7 +78,6 @@ _SECOND_NS: Final = 1_000_000_000
 _LONG_GONE: Final = (b"", b"", 1)
 _UNDERSCORE: Final = ord("_")
 """Keys that begin with it may be reserved: they take the longer way."""
-_DURABILITY_LEVELS: Final = (1, 2, 3)
 _PERSISTED_LEVELS: Final = (2, 3)
 _PERSISTED_FRAMING: Final = (0x1102, 0x1103)
 _DURABLE_SET: Final = (ALT_REQUEST << 8 | Opcode.SET).to_bytes(2, "big")
@@ -89,10 +87,6 @@ _ORDINARY: Final = frozenset(
      Status.UNKNOWN_COMMAND}
 )  # fmt: skip
 """Answers that are no refusals: misses, unmet conditions, what old clients ask new nodes."""
-_DURABLE: Final = frozenset(
-    {Opcode.SET, Opcode.ADD, Opcode.REPLACE, Opcode.DELETE, Opcode.INCREMENT, Opcode.DECREMENT,
-     Opcode.APPEND, Opcode.PREPEND}
-)  # fmt: skip
 
 
 class StreamPort(Protocol):
@@ -148,6 +142,14 @@ Command = Callable[["KvSession", Packet, int], bytes | None]
 class KvSession:
     """State of one connection and the loop over its requests."""
 
+    __slots__ = (
+        "_deferred", "_deferred_bytes", "_has_rest", "_missing_bytes", "_open_partitions",
+        "_open_tables", "_pieces", "_read_partitions", "_rest", "_write_partitions", "bucket",
+        "client_name", "commands", "datatype_mask", "features", "has_changes", "hashes_keys",
+        "host", "is_closing", "is_waiting", "needs_care", "open_commands", "out",
+        "password_reply", "peer", "scram", "stream", "user", "wants_tokens",
+    )  # fmt: skip
+
     def __init__(
         self,
         host: Host,
@@ -167,6 +169,7 @@ class KvSession:
         self.bucket: Bucket | None = None
         self.user: User | None = None
         self.scram: ScramServer | None = None
+        self.password_reply: Callable[[User | None], bytes] | None = None
         self.features: frozenset[int] = frozenset()
         self.client_name = ""
         self.datatype_mask = 0
@@ -249,10 +252,13 @@ class KvSession:
             or self._deferred_bytes >= DEFERRED_BYTES_MAX
         )
 
-    def receive(self, data: bytes, now_ns: int) -> bytes:
+    def receive(
+        self, data: bytes, now_ns: int, at: int = 0, budget: int = REQUESTS_PER_WAKEUP_MAX
+    ) -> bytes:
         """Answer the whole requests in what was kept and `data`; return what to write now.
 
-        `needs_care` says afterwards whether anything but that write is to be done.
+        `needs_care` says afterwards whether anything but that write is to be done. What is before
+        `at` was answered already, into `out`; `budget` is left of this wake-up.
 
         Raises:
             RemoteProtocolError: the connection must be closed, after the output was written.
@@ -270,9 +276,8 @@ class KvSession:
         ):
             self._keep(data)
             return b""
-        at = 0
         try:
-            at = self._answer(data, now_ns)
+            at = self._answer(data, at, budget, now_ns)
         finally:
             if at != len(data):
                 self._keep(data[at:])
@@ -298,12 +303,13 @@ class KvSession:
         """Whether a whole request waits to be answered."""
         return len(self._rest) >= HEADER_BYTES and not self._missing_bytes
 
-    def _answer(self, data: bytes, now_ns: int) -> int:  # noqa: C901 - the hot path in one piece
+    def _answer(  # noqa: C901 - the hot path in one piece
+        self, data: bytes, at: int, budget: int, now_ns: int
+    ) -> int:
         """The request loop; returns how many bytes were used. Hot path: one pass, no calls."""
         deferred = self._deferred
         out = [] if deferred else self.out
-        at, last = 0, len(data) - HEADER_BYTES
-        budget = REQUESTS_PER_WAKEUP_MAX
+        last = len(data) - HEADER_BYTES
         while at <= last and budget > 0:
             kind, key_bytes, extras, vbucket, body, opaque, cas = _cut_head(data, at)
             start = at + 24
@@ -392,7 +398,7 @@ class KvSession:
         """Answer one request by the table of commands; return the length of its reply."""
         if data[at : at + 2] == _DURABLE_SET and self._store_durably(data, at, stop, now_ns):
             return 0
-        packet = self._packet(data, at, stop)
+        packet = cut_request(data, at, stop)
         if packet.magic not in (REQUEST, ALT_REQUEST):
             if self.stream is not None and packet.magic == RESPONSE:
                 self.stream.on_packet(packet)
@@ -406,7 +412,7 @@ class KvSession:
         elif not self.is_logged_in and packet.opcode not in self.open_commands:
             status = Status.EACCESS
         elif packet.framing:
-            status, level = self._framing(packet)
+            status, level = durability_of(packet)
         if status is not None or command is None:
             reply: bytes | None = self.refusal(packet, status or Status.UNKNOWN_COMMAND)
         else:
@@ -466,44 +472,6 @@ class KvSession:
         self._deferred.append(_Wait(partition, partition.queue.high_seqno, reply))
         bucket.hurry()
         return True
-
-    @staticmethod
-    def _packet(data: bytes, at: int, stop: int) -> Packet:
-        magic, opcode, key_bytes, extras_bytes, datatype, vbucket, _, opaque, cas = (
-            HEADER.unpack_from(data, at)
-        )
-        framing_bytes = 0
-        if magic in (ALT_REQUEST, 0x18):
-            framing_bytes, key_bytes = key_bytes >> 8, key_bytes & 0xFF
-        at += HEADER_BYTES
-        if stop - at < framing_bytes + extras_bytes + key_bytes:
-            raise RemoteProtocolError("body is shorter than its extras and key", code="bad_frame")
-        extras_at = at + framing_bytes
-        key_at = extras_at + extras_bytes
-        value_at = key_at + key_bytes
-        return Packet(
-            magic, opcode, datatype, vbucket, opaque, cas, data[at:extras_at],
-            data[extras_at:key_at], data[key_at:value_at], data[value_at:stop],
-        )  # fmt: skip
-
-    @staticmethod
-    def _framing(packet: Packet) -> tuple[Status | None, int]:
-        """Return (why it is refused, durability level)."""
-        infos = parse_frame_infos(packet.framing)
-        known = {FrameInfo.BARRIER, FrameInfo.DURABILITY, FrameInfo.STREAM_ID,
-                 FrameInfo.PRESERVE_TTL}  # fmt: skip
-        if not known.issuperset(infos):
-            return Status.UNKNOWN_FRAME_INFO, 0
-        durability = infos.get(FrameInfo.DURABILITY)
-        if durability is None:
-            return None, 0
-        if len(durability) not in (1, 3) or durability[1:] in (b"\0\0", b"\xff\xff"):
-            return Status.EINVAL, 0
-        if durability[0] not in _DURABILITY_LEVELS:
-            return Status.DURABILITY_INVALID_LEVEL, 0
-        if packet.opcode not in _DURABLE:
-            return Status.NOT_SUPPORTED, 0
-        return None, durability[0]
 
     def _defer(self, packet: Packet, reply: bytes) -> None:
         partition = self.partition_of(packet, for_write=True)
@@ -595,4 +563,9 @@ class KvSession:
         assert answer is not None
         self.emit(answer(user))
 
-    password_reply: Callable[[User | None], bytes] | None = None
+
+accelerated.bind(
+    KvSession, "receive", Partition, MutationQueue, Block, Entry,
+    REQUESTS_PER_WAKEUP_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX,
+    also=(KvSession._answer, Partition.store, absolute_expiry),
+)  # fmt: skip

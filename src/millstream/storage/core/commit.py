@@ -17,13 +17,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from millstream.storage.core import records
 from millstream.storage.core.records import (
     ChangeColumns,
     CopyNews,
     Kind,
     branch_record,
-    encode_changes,
-    encode_many,
     entry_record,
     history_record,
     low_points_record,
@@ -97,7 +96,7 @@ def encode_batches(head: bytes, batches: Sequence[ChangeColumns]) -> EncodedComm
         for batch in batches
         if batch.mark is None and batch.news is None and batch.sidecars is None and batch.frames
     ]
-    for batch, lengths in zip(plain, encode_many(plain, parts), strict=True):
+    for batch, lengths in zip(plain, records.encode_many(plain, parts), strict=True):
         pieces.append(Changes(batch, lengths, True))
     for batch in batches:
         if batch.mark is None and batch.news is None and batch.sidecars is None:
@@ -108,7 +107,7 @@ def encode_batches(head: bytes, batches: Sequence[ChangeColumns]) -> EncodedComm
                 pieces.append(piece)
             else:
                 part, is_marked = piece
-                lengths = encode_changes(part, parts, is_marked=is_marked)
+                lengths = records.encode_changes(part, parts, is_marked=is_marked)
                 pieces.append(Changes(part, lengths, is_marked))
     return EncodedCommit(b"".join(parts), pieces)
 

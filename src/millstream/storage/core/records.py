@@ -20,6 +20,7 @@ Source: docs/reference/file-format.md.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
@@ -29,6 +30,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
 
+from millstream import accelerated
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry, FailoverLog
 
@@ -511,3 +513,7 @@ def walk(read_at: Callable[[int, int], bytes], offset: int, end: int) -> Iterato
             )  # fmt: skip
             at = length
         offset += at
+
+
+accelerated.bind(sys.modules[__name__], "encode_many", also=(_encode,))
+accelerated.bind(sys.modules[__name__], "cut_frames")

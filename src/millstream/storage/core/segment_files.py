@@ -24,13 +24,13 @@ from zlib import crc32
 from millstream.errors import CorruptionError
 from millstream.model.limits import STREAM_STEP_BYTES_MAX, STREAM_STEP_ITEMS_MAX
 from millstream.ports.disk import Disk, File
+from millstream.storage.core import records
 from millstream.storage.core.records import (
     ENVELOPE_BYTES,
     Record,
     StoredChange,
     change_of_record,
     cut_changes,
-    cut_frames,
     cut_records,
     key_of,
     walk,
@@ -230,7 +230,7 @@ class SegmentFiles:
         self, number: int, columns: Columns, begin: int, end: int, skip: Collection[int] = ()
     ) -> Iterator[tuple[list[bytes], int]]:
         """Yield the frames of the same records, as checked, each chunk with its last seqno."""
-        return self._chunks(number, columns, begin, end, skip, cut_frames)
+        return self._chunks(number, columns, begin, end, skip, records.cut_frames)
 
     def keys(self, number: int, columns: Columns, begin: int, end: int) -> list[bytes]:
         """Return the keys of the records begin .. end-1, superseded ones included.

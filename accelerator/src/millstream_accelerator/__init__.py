@@ -1,0 +1,1 @@
+"""Compiled twins of Millstream's hottest functions; chosen by `millstream.accelerated`."""

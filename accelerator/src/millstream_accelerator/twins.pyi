@@ -1,0 +1,21 @@
+from collections.abc import Callable
+from typing import Any
+
+SPECIFICATION: str
+
+def bind_receive(
+    session: type,
+    python: Callable[..., Any],
+    partition: type,
+    queue: type,
+    block: type,
+    entry: type,
+    requests_max: int,
+    key_bytes_max: int,
+    value_bytes_max: int,
+) -> Callable[..., Any]: ...
+def bind_freeze(
+    queue: type, python: Callable[..., Any], block: type, entry: type, frozen: type
+) -> Callable[..., Any]: ...
+def bind_encode_many(records: object, python: Callable[..., Any]) -> Callable[..., Any]: ...
+def bind_cut_frames(records: object, python: Callable[..., Any]) -> Callable[..., Any]: ...

@@ -1,0 +1,628 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=True
+"""Compiled twins of hot functions of Millstream; each says which function it is the twin of.
+
+A twin answers what is plain and common by itself, and hands everything else to the Python function,
+which is the specification, before it has changed anything.
+
+Invariants:
+1. The state stays in Millstream's own objects. Their slots are read and written by offsets asked of
+   their classes at import (`bind_...`), as the interpreter does it; only of objects of exactly
+   these classes.
+2. Nothing is changed before everything that can fail, but for lists that grow, has succeeded.
+
+Elsewhere: when the twins are chosen (`millstream.accelerated`), why these
+(docs/design/0007-accelerator.md).
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.dict cimport PyDict_GetItemWithError
+from cpython.list cimport PyList_GET_SIZE
+from cpython.object cimport PyObject
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+SPECIFICATION = "5f0753e92667"
+
+cdef extern from "wire.h":
+    uint16_t get16(const uint8_t *at) noexcept nogil
+    uint32_t get32(const uint8_t *at) noexcept nogil
+    uint64_t get64(const uint8_t *at) noexcept nogil
+    uint8_t *put16(uint8_t *at, uint16_t number) noexcept nogil
+    uint8_t *put32(uint8_t *at, uint32_t number) noexcept nogil
+    uint8_t *put64(uint8_t *at, uint64_t number) noexcept nogil
+    uint8_t *put_varint(uint8_t *at, uint64_t number) noexcept nogil
+    void crc_prepare(bint may_fold) noexcept nogil
+    uint32_t crc_of(const uint8_t *at, size_t size) noexcept nogil
+
+cdef extern from "slots.h":
+    Py_ssize_t slot_offset(PyObject *descriptor) noexcept
+    PyObject *slot(PyObject *owner, Py_ssize_t offset) noexcept
+    void set_slot(PyObject *owner, Py_ssize_t offset, object value) noexcept
+    PyObject *PyList_GET_ITEM(list owner, Py_ssize_t index) noexcept
+    void prefetch(PyObject *value) noexcept
+    void prefetch_frame(PyObject *value) noexcept
+    void set_item(list owner, Py_ssize_t index, object value) noexcept
+    bint as_number(PyObject *value, uint64_t *number) noexcept
+    uint8_t *room(PyObject **out, Py_ssize_t used, Py_ssize_t need, bint exact) except NULL
+    object take(PyObject **out, Py_ssize_t used)
+    void Py_CLEAR(PyObject *value) noexcept
+
+cdef extern from *:
+    PyObject *Py_True
+    PyObject *Py_False
+    int PyList_Append(list owner, object item) except -1
+
+cdef enum:
+    REQUEST_GET = 0x8000
+    REQUEST_SET = 0x8001
+    HEADER = 24
+    FRAME_HEAD = 55  # of a mutation: header and extras
+    MUTATION = 0x57
+    UNDERSCORE = 0x5F
+    RELATIVE_SECONDS_MAX = 30 * 24 * 3600
+    SECOND_NS = 1000000000
+    BLOCK_BITS = 10
+    BLOCK_MASK = 1023
+    BLOCKS_MAX = 64  # more are far apart, on a replica
+    ENVELOPE = 25  # of a record
+    CHANGE = 1
+    MARKED_CHANGE = 0x81
+    FRAME_BYTES_MAX = 1 << 30  # what is longer is left to Python
+    AHEAD = 8  # objects fetched into the processor's cache before they are needed
+
+cdef uint64_t NUMBER_MAX = <uint64_t>1 << 63
+"""What is larger is left to Python."""
+cdef bytes NOTHING = b""
+
+crc_prepare(True)
+
+
+cdef Py_ssize_t _offset(owner, name) except -1:
+    descriptor = owner.__dict__.get(name)
+    cdef Py_ssize_t found = slot_offset(<PyObject *>descriptor)
+    if found < 0:
+        raise TypeError(f"{owner.__name__}.{name} is no slot")
+    return found
+
+
+# -- KvSession.receive, with KvSession._answer and Partition.store
+
+cdef object python_receive, session_type, partition_type, queue_type, block_type, entry_type
+
+cdef struct Shape:
+    # KvSession
+    Py_ssize_t has_rest, is_waiting, is_closing, deferred, out, tables, partitions, bucket
+    Py_ssize_t hashes_keys, wants_tokens, datatype_mask, has_changes
+    # Partition
+    Py_ssize_t table, queue, last_cas, branch_seqno, is_resident, partition_id, birth_prefix
+    Py_ssize_t expiries, failover_log
+    # MutationQueue
+    Py_ssize_t floor, guarded, frozen, high, frame_bytes, blocks, tail, counters, owed
+    # Block
+    Py_ssize_t frames, entries, previous
+    # Entry
+    Py_ssize_t key, frame, lineage
+    # bounds
+    Py_ssize_t requests_max, key_bytes_max, value_bytes_max
+
+cdef Shape shape
+
+
+def bind_receive(
+    session, python, partition, queue, block, entry, requests_max, key_bytes_max, value_bytes_max
+):
+    """Learn slots and bounds; return the twin of `python`, which is `KvSession.receive`."""
+    global python_receive, session_type, partition_type
+    _learn_queue(queue, block, entry)
+    shape.has_rest = _offset(session, "_has_rest")
+    shape.is_waiting = _offset(session, "is_waiting")
+    shape.is_closing = _offset(session, "is_closing")
+    shape.deferred = _offset(session, "_deferred")
+    shape.out = _offset(session, "out")
+    shape.tables = _offset(session, "_open_tables")
+    shape.partitions = _offset(session, "_open_partitions")
+    shape.bucket = _offset(session, "bucket")
+    shape.hashes_keys = _offset(session, "hashes_keys")
+    shape.wants_tokens = _offset(session, "wants_tokens")
+    shape.datatype_mask = _offset(session, "datatype_mask")
+    shape.has_changes = _offset(session, "has_changes")
+    shape.table = _offset(partition, "table")
+    shape.queue = _offset(partition, "queue")
+    shape.last_cas = _offset(partition, "last_cas")
+    shape.branch_seqno = _offset(partition, "_branch_seqno")
+    shape.is_resident = _offset(partition, "is_resident")
+    shape.partition_id = _offset(partition, "partition_id")
+    shape.birth_prefix = _offset(partition, "_birth_prefix")
+    shape.expiries = _offset(partition, "expiries")
+    shape.failover_log = _offset(partition, "failover_log")
+    shape.requests_max, shape.key_bytes_max = requests_max, key_bytes_max
+    shape.value_bytes_max = value_bytes_max
+    python_receive, session_type, partition_type = python, session, partition
+    return receive
+
+
+cdef _learn_queue(queue, block, entry):
+    global queue_type, block_type, entry_type
+    shape.floor = _offset(queue, "floor")
+    shape.guarded = _offset(queue, "guarded_seqno")
+    shape.frozen = _offset(queue, "frozen_seqno")
+    shape.high = _offset(queue, "high_seqno")
+    shape.frame_bytes = _offset(queue, "frame_bytes")
+    shape.blocks = _offset(queue, "blocks")
+    shape.tail = _offset(queue, "tail")
+    shape.counters = _offset(queue, "counters")
+    shape.owed = _offset(queue, "_owed")
+    shape.frames = _offset(block, "frames")
+    shape.entries = _offset(block, "entries")
+    shape.previous = _offset(block, "previous")
+    shape.key = _offset(entry, "key")
+    shape.frame = _offset(entry, "frame")
+    shape.lineage = _offset(entry, "lineage")
+    queue_type, block_type, entry_type = queue, block, entry
+
+
+cdef bytes _store(
+    partition, bytes key, const uint8_t *tail, Py_ssize_t tail_bytes,
+    uint32_t flags, uint32_t expiry, uint8_t datatype, uint64_t now,
+):
+    """What `Partition.store` does; None, and nothing changed, if it is not plain."""
+    cdef PyObject *owner = <PyObject *>partition
+    cdef PyObject *table = slot(owner, shape.table)
+    cdef PyObject *queue = slot(owner, shape.queue)
+    cdef uint64_t high, floor, guarded, frozen, queue_bytes, branch_seqno, last_cas, partition_id
+    cdef uint64_t seqno, cas, old_cas = 0, old_seqno = 0, old_rev = 0
+    cdef Py_ssize_t key_bytes = PyBytes_GET_SIZE(key), index, frame_bytes, prefix_bytes
+    cdef uint8_t *at
+    cdef uint8_t varint[10]
+    cdef PyObject *found_block
+    cdef bytes old = NOTHING
+    cdef bytes frame, lineage, prefix
+    cdef list frames
+    if (
+        type(<object>queue) is not queue_type
+        or not as_number(slot(queue, shape.high), &high)
+        or not as_number(slot(queue, shape.floor), &floor)
+        or not as_number(slot(queue, shape.guarded), &guarded)
+        or not as_number(slot(queue, shape.frozen), &frozen)
+        or not as_number(slot(queue, shape.frame_bytes), &queue_bytes)
+        or not as_number(slot(owner, shape.last_cas), &last_cas)
+        or not as_number(slot(owner, shape.branch_seqno), &branch_seqno)
+        or not as_number(slot(owner, shape.partition_id), &partition_id)
+        or partition_id > 0xFFFF or key_bytes > 0xFFFF
+    ):
+        return None
+    seqno = high + 1
+    cas = now if now > last_cas else last_cas + 1
+    cdef PyObject *found = PyDict_GetItemWithError(<object>table, key)
+    if found is NULL:
+        if slot(owner, shape.is_resident) is not Py_True:
+            return None
+        prefix = <bytes>slot(owner, shape.birth_prefix)
+        prefix_bytes = PyBytes_GET_SIZE(prefix)
+        at = put_varint(varint, seqno)
+        lineage = PyBytes_FromStringAndSize(NULL, prefix_bytes + (at - varint))
+        memcpy(PyBytes_AS_STRING(lineage), PyBytes_AS_STRING(prefix), prefix_bytes)
+        memcpy(PyBytes_AS_STRING(lineage) + prefix_bytes, varint, at - varint)
+        entry = entry_type(key, NOTHING, lineage)
+    else:
+        entry = <object>found
+        if type(entry) is not entry_type:
+            return None
+        old = <bytes>slot(found, shape.frame)
+        if PyBytes_GET_SIZE(old) < 40:
+            return None
+        at = <uint8_t *>PyBytes_AS_STRING(old)
+        old_cas, old_seqno, old_rev = get64(at + 16), get64(at + 24), get64(at + 32)
+        if old_seqno <= branch_seqno or old_cas >= NUMBER_MAX or old_seqno >= NUMBER_MAX or old_rev >= NUMBER_MAX:
+            return None
+        if old_cas >= cas:
+            cas = old_cas + 1
+        if floor < old_seqno <= guarded:
+            return None
+
+    frame_bytes = FRAME_HEAD + tail_bytes
+    frame = PyBytes_FromStringAndSize(NULL, frame_bytes)
+    at = <uint8_t *>PyBytes_AS_STRING(frame)
+    at = put16(at, 0x8057)
+    at = put16(at, key_bytes)
+    at = put16(at, 31 << 8 | datatype)
+    at = put16(at, partition_id)
+    at = put32(at, 31 + tail_bytes)
+    at = put32(at, partition_id)
+    at = put64(at, cas)
+    at = put64(at, seqno)
+    at = put64(at, old_rev + 1)
+    at = put32(at, flags)
+    at = put32(at, expiry)
+    memcpy(at, "\0\0\0\0\0\0\0", 7)
+    memcpy(at + 7, tail, tail_bytes)
+
+    previous = old_seqno
+    queue_bytes += frame_bytes
+    former = None
+    if old_seqno > guarded:
+        found_block = PyDict_GetItemWithError(
+            <object>slot(queue, shape.blocks), old_seqno >> BLOCK_BITS
+        )
+        if found_block is NULL or type(<object>found_block) is not block_type:
+            return None
+        former = <object>found_block
+        index = old_seqno & BLOCK_MASK
+        if index >= PyList_GET_SIZE(<list>slot(found_block, shape.frames)):
+            return None
+        if old_seqno > frozen:
+            if index >= PyList_GET_SIZE(<list>slot(found_block, shape.previous)):
+                return None
+            previous = (<list>slot(found_block, shape.previous))[index]
+        queue_bytes -= PyBytes_GET_SIZE(old)
+    block = <object>slot(queue, shape.tail)
+    if type(block) is not block_type:
+        return None
+    frames = <list>slot(<PyObject *>block, shape.frames)
+    if PyList_GET_SIZE(frames) != <Py_ssize_t>(seqno & BLOCK_MASK):
+        block = (<object>queue).open_slot(seqno)
+        frames = <list>slot(<PyObject *>block, shape.frames)
+    if former is not None:
+        set_item(<list>slot(<PyObject *>former, shape.frames), index, NOTHING)
+    if found is NULL:
+        (<dict>table)[key] = entry
+    set_slot(<PyObject *>entry, shape.frame, frame)
+    PyList_Append(frames, frame)
+    PyList_Append(<list>slot(<PyObject *>block, shape.entries), entry)
+    PyList_Append(<list>slot(<PyObject *>block, shape.previous), previous)
+    set_slot(owner, shape.last_cas, cas)
+    set_slot(queue, shape.high, seqno)
+    set_slot(queue, shape.frame_bytes, queue_bytes)
+    if expiry:
+        (<object>slot(owner, shape.expiries)).add(<object>slot(<PyObject *>entry, shape.key), expiry)
+    return frame
+
+
+def receive(session, data, now_ns, at=None, budget=None):
+    """Twin of `millstream.kv.core.session.KvSession.receive`."""
+    cdef PyObject *owner = <PyObject *>session
+    cdef uint64_t now
+    if (
+        at is not None
+        or type(session) is not session_type
+        or type(data) is not bytes
+        or slot(owner, shape.has_rest) is not Py_False
+        or slot(owner, shape.is_waiting) is not Py_False
+        or slot(owner, shape.is_closing) is not Py_False
+        or len(<object>slot(owner, shape.deferred)) != 0
+        or PyList_GET_SIZE(<list>slot(owner, shape.out)) != 0
+        or not as_number(<PyObject *>now_ns, &now)
+    ):
+        return python_receive(session, data, now_ns)
+    return _answer_plain(session, <bytes>data, now_ns, now)
+
+
+cdef _answer_plain(session, bytes data, now_ns, uint64_t now):
+    """Answer plain requests; hand the rest, from the first that is not plain, to Python."""
+    cdef PyObject *owner = <PyObject *>session
+    cdef const uint8_t *begin = <const uint8_t *>PyBytes_AS_STRING(data)
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(data), at = 0, stop, vbucket
+    cdef Py_ssize_t budget = shape.requests_max
+    cdef const uint8_t *head
+    cdef const uint8_t *body_at
+    cdef uint8_t *to
+    cdef uint32_t kind, key_bytes, extras, body, expiry, mask
+    cdef bint hashes_keys = slot(owner, shape.hashes_keys) is Py_True
+    cdef bint wants_tokens = slot(owner, shape.wants_tokens) is Py_True
+    cdef list tables = <list>slot(owner, shape.tables)
+    cdef list partitions = <list>slot(owner, shape.partitions)
+    cdef PyObject *found
+    cdef PyObject *out = NULL
+    cdef Py_ssize_t used = 0, value_bytes, reply_bytes
+    cdef uint64_t number
+    cdef bytes key, frame
+    cdef bint has_written = False
+    if not as_number(slot(owner, shape.datatype_mask), &number):
+        return python_receive(session, data, now_ns)
+    mask = number
+    try:
+        while size - at >= HEADER and budget > 0:
+            head = begin + at
+            kind, key_bytes, extras, body = get16(head), get16(head + 2), get16(head + 4), get32(head + 8)
+            body_at = head + HEADER
+            if body > size - at - HEADER:
+                break
+            stop = at + HEADER + body
+            vbucket = get16(head + 6)
+            if kind == REQUEST_GET and extras == 0 and body == key_bytes and body != 0:
+                if body_at[0] == UNDERSCORE or PyList_GET_SIZE(tables) == 0:
+                    break
+                if hashes_keys:
+                    vbucket = (crc_of(body_at, key_bytes) >> 16 & 0x7FFF) % PyList_GET_SIZE(tables)
+                if vbucket >= PyList_GET_SIZE(tables):
+                    break
+                key = PyBytes_FromStringAndSize(<const char *>body_at, key_bytes)
+                found = PyDict_GetItemWithError(tables[vbucket], key)
+                if found is NULL or type(<object>found) is not entry_type:
+                    break
+                frame = <bytes>slot(found, shape.frame)
+                value_bytes = PyBytes_GET_SIZE(frame) - FRAME_HEAD - key_bytes
+                if value_bytes < 0 or (<uint8_t *>PyBytes_AS_STRING(frame))[1] != MUTATION:
+                    break
+                head = <const uint8_t *>PyBytes_AS_STRING(frame)
+                expiry = get32(head + 44)
+                if expiry != 0 and expiry <= now // SECOND_NS:
+                    break
+                reply_bytes = HEADER + 4 + value_bytes
+                to = room(&out, used, reply_bytes, at == 0 and stop == size)
+                put16(to, 0x8100)
+                put16(to + 2, 0)
+                put16(to + 4, 4 << 8 | head[5] & mask)
+                put16(to + 6, 0)
+                put32(to + 8, 4 + value_bytes)
+                memcpy(to + 12, begin + at + 12, 4)
+                memcpy(to + 16, head + 16, 8)
+                memcpy(to + 24, head + 40, 4)
+                memcpy(to + 28, head + FRAME_HEAD + key_bytes, value_bytes)
+                budget -= value_bytes >> 10
+            elif kind == REQUEST_SET and extras & ~mask == 8 << 8 and get64(head + 16) == 0:
+                value_bytes = <Py_ssize_t>body - 8 - key_bytes
+                if (
+                    key_bytes == 0 or key_bytes > shape.key_bytes_max
+                    or value_bytes < 0 or value_bytes > shape.value_bytes_max
+                    or body_at[8] == UNDERSCORE or PyList_GET_SIZE(partitions) == 0
+                ):
+                    break
+                if hashes_keys:
+                    vbucket = (crc_of(body_at + 8, key_bytes) >> 16 & 0x7FFF) % PyList_GET_SIZE(partitions)
+                if vbucket >= PyList_GET_SIZE(partitions):
+                    break
+                partition = partitions[vbucket]
+                if type(partition) is not partition_type:
+                    break
+                expiry = get32(body_at + 4)
+                if 0 < expiry <= RELATIVE_SECONDS_MAX:
+                    number = now // SECOND_NS + expiry
+                    if number > 0xFFFFFFFF:
+                        break
+                    expiry = number
+                key = PyBytes_FromStringAndSize(<const char *>body_at + 8, key_bytes)
+                reply_bytes = HEADER + 16 if wants_tokens else HEADER
+                to = room(&out, used, reply_bytes, at == 0 and stop == size)
+                frame = _store(
+                    partition, key, body_at + 8, body - 8, get32(body_at), expiry,
+                    extras & 0xFF, now,
+                )
+                if frame is None:
+                    break
+                has_written = True
+                put16(to, 0x8101)
+                put16(to + 2, 0)
+                put16(to + 4, 0)
+                put16(to + 6, 0)
+                put32(to + 8, 0)
+                memcpy(to + 12, head + 12, 4)
+                memcpy(to + 16, PyBytes_AS_STRING(frame) + 16, 8)
+                if wants_tokens:
+                    put16(to + 4, 16 << 8)
+                    put32(to + 8, 16)
+                    put64(to + 24, (<object>slot(<PyObject *>partition, shape.failover_log))[0].uuid)
+                    memcpy(to + 32, PyBytes_AS_STRING(frame) + 24, 8)
+            else:
+                break
+            budget -= 1
+            used += reply_bytes
+            at = stop
+        if has_written and not (<object>slot(owner, shape.bucket)).is_told_soon:
+            set_slot(owner, shape.has_changes, True)
+        if at == size and at != 0:
+            if slot(owner, shape.has_changes) is Py_True:
+                session._tell_changed()
+            return take(&out, used)
+        if used:
+            (<list>slot(owner, shape.out)).append(take(&out, used))
+        return python_receive(session, data, now_ns, at, budget)
+    finally:
+        Py_CLEAR(out)
+
+
+# -- MutationQueue.freeze
+
+cdef object python_freeze, frozen_type
+
+
+def bind_freeze(queue, python, block, entry, frozen):
+    """Learn slots; return the twin of `python`, which is `MutationQueue.freeze`."""
+    global python_freeze, frozen_type
+    _learn_queue(queue, block, entry)
+    python_freeze, frozen_type = python, frozen
+    return freeze
+
+
+def freeze(self):
+    """Twin of `millstream.kv.core.mutation_queue.MutationQueue.freeze`."""
+    cdef PyObject *queue = <PyObject *>self
+    cdef uint64_t high, frozen, number
+    cdef PyObject *found
+    cdef list keys = [], frames = [], previous = [], lineages = [], seqnos = []
+    if (
+        type(self) is not queue_type
+        or len(<dict>slot(queue, shape.counters)) != 0
+        or len(<dict>slot(queue, shape.owed)) != 0
+        or not as_number(slot(queue, shape.high), &high)
+        or not as_number(slot(queue, shape.frozen), &frozen)
+        or high - frozen > BLOCKS_MAX << BLOCK_BITS
+    ):
+        return python_freeze(self)
+    set_slot(queue, shape.frozen, <object>slot(queue, shape.high))
+    for number in range((frozen + 1) >> BLOCK_BITS, (high >> BLOCK_BITS) + 1):
+        found = PyDict_GetItemWithError(<object>slot(queue, shape.blocks), number)
+        if found is not NULL:
+            _take(
+                <object>found, number << BLOCK_BITS, frozen + 1,
+                seqnos, keys, frames, previous, lineages,
+            )
+    return frozen_type(seqnos, keys, frames, previous, lineages)
+
+
+cdef _take(
+    block, uint64_t base, uint64_t first,
+    list seqnos, list keys, list taken, list previous, list lineages,
+):
+    """Add what a block has from seqno `first` on to the columns."""
+    cdef list frames = <list>slot(<PyObject *>block, shape.frames)
+    cdef list entries = <list>slot(<PyObject *>block, shape.entries)
+    cdef list numbers = <list>slot(<PyObject *>block, shape.previous)
+    cdef Py_ssize_t index = first - base if first > base else 0
+    cdef Py_ssize_t count = min(
+        PyList_GET_SIZE(frames), PyList_GET_SIZE(entries), PyList_GET_SIZE(numbers)
+    )
+    cdef PyObject *entry
+    for index in range(index, count):
+        if index + AHEAD < count:
+            prefetch(PyList_GET_ITEM(entries, index + AHEAD))
+        if index + AHEAD // 2 < count:
+            entry = PyList_GET_ITEM(entries, index + AHEAD // 2)
+            prefetch(slot(entry, shape.key))
+            prefetch(slot(entry, shape.lineage))
+        frame = frames[index]
+        if PyBytes_GET_SIZE(frame) != 0:
+            entry = PyList_GET_ITEM(entries, index)
+            seqnos.append(base + index)
+            keys.append(<object>slot(entry, shape.key))
+            taken.append(frame)
+            previous.append(numbers[index])
+            lineages.append(<object>slot(entry, shape.lineage))
+
+
+# -- records.encode_many
+
+cdef object python_encode_many
+
+
+def bind_encode_many(records, python):
+    """Return the twin of `python`, which is `records.encode_many`."""
+    global python_encode_many
+    python_encode_many = python
+    return encode_many
+
+
+def encode_many(batches, list parts not None):
+    """Twin of `millstream.storage.core.records.encode_many`."""
+    cdef Py_ssize_t total = 0
+    cdef list found = []
+    cdef uint8_t *at
+    cdef bytes out
+    for batch in batches:
+        lengths = _lengths(batch.partition_id, batch.previous_seqnos, batch.lineages, batch.frames)
+        if lengths is None:
+            return python_encode_many(batches, parts)
+        total += sum(lengths)
+        found.append(lengths)
+    out = PyBytes_FromStringAndSize(NULL, total)
+    at = <uint8_t *>PyBytes_AS_STRING(out)
+    for batch in batches:
+        at = _put_batch(
+            at, batch.partition_id, batch.previous_seqnos, batch.lineages, batch.frames
+        )
+    parts.append(out)
+    return found
+
+
+cdef list _lengths(partition_id, previous, lineages, frames):
+    """Return the records' lengths; None if the columns are not plain."""
+    cdef Py_ssize_t count, n
+    cdef uint64_t number
+    cdef list found = []
+    if (
+        type(frames) is not list or type(previous) is not list or type(lineages) is not list
+        or not as_number(<PyObject *>partition_id, &number) or number > 0xFFFF
+    ):
+        return None
+    count = PyList_GET_SIZE(frames)
+    if count == 0 or count != PyList_GET_SIZE(previous) or count != PyList_GET_SIZE(lineages):
+        return None
+    for n in range(count):
+        frame, lineage = (<list>frames)[n], (<list>lineages)[n]
+        if (
+            type(frame) is not bytes or type(lineage) is not bytes
+            or PyBytes_GET_SIZE(lineage) > 0xFFFF or PyBytes_GET_SIZE(frame) > FRAME_BYTES_MAX
+            or not as_number(PyList_GET_ITEM(previous, n), &number)
+        ):
+            return None
+        found.append(ENVELOPE + PyBytes_GET_SIZE(lineage) + PyBytes_GET_SIZE(frame))
+    return found
+
+
+cdef uint8_t *_put_batch(
+    uint8_t *at, uint16_t partition_id, list previous, list lineages, list frames
+) except NULL:
+    cdef Py_ssize_t n, count = PyList_GET_SIZE(frames)
+    for n in range(count):
+        if n + 2 < count:
+            prefetch_frame(PyList_GET_ITEM(frames, n + 2))
+        at = _put_record(
+            at, MARKED_CHANGE if n == count - 1 else CHANGE, partition_id, previous[n],
+            <bytes>lineages[n], <bytes>frames[n],
+        )
+    return at
+
+
+cdef uint8_t *_put_record(
+    uint8_t *begin, uint8_t kind, uint16_t partition_id, uint64_t previous,
+    bytes lineage, bytes frame,
+) noexcept:
+    cdef uint8_t *at = begin + 8
+    at[0] = kind
+    at = put16(at + 1, partition_id)
+    at = put64(at, previous)
+    at = put16(at, PyBytes_GET_SIZE(lineage))
+    at = put32(at, 0)
+    at = _put_bytes(at, lineage)
+    at = _put_bytes(at, frame)
+    put32(begin + 4, at - begin)
+    put32(begin, crc_of(begin + 4, at - begin - 4))
+    return at
+
+
+cdef inline uint8_t *_put_bytes(uint8_t *at, bytes part) noexcept:
+    memcpy(at, PyBytes_AS_STRING(part), PyBytes_GET_SIZE(part))
+    return at + PyBytes_GET_SIZE(part)
+
+
+# -- records.cut_frames
+
+cdef object python_cut_frames
+
+
+def bind_cut_frames(records, python):
+    """Return the twin of `python`, which is `records.cut_frames`."""
+    global python_cut_frames
+    python_cut_frames = python
+    return cut_frames
+
+
+def cut_frames(data, start, offsets, stops):
+    """Twin of `millstream.storage.core.records.cut_frames`."""
+    if type(data) is bytes and type(offsets) is list and type(stops) is list:
+        cut = _cut_frames(<bytes>data, start, <list>offsets, <list>stops)
+        if cut is not None:
+            return cut
+    return python_cut_frames(data, start, offsets, stops)
+
+
+cdef list _cut_frames(bytes data, Py_ssize_t start, list offsets, list stops):
+    """None: some record is not where records can be."""
+    cdef const uint8_t *begin = <const uint8_t *>PyBytes_AS_STRING(data)
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(data), count = len(offsets), n, at, stop, frame_at
+    cdef list cut = []
+    if count == 0 or len(stops) != count:
+        return None
+    for n in range(count):
+        at, stop = <Py_ssize_t>offsets[n] - start, <Py_ssize_t>stops[n] - start
+        if at < 0 or stop < at + ENVELOPE:
+            return None
+        if stop > size:
+            break
+        if crc_of(begin + at + 4, stop - at - 4) != get32(begin + at):
+            break
+        frame_at = at + ENVELOPE + get16(begin + at + 19) + get32(begin + at + 21)
+        cut.append(PyBytes_FromStringAndSize(
+            <const char *>begin + frame_at, stop - frame_at if stop > frame_at else 0
+        ))
+    return cut

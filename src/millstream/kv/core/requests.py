@@ -1,0 +1,79 @@
+"""Cutting one request out of received bytes, and what its framing extras ask for.
+
+For all commands but those that the request loop answers itself.
+
+Invariants:
+1. A frame whose parts do not fit into it is refused.
+2. Framing extras that are not known are refused, never passed over.
+
+Elsewhere: the loop (`kv.core.session`), the layout (`wire.mcbp`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from millstream.errors import RemoteProtocolError
+from millstream.wire.mcbp import (
+    ALT_REQUEST,
+    ALT_RESPONSE,
+    HEADER,
+    HEADER_BYTES,
+    FrameInfo,
+    Opcode,
+    Packet,
+    Status,
+    parse_frame_infos,
+)
+
+__all__ = ["cut_request", "durability_of"]
+
+_LEVELS: Final = (1, 2, 3)
+_KNOWN: Final = frozenset(
+    {FrameInfo.BARRIER, FrameInfo.DURABILITY, FrameInfo.STREAM_ID, FrameInfo.PRESERVE_TTL}
+)
+_DURABLE: Final = frozenset(
+    {Opcode.SET, Opcode.ADD, Opcode.REPLACE, Opcode.DELETE, Opcode.INCREMENT, Opcode.DECREMENT,
+     Opcode.APPEND, Opcode.PREPEND}
+)  # fmt: skip
+
+
+def cut_request(data: bytes, at: int, stop: int) -> Packet:
+    """Return the frame that stands in `data` from `at` to `stop`.
+
+    Raises:
+        RemoteProtocolError: `bad_frame`, its parts are longer than it is.
+    """
+    magic, opcode, key_bytes, extras_bytes, datatype, vbucket, _, opaque, cas = HEADER.unpack_from(
+        data, at
+    )
+    framing_bytes = 0
+    if magic in (ALT_REQUEST, ALT_RESPONSE):
+        framing_bytes, key_bytes = key_bytes >> 8, key_bytes & 0xFF
+    at += HEADER_BYTES
+    if stop - at < framing_bytes + extras_bytes + key_bytes:
+        raise RemoteProtocolError("body is shorter than its extras and key", code="bad_frame")
+    extras_at = at + framing_bytes
+    key_at = extras_at + extras_bytes
+    value_at = key_at + key_bytes
+    return Packet(
+        magic, opcode, datatype, vbucket, opaque, cas, data[at:extras_at],
+        data[extras_at:key_at], data[key_at:value_at], data[value_at:stop],
+    )  # fmt: skip
+
+
+def durability_of(packet: Packet) -> tuple[Status | None, int]:
+    """Return (why its framing extras are refused, the durability level they ask for)."""
+    infos = parse_frame_infos(packet.framing)
+    if not _KNOWN.issuperset(infos):
+        return Status.UNKNOWN_FRAME_INFO, 0
+    durability = infos.get(FrameInfo.DURABILITY)
+    if durability is None:
+        return None, 0
+    if len(durability) not in (1, 3) or durability[1:] in (b"\0\0", b"\xff\xff"):
+        return Status.EINVAL, 0
+    if durability[0] not in _LEVELS:
+        return Status.DURABILITY_INVALID_LEVEL, 0
+    if packet.opcode not in _DURABLE:
+        return Status.NOT_SUPPORTED, 0
+    return None, durability[0]

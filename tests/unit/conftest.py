@@ -1,0 +1,29 @@
+"""Fixtures of all unit tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from millstream import accelerated
+
+
+@pytest.fixture(scope="module")
+def variant(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Run a module's tests twice: on the Python functions, and on their compiled twins.
+
+    State machines, which cannot run twice, run on what is installed.
+    """
+    default = "compiled" if accelerated.is_installed() else "python"
+    wanted: str = getattr(request, "param", default)
+    if wanted == "compiled" and not accelerated.is_installed():
+        pytest.skip(accelerated.state())
+    assert accelerated.use_compiled(wanted == "compiled")
+    yield wanted
+    accelerated.use_compiled(default == "compiled")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "variant" in metafunc.fixturenames:
+        metafunc.parametrize("variant", ["python", "compiled"], indirect=True, scope="module")
