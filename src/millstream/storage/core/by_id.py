@@ -166,6 +166,7 @@ class ById:
         self._applying = ByIdBatch({}, {}, 0, Applied(b"", Place(0, 0), 0), [])
         self._first_segment = 0
         self._recent: dict[int, Recent] = {}
+        self._recent_count = 0
         self.pending: dict[bytes, ByIdValue | None] = {}
         """(seqno, segment, offset) by map key, older than what is recent; None removes it."""
 
@@ -179,6 +180,7 @@ class ById:
         if recent is None:
             recent = self._recent[partition_id] = Recent()
         recent.add(keys, seqnos)
+        self._recent_count += len(keys)
 
     def recent_seqno(self, partition_id: int, key: bytes) -> int | None:
         """Return the seqno of the newest record of a key, if it is not in the map yet."""
@@ -222,8 +224,8 @@ class ById:
     def count_pending(self) -> int:
         """Return how many changes wait."""
         applying = self._applying
-        recent = sum(r.count for r in (*self._recent.values(), *applying.recent.values()))
-        return len(self.pending) + len(applying.changes) + recent
+        older = sum(recent.count for recent in applying.recent.values())
+        return len(self.pending) + len(applying.changes) + self._recent_count + older
 
     def take(self, applied: Applied, summaries: Mapping[int, PartitionSummary]) -> ByIdBatch:
         """Take what waits; call it in the thread that calls `note`."""
@@ -241,6 +243,7 @@ class ById:
             sorted({**dict(before.summaries), **encoded}.items()),
         )
         self._applying, self.pending, self._recent = batch, {}, {}
+        self._recent_count = 0
         self._first_segment = applied.place.segment
         return batch
 
@@ -248,6 +251,7 @@ class ById:
         """Look up the places of what is recent of a partition; nothing may be being applied."""
         recent = self._recent.pop(partition_id, None)
         if recent is not None:
+            self._recent_count -= recent.count
             one = {partition_id: recent}
             self.pending.update(_resolved(one, self._first_segment, find_places))
 
@@ -321,7 +325,7 @@ class ById:
     def clear(self) -> None:
         """Empty the map and what waits for it."""
         self._applying = self._applying._replace(changes={}, recent={}, summaries=[])
-        self.pending, self._recent = {}, {}
+        self.pending, self._recent, self._recent_count = {}, {}, 0
         self._map.clear()
 
     def close(self, *, is_durable: bool) -> None:
