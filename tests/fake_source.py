@@ -43,6 +43,12 @@ class FakePartition:
     histories: dict[int, list[Write]] = field(default_factory=lambda: {1: []})
     """Branch -> everything ever written in it, purged or not; seen by checks only."""
 
+    is_suspended: bool = False
+
+    @property
+    def epoch(self) -> int:
+        return hash((self.state, self.failover_log[0]))
+
     # -- what a test does
 
     def put(self, key: bytes, value: bytes | None) -> int:

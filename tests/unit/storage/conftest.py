@@ -24,6 +24,7 @@ class Directory:
     partition_count: int = 4
     highs: dict[int, int] = field(default_factory=dict)
     entry_count: int = 0
+    is_alone: bool = True
 
     def open(self) -> LogStore:
         self.store = LogStore.open(
@@ -32,6 +33,7 @@ class Directory:
             partition_count=self.partition_count,
             new_entry=self.new_entry,
             sizes=self.sizes,
+            is_alone=self.is_alone,
         )
         self.highs = {p: state.high_seqno for p, state in enumerate(self.store.partitions)}
         return self.store

@@ -20,10 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from millstream.errors import CorruptionError
+from millstream.errors import CorruptionError, MillstreamError
+from millstream.kv.aio.compactor import Compactor
+from millstream.kv.aio.copies import Copies
 from millstream.kv.aio.flusher import Flusher
 from millstream.kv.aio.pager import NoExpiries, Pager
 from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.low_points import PURGE_AGE_S, HistoryWindow
 from millstream.kv.core.mutation_queue import Entry
 from millstream.kv.core.partition import Partition
 from millstream.model.limits import QUEUE_BYTES_MAX, UINT48_MAX
@@ -108,13 +111,22 @@ class BucketEngine:
     """A bucket with its store; made by `open`, ended by `stop`."""
 
     def __init__(
-        self, bucket: Bucket, store: LogStore, flusher: Flusher, pager: Pager, mark: NoExpiries
+        self,
+        bucket: Bucket,
+        store: LogStore,
+        flusher: Flusher,
+        copies: Copies,
+        pager: Pager,
+        mark: NoExpiries,
+        compactor: Compactor,
     ) -> None:
         self.bucket = bucket
         self.store = store
         self.flusher = flusher
+        self.copies = copies
         self.pager = pager
         self._mark = mark
+        self.compactor = compactor
 
     @classmethod
     async def open(
@@ -128,6 +140,7 @@ class BucketEngine:
         on_persisted: Callable[[], None],
         on_fatal: Callable[[Exception], None],
         on_corrupt: Callable[[CorruptionError], None],
+        purge_age_s: int = PURGE_AGE_S,
     ) -> BucketEngine:
         """Recover the bucket in `path` (created if new) and make it ready to serve.
 
@@ -140,6 +153,7 @@ class BucketEngine:
             on_persisted: called after each group commit.
             on_fatal: called once when the disk failed: nothing is flushed any more.
             on_corrupt: called when a read met a damaged record: the bucket should be stopped.
+            purge_age_s: age at which deletions may be forgotten; 0: never.
 
         Raises:
             CorruptionError: a record in the middle of the log is damaged; names file and offset.
@@ -154,6 +168,7 @@ class BucketEngine:
 
         def persisted() -> None:
             bucket.made_durable()
+            compactor.on_commit()
             on_persisted()
 
         reader = _StoreReader(store, tell_corrupt)
@@ -166,6 +181,10 @@ class BucketEngine:
                 is_resident=not store.has_records(partition_id),
                 log=reader,
                 last_cas=newest[partition_id],
+                state=recovered.state,
+                last_branch=recovered.last_branch,
+                top_seqno=recovered.top_seqno,
+                range_end=recovered.range_end,
                 queue_bytes_max=QUEUE_BYTES_MAX // partition_count,
             )
             for partition_id, recovered in enumerate(store.partitions)
@@ -178,33 +197,46 @@ class BucketEngine:
             bucket, store, interval_ms=flush_interval_ms,
             on_persisted=persisted, on_fatal=on_fatal,
         )  # fmt: skip
+        copies = Copies(bucket, store, flusher)
         mark = await asyncio.to_thread(NoExpiries, path)
         pager = Pager(bucket, now_ns=time.time_ns, mark=mark, on_fatal=on_fatal)
+        compactor = Compactor(
+            bucket, store, flusher, now_ns=time.time_ns, on_corrupt=on_corrupt,
+            window=HistoryWindow(), purge_age_s=purge_age_s,
+        )  # fmt: skip
         published = bucket.published
         published.add("flusher", flusher.statistics)
         published.add("expiry", pager.statistics)
+        published.add("compaction", compactor.statistics)
         published.add("disk", lambda: DiskStatistics(free_bytes(path)))
         if store.cut_bytes:
             _LOG.warning("bucket %s: cut a torn tail of %d bytes", name, store.cut_bytes)
         if not store.was_clean_stop and not store.is_new:
             _LOG.info("bucket %s: started without a clean stop, new failover entries", name)
         flusher.catch_up()
-        return cls(bucket, store, flusher, pager, mark)
+        return cls(bucket, store, flusher, copies, pager, mark, compactor)
 
     async def until_persisted(self, partition_id: int, seqno: int) -> None:
         """Return once everything of the partition up to `seqno` is durable."""
         await self.flusher.until_persisted(partition_id, seqno)
 
     async def stop(self) -> None:
-        """Write everything and stop cleanly; after an error of the disk, as a crash would."""
+        """Write everything and stop cleanly; after an error of the disk, as a crash would.
+
+        An error met here is told as any other: by `on_fatal`.
+        """
         await self.pager.stop()
+        await self.compactor.stop()
         await self.flusher.stop()
+        if not self.flusher.has_failed:
+            try:
+                if self.pager.knows_of_none:
+                    await asyncio.to_thread(self._mark.write)
+                await asyncio.to_thread(self.store.stop)
+            except (MillstreamError, OSError) as error:
+                self.flusher.fail(error)
         if self.flusher.has_failed:
             await asyncio.to_thread(self.store.close)
-        else:
-            if self.pager.knows_of_none:
-                await asyncio.to_thread(self._mark.write)
-            await asyncio.to_thread(self.store.stop)
 
 
 def _open_store(path: Path, partition_count: int) -> LogStore:
@@ -221,10 +253,6 @@ def _open_store(path: Path, partition_count: int) -> LogStore:
 
 
 def _newest_cas(store: LogStore) -> list[int]:
-    """Return the CAS at the high seqno of each partition, 0 where no record has it: CAS grows."""
-    found = []
-    for partition_id, recovered in enumerate(store.partitions):
-        high = recovered.high_seqno
-        chunks = store.scan(partition_id, high - 1, high) if high else iter(())
-        found.append(max((change_of(c.frame).cas for chunk in chunks for c in chunk), default=0))
-    return found
+    """Return the CAS of the newest change of each partition, 0 where there is none: CAS grows."""
+    newest = map(store.newest_change, range(len(store.partitions)))
+    return [0 if change is None else change_of(change.frame).cas for change in newest]

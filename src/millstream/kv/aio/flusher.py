@@ -7,6 +7,8 @@ Invariants:
 1. One commit is under way at a time, also while the flusher is being stopped.
 2. Nobody is told that a write is persisted before the fdatasync of its commit returned.
 3. An error of the disk is fatal: `on_fatal` is called once and nothing is flushed afterwards.
+4. While somebody has `paused` it no commit and no application of by-id is under way, but for what
+   that one asks for.
 
 Elsewhere: what a commit takes and who is told (`kv.core.flush`).
 
@@ -17,18 +19,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, NamedTuple
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final, NamedTuple, ParamSpec, TypeVar
 
 from millstream.errors import MillstreamError, UnavailableError
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.flush import FlushPlan
+from millstream.kv.core.partition import Partition
 from millstream.kv.core.statistics import COUNTS, SECONDS, Histogram
 from millstream.storage.core.store import EncodedCommit, LogStore
 
 __all__ = ["BY_ID_CHANGES_MAX", "DISK_FULL_SECONDS_MAX", "Flusher"]
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _LOG = logging.getLogger(__name__)
 BY_ID_CHANGES_MAX: Final = 1_000_000
 """Changes the by-id map lags behind the log, at which it is brought up to date: what a start
@@ -73,6 +80,7 @@ class Flusher:
         self._applying: asyncio.Task[None] | None = None
         self._is_hurried = False
         self._is_stopping = False
+        self._pause = asyncio.Lock()
         self.has_failed = False
         """The disk failed: nothing is flushed any more, there must be no receipt."""
         self._plan: FlushPlan[asyncio.Future[None]] = FlushPlan(bucket.partitions)
@@ -123,16 +131,86 @@ class Flusher:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        while (running := self._task or self._applying) is not None:
-            await asyncio.wait([running])
+        async with self._pause:
+            await self._stop()
+
+    async def _stop(self) -> None:
+        await self._until_idle()
         try:
             while not self.has_failed and self._plan.is_dirty():
                 await self._commit()
             if not self.has_failed:
                 await self._in_thread(self._store.commit_by_id)
         except (MillstreamError, OSError) as error:
-            self._fail(error)
+            self.fail(error)
         self._thread.shutdown()
+
+    # -- for those who need the log for themselves
+
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """Let no commit and no application of by-id be under way inside; changes wait.
+
+        Raises:
+            UnavailableError: `disk_failed`; `stopping`: the bucket is being stopped.
+        """
+        async with self._pause:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            await self._until_idle()
+            if self.has_failed:
+                raise UnavailableError("the disk failed earlier; restart", code="disk_failed")
+            if self._is_stopping:
+                raise UnavailableError("the bucket is being stopped; retry", code="stopping")
+            try:
+                yield
+            finally:
+                self._loop.call_soon(self._go_on)
+
+    async def flush(self, partition: Partition) -> None:
+        """Make durable what a partition has; only while paused, and while it takes no change.
+
+        Raises:
+            UnavailableError: the disk failed, or is full for too long; nothing is flushed then.
+        """
+        try:
+            while partition.is_dirty:
+                await self._commit()
+        except (MillstreamError, OSError) as error:
+            self.fail(error)
+            raise
+
+    async def in_thread(
+        self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
+        """Call a function of the store in the flush thread; only while paused.
+
+        Raises:
+            UnavailableError: `disk_full`: nothing was written; `disk_failed`.
+        """
+        call = partial(function, *args, **kwargs)
+        try:
+            return await self._loop.run_in_executor(self._thread, call)
+        except (MillstreamError, OSError) as error:
+            if not (isinstance(error, UnavailableError) and error.code == "disk_full"):
+                self.fail(error)
+            raise
+
+    def undone(self, partition: Partition) -> None:
+        """Tell those who waited for what a rollback took; only while paused."""
+        for future in self._plan.undone(partition):
+            if not future.done():
+                message = f"partition {partition.partition_id} was rolled back: write it again"
+                future.set_exception(UnavailableError(message, code="rolled_back"))
+        self._on_persisted()
+
+    def _go_on(self) -> None:
+        """Start again after a pause, or where a commit left something."""
+        if self._task is None and not self._pause.locked():
+            is_hurried, self._is_hurried = self._is_hurried, False
+            if self._plan.is_dirty():
+                (self.hurry if is_hurried else self.wake)()
 
     def statistics(self) -> FlusherStatistics:
         """Return what was flushed."""
@@ -148,8 +226,12 @@ class Flusher:
 
     # -- inside
 
+    async def _until_idle(self) -> None:
+        while (running := self._task or self._applying) is not None:
+            await asyncio.wait([running])
+
     def _may_start(self) -> bool:
-        return not (self.has_failed or self._is_stopping)
+        return not (self.has_failed or self._is_stopping or self._pause.locked())
 
     def _start(self) -> None:
         self._timer = None
@@ -160,12 +242,12 @@ class Flusher:
         self._task = None
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
-            self._fail(error)
-        elif self._plan.is_dirty():
-            urge, self._is_hurried = self.hurry if self._is_hurried else self.wake, False
-            urge()
+            self.fail(error)
+        else:
+            self._go_on()
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """End the writing for good: whoever waits is told, and `on_fatal` is called, once."""
         if self.has_failed:
             return
         self.has_failed = True
@@ -177,7 +259,7 @@ class Flusher:
 
     async def _run(self) -> None:
         is_more = True
-        while is_more or self._is_hurried:
+        while (is_more or self._is_hurried) and not self._pause.locked():
             self._is_hurried = False
             is_more = await self._commit()
             self._apply_by_id()
@@ -185,6 +267,20 @@ class Flusher:
     def catch_up(self) -> None:
         """Give the by-id map what a start read in the log, so that the next need not."""
         self._apply_by_id(1)
+
+    async def bring_by_id_up(self) -> None:
+        """Let the by-id map reach the end of the log as it is now."""
+        await self.until_by_id_rests()
+        self._apply_by_id(1)
+        await self.until_by_id_rests()
+
+    async def until_by_id_rests(self) -> None:
+        """Return once no application of by-id is under way, nor a pause in which one might be."""
+        while self._applying is not None or self._pause.locked():
+            if self._applying is not None:
+                await asyncio.wait([self._applying])
+            async with self._pause:
+                pass
 
     def _apply_by_id(self, changes_min: int = BY_ID_CHANGES_MAX) -> None:
         """Bring the by-id map up to date beside the commits, if it lags far enough behind."""
@@ -203,7 +299,7 @@ class Flusher:
         self._applying = None
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
-            self._fail(error)
+            self.fail(error)
 
     async def _commit(self) -> bool:
         """Make one group commit; return whether more is waiting than one may take."""

@@ -113,7 +113,7 @@ class Pager:
         self._scanned_total = 0
         count_max = min(EXPIRIES_PER_PARTITION_MAX, EXPIRIES_MAX // bucket.partition_count)
         for partition in bucket.partitions:
-            has_none = mark.is_there or partition.high_seqno == 0
+            has_none = mark.is_there or partition.queue.high_seqno == 0
             partition.expiries = Expiries(count_max, is_complete=has_none)
             partition.expiries.on_first = self._on_first
         bucket.wipe = self.wipe

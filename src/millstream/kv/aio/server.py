@@ -16,27 +16,37 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
-from millstream.errors import CorruptionError, RemoteProtocolError
+from millstream.errors import (
+    CorruptionError,
+    MillstreamError,
+    RemoteProtocolError,
+    UsageError,
+)
+from millstream.kv.core.administration import ADMINISTRATION_COMMANDS
 from millstream.kv.core.bucket import Bucket, Streaming
 from millstream.kv.core.cluster_config import cluster_config
 from millstream.kv.core.documents import DOCUMENT_COMMANDS
 from millstream.kv.core.handshake import BEFORE_LOGIN, SESSION_COMMANDS, VERSION
+from millstream.kv.core.host import StreamPort
 from millstream.kv.core.introspection import INTROSPECTION_COMMANDS
-from millstream.kv.core.session import Command, KvSession, StreamPort
+from millstream.kv.core.session import Command, KvSession
 from millstream.kv.core.statistics import as_text
 from millstream.model.limits import CONNECTION_OUT_BYTES_MAX, STREAM_OUT_BYTES_MAX
-from millstream.wire.mcbp import Feature
+from millstream.wire.mcbp import Feature, Status
 
 if TYPE_CHECKING:
     from millstream.access.users import User, UserStore
+    from millstream.model.partitions import PartitionState
 
 __all__ = ["COMMANDS", "KvConnection", "KvServer", "StreamFactory", "Streamer"]
 
 _LOG = logging.getLogger(__name__)
 COMMANDS: dict[int, Command] = {
     **SESSION_COMMANDS, **INTROSPECTION_COMMANDS, **DOCUMENT_COMMANDS,
+    **ADMINISTRATION_COMMANDS,
 }  # fmt: skip
 
 
@@ -48,7 +58,7 @@ class Streamer(StreamPort, Streaming, Protocol):
 
 
 StreamFactory = Callable[..., Streamer]
-"""(connection, bucket, name, flags, *, is_extended, has_json) -> stream session."""
+"""(connection, bucket, name, flags, *, is_extended, has_json, config) -> stream session."""
 
 
 class KvServer:
@@ -96,7 +106,7 @@ class KvServer:
         """Return the cluster map as JSON."""
         return cluster_config(
             bucket, host=self.advertise, kv_port=self.kv_port, http_port=self.http_port,
-            revision=self.map_revision,
+            revision=self.map_revision + (bucket.map_changes if bucket is not None else 0),
         )  # fmt: skip
 
     def open_stream(self, session: KvSession, name: str, flags: int) -> StreamPort:
@@ -112,6 +122,7 @@ class KvServer:
             connection, session.bucket, name, flags,
             is_extended=Feature.MILLSTREAM in session.features,
             has_json=Feature.JSON in session.features,
+            config=partial(self.config, session.bucket),
         )  # fmt: skip
         return connection.streamer
 
@@ -123,6 +134,43 @@ class KvServer:
         )
         self._checks.add(task)
         task.add_done_callback(self._checks.discard)
+
+    def change_state(
+        self,
+        session: KvSession,
+        partition_id: int,
+        state: PartitionState,
+        done: Callable[[Status], None],
+    ) -> None:
+        """Give a copy another state; the connection's requests wait meanwhile."""
+        connection = next(c for c in self.connections if c.session is session)
+        assert session.bucket is not None
+        task = self.loop.create_task(
+            self._change_state(connection, session.bucket, partition_id, state, done),
+            name="kv change of state",
+        )
+        self._checks.add(task)
+        task.add_done_callback(self._checks.discard)
+
+    async def _change_state(
+        self,
+        connection: KvConnection,
+        bucket: Bucket,
+        partition_id: int,
+        state: PartitionState,
+        done: Callable[[Status], None],
+    ) -> None:
+        try:
+            await bucket.set_state(partition_id, state)
+            status = Status.SUCCESS
+        except UsageError:
+            status = Status.EINVAL
+        except MillstreamError as error:
+            _LOG.error("partition %d of %s: %s", partition_id, bucket.name, error)
+            status = Status.ETMPFAIL
+        if connection in self.connections:
+            done(status)
+            connection.advance()
 
     def wipe(self, session: KvSession, at_ns: int, done: Callable[[], None]) -> None:
         """Delete all documents of the session's bucket; its requests wait meanwhile."""

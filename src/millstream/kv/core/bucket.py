@@ -13,7 +13,7 @@ Elsewhere: what a hold keeps (`kv.core.mutation_queue`), the wire forms (`kv.cor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from millstream.errors import UnavailableError
@@ -21,7 +21,7 @@ from millstream.kv.core.mutation_queue import Entry
 from millstream.kv.core.partition import Partition
 from millstream.kv.core.statistics import Published, publish_bucket
 from millstream.model.limits import LEASE_SECONDS_DEFAULT, LEASE_SECONDS_MAX, LEASES_MAX
-from millstream.model.partitions import partition_of
+from millstream.model.partitions import PartitionState, partition_of
 from millstream.upr.core.producer import StreamFigures
 from millstream.upr.core.source import Hold
 
@@ -33,6 +33,9 @@ _CLOSED: dict[bytes, Entry] = {}
 
 
 def _nobody_waits() -> None: ...
+
+
+async def _nobody_changes(partition_id: int, state: PartitionState) -> None: ...
 
 
 class Lease(NamedTuple):
@@ -79,6 +82,10 @@ class Bucket:
         """`changed` is about to be called: changes until then need not ask for it."""
         self.hurry: Callable[[], None] = _nobody_waits
         """Asks the flusher not to wait: somebody waits for the disk."""
+        self.set_state: Callable[[int, PartitionState], Awaitable[None]] = _nobody_changes
+        """Gives a partition's copy another state, durably; raises as `kv.aio.copies` does."""
+        self.map_changes = 0
+        """How often it changed which partitions are active here."""
         self.wipe: Callable[[int, Callable[[], None]], None] = self._wipe_now
         """Deletes all documents at a time (Unix ns), and calls back once they are gone, or will
         be later. In the engine: in steps (`kv.aio.pager`)."""

@@ -15,6 +15,7 @@ from urllib.parse import quote
 from msgspec import json
 
 from millstream.kv.core.bucket import Bucket
+from millstream.model.partitions import PartitionState
 
 __all__ = ["cluster_config"]
 
@@ -26,7 +27,8 @@ def cluster_config(
 ) -> bytes:
     """Return the map of a bucket, or without one the node alone.
 
-    `host` is what clients should connect to; the one node owns every partition.
+    `host` is what clients should connect to. Partitions that are not active on this node have no
+    owner: it knows of no other node.
     """
     services: dict[str, int] = {"kv": kv_port, "mgmt": http_port}
     config: dict[str, Any] = {
@@ -55,7 +57,10 @@ def _bucket_part(bucket: Bucket, host: str, kv_port: int, http_port: int) -> dic
             "hashAlgorithm": "CRC",
             "numReplicas": 0,
             "serverList": [f"{host}:{kv_port}"],
-            "vBucketMap": [[0]] * bucket.partition_count,
+            "vBucketMap": [
+                [0 if partition.state is PartitionState.ACTIVE else -1]
+                for partition in bucket.partitions
+            ],
         },
         "bucketCapabilities": _CAPABILITIES,
     }

@@ -45,14 +45,14 @@ class FlushPlan(Generic[_Waiter]):
 
     def is_dirty(self) -> bool:
         """Return whether something changed that no commit took yet."""
-        return any(p.queue.high_seqno != p.queue.frozen_seqno for p in self._partitions)
+        return any(partition.is_dirty for partition in self._partitions)
 
     def freeze(self) -> GroupCommit | None:
         """Take the next commit; None if nothing changed."""
         chosen, is_more = self._next_partitions()
         if not chosen:
             return None
-        batches = [FlushBatch(p.partition_id, *p.freeze()) for p in chosen]
+        batches = [partition.freeze() for partition in chosen]
         seqnos = [p.queue.frozen_seqno for p in chosen]
         return GroupCommit(
             chosen, seqnos, batches, sum(len(batch.frames) for batch in batches), is_more
@@ -63,13 +63,12 @@ class FlushPlan(Generic[_Waiter]):
         chosen: list[Partition] = []
         count = 0
         for partition in turns:
-            queue = partition.queue
-            if queue.high_seqno != queue.frozen_seqno:
+            if partition.is_dirty:
                 if count >= COMMIT_CHANGES_MAX:
                     self._turn = partition.partition_id
                     return chosen, True
                 chosen.append(partition)
-                count += queue.high_seqno - queue.frozen_seqno
+                count += partition.queue.high_seqno - partition.queue.frozen_seqno
         return chosen, False
 
     def persisted(self, commit: GroupCommit) -> list[_Waiter]:
@@ -93,6 +92,16 @@ class FlushPlan(Generic[_Waiter]):
             return False
         self._waiting.append((partition, seqno, waiter))
         return True
+
+    def undone(self, partition: Partition) -> list[_Waiter]:
+        """The partition went back: return those who waited for what is gone."""
+        told = [w for p, seqno, w in self._waiting if p is partition and seqno > p.high_seqno]
+        self._waiting = [
+            wait
+            for wait in self._waiting
+            if wait[0] is not partition or wait[1] <= partition.high_seqno
+        ]
+        return told
 
     def abandon(self) -> list[_Waiter]:
         """Give all waiters back: nothing becomes durable any more."""

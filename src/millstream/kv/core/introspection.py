@@ -37,6 +37,7 @@ _VERSIONED: Final = Struct(">IQQQQIB")
 _SEQNO: Final = Struct(">HQ")
 _OBSERVED: Final = Struct(">BHQQQ")
 _OPEN, _RENEW, _RELEASE = 1, 2, 3
+_ALIVE: Final = (PartitionState.ACTIVE, PartitionState.REPLICA, PartitionState.PENDING)
 _NAMES: Final = {state: state.name.lower() for state in PartitionState}
 
 
@@ -65,7 +66,9 @@ def _partition(session: KvSession, packet: Packet) -> Partition | Status:
     bucket = _bucket(session)
     if isinstance(bucket, Status):
         return bucket
-    return bucket.partition(packet.vbucket) or Status.NOT_MY_VBUCKET
+    partition = bucket.partition(packet.vbucket)
+    is_here = partition is not None and partition.state is not PartitionState.ABSENT
+    return partition if partition is not None and is_here else Status.NOT_MY_VBUCKET
 
 
 # -- positions and histories
@@ -87,9 +90,10 @@ def _positions(session: KvSession, packet: Packet, _: int) -> bytes | None:
 def _position(partition: Partition) -> bytes:
     newest, high = partition.failover_log[0], partition.high_seqno
     durable = partition.persisted_seqno
+    end = high if partition.replica is None else partition.replica.range_end
     return _POSITION.pack(
         partition.partition_id, partition.state, newest.uuid, newest.branch,
-        high, high, high, partition.persisted_seqno, durable, partition.purge_seqno,
+        high, high, end, partition.persisted_seqno, durable, partition.purge_seqno,
     )  # fmt: skip
 
 
@@ -116,12 +120,13 @@ def _all_seqnos(session: KvSession, packet: Packet, _: int) -> bytes | None:
     state = int.from_bytes(packet.extras[:4], "big")
     if state > PartitionState.DEAD:
         return session.refusal(packet, Status.EINVAL)
+    wanted = (state,) if state else _ALIVE
     return _reply(
         packet,
         b"".join(
             _SEQNO.pack(partition.partition_id, partition.high_seqno)
             for partition in bucket.partitions
-            if state in (0, partition.state)
+            if partition.state in wanted
         ),
     )
 
@@ -301,7 +306,7 @@ def _detail_stats(partition: Partition) -> Iterator[tuple[str, str]]:
     yield name, _NAMES[partition.state]
     yield f"{name}:entries_in_memory", str(len(partition.table))
     yield f"{name}:queue_bytes", str(partition.queue.bytes_held)
-    yield f"{name}:retained_bytes", str(partition.queue.retained_bytes)
+    yield f"{name}:retained_bytes", str(partition.queue.holds.bytes_kept)
     yield from _seqno_stats(partition)
 
 

@@ -27,7 +27,7 @@ Source: mutation queue paper, "Design summary"; docs/concepts/snapshots.md.
 from __future__ import annotations
 
 from bisect import bisect_left
-from itertools import accumulate, compress
+from itertools import accumulate, chain, compress
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -329,6 +329,7 @@ class MutationQueue:
         """
         assert seqno == self.high_seqno or self.floor == self.high_seqno
         hold_id = self.holds.open_frozen(seqno)
+        self.holds.asked(hold_id, seqno)  # readers with holds of their own need more
         self.holds.release(self._settled_hold)
         self._settled_hold, self.settled_seqno = hold_id, seqno
         self._guard()
@@ -454,9 +455,9 @@ class MutationQueue:
 
     def _numbers(self, first: int, last: int) -> list[int]:
         """Return the numbers in [first, last] of which something is to be flushed, ascending."""
-        owed = {seqno >> BITS for seqno in self._owed}
-        sides = (self.blocks, self.counters, owed)
-        return [n for n in range(first, last + 1) if any(n in side for side in sides)]
+        owed = (seqno >> BITS for seqno in self._owed)
+        found = {n for n in chain(self.blocks, self.counters, owed) if first <= n <= last}
+        return sorted(found)
 
     def _freeze_number(self, number: int, begin: int, frozen: FrozenChanges) -> None:
         block, base = self.blocks.get(number), (number << BITS) + begin
@@ -494,8 +495,10 @@ class MutationQueue:
 
     def _whole(self, first: int, last: int) -> list[int]:
         """Return the numbers of blocks that ended in [first, last]."""
-        numbers = range(first >> BITS, last + 1 >> BITS)
-        return [number for number in numbers if number in self.blocks]
+        begin, end = first >> BITS, last + 1 >> BITS
+        if end - begin > len(self.blocks):  # on a replica seqnos may be far apart
+            return [number for number in self.blocks if begin <= number < end]
+        return [number for number in range(begin, end) if number in self.blocks]
 
     def age(self, now_s: float) -> None:
         """Look at the time: what is persisted for `QUEUE_SECONDS_MAX` waits for no reader."""

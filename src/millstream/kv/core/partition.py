@@ -19,27 +19,29 @@ Source: UPR design paper, "How KV's mutations flow into ep-engine and write queu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from struct import Struct
-from typing import Final, Protocol
+from typing import Final
 
 from millstream.kv.core.expiry import Expiries
-from millstream.kv.core.holds import with_kept
 from millstream.kv.core.locks import LOCKED_CAS, Locks
+from millstream.kv.core.log_reader import LogReader
 from millstream.kv.core.mutation_queue import (
     QUEUE_BYTES_DEFAULT,
     Entry,
-    FrozenChanges,
     MutationQueue,
 )
-from millstream.model.lineage import born, with_run
+from millstream.kv.core.read_copy import ReadCopy
+from millstream.kv.core.replica import Replica
+from millstream.kv.core.states import refusal_in
+from millstream.model.lineage import born, decode, with_run
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog
-from millstream.upr.core.source import Hold, Reader
+from millstream.storage.core.store import FlushBatch
 from millstream.wire.frames import deletion, expiration, mutation, pack_mutation
 from millstream.wire.mcbp import Status
 
-__all__ = ["Entry", "LogReader", "Partition", "absolute_expiry"]
+__all__ = ["Entry", "Partition", "absolute_expiry"]
 
 _cas_seqno_rev = Struct(">16xQQQ").unpack_from
 _FLAGS_EXPIRY: Final = Struct(">40xII")
@@ -48,27 +50,6 @@ _RELATIVE_SECONDS_MAX: Final = 30 * 24 * 3600
 _COUNTER_MODULUS: Final = 1 << 64
 _NO_CREATE: Final = 0xFFFFFFFF
 _SECOND_NS: Final = 1_000_000_000
-
-
-class LogReader(Protocol):
-    """What a partition asks of the document store."""
-
-    def find(self, partition_id: int, key: bytes) -> Entry | None:
-        """Return the newest record of the key as an entry, tombstones included."""
-
-    def backfill(
-        self, partition_id: int, after: int, upto: int, at: int, superseded: set[int]
-    ) -> Iterator[tuple[list[bytes], int]]:
-        """Yield frames of (after, upto] that nothing up to `at` replaces, with what they cover.
-
-        `superseded`: records that changes replaced which the log need not have yet. Blocks.
-        """
-
-    def newest_mark(self, partition_id: int, seqno: int) -> int:
-        """Return the newest mark at or below `seqno` that can be read as of, 0 if none."""
-
-    def keys(self, partition_id: int) -> Iterator[bytes]:
-        """Yield the keys that have a record; blocks."""
 
 
 def _nobody_asks(partition_id: int) -> None: ...
@@ -81,17 +62,24 @@ def absolute_expiry(expiry: int, now_ns: int) -> int:
     return expiry
 
 
-class Partition:
-    """The active copy of one partition. Methods that change it return the frame or a status."""
+class Partition(ReadCopy):
+    """One copy of one partition. Methods that change documents return the frame or a status.
+
+    Only an active copy changes documents by itself; what another one takes in goes through its
+    `replica`.
+    """
 
     __slots__ = (
         "_birth_prefix",
         "_branch_seqno",
         "_log",
+        "epoch",
         "expired_total",
         "expiries",
         "failover_log",
         "is_resident",
+        "is_suspended",
+        "last_branch",
         "last_cas",
         "locks",
         "on_plain",
@@ -99,6 +87,7 @@ class Partition:
         "persisted_seqno",
         "purge_seqno",
         "queue",
+        "replica",
         "state",
         "table",
     )
@@ -114,15 +103,40 @@ class Partition:
         log: LogReader,
         last_cas: int = 0,
         queue_bytes_max: int = QUEUE_BYTES_DEFAULT,
+        state: PartitionState = PartitionState.ACTIVE,
+        last_branch: int = 0,
+        top_seqno: int = 0,
+        range_end: int = 0,
     ) -> None:
+        """Take what is durable.
+
+        Args:
+            partition_id: number of the partition.
+            failover_log: newest first.
+            high_seqno: the newest mark.
+            purge_seqno: below it tombstones may be gone.
+            is_resident: what the table does not have does not exist.
+            log: to read what is not in memory.
+            last_cas: the largest one known.
+            queue_bytes_max: wanted bound of the queue.
+            state: part that this copy plays.
+            last_branch: the largest branch heard of, if larger than that of the log.
+            top_seqno: of the newest record, if above the mark.
+            range_end: where the snapshot ends that an unfinished copy is inside of.
+        """
         self.partition_id = partition_id
-        self.state = PartitionState.ACTIVE
+        self.state = state
+        self.epoch = 0
+        """Grows when what readers of this copy hold on to, or wait for, may be gone."""
+        self.is_suspended = False
+        """Documents are refused for the moment: a state or a history is about to change."""
         self.failover_log = failover_log
+        self.last_branch = max(last_branch, failover_log[0].branch)
         self.purge_seqno = purge_seqno
         self.persisted_seqno = high_seqno
         self.is_resident = is_resident
         self.table: dict[bytes, Entry] = {}
-        self.queue = MutationQueue(high_seqno, queue_bytes_max)
+        self.queue = MutationQueue(max(top_seqno, high_seqno), queue_bytes_max)
         self.last_cas = last_cas
         self.locks = Locks()
         self.expiries = Expiries()
@@ -132,18 +146,20 @@ class Partition:
         self._log = log
         self._branch_seqno = high_seqno
         self._birth_prefix = born(failover_log[0].branch, 0)[:-1]
+        is_active = state is PartitionState.ACTIVE
+        self.replica = None if is_active else Replica(self, high_seqno, range_end)
 
     # -- reading
 
     @property
-    def high_seqno(self) -> int:
-        """The newest seqno given."""
-        return self.queue.high_seqno
-
-    @property
     def is_plain(self) -> bool:
         """Whether its documents may be read and written without further questions."""
-        return not self.locks
+        return not self.locks and self.refusal is None
+
+    @property
+    def refusal(self) -> Status | None:
+        """How requests for documents are refused now, None if they are served."""
+        return Status.ETMPFAIL if self.is_suspended else refusal_in(self.state)
 
     @property
     def memory_floor(self) -> int:
@@ -178,6 +194,8 @@ class Partition:
 
     def expire(self, key: bytes, now_ns: int) -> bool:
         """Turn a document that was said to be due into an expiration; return whether it was."""
+        if self.refusal is not None:
+            return False
         before = self.expired_total
         frame = self.live(key, now_ns)
         if frame is not None:
@@ -272,8 +290,10 @@ class Partition:
         return frame
 
     def _add_run(self, entry: Entry, rev: int) -> None:
-        """The branch changed since the key was last written."""
-        entry.lineage = with_run(entry.lineage, self.failover_log[0].branch, rev)
+        """Add a run if the branch changed since the key was written; a start alone is none."""
+        branch = self.failover_log[0].branch
+        if decode(entry.lineage).runs[-1][0] != branch:
+            entry.lineage = with_run(entry.lineage, branch, rev)
 
     def add(
         self, key: bytes, value: bytes, flags: int, expiry: int, datatype: int, now_ns: int
@@ -309,6 +329,8 @@ class Partition:
 
     def wipe(self, key: bytes, upto: int, now_ns: int) -> None:
         """Delete a document, locked or not, unless it was changed after seqno `upto`."""
+        if self.refusal is not None:
+            return
         frame = self.live(key, now_ns)
         if frame is not None and _cas_seqno_rev(frame)[1] <= upto:
             self._bury(key, now_ns // _SECOND_NS, now_ns, deletion)
@@ -468,87 +490,47 @@ class Partition:
             self._drop_lock(key)
         return frame
 
-    # -- streams: the shape of upr.core.source.PartitionSource
+    # -- states (moves between them: `moves`)
 
-    def open_hold(self, at: int | None = None, start: int | None = None) -> Hold | None:
-        """Keep the state as of `at` readable; None if it is not.
+    def suspend(self) -> None:
+        """Refuse documents for the moment."""
+        self.is_suspended = True
+        self.on_plain(self.partition_id)
 
-        Readable are the present state (None), one that somebody holds, and marks of the log.
-        `start`: what is at or below is not going to be read; None: nobody knows yet.
-        """
-        opened, is_logged = self.queue.open_hold(at), False
-        if opened is None and at and self._log.newest_mark(self.partition_id, at) == at:
-            opened, is_logged = (self.queue.holds.open_logged(at), at), True
-        if opened is None:
-            return None
-        if start is not None:
-            self.queue.holds.asked(opened[0], start)
-        return Hold(*opened, is_logged)
+    def resume(self) -> None:
+        """Go on, in whatever state it has now."""
+        self.is_suspended = False
+        self.on_plain(self.partition_id)
 
-    def release_hold(self, hold: Hold) -> None:
-        """Give a hold up."""
-        self.queue.release_hold(hold.hold_id)
+    def begin_branch(self) -> None:
+        """What is written from now on belongs to the newest entry of the failover log."""
+        self._branch_seqno = self.queue.high_seqno
+        self._birth_prefix = born(self.failover_log[0].branch, 0)[:-1]
 
-    def is_held(self, hold: Hold) -> bool:
-        """Return whether the hold's state can still be read."""
-        return self.queue.is_held(hold.hold_id)
-
-    def durable_mark(self) -> int:
-        """Return the newest seqno that can be read as of and that nothing takes away, 0: none."""
-        return self._log.newest_mark(self.partition_id, self.persisted_seqno)
-
-    def add_reader(self, reader: Reader) -> None:
-        """Keep in memory, within bounds, what the reader has still to read."""
-        self.queue.readers.append(reader)
-
-    def remove_reader(self, reader: Reader) -> None:
-        """The reader has gone; harmless if it was not there."""
-        if reader in self.queue.readers:
-            self.queue.readers.remove(reader)
-
-    def history_limit(self) -> int:
-        """Versions whose successor is at or below it are read by nobody."""
-        at = self.queue.holds.oldest_at()
-        return self.high_seqno if at is None else at
-
-    def purge_limit(self) -> int:
-        """Tombstones at or below it are read by nobody."""
-        start = self.queue.holds.lowest_start()
-        starts = [reader.sent for reader in self.queue.readers]
-        return min([self.high_seqno if start is None else start, *starts])
-
-    def memory_slice(
-        self, after: int, at: int, bytes_max: int, items_max: int
-    ) -> tuple[list[bytes], int] | None:
-        """See `MutationQueue.memory_slice`."""
-        return self.queue.memory_slice(after, at, bytes_max, items_max)
-
-    def backfill(
-        self, after: int, at: int, *, is_logged: bool = False
-    ) -> Iterator[tuple[list[bytes], int]]:
-        """Yield frames as of `at` from the log, with what they cover.
-
-        Of (after, at] if that is a mark of the log, else of (after, min(at, floor)]. Call it in
-        the loop; run `next` in a thread.
-        """
-        if is_logged:
-            return self._log.backfill(self.partition_id, after, at, at, set())
-        queue = self.queue
-        upto = min(at, queue.floor)
-        superseded = queue.superseded_in_log(at)
-        chunks = self._log.backfill(self.partition_id, after, upto, at, superseded)
-        return with_kept(chunks, queue.kept_below(after, upto, at))
+    def replace_log(self, log: FailoverLog) -> None:
+        """Take another failover log; in another history readers must ask anew."""
+        if log[0] != self.failover_log[0]:
+            self.epoch += 1
+        self.failover_log = log
 
     # -- the flusher
 
-    def freeze(self) -> FrozenChanges:
-        """Return what a flush must write up to the present high."""
-        return self.queue.freeze()
+    @property
+    def is_dirty(self) -> bool:
+        """Whether the log lacks something that no commit took yet."""
+        queue, replica = self.queue, self.replica
+        return queue.high_seqno != queue.frozen_seqno or (replica is not None and replica.is_dirty)
+
+    def freeze(self) -> FlushBatch:
+        """Return what a flush must write up to the present high, which becomes frozen."""
+        if self.replica is not None:
+            return self.replica.freeze()
+        return FlushBatch(self.partition_id, *self.queue.freeze())
 
     def persisted(self, seqno: int) -> None:
         """Everything up to `seqno` is durable."""
         assert self.persisted_seqno <= seqno <= self.queue.frozen_seqno
-        self.persisted_seqno = seqno
+        self.persisted_seqno = seqno if self.replica is None else self.replica.frozen_mark
         self.queue.trim(seqno)
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 from zlib import crc32
 
 from millstream import accelerated
@@ -50,10 +50,11 @@ from millstream.wire.mcbp import (
 )
 
 if TYPE_CHECKING:
-    from millstream.access.users import ScramServer, User, UserStore
+    from millstream.access.users import ScramServer, User
     from millstream.kv.core.bucket import Bucket
+    from millstream.kv.core.host import Host, StreamPort
 
-__all__ = ["DEFERRED_BYTES_MAX", "DEFERRED_MAX", "Command", "Host", "KvSession", "StreamPort"]
+__all__ = ["DEFERRED_BYTES_MAX", "DEFERRED_MAX", "Command", "KvSession"]
 
 DEFERRED_MAX: Final = 10_000
 """Replies waiting behind a durable write above which no further request is read."""
@@ -89,50 +90,11 @@ _ORDINARY: Final = frozenset(
 """Answers that are no refusals: misses, unmet conditions, what old clients ask new nodes."""
 
 
-class StreamPort(Protocol):
-    """The stream side of a connection, once it is opened as a producer."""
-
-    def on_packet(self, packet: Packet) -> None:
-        """Take one stream request, or a response to one of ours."""
-
-    def close(self) -> None:
-        """The connection is gone."""
-
-
-class Host(Protocol):
-    """What a session asks of the server around it."""
-
-    @property
-    def buckets(self) -> Mapping[str, Bucket]:
-        """The buckets by name."""
-
-    @property
-    def users(self) -> UserStore:
-        """Who may do what."""
-
-    def config(self, bucket: Bucket | None) -> bytes:
-        """Return the cluster map as JSON."""
-
-    def open_stream(self, session: KvSession, name: str, flags: int) -> StreamPort:
-        """Make the connection a producer; an older one of the same name is closed."""
-
-    def tell_changed(self, bucket: Bucket) -> None:
-        """Tell the bucket's subscribers of changes, soon."""
-
-    def check_password(self, session: KvSession, name: str, password: str) -> None:
-        """Start the check; its end is told by `KvSession.on_password_checked`."""
-
-    def wipe(self, session: KvSession, at_ns: int, done: Callable[[], None]) -> None:
-        """Delete all documents of the session's bucket at a time; `done` as in `Bucket.wipe`."""
-
-    def statistics(self) -> list[tuple[str, str]]:
-        """Return the server's own statistics."""
-
-
 class _Wait(NamedTuple):
     partition: Partition
     seqno: int
     reply: bytes
+    epoch: int
 
 
 Command = Callable[["KvSession", Packet, int], bytes | None]
@@ -469,14 +431,14 @@ class KvSession:
             if self.wants_tokens
             else _stored_reply(_RESPONSE_SET, 0, 0, 0, 0, opaque, frame[16:24])
         )  # fmt: skip
-        self._deferred.append(_Wait(partition, partition.queue.high_seqno, reply))
+        self._deferred.append(_Wait(partition, partition.queue.high_seqno, reply, partition.epoch))
         bucket.hurry()
         return True
 
     def _defer(self, packet: Packet, reply: bytes) -> None:
         partition = self.partition_of(packet, for_write=True)
         assert isinstance(partition, Partition)
-        self._deferred.append(_Wait(partition, partition.high_seqno, reply))
+        self._deferred.append(_Wait(partition, partition.high_seqno, reply, partition.epoch))
         assert self.bucket is not None
         self.bucket.hurry()
 
@@ -490,7 +452,11 @@ class KvSession:
         vbucket = packet.vbucket
         if self.hashes_keys:
             vbucket = (crc32(packet.key) >> 16 & 0x7FFF) % len(partitions)
-        return partitions[vbucket] if vbucket < len(partitions) else Status.NOT_MY_VBUCKET
+        if vbucket >= len(partitions):
+            return Status.NOT_MY_VBUCKET
+        partition = partitions[vbucket]
+        refusal = partition.refusal
+        return partition if refusal is None else refusal
 
     # -- bytes out
 
@@ -528,9 +494,12 @@ class KvSession:
         while deferred:
             head = deferred[0]
             if isinstance(head, _Wait):
-                if head.partition.persisted_seqno < head.seqno:
+                if head.partition.epoch != head.epoch:
+                    head = _ambiguous(head.reply)
+                elif head.partition.persisted_seqno < head.seqno:
                     return
-                head = head.reply
+                else:
+                    head = head.reply
             else:
                 self._deferred_bytes -= len(head)
             self.out.append(head)
@@ -547,8 +516,12 @@ class KvSession:
 
     def wait_for(self, start: Callable[[Callable[[], None]], None], reply: bytes) -> None:
         """Start something that calls back; until then requests wait, then `reply` is sent."""
+        self.wait_for_reply(lambda done: start(lambda: done(reply)))
 
-        def done() -> None:
+    def wait_for_reply(self, start: Callable[[Callable[[bytes], None]], None]) -> None:
+        """Start something that calls back with a reply; until then requests wait."""
+
+        def done(reply: bytes) -> None:
             self.is_waiting = False
             if reply:
                 self.emit(reply)
@@ -562,6 +535,11 @@ class KvSession:
         answer, self.password_reply = self.password_reply, None
         assert answer is not None
         self.emit(answer(user))
+
+
+def _ambiguous(reply: bytes) -> bytes:
+    """Return what is answered instead: the change was made, and may be undone by now."""
+    return response(reply[1], Status.SYNC_WRITE_AMBIGUOUS, int.from_bytes(reply[12:16], "big"))
 
 
 accelerated.bind(

@@ -111,6 +111,15 @@ class LiveLog:
                     return found
         return 0
 
+    def newest_change(self, partition_id: int) -> StoredChange | None:
+        """Return the newest live record, None if there is none."""
+        ranges = list(self.ranges(partition_id, 0, UINT64_MAX))
+        for number, columns, begin, end in reversed(ranges):
+            for index in range(end - 1, begin - 1, -1):
+                for chunk in self.log.changes(number, columns, index, index + 1):
+                    return chunk[0]
+        return None
+
     def places_of(self, partition_id: int, seqnos: set[int]) -> dict[int, Place]:
         """Return where live records stand; what is gone or superseded is left out."""
         summary, found = self.summaries[partition_id], dict[int, Place]()

@@ -45,6 +45,7 @@ from millstream.storage.core.commit import (
     encode_batches,
     encode_controls,
 )
+from millstream.storage.core.disk_errors import disk_error
 from millstream.storage.core.live import LiveLog
 from millstream.storage.core.receipt import RECEIPT_NAME, Receipt, read_receipt, write_receipt
 from millstream.storage.core.reclaiming import Reclaiming
@@ -144,6 +145,7 @@ class LogStore:
         partition_count: int,
         new_entry: NewEntry,
         sizes: LogSizes = LogSizes(),  # noqa: B008 - immutable
+        is_alone: bool = True,
     ) -> LogStore:
         """Recover the store in a directory, or begin one. Blocks.
 
@@ -154,6 +156,9 @@ class LogStore:
             partition_count: fixed when the bucket was created.
             new_entry: makes the failover entry of a new branch.
             sizes: of segments.
+            is_alone: no other node has copies. Else nobody but an operator makes a copy active:
+                new partitions are absent, and an active copy comes back from an unclean stop as
+                a replica, for another one may have taken its place.
 
         Raises:
             CorruptionError: records inside the log are damaged; names file and offset.
@@ -161,9 +166,11 @@ class LogStore:
             UnavailableError: `disk_full`, `disk_failed`.
         """
         try:
-            return cls._recover(disk, by_id, partition_count, new_entry, sizes)
-        except BaseException:
+            return cls._recover(disk, by_id, partition_count, new_entry, sizes, is_alone=is_alone)
+        except BaseException as error:
             by_id.close(is_durable=False)
+            if isinstance(error, OSError):
+                raise disk_error(error, disk.describe("")) from error
             raise
 
     @classmethod
@@ -174,6 +181,8 @@ class LogStore:
         partition_count: int,
         new_entry: NewEntry,
         sizes: LogSizes,
+        *,
+        is_alone: bool,
     ) -> LogStore:
         log = SegmentLog(disk, sizes)
         receipt = cls._accepts_receipt(disk, log)
@@ -188,7 +197,7 @@ class LogStore:
         store.was_clean_stop = store._has_receipt = receipt
         store._check_newest()
         if not receipt:
-            store._write_controls(list(store._after_unclean_stop()))
+            store._write_controls(list(store._after_unclean_stop(is_alone=is_alone)))
         if is_built:
             store.commit_by_id()
         log.forget_files()
@@ -209,12 +218,23 @@ class LogStore:
                 return
             self._log.verify(number)
 
-    def _after_unclean_stop(self) -> Iterator[Control]:
+    def _after_unclean_stop(self, *, is_alone: bool) -> Iterator[Control]:
         for p, summary in enumerate(self._summaries):
-            if summary.state is PartitionState.ACTIVE or not summary.failover_log:
+            is_active = summary.state is PartitionState.ACTIVE
+            if is_active and is_alone:
                 yield from self._new_branch(p, summary.mark)
-            elif summary.top > summary.range_end:
+            elif not summary.failover_log:
+                yield from self._without_history(p)
+            elif is_active or summary.top > summary.range_end:
                 yield from self._kill_above(p, summary.mark)
+                if is_active:
+                    yield control(Kind.STATE, p, PartitionState.REPLICA)
+
+    def _without_history(self, p: int) -> Iterator[Control]:
+        """Be absent. A branch that no history was written in is older than any."""
+        entry = self._new_entry(0, self._summaries[p].last_branch)._replace(branch=0)
+        yield control(Kind.ENTRY, p, entry)
+        yield control(Kind.STATE, p, PartitionState.ABSENT)
 
     def _new_branch(self, p: int, mark: int) -> Iterator[Control]:
         """Kill what lies above the mark and begin a new branch there."""
@@ -420,6 +440,10 @@ class LogStore:
                     places[seqno] = Place(number, columns.offsets[index])
         return places
 
+    def newest_change(self, partition_id: int) -> StoredChange | None:
+        """Return the live record with the highest seqno, None if there is none. Blocks."""
+        return self._live.newest_change(partition_id)
+
     def keys(self, partition_id: int) -> Iterator[bytes]:
         """Yield the keys that have a record, tombstones included, in no order. Blocks."""
         return self._by_id.keys(partition_id)
@@ -526,8 +550,9 @@ class LogStore:
     def remove(self, partition_id: int) -> RecoveredPartition:
         """Forget the partition: nothing is left but its last branch. Durable on return."""
         self.withdraw_receipt()
-        absent = control(Kind.STATE, partition_id, PartitionState.ABSENT)
-        self._write_controls([*self._new_branch(partition_id, 0), absent])
+        self._write_controls(
+            [*self._kill_above(partition_id, 0), *self._without_history(partition_id)]
+        )
         return self.partition(partition_id)
 
     def roll_back(self, partition_id: int, seqno: int) -> RecoveredPartition:

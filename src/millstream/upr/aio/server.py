@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
@@ -54,6 +55,7 @@ class StreamSession:
         flags: of DCP_OPEN, already checked.
         is_extended: HELLO granted the feature of our own.
         has_json: HELLO granted the JSON bit.
+        config: returns the cluster map as JSON.
     """
 
     def __init__(
@@ -65,11 +67,14 @@ class StreamSession:
         *,
         is_extended: bool,
         has_json: bool,
+        config: Callable[[], bytes] = bytes,
     ) -> None:
         self._connection = connection
         self._source = source
         self._name = name
-        self._producer = Producer(source, flags, is_extended=is_extended, has_json=has_json)
+        self._producer = Producer(
+            source, flags, is_extended=is_extended, has_json=has_json, config=config
+        )
         self._loop = asyncio.get_running_loop()
         self._is_scheduled = False
         self._is_closed = False

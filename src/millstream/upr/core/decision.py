@@ -122,6 +122,9 @@ def _source_of(asked: StreamRequest, bucket: BucketSource) -> PartitionSource:
     if source is None or source.state not in states:
         message = f"partition {asked.partition_id} is not streamed from here"
         raise RefusedError(Status.NOT_MY_VBUCKET, message)
+    if source.is_suspended:
+        message = f"partition {asked.partition_id} is about to change, ask again"
+        raise RefusedError(Status.ETMPFAIL, message)
     if asked.flags & ~_FLAGS:
         raise RefusedError(Status.EINVAL, f"unknown stream flags 0x{asked.flags:x}")
     if asked.flags & StreamFlag.TAKEOVER:

@@ -28,6 +28,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from millstream.model.limits import STREAM_STEP_BYTES_MAX, STREAM_STEP_ITEMS_MAX
+from millstream.model.partitions import PartitionState
 from millstream.upr.core.control import Settings
 from millstream.upr.core.decision import RollbackError, decide
 from millstream.upr.core.messages import (
@@ -40,6 +41,7 @@ from millstream.upr.core.source import BucketSource
 from millstream.upr.core.stream import Chunk, LogRead, Stream, StreamState
 from millstream.wire.mcbp import (
     RESPONSE,
+    Datatype,
     Opcode,
     OpenFlag,
     Packet,
@@ -101,10 +103,17 @@ class Producer:
         flags: of DCP_OPEN, already checked.
         is_extended: HELLO granted the feature of our own.
         has_json: HELLO granted the JSON bit.
+        config: returns the cluster map, for who asks the wrong node.
     """
 
     def __init__(
-        self, bucket: BucketSource, flags: int, *, is_extended: bool, has_json: bool
+        self,
+        bucket: BucketSource,
+        flags: int,
+        *,
+        is_extended: bool,
+        has_json: bool,
+        config: Callable[[], bytes] = bytes,
     ) -> None:
         self.settings = Settings(is_extended=is_extended)
         self.unacked_bytes = 0
@@ -115,6 +124,7 @@ class Producer:
         self._bucket = bucket
         self._flags = flags
         self._has_json = has_json
+        self._config = config
         self._streams: dict[int, Stream] = {}
         self._order: list[int] = []
         self._round: list[Stream] = []
@@ -152,7 +162,12 @@ class Producer:
             self._reply(packet, error.status, value)
 
     def _reply(self, packet: Packet, status: int, value: bytes = b"") -> None:
-        self._replies.append(response(packet.opcode, status, packet.opaque, value=value))
+        datatype = 0
+        if status == Status.NOT_MY_VBUCKET:
+            value, datatype = self._config(), Datatype.JSON
+        self._replies.append(
+            response(packet.opcode, status, packet.opaque, value=value, datatype=datatype)
+        )
 
     def take_replies(self) -> bytes:
         """Return what must be written at once: replies, no-ops, ends of closed streams."""
@@ -200,7 +215,7 @@ class Producer:
 
     def _on_failover_log(self, packet: Packet) -> None:
         source = self._bucket.partition(packet.vbucket)
-        if source is None:
+        if source is None or source.state is PartitionState.ABSENT:
             raise RefusedError(Status.NOT_MY_VBUCKET, f"no partition {packet.vbucket} here")
         self._reply(packet, Status.SUCCESS, encode_failover_log(source.failover_log))
 

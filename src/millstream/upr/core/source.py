@@ -57,6 +57,17 @@ class PartitionSource(Protocol):
         """Role of this copy."""
 
     @property
+    def epoch(self) -> int:
+        """Grows when what was read is no longer to be relied on: streams must end.
+
+        The state or the newest history changed, or the partition was rolled back.
+        """
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether such a change is under way: ask again soon."""
+
+    @property
     def failover_log(self) -> FailoverLog:
         """Histories, newest first, never empty."""
 

@@ -95,6 +95,7 @@ class Stream:
         "_chunks",
         "_disk_before",
         "_end_min",
+        "_epoch",
         "_grant",
         "_hold",
         "_is_disk",
@@ -102,7 +103,6 @@ class Stream:
         "_is_reading",
         "_last_item",
         "_limit",
-        "_log",
         "_marker_start",
         "_next_chunk",
         "_profile",
@@ -134,7 +134,7 @@ class Stream:
         """Everything at or below is sent, or superseded by what will be."""
         self._profile = profile
         self._grant = grant
-        self._log = source.failover_log
+        self._epoch = source.epoch
         self._role: PartitionState = source.state
         self._skips_deletes = skips_deletes and grant.start == 0
         self._end_min = grant.snap_end
@@ -187,8 +187,7 @@ class Stream:
         return (
             self.sent != source.high_seqno
             or self._hold is not None
-            or source.failover_log is not self._log
-            or source.state is not self._role
+            or source.epoch != self._epoch
             or self.sent >= self._grant.end
         )
 
@@ -216,10 +215,10 @@ class Stream:
     def _broken_reason(self) -> StreamEndReason | None:
         """Return why the stream cannot go on, None if it can."""
         source = self.source
-        if source.failover_log is not self._log and source.failover_log != self._log:
-            is_undone = source.high_seqno < self.sent
-            return StreamEndReason.ROLLED_BACK if is_undone else StreamEndReason.STATE_CHANGED
-        return None if source.state is self._role else StreamEndReason.STATE_CHANGED
+        if source.epoch == self._epoch:
+            return None
+        is_undone = source.high_seqno < self.sent and source.state is self._role
+        return StreamEndReason.ROLLED_BACK if is_undone else StreamEndReason.STATE_CHANGED
 
     def _begin(self, may_backfill: bool) -> bool:
         """Open a snapshot; False: not now (for a fixed view: never again)."""

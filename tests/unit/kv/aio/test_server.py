@@ -6,13 +6,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from log_double import NOW, new_bucket
+from msgspec import json
 from session_double import UserDouble, UsersDouble
 
+from millstream.errors import MillstreamError, UnavailableError, UsageError
 from millstream.kv.aio.server import KvConnection, KvServer
 from millstream.model.limits import FRAME_BYTES_MAX, STREAM_OUT_BYTES_MAX
-from millstream.model.partitions import partition_of
+from millstream.model.partitions import PartitionState, partition_of
 from millstream.upr.core.producer import StreamFigures
-from millstream.wire.mcbp import Opcode, Packet, cut_packets, request
+from millstream.wire.mcbp import Opcode, Packet, Status, cut_packets, request
 
 OPEN = request(Opcode.DCP_OPEN, key=b"name", extras=struct.pack(">II", 0, 1))
 
@@ -243,3 +245,38 @@ async def test_a_dropped_bucket_closes_its_connections() -> None:
     assert (transport.is_closed, other.is_closed) == (True, False)
     server.close()
     assert other.is_closed
+
+
+async def test_a_change_of_state_is_answered_when_it_is_done_and_maps_grow() -> None:
+    server = new_server()
+    connection, transport = connect(server, plain=False)
+    bucket = server.buckets["default"]
+    connection.data_received(request(Opcode.SELECT_BUCKET, key=b"default"))
+    transport.take()
+    answers: list[MillstreamError | None] = [
+        None, UsageError("no such move"), UnavailableError("disk full")
+    ]  # fmt: skip
+    asked = []
+
+    async def set_state(partition_id: int, state: PartitionState) -> None:
+        asked.append((partition_id, state))
+        error = answers.pop(0)
+        if error is not None:
+            raise error
+        bucket.map_changes += 1
+
+    bucket.set_state = set_state
+    before = json.decode(server.config(bucket))["rev"]
+    for status in (Status.SUCCESS, Status.EINVAL, Status.ETMPFAIL):
+        connection.data_received(
+            request(Opcode.SET_VBUCKET_STATE, vbucket=1, extras=b"\4") + request(Opcode.NOOP)
+        )
+        assert transport.take() == []
+        replies: list[Packet] = []
+        async with asyncio.timeout(30):
+            while len(replies) < 2:
+                await asyncio.sleep(0)
+                replies += transport.take()
+        assert [reply.vbucket for reply in replies] == [status, 0]
+    assert asked == [(1, PartitionState.DEAD)] * 3
+    assert json.decode(server.config(bucket))["rev"] == before + 1

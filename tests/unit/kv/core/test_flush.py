@@ -85,6 +85,18 @@ def test_a_waiter_is_told_once_and_not_before_its_seqno() -> None:
     assert plan.abandon() == []
 
 
+def test_those_who_wait_for_what_a_rollback_took_are_given_back() -> None:
+    plan, partitions = new_plan()
+    write(partitions[0], 3)
+    write(partitions[1], 3)
+    for number in (0, 1):
+        plan.wait(number, 1, f"{number}: 1")
+        plan.wait(number, 3, f"{number}: 3")
+    partitions[0].queue.restart(2)
+    assert plan.undone(partitions[0]) == ["0: 3"]
+    assert sorted(plan.abandon()) == ["0: 1", "1: 1", "1: 3"]
+
+
 def test_waiters_are_given_back_when_nothing_becomes_durable() -> None:
     plan, partitions = new_plan()
     write(partitions[1])

@@ -6,8 +6,10 @@ import pytest
 from log_double import BRANCH, NOW
 from session_double import ask, new_session
 
+from millstream.kv.core import moves
 from millstream.kv.core.session import KvSession
 from millstream.model.limits import UINT64_MAX
+from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
 from millstream.wire.mcbp import Feature, Opcode, Status, request
 
@@ -74,6 +76,17 @@ def test_all_seqnos_by_state() -> None:
     assert struct.unpack(">HQHQHQHQ", reply.value) == (0, 0, 1, 2, 2, 0, 3, 0)
     replicas = ask(session, request(Opcode.GET_ALL_VB_SEQNOS, extras=b"\0\0\0\2"))[0]
     assert replicas.value == b""
+    assert session.bucket is not None
+    states = (PartitionState.REPLICA, PartitionState.DEAD, PartitionState.ABSENT)
+    for partition, state in zip(session.bucket.partitions[1:], states, strict=True):
+        partition.freeze()
+        moves.rename(partition, state)
+    alive = ask(session, request(Opcode.GET_ALL_VB_SEQNOS))[0]
+    assert struct.unpack(">HQHQ", alive.value) == (0, 0, 1, 2)
+    replicas = ask(session, request(Opcode.GET_ALL_VB_SEQNOS, extras=b"\0\0\0\2"))[0]
+    assert struct.unpack(">HQ", replicas.value) == (1, 2)
+    log = request(Opcode.GET_FAILOVER_LOG, vbucket=3)
+    assert ask(session, log)[0].status == Status.NOT_MY_VBUCKET
     assert ask(session, request(Opcode.GET_ALL_VB_SEQNOS, extras=b"\0"))[0].status == Status.EINVAL
 
 

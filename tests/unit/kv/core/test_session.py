@@ -143,6 +143,18 @@ def test_replies_behind_a_durable_write_wait_for_the_disk() -> None:
     assert not session.waits_for_disk
 
 
+def test_a_durable_write_that_a_rollback_took_is_ambiguous() -> None:
+    session = new_session()
+    assert session.bucket is not None
+    assert ask(session, put(b"k", b"v", framing=durable(2), opaque=2)) == []
+    session.bucket.partition_for(b"k").epoch += 1
+    session.on_persisted()
+    (reply,) = ask(session, b"")
+    assert (reply.status, reply.opcode) == (Status.SYNC_WRITE_AMBIGUOUS, Opcode.SET)
+    assert (reply.opaque, reply.extras) == (2, b"")
+    assert not session.waits_for_disk
+
+
 class LongWaySession(KvSession):
     """Answers durable writes by the table of commands alone."""
 

@@ -487,8 +487,8 @@ def test_a_removed_partition_is_empty_and_begins_anew(directory):
     for _ in range(2):
         state = store.partition(0)
         assert (state.state, state.high_seqno) == (PartitionState.ABSENT, 0)
-        assert len(state.failover_log) == 1 + len(before.failover_log)
-        assert state.failover_log[0].branch > before.last_branch
+        assert state.failover_log[0] not in before.failover_log
+        assert (state.failover_log[0].branch, state.last_branch) == (0, before.last_branch)
         assert directory.value(0, b"a") is None
         assert directory.state(1) == {b"b": b"1"}
         store = reopened(directory)
@@ -509,3 +509,21 @@ def test_a_clean_stop_seals_a_large_segment(directory, monkeypatch, is_full):
     assert store.was_clean_stop
     assert directory.state(0) == before
     assert {key: directory.value(0, key) for key in before} == before
+
+
+def test_with_other_copies_about_nobody_becomes_active_by_itself(directory):
+    directory.is_alone = False
+    store = directory.open()
+    assert {state.state for state in store.partitions} == {PartitionState.ABSENT}
+    assert {state.last_branch for state in store.partitions} == {0}
+    store.activate(0)
+    directory.write(0, (b"a", b"1"))
+    log = store.partition(0).failover_log
+    store = reopened(directory, is_clean=True)
+    assert (store.partition(0).state, store.partition(0).failover_log) == (1, log)
+    directory.write(0, (b"a", b"2"))
+    store = reopened(directory)
+    state = store.partition(0)
+    assert (state.state, state.failover_log) == (PartitionState.REPLICA, log)
+    assert (state.high_seqno, state.top_seqno) == (2, 2)
+    assert store.partition(1).state is PartitionState.ABSENT

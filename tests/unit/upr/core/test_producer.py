@@ -1,6 +1,7 @@
 """Dialogues with a producer: packets in, bytes out, over a bucket of plain lists."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from millstream.upr.core.messages import StreamRequest, encode_stream_request
 from millstream.upr.core.producer import Producer
 from millstream.wire.frames import change_of
 from millstream.wire.mcbp import (
+    Datatype,
     Opcode,
     OpenFlag,
     Packet,
@@ -55,7 +57,7 @@ def words(packet: Packet) -> str:
 class Talk:
     """A producer and the peer that talks to it."""
 
-    def __init__(self, *partitions: FakePartition, flags: int = 0x21, **options: bool) -> None:
+    def __init__(self, *partitions: FakePartition, flags: int = 0x21, **options: Any) -> None:
         self.bucket = FakeBucket(list(partitions) or [FakePartition(0)])
         options = {"is_extended": False, "has_json": True, **options}
         self.producer = Producer(self.bucket, OpenFlag.PRODUCER | flags, **options)
@@ -153,6 +155,22 @@ def test_a_partition_is_streamed_once_on_a_connection() -> None:
     assert talk.stream().status == Status.SUCCESS
     assert talk.stream().status == Status.KEY_EEXISTS
     assert talk.ask(request(Opcode.DCP_CLOSE_STREAM))[0].status == Status.SUCCESS
+    assert talk.stream().status == Status.SUCCESS
+
+
+def test_who_asks_the_wrong_copy_gets_the_map() -> None:
+    talk = Talk(filled("abc"), config=lambda: b'{"rev":7}')
+    talk.partition.state = PartitionState.ABSENT
+    for reply in (talk.stream(), talk.ask(request(Opcode.DCP_GET_FAILOVER_LOG))[0]):
+        assert reply.status == Status.NOT_MY_VBUCKET
+        assert (reply.value, reply.datatype) == (b'{"rev":7}', Datatype.JSON)
+
+
+def test_a_copy_that_is_about_to_change_asks_for_patience() -> None:
+    talk = Talk(filled("abc"))
+    talk.partition.is_suspended = True
+    assert talk.stream().status == Status.ETMPFAIL
+    talk.partition.is_suspended = False
     assert talk.stream().status == Status.SUCCESS
 
 

@@ -1,0 +1,150 @@
+"""What an operator, or whoever replicates, asks of a partition's copy: states, rollback, branches.
+
+Each is durable before anybody hears of it. Meanwhile no commit is under way, the partition refuses
+documents as a temporary failure, and what its readers hold on to is lost.
+
+Invariants:
+1. One such change is under way at a time in a bucket.
+2. What a rollback takes is told: streams end, leases are lost, those who wait for the disk fail.
+3. If the disk is full nothing has changed; any other error of the disk stops the bucket.
+
+Elsewhere: legal moves (`kv.core.states`), the partition in memory (`kv.core.partition`), on disk
+(`storage.core.store`).
+
+Source: docs/design/0006-copies.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from millstream.errors import UsageError
+from millstream.kv.aio.flusher import Flusher
+from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.moves import activate, rename, restore
+from millstream.kv.core.partition import Partition
+from millstream.kv.core.states import Move, move_between
+from millstream.model.partitions import PartitionState
+from millstream.storage.core.store import LogStore
+
+__all__ = ["Copies"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class Copies:
+    """The copies of one bucket's partitions on this node."""
+
+    def __init__(self, bucket: Bucket, store: LogStore, flusher: Flusher) -> None:
+        self._bucket = bucket
+        self._store = store
+        self._flusher = flusher
+        bucket.set_state = self.set_state
+
+    async def set_state(
+        self, partition_id: int, state: PartitionState, *, is_hand_over: bool = False
+    ) -> None:
+        """Give a copy another state. Durable on return, as everything the copy had before.
+
+        Args:
+            partition_id: of the bucket.
+            state: another one, or the same: then nothing happens.
+            is_hand_over: the active copy before it has stopped, and this one has all it had: it
+                becomes active in the same history.
+
+        Raises:
+            UsageError: `illegal_move`; `not_complete`: a hand-over to a copy inside a snapshot.
+            UnavailableError: `disk_full`: nothing changed; `disk_failed`, `stopping`.
+        """
+        partition = self._bucket.partitions[partition_id]
+        async with self._suspended(partition):
+            before = partition.state
+            move = move_between(before, state)
+            if move is Move.NONE:
+                return
+            if move is None:
+                message = f"partition {partition_id} is {before.name.lower()}"
+                raise UsageError(
+                    f"{message}, it cannot become {state.name.lower()} from there: "
+                    "see the table of moves",
+                    code="illegal_move",
+                )
+            await self._flusher.flush(partition)
+            await self._move(partition, state, move, is_hand_over=is_hand_over)
+            self._bucket.map_changes += 1
+            _LOG.info(
+                "bucket %s: partition %d was %s, is %s; %s",
+                self._bucket.name, partition_id, before.name.lower(), state.name.lower(),
+                partition.failover_log[0],
+            )  # fmt: skip
+
+    async def _move(
+        self, partition: Partition, state: PartitionState, move: Move, *, is_hand_over: bool
+    ) -> None:
+        p, store, flusher = partition.partition_id, self._store, self._flusher
+        if move is Move.REMOVE:
+            partition.epoch += 1
+            restore(partition, await flusher.in_thread(store.remove, p))
+        elif move is Move.ACTIVATE and not is_hand_over:
+            activate(partition, await flusher.in_thread(store.activate, p))
+        elif move is Move.ACTIVATE:
+            if partition.high_seqno != partition.queue.high_seqno:
+                raise UsageError(
+                    f"partition {p} lacks a part of what it was sent: let it receive the rest",
+                    code="not_complete",
+                )
+            await flusher.in_thread(store.set_state, p, state)
+            activate(partition, store.partition(p))
+        else:
+            await flusher.in_thread(store.set_state, p, state)
+            rename(partition, state)
+
+    async def roll_back(self, partition_id: int, seqno: int) -> int:
+        """Go back to the newest state at or below `seqno` that can be restored; return its seqno.
+
+        That is a mark: where a commit was frozen or, on a copy that follows another, the end of a
+        snapshot. 0: there is none, the partition is empty now. An active copy begins another
+        history there.
+
+        Raises:
+            UnavailableError: `disk_full`: nothing changed; `disk_failed`, `stopping`.
+        """
+        partition = self._bucket.partitions[partition_id]
+        async with self._suspended(partition):
+            before = partition.queue.high_seqno
+            partition.epoch += 1  # what streams read from here on might be half of the one state
+            recovered = await self._flusher.in_thread(self._store.roll_back, partition_id, seqno)
+            restore(partition, recovered)
+            self._flusher.undone(partition)
+            _LOG.warning(
+                "bucket %s: partition %d was at %d, is rolled back to %d%s", self._bucket.name,
+                partition_id, before, recovered.high_seqno,
+                "" if recovered.high_seqno else ": no later mark can be restored, it is empty",
+            )  # fmt: skip
+            return recovered.high_seqno
+
+    async def raise_last_branch(self, partition_id: int, branch: int) -> None:
+        """Promise that later histories of this copy have larger branches. Durable on return.
+
+        From then on it follows no source whose newest branch is lower.
+
+        Raises:
+            UnavailableError: `disk_full`: nothing changed; `disk_failed`, `stopping`.
+        """
+        partition = self._bucket.partitions[partition_id]
+        async with self._flusher.paused():
+            raise_durably = self._store.raise_last_branch
+            await self._flusher.in_thread(raise_durably, partition_id, branch)
+            partition.last_branch = max(partition.last_branch, branch)
+
+    @asynccontextmanager
+    async def _suspended(self, partition: Partition) -> AsyncIterator[None]:
+        async with self._flusher.paused():
+            partition.suspend()
+            try:
+                yield
+            finally:
+                partition.resume()
+                self._bucket.changed()

@@ -1,0 +1,67 @@
+"""What a session asks of the server around it.
+
+Elsewhere: the server that has this shape (`kv.aio.server`), sessions (`session`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from millstream.access.users import UserStore
+    from millstream.kv.core.bucket import Bucket
+    from millstream.kv.core.session import KvSession
+    from millstream.model.partitions import PartitionState
+    from millstream.wire.mcbp import Packet, Status
+
+__all__ = ["Host", "StreamPort"]
+
+
+class StreamPort(Protocol):
+    """The stream side of a connection, once it is opened as a producer."""
+
+    def on_packet(self, packet: Packet) -> None:
+        """Take one stream request, or a response to one of ours."""
+
+    def close(self) -> None:
+        """The connection is gone."""
+
+
+class Host(Protocol):
+    """What a session asks of the server around it."""
+
+    @property
+    def buckets(self) -> Mapping[str, Bucket]:
+        """The buckets by name."""
+
+    @property
+    def users(self) -> UserStore:
+        """Who may do what."""
+
+    def config(self, bucket: Bucket | None) -> bytes:
+        """Return the cluster map as JSON."""
+
+    def open_stream(self, session: KvSession, name: str, flags: int) -> StreamPort:
+        """Make the connection a producer; an older one of the same name is closed."""
+
+    def tell_changed(self, bucket: Bucket) -> None:
+        """Tell the bucket's subscribers of changes, soon."""
+
+    def check_password(self, session: KvSession, name: str, password: str) -> None:
+        """Start the check; its end is told by `KvSession.on_password_checked`."""
+
+    def change_state(
+        self,
+        session: KvSession,
+        partition_id: int,
+        state: PartitionState,
+        done: Callable[[Status], None],
+    ) -> None:
+        """Give a partition's copy another state; `done` is called once that is durable."""
+
+    def wipe(self, session: KvSession, at_ns: int, done: Callable[[], None]) -> None:
+        """Delete all documents of the session's bucket at a time; `done` as in `Bucket.wipe`."""
+
+    def statistics(self) -> list[tuple[str, str]]:
+        """Return the server's own statistics."""

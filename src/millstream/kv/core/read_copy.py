@@ -1,0 +1,114 @@
+"""What streams, leases and compaction ask of a partition's copy: the shape of a stream's source.
+
+Invariants:
+1. Only active copies and replicas are read, and nobody begins to while a state or a history is
+   about to change.
+2. Of a copy that follows another, readers see its last complete end.
+
+Elsewhere: what is kept in memory for readers (`mutation_queue`, `holds`), the shape
+(`upr.core.source`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from millstream.kv.core.holds import with_kept
+from millstream.kv.core.log_reader import LogReader
+from millstream.kv.core.mutation_queue import MutationQueue
+from millstream.kv.core.states import STREAMED
+from millstream.model.partitions import PartitionState
+from millstream.upr.core.source import Hold, Reader
+
+__all__ = ["ReadCopy"]
+
+
+class ReadCopy:
+    """The reading side of a `Partition`, which has the rest."""
+
+    __slots__ = ()
+
+    partition_id: int
+    state: PartitionState
+    is_suspended: bool
+    persisted_seqno: int
+    queue: MutationQueue
+    _log: LogReader
+
+    @property
+    def high_seqno(self) -> int:
+        """The newest seqno given; of a copy that follows another its last complete end."""
+        queue = self.queue  # as its `complete_seqno`, but for the call
+        return queue.high_seqno if queue.settled_seqno is None else queue.settled_seqno
+
+    def open_hold(self, at: int | None = None, start: int | None = None) -> Hold | None:
+        """Keep the state as of `at` readable; None if it is not.
+
+        Readable are the present state (None), one that somebody holds, and marks of the log.
+        `start`: what is at or below is not going to be read; None: nobody knows yet.
+        """
+        if self.is_suspended or self.state not in STREAMED:
+            return None
+        opened, is_logged = self.queue.open_hold(at), False
+        at = self.high_seqno if at is None else at
+        if opened is None and at and self._log.newest_mark(self.partition_id, at) == at:
+            opened, is_logged = (self.queue.holds.open_logged(at), at), True
+        if opened is None:
+            return None
+        if start is not None:
+            self.queue.holds.asked(opened[0], start)
+        return Hold(*opened, is_logged)
+
+    def release_hold(self, hold: Hold) -> None:
+        """Give a hold up."""
+        self.queue.release_hold(hold.hold_id)
+
+    def is_held(self, hold: Hold) -> bool:
+        """Return whether the hold's state can still be read."""
+        return self.queue.is_held(hold.hold_id)
+
+    def durable_mark(self) -> int:
+        """Return the newest seqno that can be read as of and that nothing takes away, 0: none."""
+        return self._log.newest_mark(self.partition_id, self.persisted_seqno)
+
+    def add_reader(self, reader: Reader) -> None:
+        """Keep in memory, within bounds, what the reader has still to read."""
+        self.queue.readers.append(reader)
+
+    def remove_reader(self, reader: Reader) -> None:
+        """The reader has gone; harmless if it was not there."""
+        if reader in self.queue.readers:
+            self.queue.readers.remove(reader)
+
+    def history_limit(self) -> int:
+        """Versions whose successor is at or below it are read by nobody."""
+        at = self.queue.holds.oldest_at()
+        return self.high_seqno if at is None else at
+
+    def purge_limit(self) -> int:
+        """Tombstones at or below it are read by nobody."""
+        start = self.queue.holds.lowest_start()
+        starts = [reader.sent for reader in self.queue.readers]
+        return min([self.high_seqno if start is None else start, *starts])
+
+    def memory_slice(
+        self, after: int, at: int, bytes_max: int, items_max: int
+    ) -> tuple[list[bytes], int] | None:
+        """See `MutationQueue.memory_slice`."""
+        return self.queue.memory_slice(after, at, bytes_max, items_max)
+
+    def backfill(
+        self, after: int, at: int, *, is_logged: bool = False
+    ) -> Iterator[tuple[list[bytes], int]]:
+        """Yield frames as of `at` from the log, with what they cover.
+
+        Of (after, at] if that is a mark of the log, else of (after, min(at, floor)]. Call it in
+        the loop; run `next` in a thread.
+        """
+        if is_logged:
+            return self._log.backfill(self.partition_id, after, at, at, set())
+        queue = self.queue
+        upto = min(at, queue.floor)
+        superseded = queue.superseded_in_log(at)
+        chunks = self._log.backfill(self.partition_id, after, upto, at, superseded)
+        return with_kept(chunks, queue.kept_below(after, upto, at))

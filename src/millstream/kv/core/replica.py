@@ -1,0 +1,202 @@
+"""What a copy that follows another one knows: the snapshot it is inside of, and how it grows.
+
+    replica.on_opened(log, purge_seqno)       # the source accepted our position
+    replica.apply_marker(start, end)          # a snapshot begins, or goes on with a later end
+    replica.apply_change(frame, lineage)      # as the source had it: seqno, CAS, rev, lineage
+    replica.apply_advance(seqno)              # the source has nothing else up to there
+
+A snapshot has each key at most once, so inside of one the copy holds the state of no moment. What
+it was when it last held a complete one, at `complete_end`, is what others may read, what is
+acknowledged, and where a new history begins if the copy is made active.
+
+Invariants:
+1. `complete_end <= queue.high_seqno <= range_end`; all three are equal when nothing is missing.
+2. No version at or below `complete_end` is lost to one above it, neither for the log nor, as far
+   as memory allows, for readers (`MutationQueue.settle`).
+3. A batch for the log says, before its changes, where the snapshot ends that they are of, and the
+   failover log and low points of the source if they are new. Only complete ends are marks.
+4. Nothing is taken from a source of a lower branch than the copy has heard of.
+
+Elsewhere: the position as its reader keeps it (`upr.core.follower`), moves between states
+(`partition`), the log's records (`storage.core.commit`).
+
+Source: the released protocol's replication; docs/design/0006-copies.md.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from millstream.errors import LocalProtocolError
+from millstream.kv.core.mutation_queue import Entry
+from millstream.kv.core.states import FOLLOWING
+from millstream.model.position import FailoverLog, Position, position_at
+from millstream.storage.core.records import ChangeColumns, CopyNews, LowPoints, key_of
+
+if TYPE_CHECKING:
+    from millstream.kv.core.partition import Partition
+
+__all__ = ["SPARSE_SEQNOS", "Replica"]
+
+_cas_seqno = Struct(">16xQQ").unpack_from
+_expiry = Struct(">44xI").unpack_from
+_MUTATION: Final = 0x57
+SPARSE_SEQNOS: Final = 16
+"""A change so far above the one before it is kept in the queue's map: slots would be wasted."""
+
+
+class Replica:
+    """The part of a partition's copy that only copies have which are not active."""
+
+    __slots__ = (
+        "_frozen_range_end",
+        "_has_new_log",
+        "_low_points",
+        "_partition",
+        "complete_end",
+        "frozen_mark",
+        "range_end",
+    )
+
+    def __init__(self, partition: Partition, complete_end: int, range_end: int = 0) -> None:
+        self._partition = partition
+        self.complete_end = complete_end
+        self.range_end = max(range_end, complete_end)
+        self.frozen_mark = complete_end
+        """The newest complete end that is a mark of the log, or on its way there."""
+        self._frozen_range_end = range_end
+        self._has_new_log = False
+        self._low_points: LowPoints | None = None
+        partition.queue.settle(complete_end)
+
+    @property
+    def position(self) -> Position:
+        """Where the copy stands, as a reader of its source."""
+        partition, end = self._partition, self.complete_end
+        log, top = partition.failover_log, partition.queue.high_seqno
+        if not top:
+            return Position()
+        purge_seqno = None if end else partition.purge_seqno
+        return position_at(log, top, end, self.range_end, purge_seqno)
+
+    # -- what the source says
+
+    def accepts(self, log: FailoverLog) -> bool:
+        """Return whether a source with this failover log may be followed, or undone for."""
+        return log[0].branch >= self._partition.last_branch
+
+    def on_opened(self, log: FailoverLog, purge_seqno: int) -> None:
+        """Take the failover log of a source that accepted `position`, branches included.
+
+        Args:
+            log: newest first.
+            purge_seqno: of the source, asked for before the stream; counts in a load from 0.
+
+        Raises:
+            LocalProtocolError: `bad_state`; `stale_source`: its history is older than what this
+                copy has promised to follow.
+        """
+        partition, top = self._partition, self._partition.queue.high_seqno
+        self._check_following()
+        if not self.accepts(log):
+            message = f"partition {partition.partition_id}: the source's branch {log[0].branch}"
+            raise LocalProtocolError(
+                f"{message} is older than {partition.last_branch}; follow the newest active copy",
+                code="stale_source",
+            )
+        partition.last_branch = log[0].branch
+        if log != partition.failover_log:
+            partition.replace_log(log)
+            self._has_new_log = True
+        if top == self.complete_end:
+            self.range_end = top
+        if top == 0:
+            partition.purge_seqno = purge_seqno
+            self._low_points = LowPoints(purge_seqno, purge_seqno)
+
+    def apply_marker(self, start: int, end: int) -> None:
+        """Open a snapshot, or go on with the one that is open.
+
+        Raises:
+            LocalProtocolError: `bad_state`; `bad_order`: no such snapshot can follow.
+        """
+        self._check_following()
+        top = self._partition.queue.high_seqno
+        if end <= top or end < start or end < self.range_end or top < min(self.range_end, start):
+            raise self._disorder(f"marker [{start}, {end}]")
+        self.range_end = end
+
+    def apply_change(self, frame: bytes, lineage: bytes) -> None:
+        """Take a change of the open snapshot, a canonical frame, as it is.
+
+        Raises:
+            LocalProtocolError: `bad_state`; `bad_order`: it is not above the last one, or outside
+                the snapshot.
+        """
+        partition, queue, key = self._partition, self._partition.queue, key_of(frame)
+        cas, seqno = _cas_seqno(frame)
+        if not queue.high_seqno < seqno <= self.range_end:
+            raise self._disorder(f"change {seqno}")
+        self._check_following()
+        entry = partition.entry(key)
+        if entry is None:
+            entry = partition.table[key] = Entry(key, b"", lineage)
+        old = entry.frame
+        is_sparse = seqno - queue.high_seqno > SPARSE_SEQNOS
+        append = queue.append_counter if is_sparse else queue.append
+        queue.pass_over(seqno - 1)
+        append(entry, frame, _cas_seqno(old)[1] if old else 0, old)
+        entry.frame, entry.lineage = frame, lineage  # the queue may owe the log the old ones
+        if frame[1] == _MUTATION and (expiry := _expiry(frame)[0]):
+            partition.expiries.add(key, expiry)
+        partition.last_cas = max(partition.last_cas, cas)
+        if seqno == self.range_end:
+            self._complete()
+
+    def apply_advance(self, seqno: int) -> None:
+        """Take note that the open snapshot has no other change up to `seqno`.
+
+        Raises:
+            LocalProtocolError: as `apply_change`.
+        """
+        queue = self._partition.queue
+        if not queue.high_seqno < seqno <= self.range_end:
+            raise self._disorder(f"advance to {seqno}")
+        self._check_following()
+        queue.pass_over(seqno)
+        if seqno == self.range_end:
+            self._complete()
+
+    def _complete(self) -> None:
+        self.complete_end = self.range_end
+        self._partition.queue.settle(self.complete_end)
+
+    def _check_following(self) -> None:
+        partition = self._partition
+        if partition.state not in FOLLOWING or partition.is_suspended:
+            message = f"partition {partition.partition_id} is {partition.state.name.lower()}"
+            raise LocalProtocolError(f"{message} and follows nobody now", code="bad_state")
+
+    def _disorder(self, what: str) -> LocalProtocolError:
+        message = f"partition {self._partition.partition_id}: {what} cannot follow"
+        return LocalProtocolError(f"{message} {self.position}", code="bad_order")
+
+    # -- the flusher
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether the log lacks the newest complete end as a mark, or the source's history."""
+        return self.complete_end > self.frozen_mark or self._has_new_log
+
+    def freeze(self) -> ChangeColumns:
+        """Return what the log lacks, which becomes frozen."""
+        partition, end = self._partition, self.complete_end
+        frozen = partition.queue.freeze()
+        log = partition.failover_log if self._has_new_log else ()
+        range_end = self.range_end if self.range_end > self._frozen_range_end else 0
+        news = CopyNews(log, self._low_points, range_end)
+        mark = end if end > self.frozen_mark else 0
+        self._has_new_log, self._low_points = False, None
+        self._frozen_range_end, self.frozen_mark = self.range_end, end
+        return ChangeColumns(partition.partition_id, *frozen, sidecars=None, mark=mark, news=news)

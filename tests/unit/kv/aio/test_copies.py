@@ -1,0 +1,393 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from millstream.errors import UnavailableError, UsageError
+from millstream.kv.aio.engine import BucketEngine
+from millstream.kv.core.partition import Partition, value_of
+from millstream.model.partitions import PartitionState
+from millstream.model.position import FailoverEntry, Position
+from millstream.upr.core.decision import decide
+from millstream.upr.core.messages import RefusedError, StreamRequest
+from millstream.upr.core.producer import Producer
+from millstream.wire.frames import iter_frames, mutation, seqno_of
+from millstream.wire.mcbp import Opcode, Packet, Status, StreamEndReason
+
+T = TypeVar("T")
+NOW = 1_700_000_000_000_000_000
+ACTIVE, REPLICA, PENDING, DEAD, ABSENT = (
+    PartitionState[name] for name in ("ACTIVE", "REPLICA", "PENDING", "DEAD", "ABSENT")
+)
+
+
+async def opened(path: Path, failures: list[Exception] | None = None) -> BucketEngine:
+    return await BucketEngine.open(
+        path,
+        name="b",
+        uuid="00",
+        partition_count=2,
+        flush_interval_ms=1,
+        on_persisted=lambda: None,
+        on_fatal=(failures if failures is not None else []).append,
+        on_corrupt=lambda error: None,
+    )
+
+
+def started(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    return asyncio.get_running_loop().create_task(work)
+
+
+def put(partition: Partition, *pairs: str) -> None:
+    for pair in pairs:
+        key, _, value = pair.partition("=")
+        partition.put(key.encode(), value.encode(), 0, 0, 0, 0, NOW)
+
+
+def values(partition: Partition) -> dict[str, str]:
+    found = {}
+    for key in partition.known_keys():
+        frame = partition.newest(key)
+        if frame is not None and frame[1] == Opcode.DCP_MUTATION:
+            found[key.decode()] = value_of(frame).decode()
+    return found
+
+
+async def persisted(engine: BucketEngine, partition: Partition) -> None:
+    engine.bucket.changed()
+    await engine.until_persisted(partition.partition_id, partition.high_seqno)
+
+
+# -- states
+
+
+async def test_a_state_outlives_the_process_whatever_ends_it(tmp_path: Path) -> None:
+    engine = await opened(tmp_path)
+    log = engine.bucket.partitions[0].failover_log
+    put(engine.bucket.partitions[0], "a=1")
+    await engine.copies.set_state(0, REPLICA)
+    await engine.copies.set_state(1, DEAD)
+    await engine.copies.set_state(1, ABSENT)
+    for is_clean in (True, False):
+        if is_clean:
+            await engine.stop()
+        else:
+            await engine.pager.stop()
+            await engine.flusher.stop()
+            engine.store.close()
+        engine = await opened(tmp_path)
+        partition, other = engine.bucket.partitions
+        assert (partition.state, other.state) == (REPLICA, ABSENT)
+        assert (partition.failover_log, partition.high_seqno) == (log, 1)
+        assert partition.replica is not None
+        assert partition.replica.position == Position(log[0].uuid, 1, 1, 1)
+        assert values(partition) == {"a": "1"}
+    await engine.stop()
+
+
+async def test_what_an_active_copy_had_is_durable_once_it_stands_down(tmp_path: Path) -> None:
+    engine = await opened(tmp_path)
+    partition = engine.bucket.partitions[0]
+    put(partition, "a=1", "b=2")
+    assert partition.persisted_seqno == 0
+    await engine.copies.set_state(0, DEAD)
+    assert partition.persisted_seqno == 2
+    assert (partition.state, engine.bucket.map_changes) == (DEAD, 1)
+    await engine.copies.set_state(0, DEAD)
+    assert engine.bucket.map_changes == 1
+    await engine.stop()
+
+
+async def test_a_promotion_begins_a_history_where_the_last_complete_snapshot_ended(
+    tmp_path: Path,
+) -> None:
+    engine = await opened(tmp_path)
+    partition = engine.bucket.partitions[0]
+    await engine.copies.set_state(0, REPLICA)
+    source = (FailoverEntry(0xA, 0, partition.last_branch + 1),)
+    assert partition.replica is not None
+    partition.replica.on_opened(source, 0)
+    partition.replica.apply_marker(1, 3)
+    partition.replica.apply_change(mutation(0, b"a", b"1", 3, 1, 9, 0, 0, 0), b"\1\3")
+    partition.replica.apply_marker(4, 8)
+    partition.replica.apply_change(mutation(0, b"b", b"2", 6, 1, 12, 0, 0, 0), b"\1\6")
+    await engine.copies.set_state(0, PENDING)
+    await engine.copies.set_state(0, ACTIVE)
+    newest, *older = partition.failover_log
+    assert (newest.seqno, tuple(older)) == (3, source)
+    assert newest.branch > source[0].branch
+    assert (partition.high_seqno, partition.persisted_seqno) == (6, 6)
+    put(partition, "c=3")
+    await engine.stop()
+    engine = await opened(tmp_path)
+    partition = engine.bucket.partitions[0]
+    assert partition.failover_log == (newest, *older)
+    assert values(partition) == {"a": "1", "b": "2", "c": "3"}
+    await engine.stop()
+
+
+async def test_a_hand_over_keeps_the_history_and_needs_all_of_it(tmp_path: Path) -> None:
+    engine = await opened(tmp_path)
+    partition = engine.bucket.partitions[0]
+    put(partition, "a=1")
+    log = partition.failover_log
+    await engine.copies.set_state(0, REPLICA)
+    assert partition.replica is not None
+    partition.replica.apply_marker(2, 3)
+    partition.replica.apply_change(mutation(0, b"b", b"2", 2, 1, 9, 0, 0, 0), b"\1\2")
+    with pytest.raises(UsageError) as caught:
+        await engine.copies.set_state(0, ACTIVE, is_hand_over=True)
+    assert caught.value.code == "not_complete"
+    assert (partition.state, partition.is_suspended) == (REPLICA, False)
+    partition.replica.apply_advance(3)
+    await engine.copies.set_state(0, ACTIVE, is_hand_over=True)
+    assert (partition.state, partition.failover_log) == (ACTIVE, log)
+    assert partition.high_seqno == 3
+    await engine.stop()
+
+
+async def test_illegal_moves_change_nothing(tmp_path: Path) -> None:
+    engine = await opened(tmp_path)
+    partition = engine.bucket.partitions[0]
+    with pytest.raises(UsageError, match="cannot become pending") as caught:
+        await engine.copies.set_state(0, PENDING)
+    assert caught.value.code == "illegal_move"
+    assert (partition.state, partition.refusal) == (ACTIVE, None)
+    await engine.stop()
+
+
+async def test_a_removed_partition_can_be_made_anew(tmp_path: Path) -> None:
+    engine = await opened(tmp_path)
+    partition = engine.bucket.partitions[0]
+    put(partition, "a=1")
+    last_branch = partition.last_branch
+    await engine.copies.set_state(0, DEAD)
+    await engine.copies.set_state(0, ABSENT)
+    assert (partition.high_seqno, values(partition)) == (0, {})
+    assert partition.failover_log[0].branch == 0
+    assert partition.last_branch == last_branch
+    await engine.copies.set_state(0, ACTIVE)
+    assert partition.failover_log[0].branch > last_branch
+    put(partition, "b=2")
+    await engine.stop()
+    engine = await opened(tmp_path)
+    assert values(engine.bucket.partitions[0]) == {"b": "2"}
+    await engine.stop()
+
+
+async def test_a_raised_branch_fences_and_stays(tmp_path: Path) -> None:
+    engine = await opened(tmp_path)
+    branch = engine.bucket.partitions[0].last_branch + 1000
+    await engine.copies.set_state(0, REPLICA)
+    await engine.copies.raise_last_branch(0, branch)
+    await engine.copies.raise_last_branch(0, 5)
+    await engine.stop()
+    engine = await opened(tmp_path)
+    partition = engine.bucket.partitions[0]
+    assert partition.replica is not None
+    assert partition.last_branch == branch
+    assert not partition.replica.accepts((FailoverEntry(1, 0, branch - 1),))
+    assert partition.replica.accepts((FailoverEntry(1, 0, branch),))
+    await engine.stop()
+
+
+# -- rollback
+
+
+async def test_everything_is_as_it_was_at_the_mark(tmp_path: Path) -> None:
+    engine = await opened(tmp_path)
+    partition, other = engine.bucket.partitions
+    put(partition, "a=1", "b=1", "c=1")
+    put(other, "x=1")
+    await persisted(engine, partition)
+    put(partition, "a=2", "d=2")
+    partition.delete(b"b", 0, NOW)
+    await persisted(engine, partition)
+    put(partition, "a=3", "e=3")
+    log, cas = partition.failover_log, partition.last_cas
+    assert await engine.copies.roll_back(0, 5) == 3
+    for _ in range(2):
+        assert values(partition) == {"a": "1", "b": "1", "c": "1"}
+        assert values(other) == {"x": "1"}
+        assert (partition.high_seqno, partition.persisted_seqno) == (3, 3)
+        assert partition.failover_log[1:] == log
+        assert partition.failover_log[0].seqno == 3
+        frames = [f for chunk, _ in partition.backfill(0, 3) for f in chunk]
+        assert [seqno_of(frame) for frame in frames] == [1, 2, 3]
+        log = partition.failover_log[1:]
+        if partition.last_cas == cas:
+            put(partition, "f=4")
+            assert partition.last_cas > cas
+            assert partition.high_seqno == 4
+            assert await engine.copies.roll_back(0, 3) == 3
+            log = partition.failover_log[1:]
+            await engine.stop()
+            engine = await opened(tmp_path)
+            partition, other = engine.bucket.partitions
+    assert await engine.copies.roll_back(0, 2) == 0
+    assert (partition.high_seqno, values(partition)) == (0, {})
+    await engine.stop()
+
+
+async def test_a_replica_goes_back_in_the_history_it_has(tmp_path: Path) -> None:
+    engine = await opened(tmp_path)
+    partition = engine.bucket.partitions[0]
+    put(partition, "a=1")
+    await engine.copies.set_state(0, REPLICA)
+    log = partition.failover_log
+    assert partition.replica is not None
+    partition.replica.apply_marker(2, 3)
+    partition.replica.apply_change(mutation(0, b"b", b"2", 2, 1, 9, 0, 0, 0), b"\1\2")
+    assert await engine.copies.roll_back(0, 2) == 1
+    assert (partition.state, partition.failover_log) == (REPLICA, log)
+    assert partition.replica.position == Position(log[0].uuid, 1, 1, 1)
+    assert values(partition) == {"a": "1"}
+    await engine.stop()
+
+
+async def test_documents_are_refused_while_it_lasts_and_the_flusher_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await opened(tmp_path)
+    partition, other = engine.bucket.partitions
+    put(partition, "a=1")
+    await persisted(engine, partition)
+    begun, may_end = threading.Event(), threading.Event()
+    roll_back = engine.store.roll_back
+
+    def slow(partition_id: int, seqno: int) -> object:
+        begun.set()
+        assert may_end.wait(30)
+        return roll_back(partition_id, seqno)
+
+    monkeypatch.setattr(engine.store, "roll_back", slow)
+    task = started(engine.copies.roll_back(0, 0))
+    await asyncio.to_thread(begun.wait, 30)
+    assert partition.refusal == Status.ETMPFAIL
+    assert engine.bucket.open_partitions == [None, other]
+    assert partition.open_hold() is None
+    with pytest.raises(RefusedError) as caught:
+        decide(StreamRequest(0, Position()), engine.bucket, is_streaming=False)
+    assert caught.value.status == Status.ETMPFAIL
+    put(other, "x=1")
+    engine.bucket.changed()
+    engine.bucket.hurry()
+    waiting = started(engine.until_persisted(1, 1))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    may_end.set()
+    assert await task == 0
+    await waiting
+    assert partition.refusal is None
+    put(partition, "b=1")
+    await persisted(engine, partition)
+    await engine.stop()
+
+
+async def test_those_who_wait_for_what_is_gone_are_told(tmp_path: Path) -> None:
+    engine = await opened(tmp_path)
+    partition = engine.bucket.partitions[0]
+    put(partition, "a=1")
+    async with engine.flusher.paused():
+        put(partition, "a=2")
+        waiting = started(engine.until_persisted(0, 2))
+        rolling = started(engine.copies.roll_back(0, 0))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+    await rolling
+    with pytest.raises(UnavailableError, match="rolled back") as caught:
+        await waiting
+    assert caught.value.code == "rolled_back"
+    put(partition, "a=3", "a=4")
+    await persisted(engine, partition)
+    await engine.stop()
+
+
+async def test_streams_end_and_leases_are_lost(tmp_path: Path) -> None:
+    engine = await opened(tmp_path)
+    partition = engine.bucket.partitions[0]
+    put(partition, "a=1")
+    await persisted(engine, partition)
+    put(partition, "b=2", "c=3")
+    lease_id, _, _ = engine.bucket.open_lease([(0, None)], 60) or (0, 0, {})
+    producer = Producer(engine.bucket, 1, is_extended=True, has_json=True)
+    extras = b"".join((bytes(16), b"\xff" * 8, bytes(24)))
+    producer.on_packet(Packet(0x80, Opcode.DCP_STREAM_REQ, 0, 0, 5, 0, b"", extras, b"", b""))
+    producer.take_replies()
+    sent = b"".join(iter(producer.produce, None))
+    assert [seqno_of(f) for f in iter_frames(sent) if f[1] == Opcode.DCP_MUTATION] == [1, 2, 3]
+    assert await engine.copies.roll_back(0, 2) == 1
+    producer.on_news()
+    (end,) = iter_frames(producer.produce() or b"")
+    assert end[1] == Opcode.DCP_STREAM_END
+    assert int.from_bytes(end[24:28], "big") == StreamEndReason.ROLLED_BACK
+    assert engine.bucket.lease_hold(lease_id, 0) is None
+    await engine.stop()
+
+
+async def test_a_full_disk_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[Exception] = []
+    engine = await opened(tmp_path, failures)
+    partition = engine.bucket.partitions[0]
+    put(partition, "a=1")
+    await persisted(engine, partition)
+
+    def full(*_: object) -> None:
+        raise UnavailableError("no space", code="disk_full")
+
+    for name in ("roll_back", "set_state", "raise_last_branch"):
+        monkeypatch.setattr(engine.store, name, full)
+    for call in (
+        engine.copies.roll_back(0, 0),
+        engine.copies.set_state(0, DEAD),
+        engine.copies.raise_last_branch(0, 1 << 52),
+    ):
+        with pytest.raises(UnavailableError, match="no space"):
+            await call
+    assert (partition.state, partition.refusal, failures) == (ACTIVE, None, [])
+    assert values(partition) == {"a": "1"}
+    monkeypatch.undo()
+    put(partition, "b=2")
+    await persisted(engine, partition)
+    await engine.stop()
+
+
+async def test_any_other_error_of_the_disk_stops_the_bucket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[Exception] = []
+    engine = await opened(tmp_path, failures)
+
+    def broken(*_: object) -> None:
+        raise UnavailableError("input/output error", code="disk_failed")
+
+    monkeypatch.setattr(engine.store, "set_state", broken)
+    with pytest.raises(UnavailableError, match="input/output"):
+        await engine.copies.set_state(0, DEAD)
+    assert [str(failure) for failure in failures] == ["input/output error"]
+    with pytest.raises(UnavailableError, match="failed earlier"):
+        await engine.copies.set_state(0, DEAD)
+    await engine.stop()
+
+
+async def test_a_bucket_that_is_being_stopped_takes_no_change_of_state(tmp_path: Path) -> None:
+    engine = await opened(tmp_path)
+    async with engine.flusher.paused():
+        stopping = started(engine.stop())
+        late = started(engine.copies.set_state(0, DEAD))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not stopping.done()
+    await stopping
+    with pytest.raises(UnavailableError) as caught:
+        await late
+    assert caught.value.code == "stopping"

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+from log_double import NOW, LogDouble, new_partition
+
+from millstream.kv.core import moves
+from millstream.kv.core.partition import Partition
+from millstream.model.partitions import PartitionState
+from millstream.wire.frames import mutation
+
+
+def filled(log: LogDouble | None = None) -> Partition:
+    partition = new_partition(log=log)
+    for number in range(4):
+        partition.put(b"k%d" % number, b"", 0, 0, 0, 0, NOW)
+    partition.freeze()
+    partition.persisted(4)
+    return partition
+
+
+@pytest.mark.parametrize("state", PartitionState)
+def test_only_active_copies_and_replicas_are_read(state: PartitionState) -> None:
+    partition = filled()
+    if state is not PartitionState.ACTIVE:
+        moves.rename(partition, state)
+    hold = partition.open_hold()
+    assert (hold is not None) == (state in (PartitionState.ACTIVE, PartitionState.REPLICA))
+    if hold is not None:
+        assert (hold.at, hold.is_logged) == (4, False)
+        partition.suspend()
+        assert partition.open_hold() is None
+        assert partition.is_held(hold)
+
+
+def test_a_replica_inside_a_snapshot_is_read_as_of_its_last_end() -> None:
+    log = LogDouble()
+    partition = filled(log)
+    moves.rename(partition, PartitionState.REPLICA)
+    assert partition.replica is not None
+    partition.replica.apply_marker(5, 9)
+    partition.replica.apply_change(mutation(0, b"k0", b"", 6, 2, 9, 0, 0, 0), b"\1\1")
+    assert (partition.high_seqno, partition.history_limit()) == (4, 4)
+    hold = partition.open_hold(start=4)
+    assert hold is not None
+    assert (hold.at, hold.is_logged) == (4, False)
+    partition.release_hold(hold)
+    partition.queue.holds.lose_all()  # memory was needed
+    assert partition.open_hold() is None
+    log.marks.append(4)
+    hold = partition.open_hold()
+    assert hold is not None
+    assert (hold.at, hold.is_logged) == (4, True)
+
+
+def test_what_a_replica_keeps_readable_holds_no_tombstone_back() -> None:
+    partition = filled()
+    moves.rename(partition, PartitionState.REPLICA)
+    assert partition.purge_limit() == 4
+    hold = partition.open_hold()
+    assert hold is not None
+    assert partition.purge_limit() == 0

@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+import pytest
+from log_double import BRANCH, LogDouble, new_partition
+
+from millstream.errors import LocalProtocolError
+from millstream.kv.core import moves
+from millstream.kv.core.partition import Partition
+from millstream.kv.core.replica import SPARSE_SEQNOS, Replica
+from millstream.model.lineage import born
+from millstream.model.partitions import PartitionState
+from millstream.model.position import FailoverEntry, Position
+from millstream.storage.core.records import CopyNews, LowPoints
+from millstream.wire.frames import deletion, mutation, seqno_of
+
+LOG = (FailoverEntry(0xB, 5, BRANCH + 2), FailoverEntry(0xA, 0, BRANCH + 1))
+
+
+def new_replica(*, opened: bool = True, purge_seqno: int = 0) -> tuple[Partition, Replica]:
+    partition = new_partition()
+    moves.rename(partition, PartitionState.REPLICA)
+    assert partition.replica is not None
+    if opened:
+        partition.replica.on_opened(LOG, purge_seqno)
+    return partition, partition.replica
+
+
+def frame(seqno: int, key: bytes, *, cas: int = 0, expiry: int = 0) -> bytes:
+    return mutation(0, key, b"v%d" % seqno, seqno, seqno + 3, cas or 1000 + seqno, 1, expiry, 0)
+
+
+def feed(replica: Replica, seqnos: str) -> None:
+    """`a3 b7 ...`: key and seqno of changes; `!9`: an advance."""
+    for word in seqnos.split():
+        key, seqno = word[:1].encode(), int(word[1:])
+        if key == b"!":
+            replica.apply_advance(seqno)
+        else:
+            replica.apply_change(frame(seqno, key), b"lineage %d" % seqno)
+
+
+def seen(partition: Partition) -> list[int]:
+    """What a reader of now gets from memory."""
+    hold = partition.open_hold()
+    assert hold is not None
+    found: list[int] = []
+    after = partition.memory_floor
+    while after < hold.at:
+        taken = partition.memory_slice(after, hold.at, 1 << 20, 100)
+        assert taken is not None
+        frames, after = taken
+        found += map(seqno_of, frames)
+    partition.release_hold(hold)
+    return found
+
+
+def test_changes_are_taken_as_they_are() -> None:
+    partition, replica = new_replica()
+    replica.apply_marker(1, 9)
+    replica.apply_change(frame(7, b"k", cas=77, expiry=4000000000), born(3, 7))
+    entry = partition.entry(b"k")
+    assert entry is not None
+    assert (entry.frame, entry.lineage) == (frame(7, b"k", cas=77, expiry=4000000000), born(3, 7))
+    replica.apply_change(deletion(0, b"k", 9, 11, 80, 5), born(3, 8))
+    entry = partition.entry(b"k")
+    assert entry is not None
+    assert (seqno_of(entry.frame), entry.lineage) == (9, born(3, 8))
+    assert (partition.high_seqno, partition.last_cas) == (9, 80)
+    partition.queue.check()
+
+
+def test_others_see_complete_snapshots_only() -> None:
+    partition, replica = new_replica()
+    assert partition.high_seqno == 0
+    replica.apply_marker(1, 4)
+    feed(replica, "a1 b3")
+    assert partition.high_seqno == 0
+    feed(replica, "c4")
+    assert (partition.high_seqno, seen(partition)) == (4, [1, 3, 4])
+    replica.apply_marker(6, 9)
+    feed(replica, "a6 d7")
+    assert (partition.high_seqno, seen(partition)) == (4, [1, 3, 4])
+    feed(replica, "!9")
+    assert (partition.high_seqno, seen(partition)) == (9, [3, 4, 6, 7])
+    partition.queue.check()
+
+
+def test_the_position_is_that_of_a_reader() -> None:
+    _, replica = new_replica(purge_seqno=2)
+    assert replica.position == Position()
+    replica.apply_marker(1, 4)
+    feed(replica, "a1")
+    assert replica.position == Position(0xA, 1, 0, 4, 2)
+    feed(replica, "!4")
+    assert replica.position == Position(0xA, 4, 4, 4)
+    replica.apply_marker(5, 9)
+    assert replica.position == Position(0xB, 4, 4, 9)
+    feed(replica, "a7")
+    assert replica.position == Position(0xB, 7, 4, 9)
+    replica.apply_marker(5, 12)  # the same snapshot, with a later end
+    assert replica.position == Position(0xB, 7, 4, 12)
+    feed(replica, "b12")
+    assert replica.position == Position(0xB, 12, 12, 12)
+
+
+@pytest.mark.parametrize(("start", "end"), [(9, 8), (5, 7), (8, 11), (13, 20), (11, 20), (1, 10)])
+def test_markers_out_of_order_are_refused(start: int, end: int) -> None:
+    _, replica = new_replica()
+    replica.apply_marker(1, 12)
+    feed(replica, "a10")
+    if start > 10 or end < 12:
+        with pytest.raises(LocalProtocolError, match="cannot follow") as caught:
+            replica.apply_marker(start, end)
+        assert caught.value.code == "bad_order"
+
+
+@pytest.mark.parametrize("word", ["a4", "a3", "!4", "a13", "!13"])
+def test_changes_out_of_order_are_refused_and_change_nothing(word: str) -> None:
+    partition, replica = new_replica()
+    replica.apply_marker(1, 12)
+    feed(replica, "b4")
+    with pytest.raises(LocalProtocolError, match="cannot follow"):
+        feed(replica, word)
+    assert partition.queue.high_seqno == 4
+    assert partition.entry(b"a") is None
+
+
+@pytest.mark.parametrize("state", [PartitionState.DEAD, PartitionState.ABSENT])
+def test_only_replicas_and_pending_copies_follow(state: PartitionState) -> None:
+    partition, replica = new_replica()
+    replica.apply_marker(1, 3)
+    moves.rename(partition, PartitionState.PENDING)
+    feed(replica, "a1")
+    partition.suspend()
+    with pytest.raises(LocalProtocolError, match="follows nobody"):
+        feed(replica, "a2")
+    partition.resume()
+    moves.rename(partition, state)
+    for call in (
+        lambda: feed(replica, "a2"),
+        lambda: feed(replica, "!2"),
+        lambda: replica.apply_marker(4, 9),
+        lambda: replica.on_opened(LOG, 0),
+    ):
+        with pytest.raises(LocalProtocolError) as caught:
+            call()
+        assert caught.value.code == "bad_state"
+
+
+def test_a_source_of_an_older_branch_is_not_followed() -> None:
+    partition, replica = new_replica()
+    partition.last_branch = BRANCH + 3
+    assert not replica.accepts(LOG)
+    with pytest.raises(LocalProtocolError, match="follow the newest") as caught:
+        replica.on_opened(LOG, 0)
+    assert caught.value.code == "stale_source"
+    newer = (FailoverEntry(0xC, 5, BRANCH + 3), *LOG)
+    replica.on_opened(newer, 0)
+    assert partition.failover_log == newer
+
+
+def test_readers_must_ask_anew_when_the_newest_history_is_another() -> None:
+    partition, replica = new_replica()
+    before = partition.epoch
+    replica.on_opened(LOG, 0)
+    assert partition.epoch == before
+    replica.on_opened((FailoverEntry(0xC, 5, BRANCH + 3), *LOG), 0)
+    assert partition.epoch == before + 1
+
+
+def test_an_unfinished_snapshot_of_which_nothing_came_is_forgotten() -> None:
+    _, replica = new_replica()
+    replica.apply_marker(1, 3)
+    feed(replica, "a3")
+    replica.apply_marker(4, 9)
+    replica.on_opened(LOG, 0)
+    assert replica.range_end == 3
+    replica.apply_marker(4, 6)
+    feed(replica, "a5")
+    replica.on_opened(LOG, 0)
+    assert replica.range_end == 6
+
+
+# -- for the log
+
+
+def test_the_first_batch_says_whose_it_is() -> None:
+    partition, replica = new_replica(purge_seqno=6)
+    assert partition.purge_seqno == 6
+    replica.apply_marker(1, 9)
+    feed(replica, "a7 b8")
+    batch = partition.freeze()
+    assert (batch.seqnos, batch.mark) == ([7, 8], 0)
+    assert batch.news == CopyNews(LOG, LowPoints(6, 6), 9)
+    assert not partition.is_dirty
+    partition.persisted(8)
+    assert (partition.persisted_seqno, partition.high_seqno) == (0, 0)
+    feed(replica, "a9")
+    assert partition.is_dirty
+    batch = partition.freeze()
+    assert (batch.seqnos, batch.previous_seqnos, batch.mark) == ([9], [7], 9)
+    assert batch.news == CopyNews()
+    assert list(batch.lineages) == [b"lineage 9"]
+    partition.persisted(9)
+    assert partition.persisted_seqno == 9
+
+
+def test_a_load_that_did_not_begin_at_0_keeps_its_low_points() -> None:
+    partition, replica = new_replica(purge_seqno=6)
+    replica.apply_marker(1, 9)
+    feed(replica, "a9")
+    partition.freeze()
+    replica.on_opened(LOG, 8)
+    assert partition.purge_seqno == 6
+    replica.apply_marker(10, 10)
+    feed(replica, "a10")
+    news = partition.freeze().news
+    assert news is not None
+    assert news.low_points is None
+
+
+def test_a_new_history_is_written_though_nothing_comes_in_it() -> None:
+    partition, replica = new_replica()
+    replica.apply_marker(1, 2)
+    feed(replica, "a2")
+    partition.freeze()
+    partition.persisted(2)
+    newer = (FailoverEntry(0xC, 2, BRANCH + 3), *LOG[1:])
+    replica.on_opened(newer, 0)
+    assert partition.is_dirty
+    batch = partition.freeze()
+    assert (batch.seqnos, batch.mark, batch.news) == ([], 0, CopyNews(newer))
+    assert not partition.is_dirty
+
+
+def test_an_end_without_a_change_becomes_a_mark() -> None:
+    partition, replica = new_replica()
+    replica.apply_marker(1, 9)
+    feed(replica, "a3")
+    partition.freeze()
+    feed(replica, "!9")
+    batch = partition.freeze()
+    assert (batch.seqnos, batch.mark) == ([], 9)
+    partition.persisted(9)
+    assert partition.persisted_seqno == 9
+
+
+def test_a_version_below_the_end_is_not_dropped_for_one_above() -> None:
+    partition, replica = new_replica()
+    replica.apply_marker(1, 5)
+    feed(replica, "a2 b4 a5")
+    replica.apply_marker(6, 9)
+    feed(replica, "a7 b8")
+    batch = partition.freeze()
+    assert list(batch.seqnos) == [4, 5, 7, 8]
+    assert list(batch.previous_seqnos) == [0, 0, 5, 4]
+    assert [bytes(lineage) for lineage in batch.lineages] == [
+        b"lineage 4", b"lineage 5", b"lineage 7", b"lineage 8"
+    ]  # fmt: skip
+    assert batch.mark == 5
+    assert seen(partition) == [4, 5]
+    feed(replica, "!9")
+    assert seen(partition) == [7, 8]
+    partition.queue.check()
+
+
+def test_within_a_snapshot_the_newest_version_is_enough() -> None:
+    partition, replica = new_replica()
+    for end in (3, 6, 9):
+        replica.apply_marker(end - 2, end)
+        feed(replica, f"a{end - 2} a{end - 1} a{end}")
+    batch = partition.freeze()
+    assert (list(batch.seqnos), list(batch.previous_seqnos)) == ([3, 6, 9], [0, 3, 6])
+
+
+def test_changes_far_apart_take_no_slots() -> None:
+    partition, replica = new_replica()
+    replica.apply_marker(1, 1 << 40)
+    feed(replica, f"a1 b{2 + SPARSE_SEQNOS} c{1 << 30} d{(1 << 30) + 1} a{1 << 40}")
+    assert len(partition.queue.blocks) <= 2
+    assert seen(partition) == [2 + SPARSE_SEQNOS, 1 << 30, (1 << 30) + 1, 1 << 40]
+    batch = partition.freeze()
+    assert list(batch.seqnos) == seen(partition)
+    partition.persisted(1 << 40)
+    partition.queue.check()
+
+
+# -- starts
+
+
+def test_a_copy_comes_back_inside_its_snapshot() -> None:
+    log = LogDouble()
+    partition = Partition(
+        0, failover_log=LOG, high_seqno=4, purge_seqno=0, is_resident=False, log=log,
+        state=PartitionState.REPLICA, top_seqno=7, range_end=9,
+    )  # fmt: skip
+    replica = partition.replica
+    assert replica is not None
+    assert replica.position == Position(0xB, 7, 4, 9)
+    assert (partition.high_seqno, partition.persisted_seqno) == (4, 4)
+    assert partition.last_branch == LOG[0].branch
+    replica.on_opened(LOG, 3)
+    replica.apply_marker(5, 9)
+    feed(replica, "a9")
+    assert (partition.high_seqno, partition.purge_seqno) == (9, 0)
+    batch = partition.freeze()
+    assert (batch.seqnos, batch.mark, batch.news) == ([9], 9, CopyNews())
