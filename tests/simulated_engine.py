@@ -5,12 +5,11 @@ and the disk are the test's. A commit is frozen, appended and absorbed in three 
 applied piece by piece, readers go chunk by chunk, with anything between them.
 
 Invariants, each an assertion:
-1. A look-up gives the exact frame and lineage of the newest change.
-2. A read as of a hold, or of a mark that can be restored, gives the newest of each key, each
-   once, seqnos ascending; only tombstones that compaction may purge can be missing.
-3. What was acknowledged as persisted is there after every start; what comes back ends at a mark,
+1. What was acknowledged as persisted is there after every start; what comes back ends at a mark,
    has its failover log and low points, and a new entry unless the stop was clean.
-4. A waiter is told once, not before its change is durable and not later.
+2. A waiter is told once, not before its change is durable and not later.
+
+Elsewhere: what can be read (`engine_checks`), what is right (`engine_model`).
 """
 
 from __future__ import annotations
@@ -19,14 +18,15 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
 from compacting import mark, rewrite
-from engine_model import FAILOVER_ENTRIES, NEVER_CREATE, SECOND, PartitionModel, lineage_bytes
+from engine_checks import KEYS, EngineChecks, Read
+from engine_model import FAILOVER_ENTRIES, NEVER_CREATE, SECOND, PartitionModel
 from millstream.errors import CorruptionError, UnavailableError
-from millstream.kv.aio.engine import _StoreReader
+from millstream.kv.aio.engine import _newest_cas, _StoreReader
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.flush import FlushPlan, GroupCommit
 from millstream.kv.core.partition import Partition
@@ -35,34 +35,13 @@ from millstream.storage.core.compaction import Compaction
 from millstream.storage.core.segment_log import LogSizes
 from millstream.storage.core.store import EncodedCommit, LogStore
 from millstream.upr.core.source import Hold
-from millstream.wire.frames import change_of, seqno_of
 from simulated_disk import Crash, Fault, SimulatedById, SimulatedDisk
 
 PARTITIONS: Final = 2
-KEYS: Final = (b"a", b"b", b"c", b"dd")
 NOW: Final = 1_700_000_000 * SECOND
 SIZES: Final = LogSizes(700, 2800, fill_from_bytes=1400, fill_bytes=300)
 PUT, DELETE, INCREMENT = 0, 6, 8
 """What `write` does."""
-
-
-@dataclass(eq=False)
-class Read:
-    """A reader on its way: as of a hold, from the log and from memory."""
-
-    partition_id: int
-    hold: Hold
-    after: int
-    purge_seqno: int
-    """When it began: what it has still to read is not forgotten meanwhile."""
-    sent: int
-    upto: int = 0
-    chunks: Iterator[tuple[list[bytes], int]] | None = None
-    frames: list[bytes] = field(default_factory=list)
-
-    @property
-    def memory_after(self) -> int:
-        return max(self.sent, self.upto)
 
 
 @dataclass(eq=False)
@@ -72,7 +51,7 @@ class Commit:
     is_appended: bool = False
 
 
-class SimulatedEngine:
+class SimulatedEngine(EngineChecks):
     """One directory, and the process that serves it, if it lives."""
 
     def __init__(self, seed: int) -> None:
@@ -154,15 +133,12 @@ class SimulatedEngine:
         )  # fmt: skip
         store.withdraw_receipt()
         reader = _StoreReader(store, self._damaged)
-        partitions = []
+        partitions, newest = [], _newest_cas(store)
         for p, found in enumerate(store.partitions):
-            high = found.high_seqno
-            chunks = store.scan(p, high - 1, high) if high else iter(())
-            newest = max((change_of(c.frame).cas for chunk in chunks for c in chunk), default=0)
             partition = Partition(
-                p, failover_log=found.failover_log, high_seqno=high,
+                p, failover_log=found.failover_log, high_seqno=found.high_seqno,
                 purge_seqno=found.purge_seqno, is_resident=not store.has_records(p),
-                log=reader, last_cas=newest, queue_bytes_max=1 << 20,
+                log=reader, last_cas=newest[p], queue_bytes_max=1 << 20,
             )  # fmt: skip
             partitions.append(partition)
         self.bucket = Bucket(
@@ -205,7 +181,10 @@ class SimulatedEngine:
             assert log[0] not in model.entries, f"p{p}: no new entry after an unclean stop"
             assert log[0].seqno == model.high
         model.entries = list(reversed(log))
-        model.last_cas = model.history[-1].cas if model.history else 0
+        model.last_cas = self.bucket.partitions[p].last_cas
+        cas = [made.cas for made in model.history]
+        kept = [made.cas for made in model.as_of(model.high) if not model.may_be_gone(made)]
+        assert max(kept, default=0) <= model.last_cas <= max(cas, default=0)
 
     def settle(self) -> None:
         """Nothing is under way."""
@@ -309,42 +288,6 @@ class SimulatedEngine:
             self.bucket.partitions[p].add_reader(read)
             self.reads.append(read)
 
-    def step_read(self, read: Read) -> None:
-        """One chunk further; what is complete is checked."""
-        partition, hold = self.bucket.partitions[read.partition_id], read.hold
-        if not partition.is_held(hold):
-            self._end_read(read)
-        elif read.chunks is not None:
-            chunk = next(read.chunks, None)
-            if chunk is None:
-                read.chunks, read.sent = None, max(read.sent, read.upto)
-            else:
-                self._take(read, *chunk)
-        elif read.sent < hold.at:
-            chunk = None
-            if not hold.is_logged:
-                chunk = partition.memory_slice(read.sent, hold.at, 100, 3)
-            if chunk is None:
-                read.upto = hold.at if hold.is_logged else min(hold.at, partition.memory_floor)
-                read.chunks = partition.backfill(read.sent, hold.at, is_logged=hold.is_logged)
-            else:
-                self._take(read, *chunk)
-        else:
-            self._end_read(read)
-            p, after = read.partition_id, read.after
-            self.check_frames(p, read.frames, after, hold.at, read.purge_seqno)
-
-    def _end_read(self, read: Read) -> None:
-        self.reads.remove(read)
-        self.bucket.partitions[read.partition_id].remove_reader(read)
-        self.bucket.partitions[read.partition_id].release_hold(read.hold)
-
-    @staticmethod
-    def _take(read: Read, frames: list[bytes], last: int) -> None:
-        assert all(read.sent < seqno_of(frame) <= last for frame in frames)
-        read.frames += frames
-        read.sent = last
-
     # -- the flusher
 
     def freeze(self) -> None:
@@ -442,6 +385,14 @@ class SimulatedEngine:
             if self.compacting is not None and self.applying is None:
                 self._step_compaction()
 
+    def tidy(self, p: int, seed: int) -> None:
+        """Let go of all that may go, and compact it at once."""
+        self.settle()
+        self.store._log.roll()
+        self.move_low_points(p, 4, 4)
+        self.compacting = self.compaction = None
+        self.compact(seed, 10_000)
+
     def _compacting(self, rng: random.Random, *, is_applied: bool) -> Iterator[str]:
         store = self.store
         if is_applied:
@@ -490,89 +441,6 @@ class SimulatedEngine:
         assert found.high_seqno == right, f"p{p}: back to {found.high_seqno}, not {right}"
         model.cut(right)
         self.die(is_power_lost=False)
-
-    # -- checks
-
-    def check(self) -> None:
-        """Everything that is quick; and readers go on."""
-        if self.reads:
-            self.step_read(self.rng.choice(self.reads))
-        for p, model in enumerate(self.models):
-            partition = self.bucket.partitions[p]
-            partition.queue.check()
-            assert partition.high_seqno == model.high
-            assert partition.failover_log == tuple(reversed(model.entries))
-            assert partition.last_cas == model.last_cas
-            for key in KEYS:
-                self._check_key(partition, model, key)
-            self._check_read(p, self.rng.randint(0, model.high))
-        self.holds = [
-            (p, hold) for p, hold in self.holds if self.bucket.partitions[p].is_held(hold)
-        ]
-        if self.holds:
-            p, hold = self.rng.choice(self.holds)
-            after = self.rng.choice((0, self.rng.randint(0, hold.at)))
-            self.check_frames(p, self._read_all(p, after, hold), after, hold.at)
-
-    @staticmethod
-    def _check_key(partition: Partition, model: PartitionModel, key: bytes) -> None:
-        made, entry = model.newest(key), partition.entry(key)
-        if made is None or entry is None:
-            assert entry is None
-            assert made is None or model.may_be_gone(made), f"{key!r}: {made} is gone"
-            return
-        assert entry.frame == made.frame, f"{change_of(entry.frame)}, right is {made}"
-        assert entry.lineage == lineage_bytes(made), f"{key!r}: lineage of {made}"
-
-    def _check_read(self, p: int, after: int) -> None:
-        partition = self.bucket.partitions[p]
-        hold = partition.open_hold(start=0)
-        assert hold is not None
-        for begin in (0, after):
-            self.check_frames(p, self._read_all(p, begin, hold), begin, hold.at)
-        partition.release_hold(hold)
-
-    def _read_all(self, p: int, after: int, hold: Hold) -> list[bytes]:
-        read = Read(p, hold, after, 0, after)
-        partition, at = self.bucket.partitions[p], hold.at
-        while read.sent < at:
-            chunk = None
-            if not hold.is_logged:
-                chunk = partition.memory_slice(read.sent, at, 100, 1000)
-            if chunk is not None:
-                self._take(read, *chunk)
-                continue
-            for frames, last in partition.backfill(read.sent, at, is_logged=hold.is_logged):
-                self._take(read, frames, last)
-        return read.frames
-
-    def check_frames(
-        self, p: int, frames: list[bytes], after: int, at: int, purge_seqno: int | None = None
-    ) -> None:
-        model = self.models[p]
-        seqnos = [seqno_of(frame) for frame in frames]
-        assert seqnos == sorted(set(seqnos))
-        found = dict(zip(seqnos, frames, strict=True))
-        right = {made.seqno: made for made in model.as_of(at, after)}
-        wrong = [f for s, f in found.items() if s not in right or right[s].frame != f]
-        gone = [m for s, m in right.items() if s not in found]
-        gone = [made for made in gone if not model.may_be_gone(made, purge_seqno)]
-        assert not wrong, f"p{p} ({after}, {at}]: sent {[change_of(frame) for frame in wrong]}"
-        assert not gone, f"p{p} ({after}, {at}]: not sent {gone}"
-
-    def check_marks(self) -> None:
-        """As of every mark that can be restored, by the log alone; and the keys it has."""
-        store = self.store
-        for p, model in enumerate(self.models):
-            for at in sorted(model.marks):
-                if model.history_seqno <= at <= model.acknowledged:
-                    skip = store.superseded(p, 0, at)
-                    frames = [c.frame for chunk in store.scan(p, 0, at, skip) for c in chunk]
-                    self.check_frames(p, frames, 0, at)
-            keys = set(store.keys(p))
-            right = {made.key: made for made in model.history[: model.acknowledged]}
-            assert keys <= set(right), f"p{p}: keys {keys}"
-            assert all(model.may_be_gone(m) for key, m in right.items() if key not in keys)
 
     def finish(self) -> None:
         """A clean stop and a start after it keep everything, the histories too."""

@@ -132,6 +132,10 @@ class EngineMachine(RuleBasedStateMachine):
     def compact(self, seed, steps):
         self.engine.attempt(lambda: self.engine.compact(seed, steps))
 
+    @rule(p=PARTITION, seed=SEED)
+    def tidy(self, p, seed):
+        self.engine.attempt(lambda: self.engine.tidy(p, seed))
+
     # -- ends
 
     @rule(kind=st.sampled_from(FAULTS), left=st.integers(0, 12))

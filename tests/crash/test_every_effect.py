@@ -48,7 +48,8 @@ def script(engine: SimulatedEngine) -> Iterator[Callable[[], object]]:
     yield engine.stop
     yield lambda: engine.burst(1, 7, 15)
     yield engine.flush
-    yield lambda: engine.move_low_points(0, 4, 4)
+    yield lambda: [engine.write(0, key, DELETE, 0, is_odd=False) for key in KEYS[:2]]
+    yield lambda: engine.tidy(0, 3)
     yield lambda: engine.compact(4, 20)
     yield lambda: engine.burst(1, 10, 15)
     yield lambda: engine.compact(4, 1000)

@@ -196,8 +196,13 @@ class SegmentFiles:
         file.write_at(footer.flags_offset + entry.flag_index + index, flags)
 
     def sync_segment(self, number: int) -> None:
-        """Make the flags of a sealed segment durable."""
-        self._file(number).sync()
+        """Make the flags of a sealed segment durable, also what an earlier sync failed to write.
+
+        What a failed sync left counts as written: flags that are there already are written again.
+        """
+        file, footer, _ = self._sealed(number)
+        file.write_at(footer.flags_offset, file.read_at(footer.flags_offset, footer.records))
+        file.sync()
 
     def size_of(self, number: int) -> int:
         """Return the length of a sealed segment's file in bytes."""
