@@ -36,6 +36,7 @@ Figures = dict[str, Any]
 PARTITIONS = 64
 ROUNDS = 3
 KEYS = 100_000
+FEW_KEYS = 1000
 KEY_BYTES = 15
 COMMIT_CHANGES = 5000
 VALUE_BYTES = 256
@@ -106,11 +107,19 @@ def requests(partitions: list[Partition], numbers: list[int], value_bytes: int) 
 
 
 def append(_options: argparse.Namespace) -> Figures:
-    """Changes of random keys, each superseding an older one in the queue."""
-    partitions, rounds = new_partitions(), random.Random(1)
-    everyone = requests(partitions, list(range(KEYS)), QUEUED_BYTES - FRAME_HEAD_BYTES - KEY_BYTES)
+    """Changes of random keys, each superseding an older one in the queue.
+
+    Of few keys, whose documents stay in the processor's cache, and of many, whose do not.
+    """
+    return {"few": _append(FEW_KEYS), "many": _append(KEYS)}
+
+
+def _append(keys: int) -> Figures:
+    partitions, chance = new_partitions(), random.Random(1)
+    value_bytes = QUEUED_BYTES - FRAME_HEAD_BYTES - KEY_BYTES
+    everyone = requests(partitions, list(range(keys)), value_bytes)
     _store_all(everyone)
-    some = [everyone[rounds.randrange(KEYS)] for _ in range(KEYS)]
+    some = [everyone[chance.randrange(keys)] for _ in range(KEYS)]
     spent = best_s(lambda: _store_all(some))
     table: dict[bytes, bytes] = {}
     slots: list[bytes] = []

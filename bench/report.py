@@ -92,7 +92,8 @@ def _page(results: Figures, judged: Sequence[Verdict]) -> Iterator[str]:
     yield (
         f"`{results['command']}`, {results['date']}, {machine['processors']} processors "
         f"({machine['processor']}), {machine['memory_gib']} GiB, {machine['system']}, "
-        f"Python {machine['python']}. Yardstick {before * 1000:.0f} ms before, "
+        f"Python {machine['python']}, hot functions {machine.get('hot_functions', 'python')}. "
+        f"Yardstick {before * 1000:.0f} ms before, "
         f"{after * 1000:.0f} ms after."
     )
     yield ""
@@ -182,7 +183,8 @@ def _engine(engine: Figures) -> Iterator[str]:
     yield "| work | per second | us | limit per second |"
     yield "| --- | --- | --- | --- |"
     rows = {
-        "append with de-duplication, random keys": engine["append"],
+        "append with de-duplication, 1,000 random keys": engine["append"]["few"],
+        "append with de-duplication, 100,000 random keys": engine["append"]["many"],
         "ingest of new documents, commits of 5,000": ingest["docs"],
         "ingest of updates, commits of 5,000": ingest["updates"],
         "evicted value read back": engine["find"],

@@ -25,6 +25,7 @@ from typing import Any
 
 import engine
 import report
+from millstream import accelerated
 from report import Verdict
 from servers import (
     HERE,
@@ -252,6 +253,7 @@ def machine() -> Figures:
         "memory_gib": round(memory_kib / 1048576),
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
+        "hot_functions": accelerated.state(),
     }
 
 
