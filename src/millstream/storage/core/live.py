@@ -95,7 +95,9 @@ class LiveLog:
         """Return seqnos that live records in (after, at] replaced; reads indexes only."""
         found: set[int] = set()
         for _, columns, begin, end in self.ranges(partition_id, after, at):
-            found.update(columns.previous[begin:end])
+            previous = columns.previous[begin:end]
+            if previous.tobytes().strip(b"\0"):  # where all documents are new nothing is counted
+                found.update(previous)
         found.discard(0)
         return found
 

@@ -15,7 +15,7 @@ Source: docs/reference/file-format.md.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import compress
 from operator import add, and_, not_, sub
 from typing import Final, NamedTuple, TypeVar
@@ -85,16 +85,18 @@ def segment_name(number: int) -> str:
 
 def _wanted(
     columns: Columns, begin: int, end: int, skip: Collection[int]
-) -> tuple[list[int], list[int], list[int]]:
+) -> tuple[Sequence[int], list[int], list[int]]:
     """Return (seqnos, offsets, ends) of records begin .. end-1 but those skipped or superseded."""
-    seqnos, offsets = columns.seqnos[begin:end].tolist(), columns.offsets[begin:end].tolist()
+    seqnos: Sequence[int] = columns.seqnos[begin:end]
+    offsets = columns.offsets[begin:end].tolist()
     stops = list(map(add, offsets, columns.lengths[begin:end]))
     kept = columns.flags[begin:end].translate(_IS_LIVE)
     if skip and any(map(skip.__contains__, seqnos)):
         unskipped = bytes(map(not_, map(skip.__contains__, seqnos)))
         kept = bytes(map(and_, kept, unskipped)) if kept else unskipped
     if 0 in kept:
-        seqnos, offsets, stops = (list(compress(one, kept)) for one in (seqnos, offsets, stops))
+        seqnos = list(compress(seqnos, kept))
+        offsets, stops = list(compress(offsets, kept)), list(compress(stops, kept))
     return seqnos, offsets, stops
 
 
