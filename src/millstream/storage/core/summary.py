@@ -77,7 +77,8 @@ class PartitionSummary:
         self.top = max(self.top, seqno)
 
     def on_entry(self, entry: FailoverEntry) -> None:
-        """A new history branch began."""
+        """A new history branch began: this copy follows nobody in it."""
+        self.range_end = 0
         self.failover_log = with_new_entry(self.failover_log, entry)
         self.last_branch = max(self.last_branch, entry.branch)
 

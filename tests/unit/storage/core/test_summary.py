@@ -51,6 +51,13 @@ def test_a_rollback_leaves_the_oldest_entry_and_ends_the_snapshot():
     assert summary.last_branch == 11
 
 
+def test_a_new_branch_ends_the_snapshot_of_the_source_before():
+    summary = PartitionSummary()
+    summary.range_end = 20
+    summary.on_entry(FailoverEntry(1, 6, 10))
+    assert summary.range_end == 0
+
+
 def test_the_last_branch_only_grows():
     summary = PartitionSummary()
     for branch, right in ((5, 5), (3, 5), (9, 9)):
