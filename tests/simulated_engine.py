@@ -21,14 +21,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
+from unittest.mock import patch
 
 from compacting import mark, rewrite
 from engine_checks import KEYS, EngineChecks, Read
 from engine_model import FAILOVER_ENTRIES, NEVER_CREATE, SECOND, PartitionModel
 from millstream.errors import CorruptionError, UnavailableError
 from millstream.kv.aio.engine import _newest_cas, _StoreReader
+from millstream.kv.core import flush
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.flush import FlushPlan, GroupCommit
+from millstream.kv.core.moves import restore
 from millstream.kv.core.partition import Partition
 from millstream.model.position import FailoverEntry
 from millstream.storage.core.compaction import Compaction
@@ -40,6 +43,8 @@ from simulated_disk import Crash, Fault, SimulatedById, SimulatedDisk
 PARTITIONS: Final = 2
 NOW: Final = 1_700_000_000 * SECOND
 SIZES: Final = LogSizes(700, 2800, fill_from_bytes=1400, fill_bytes=300)
+COMMIT_CHANGES: Final = 8
+"""After which a commit takes no further partition: so few that some must wait."""
 PUT, DELETE, INCREMENT = 0, 6, 8
 """What `write` does."""
 
@@ -293,9 +298,11 @@ class SimulatedEngine(EngineChecks):
     def freeze(self) -> None:
         """Take the next commit, if anything changed."""
         for p, model in enumerate(self.models):
-            if self.plan.wait(p, model.high, (p, model.high)):
-                self.waiting.add((p, model.high))
-        planned = self.plan.freeze()
+            waiter = p, model.high
+            if waiter not in self.waiting and self.plan.wait(*waiter, waiter):
+                self.waiting.add(waiter)
+        with patch.object(flush, "COMMIT_CHANGES_MAX", COMMIT_CHANGES):
+            planned = self.plan.freeze()
         if planned is None:
             assert all(model.high == model.acknowledged for model in self.models)
             return
@@ -326,10 +333,13 @@ class SimulatedEngine(EngineChecks):
 
     def flush(self) -> None:
         """All there is, the commit under way first."""
-        while self.commit is not None or self.plan.is_dirty():
-            if self.commit is None:
-                self.freeze()
-            assert self.commit is not None
+        self._finish_commit()
+        while self.plan.is_dirty():
+            self.freeze()
+            self._finish_commit()
+
+    def _finish_commit(self) -> None:
+        if self.commit is not None:
             if not self.commit.is_appended:
                 self.append()
             self.absorb()
@@ -430,17 +440,27 @@ class SimulatedEngine(EngineChecks):
             self.check_marks()
 
     def roll_back(self, p: int, seqno: int) -> None:
-        """Of the store; the process starts anew."""
-        self.settle()
-        model = self.models[p]
+        """Of the running partition, with what it has that no commit took."""
+        self._finish_commit()
+        self.step_by_id(10_000)
+        model, partition = self.models[p], self.bucket.partitions[p]
         right = model.rollback_target(min(seqno, model.high))
         kept = right >= model.history_seqno
         low_points = (model.history_seqno, model.purge_seqno) if kept else (0, 0)
         with self._undecided(p, (right, *low_points)):
             found = self.store.roll_back(p, seqno)
         assert found.high_seqno == right, f"p{p}: back to {found.high_seqno}, not {right}"
+        assert (found.history_seqno, found.purge_seqno) == low_points
+        assert found.failover_log[0].seqno == right
+        restore(partition, found)
+        told = set(self.plan.undone(partition))
+        assert told == {(q, at) for q, at in self.waiting if q == p and at > right}
+        self.waiting -= told
         model.cut(right)
-        self.die(is_power_lost=False)
+        model.begin(found.failover_log[0])
+        self.holds = [(q, hold) for q, hold in self.holds if partition.is_held(hold) or q != p]
+        assert all(q != p for q, _ in self.holds)
+        self.check_marks()
 
     def finish(self) -> None:
         """A clean stop and a start after it keep everything, the histories too."""

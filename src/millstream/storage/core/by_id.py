@@ -248,12 +248,20 @@ class ById:
         return batch
 
     def settle(self, partition_id: int, find_places: FindPlaces) -> None:
-        """Look up the places of what is recent of a partition; nothing may be being applied."""
+        """Look up the places of what is recent of a partition; nothing may be being applied.
+
+        Also of what could not be applied.
+        """
+        failed = self._applying.recent.pop(partition_id, None)
         recent = self._recent.pop(partition_id, None)
         if recent is not None:
             self._recent_count -= recent.count
-            one = {partition_id: recent}
-            self.pending.update(_resolved(one, self._first_segment, find_places))
+        for waits, first in (
+            (failed, self._applying.first_segment),
+            (recent, self._first_segment),
+        ):
+            if waits is not None:
+                self.pending.update(_resolved({partition_id: waits}, first, find_places))
 
     def apply_steps(self, batch: ByIdBatch, find_places: FindPlaces) -> Iterator[None]:
         """Apply a batch in one transaction, in steps that are short enough for a loop."""

@@ -160,3 +160,14 @@ def test_what_could_not_be_applied_is_applied_with_the_next_batch():
         pass
     assert {key for key in kept.data if key < b"\xff"} == {b"\0\1k", b"\0\1l"}
     assert (by_id.summary(1).mark, by_id.summary(2).mark) == (5, 9)
+
+
+def test_what_could_not_be_applied_is_settled_before_a_rollback():
+    by_id = ById(DictMap())
+    by_id.note(1, [b"k", b"l"], [5, 6])
+    by_id.take(APPLIED, {})  # and its transaction fails
+    by_id.note(1, [b"k"], [7])
+    by_id.settle(1, lambda partition_id, seqnos, first: {s: Place(2, s) for s in seqnos})
+    assert by_id.recent_seqno(1, b"k") is None
+    assert by_id.get(b"\0\1k") == (7, 2, 7)
+    assert by_id.get(b"\0\1l") == (6, 2, 6)
