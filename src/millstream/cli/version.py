@@ -9,6 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
+from millstream import accelerated
 from millstream.version import __version__
 
 __all__ = ["command"]
@@ -29,8 +30,9 @@ def command(
             found[name] = version(name)
         except PackageNotFoundError:
             found[name] = None
+    found["hot functions"] = accelerated.state()
     if json:
         print(json_module.dumps(found))
         return
     for name, text in found.items():
-        print(f"{name:<12}{text or 'not installed'}")
+        print(f"{name:<15}{text or 'not installed'}")

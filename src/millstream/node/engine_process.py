@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import msgspec
 
+from millstream import accelerated
 from millstream.errors import MillstreamError, UsageError
 from millstream.node.engine import Engine
 from millstream.node.settings import Settings
@@ -74,6 +75,7 @@ async def _run(settings: Settings, reply: int) -> int:
         _tell(reply, _as_event(error))
         return EXIT_NOT_STARTED
     calm_collector()
+    _LOG.info("hot functions: %s", accelerated.state())
     _tell(reply, {"event": "ready", "listeners": engine.addresses()})
     await stop.wait()
     _LOG.info("stopping")

@@ -1,7 +1,7 @@
 import json
 import platform
 
-from millstream import __version__
+from millstream import __version__, accelerated
 from millstream.cli.version import command
 
 
@@ -10,5 +10,6 @@ def test_versions_are_shown(capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["millstream"] == __version__
     assert found["python"] == platform.python_version()
+    assert found["hot functions"] == accelerated.state()
     command(json=False)
     assert capsys.readouterr().out.startswith("millstream")

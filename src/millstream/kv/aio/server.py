@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
+from millstream import accelerated
 from millstream.errors import (
     CorruptionError,
     MillstreamError,
@@ -201,6 +202,7 @@ class KvServer:
             ("total_connections", str(self.connection_total)),
             ("buckets", str(len(self.buckets))),
             ("http_port", str(self.http_port)),
+            ("hot_functions", accelerated.state()),
             *as_text(dict(self.node_figures())),
         ]
 
