@@ -1,6 +1,6 @@
 """A copy's life in one script, with the process killed, or power lost, before each effect in turn.
 
-After every crash the copy must be as it was before the step under way, or as it is after it: state,
+After every crash the copy must be as it was before the step under way, or as after it: state,
 failover log, last branch, low points, position and documents, and it must go on from there.
 """
 

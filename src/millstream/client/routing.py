@@ -98,6 +98,8 @@ class Router:
         Raises:
             RoutingError: `not_my_partition`: nobody serves it at present.
         """
+        if self.map.owners[partition_id] < 0:
+            self.refresh_map()
         owner = self.map.owners[partition_id]
         if owner < 0:
             raise RoutingError(

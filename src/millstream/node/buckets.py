@@ -27,6 +27,7 @@ from typing import Final, NamedTuple
 
 from millstream.errors import ConditionError, CorruptionError, MillstreamError, UnavailableError
 from millstream.gateway.core.host import BucketStatus
+from millstream.kv.aio.copies import Copies
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.core.bucket import Bucket
 from millstream.node.bucket_names import checked_bucket_name, checked_partition_count
@@ -201,6 +202,20 @@ class Buckets:
             del self._records[name]
             self._failures.pop(name, None)
         _LOG.info("deleted bucket %s", name)
+
+    def copies(self, name: str) -> Copies:
+        """Return what an operator may ask of a bucket's partitions.
+
+        Raises:
+            ConditionError: `bucket_not_found`.
+            UnavailableError: `bucket_failed`, it is not served.
+        """
+        if name not in self._records:
+            raise ConditionError(f"no bucket {name!r}", code="bucket_not_found")
+        if name not in self.served:
+            reason = self._failures.get(name, "it is being made or deleted")
+            raise UnavailableError(f"bucket {name} is not served: {reason}", code="bucket_failed")
+        return self._running[name].copies
 
     def statuses(self) -> list[BucketStatus]:
         """Return all buckets, sorted by name."""

@@ -24,10 +24,12 @@ from typing import Final
 
 from millstream.access.users import UserStore
 from millstream.gateway.aio.server import BACKLOG, HttpServer
-from millstream.gateway.core.host import BucketStatus, NodeMetrics
+from millstream.gateway.core.host import BucketStatus, NodeMetrics, PartitionStatus
 from millstream.kv.aio.server import KvServer
 from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.partition import Partition
 from millstream.model.limits import PARTITIONS_DEFAULT
+from millstream.model.partitions import PartitionState
 from millstream.node.buckets import Buckets
 from millstream.node.data_directory import DataDirectory
 from millstream.node.listeners import BUILT, bind_all, bound_address, tls_context
@@ -119,6 +121,19 @@ class Engine:
         """Delete a bucket; raises as `node.buckets.Buckets.delete`."""
         await self._buckets.delete(name, self._kv.drop_bucket)
         self._raise_revision()
+
+    def partition_statuses(self, name: str) -> list[PartitionStatus]:
+        """Return the copies of a bucket's partitions; raises as `node.buckets.Buckets.copies`."""
+        self._buckets.copies(name)
+        return list(map(_partition_status, self.served[name].partitions))
+
+    async def set_partition_state(self, name: str, number: int, state: PartitionState) -> None:
+        """Give a copy another state, durably; raises as `kv.aio.copies.Copies` does."""
+        await self._buckets.copies(name).set_state(number, state)
+
+    async def roll_back_partition(self, name: str, number: int, seqno: int) -> int:
+        """Roll a copy back; raises as `kv.aio.copies.Copies` does."""
+        return await self._buckets.copies(name).roll_back(number, seqno)
 
     async def until_persisted(self, bucket: str, partition_id: int, seqno: int) -> None:
         """Return once everything of a partition up to `seqno` is durable."""
@@ -251,3 +266,11 @@ def _warn_of_what_is_not_built(settings: Settings) -> None:
             _LOG.debug("listener %s is not part of this version and stays closed", name)
     if settings.join is not None:
         _LOG.warning("--join %s: this version runs single nodes only", settings.join)
+
+
+def _partition_status(partition: Partition) -> PartitionStatus:
+    return PartitionStatus(
+        partition.partition_id, partition.state.name.lower(), partition.high_seqno,
+        partition.persisted_seqno, partition.purge_seqno, partition.queue.high_seqno,
+        partition.failover_log,
+    )  # fmt: skip

@@ -101,6 +101,13 @@ def test_partition_without_owner(node: Any) -> None:
     router.close()
 
 
+def test_an_owner_that_comes_later_is_found(node: Any) -> None:
+    router = make(node)
+    router.map = router.map._replace(owners=(-1,) * 8, revision=0)
+    assert router.connection_of(3) is router.connection_to(router.map.nodes[0])
+    router.close()
+
+
 def test_pauses_grow_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     pauses: list[float] = []

@@ -3,9 +3,11 @@
 import pytest
 
 from millstream.access.users import UserStore
-from millstream.errors import ConditionError
-from millstream.gateway.core.host import BucketStatus, NodeMetrics
+from millstream.errors import ConditionError, UsageError
+from millstream.gateway.core.host import BucketStatus, NodeMetrics, PartitionStatus
 from millstream.kv.core.statistics import Figures, Histogram
+from millstream.model.partitions import PartitionState
+from millstream.model.position import FailoverEntry
 from millstream.node.bucket_names import checked_bucket_name, checked_partition_count
 
 
@@ -18,6 +20,8 @@ class FakeHost:
         for name, roles in users:
             self.users.put(name, "secret", roles)
         self.dropped = []
+        self.states = ["active", "dead"]
+        self.rolled_back = []
         self.buckets = {"orders": BucketStatus("orders", "u1", 64, "2026-01-01", "ready")}
 
     def drop_user(self, name):
@@ -40,6 +44,24 @@ class FakeHost:
     async def delete_bucket(self, name):
         if self.buckets.pop(name, None) is None:
             raise ConditionError("none", code="bucket_not_found")
+
+    def partition_statuses(self, name):
+        if name not in self.buckets:
+            raise ConditionError("none", code="bucket_not_found")
+        log = (FailoverEntry(0xBEEF, 3, 9), FailoverEntry(0xA, 0, 1))
+        return [
+            PartitionStatus(number, state, 7, 6, 2, 8, log)
+            for number, state in enumerate(self.states)
+        ]
+
+    async def set_partition_state(self, name, number, state):
+        if state is PartitionState.PENDING:
+            raise UsageError("no", code="illegal_move")
+        self.states[number] = state.name.lower()
+
+    async def roll_back_partition(self, name, number, seqno):
+        self.rolled_back.append((name, number, seqno))
+        return seqno
 
     def metrics(self):
         commits = Histogram((1.0, 4.0))

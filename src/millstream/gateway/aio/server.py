@@ -20,7 +20,13 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from millstream.gateway.aio import bucket_pages, node_pages, session_pages, user_pages
+from millstream.gateway.aio import (
+    bucket_pages,
+    node_pages,
+    partition_pages,
+    session_pages,
+    user_pages,
+)
 from millstream.gateway.aio.answers import HOST, SIGNER
 from millstream.gateway.aio.guard import MIDDLEWARES
 from millstream.gateway.core.cookies import CookieSigner
@@ -46,7 +52,7 @@ def make_application(host: NodeHost) -> web.Application:
     application = web.Application(middlewares=MIDDLEWARES, client_max_size=BODY_BYTES_MAX)
     application[HOST] = host
     application[SIGNER] = CookieSigner(secrets.token_bytes(32), lambda: time.time_ns() // 10**9)
-    for pages in (node_pages, session_pages, bucket_pages, user_pages):
+    for pages in (node_pages, session_pages, bucket_pages, partition_pages, user_pages):
         application.add_routes(pages.routes())
     return application
 

@@ -27,6 +27,8 @@ _BY_CODE: Final = {
     "unauthorized": 401,
     "bucket_not_found": 404,
     "user_not_found": 404,
+    "partition_not_found": 404,
+    "illegal_move": 409,
     "not_found": 404,
     "bucket_exists": 412,
     "last_admin": 409,

@@ -11,8 +11,10 @@ from typing import Literal, Protocol
 
 from millstream.access.users import UserStore
 from millstream.kv.core.statistics import Figures
+from millstream.model.partitions import PartitionState
+from millstream.model.position import FailoverLog
 
-__all__ = ["BucketStatus", "NodeHost", "NodeMetrics"]
+__all__ = ["BucketStatus", "NodeHost", "NodeMetrics", "PartitionStatus"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,21 @@ class BucketStatus:
     """Sum over all partitions: changes ever made."""
     persisted_seqno: int = 0
     """The same of what is durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStatus:
+    """This node's copy of one partition as shown to people."""
+
+    partition: int
+    state: str
+    high_seqno: int
+    """Of a copy that follows another: the end of its last complete snapshot."""
+    persisted_seqno: int
+    purge_seqno: int
+    received_seqno: int
+    """The newest change it holds; above `high_seqno` inside a snapshot."""
+    failover_log: FailoverLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +96,29 @@ class NodeHost(Protocol):
 
         Raises:
             ConditionError: `bucket_not_found`.
+        """
+
+    def partition_statuses(self, name: str) -> list[PartitionStatus]:
+        """Return the copies of a bucket's partitions, by number.
+
+        Raises:
+            ConditionError: `bucket_not_found`.
+            UnavailableError: `bucket_failed`.
+        """
+
+    async def set_partition_state(self, name: str, number: int, state: PartitionState) -> None:
+        """Give a copy another state, durably.
+
+        Raises:
+            UsageError: `illegal_move`.
+            UnavailableError: `disk_full`, `disk_failed`, `stopping`.
+        """
+
+    async def roll_back_partition(self, name: str, number: int, seqno: int) -> int:
+        """Go back to the newest state at or below `seqno` that can be restored; return its seqno.
+
+        Raises:
+            UnavailableError: `disk_full`, `disk_failed`, `stopping`.
         """
 
     def metrics(self) -> NodeMetrics:
