@@ -21,7 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from report import Verdict
-from servers import HERE, SERVER_CPUS, Node, Redis, Server, on_cpus, run_program
+from servers import (
+    HERE,
+    SERVER_CPUS,
+    Node,
+    Redis,
+    Server,
+    machine_cpu_s,
+    on_cpus,
+    run_program,
+)
 
 Figures = dict[str, Any]
 PARTITIONS = 64
@@ -30,6 +39,7 @@ KEYS = 100_000
 VALUE_BYTES = 256
 CLIENTS = (1, 64, 256)
 PERSIST_LEVEL = 3
+QUIET_S = 2.0
 TAIL_SHARE = 0.99
 """Of the changes at which a node brings its by-id map up to date."""
 FLOORS = {
@@ -51,7 +61,7 @@ REDIS_RATIOS = {64: 0.5, 256: 0.5}
 
 def measure_engine(directory: Path, items: int, rounds: int, seconds: float) -> Figures:
     """Measure all rows."""
-    found: Figures = {"items": items}
+    found: Figures = {"items": items, "others_busy": others_busy()}
     for name in ("append", "memory", "ingest"):
         say(name)
         (directory / name).mkdir()
@@ -62,6 +72,13 @@ def measure_engine(directory: Path, items: int, rounds: int, seconds: float) -> 
         found[name] = row(name, data=directory / "data", items=int(items * TAIL_SHARE))
     found["persisted"] = measure_persisted(directory, rounds, seconds)
     return found
+
+
+def others_busy() -> float:
+    """Return how many processors other programs keep busy now, while nothing of ours runs."""
+    before, began = machine_cpu_s(), time.monotonic()
+    time.sleep(QUIET_S)
+    return (machine_cpu_s() - before) / (time.monotonic() - began)
 
 
 def row(name: str, *, data: Path, items: int, then: str = "die") -> Figures:

@@ -177,7 +177,7 @@ def _engine(engine: Figures) -> Iterator[str]:
     ingest, opening, memory = engine["ingest"], engine["opening"], engine["memory"]
     yield (
         "The engine in one process, in processor time; the limit is what the same bytes cost at "
-        "least:"
+        f"least. Other programs kept {engine['others_busy']:.2f} processors busy just before:"
     )
     yield ""
     yield "| work | per second | us | limit per second |"

@@ -29,11 +29,11 @@ from millstream import accelerated
 from report import Verdict
 from servers import (
     HERE,
-    TICKS_PER_S,
     Memcached,
     Node,
     Server,
     build_programs,
+    machine_cpu_s,
     run_program,
 )
 
@@ -71,13 +71,6 @@ def yardstick_s() -> float:
         return time.process_time() - started
 
     return min(once() for _ in range(5))
-
-
-def machine_cpu_s() -> float:
-    """Return the processor time that everything on the machine has used, in seconds."""
-    fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
-    user, nice, system, _idle, _wait, irq, softirq, steal = fields[:8]
-    return (user + nice + system + irq + softirq + steal) / TICKS_PER_S
 
 
 def cost_of(server: Server, arguments: list[object], tries: int) -> Figures:

@@ -64,6 +64,13 @@ def run_program(name: str, *arguments: object) -> dict[str, Any]:
     return figures
 
 
+def machine_cpu_s() -> float:
+    """Return the processor time that everything on the machine has used, in seconds."""
+    fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+    user, nice, system, _idle, _wait, irq, softirq, steal = fields[:8]
+    return (user + nice + system + irq + softirq + steal) / TICKS_PER_S
+
+
 class Server:
     """A process family whose processor time can be read."""
 
