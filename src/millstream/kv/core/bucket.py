@@ -19,7 +19,16 @@ from typing import NamedTuple, Protocol
 from millstream.errors import UnavailableError
 from millstream.kv.core.mutation_queue import Entry
 from millstream.kv.core.partition import Partition
-from millstream.kv.core.statistics import Published, publish_bucket
+from millstream.kv.core.statistics import (
+    Changes,
+    Documents,
+    HeldLocks,
+    Leases,
+    Published,
+    Queue,
+    Readers,
+    Refused,
+)
 from millstream.model.limits import LEASE_SECONDS_DEFAULT, LEASE_SECONDS_MAX, LEASES_MAX
 from millstream.model.partitions import PartitionState, partition_of
 from millstream.upr.core.producer import StreamFigures
@@ -96,7 +105,7 @@ class Bucket:
         self.refused: dict[str, int] = {}
         """Requests refused, by status."""
         self.published = Published()
-        publish_bucket(self)
+        _publish(self)
         for partition in partitions:
             partition.on_plain = self.reopen
             self.reopen(partition.partition_id)
@@ -268,3 +277,47 @@ class Bucket:
     @staticmethod
     def _granted(seconds: int) -> int:
         return min(seconds or LEASE_SECONDS_DEFAULT, LEASE_SECONDS_MAX)
+
+
+def _publish(bucket: Bucket) -> None:
+    """Publish what a bucket knows without an engine."""
+    published, partitions = bucket.published, bucket.partitions
+
+    def changes() -> Changes:
+        queues = [partition.queue for partition in partitions]
+        return Changes(
+            high=sum(partition.high_seqno for partition in partitions),
+            persisted=sum(partition.persisted_seqno for partition in partitions),
+            unflushed=sum(queue.high_seqno - queue.frozen_seqno for queue in queues),
+        )
+
+    def queue() -> Queue:
+        queues = [partition.queue for partition in partitions]
+        return Queue(
+            bytes=sum(queue.bytes_held for queue in queues),
+            retained_bytes=sum(queue.retained_bytes for queue in queues),
+            seqnos=sum(queue.high_seqno - queue.floor for queue in queues),
+        )
+
+    def readers() -> Readers:
+        figures = [stream.figures() for stream in bucket.streams.values()]
+        return Readers(
+            connections=len(figures),
+            streams=sum(one.streams for one in figures),
+            backfilling=sum(one.backfilling for one in figures),
+            lag=max((one.lag for one in figures), default=0),
+            unacked_bytes=sum(one.unacked_bytes for one in figures),
+            sent_bytes_total=bucket.sent_bytes_before + sum(one.sent_bytes for one in figures),
+        )
+
+    def locks() -> HeldLocks:
+        every = [partition.locks for partition in partitions]
+        return HeldLocks(sum(map(len, every)), sum(one.taken_total for one in every))
+
+    published.add("changes", changes)
+    published.add("documents", lambda: Documents(sum(len(p.table) for p in partitions)))
+    published.add("queue", queue)
+    published.add("readers", readers)
+    published.add("leases", lambda: Leases(len(bucket.leases)))
+    published.add("locks", locks)
+    published.add("refused", lambda: Refused(dict(bucket.refused)))

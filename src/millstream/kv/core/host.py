@@ -6,16 +6,18 @@ Elsewhere: the server that has this shape (`kv.aio.server`), sessions (`session`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from millstream.access.users import UserStore
     from millstream.kv.core.bucket import Bucket
-    from millstream.kv.core.session import KvSession
     from millstream.model.partitions import PartitionState
     from millstream.wire.mcbp import Packet, Status
 
 __all__ = ["Host", "StreamPort"]
+
+_Session = TypeVar("_Session", contravariant=True)
+"""A connection, as the sessions' module has it."""
 
 
 class StreamPort(Protocol):
@@ -28,7 +30,7 @@ class StreamPort(Protocol):
         """The connection is gone."""
 
 
-class Host(Protocol):
+class Host(Protocol[_Session]):
     """What a session asks of the server around it."""
 
     @property
@@ -42,25 +44,25 @@ class Host(Protocol):
     def config(self, bucket: Bucket | None) -> bytes:
         """Return the cluster map as JSON."""
 
-    def open_stream(self, session: KvSession, name: str, flags: int) -> StreamPort:
+    def open_stream(self, session: _Session, name: str, flags: int) -> StreamPort:
         """Make the connection a producer; an older one of the same name is closed."""
 
     def tell_changed(self, bucket: Bucket) -> None:
         """Tell the bucket's subscribers of changes, soon."""
 
-    def check_password(self, session: KvSession, name: str, password: str) -> None:
+    def check_password(self, session: _Session, name: str, password: str) -> None:
         """Start the check; its end is told by `KvSession.on_password_checked`."""
 
     def change_state(
         self,
-        session: KvSession,
+        session: _Session,
         partition_id: int,
         state: PartitionState,
         done: Callable[[Status], None],
     ) -> None:
         """Give a partition's copy another state; `done` is called once that is durable."""
 
-    def wipe(self, session: KvSession, at_ns: int, done: Callable[[], None]) -> None:
+    def wipe(self, session: _Session, at_ns: int, done: Callable[[], None]) -> None:
         """Delete all documents of the session's bucket at a time; `done` as in `Bucket.wipe`."""
 
     def statistics(self) -> list[tuple[str, str]]:

@@ -26,24 +26,47 @@ Source: the released protocol's replication; docs/design/0006-copies.md.
 from __future__ import annotations
 
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from millstream.errors import LocalProtocolError
-from millstream.kv.core.mutation_queue import Entry
+from millstream.kv.core.expiry import Expiries
+from millstream.kv.core.mutation_queue import Entry, MutationQueue
 from millstream.kv.core.states import FOLLOWING
+from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog, Position, position_at
 from millstream.storage.core.records import ChangeColumns, CopyNews, LowPoints, key_of
 
-if TYPE_CHECKING:
-    from millstream.kv.core.partition import Partition
-
-__all__ = ["SPARSE_SEQNOS", "Replica"]
+__all__ = ["SPARSE_SEQNOS", "Copy", "Replica"]
 
 _cas_seqno = Struct(">16xQQ").unpack_from
 _expiry = Struct(">44xI").unpack_from
 _MUTATION: Final = 0x57
 SPARSE_SEQNOS: Final = 16
 """A change so far above the one before it is kept in the queue's map: slots would be wasted."""
+
+
+class Copy(Protocol):
+    """What of a partition its replica part reads and changes."""
+
+    partition_id: int
+    state: PartitionState
+    failover_log: FailoverLog
+    last_branch: int
+    last_cas: int
+    purge_seqno: int
+    queue: MutationQueue
+    table: dict[bytes, Entry]
+    expiries: Expiries
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether it is being rolled back."""
+
+    def entry(self, key: bytes) -> Entry | None:
+        """Return the newest change of the key, tombstones included."""
+
+    def replace_log(self, failover_log: FailoverLog) -> None:
+        """Take over another copy's histories."""
 
 
 class Replica:
@@ -59,7 +82,7 @@ class Replica:
         "range_end",
     )
 
-    def __init__(self, partition: Partition, complete_end: int, range_end: int = 0) -> None:
+    def __init__(self, partition: Copy, complete_end: int, range_end: int = 0) -> None:
         self._partition = partition
         self.complete_end = complete_end
         self.range_end = max(range_end, complete_end)

@@ -114,7 +114,7 @@ class KvSession:
 
     def __init__(
         self,
-        host: Host,
+        host: Host[KvSession],
         commands: Mapping[int, Command],
         *,
         open_commands: frozenset[int],

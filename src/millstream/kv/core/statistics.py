@@ -18,10 +18,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-if TYPE_CHECKING:
-    from millstream.kv.core.bucket import Bucket
+from typing import Final, NamedTuple
 
 __all__ = [
     "BUCKET_FIGURES",
@@ -34,7 +31,6 @@ __all__ = [
     "Histogram",
     "Published",
     "as_text",
-    "publish_bucket",
 ]
 
 COUNTS: Final = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0)
@@ -149,50 +145,6 @@ class Refused(NamedTuple):
     """Group `refused`."""
 
     total: Mapping[str, int]
-
-
-def publish_bucket(bucket: Bucket) -> None:
-    """Publish what a bucket knows without an engine."""
-    published, partitions = bucket.published, bucket.partitions
-
-    def changes() -> Changes:
-        queues = [partition.queue for partition in partitions]
-        return Changes(
-            high=sum(partition.high_seqno for partition in partitions),
-            persisted=sum(partition.persisted_seqno for partition in partitions),
-            unflushed=sum(queue.high_seqno - queue.frozen_seqno for queue in queues),
-        )
-
-    def queue() -> Queue:
-        queues = [partition.queue for partition in partitions]
-        return Queue(
-            bytes=sum(queue.bytes_held for queue in queues),
-            retained_bytes=sum(queue.retained_bytes for queue in queues),
-            seqnos=sum(queue.high_seqno - queue.floor for queue in queues),
-        )
-
-    def readers() -> Readers:
-        figures = [stream.figures() for stream in bucket.streams.values()]
-        return Readers(
-            connections=len(figures),
-            streams=sum(one.streams for one in figures),
-            backfilling=sum(one.backfilling for one in figures),
-            lag=max((one.lag for one in figures), default=0),
-            unacked_bytes=sum(one.unacked_bytes for one in figures),
-            sent_bytes_total=bucket.sent_bytes_before + sum(one.sent_bytes for one in figures),
-        )
-
-    def locks() -> HeldLocks:
-        every = [partition.locks for partition in partitions]
-        return HeldLocks(sum(map(len, every)), sum(one.taken_total for one in every))
-
-    published.add("changes", changes)
-    published.add("documents", lambda: Documents(sum(len(p.table) for p in partitions)))
-    published.add("queue", queue)
-    published.add("readers", readers)
-    published.add("leases", lambda: Leases(len(bucket.leases)))
-    published.add("locks", locks)
-    published.add("refused", lambda: Refused(dict(bucket.refused)))
 
 
 def as_text(
