@@ -55,6 +55,8 @@ class PartitionModel:
     last_cas: int = 0
     forgotten: set[int] = field(default_factory=set)
     """Tombstones found to be purged: their keys begin anew."""
+    past: dict[int, list[Made]] = field(default_factory=dict)
+    """Branch -> all of its history, where a part was lost."""
     by_key: dict[bytes, list[int]] = field(default_factory=dict)
     """Seqnos of each key, ascending."""
 
@@ -74,6 +76,12 @@ class PartitionModel:
         newest = [self.newest(key, at) for key in self.by_key]
         return sorted(made for made in newest if made is not None and made.seqno > after)
 
+    def documents(self, seqno: int, branch: int) -> dict[bytes, bytes]:
+        """What a reader of that branch holds at a seqno, whatever was lost since."""
+        history = self.past.get(branch, self.history)
+        newest = {made.key: made.value for made in history[:seqno]}
+        return {key: value for key, value in newest.items() if value is not None}
+
     def may_be_gone(self, made: Made, purge_seqno: int | None = None) -> bool:
         """A tombstone that compaction may have purged; for a reader, when it began to read."""
         purge_seqno = self.purge_seqno if purge_seqno is None else purge_seqno
@@ -85,7 +93,7 @@ class PartitionModel:
         by_key = {key: list(seqnos) for key, seqnos in self.by_key.items()}
         return replace(
             self, history=list(self.history), entries=list(self.entries), marks=set(self.marks),
-            forgotten=set(self.forgotten), by_key=by_key,
+            forgotten=set(self.forgotten), by_key=by_key, past=dict(self.past),
         )  # fmt: skip
 
     def begin(self, entry: FailoverEntry) -> None:
@@ -95,6 +103,9 @@ class PartitionModel:
 
     def cut(self, seqno: int) -> None:
         """What is above `seqno` is gone."""
+        if seqno < self.high:
+            for entry in self.entries:
+                self.past.setdefault(entry.branch, list(self.history))
         del self.history[seqno:]
         for seqnos in self.by_key.values():
             del seqnos[bisect_right(seqnos, seqno) :]

@@ -9,6 +9,9 @@ Invariants, each an assertion:
    has its failover log and low points, and a new entry unless the stop was clean.
 2. A waiter is told once, not before its change is durable and not later.
 
+3. A reader with positions comes to the end, and held at the end of each snapshot what the history
+   it read from had there.
+
 Elsewhere: what can be read (`engine_checks`), what is right (`engine_model`).
 """
 
@@ -39,6 +42,7 @@ from millstream.storage.core.segment_log import LogSizes
 from millstream.storage.core.store import EncodedCommit, LogStore
 from millstream.upr.core.source import Hold
 from simulated_disk import Crash, Fault, SimulatedById, SimulatedDisk
+from stream_line import Line
 
 PARTITIONS: Final = 2
 NOW: Final = 1_700_000_000 * SECOND
@@ -67,6 +71,8 @@ class SimulatedEngine(EngineChecks):
         self.struck: Fault | None = None
         self.models = [PartitionModel(p) for p in range(PARTITIONS)]
         self.now = NOW
+        window_bytes = self.rng.choice((1, 100, 1000, 100_000))
+        self.line = Line(self.rng, PARTITIONS, self._documents, window_bytes)
         self.is_alive = False
         self.undecided: dict[int, list[tuple[int, int, int]]] = {}
         """(high, history, purge) that a step which was cut short may have left of a partition."""
@@ -83,6 +89,7 @@ class SimulatedEngine(EngineChecks):
 
     def _forget(self) -> None:
         """What only the process has."""
+        self.line.cut()
         self.commit: Commit | None = None
         self.applying: Iterator[None] | None = None
         self.compacting: Iterator[str] | None = None
@@ -293,6 +300,30 @@ class SimulatedEngine(EngineChecks):
             self.bucket.partitions[p].add_reader(read)
             self.reads.append(read)
 
+    # -- streams
+
+    def follow(self, count: int) -> None:
+        """A reader of all partitions takes some bytes; it keeps its positions for ever."""
+        if self.line.consumer is None:
+            self.line.connect(self.bucket)
+        self.line.producer.on_news()
+        for _ in range(count):
+            self.line.exchange()
+
+    def _follow_to_the_end(self) -> None:
+        self.line.window_bytes = 100_000
+        self.line.disconnect()
+        for _ in range(200):
+            self.follow(20)
+            positions = [reader.position for reader in self.line.readers]
+            if [at.seqno for at in positions] == [model.high for model in self.models]:
+                assert all(at.is_closed for at in positions)
+                return
+        raise AssertionError(f"readers do not come to the end: {positions}")
+
+    def _documents(self, p: int, seqno: int, branch: int) -> dict[bytes, bytes]:
+        return self.models[p].documents(seqno, branch)
+
     # -- the flusher
 
     def freeze(self) -> None:
@@ -467,6 +498,7 @@ class SimulatedEngine(EngineChecks):
         self.fault = None
         if not self.is_alive:
             self.start()
+        self._follow_to_the_end()
         before = [list(model.entries) for model in self.models]
         self.stop()
         self.start()

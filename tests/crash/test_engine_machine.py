@@ -89,6 +89,16 @@ class EngineMachine(RuleBasedStateMachine):
             if read in reads:
                 self.engine.step_read(read)
 
+    @rule(count=st.integers(1, 20))
+    def follow(self, count):
+        self.engine.follow(count)
+
+    @precondition(lambda self: self.engine.line.consumer)
+    @rule(window_bytes=st.sampled_from((1, 100, 1000, 100_000)))
+    def hang_up(self, window_bytes):
+        self.engine.line.disconnect()
+        self.engine.line.window_bytes = window_bytes
+
     # -- memory and disk
 
     @rule(p=PARTITION, bytes_max=st.sampled_from((0, 300, 2000, 1 << 20)))
