@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 from millstream.errors import UsageError
 from millstream.kv.aio.flusher import Flusher
@@ -34,6 +35,18 @@ __all__ = ["Copies"]
 _LOG = logging.getLogger(__name__)
 
 
+class CopiesStatistics(NamedTuple):
+    """What an operator may ask of a bucket's copies."""
+
+    active: int
+    replica: int
+    pending: int
+    dead: int
+    moves_total: int
+    rollbacks_total: int
+    rolled_back_total: int
+
+
 class Copies:
     """The copies of one bucket's partitions on this node."""
 
@@ -41,6 +54,9 @@ class Copies:
         self._bucket = bucket
         self._store = store
         self._flusher = flusher
+        self._move_total = 0
+        self._rollback_total = 0
+        self._rolled_back_total = 0
         bucket.set_state = self.set_state
 
     async def set_state(
@@ -74,6 +90,7 @@ class Copies:
             await self._flusher.flush(partition)
             await self._move(partition, state, move, is_hand_over=is_hand_over)
             self._bucket.map_changes += 1
+            self._move_total += 1
             _LOG.info(
                 "bucket %s: partition %d was %s, is %s; %s",
                 self._bucket.name, partition_id, before.name.lower(), state.name.lower(),
@@ -118,6 +135,8 @@ class Copies:
             recovered = await self._flusher.in_thread(self._store.roll_back, partition_id, seqno)
             restore(partition, recovered)
             self._flusher.undone(partition)
+            self._rollback_total += 1
+            self._rolled_back_total += before - recovered.high_seqno
             _LOG.warning(
                 "bucket %s: partition %d was at %d, is rolled back to %d%s", self._bucket.name,
                 partition_id, before, recovered.high_seqno,
@@ -138,6 +157,19 @@ class Copies:
             raise_durably = self._store.raise_last_branch
             await self._flusher.in_thread(raise_durably, partition_id, branch)
             partition.last_branch = max(partition.last_branch, branch)
+
+    def statistics(self) -> CopiesStatistics:
+        """Return how many copies play which part, and what happened to them."""
+        states = [partition.state for partition in self._bucket.partitions]
+        return CopiesStatistics(
+            active=states.count(PartitionState.ACTIVE),
+            replica=states.count(PartitionState.REPLICA),
+            pending=states.count(PartitionState.PENDING),
+            dead=states.count(PartitionState.DEAD),
+            moves_total=self._move_total,
+            rollbacks_total=self._rollback_total,
+            rolled_back_total=self._rolled_back_total,
+        )
 
     @asynccontextmanager
     async def _suspended(self, partition: Partition) -> AsyncIterator[None]:

@@ -194,6 +194,7 @@ class BucketEngine:
         mark = await asyncio.to_thread(NoExpiries, path)
         pager = Pager(bucket, now_ns=time.time_ns, mark=mark, on_fatal=on_fatal)
         published = bucket.published
+        published.add("copies", copies.statistics)
         published.add("flusher", flusher.statistics)
         published.add("expiry", pager.statistics)
         published.add("disk", lambda: DiskStatistics(free_bytes(path)))

@@ -241,12 +241,15 @@ class Pager:
                 await self._scan(partition)
 
     async def _scan(self, partition: Partition) -> None:
-        """Show every document of a partition to its index."""
+        """Show every document of a partition to its index; given up if it becomes another."""
         pace, expiries = Pace(), partition.expiries
         expiries.begin_scan()
-        at, after = partition.high_seqno, 0
+        at, after, epoch = partition.high_seqno, 0, partition.epoch
         try:
             while after < at:
+                if partition.epoch != epoch:
+                    expiries.forget()
+                    return
                 taken = partition.memory_slice(
                     after, at, STREAM_STEP_BYTES_MAX, STREAM_STEP_ITEMS_MAX
                 )

@@ -231,6 +231,11 @@ async def test_everything_is_as_it_was_at_the_mark(tmp_path: Path) -> None:
             partition, other = engine.bucket.partitions
     assert await engine.copies.roll_back(0, 2) == 0
     assert (partition.high_seqno, values(partition)) == (0, {})
+    found = engine.copies.statistics()
+    assert (found.rollbacks_total, found.rolled_back_total, found.moves_total) == (1, 3, 0)
+    await engine.copies.set_state(1, REPLICA)
+    found = engine.copies.statistics()
+    assert (found.active, found.replica, found.dead, found.moves_total) == (1, 1, 0, 1)
     await engine.stop()
 
 

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from log_double import NOW, SECOND, LogDouble, items_of, new_bucket, new_partition
@@ -185,6 +186,29 @@ async def test_damage_ends_the_search_but_not_the_bucket(
     await asyncio.wait_for(asyncio.shield(pager._pager), 20)
     assert "segment 1 at 4096" in caplog.text
     assert bucket.partitions[0].expiries.needs_scan(NOW_S), "what the scan did not see is missing"
+
+
+async def test_a_scan_begins_anew_where_the_partition_became_another(
+    make_pager: MakePager, clock: Clock
+) -> None:
+    log = stored([b"%d" % number for number in range(50)], NOW_S + 5)
+    bucket, read, asked = reopened(log), log.backfill, list[int]()
+    partition = bucket.partitions[0]
+
+    def backfill(partition_id: int, after: int, *rest: Any) -> Iterator[tuple[list[bytes], int]]:
+        asked.append(after)
+        if len(asked) > 1:
+            yield from read(partition_id, after, *rest)
+        else:
+            yield [], 20
+            partition.epoch += 1  # a rollback, say
+
+    log.backfill = backfill  # type: ignore[method-assign]
+    pager = make_pager(bucket)
+    clock.now_ns += 5 * SECOND
+    await told(bucket, lambda: partition.expired_total == 50)
+    assert asked == [0, 0]
+    assert pager.statistics().scans_total == 1
 
 
 async def test_a_stop_waits_for_the_read_under_way(make_pager: MakePager) -> None:
