@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from millstream.errors import CorruptionError, MillstreamError
+from millstream.kv.aio.compactor import Compactor
 from millstream.kv.aio.copies import Copies
 from millstream.kv.aio.flusher import Flusher
 from millstream.kv.aio.pager import NoExpiries, Pager
 from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.low_points import PURGE_AGE_S, HistoryWindow
 from millstream.kv.core.mutation_queue import Entry
 from millstream.kv.core.partition import Partition
 from millstream.model.limits import QUEUE_BYTES_MAX, UINT48_MAX
@@ -116,6 +118,7 @@ class BucketEngine:
         copies: Copies,
         pager: Pager,
         mark: NoExpiries,
+        compactor: Compactor,
     ) -> None:
         self.bucket = bucket
         self.store = store
@@ -123,6 +126,7 @@ class BucketEngine:
         self.copies = copies
         self.pager = pager
         self._mark = mark
+        self.compactor = compactor
 
     @classmethod
     async def open(
@@ -136,6 +140,7 @@ class BucketEngine:
         on_persisted: Callable[[], None],
         on_fatal: Callable[[Exception], None],
         on_corrupt: Callable[[CorruptionError], None],
+        purge_age_s: int = PURGE_AGE_S,
     ) -> BucketEngine:
         """Recover the bucket in `path` (created if new) and make it ready to serve.
 
@@ -148,6 +153,7 @@ class BucketEngine:
             on_persisted: called after each group commit.
             on_fatal: called once when the disk failed: nothing is flushed any more.
             on_corrupt: called when a read met a damaged record: the bucket should be stopped.
+            purge_age_s: age at which deletions may be forgotten; 0: never.
 
         Raises:
             CorruptionError: a record in the middle of the log is damaged; names file and offset.
@@ -162,6 +168,7 @@ class BucketEngine:
 
         def persisted() -> None:
             bucket.made_durable()
+            compactor.on_commit()
             on_persisted()
 
         reader = _StoreReader(store, tell_corrupt)
@@ -193,17 +200,22 @@ class BucketEngine:
         copies = Copies(bucket, store, flusher)
         mark = await asyncio.to_thread(NoExpiries, path)
         pager = Pager(bucket, now_ns=time.time_ns, mark=mark, on_fatal=on_fatal)
+        compactor = Compactor(
+            bucket, store, flusher, now_ns=time.time_ns, on_corrupt=on_corrupt,
+            window=HistoryWindow(), purge_age_s=purge_age_s,
+        )  # fmt: skip
         published = bucket.published
         published.add("copies", copies.statistics)
         published.add("flusher", flusher.statistics)
         published.add("expiry", pager.statistics)
+        published.add("compaction", compactor.statistics)
         published.add("disk", lambda: DiskStatistics(free_bytes(path)))
         if store.cut_bytes:
             _LOG.warning("bucket %s: cut a torn tail of %d bytes", name, store.cut_bytes)
         if not store.was_clean_stop and not store.is_new:
             _LOG.info("bucket %s: started without a clean stop, new failover entries", name)
         flusher.catch_up()
-        return cls(bucket, store, flusher, copies, pager, mark)
+        return cls(bucket, store, flusher, copies, pager, mark, compactor)
 
     async def until_persisted(self, partition_id: int, seqno: int) -> None:
         """Return once everything of the partition up to `seqno` is durable."""
@@ -215,6 +227,7 @@ class BucketEngine:
         An error met here is told as any other: by `on_fatal`.
         """
         await self.pager.stop()
+        await self.compactor.stop()
         await self.flusher.stop()
         if not self.flusher.has_failed:
             try:

@@ -95,6 +95,8 @@ class _Writer:
         self.checksum = 0
 
     def write(self, data: bytes) -> None:
+        if not data:
+            return
         self._file.write_at(self.offset, data)
         self.offset += len(data)
         self.checksum = crc32(data, self.checksum)
@@ -194,13 +196,12 @@ class Compaction:
             self._log.sync_segment(number)
         for p, state in enumerate(self._partitions):
             for number in self.run:
-                columns = self._log.columns(number, p)
-                if columns is not None and columns.flags:
-                    limit = min(state.marked, limit_of(state.kills, number))
-                    end = bisect_right(columns.seqnos, limit)
-                    for begin, stop in _pieces(end):
-                        mask = columns.flags[begin:stop].translate(_IS_GONE_TOMBSTONE)
-                        yield self._keys(p, number, columns.select(begin, stop, mask))
+                columns = self._log.columns(number, p) or Columns()
+                limit = min(state.marked, limit_of(state.kills, number))
+                end = bisect_right(columns.seqnos, limit) if columns.flags else 0
+                for begin, stop in _pieces(end):
+                    mask = columns.flags[begin:stop].translate(_IS_GONE_TOMBSTONE)
+                    yield self._keys(p, number, columns.select(begin, stop, mask))
 
     def swap(self) -> None:
         """Let the new segment take the place of the last of the run, durably."""
@@ -211,6 +212,7 @@ class Compaction:
         """Remove the files whose numbers the new segment stands for; once it is installed."""
         for number in self.run[:-1]:
             self._disk.remove(segment_name(number))
+        self._log.forget(self.run[:-1])
 
     def moved_keys(self) -> Iterator[KeyBatch]:
         """Yield where the records stand from now on; once it is installed."""
@@ -335,9 +337,11 @@ class Compaction:
 
     def _keys(self, p: int, number: int, part: Columns) -> KeyBatch:
         keys = self._log.keys(number, part, 0, len(part.seqnos))
-        found = sorted(zip(keys, part.seqnos, part.offsets, strict=True))
-        columns = zip(*found, strict=True) if found else ((), (), ())
-        return KeyBatch(p, *map(list, columns))
+        seqnos, offsets = part.seqnos, part.offsets
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        return KeyBatch(
+            p, [keys[i] for i in order], [seqnos[i] for i in order], [offsets[i] for i in order]
+        )
 
 
 def _pieces(end: int) -> Iterator[tuple[int, int]]:

@@ -60,7 +60,10 @@ def is_due(live_bytes: int, dead_bytes: int, slack_bytes: int) -> bool:
 
 
 def choose_run(
-    segments: Sequence[SegmentCounts], bytes_max: int, done: Collection[int] = ()
+    segments: Sequence[SegmentCounts],
+    bytes_max: int,
+    done: Collection[int] = (),
+    kept_share: float = DEAD_SHARE_KEPT,
 ) -> list[int]:
     """Return the numbers of the run to rewrite next, none if all is well.
 
@@ -68,11 +71,12 @@ def choose_run(
         segments: the sealed ones that may be rewritten, in log order, without gaps.
         bytes_max: of a full segment.
         done: those that were rewritten just now.
+        kept_share: of the live bytes, so much that is dead is left.
     """
     dead, live = sum(s.dead_bytes for s in segments), sum(s.live_bytes for s in segments)
     waiting = [at for at, s in enumerate(segments) if s.dead_bytes and s.number not in done]
     begin = end = 0
-    if waiting and dead > DEAD_SHARE_KEPT * live:
+    if waiting and dead > kept_share * live:
         worst = max(waiting, key=lambda at: segments[at].dead_bytes / segments[at].bytes)
         begin, end = _widened(segments, worst, bytes_max)
     elif len(segments) > SEGMENTS_BASE_MAX + 2 * (dead + live) // bytes_max:

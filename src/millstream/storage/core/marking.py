@@ -19,7 +19,7 @@ Elsewhere: rewriting segments (`compaction`), when (`kv.aio.compactor`).
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -76,11 +76,15 @@ class Marking:
     Args:
         live: the log.
         known: what is marked already, by partition: `marked` of an earlier pass of this process.
+        has_tombstones: whether a segment may hold deletions of a partition that are not marked.
     """
 
-    def __init__(self, live: LiveLog, known: list[int]) -> None:
+    def __init__(
+        self, live: LiveLog, known: list[int], has_tombstones: Callable[[int, int], bool]
+    ) -> None:
         self._live = live
         self._log = live.log
+        self._has_tombstones = has_tombstones
         self._sealed = live.log.numbers[:-1]
         self._points = [
             _Points(seqno, *points_in_force(summary), summary.kills)
@@ -162,7 +166,7 @@ class Marking:
     def _mark_tombstones(self, p: int, points: _Points) -> Iterator[None]:
         for number in self._sealed:
             span = self._log.span(number, p)
-            if span is None or span[0] > points.purge:
+            if span is None or span[0] > points.purge or not self._has_tombstones(number, p):
                 continue
             columns = self._log.columns(number, p)
             assert columns is not None

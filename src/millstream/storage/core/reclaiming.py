@@ -53,9 +53,11 @@ class Reclaiming:
         self._disk = disk
         self._live = live
         self._log = live.log
+        self.sizes = live.log.sizes
         self._by_id = by_id
         self._changed = changed
         self._known = [_Known(0, summary.kills) for summary in live.summaries]
+        self._rollbacks: list[tuple[int, int]] = []
         self._controls: dict[int, list[ControlRecord]] = {}
         self._counts: dict[int, SegmentCounts] = {}
         self._by_partition: dict[int, dict[int, PartitionCounts]] = {}
@@ -125,7 +127,25 @@ class Reclaiming:
         )
         return log.end_of(number) - HEADER_BYTES - inside
 
+    def count_superseded(self) -> int:
+        """Return about how many records are replaced but not counted as dead. In the loop."""
+        return max(0, sum(some.changes - some.dead for some in self.counts) - self._by_id.count())
+
+    def is_counted(self) -> bool:
+        """Return whether all sealed segments are counted. In the loop."""
+        return all(number in self._counts for number in self._log.numbers[:-1])
+
     # -- low points and marks
+
+    def newest_marks(self) -> list[int]:
+        """Return the newest mark of each partition. In the loop."""
+        return [summary.mark for summary in self._live.summaries]
+
+    def take_rollbacks(self) -> list[tuple[int, int]]:
+        """Return (partition, seqno) of rollbacks since the last time. In the loop."""
+        self._marked()
+        rollbacks, self._rollbacks = self._rollbacks, []
+        return rollbacks
 
     def purge_scan(self, limits: Sequence[int], cutoff_ns: int) -> PurgeScan:
         """Look for tombstones from before a time, at or below a seqno each. In the loop."""
@@ -133,7 +153,7 @@ class Reclaiming:
 
     def begin_marking(self) -> Marking:
         """Mark by the low points there are now. In the loop."""
-        return Marking(self._live, self._marked())
+        return Marking(self._live, self._marked(), self._has_tombstones)
 
     def end_marking(self, marking: Marking) -> None:
         """What was marked is durable. In the loop."""
@@ -143,12 +163,17 @@ class Reclaiming:
         ]
         self.recount(sorted(marking.touched))
 
+    def _has_tombstones(self, number: int, p: int) -> bool:
+        found = self._by_partition.get(number)
+        return found is None or found.get(p, _NOTHING).tombstones > 0
+
     def _marked(self) -> list[int]:
         """Return what is marked, by partition; a rollback since takes back what is above it."""
         for p, (known, summary) in enumerate(zip(self._known, self._live.summaries, strict=True)):
             if summary.kills is not known.kills:
                 since = [kill.seqno for kill in summary.kills if kill not in known.kills]
                 self._known[p] = _Known(min([known.marked, *since]), summary.kills)
+                self._rollbacks += ((p, seqno) for seqno in since)
         return [known.marked for known in self._known]
 
     # -- a run

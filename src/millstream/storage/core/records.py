@@ -98,6 +98,8 @@ WALK_BYTES: Final = 1024 * 1024
 _CHANGE: Final = 1
 _MARKED_CHANGE: Final = 1 | MARK_BIT
 MUTATION: Final = 0x57
+_FRAME_BYTES_MIN: Final = 32
+"""Header and seqno of a change's frame."""
 _opcode_of = itemgetter(1)
 
 
@@ -423,6 +425,8 @@ def change_of_record(data: bytes) -> tuple[int, StoredChange] | None:
         return None
     middle = FRAME_IN_BODY + lineage_bytes
     begin = middle + sidecar_bytes
+    if len(body) < begin + _FRAME_BYTES_MIN:  # zeros, too, have the checksum that they name
+        return None
     lineage, sidecar = body[FRAME_IN_BODY:middle], body[middle:begin]
     return partition_id, StoredChange(body[begin:], previous, lineage, sidecar)
 

@@ -10,7 +10,8 @@ Invariants:
    before the one that compacted segments ask for, and the applied segment has the same crc32 up to
    that place.
 2. After a rollback a key has its newest live record: the one that the oldest dead record of the
-   key names as previous, if it is still there.
+   key names as previous, if it is still there and not dead, too. (That number may have been given
+   to another key's record since.)
 
 Elsewhere: the segments (`segment_log`), what a start writes (`store`).
 """
@@ -211,7 +212,7 @@ def apply_rollback(
     for key, before in live.dead_keys(partition_id, seqno, segment, killed):
         previous.setdefault(key, before)
     live.summaries[partition_id].on_rollback(segment, seqno)
-    places = live.places_of(partition_id, {found for found in previous.values() if found})
+    places = live.places_of(partition_id, {found for found in previous.values() if found <= seqno})
     for key, found in previous.items():
         place = places.get(found)
         by_id.pending[prefix + key] = None if place is None else (found, *place)

@@ -340,7 +340,7 @@ class OpenIndex:
         return b"".join(self.encode_pieces(index_offset, data_checksum))
 
     def encode_pieces(self, index_offset: int, data_checksum: int) -> Iterator[bytes]:
-        """Yield the same, partition by partition."""
+        """Yield the same, partition by partition; while it is thought about, empty pieces."""
         base = index_offset + ENVELOPE_BYTES + _COUNTS.size
         held = [(p, self.partitions[p]) for p in sorted(self.partitions)]
         held = [(p, columns) for p, columns in held if columns.seqnos or columns.marks]
@@ -359,6 +359,7 @@ class OpenIndex:
             blocks.append(block)
             size += len(block)
             records += len(columns.seqnos)
+            yield b""
         directory_bytes, controls = b"".join(directory), _big_endian(self.controls)
         counts = _COUNTS.pack(len(directory), len(self.controls))
         body = (counts, *blocks, directory_bytes, controls)

@@ -15,7 +15,7 @@ Source: docs/reference/file-format.md.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import compress
 from operator import add, and_, not_, sub
 from typing import Final, NamedTuple, TypeVar
@@ -344,6 +344,12 @@ class SegmentFiles:
     def forget_files(self) -> None:
         """Drop the descriptors kept for reading."""
         self._files.clear()
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Drop what is kept of some segments: the name belongs to another file now, or to none."""
+        for number in numbers:
+            self._files.pop(number, None)
+            self._directories.pop(number, None)
 
     def _file(self, number: int) -> File:
         """Return the open file; another thread may drop it from the cache while it is used."""

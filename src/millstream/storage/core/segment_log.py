@@ -81,7 +81,7 @@ class SegmentLog(SegmentFiles):
 
     def __init__(self, disk: Disk, sizes: LogSizes) -> None:
         super().__init__(disk)
-        self._sizes = sizes
+        self.sizes = sizes
         self._last: File
         self._is_failed = False
         self._kept: dict[int, OpenIndex] = {}
@@ -282,19 +282,19 @@ class SegmentLog(SegmentFiles):
         """Return whether appending `size` bytes neither seals a segment nor fills one ahead."""
         if self.is_sealed or self._is_full(size):
             return False
-        return self.end + size <= self._filled or self._capacity() < self._sizes.fill_from_bytes
+        return self.end + size <= self._filled or self._capacity() < self.sizes.fill_from_bytes
 
     def _is_full(self, size: int) -> bool:
         return self.end + size > self._capacity() and self.end > HEADER_BYTES
 
     def _capacity(self) -> int:
-        sizes = self._sizes
+        sizes = self.sizes
         return min(max(sizes.segment_bytes_min, self.sealed_bytes // 4), sizes.segment_bytes_max)
 
     def _fill(self, file: File, end: int) -> None:
-        if self._filled < end and self._capacity() >= self._sizes.fill_from_bytes:
+        if self._filled < end and self._capacity() >= self.sizes.fill_from_bytes:
             begin = max(self._filled, end)
-            size = min(self._sizes.fill_bytes, self._capacity() - begin)
+            size = min(self.sizes.fill_bytes, self._capacity() - begin)
             if size > 0:
                 file.write_at(begin, bytes(size))
             self._filled = begin + size
@@ -370,16 +370,14 @@ class SegmentLog(SegmentFiles):
         replaced_bytes = sum(self._sealed(old)[1].end for old in run)
         first, segment, offset, generation = rewriting
         self.firsts[number], self.generations[number] = first, generation
-        self.by_id_place = max(self.by_id_place, Place(segment, offset))
+        self.forget(run)  # before a reader can learn that there are other segments now
         self.numbers = [one for one in self.numbers if one == number or one not in run]
-        self.sealed_bytes += size - replaced_bytes
         self.swaps += 1
-        for old in run:
-            self._files.pop(old, None)
-            self._directories.pop(old, None)
-            if old != number:
-                self.firsts.pop(old, None)
-                self.generations.pop(old, None)
+        for old in run[:-1]:
+            self.firsts.pop(old, None)
+            self.generations.pop(old, None)
+        self.by_id_place = max(self.by_id_place, Place(segment, offset))
+        self.sealed_bytes += size - replaced_bytes
 
     # -- reading
 

@@ -24,6 +24,7 @@ def segments(*sizes):
 def test_nothing_to_do():
     assert choose_run([], FULL) == []
     assert choose_run(segments((900, 0), (900, 0), (500, 100)), FULL) == []
+    assert choose_run(segments((900, 0), (900, 0), (500, 100)), FULL, kept_share=0) == [3]
 
 
 def test_the_segment_with_most_dead_goes_first():

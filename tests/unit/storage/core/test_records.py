@@ -179,3 +179,4 @@ def test_payloads_are_read_back():
 
 def test_a_short_record_is_no_change():
     assert change_of_record(b"") is None
+    assert change_of_record(bytes(8) + b"\1" + bytes(100)) is None

@@ -2,6 +2,7 @@ import shutil
 
 import pytest
 
+from compacting import compact
 from millstream.errors import CorruptionError
 from millstream.storage.aio.by_id import LmdbByIdMap
 from millstream.storage.core import recovery
@@ -226,3 +227,21 @@ def test_a_superseded_record_does_not_hide_a_newer_one_of_its_key(directory):
     shutil.rmtree(directory.path / "byid")
     directory.open()
     assert directory.value(0, b"a") == b"2"
+
+
+def test_a_rollback_is_replayed_without_the_older_records_that_it_killed(directory):
+    """Compaction took a@1 away; a@2 names it, and b gets that seqno after the rollback."""
+    store = directory.open()
+    directory.write(0, (b"a", b"1"))
+    directory.write(0, (b"a", b"2"))
+    store._log.roll()
+    directory.write(1, (b"x", b"1"))
+    store.set_low_points({0: (2, 0)})
+    compact(store)
+    store.roll_back(0, 1)
+    directory.highs[0] = 0
+    directory.write(0, (b"b", b"3"))
+    directory.crash()
+    store = directory.open()
+    assert (directory.value(0, b"a"), directory.value(0, b"b")) == (None, b"3")
+    assert list(store.keys(0)) == [b"b"]
