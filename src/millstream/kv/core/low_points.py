@@ -23,7 +23,14 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-__all__ = ["HISTORY_BYTES", "HISTORY_S", "PURGE_AGE_S", "HistoryWindow", "Sample", "allowed_points"]
+__all__ = [
+    "HISTORY_BYTES",
+    "HISTORY_S",
+    "PURGE_AGE_S",
+    "HistoryWindow",
+    "Sample",
+    "allowed_points",
+]
 
 HISTORY_S: Final = 600
 """How long a replaced version stays readable for those who hold no lease on it ..."""

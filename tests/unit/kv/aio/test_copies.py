@@ -389,7 +389,7 @@ async def test_a_bucket_that_is_being_stopped_takes_no_change_of_state(tmp_path:
     async with engine.flusher.paused():
         stopping = started(engine.stop())
         late = started(engine.copies.set_state(0, DEAD))
-        while not engine.flusher._is_stopping:
+        while not engine.flusher._is_stopping:  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0)
         assert not stopping.done()
     await stopping
