@@ -112,9 +112,10 @@ def _memory(figures: Figures) -> str:
 
 
 def _log(figures: Figures) -> str:
-    if "disk_log_bytes" not in figures:
+    if "compaction_live_bytes" not in figures:
         return ""
-    return shown_bytes(figures["disk_log_bytes"])
+    live, dead = figures["compaction_live_bytes"], figures["compaction_dead_bytes"]
+    return f"{shown_bytes(live + dead)}, {dead / max(1, live + dead):.0%} dead"
 
 
 def warnings_of(node: Figures, buckets: list[dict[str, Any]]) -> Iterator[str]:

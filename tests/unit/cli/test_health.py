@@ -30,14 +30,20 @@ def test_numbers_are_told_from_words(text, figure):
 def test_a_row_has_a_place_for_every_heading():
     figures = {
         "documents_in_memory": 5000, "queue_bytes": 1536, "readers_connections": 2,
-        "readers_lag": 7,
+        "readers_lag": 7, "compaction_live_bytes": 3 * 2**20, "compaction_dead_bytes": 2**20,
     }  # fmt: skip
     row = dict(zip(COLUMNS, bucket_row({**BUCKET, "figures": figures}), strict=True))
     assert row == {
         "bucket": "orders", "state": "ready", "partitions": "64", "changes": "1,000,000",
-        "not durable": "10", "documents in memory": "5,000", "memory": "1.5 KiB", "log": "",
+        "not durable": "10", "documents in memory": "5,000", "memory": "1.5 KiB", "log": "4 MiB, 25% dead",
         "readers": "2", "lag": "7", "reason": "",
     }  # fmt: skip
+
+
+def test_memory_is_shown_with_its_quota():
+    figures = {"memory_used_bytes": 3 * 2**30, "memory_quota_bytes": 4 * 2**30}
+    row = dict(zip(COLUMNS, bucket_row({**BUCKET, "figures": figures}), strict=True))
+    assert row["memory"] == "3 GiB of 4 GiB"
 
 
 def test_what_a_node_does_not_tell_stays_empty():
