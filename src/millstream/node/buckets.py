@@ -1,8 +1,8 @@
 """The buckets of a node: found at the start, created and deleted while it runs.
 
 A bucket is a directory named by its uuid, with `bucket.toml` (format, name, uuid, partitions,
-created) beside what the engine keeps there. A directory that is being made ends in `.creating`,
-one that is going away in `.deleted`; the next start removes both.
+created, perhaps purge_age_s) beside what the engine keeps there. A directory that is being made
+ends in `.creating`, one that is going away in `.deleted`; the next start removes both.
 
 Invariants:
 1. A bucket is served only after its directory is durable; it is gone once `delete` returns.
@@ -30,6 +30,7 @@ from millstream.gateway.core.host import BucketStatus
 from millstream.kv.aio.copies import Copies
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.low_points import PURGE_AGE_S
 from millstream.node.bucket_names import checked_bucket_name, checked_partition_count
 from millstream.node.data_directory import FORMAT, as_text, read_toml, utc_now
 from millstream.runtime.files import sync_directory, write_atomically
@@ -50,6 +51,7 @@ class BucketRecord(NamedTuple):
     partitions: int
     created: str
     damage: str = ""
+    purge_age_s: int = PURGE_AGE_S
 
 
 class Buckets:
@@ -204,18 +206,25 @@ class Buckets:
         _LOG.info("deleted bucket %s", name)
 
     def copies(self, name: str) -> Copies:
-        """Return what an operator may ask of a bucket's partitions.
+        """Return what an operator may ask of a bucket's partitions; raises as `compact`."""
+        return self._served_engine(name).copies
+
+    def compact(self, name: str) -> None:
+        """Have a bucket's log compacted soon, as far as its history may go.
 
         Raises:
             ConditionError: `bucket_not_found`.
             UnavailableError: `bucket_failed`, it is not served.
         """
+        self._served_engine(name).compactor.ask()
+
+    def _served_engine(self, name: str) -> BucketEngine:
         if name not in self._records:
             raise ConditionError(f"no bucket {name!r}", code="bucket_not_found")
         if name not in self.served:
             reason = self._failures.get(name, "it is being made or deleted")
             raise UnavailableError(f"bucket {name} is not served: {reason}", code="bucket_failed")
-        return self._running[name].copies
+        return self._running[name]
 
     def statuses(self) -> list[BucketStatus]:
         """Return all buckets, sorted by name."""
@@ -257,6 +266,7 @@ class Buckets:
             on_persisted=self._on_persisted,
             on_fatal=on_fatal,
             on_corrupt=on_corrupt,
+            purge_age_s=record.purge_age_s,
         )
         self._running[name] = running
         self.served[name] = running.bucket
@@ -312,7 +322,11 @@ def _read_record(directory: Path) -> BucketRecord:
     content = read_toml(directory / _BUCKET_FILE)
     try:
         name, partitions = str(content["name"]), int(str(content["partitions"]))
-        record = BucketRecord(name, str(content["uuid"]), partitions, as_text(content["created"]))
+        purge_age_s = int(str(content.get("purge_age_s", PURGE_AGE_S)))
+        created = as_text(content["created"])
+        record = BucketRecord(name, str(content["uuid"]), partitions, created, "", purge_age_s)
+        if purge_age_s < 0:
+            raise ValueError(f"purge_age_s is {purge_age_s}")
         checked_bucket_name(record.name)
         checked_partition_count(record.partitions)
     except (KeyError, ValueError, MillstreamError) as error:

@@ -135,6 +135,10 @@ class Engine:
         """Roll a copy back; raises as `kv.aio.copies.Copies` does."""
         return await self._buckets.copies(name).roll_back(number, seqno)
 
+    def compact_bucket(self, name: str) -> None:
+        """Have a bucket's log compacted soon; raises as `node.buckets.Buckets.compact`."""
+        self._buckets.compact(name)
+
     async def until_persisted(self, bucket: str, partition_id: int, seqno: int) -> None:
         """Return once everything of a partition up to `seqno` is durable."""
         await self._buckets.running[bucket].until_persisted(partition_id, seqno)

@@ -22,6 +22,7 @@ class FakeHost:
         self.dropped = []
         self.states = ["active", "dead"]
         self.rolled_back = []
+        self.compacted = []
         self.buckets = {"orders": BucketStatus("orders", "u1", 64, "2026-01-01", "ready")}
 
     def drop_user(self, name):
@@ -44,6 +45,11 @@ class FakeHost:
     async def delete_bucket(self, name):
         if self.buckets.pop(name, None) is None:
             raise ConditionError("none", code="bucket_not_found")
+
+    def compact_bucket(self, name):
+        if name not in self.buckets:
+            raise ConditionError("none", code="bucket_not_found")
+        self.compacted.append(name)
 
     def partition_statuses(self, name):
         if name not in self.buckets:

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from millstream.errors import ConditionError, CorruptionError, UnavailableError, UsageError
+from millstream.kv.core.low_points import PURGE_AGE_S
 from millstream.node import buckets as buckets_module
 from millstream.node.buckets import Buckets
 
@@ -21,6 +22,8 @@ class FakeEngine:
         self.fail = on_fatal
         self.meet_damage = on_corrupt
         self.is_stopped = False
+        self.asked = []
+        self.compactor = SimpleNamespace(ask=lambda: self.asked.append(name))
         self.stop_error = None
 
     async def stop(self):
@@ -34,7 +37,12 @@ def make(tmp_path):
     def made(damaged=(), errors=()):
         waiting = list(errors)
 
-        async def open_bucket(path, *, name, uuid, partition_count, on_fatal, on_corrupt, **_):
+        made.purge_ages = {}
+
+        async def open_bucket(
+            path, *, name, uuid, partition_count, on_fatal, on_corrupt, purge_age_s, **_
+        ):
+            made.purge_ages[name] = purge_age_s
             if waiting:
                 (path / "log").mkdir()
                 raise waiting.pop()
@@ -77,6 +85,33 @@ async def test_buckets_outlive_a_restart(make, tmp_path):
     assert again.statuses()[1].uuid == status.uuid
     assert again.statuses()[1].created == status.created
     assert (tmp_path / "buckets" / status.uuid / "bucket.toml").exists()
+
+
+async def test_a_served_bucket_is_compacted_when_asked(make):
+    buckets = await opened(make)
+    await buckets.create("a", 4)
+    buckets.compact("a")
+    engine = buckets.running["a"]
+    assert engine.asked == ["a"]
+    with pytest.raises(ConditionError, match="no bucket"):
+        buckets.compact("b")
+    engine.fail(OSError("broken"))
+    with pytest.raises(UnavailableError, match="broken"):
+        buckets.compact("a")
+
+
+async def test_the_age_of_deletions_may_be_set_by_hand(make, tmp_path):
+    buckets = await opened(make)
+    status = await buckets.create("a", 4)
+    assert make.purge_ages["a"] == PURGE_AGE_S
+    file = tmp_path / "buckets" / status.uuid / "bucket.toml"
+    text = file.read_text()
+    file.write_text(text + "purge_age_s = 60\n")
+    await opened(make)
+    assert make.purge_ages["a"] == 60
+    file.write_text(text + "purge_age_s = -1\n")
+    again = await opened(make)
+    assert "purge_age_s" in again.statuses()[0].reason
 
 
 async def test_a_bucket_made_again_is_another(make, tmp_path):

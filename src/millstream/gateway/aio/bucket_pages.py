@@ -1,7 +1,7 @@
 """Buckets over HTTP: `/_millstream/buckets`.
 
 Invariants:
-1. Only administrators create and delete; others see the buckets they have a right in.
+1. Only administrators create, delete and compact; others see the buckets they have a right in.
 
 Elsewhere: the buckets (`node.buckets`).
 """
@@ -73,6 +73,12 @@ async def _delete(request: web.Request) -> web.Response:
     return answer({"ok": True})
 
 
+async def _compact(request: web.Request) -> web.Response:
+    require(request, "admin")
+    request.app[HOST].compact_bucket(request.match_info["name"])
+    return answer({"ok": True}, status=202)
+
+
 def routes() -> list[web.RouteDef]:
     """Return the pages of this module."""
     return [
@@ -81,4 +87,5 @@ def routes() -> list[web.RouteDef]:
         web.get("/_millstream/buckets/{name}", _one),
         web.put("/_millstream/buckets/{name}", _create),
         web.delete("/_millstream/buckets/{name}", _delete),
+        web.post("/_millstream/buckets/{name}/compact", _compact),
     ]

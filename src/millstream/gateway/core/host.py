@@ -98,6 +98,14 @@ class NodeHost(Protocol):
             ConditionError: `bucket_not_found`.
         """
 
+    def compact_bucket(self, name: str) -> None:
+        """Have a bucket's log compacted soon.
+
+        Raises:
+            ConditionError: `bucket_not_found`.
+            UnavailableError: `bucket_failed`.
+        """
+
     def partition_statuses(self, name: str) -> list[PartitionStatus]:
         """Return the copies of a bucket's partitions, by number.
 

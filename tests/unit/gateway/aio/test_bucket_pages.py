@@ -30,3 +30,20 @@ async def test_buckets_come_and_go(client, body):
 )
 async def test_bad_buckets_are_refused(client, content, body):
     await body(await client.post("/_millstream/buckets", json=content), 400)
+
+
+async def test_a_bucket_is_compacted_when_asked(client, open_host, body):
+    assert await body(await client.post("/_millstream/buckets/orders/compact"), 202) == {
+        "ok": True
+    }
+    assert open_host.compacted == ["orders"]
+    error = await body(await client.post("/_millstream/buckets/none/compact"), 404)
+    assert error["error"] == "bucket_not_found"
+
+
+async def test_only_administrators_compact(guarded, guarded_host, body, ada, bob):
+    path = "/_millstream/buckets/orders/compact"
+    await body(await guarded.post(path, headers=bob), 403)
+    assert guarded_host.compacted == []
+    await body(await guarded.post(path, headers=ada), 202)
+    assert guarded_host.compacted == ["orders"]
