@@ -21,7 +21,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-SPECIFICATION = "5f0753e92667"
+SPECIFICATION = "e98b2240ecc1"
 
 cdef extern from "wire.h":
     uint16_t get16(const uint8_t *at) noexcept nogil

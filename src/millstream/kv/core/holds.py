@@ -23,12 +23,11 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from millstream.kv.core.blocks import BITS
 from millstream.wire.frames import seqno_of
 
-__all__ = ["BITS", "KEPT_BYTES", "Holds", "Superseded", "with_kept"]
+__all__ = ["KEPT_BYTES", "Holds", "Superseded", "with_kept"]
 
-BITS: Final = 10
-"""Kept changes are grouped like those of the queue, 1,024 seqnos to a number."""
 KEPT_BYTES: Final = 256
 """Memory of a kept change without its frame: a tuple, its numbers and its place in two lists."""
 
@@ -70,7 +69,7 @@ class Holds:
         self.high = -1
         """The newest frozen `at`; what is superseded at or below it must be kept."""
         self.kept: dict[int, dict[int, Superseded]] = {}
-        """Number -> seqno -> change."""
+        """Block number -> seqno -> change."""
         self.bytes_kept = 0
         self._holds: dict[int, _Hold] = {}
         self._views: dict[int, _View] = {}  # ascending

@@ -19,7 +19,8 @@ Invariants:
 6. On a replica no version at or below the end of its newest complete snapshot is dropped for one
    above, neither for holds nor for the log.
 
-Elsewhere: holds and what they keep (`kv.core.holds`), the log (`storage`), streams (`upr`).
+Elsewhere: the blocks (`kv.core.blocks`), holds and what they keep (`kv.core.holds`), the log
+(`storage`), streams (`upr`).
 
 Source: mutation queue paper, "Design summary"; docs/concepts/snapshots.md.
 """
@@ -27,19 +28,25 @@ Source: mutation queue paper, "Design summary"; docs/concepts/snapshots.md.
 from __future__ import annotations
 
 from bisect import bisect_left
-from itertools import accumulate, chain, compress
-from operator import attrgetter
-from typing import Final, NamedTuple
-
-from msgspec import Struct
+from itertools import accumulate, chain
+from typing import Final
 
 from millstream import accelerated
-from millstream.kv.core.holds import BITS, Holds, Superseded
+from millstream.kv.core.blocks import (
+    BITS,
+    BLOCK_SLOTS,
+    CLOSED,
+    NOTHING,
+    Block,
+    Entry,
+    FrozenChanges,
+    Item,
+)
+from millstream.kv.core.holds import Holds, Superseded
 from millstream.model.limits import PARTITIONS_DEFAULT, QUEUE_BYTES_MAX, QUEUE_SECONDS_MAX
 from millstream.upr.core.source import Reader
 
 __all__ = [
-    "BLOCK_SLOTS",
     "COUNTER_BYTES",
     "HISTORY_SHARE",
     "QUEUE_BYTES_DEFAULT",
@@ -57,68 +64,7 @@ SLOT_BYTES: Final = 64
 """Memory of a slot without its frame: three references and a number."""
 COUNTER_BYTES: Final = 256
 """The same of a counter, with its place in the map."""
-BLOCK_SLOTS: Final = 1 << BITS
 _MASK: Final = BLOCK_SLOTS - 1
-_NOTHING: Final = b""
-
-
-class Entry(Struct, gc=False):
-    """A document in memory: its key, its newest frame, tombstones included, and its lineage.
-
-    Changed in place; without the collector's notice, for there are millions.
-    """
-
-    key: bytes
-    frame: bytes
-    lineage: bytes
-
-
-_NOBODY: Final = Entry(_NOTHING, _NOTHING, _NOTHING)
-_key_of = attrgetter("key")
-_lineage_of = attrgetter("lineage")
-
-
-class FrozenChanges(NamedTuple):
-    """What a flush takes, column by column, seqno ascending."""
-
-    seqnos: list[int]
-    keys: list[bytes]
-    frames: list[bytes]
-    previous_seqnos: list[int]
-    lineages: list[bytes]
-
-
-class Block:
-    """Documents of 1,024 seqnos: parallel lists, only ever appended to and blanked.
-
-    Entries and previous seqnos are for the flush: a block that is full and flushed has none.
-    """
-
-    __slots__ = ("entries", "frames", "previous")
-
-    def __init__(self) -> None:
-        self.frames: list[bytes] = []
-        self.entries: list[Entry] = []
-        self.previous: list[int] = []
-
-    def pad(self, slots: int) -> None:
-        """Pass over seqnos that counters took, or that are below the floor."""
-        missing = slots - len(self.frames)
-        self.frames += [_NOTHING] * missing
-        self.entries += [_NOBODY] * missing
-        self.previous += [0] * missing
-
-
-class _Item(NamedTuple):
-    """A change that is in no slot: of a counter, or one that a replica owes the log."""
-
-    entry: Entry
-    frame: bytes
-    previous: int
-
-
-_CLOSED: Final = Block()
-_CLOSED.pad(BLOCK_SLOTS)
 
 
 class MutationQueue:
@@ -145,6 +91,7 @@ class MutationQueue:
         "readers",
         "settled_seqno",
         "tail",
+        "tail_end",
     )
 
     def __init__(self, high_seqno: int, bytes_max: int = QUEUE_BYTES_DEFAULT) -> None:
@@ -165,13 +112,13 @@ class MutationQueue:
         """On a replica the end of its newest complete snapshot; None: every change is complete."""
         self.frame_bytes = 0
         self.blocks: dict[int, Block] = {}
-        self.counters: dict[int, dict[int, _Item]] = {}
-        self.tail = _CLOSED
-        """The block that takes the next document if its next slot is that document's."""
+        self.counters: dict[int, dict[int, Item]] = {}
+        self.tail, self.tail_end = CLOSED, -1
+        """The block whose next slot is that of the next change, and its last seqno."""
         self.guarded_seqno = high_seqno
         """Only changes above are in slots and seen by nobody but who reads the newest."""
         self._counter_count = 0
-        self._owed: dict[int, _Item] = {}
+        self._owed: dict[int, Item] = {}
         self._passing: dict[int, int] = {}
         """Of changes in no slot any more that are on their way to the log: what they replaced."""
         self._settled_hold = 0
@@ -204,29 +151,40 @@ class MutationQueue:
             old_seqno: seqno of the key's former change, 0 if there is none.
             old: frame of the former change.
         """
-        previous = self._supersede(entry, old_seqno, old) if old_seqno else 0
+        previous = old_seqno
+        if old_seqno > self.guarded_seqno:
+            former, slot = self.blocks[old_seqno >> BITS], old_seqno & _MASK
+            former.frames[slot] = NOTHING
+            if old_seqno > self.frozen_seqno:
+                previous = former.previous[slot]
+            self.frame_bytes += len(frame) - len(old)
+        else:
+            if old_seqno > self.floor:
+                previous = self._supersede(entry, old_seqno, old)
+            self.frame_bytes += len(frame)
         seqno = self.high_seqno + 1
         block = self.tail
-        if seqno & _MASK != len(block.frames):
+        if seqno > self.tail_end:
             block = self.open_slot(seqno)
         block.frames.append(frame)
         block.entries.append(entry)
         block.previous.append(previous)
         self.high_seqno = seqno
-        self.frame_bytes += len(frame)
 
     def append_counter(
         self, entry: Entry, frame: bytes, old_seqno: int = 0, old: bytes = b""
     ) -> None:
         """Add the change of a counter with seqno `high_seqno + 1`; arguments as of `append`."""
-        previous = self._supersede(entry, old_seqno, old) if old_seqno else 0
+        previous = old_seqno
+        if old_seqno > self.floor:
+            previous = self._supersede(entry, old_seqno, old)
         seqno = self.high_seqno + 1
         items = self.counters.get(seqno >> BITS)
         if items is None:
             items = self.counters[seqno >> BITS] = {}
-        items[seqno] = _Item(entry, frame, previous)
+        items[seqno] = (entry, frame, previous)
         self._counter_count += 1
-        self.tail = _CLOSED  # the next document is not in the next slot
+        self.tail, self.tail_end = CLOSED, -1  # the next document is not in the next slot
         self.guarded_seqno = self.high_seqno = seqno
         self.frame_bytes += len(frame)
 
@@ -236,31 +194,29 @@ class MutationQueue:
         if block is None:
             block = self.blocks[seqno >> BITS] = Block()
         block.pad(seqno & _MASK)
-        self.tail = block
+        self.tail, self.tail_end = block, seqno | _MASK
         return block
 
     def _supersede(self, entry: Entry, seqno: int, frame: bytes) -> int:
-        """Take a change out of its slot or map; return the `previous` of its successor."""
-        if seqno <= self.floor:
-            return seqno
+        """Take a change above the floor out of memory; return the `previous` of its successor."""
         number, slot = seqno >> BITS, seqno & _MASK
         is_logged = seqno <= self.frozen_seqno
         items = self.counters.get(number)
         counter = items.pop(seqno, None) if items else None
         if counter is not None:
-            previous = seqno if is_logged else counter.previous
+            previous = seqno if is_logged else counter[2]
             self._counter_count -= 1
             if is_logged and seqno > self.persisted_seqno:
-                self._passing[seqno] = counter.previous
+                self._passing[seqno] = counter[2]
             if not items:
                 del self.counters[number]
         else:
             block = self.blocks[number]
             previous = seqno if is_logged else block.previous[slot]
-            block.frames[slot] = _NOTHING
+            block.frames[slot] = NOTHING
         self.frame_bytes -= len(frame)
         if not is_logged and self.settled_seqno is not None and seqno <= self.settled_seqno:
-            self._owed[seqno] = _Item(Entry(entry.key, frame, entry.lineage), frame, previous)
+            self._owed[seqno] = (Entry(entry.key, frame, entry.lineage), frame, previous)
             previous, is_logged = seqno, True
         if seqno <= self.holds.high:
             self.holds.keep(seqno, Superseded(frame, previous, self.high_seqno + 1, is_logged))
@@ -319,7 +275,7 @@ class MutationQueue:
         """On a replica: its source has no change up to `seqno`."""
         if seqno > self.high_seqno:
             self.high_seqno = seqno
-            self.tail = _CLOSED  # the next document is not in the next slot
+            self.tail, self.tail_end = CLOSED, -1  # the next document is not in the next slot
 
     def settle(self, seqno: int) -> None:
         """On a replica: a snapshot of its source is complete at `seqno`, the present high.
@@ -382,12 +338,12 @@ class MutationQueue:
         if block is None and not items and number not in self.holds.kept:
             return []
         chunk = block.frames[begin:end] if block is not None else []
-        chunk += [_NOTHING] * (end - begin - len(chunk))
+        chunk += [NOTHING] * (end - begin - len(chunk))
         if items:
             first = (number << BITS) + begin
             for seqno, item in items.items():
                 if 0 <= seqno - first < len(chunk):
-                    chunk[seqno - first] = item.frame
+                    chunk[seqno - first] = item[1]
         return chunk
 
     def _next_number(self, number: int) -> int:
@@ -413,8 +369,8 @@ class MutationQueue:
                 found.update(block.previous[max(0, first - base) : at - base + 1])
         for number, items in self.counters.items():
             if number >= first >> BITS:
-                found.update(item.previous for seqno, item in items.items() if seqno <= at)
-        found.update(item.previous for seqno, item in self._owed.items() if seqno <= at)
+                found.update(item[2] for seqno, item in items.items() if seqno <= at)
+        found.update(item[2] for seqno, item in self._owed.items() if seqno <= at)
         found.update(previous for seqno, previous in self._passing.items() if seqno <= at)
         return found
 
@@ -425,33 +381,11 @@ class MutationQueue:
         first, high = self.frozen_seqno + 1, self.high_seqno
         begin, end = first >> BITS, high >> BITS
         self.frozen_seqno = high
-        if begin == end and begin not in self.counters and not self._owed:
-            return self._freeze_block(first)
-        frozen = FrozenChanges([], [], [], [], [])
-        for number in self._numbers(begin, end):
-            self._freeze_number(number, max(0, first - (number << BITS)), frozen)
-        self._passing.update((seqno, item.previous) for seqno, item in self._owed.items())
+        numbers = [begin] if begin == end else self._numbers(begin, end)
+        frozen = FrozenChanges.joined([self._freeze_number(number, first) for number in numbers])
+        self._passing.update((seqno, item[2]) for seqno, item in self._owed.items())
         self._owed.clear()
         return frozen
-
-    def _freeze_block(self, first: int) -> FrozenChanges:
-        """Do it where all from `first` on are documents of one block, as mostly they are."""
-        block, begin = self.blocks.get(first >> BITS), first & _MASK
-        if block is None:
-            return FrozenChanges([], [], [], [], [])
-        frames, entries = block.frames[begin:], block.entries[begin:]
-        previous: list[int] = block.previous[begin:]
-        seqnos = list(range(first, first + len(frames)))
-        if not all(frames):
-            seqnos, entries = list(compress(seqnos, frames)), list(compress(entries, frames))
-            previous, frames = list(compress(previous, frames)), list(filter(None, frames))
-        return FrozenChanges(
-            seqnos,
-            [entry.key for entry in entries],
-            frames,
-            previous,
-            [entry.lineage for entry in entries],
-        )
 
     def _numbers(self, first: int, last: int) -> list[int]:
         """Return the numbers in [first, last] of which something is to be flushed, ascending."""
@@ -459,20 +393,15 @@ class MutationQueue:
         found = {n for n in chain(self.blocks, self.counters, owed) if first <= n <= last}
         return sorted(found)
 
-    def _freeze_number(self, number: int, begin: int, frozen: FrozenChanges) -> None:
-        block, base = self.blocks.get(number), (number << BITS) + begin
-        frames = block.frames[begin:] if block else []
-        entries = block.entries[begin:] if block else []
-        previous = block.previous[begin:] if block else []
-        for items in (self.counters.get(number), self._owed):
-            if items:
-                _merge(items, base, (number + 1) << BITS, frames, entries, previous)
-        entries = list(compress(entries, frames))
-        frozen.seqnos.extend(compress(range(base, base + len(frames)), frames))
-        frozen.keys.extend(map(_key_of, entries))
-        frozen.previous_seqnos.extend(compress(previous, frames))
-        frozen.lineages.extend(map(_lineage_of, entries))
-        frozen.frames.extend(filter(None, frames))
+    def _freeze_number(self, number: int, first: int) -> FrozenChanges:
+        """Return what must go to the log of a number, from seqno `first` on."""
+        block, first = self.blocks.get(number), max(first, number << BITS)
+        part = block.copied(first & _MASK) if block is not None else Block()
+        items: dict[int, Item] = {}
+        for side in (self.counters.get(number), self._owed):
+            if side:
+                items.update((s, i) for s, i in side.items() if s >= first and s >> BITS == number)
+        return part.frozen(first, items)
 
     # -- what may go
 
@@ -532,18 +461,13 @@ class MutationQueue:
         block, items = self.blocks.get(number), self.counters.get(number)
         if block is not None:
             begin, end = max(0, self.floor + 1 - (number << BITS)), upto - (number << BITS) + 1
-            gone = block.frames[begin:end]
-            freed += sum(map(len, gone))
-            if end < BLOCK_SLOTS:
-                block.frames[begin:end] = [_NOTHING] * len(gone)
-                if block.entries:
-                    block.entries[begin:end] = [_NOBODY] * len(gone)
-            else:
+            freed += block.blank(begin, end)
+            if end == BLOCK_SLOTS:
                 del self.blocks[number]
                 overhead += SLOT_BYTES * len(block.frames)
         for seqno in [s for s in items if s <= upto] if items else ():
             assert items
-            freed += len(items.pop(seqno).frame)
+            freed += len(items.pop(seqno)[1])
             self._counter_count -= 1
             overhead += COUNTER_BYTES
         if items is not None and not items:
@@ -555,7 +479,7 @@ class MutationQueue:
     def check(self) -> None:
         """Assert the invariants; for tests."""
         frames = [frame for block in self.blocks.values() for frame in block.frames]
-        frames += [item.frame for items in self.counters.values() for item in items.values()]
+        frames += [item[1] for items in self.counters.values() for item in items.values()]
         assert self.frame_bytes == sum(map(len, frames))
         assert list(self.blocks) == sorted(self.blocks)
         for number, block in self.blocks.items():
@@ -575,25 +499,7 @@ class MutationQueue:
         self.holds.check(self.floor)
 
 
-def _merge(
-    items: dict[int, _Item],
-    base: int,
-    end: int,
-    frames: list[bytes],
-    entries: list[Entry],
-    previous: list[int],
-) -> None:
-    """Put changes with seqnos in [base, end) into their slots of copied columns."""
-    wanted = [(seqno, item) for seqno, item in items.items() if base <= seqno < end]
-    missing = max((seqno for seqno, _ in wanted), default=base - 1) + 1 - base - len(frames)
-    frames += [_NOTHING] * missing
-    entries += [_NOBODY] * missing
-    previous += [0] * missing
-    for seqno, item in wanted:
-        entries[seqno - base], frames[seqno - base], previous[seqno - base] = item
-
-
 accelerated.bind(
     MutationQueue, "freeze", Block, Entry, FrozenChanges,
-    also=(MutationQueue._freeze_block, MutationQueue._freeze_number),
+    also=(MutationQueue._freeze_number, Block.copied, Block.frozen),
 )  # fmt: skip

@@ -281,7 +281,7 @@ class Partition(ReadCopy):
         else:
             queue.frame_bytes += len(frame)
         block = queue.tail
-        if seqno & 1023 != len(block.frames):
+        if seqno > queue.tail_end:
             block = queue.open_slot(seqno)
         block.frames.append(frame)
         block.entries.append(entry)

@@ -79,7 +79,7 @@ def reopened(log: LogDouble) -> Bucket:
     bucket = new_bucket(1)
     partition = bucket.partitions[0] = new_partition(log=log)
     high = len(log.items)
-    partition.queue.high_seqno = partition.queue.floor = partition.queue.frozen_seqno = high
+    partition.queue.restart(high)
     partition.persisted_seqno = high
     return bucket
 

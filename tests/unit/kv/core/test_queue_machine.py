@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from log_double import NOW, LogDouble, items_of, new_partition
 
+from millstream.kv.core.holds import with_kept
+from millstream.kv.core.mutation_queue import Entry, MutationQueue
 from millstream.model.limits import QUEUE_SECONDS_MAX
 from millstream.upr.core.source import Hold
-from millstream.wire.frames import change_of, seqno_of
+from millstream.wire.frames import change_of, mutation, seqno_of
 
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d", b"e"])
 
@@ -268,4 +270,101 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueue = QueueMachine.TestCase
-TestQueue.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+TestQueue.settings = settings(max_examples=70, stateful_step_count=60, deadline=None)
+
+
+class ReplicaQueueMachine(RuleBasedStateMachine):
+    """A queue that follows another: changes far apart, snapshots, flushes in the middle of them.
+
+    As of the newest complete end it must read what the source had there, from memory and log
+    together; the log alone must have the state of every end that it was told of as a mark.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = MutationQueue(0, 1 << 20)
+        self.queue.settle(0)
+        self.log = LogDouble()
+        self.newest: dict[bytes, tuple[int, bytes, Entry]] = {}
+        self.history: list[tuple[bytes, bytes]] = []
+        self.ends = [0]
+        self.in_flight: tuple[list, int, int] | None = None
+
+    @initialize(bytes_max=st.sampled_from([2_000, 20_000, 1 << 30]))
+    def bound(self, bytes_max: int) -> None:
+        self.queue.bytes_max = bytes_max
+
+    @rule(
+        keys=st.lists(KEYS, min_size=1, max_size=5, unique=True),
+        gaps=st.lists(st.sampled_from([1, 1, 2, 20, 3000]), min_size=5, max_size=5),
+        is_complete=st.booleans(),
+    )
+    def snapshot(self, keys: list[bytes], gaps: list[int], is_complete: bool) -> None:
+        """Take a snapshot, or a part of one that is gone on with later."""
+        queue = self.queue
+        for key, gap in zip(keys, gaps, strict=False):
+            seqno = queue.high_seqno + gap
+            frame = mutation(0, key, b"%d" % seqno, seqno, 1, NOW, 0, 0, 0)
+            old_seqno, old, entry = self.newest.get(key, (0, b"", Entry(key, b"", b"lineage")))
+            queue.pass_over(seqno - 1)
+            (queue.append_counter if gap > 16 else queue.append)(entry, frame, old_seqno, old)
+            entry.frame = frame
+            self.newest[key] = (seqno, frame, entry)
+            self.history.append((key, frame))
+        if is_complete:
+            queue.settle(queue.high_seqno)
+            self.ends.append(queue.high_seqno)
+
+    @precondition(lambda self: self.in_flight is None)
+    @rule()
+    def freeze(self) -> None:
+        items = items_of(self.queue.freeze())
+        self.in_flight = (items, self.queue.frozen_seqno, self.ends[-1])
+
+    @precondition(lambda self: self.in_flight is not None)
+    @rule()
+    def persist(self) -> None:
+        assert self.in_flight is not None
+        items, frozen, end = self.in_flight
+        self.in_flight = None
+        self.log.items += items
+        self.log.marks.append(end)
+        self.queue.trim(frozen)
+
+    @rule()
+    def collect(self) -> None:
+        self.queue.collect(0)
+
+    @invariant()
+    def the_newest_complete_end_is_read(self) -> None:
+        queue, at = self.queue, self.ends[-1]
+        queue.check()
+        opened = queue.open_hold(None)
+        if opened is None:
+            return  # lost for want of memory: until the next end
+        assert opened[1] == at
+        upto = min(at, queue.floor)
+        chunks = self.log.backfill(0, 0, upto, at, queue.superseded_in_log(at))
+        found = [f for part, _ in with_kept(chunks, queue.kept_below(0, upto, at)) for f in part]
+        after = upto
+        while after < at:
+            chunk = queue.memory_slice(after, at, 300, 1024)
+            assert chunk is not None
+            found += chunk[0]
+            after = chunk[1]
+        queue.release_hold(opened[0])
+        assert found == self.state(at)
+
+    @invariant()
+    def the_log_has_the_state_at_each_mark(self) -> None:
+        for mark in self.log.marks[-2:]:
+            found = [f for part, _ in self.log.backfill(0, 0, mark, mark, set()) for f in part]
+            assert found == self.state(mark)
+
+    def state(self, at: int) -> list[bytes]:
+        newest = {key: frame for key, frame in self.history if seqno_of(frame) <= at}
+        return sorted(newest.values(), key=seqno_of)
+
+
+TestReplicaQueue = ReplicaQueueMachine.TestCase
+TestReplicaQueue.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

@@ -1,0 +1,124 @@
+"""Changes of 1,024 seqnos side by side, in columns, and the columns that a flush takes of them.
+
+Invariants:
+1. The place of a change is computed from its seqno: block `seqno >> BITS`, slot `seqno & 1023`.
+2. The columns of a block are equally long, but for those that a block which is full and durable
+   has given up; a slot that was filled is only ever blanked.
+
+Elsewhere: which blocks there are, and counters, which stand in maps (`kv.core.mutation_queue`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import compress
+from typing import Final, NamedTuple
+
+from msgspec import Struct
+
+__all__ = ["BITS", "BLOCK_SLOTS", "CLOSED", "NOTHING", "Block", "Entry", "FrozenChanges", "Item"]
+
+BITS: Final = 10
+BLOCK_SLOTS: Final = 1 << BITS
+NOTHING: Final = b""
+
+
+class Entry(Struct, gc=False):
+    """A document in memory: its key, its newest frame, tombstones included, and its lineage.
+
+    Changed in place; without the collector's notice, for there are millions.
+    """
+
+    key: bytes
+    frame: bytes
+    lineage: bytes
+
+
+_NOBODY: Final = Entry(NOTHING, NOTHING, NOTHING)
+
+Item = tuple[Entry, bytes, int]
+"""Entry, frame and previous seqno of a change that is in no slot."""
+
+
+class FrozenChanges(NamedTuple):
+    """What a flush takes, column by column, seqno ascending."""
+
+    seqnos: list[int]
+    keys: list[bytes]
+    frames: list[bytes]
+    previous_seqnos: list[int]
+    lineages: list[bytes]
+
+    @classmethod
+    def joined(cls, parts: list[FrozenChanges]) -> FrozenChanges:
+        """Return parts one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        joined = cls([], [], [], [], [])
+        for part in parts:
+            for column, more in zip(joined, part, strict=True):
+                column.extend(more)  # type: ignore[attr-defined]
+        return joined
+
+
+class Block:
+    """Documents of 1,024 seqnos: parallel lists, only ever appended to and blanked.
+
+    Entries and previous seqnos are for the flush: a block that is full and durable has none.
+    """
+
+    __slots__ = ("entries", "frames", "previous")
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+        self.entries: list[Entry] = []
+        self.previous: list[int] = []
+
+    def pad(self, slots: int) -> None:
+        """Pass over seqnos that are no documents here: of counters, or below the floor."""
+        missing = slots - len(self.frames)
+        self.frames += [NOTHING] * missing
+        self.entries += [_NOBODY] * missing
+        self.previous += [0] * missing
+
+    def put(self, slot: int, item: Item) -> None:
+        """Fill a slot that is blank, or not there yet."""
+        if slot >= len(self.frames):
+            self.pad(slot + 1)
+        self.entries[slot], self.frames[slot], self.previous[slot] = item
+
+    def blank(self, begin: int, end: int) -> int:
+        """Blank a range of slots; return the bytes that were in it."""
+        gone = self.frames[begin:end]
+        self.frames[begin:end] = [NOTHING] * len(gone)
+        if self.entries:
+            self.entries[begin:end] = [_NOBODY] * len(gone)
+        return sum(map(len, gone))
+
+    def copied(self, begin: int) -> Block:
+        """Return a block of the slots from `begin` on."""
+        block = Block()
+        block.frames = self.frames[begin:]
+        block.entries = self.entries[begin:]
+        block.previous = self.previous[begin:]
+        return block
+
+    def frozen(self, first: int, items: Mapping[int, Item] | None = None) -> FrozenChanges:
+        """Return what a flush takes; `first` is the seqno of slot 0.
+
+        `items`: changes of the same seqnos that are in no slot.
+        """
+        for seqno, item in items.items() if items else ():
+            self.put(seqno - first, item)
+        frames, entries, previous = self.frames, self.entries, self.previous
+        seqnos = list(range(first, first + len(frames)))
+        if not all(frames):
+            seqnos, entries = list(compress(seqnos, frames)), list(compress(entries, frames))
+            previous, frames = list(compress(previous, frames)), list(filter(None, frames))
+        keys, lineages = [entry.key for entry in entries], [entry.lineage for entry in entries]
+        return FrozenChanges(seqnos, keys, frames, previous, lineages)
+
+
+CLOSED: Final = Block()
+"""A block that takes nothing more."""
+CLOSED.pad(BLOCK_SLOTS)
