@@ -70,7 +70,7 @@ class SimulatedEngine(EngineChecks):
         self.fault: Fault | None = None
         self.struck: Fault | None = None
         self.models = [PartitionModel(p) for p in range(PARTITIONS)]
-        self.now = NOW
+        self.now, self.monotonic = NOW, 0
         window_bytes = self.rng.choice((1, 100, 1000, 100_000))
         self.line = Line(self.rng, PARTITIONS, self._documents, window_bytes)
         self.is_alive = False
@@ -154,8 +154,9 @@ class SimulatedEngine(EngineChecks):
             )  # fmt: skip
             partitions.append(partition)
         self.bucket = Bucket(
-            "b", "00", partitions, new_lease_id=lambda: next(self.numbers), now_ns=lambda: self.now
-        )
+            "b", "00", partitions, new_lease_id=lambda: next(self.numbers),
+            now_ns=lambda: self.now, monotonic_ns=lambda: self.monotonic,
+        )  # fmt: skip
         self.plan: FlushPlan[tuple[int, int]] = FlushPlan(partitions)
         self.store = store
         self.is_alive = True

@@ -191,7 +191,8 @@ class BucketEngine:
         ]
         bucket = Bucket(
             name, uuid, partitions,
-            new_lease_id=lambda: secrets.randbits(53), now_ns=time.time_ns,
+            new_lease_id=lambda: secrets.randbits(53),
+            now_ns=time.time_ns, monotonic_ns=time.monotonic_ns,
         )  # fmt: skip
         flusher = Flusher(
             bucket, store, interval_ms=flush_interval_ms,

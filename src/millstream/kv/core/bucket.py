@@ -48,7 +48,7 @@ async def _nobody_changes(partition_id: int, state: PartitionState) -> None: ...
 
 
 class Lease(NamedTuple):
-    """Holds by partition id; `expires_ns` is Unix time."""
+    """Holds by partition id; `expires_ns` is a time of the monotonic clock."""
 
     expires_ns: int
     holds: dict[int, Hold]
@@ -75,6 +75,7 @@ class Bucket:
         *,
         new_lease_id: Callable[[], int],
         now_ns: Callable[[], int],
+        monotonic_ns: Callable[[], int],
     ) -> None:
         self.name = name
         self.uuid = uuid
@@ -85,6 +86,7 @@ class Bucket:
         self.leases: dict[int, Lease] = {}
         self._new_lease_id = new_lease_id
         self._now_ns = now_ns
+        self._monotonic_ns = monotonic_ns
         self._subscribers: list[Callable[[], None]] = []
         self._durable_subscribers: list[Callable[[], None]] = []
         self.is_told_soon = False
@@ -208,7 +210,7 @@ class Bucket:
         while lease_id in self.leases or lease_id == 0:
             lease_id = self._new_lease_id()
         granted = self._granted(seconds)
-        self.leases[lease_id] = Lease(self._now_ns() + granted * _SECOND_NS, holds)
+        self.leases[lease_id] = Lease(self._monotonic_ns() + granted * _SECOND_NS, holds)
         return lease_id, granted, holds
 
     def renew_lease(
@@ -219,7 +221,9 @@ class Bucket:
         if lease is None:
             return None
         granted = self._granted(seconds)
-        self.leases[lease_id] = lease._replace(expires_ns=self._now_ns() + granted * _SECOND_NS)
+        self.leases[lease_id] = lease._replace(
+            expires_ns=self._monotonic_ns() + granted * _SECOND_NS
+        )
         wanted = list(named) or list(lease.holds)
         return granted, {p: lease.holds[p] for p in wanted if p in lease.holds}
 
@@ -250,7 +254,7 @@ class Bucket:
 
     def drop_expired(self) -> None:
         """Release the leases whose time is over."""
-        now_ns = self._now_ns()
+        now_ns = self._monotonic_ns()
         for lease_id in [i for i, lease in self.leases.items() if lease.expires_ns <= now_ns]:
             self.release_lease(lease_id)
 
@@ -264,7 +268,7 @@ class Bucket:
         if lease is None:
             return None
         lost = [p for p, hold in lease.holds.items() if not self.partitions[p].is_held(hold)]
-        if lease.expires_ns <= self._now_ns():
+        if lease.expires_ns <= self._monotonic_ns():
             lost = list(lease.holds)
         if lost:
             self.release_lease(lease_id, lost)

@@ -33,7 +33,11 @@ class Bucket:
         self.damages: list[CorruptionError] = []
         self.now_ns = NOW
         self._patch = monkeypatch
-        monkeypatch.setattr(engine_module, "time", SimpleNamespace(time_ns=lambda: self.now_ns))
+        monkeypatch.setattr(
+            engine_module,
+            "time",
+            SimpleNamespace(monotonic_ns=time.monotonic_ns, time_ns=lambda: self.now_ns),
+        )
 
     async def open(
         self, window: HistoryWindow | None = None, purge_age_s: int = 0

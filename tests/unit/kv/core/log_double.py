@@ -99,4 +99,5 @@ def new_bucket(partition_count: int = 4, name: str = "b") -> Bucket:
         [new_partition(i) for i in range(partition_count)],
         new_lease_id=lambda: next(ids),
         now_ns=lambda: NOW,
+        monotonic_ns=lambda: 0,
     )

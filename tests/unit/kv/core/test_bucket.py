@@ -67,8 +67,8 @@ def test_a_lease_may_be_of_a_mark_of_the_log() -> None:
 
 def test_a_lease_lives_until_its_time_is_over() -> None:
     bucket = new_bucket()
-    now = [NOW]
-    bucket._now_ns = lambda: now[0]
+    now = [5]
+    bucket._monotonic_ns = lambda: now[0]
     opened = bucket.open_lease([(0, None), (1, None)], 10)
     assert opened is not None
     lease_id, seconds, holds = opened
