@@ -308,6 +308,7 @@ class Flusher:
             return False
         began_s = self._loop.time()
         encoded = self._store.encode(commit.batches)
+        commit.batches.clear()  # the frames are in the processor's cache still
         is_lone = commit.changes == 1 and self._store.is_quick(encoded)
         await self._append(encoded, is_lone=is_lone)
         self._store.absorb(encoded)

@@ -30,6 +30,7 @@ from millstream.storage.core.records import (
     range_record,
     rollback_record,
     state_record,
+    tombstones_of,
 )
 from millstream.storage.core.segment_files import Place
 
@@ -37,11 +38,16 @@ __all__ = ["Changes", "Control", "EncodedCommit", "control", "encode_batches", "
 
 
 class Changes(NamedTuple):
-    """Changes of one partition that stand back to back; `is_marked`: the last one is a mark."""
+    """Changes of one partition that stand back to back; their frames are not kept."""
 
-    batch: ChangeColumns
+    partition_id: int
+    seqnos: Sequence[int]
+    keys: Sequence[bytes]
+    previous_seqnos: Sequence[int]
+    tombstones: list[int]
     lengths: list[int]
     is_marked: bool
+    """The last one is a mark."""
 
 
 class Control(NamedTuple):
@@ -97,7 +103,7 @@ def encode_batches(head: bytes, batches: Sequence[ChangeColumns]) -> EncodedComm
         if batch.mark is None and batch.news is None and batch.sidecars is None and batch.frames
     ]
     for batch, lengths in zip(plain, records.encode_many(plain, parts), strict=True):
-        pieces.append(Changes(batch, lengths, True))
+        pieces.append(_encoded(batch, lengths, is_marked=True))
     for batch in batches:
         if batch.mark is None and batch.news is None and batch.sidecars is None:
             continue
@@ -108,8 +114,15 @@ def encode_batches(head: bytes, batches: Sequence[ChangeColumns]) -> EncodedComm
             else:
                 part, is_marked = piece
                 lengths = records.encode_changes(part, parts, is_marked=is_marked)
-                pieces.append(Changes(part, lengths, is_marked))
+                pieces.append(_encoded(part, lengths, is_marked=is_marked))
     return EncodedCommit(b"".join(parts), pieces)
+
+
+def _encoded(batch: ChangeColumns, lengths: list[int], *, is_marked: bool) -> Changes:
+    return Changes(
+        batch.partition_id, batch.seqnos, batch.keys, batch.previous_seqnos, tombstones_of(batch),
+        lengths, is_marked,
+    )  # fmt: skip
 
 
 def _pieces_of_copy(batch: ChangeColumns) -> list[Control | tuple[ChangeColumns, bool]]:

@@ -56,7 +56,6 @@ from millstream.storage.core.records import (
     StoredChange,
     clean_stop_record,
     key_of,
-    tombstones_of,
 )
 from millstream.storage.core.recovery import apply_rollback, bring_up, take_in
 from millstream.storage.core.segment_files import Place
@@ -312,18 +311,17 @@ class LogStore:
         self._applied = Applied(self._log.log_id, commit.end, commit.checksum)
 
     def _absorb_changes(self, changes: Changes, offset: int) -> None:
-        batch, lengths, is_marked = changes
-        p, seqnos = batch.partition_id, batch.seqnos
+        p, seqnos, keys, previous_seqnos, tombstones, lengths, is_marked = changes
         self._log.open_index.add_batch(  # the next append, which may seal it, comes after this
-            p, seqnos, batch.previous_seqnos, offset, lengths,
-            is_marked=is_marked, tombstones=tombstones_of(batch),
+            p, seqnos, previous_seqnos, offset, lengths,
+            is_marked=is_marked, tombstones=tombstones,
         )  # fmt: skip
-        self._by_id.note(p, batch.keys, seqnos)
+        self._by_id.note(p, keys, seqnos)
         summary = self._summaries[p]
         assert seqnos[0] > summary.top
         summary.on_change(seqnos[-1], is_mark=is_marked)
         self._changed.add(p)
-        self.replaced_total += len(seqnos) - batch.previous_seqnos.count(0)
+        self.replaced_total += len(seqnos) - previous_seqnos.count(0)
 
     def _absorb_control(self, control: Control, segment: int, offset: int) -> None:
         kind, p, _, content = control
