@@ -3,7 +3,8 @@
 Log store, partition, replica, streams, followers and the rollback rule are the real ones; the disk
 is simulated, threads, timers and the network are the schedule's. Copies crash at any effect of
 their disk, lose power, lose their files, are cut off, promoted by a quorum or by force, and handed
-over cleanly. Readers come from anywhere, also from replicas and stale actives.
+over cleanly; their logs are compacted, with deletions forgotten. Readers come from anywhere, also
+from replicas and stale actives.
 
 What is true is written down by who writes it: a change belongs to (uuid of its history, seqno), so
 that a failover log and a seqno name a whole history.
@@ -403,6 +404,9 @@ class Copy(Reading):
         moves.activate(self.partition, self.store.activate(0))
         self.world.inherits = []
         assert self.partition.failover_log[0].seqno == end
+        found = self.store.partition(0)
+        assert found.purge_seqno <= found.history_seqno <= end
+        assert self.partition.purge_seqno == found.purge_seqno
         assert self.end == top
         self.rejoined_at = None
         self.is_intact = self.is_whole = True
