@@ -22,7 +22,7 @@ Invariants:
 Elsewhere: the blocks (`kv.core.blocks`), holds and what they keep (`kv.core.holds`), the log
 (`storage`), streams (`upr`).
 
-Source: mutation queue paper, "Design summary"; docs/concepts/snapshots.md.
+Source: mutation queue paper, "Design summary"; docs/design/0003-mutation-queue.md.
 """
 
 from __future__ import annotations
