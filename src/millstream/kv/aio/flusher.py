@@ -90,6 +90,7 @@ class Flusher:
         self._disk_full_total = 0
         self._commit_changes = Histogram(COUNTS)
         self._commit_seconds = Histogram(SECONDS)
+        self._last_s = 0.0
         bucket.subscribe(self.wake)
         bucket.hurry = self.hurry
 
@@ -303,7 +304,7 @@ class Flusher:
 
     async def _commit(self) -> bool:
         """Make one group commit; return whether more is waiting than one may take."""
-        commit = self._plan.freeze()
+        commit = self._plan.freeze(self._last_s)
         if commit is None:
             return False
         began_s = self._loop.time()
@@ -311,6 +312,7 @@ class Flusher:
         commit.batches.clear()  # the frames are in the processor's cache still
         is_lone = commit.changes == 1 and self._store.is_quick(encoded)
         await self._append(encoded, is_lone=is_lone)
+        self._last_s = self._loop.time() - began_s
         self._store.absorb(encoded)
         self.commit_total += 1
         self.change_total += commit.changes

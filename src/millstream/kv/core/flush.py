@@ -17,10 +17,20 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from millstream.kv.core.partition import Partition
 from millstream.storage.core.store import FlushBatch
 
-__all__ = ["COMMIT_CHANGES_MAX", "FlushPlan", "GroupCommit"]
+__all__ = [
+    "COMMIT_CHANGES_MAX",
+    "COMMIT_CHANGES_QUICK_MAX",
+    "SLOW_COMMIT_S",
+    "FlushPlan",
+    "GroupCommit",
+]
 
 COMMIT_CHANGES_MAX: Final = 4096
 """Changes after which a commit takes no further partition: encoding blocks the loop meanwhile."""
+COMMIT_CHANGES_QUICK_MAX: Final = 1024
+"""The same while the disk is quick: more commits cost nothing then, and block shorter."""
+SLOW_COMMIT_S: Final = 0.01
+"""What the last commit took on its way to the disk, from which the disk is slow."""
 _Waiter = TypeVar("_Waiter")
 
 
@@ -47,9 +57,11 @@ class FlushPlan(Generic[_Waiter]):
         """Return whether something changed that no commit took yet."""
         return any(partition.is_dirty for partition in self._partitions)
 
-    def freeze(self) -> GroupCommit | None:
-        """Take the next commit; None if nothing changed."""
-        chosen, is_more = self._next_partitions()
+    def freeze(self, last_s: float = 0.0) -> GroupCommit | None:
+        """Take the next commit; None if nothing changed. `last_s`: what the last one took."""
+        is_slow = last_s >= SLOW_COMMIT_S
+        most = COMMIT_CHANGES_MAX if is_slow else min(COMMIT_CHANGES_QUICK_MAX, COMMIT_CHANGES_MAX)
+        chosen, is_more = self._next_partitions(most)
         if not chosen:
             return None
         batches = [partition.freeze() for partition in chosen]
@@ -58,13 +70,13 @@ class FlushPlan(Generic[_Waiter]):
             chosen, seqnos, batches, sum(len(batch.frames) for batch in batches), is_more
         )
 
-    def _next_partitions(self) -> tuple[list[Partition], bool]:
+    def _next_partitions(self, most: int) -> tuple[list[Partition], bool]:
         turns = self._partitions[self._turn :] + self._partitions[: self._turn]
         chosen: list[Partition] = []
         count = 0
         for partition in turns:
             if partition.is_dirty:
-                if count >= COMMIT_CHANGES_MAX:
+                if count >= most:
                     self._turn = partition.partition_id
                     return chosen, True
                 chosen.append(partition)

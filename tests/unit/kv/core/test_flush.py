@@ -4,7 +4,7 @@ import pytest
 from log_double import NOW, new_partition
 
 from millstream.kv.core import flush
-from millstream.kv.core.flush import FlushPlan, GroupCommit
+from millstream.kv.core.flush import SLOW_COMMIT_S, FlushPlan, GroupCommit
 from millstream.kv.core.partition import Partition
 
 
@@ -67,6 +67,20 @@ def test_turns_go_round_when_a_commit_is_full(monkeypatch: pytest.MonkeyPatch) -
         seen.append([number for number, _ in taken(commit)])
         plan.persisted(commit)
     assert seen == [[0, 1], [2], [0], [1]]
+
+
+def test_a_quick_disk_gets_small_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flush, "COMMIT_CHANGES_QUICK_MAX", 3)
+    plan, partitions = new_plan()
+    seen = []
+    for last_s in (0.0, SLOW_COMMIT_S, 0.0):
+        for partition in partitions:
+            write(partition, 2)
+        commit = plan.freeze(last_s)
+        assert commit is not None
+        seen.append([number for number, _ in taken(commit)])
+        plan.persisted(commit)
+    assert seen == [[0, 1], [2, 0, 1], [2, 0]]
 
 
 def test_a_waiter_is_told_once_and_not_before_its_seqno() -> None:
