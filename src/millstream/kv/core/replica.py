@@ -5,6 +5,10 @@
     replica.apply_change(frame, lineage)      # as the source had it: seqno, CAS, rev, lineage
     replica.apply_advance(seqno)              # the source has nothing else up to there
 
+A consumer's events say it so (`upr.core.consumer`): `StreamOpened` has the log, and in a load from 0
+the purge seqno in its position; `SnapshotStarted` is a marker from `position.snap_start + 1` to
+`position.snap_end`; `SnapshotCompleted` after no change is an advance.
+
 A snapshot has each key at most once, so inside of one the copy holds the state of no moment. What
 it was when it last held a complete one, at `complete_end`, is what others may read, what is
 acknowledged, and where a new history begins if the copy is made active.

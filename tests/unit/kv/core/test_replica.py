@@ -1,17 +1,29 @@
 from __future__ import annotations
 
 import pytest
-from log_double import BRANCH, LogDouble, new_partition
+from log_double import BRANCH, NOW, LogDouble, new_partition
+from session_double import HostDouble, StreamDouble, ask, new_session
 
 from millstream.errors import LocalProtocolError
 from millstream.kv.core import moves
 from millstream.kv.core.partition import Partition
 from millstream.kv.core.replica import SPARSE_SEQNOS, Replica
+from millstream.kv.core.session import KvSession
 from millstream.model.lineage import born
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry, Position
 from millstream.storage.core.records import CopyNews, LowPoints
+from millstream.upr.core.consumer import (
+    ChangesReceived,
+    ConsumerCore,
+    Event,
+    SnapshotCompleted,
+    SnapshotStarted,
+    StreamOpened,
+)
+from millstream.upr.core.producer import Producer
 from millstream.wire.frames import deletion, mutation, seqno_of
+from millstream.wire.mcbp import Opcode, Packet, request
 
 LOG = (FailoverEntry(0xB, 5, BRANCH + 2), FailoverEntry(0xA, 0, BRANCH + 1))
 
@@ -305,3 +317,114 @@ def test_a_copy_comes_back_inside_its_snapshot() -> None:
     assert (partition.high_seqno, partition.purge_seqno) == (9, 0)
     batch = partition.freeze()
     assert (batch.seqnos, batch.mark, batch.news) == ([9], 9, CopyNews())
+
+
+# -- driven by a consumer, over the wire
+
+
+class SourceHost(HostDouble):
+    """Serves streams of its bucket from real producers."""
+
+    def open_stream(self, session: KvSession, name: str, flags: int) -> StreamDouble:
+        host = self
+
+        class Port(StreamDouble):
+            producer = Producer(host.buckets["b"], flags, is_extended=True, has_json=True)
+
+            def on_packet(self, packet: Packet) -> None:
+                self.producer.on_packet(packet)
+                session.emit(self.producer.take_replies())
+
+        self.stream = Port()
+        return self.stream
+
+
+class Wire:
+    """A consumer of one partition, its source's session, and the copy that follows."""
+
+    def __init__(self, source: Partition, copy: Partition, lineages: dict[bytes, bytes]) -> None:
+        self.host, self.lineages = SourceHost(), lineages
+        self.bucket = self.host.buckets["b"]
+        self.bucket.partitions[0] = source
+        self.bucket.reopen(0)
+        assert copy.replica is not None
+        self.copy, self.replica = copy, copy.replica
+        self.session = new_session(self.host)
+        ask(self.session, request(Opcode.HELLO, value=b"\xff\x00\x00\x0b"))
+        self.core = ConsumerCore()
+        self.core.start(b"copy")
+        self.core.follow(0, self.replica.position, copy.failover_log)
+
+    def run(self) -> list[Event]:
+        """Hand bytes to and fro until nothing is said any more."""
+        seen: list[Event] = []
+        while True:
+            data = self.session.receive(self.core.take_bytes(), NOW)
+            producer = getattr(self.host.stream, "producer", None)
+            if producer is not None:
+                producer.on_news()
+                data += b"".join(iter(producer.produce, None))
+                for read in producer.take_reads():
+                    producer.on_chunk(read, next(read.chunks, None))
+                    data += b"".join(iter(producer.produce, None))
+            if not data and not self.session.out:
+                return seen
+            seen += self.take(data + self.session.take_output())
+
+    def take(self, data: bytes) -> list[Event]:
+        events = self.core.receive_data(data) if data else []
+        for event in events:
+            self.apply(event)
+        return events
+
+    def apply(self, event: Event) -> None:
+        replica = self.replica
+        if isinstance(event, StreamOpened):
+            replica.on_opened(event.failover_log, event.position.purge_seqno or 0)
+        elif isinstance(event, SnapshotStarted):
+            replica.apply_marker(event.position.snap_start + 1, event.position.snap_end)
+        elif isinstance(event, ChangesReceived):
+            for one in event.frames:
+                replica.apply_change(one, self.lineages[one])
+        elif isinstance(event, SnapshotCompleted) and replica.position != event.position:
+            replica.apply_advance(event.position.seqno)
+        is_move = isinstance(event, SnapshotStarted | ChangesReceived | SnapshotCompleted)
+        if is_move and event.position.seqno:
+            assert replica.position == event.position
+
+
+def test_a_consumer_drives_it() -> None:
+    source, lineages = new_partition(), dict[bytes, bytes]()
+
+    def put(*keys: bytes) -> None:
+        for key in keys:
+            source.put(key, b"v", 0, 0, 0, 0, NOW)
+            entry = source.entry(key)
+            assert entry is not None
+            lineages[entry.frame] = entry.lineage
+
+    put(b"a", b"b", b"a", b"c")
+    source.purge_seqno = 2
+    copy = new_partition()
+    moves.rename(copy, PartitionState.REPLICA)
+    wire = Wire(source, copy, lineages)
+    events = wire.run()
+    assert [type(event).__name__ for event in events] == [
+        "StreamOpened", "SnapshotStarted", "ChangesReceived", "SnapshotCompleted"
+    ]  # fmt: skip
+    assert (copy.high_seqno, copy.purge_seqno) == (4, 2)
+    assert copy.failover_log == source.failover_log
+    put(b"b", b"d", b"d")
+    source.delete(b"d", 0, NOW)
+    entry = source.entry(b"d")
+    assert entry is not None
+    lineages[entry.frame] = entry.lineage
+    wire.run()
+    assert copy.high_seqno == source.high_seqno == 8
+    assert {key: (e.frame, e.lineage) for key, e in copy.table.items()} == {
+        key: (e.frame, e.lineage) for key, e in source.table.items()
+    }
+    assert copy.replica is not None
+    again = Wire(source, copy, lineages)
+    assert [type(event).__name__ for event in again.run()] == ["StreamOpened"]
+    assert copy.replica.position == again.core.position(0)
