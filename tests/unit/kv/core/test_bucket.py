@@ -120,3 +120,24 @@ def test_without_an_engine_everything_is_wiped_at_once() -> None:
     bucket.wipe(NOW, lambda: told.append("done"))
     assert bucket.partition_for(b"a").live(b"a", NOW) is None
     assert told == ["changed", "done"]
+
+
+def test_time_passes_for_all_queues() -> None:
+    bucket = new_bucket()
+    for partition in bucket.partitions:
+        partition.queue.readers.append(Behind())
+        partition.put(b"k", b"x" * 50, 0, 0, 0, 0, NOW)
+        partition.queue.bytes_max = 800
+        log = partition._log
+        assert isinstance(log, LogDouble)
+        log.take(partition)
+    for turn in range(3):
+        assert [partition.queue.floor for partition in bucket.partitions] == [0] * 4
+        bucket.age_queues((turn + 1) * 1000.0)
+    assert [partition.queue.floor for partition in bucket.partitions] == [1] * 4
+
+
+class Behind:
+    """A reader that stands at the beginning."""
+
+    sent = memory_after = 0

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 from millstream.kv.core.mutation_queue import HISTORY_SHARE, SLOT_BYTES, Entry, MutationQueue
+from millstream.model.limits import QUEUE_SECONDS_MAX
 
 A, B, K, X, Y = (Entry(key, b"", b"lineage") for key in (b"a", b"b", b"k", b"x", b"y"))
+BLOCK_BYTES = 1024 * (100 + SLOT_BYTES)
 
 
 def frames_of(queue: MutationQueue, after: int, at: int) -> list[bytes]:
@@ -144,6 +146,81 @@ def test_a_hold_does_not_keep_slots_for_ever() -> None:
     assert queue.is_held(opened[0])
     assert queue.floor > 90_000
     assert queue.kept_below(0, 1, 1) == [(1, b"first")]
+
+
+class Place:
+    """A reader that stands still."""
+
+    def __init__(self, seqno: int) -> None:
+        self.sent = self.memory_after = seqno
+
+
+def filled(queue: MutationQueue, count: int) -> None:
+    for _ in range(count):
+        queue.append(Entry(b"key", b"", b""), b"x" * 100)
+    queue.freeze()
+    queue.trim(queue.high_seqno)
+
+
+def test_nobody_needs_more_than_a_part_of_the_bound() -> None:
+    queue = MutationQueue(0, 40 * BLOCK_BYTES)
+    filled(queue, 20 * 1024)
+    assert queue.bytes_held <= queue.bytes_max // HISTORY_SHARE
+    assert queue.floor % 1024 == 1023
+    queue.check()
+
+
+def test_a_slow_reader_keeps_what_it_needs_up_to_the_bound() -> None:
+    queue = MutationQueue(0, 40 * BLOCK_BYTES)
+    queue.readers.append(Place(5000))
+    filled(queue, 30 * 1024)
+    assert queue.floor == 5000, "everything above its place"
+    filled(queue, 30 * 1024)
+    assert queue.memory_slice(5000, 6000, 100, 100) is None, "it has to read the log"
+    assert queue.bytes_max // 2 < queue.bytes_held <= queue.bytes_max
+    queue.check()
+
+
+def test_a_slow_reader_keeps_nothing_for_ever() -> None:
+    queue = MutationQueue(0, 40 * BLOCK_BYTES)
+    queue.age(1000.0)
+    queue.readers.append(Place(0))
+    filled(queue, 20 * 1024)
+    for seconds in (QUEUE_SECONDS_MAX - 1, QUEUE_SECONDS_MAX):
+        queue.age(1000.0 + seconds)
+        assert queue.floor == 0
+    queue.age(1000.0 + 2 * QUEUE_SECONDS_MAX)
+    assert queue.bytes_held <= queue.bytes_max // HISTORY_SHARE
+    queue.check()
+
+
+def test_what_is_not_durable_stays_whatever_the_bound() -> None:
+    queue = MutationQueue(0, 100)
+    for _ in range(3000):
+        queue.append(A, b"x" * 100)
+    queue.freeze()
+    queue.collect(0)
+    assert queue.floor == 0
+    queue.trim(2500)
+    assert (queue.floor, queue.frame_bytes) == (2500, 50_000)
+
+
+def test_going_back_forgets_everything() -> None:
+    queue = MutationQueue(0)
+    queue.append(A, b"a1")
+    opened = queue.open_hold(None)
+    assert opened is not None
+    queue.append_counter(B, b"b2")
+    queue.append(A, b"a3", 1, b"a1")
+    queue.restart(1)
+    assert not queue.is_held(opened[0])
+    assert (queue.high_seqno, queue.floor, queue.bytes_held, queue.retained_bytes) == (1, 1, 0, 0)
+    queue.append(A, b"a2", 1, b"a1")
+    assert queue.freeze().previous_seqnos == [1]
+    again = queue.open_hold(None)
+    assert again is not None
+    assert again[0] != opened[0], "numbers are not given twice"
+    queue.check()
 
 
 def test_below_the_floor_the_log_is_read() -> None:
