@@ -10,9 +10,12 @@ def bind_receive(
     queue: type,
     block: type,
     entry: type,
+    residents: type,
+    memory: type,
     requests_max: int,
     key_bytes_max: int,
     value_bytes_max: int,
+    entry_bytes: int,
 ) -> Callable[..., Any]: ...
 def bind_freeze(
     queue: type, python: Callable[..., Any], block: type, entry: type, frozen: type

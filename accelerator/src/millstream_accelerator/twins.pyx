@@ -21,7 +21,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-SPECIFICATION = "e98b2240ecc1"
+SPECIFICATION = "0b13d8c7bb60"
 
 cdef extern from "wire.h":
     uint16_t get16(const uint8_t *at) noexcept nogil
@@ -88,31 +88,37 @@ cdef Py_ssize_t _offset(owner, name) except -1:
 # -- KvSession.receive, with KvSession._answer and Partition.store
 
 cdef object python_receive, session_type, partition_type, queue_type, block_type, entry_type
+cdef object residents_type, memory_type
 
 cdef struct Shape:
     # KvSession
     Py_ssize_t has_rest, is_waiting, is_closing, deferred, out, tables, partitions, bucket
     Py_ssize_t hashes_keys, wants_tokens, datatype_mask, has_changes
     # Partition
-    Py_ssize_t table, queue, last_cas, branch_seqno, is_resident, partition_id, birth_prefix
+    Py_ssize_t table, queue, last_cas, branch_seqno, residents, partition_id, birth_prefix
     Py_ssize_t expiries, failover_log
+    # Residents
+    Py_ssize_t is_complete, ring, memory
+    # Memory
+    Py_ssize_t table_bytes
     # MutationQueue
     Py_ssize_t floor, guarded, frozen, high, frame_bytes, blocks, tail, counters, owed
     # Block
     Py_ssize_t frames, entries, previous
     # Entry
-    Py_ssize_t key, frame, lineage
-    # bounds
-    Py_ssize_t requests_max, key_bytes_max, value_bytes_max
+    Py_ssize_t key, frame, lineage, is_used
+    # bounds and sizes
+    Py_ssize_t requests_max, key_bytes_max, value_bytes_max, entry_bytes
 
 cdef Shape shape
 
 
 def bind_receive(
-    session, python, partition, queue, block, entry, requests_max, key_bytes_max, value_bytes_max
+    session, python, partition, queue, block, entry, residents, memory,
+    requests_max, key_bytes_max, value_bytes_max, entry_bytes,
 ):
     """Learn slots and bounds; return the twin of `python`, which is `KvSession.receive`."""
-    global python_receive, session_type, partition_type
+    global python_receive, session_type, partition_type, residents_type, memory_type
     _learn_queue(queue, block, entry)
     shape.has_rest = _offset(session, "_has_rest")
     shape.is_waiting = _offset(session, "is_waiting")
@@ -130,14 +136,20 @@ def bind_receive(
     shape.queue = _offset(partition, "queue")
     shape.last_cas = _offset(partition, "last_cas")
     shape.branch_seqno = _offset(partition, "_branch_seqno")
-    shape.is_resident = _offset(partition, "is_resident")
+    shape.residents = _offset(partition, "residents")
     shape.partition_id = _offset(partition, "partition_id")
     shape.birth_prefix = _offset(partition, "_birth_prefix")
     shape.expiries = _offset(partition, "expiries")
     shape.failover_log = _offset(partition, "failover_log")
+    shape.is_complete = _offset(residents, "is_complete")
+    shape.ring = _offset(residents, "ring")
+    shape.memory = _offset(residents, "memory")
+    shape.table_bytes = _offset(memory, "table_bytes")
+    shape.is_used = _offset(entry, "is_used")
     shape.requests_max, shape.key_bytes_max = requests_max, key_bytes_max
-    shape.value_bytes_max = value_bytes_max
+    shape.value_bytes_max, shape.entry_bytes = value_bytes_max, entry_bytes
     python_receive, session_type, partition_type = python, session, partition
+    residents_type, memory_type = residents, memory
     return receive
 
 
@@ -169,6 +181,9 @@ cdef bytes _store(
     cdef PyObject *owner = <PyObject *>partition
     cdef PyObject *table = slot(owner, shape.table)
     cdef PyObject *queue = slot(owner, shape.queue)
+    cdef PyObject *residents = slot(owner, shape.residents)
+    cdef PyObject *memory
+    cdef uint64_t table_bytes
     cdef uint64_t high, floor, guarded, frozen, queue_bytes, branch_seqno, last_cas, partition_id
     cdef uint64_t seqno, cas, old_cas = 0, old_seqno = 0, old_rev = 0
     cdef Py_ssize_t key_bytes = PyBytes_GET_SIZE(key), index, frame_bytes, prefix_bytes
@@ -189,13 +204,19 @@ cdef bytes _store(
         or not as_number(slot(owner, shape.branch_seqno), &branch_seqno)
         or not as_number(slot(owner, shape.partition_id), &partition_id)
         or partition_id > 0xFFFF or key_bytes > 0xFFFF
+        or type(<object>residents) is not residents_type
     ):
+        return None
+    memory = slot(residents, shape.memory)
+    if type(<object>memory) is not memory_type:
+        return None
+    if not as_number(slot(memory, shape.table_bytes), &table_bytes):
         return None
     seqno = high + 1
     cas = now if now > last_cas else last_cas + 1
     cdef PyObject *found = PyDict_GetItemWithError(<object>table, key)
     if found is NULL:
-        if slot(owner, shape.is_resident) is not Py_True:
+        if slot(residents, shape.is_complete) is not Py_True:
             return None
         prefix = <bytes>slot(owner, shape.birth_prefix)
         prefix_bytes = PyBytes_GET_SIZE(prefix)
@@ -204,6 +225,7 @@ cdef bytes _store(
         memcpy(PyBytes_AS_STRING(lineage), PyBytes_AS_STRING(prefix), prefix_bytes)
         memcpy(PyBytes_AS_STRING(lineage) + prefix_bytes, varint, at - varint)
         entry = entry_type(key, NOTHING, lineage)
+        table_bytes += shape.entry_bytes + key_bytes + PyBytes_GET_SIZE(lineage)
     else:
         entry = <object>found
         if type(entry) is not entry_type:
@@ -266,7 +288,9 @@ cdef bytes _store(
         set_item(<list>slot(<PyObject *>former, shape.frames), index, NOTHING)
     if found is NULL:
         (<dict>table)[key] = entry
+        PyList_Append(<list>slot(residents, shape.ring), entry)
     set_slot(<PyObject *>entry, shape.frame, frame)
+    set_slot(memory, shape.table_bytes, table_bytes + frame_bytes - PyBytes_GET_SIZE(old))
     PyList_Append(frames, frame)
     PyList_Append(<list>slot(<PyObject *>block, shape.entries), entry)
     PyList_Append(<list>slot(<PyObject *>block, shape.previous), previous)
@@ -348,6 +372,8 @@ cdef _answer_plain(session, bytes data, now_ns, uint64_t now):
                 expiry = get32(head + 44)
                 if expiry != 0 and expiry <= now // SECOND_NS:
                     break
+                if slot(found, shape.is_used) is not Py_True:
+                    set_slot(found, shape.is_used, True)
                 reply_bytes = HEADER + 4 + value_bytes
                 to = room(&out, used, reply_bytes, at == 0 and stop == size)
                 put16(to, 0x8100)

@@ -24,9 +24,18 @@ from millstream.errors import CorruptionError, MillstreamError
 from millstream.kv.aio.compactor import Compactor
 from millstream.kv.aio.copies import Copies
 from millstream.kv.aio.flusher import Flusher
+from millstream.kv.aio.memory_keeper import MemoryKeeper
 from millstream.kv.aio.pager import NoExpiries, Pager
+from millstream.kv.aio.reading_back import ReadingBack
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.low_points import PURGE_AGE_S, HistoryWindow
+from millstream.kv.core.memory import (
+    BY_ID_SHARE,
+    PENDING_CHANGE_BYTES,
+    QUEUE_SHARE,
+    UNLIMITED,
+    Memory,
+)
 from millstream.kv.core.mutation_queue import Entry
 from millstream.kv.core.partition import Partition
 from millstream.model.limits import QUEUE_BYTES_MAX, UINT48_MAX
@@ -59,7 +68,7 @@ class _StoreReader:
         self._on_corrupt = on_corrupt
 
     def find(self, partition_id: int, key: bytes) -> Entry | None:
-        """Return the newest record of the key, tombstones included."""
+        """Return the newest record of the key, tombstones included; blocks."""
         with self._telling():
             found = self._store.find(partition_id, key)
         return Entry(key, found.frame, found.lineage) if found else None
@@ -101,6 +110,20 @@ class _StoreReader:
             yield from self._store.keys(partition_id)
 
 
+class _LoopReader(_StoreReader):
+    """The same where the loop must not wait for the disk."""
+
+    def __init__(
+        self,
+        store: LogStore,
+        on_corrupt: Callable[[CorruptionError], None],
+        reading: ReadingBack,
+    ) -> None:
+        super().__init__(store, on_corrupt)
+        self.find = reading.find  # type: ignore[method-assign]
+        self.fetch = reading.fetch
+
+
 class DiskStatistics(NamedTuple):
     """What an operator may ask of the disk."""
 
@@ -119,6 +142,8 @@ class BucketEngine:
         pager: Pager,
         mark: NoExpiries,
         compactor: Compactor,
+        keeper: MemoryKeeper,
+        reading: ReadingBack,
     ) -> None:
         self.bucket = bucket
         self.store = store
@@ -127,6 +152,8 @@ class BucketEngine:
         self.pager = pager
         self._mark = mark
         self.compactor = compactor
+        self._keeper = keeper
+        self._reading = reading
 
     @classmethod
     async def open(
@@ -137,6 +164,7 @@ class BucketEngine:
         uuid: str,
         partition_count: int,
         flush_interval_ms: int,
+        memory_quota_bytes: int = UNLIMITED,
         on_persisted: Callable[[], None],
         on_fatal: Callable[[Exception], None],
         on_corrupt: Callable[[CorruptionError], None],
@@ -150,6 +178,7 @@ class BucketEngine:
             uuid: of the bucket.
             partition_count: fixed when the bucket was created.
             flush_interval_ms: longest wait of a change for its group commit.
+            memory_quota_bytes: of the documents in memory.
             on_persisted: called after each group commit.
             on_fatal: called once when the disk failed: nothing is flushed any more.
             on_corrupt: called when a read met a damaged record: the bucket should be stopped.
@@ -169,9 +198,13 @@ class BucketEngine:
         def persisted() -> None:
             bucket.made_durable()
             compactor.on_commit()
+            keeper.on_persisted()
             on_persisted()
 
-        reader = _StoreReader(store, tell_corrupt)
+        reading = ReadingBack(name, store, tell_corrupt)
+        reader = _LoopReader(store, tell_corrupt, reading)
+        memory = Memory(memory_quota_bytes)
+        queue_bytes_max = min(QUEUE_BYTES_MAX, memory_quota_bytes // QUEUE_SHARE)
         partitions = [
             Partition(
                 partition_id,
@@ -185,7 +218,8 @@ class BucketEngine:
                 last_branch=recovered.last_branch,
                 top_seqno=recovered.top_seqno,
                 range_end=recovered.range_end,
-                queue_bytes_max=QUEUE_BYTES_MAX // partition_count,
+                queue_bytes_max=queue_bytes_max // partition_count,
+                memory=memory,
             )
             for partition_id, recovered in enumerate(store.partitions)
         ]
@@ -194,8 +228,13 @@ class BucketEngine:
             new_lease_id=lambda: secrets.randbits(53),
             now_ns=time.time_ns, monotonic_ns=time.monotonic_ns,
         )  # fmt: skip
+        keeper = MemoryKeeper(
+            bucket, memory, lambda: PENDING_CHANGE_BYTES * store.count_pending_by_id()
+        )
+
         flusher = Flusher(
             bucket, store, interval_ms=flush_interval_ms,
+            by_id_changes_max=memory_quota_bytes // BY_ID_SHARE // PENDING_CHANGE_BYTES,
             on_persisted=persisted, on_fatal=on_fatal,
         )  # fmt: skip
         copies = Copies(bucket, store, flusher)
@@ -210,13 +249,15 @@ class BucketEngine:
         published.add("flusher", flusher.statistics)
         published.add("expiry", pager.statistics)
         published.add("compaction", compactor.statistics)
+        published.add("memory", keeper.statistics)
+        published.add("reading_back", reading.statistics)
         published.add("disk", lambda: DiskStatistics(free_bytes(path)))
         if store.cut_bytes:
             _LOG.warning("bucket %s: cut a torn tail of %d bytes", name, store.cut_bytes)
         if not store.was_clean_stop and not store.is_new:
             _LOG.info("bucket %s: started without a clean stop, new failover entries", name)
         flusher.catch_up()
-        return cls(bucket, store, flusher, copies, pager, mark, compactor)
+        return cls(bucket, store, flusher, copies, pager, mark, compactor, keeper, reading)
 
     async def until_persisted(self, partition_id: int, seqno: int) -> None:
         """Return once everything of the partition up to `seqno` is durable."""
@@ -230,6 +271,8 @@ class BucketEngine:
         await self.pager.stop()
         await self.compactor.stop()
         await self.flusher.stop()
+        await self._keeper.stop()
+        await self._reading.stop()
         if not self.flusher.has_failed:
             try:
                 if self.pager.knows_of_none:

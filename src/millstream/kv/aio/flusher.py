@@ -23,6 +23,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import count
 from typing import Final, NamedTuple, ParamSpec, TypeVar
 
 from millstream.errors import MillstreamError, UnavailableError
@@ -32,7 +33,13 @@ from millstream.kv.core.partition import Partition
 from millstream.kv.core.statistics import COUNTS, SECONDS, Histogram
 from millstream.storage.core.store import EncodedCommit, LogStore
 
-__all__ = ["BY_ID_CHANGES_MAX", "DISK_FULL_SECONDS_MAX", "Flusher"]
+__all__ = [
+    "BY_ID_CHANGES_MAX",
+    "DISK_FULL",
+    "DISK_FULL_SECONDS_MAX",
+    "DISK_FULL_STOP_SECONDS_MAX",
+    "Flusher",
+]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -40,8 +47,13 @@ _LOG = logging.getLogger(__name__)
 BY_ID_CHANGES_MAX: Final = 1_000_000
 """Changes the by-id map lags behind the log, at which it is brought up to date: what a start
 replays, and some 100 bytes of memory each."""
-DISK_FULL_SECONDS_MAX: Final = 60
-"""How long writes wait for space before the node stops."""
+DISK_FULL_SECONDS_MAX: Final = 10
+"""How long durable writes that were accepted wait for space before they are answered as ambiguous;
+others are refused meanwhile."""
+DISK_FULL_STOP_SECONDS_MAX: Final = 10
+"""How long a bucket that is being stopped waits for space: the supervisor waits no longer."""
+DISK_FULL: Final = "disk_full"
+"""Why writes are refused: there is no space for what was accepted. Also the code of that error."""
 
 
 class FlusherStatistics(NamedTuple):
@@ -65,10 +77,12 @@ class Flusher:
         store: LogStore,
         *,
         interval_ms: int,
+        by_id_changes_max: int = BY_ID_CHANGES_MAX,
         on_persisted: Callable[[], None],
         on_fatal: Callable[[Exception], None],
     ) -> None:
         self._bucket = bucket
+        self._by_id_changes_max = min(by_id_changes_max, BY_ID_CHANGES_MAX)
         self._store = store
         self._interval_s = interval_ms / 1000
         self._on_persisted = on_persisted
@@ -173,7 +187,8 @@ class Flusher:
         """Make durable what a partition has; only while paused, and while it takes no change.
 
         Raises:
-            UnavailableError: the disk failed, or is full for too long; nothing is flushed then.
+            UnavailableError: the disk failed, or the bucket is being stopped while it is full;
+                nothing is flushed then.
         """
         try:
             while partition.is_dirty:
@@ -283,8 +298,9 @@ class Flusher:
             async with self._pause:
                 pass
 
-    def _apply_by_id(self, changes_min: int = BY_ID_CHANGES_MAX) -> None:
+    def _apply_by_id(self, changes_min: int | None = None) -> None:
         """Bring the by-id map up to date beside the commits, if it lags far enough behind."""
+        changes_min = self._by_id_changes_max if changes_min is None else changes_min
         lags = self._store.count_pending_by_id() >= changes_min
         if lags and self._applying is None:
             self._applying = self._loop.create_task(
@@ -293,8 +309,14 @@ class Flusher:
             self._applying.add_done_callback(self._applied)
 
     async def _apply_steps(self) -> None:
-        for _ in self._store.by_id_steps(self._store.take_by_id()):
-            await asyncio.sleep(0)
+        """Apply what waits; while the disk is full try again, with what came meanwhile."""
+        for second in count():
+            try:
+                for _ in self._store.by_id_steps(self._store.take_by_id()):
+                    await asyncio.sleep(0)
+                return
+            except UnavailableError as error:
+                await self._wait_for_space(error, second)
 
     def _applied(self, task: asyncio.Task[None]) -> None:
         self._applying = None
@@ -326,23 +348,37 @@ class Flusher:
         return commit.is_more
 
     async def _append(self, commit: EncodedCommit, *, is_lone: bool) -> None:
-        """Append; while the disk is full try again each second, nothing was written.
+        """Append; while the disk is full refuse writes and try again each second.
 
         A lone record costs less in the loop than the way to a thread and back.
         """
-        for attempt in range(DISK_FULL_SECONDS_MAX + 1):
+        bucket = self._bucket
+        for second in count():
             try:
                 if is_lone:
                     self._store.append(commit)
                 else:
                     await self._in_thread(self._store.append, commit)
-                return
             except UnavailableError as error:
-                if error.code != "disk_full" or attempt == DISK_FULL_SECONDS_MAX:
-                    raise
-                _LOG.error("bucket %s: %s; its writes wait", self._bucket.name, error)
-                self._disk_full_total += 1
-                await asyncio.sleep(1)
+                if error.code == DISK_FULL:
+                    bucket.refuse_writes(DISK_FULL)
+                    if second == DISK_FULL_SECONDS_MAX:
+                        bucket.give_up_waiting()
+                        self._on_persisted()
+                await self._wait_for_space(error, second)
+            else:
+                if second:
+                    bucket.accept_writes(DISK_FULL)
+                return
+
+    async def _wait_for_space(self, error: UnavailableError, waited_s: int) -> None:
+        """Wait a second for space; raises the error if it is another, or there is no time."""
+        is_over = self._is_stopping and waited_s >= DISK_FULL_STOP_SECONDS_MAX
+        if error.code != DISK_FULL or is_over:
+            raise error
+        _LOG.error("bucket %s: %s; it is tried again", self._bucket.name, error)
+        self._disk_full_total += 1
+        await asyncio.sleep(1)
 
     async def _in_thread(self, function: Callable[..., None], *arguments: object) -> None:
         await self._loop.run_in_executor(self._thread, function, *arguments)

@@ -21,10 +21,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from millstream.errors import CorruptionError
+from millstream.kv.aio.reading_back import with_documents
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.expiry import (
     EXPIRIES_MAX,
@@ -177,7 +179,8 @@ class Pager:
     async def _wipe(self, done: Callable[[], None]) -> None:
         pace = Pace()
         try:
-            for _ in self._bucket.wiping():
+            for delete in self._bucket.wiping():
+                await with_documents(delete)
                 if pace.is_over:
                     self._bucket.changed()
                     await pace.breathe()
@@ -220,7 +223,7 @@ class Pager:
         pace, has_changes = Pace(), False
         for partition in self._active():
             while (key := self._next_due(partition)) is not None:
-                has_changes |= partition.expire(key, self._now_ns())
+                has_changes |= await with_documents(partial(partition.expire, key, self._now_ns()))
                 if pace.is_over:
                     if has_changes:
                         self._bucket.changed()

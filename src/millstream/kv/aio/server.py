@@ -305,6 +305,10 @@ class KvConnection(asyncio.Protocol):
         except CorruptionError:
             self.close()  # whoever met the damage has told of it; the bucket is being stopped
             return
+        except OSError as error:
+            _LOG.error("closed %s: a document cannot be read: %s", session.peer, error)
+            self.close()
+            return
         transport = self._transport
         if out and transport is not None:
             transport.write(out)
@@ -377,8 +381,23 @@ class KvConnection(asyncio.Protocol):
             self.close()
         elif session.is_clogged:
             self._read(False)
+            absent, session.absent = session.absent, None
+            if absent is not None and not absent.fetch(self._fetched):
+                session.on_fetch_refused()
+                self.advance()
         elif session.has_request and not self.is_paused:
             self.advance()
+
+    def _fetched(self, error: Exception | None) -> None:
+        """What a request waited for was read from the disk, and is there during this call."""
+        if self._transport is None:
+            return
+        if error is None:
+            self.session.on_fetched()
+            self._advance()
+        else:
+            _LOG.error("closed %s: a document cannot be read: %s", self.session.peer, error)
+            self.close()
 
     def _flush(self) -> None:
         if self.session.out and self._transport is not None:

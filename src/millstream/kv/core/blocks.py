@@ -14,28 +14,14 @@ from collections.abc import Mapping
 from itertools import compress
 from typing import Final, NamedTuple
 
-from msgspec import Struct
+from millstream.kv.core.entry import Entry
 
 __all__ = ["BITS", "BLOCK_SLOTS", "CLOSED", "NOTHING", "Block", "Entry", "FrozenChanges", "Item"]
 
 BITS: Final = 10
 BLOCK_SLOTS: Final = 1 << BITS
 NOTHING: Final = b""
-
-
-class Entry(Struct, gc=False):
-    """A document in memory: its key, its newest frame, tombstones included, and its lineage.
-
-    Changed in place; without the collector's notice, for there are millions.
-    """
-
-    key: bytes
-    frame: bytes
-    lineage: bytes
-
-
 _NOBODY: Final = Entry(NOTHING, NOTHING, NOTHING)
-
 Item = tuple[Entry, bytes, int]
 """Entry, frame and previous seqno of a change that is in no slot."""
 

@@ -4,7 +4,8 @@ Invariants:
 1. The number of partitions never changes.
 2. Subscribers are called once per batch of changes, not once per change.
 3. `open_tables` and `open_partitions` name what requests may use without further questions; what
-   is not plain (`Partition.is_plain`) is missing there: an empty table, None.
+   is not plain (`Partition.is_plain`) is missing there: an empty table, None. So is every
+   partition while there are `refusals`.
 4. A lease id is never used twice; what a lease holds of a partition is lost at once when its time
    is over or the partition's hold is: a lost lease is an answer, never a wrong read.
 
@@ -14,6 +15,7 @@ Elsewhere: what a hold keeps (`kv.core.mutation_queue`), the wire forms (`kv.cor
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from millstream.errors import UnavailableError
@@ -108,6 +110,8 @@ class Bucket:
         """Requests refused, by status."""
         self.published = Published()
         _publish(self)
+        self.refusals: set[str] = set()
+        """Why all writes are answered as a temporary failure now."""
         for partition in partitions:
             partition.on_plain = self.reopen
             self.reopen(partition.partition_id)
@@ -117,7 +121,27 @@ class Bucket:
         partition = self.partitions[partition_id]
         is_plain = partition.is_plain
         self.open_tables[partition_id] = partition.table if is_plain else _CLOSED
-        self.open_partitions[partition_id] = partition if is_plain else None
+        is_open = is_plain and not self.refusals
+        self.open_partitions[partition_id] = partition if is_open else None
+
+    def refuse_writes(self, reason: str) -> None:
+        """Answer writes as a temporary failure until the same reason is withdrawn."""
+        self.refusals.add(reason)
+        self._reopen_all()
+
+    def accept_writes(self, reason: str) -> None:
+        """Withdraw a reason; harmless if it was not given."""
+        self.refusals.discard(reason)
+        self._reopen_all()
+
+    def give_up_waiting(self) -> None:
+        """Answer the durable writes accepted so far as ambiguous, unless they are persisted."""
+        for partition in self.partitions:
+            partition.doubtful_seqno = partition.queue.high_seqno
+
+    def _reopen_all(self) -> None:
+        for partition in self.partitions:
+            self.reopen(partition.partition_id)
 
     # -- changes
 
@@ -160,17 +184,16 @@ class Bucket:
         if self.streams.get(name) is stream:
             del self.streams[name]
 
-    def wiping(self) -> Iterator[None]:
-        """Delete every document there is now (memcached's FLUSH), one in each step."""
+    def wiping(self) -> Iterator[Callable[[], None]]:
+        """Yield calls that delete every document there is now (memcached's FLUSH), one each."""
         ends = [partition.high_seqno for partition in self.partitions]
         for partition, upto in zip(self.partitions, ends, strict=True):
             for key in partition.known_keys():
-                partition.wipe(key, upto, self._now_ns())
-                yield
+                yield partial(partition.wipe, key, upto, self._now_ns())
 
     def _wipe_now(self, at_ns: int, done: Callable[[], None]) -> None:
-        for _ in self.wiping():
-            pass
+        for delete in self.wiping():
+            delete()
         self.changed()
         done()
 

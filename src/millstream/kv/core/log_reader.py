@@ -5,19 +5,32 @@ Elsewhere: the log itself (`storage.core.store`), who reads it for partitions (`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from millstream.kv.core.mutation_queue import Entry
 
-__all__ = ["LogReader"]
+__all__ = ["Fetched", "LogReader"]
+
+Fetched = Callable[[Exception | None], None]
+"""Told in the loop that a look-up will not have to wait now, or why it cannot be made."""
 
 
 class LogReader(Protocol):
     """What a partition asks of the document store."""
 
     def find(self, partition_id: int, key: bytes) -> Entry | None:
-        """Return the newest record of the key as an entry, tombstones included."""
+        """Return the newest record of the key as an entry, tombstones included. In the loop.
+
+        Raises:
+            BlockingIOError: that would wait for the disk; `fetch` first.
+        """
+
+    def fetch(self, partition_id: int, key: bytes, done: Fetched) -> bool:
+        """Bring the key's record, so that `find` has it while `done` is called.
+
+        False: too many are being brought already; nothing is called.
+        """
 
     def backfill(
         self, partition_id: int, after: int, upto: int, at: int, superseded: set[int]

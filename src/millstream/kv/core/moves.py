@@ -40,8 +40,8 @@ def activate(partition: Partition, recovered: RecoveredPartition) -> None:
 
 def restore(partition: Partition, recovered: RecoveredPartition) -> None:
     """Be what the log went back to; nothing in memory counts any more."""
-    partition.table = {}
-    partition.is_resident = recovered.top_seqno == 0
+    partition.residents.forget(is_complete=recovered.top_seqno == 0)
+    partition.table = partition.residents.table
     partition.queue.restart(recovered.top_seqno)
     partition.locks.clear()
     partition.expiries.forget()

@@ -138,6 +138,11 @@ class MutationQueue:
         """What is kept for holds alone."""
         return self.holds.bytes_kept
 
+    @property
+    def bytes_beside(self) -> int:
+        """The same without the newest frames, which the hash table has, and with what is kept."""
+        return self.bytes_held - self.frame_bytes + self.holds.bytes_kept
+
     # -- the mutator
 
     def append(self, entry: Entry, frame: bytes, old_seqno: int = 0, old: bytes = b"") -> None:
@@ -418,9 +423,13 @@ class MutationQueue:
             self._passing = {s: p for s, p in self._passing.items() if s > persisted_seqno}
         history_bytes = self.bytes_max // HISTORY_SHARE
         if self.bytes_held > history_bytes:
-            needed = min((r.memory_after for r in self.readers), default=persisted_seqno)
-            self.collect(history_bytes, max(needed, self._aged_seqno))
+            self.release(history_bytes)
             self.collect(self.bytes_max)
+
+    def release(self, bytes_max: int = 0) -> None:
+        """Drop the oldest persisted changes that no reader waits for, above `bytes_max`."""
+        needed = min((r.memory_after for r in self.readers), default=self.persisted_seqno)
+        self.collect(bytes_max, max(needed, self._aged_seqno))
 
     def _whole(self, first: int, last: int) -> list[int]:
         """Return the numbers of blocks that ended in [first, last]."""

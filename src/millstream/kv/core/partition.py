@@ -4,8 +4,8 @@ Every accepted change takes the next seqno and a new, larger CAS, is encoded onc
 stream frame, and that one bytes object serves the hash table, the queue, the log and the streams.
 
 Invariants:
-1. `table[key]` holds the newest change of the key, tombstones included; what is absent may be in
-   the log unless `is_resident`.
+1. A change looks at the newest one of its key first, in memory or in the log (`residents`); where
+   that would wait for the disk it raises `NotInMemory`, before anything is changed.
 2. CAS only grows within a partition; seqnos are dense and only grow within a history branch.
 3. A change copies its key's lineage and adds a run only if the branch changed since the last one.
 4. Nothing here reads a clock: `now_ns` (Unix time) comes with each call.
@@ -26,6 +26,7 @@ from typing import Final
 from millstream.kv.core.expiry import Expiries
 from millstream.kv.core.locks import LOCKED_CAS, Locks
 from millstream.kv.core.log_reader import LogReader
+from millstream.kv.core.memory import Memory
 from millstream.kv.core.mutation_queue import (
     QUEUE_BYTES_DEFAULT,
     Entry,
@@ -33,6 +34,7 @@ from millstream.kv.core.mutation_queue import (
 )
 from millstream.kv.core.read_copy import ReadCopy
 from millstream.kv.core.replica import Replica
+from millstream.kv.core.residents import Residents
 from millstream.kv.core.states import refusal_in
 from millstream.model.lineage import born, decode, with_run
 from millstream.model.partitions import PartitionState
@@ -73,11 +75,11 @@ class Partition(ReadCopy):
         "_birth_prefix",
         "_branch_seqno",
         "_log",
+        "doubtful_seqno",
         "epoch",
         "expired_total",
         "expiries",
         "failover_log",
-        "is_resident",
         "is_suspended",
         "last_branch",
         "last_cas",
@@ -88,6 +90,7 @@ class Partition(ReadCopy):
         "purge_seqno",
         "queue",
         "replica",
+        "residents",
         "state",
         "table",
     )
@@ -107,6 +110,7 @@ class Partition(ReadCopy):
         last_branch: int = 0,
         top_seqno: int = 0,
         range_end: int = 0,
+        memory: Memory | None = None,
     ) -> None:
         """Take what is durable.
 
@@ -123,19 +127,23 @@ class Partition(ReadCopy):
             last_branch: the largest branch heard of, if larger than that of the log.
             top_seqno: of the newest record, if above the mark.
             range_end: where the snapshot ends that an unfinished copy is inside of.
+            memory: of the bucket; None: there is no quota.
         """
         self.partition_id = partition_id
         self.state = state
         self.epoch = 0
         """Grows when what readers of this copy hold on to, or wait for, may be gone."""
+        self.doubtful_seqno = 0
+        """Nobody waits any longer for changes at or below to be durable."""
         self.is_suspended = False
         """Documents are refused for the moment: a state or a history is about to change."""
         self.failover_log = failover_log
         self.last_branch = max(last_branch, failover_log[0].branch)
         self.purge_seqno = purge_seqno
         self.persisted_seqno = high_seqno
-        self.is_resident = is_resident
-        self.table: dict[bytes, Entry] = {}
+        self.residents = Residents(partition_id, log, memory or Memory(), is_complete=is_resident)
+        self.table = self.residents.table
+        """That of `residents`, for the hot path."""
         self.queue = MutationQueue(max(top_seqno, high_seqno), queue_bytes_max)
         self.last_cas = last_cas
         self.locks = Locks()
@@ -167,13 +175,8 @@ class Partition(ReadCopy):
         return self.queue.floor
 
     def entry(self, key: bytes) -> Entry | None:
-        """Return the newest change of the key, tombstones included."""
-        entry = self.table.get(key)
-        if entry is None and not self.is_resident:
-            entry = self._log.find(self.partition_id, key)
-            if entry is not None:
-                self.table[key] = entry
-        return entry
+        """Return the newest change of the key, tombstones included; see `Residents.find`."""
+        return self.residents.find(key)
 
     def newest(self, key: bytes) -> bytes | None:
         """Return the frame of the newest change of the key, tombstones included."""
@@ -206,9 +209,7 @@ class Partition(ReadCopy):
 
     def known_keys(self) -> list[bytes]:
         """Return the keys of all entries, tombstones included; reads the log if it must."""
-        if self.is_resident:
-            return list(self.table)
-        return list({**dict.fromkeys(self._log.keys(self.partition_id)), **self.table})
+        return self.residents.keys()
 
     # -- changing
 
@@ -240,15 +241,15 @@ class Partition(ReadCopy):
         self, key: bytes, tail: bytes, flags: int, expiry: int, datatype: int, now_ns: int
     ) -> bytes:
         """Set the document, whatever is there; hot path. `tail` is the key, then the value."""
-        entry = self.table.get(key)
-        if entry is None and not self.is_resident:
-            entry = self.entry(key)
+        entry, residents = self.table.get(key), self.residents
+        if entry is None and not residents.is_complete:
+            entry = residents.find(key)
         queue = self.queue
         seqno = queue.high_seqno + 1
         new_cas = self.last_cas = now_ns if now_ns > self.last_cas else self.last_cas + 1
         if entry is None:
             old, old_seqno, rev = b"", 0, 1
-            entry = self.table[key] = Entry(key, old, self._birth_prefix + _varint(seqno))
+            entry = residents.add(key, old, self._birth_prefix + _varint(seqno))
         else:
             old = entry.frame
             old_cas, old_seqno, old_rev = _cas_seqno_rev(old)
@@ -266,6 +267,7 @@ class Partition(ReadCopy):
             + tail
         )  # fmt: skip
         entry.frame = frame
+        residents.memory.table_bytes += len(frame) - len(old)
         if expiry:
             self.expiries.add(entry.key, expiry)
         if old_seqno > queue.guarded_seqno:  # from here on `MutationQueue.append`, but its call
@@ -293,7 +295,7 @@ class Partition(ReadCopy):
         """Add a run if the branch changed since the key was written; a start alone is none."""
         branch = self.failover_log[0].branch
         if decode(entry.lineage).runs[-1][0] != branch:
-            entry.lineage = with_run(entry.lineage, branch, rev)
+            self.residents.replace(entry, entry.frame, with_run(entry.lineage, branch, rev))
 
     def add(
         self, key: bytes, value: bytes, flags: int, expiry: int, datatype: int, now_ns: int
@@ -379,14 +381,15 @@ class Partition(ReadCopy):
         entry = self.entry(key)
         if entry is None:
             lineage = self._birth_prefix + _varint(queue.high_seqno + 1)
-            entry = self.table[key] = Entry(key, b"", lineage)
+            entry = self.residents.add(key, b"", lineage)
         old = entry.frame
         old_seqno, rev, cas = (
             self._succeed(entry, now_ns) if old else (0, 1, self._next_cas(now_ns))
         )
-        entry.frame = frame = mutation(
+        frame = mutation(
             self.partition_id, key, value, queue.high_seqno + 1, rev, cas, flags, expiry, 0
         )
+        self.residents.replace(entry, frame, entry.lineage)
         queue.append_counter(entry, frame, old_seqno, old)
         if expiry:
             self.expiries.add(entry.key, expiry)
@@ -484,7 +487,8 @@ class Partition(ReadCopy):
         entry = self.table[key]
         old, seqno = entry.frame, self.queue.high_seqno + 1
         old_seqno, rev, cas = self._succeed(entry, now_ns)
-        entry.frame = frame = encode(self.partition_id, key, seqno, rev, cas, time_s)
+        frame = encode(self.partition_id, key, seqno, rev, cas, time_s)
+        self.residents.replace(entry, frame, entry.lineage)
         self.queue.append(entry, frame, old_seqno, old)
         if self.locks:
             self._drop_lock(key)

@@ -33,8 +33,10 @@ from struct import Struct
 from typing import Final, Protocol
 
 from millstream.errors import LocalProtocolError
+from millstream.kv.core.entry import Entry
 from millstream.kv.core.expiry import Expiries
-from millstream.kv.core.mutation_queue import Entry, MutationQueue
+from millstream.kv.core.mutation_queue import MutationQueue
+from millstream.kv.core.residents import Residents
 from millstream.kv.core.states import FOLLOWING
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog, Position, position_at
@@ -59,7 +61,7 @@ class Copy(Protocol):
     last_cas: int
     purge_seqno: int
     queue: MutationQueue
-    table: dict[bytes, Entry]
+    residents: Residents
     expiries: Expiries
 
     @property
@@ -168,13 +170,13 @@ class Replica:
         self._check_following()
         entry = partition.entry(key)
         if entry is None:
-            entry = partition.table[key] = Entry(key, b"", lineage)
+            entry = partition.residents.add(key, b"", lineage)
         old = entry.frame
         is_sparse = seqno - queue.high_seqno > SPARSE_SEQNOS
         append = queue.append_counter if is_sparse else queue.append
         queue.pass_over(seqno - 1)
         append(entry, frame, _cas_seqno(old)[1] if old else 0, old)
-        entry.frame, entry.lineage = frame, lineage  # the queue may owe the log the old ones
+        partition.residents.replace(entry, frame, lineage)  # the queue may owe the log the old
         if frame[1] == _MUTATION and (expiry := _expiry(frame)[0]):
             partition.expiries.add(key, expiry)
         partition.last_cas = max(partition.last_cas, cas)

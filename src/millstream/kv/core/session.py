@@ -4,7 +4,9 @@ Bytes in by `receive`, bytes out by `take_output`. GET and SET are answered in t
 everything else goes through a table of commands. All replies of one wake-up leave as one write.
 
 Invariants:
-1. Replies leave in request order: while a durable write waits for the disk, later ones wait too.
+1. Replies leave in request order: while a durable write waits for the disk, later ones wait too;
+   a request whose document is on the disk begins again once that was read, and nothing behind it
+   is answered before.
 2. One wake-up answers at most `REQUESTS_PER_WAKEUP_MAX` requests, each KiB of reply counted as one
    more; the rest is kept for the next, which comes once the client has read.
 3. A frame that contradicts itself, or is longer than the limit, closes the connection.
@@ -26,9 +28,12 @@ from zlib import crc32
 
 from millstream import accelerated
 from millstream.errors import RemoteProtocolError
-from millstream.kv.core.mutation_queue import Block, Entry, MutationQueue
+from millstream.kv.core.entry import ENTRY_BYTES, Entry, size_of
+from millstream.kv.core.memory import Memory
+from millstream.kv.core.mutation_queue import Block, MutationQueue
 from millstream.kv.core.partition import Partition, absolute_expiry
 from millstream.kv.core.requests import cut_request, durability_of
+from millstream.kv.core.residents import NotInMemory, Residents
 from millstream.model.limits import (
     FRAME_BYTES_MAX,
     KEY_BYTES_MAX,
@@ -106,9 +111,9 @@ class KvSession:
 
     __slots__ = (
         "_deferred", "_deferred_bytes", "_has_rest", "_missing_bytes", "_open_partitions",
-        "_open_tables", "_pieces", "_read_partitions", "_rest", "_write_partitions", "bucket",
-        "client_name", "commands", "datatype_mask", "features", "has_changes", "hashes_keys",
-        "host", "is_closing", "is_waiting", "needs_care", "open_commands", "out",
+        "_open_tables", "_pieces", "_read_partitions", "_rest", "_write_partitions", "absent",
+        "bucket", "client_name", "commands", "datatype_mask", "features", "has_changes",
+        "hashes_keys", "host", "is_closing", "is_waiting", "needs_care", "open_commands", "out",
         "password_reply", "peer", "scram", "stream", "user", "wants_tokens",
     )  # fmt: skip
 
@@ -139,7 +144,10 @@ class KvSession:
         self.stream: StreamPort | None = None
         self.is_closing = False
         self.is_waiting = False
-        """A login is being checked, or all documents are being deleted: requests wait."""
+        """A login is being checked, a document is being read from the disk, all documents are
+        being deleted: requests wait."""
+        self.absent: NotInMemory | None = None
+        """What the next request waits for; the shell takes it and calls `on_fetched`."""
         self.has_changes = False
         self.needs_care = False
         """More is to be done than to write the output and tell of changes; the shell clears it."""
@@ -285,8 +293,10 @@ class KvSession:
                 key = data[start:stop]
                 if self.hashes_keys and tables:
                     vbucket = (crc32(key) >> 16 & 0x7FFF) % len(tables)
-                if vbucket < len(tables) and key in tables[vbucket] and data[start] != _UNDERSCORE:
-                    frame = tables[vbucket][key].frame
+                entry = tables[vbucket].get(key) if vbucket < len(tables) else None
+                if entry is not None and data[start] != _UNDERSCORE:
+                    entry.is_used = True
+                    frame = entry.frame
                     # a tombstone, whose frame is shorter, has no expiry to compare
                     stored_cas, flags, expiry = (
                         _cut_found(frame) if frame[1] == _MUTATION else _LONG_GONE
@@ -320,9 +330,13 @@ class KvSession:
                     flag_number, expiry = _cut_flags_expiry(data, start)
                     if expiry:
                         expiry = absolute_expiry(expiry, now_ns)
-                    frame = partition.store(
-                        key, data[start + 8 : stop], flag_number, expiry, extras & 0xFF, now_ns
-                    )
+                    try:
+                        frame = partition.store(
+                            key, data[start + 8 : stop], flag_number, expiry, extras & 0xFF, now_ns
+                        )
+                    except NotInMemory as absent:
+                        self._wait_for_document(absent)
+                        break
                     if not self.bucket.is_told_soon:  # type: ignore[union-attr]
                         self.has_changes = True
                     out.append(
@@ -338,7 +352,12 @@ class KvSession:
             self.needs_care = True
             if deferred and out:
                 self.emit(b"".join(out))
-            budget -= self._answer_other(data, at, stop, now_ns) >> 10
+                out.clear()
+            try:
+                budget -= self._answer_other(data, at, stop, now_ns) >> 10
+            except NotInMemory as absent:
+                self._wait_for_document(absent)
+                break
             out = [] if deferred else self.out
             at = stop
             if self.is_closing or self.is_clogged:
@@ -456,6 +475,8 @@ class KvSession:
             return Status.NOT_MY_VBUCKET
         partition = partitions[vbucket]
         refusal = partition.refusal
+        if refusal is None and for_write and self.bucket.refusals:
+            return Status.ETMPFAIL
         return partition if refusal is None else refusal
 
     # -- bytes out
@@ -496,10 +517,12 @@ class KvSession:
             if isinstance(head, _Wait):
                 if head.partition.epoch != head.epoch:
                     head = _ambiguous(head.reply)
-                elif head.partition.persisted_seqno < head.seqno:
-                    return
-                else:
+                elif head.partition.persisted_seqno >= head.seqno:
                     head = head.reply
+                elif head.partition.doubtful_seqno >= head.seqno:
+                    head = _ambiguous(head.reply)
+                else:
+                    return
             else:
                 self._deferred_bytes -= len(head)
             self.out.append(head)
@@ -513,6 +536,24 @@ class KvSession:
         return data
 
     # -- waiting
+
+    def _wait_for_document(self, absent: NotInMemory) -> None:
+        """The request that is being answered begins again once a document was read."""
+        self.absent = absent
+        self.is_waiting = self.needs_care = True
+
+    def on_fetched(self) -> None:
+        """The document is there: the request is answered by the next `receive`."""
+        self.is_waiting = False
+
+    def on_fetch_refused(self) -> None:
+        """Too many documents are being read: the request is answered as a temporary failure."""
+        rest = self._rest
+        stop = HEADER_BYTES + int.from_bytes(rest[8:12], "big")
+        packet = cut_request(rest, 0, stop)
+        self._keep(rest[stop:])
+        self.is_waiting = False
+        self.emit(self.refusal(packet, Status.ETMPFAIL))
 
     def wait_for(self, start: Callable[[Callable[[], None]], None], reply: bytes) -> None:
         """Start something that calls back; until then requests wait, then `reply` is sent."""
@@ -543,7 +584,8 @@ def _ambiguous(reply: bytes) -> bytes:
 
 
 accelerated.bind(
-    KvSession, "receive", Partition, MutationQueue, Block, Entry,
-    REQUESTS_PER_WAKEUP_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX,
-    also=(KvSession._answer, Partition.store, absolute_expiry),
+    KvSession, "receive", Partition, MutationQueue, Block, Entry, Residents, Memory,
+    REQUESTS_PER_WAKEUP_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX, ENTRY_BYTES,
+    also=(KvSession._answer, Partition.store, absolute_expiry, Residents.add, Residents._take,
+          size_of),
 )  # fmt: skip

@@ -393,8 +393,7 @@ class LogStore:
             return self._by_id.get(self._prefixes[partition_id] + key)
         for number in reversed(self._log.numbers):
             columns = self._log.recent_columns(number, partition_id)
-            index = columns.find(seqno) if columns is not None else -1
-            if columns is not None and index >= 0:
+            if columns is not None and (index := columns.find(seqno)) >= 0:
                 return seqno, number, columns.offsets[index]
         raise AssertionError("what is recent is in the log")
 
@@ -505,7 +504,11 @@ class LogStore:
 
     def by_id_steps(self, batch: ByIdBatch) -> Iterator[None]:
         """Apply a batch in steps of a few milliseconds, for the loop; all in one thread."""
-        yield from self._by_id.apply_steps(batch, self._find_places)
+        try:
+            yield from self._by_id.apply_steps(batch, self._find_places)
+        except BaseException:
+            self._changed.update(p for p, _ in batch.summaries)  # the next batch has them, too
+            raise
         self._log.forget_indexes(before=batch.applied.place.segment)
 
     def commit_by_id(self) -> None:

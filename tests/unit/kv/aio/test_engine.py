@@ -8,6 +8,7 @@ import pytest
 
 from millstream.errors import CorruptionError, UnavailableError
 from millstream.kv.aio.engine import BucketEngine, new_failover_entry
+from millstream.kv.aio.reading_back import with_documents
 from millstream.kv.core.partition import value_of
 from millstream.storage.core.store import EncodedCommit
 from millstream.wire.frames import seqno_of
@@ -187,7 +188,7 @@ async def test_a_damaged_record_met_by_a_reader_is_told_of(tmp_path: Path) -> No
     segment.write_bytes(segment.read_bytes().replace(b"valuevalue", b"valueVALUE"))
     partition = engine.bucket.partitions[0]
     with pytest.raises(CorruptionError, match=segment.name):
-        partition.live(b"k", NOW)
+        await with_documents(lambda: partition.live(b"k", NOW))
     with pytest.raises(CorruptionError, match=segment.name):
         list(partition.backfill(0, 1))
     await asyncio.sleep(0)

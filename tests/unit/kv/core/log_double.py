@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.log_reader import Fetched
+from millstream.kv.core.memory import Memory
 from millstream.kv.core.mutation_queue import Entry, FrozenChanges
 from millstream.kv.core.partition import Partition
 from millstream.model.position import FailoverEntry
@@ -26,12 +28,17 @@ def items_of(frozen: FrozenChanges) -> list[Item]:
 
 
 class LogDouble:
-    """Records in flush order."""
+    """Records in flush order; while it is `cold`, reading needs `fetch` and `bring`."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []
         self.marks: list[int] = []
         self.history_seqno = 0
+        self.is_cold = False
+        self.finds = 0
+        self.fetching: list[tuple[bytes, Fetched]] = []
+        self.fetching_max = 1000
+        self._offered: bytes | None = None
 
     def take(self, partition: Partition) -> None:
         """Flush a partition."""
@@ -43,10 +50,25 @@ class LogDouble:
         partition.persisted(mark)
 
     def find(self, partition_id: int, key: bytes) -> Entry | None:
+        self.finds += 1
+        if self.is_cold and key != self._offered and key in self.keys(partition_id):
+            raise BlockingIOError
         for item in reversed(self.items):
             if change_of(item[0]).key == key:
                 return Entry(key, item[0], item[2])
         return None
+
+    def fetch(self, partition_id: int, key: bytes, done: Fetched) -> bool:
+        if len(self.fetching) >= self.fetching_max:
+            return False
+        self.fetching.append((key, done))
+        return True
+
+    def bring(self, error: Exception | None = None) -> None:
+        """The disk has read what was asked for first."""
+        self._offered, done = self.fetching.pop(0)
+        done(error)
+        self._offered = None
 
     def backfill(
         self, partition_id: int, after: int, upto: int, at: int, superseded: set[int]
@@ -80,7 +102,9 @@ class LogDouble:
             yield change_of(item[0]).key
 
 
-def new_partition(partition_id: int = 0, *, log: LogDouble | None = None) -> Partition:
+def new_partition(
+    partition_id: int = 0, *, log: LogDouble | None = None, memory: Memory | None = None
+) -> Partition:
     log = log or LogDouble()
     return Partition(
         partition_id,
@@ -89,15 +113,29 @@ def new_partition(partition_id: int = 0, *, log: LogDouble | None = None) -> Par
         purge_seqno=0,
         is_resident=not log.items,
         log=log,
+        memory=memory,
     )
 
 
-def new_bucket(partition_count: int = 4, name: str = "b") -> Bucket:
+def persist(partition: Partition) -> None:
+    """Flush everything to the partition's log double."""
+    batch = partition.freeze()
+    log = partition._log
+    assert isinstance(log, LogDouble)
+    log.items += zip(batch.frames, batch.previous_seqnos, batch.lineages, strict=True)
+    if batch.seqnos:
+        log.marks.append(batch.seqnos[-1])
+    partition.persisted(partition.queue.frozen_seqno)
+
+
+def new_bucket(
+    partition_count: int = 4, name: str = "b", *, memory: Memory | None = None
+) -> Bucket:
     ids = iter(range(1, 1_000_000))
     return Bucket(
         name,
         "ab" * 16,
-        [new_partition(i) for i in range(partition_count)],
+        [new_partition(i, memory=memory) for i in range(partition_count)],
         new_lease_id=lambda: next(ids),
         now_ns=lambda: NOW,
         monotonic_ns=lambda: 0,

@@ -89,7 +89,7 @@ def test_a_rollback_leaves_nothing_in_memory() -> None:
     assert bucket.open_tables[1] is partition.table == {}
     assert (partition.high_seqno, partition.persisted_seqno) == (3, 3)
     assert (partition.memory_floor, partition.is_dirty) == (3, False)
-    assert not partition.is_resident
+    assert not partition.residents.is_complete
     assert not partition.is_held(hold)
     assert bucket.lease_hold(opened[0], 1) is None
     assert bucket.lease_hold(opened[0], 2) is not None
@@ -105,6 +105,6 @@ def test_an_emptied_partition_is_resident() -> None:
     partition = new_partition()
     partition.put(b"k", b"v", 0, 0, 0, 0, NOW)
     moves.restore(partition, recovered(partition, 0, PartitionState.REPLICA))
-    assert partition.is_resident
+    assert partition.residents.is_complete
     assert partition.replica is not None
     assert partition.replica.position.seqno == 0

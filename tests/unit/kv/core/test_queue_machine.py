@@ -150,8 +150,8 @@ class QueueMachine(RuleBasedStateMachine):
         """What is durable need not be in memory."""
         entry = self.partition.table.get(key)
         if entry is not None and seqno_of(entry.frame) <= self.partition.persisted_seqno:
-            del self.partition.table[key]
-            self.partition.is_resident = False
+            residents = self.partition.residents
+            residents.evict(next(i for i, e in enumerate(residents.ring) if e is entry))
 
     # -- readers
 

@@ -3,14 +3,22 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from log_double import NOW, SECOND, new_bucket
+from log_double import NOW, SECOND, LogDouble, new_bucket, persist
 from session_double import HostDouble, ask, new_session
 
 from millstream.errors import RemoteProtocolError
 from millstream.kv.core.session import DEFERRED_BYTES_MAX, DEFERRED_MAX, KvSession
 from millstream.model.limits import REQUESTS_PER_WAKEUP_MAX
 from millstream.model.partitions import partition_of
-from millstream.wire.mcbp import Feature, Opcode, Packet, Status, packet, request
+from millstream.wire.mcbp import (
+    Feature,
+    Opcode,
+    Packet,
+    Status,
+    cut_packets,
+    packet,
+    request,
+)
 
 EXTRAS = bytes(8)
 
@@ -341,3 +349,178 @@ def test_a_long_value_in_many_pieces_is_joined_once() -> None:
     replies = [session.receive(data[at : at + 50_000], NOW) for at in range(0, len(data), 50_000)]
     assert [len(reply) for reply in replies if reply] == [24]
     assert session.pending_bytes == 0
+
+
+# -- documents on the disk, and refused writes
+
+
+def cold_session() -> tuple[KvSession, list[LogDouble]]:
+    """Keys k0 .. k7 are in the log only, and reading it would wait."""
+    session = new_session()
+    bucket = session.bucket
+    assert bucket is not None
+    ask(session, b"".join(put(b"k%d" % n, b"v%d" % n) for n in range(8)))
+    logs = []
+    for partition in bucket.partitions:
+        persist(partition)
+        while partition.table:
+            partition.residents.evict(0)
+        log = partition._log
+        assert isinstance(log, LogDouble)
+        log.is_cold = True
+        logs.append(log)
+    return session, logs
+
+
+def fetched(session: KvSession, log: LogDouble) -> list[Packet]:
+    """The shell fetches what a session waits for, the disk answers, the session goes on."""
+    replies: list[Packet] = []
+
+    def go_on(error: Exception | None) -> None:
+        session.on_fetched()
+        replies.extend(ask(session, b""))
+
+    absent, session.absent = session.absent, None
+    assert absent is not None
+    assert session.is_clogged
+    assert absent.fetch(go_on)
+    log.bring()
+    return replies
+
+
+def log_of(logs: list[LogDouble], key: bytes) -> LogDouble:
+    return logs[partition_of(key, 4)]
+
+
+@pytest.mark.parametrize(
+    ("request_of", "status", "value"),
+    [
+        (lambda: get(b"k1"), 0, b"v1"),
+        (lambda: put(b"k1", b"new"), 0, b""),
+        (lambda: put(b"k1", b"new", cas=1), Status.KEY_EEXISTS, b""),
+        (lambda: put(b"k1", b"new", framing=durable(1)), 0, b""),
+        (lambda: request(Opcode.ADD, vbucket=partition_of(b"k1", 4), key=b"k1", extras=EXTRAS),
+         Status.KEY_EEXISTS, b""),
+        (lambda: request(Opcode.DELETE, vbucket=partition_of(b"k1", 4), key=b"k1"), 0, b""),
+        (lambda: request(Opcode.APPEND, vbucket=partition_of(b"k1", 4), key=b"k1", value=b"x"),
+         0, b""),
+    ],
+)  # fmt: skip
+def test_a_request_waits_for_its_document_and_those_behind_it_for_the_reply(
+    request_of, status, value
+) -> None:
+    session, logs = cold_session()
+    bucket = session.bucket
+    assert bucket is not None
+    highs = [partition.high_seqno for partition in bucket.partitions]
+    assert ask(session, get(b"none", opaque=1) + request_of() + get(b"k2", opaque=3)) == ask(
+        new_session(), get(b"none", opaque=1)
+    )
+    assert highs == [partition.high_seqno for partition in bucket.partitions]
+    assert ask(session, get(b"none", opaque=4)) == []
+    (reply,) = fetched(session, log_of(logs, b"k1"))
+    assert (reply.status, reply.value) == (status, value)
+    replies = fetched(session, log_of(logs, b"k2"))
+    assert [(one.opaque, one.status) for one in replies] == [(3, 0), (4, Status.KEY_ENOENT)]
+    assert not session.is_clogged
+    assert session.absent is None
+
+
+def test_several_sessions_wait_for_one_document() -> None:
+    session, logs = cold_session()
+    host = session.host
+    others = [new_session(host) for _ in range(2)]  # type: ignore[arg-type]
+    for one in (session, *others):
+        assert ask(one, get(b"k1")) == []
+    for one in (session, *others):
+        assert fetched(one, log_of(logs, b"k1"))[0].value == b"v1"
+
+
+def test_a_write_meanwhile_wins() -> None:
+    session, logs = cold_session()
+    other = new_session(session.host)  # type: ignore[arg-type]
+    assert ask(session, get(b"k1")) == []
+    assert ask(other, put(b"k1", b"newer")) == []
+    fetched(other, log_of(logs, b"k1"))
+    assert fetched_later(session, log_of(logs, b"k1"))[0].value == b"newer"
+
+
+def fetched_later(session: KvSession, log: LogDouble) -> list[Packet]:
+    """As `fetched`, but the log's double no longer has to be asked."""
+    absent, session.absent = session.absent, None
+    assert absent is not None
+    session.on_fetched()
+    return ask(session, b"")
+
+
+def test_too_many_reads_are_a_temporary_failure_of_that_request_alone() -> None:
+    session, logs = cold_session()
+    assert ask(session, get(b"k1", opaque=1) + get(b"none", opaque=2)) == []
+    log_of(logs, b"k1").fetching_max = 0
+    absent, session.absent = session.absent, None
+    assert absent is not None
+    assert not absent.fetch(lambda _: None)
+    session.on_fetch_refused()
+    replies = ask(session, b"")
+    assert [(one.opaque, one.status) for one in replies] == [
+        (1, Status.ETMPFAIL), (2, Status.KEY_ENOENT),
+    ]  # fmt: skip
+
+
+def test_replies_behind_a_durable_write_are_sent_once_while_a_document_is_read() -> None:
+    """What was answered before the request that waits must not be sent with it again."""
+    session, logs = cold_session()
+    bucket = session.bucket
+    assert bucket is not None
+    data = put(b"new", b"v", framing=durable(2), opaque=1)
+    data += put(b"other", b"v", opaque=2) + get(b"k1", opaque=3)
+    assert ask(session, data) == []
+    assert fetched(session, log_of(logs, b"k1")) == []
+    for partition in bucket.partitions:
+        persist(partition)
+    session.on_persisted()
+    assert [one.opaque for one in cut_packets(session.take_output(), 1000)[0]] == [1, 2, 3]
+
+
+def test_refused_writes_are_a_temporary_failure_and_reads_go_on() -> None:
+    session = new_session()
+    bucket = session.bucket
+    assert bucket is not None
+    ask(session, put(b"k", b"v"))
+    bucket.refuse_writes("memory")
+    bucket.refuse_writes("disk_full")
+    data = put(b"k", b"w") + put(b"k", b"w", framing=durable(3))
+    data += request(Opcode.DELETE, vbucket=partition_of(b"k", 4), key=b"k")
+    assert [one.status for one in ask(session, data)] == [Status.ETMPFAIL] * 3
+    bucket.accept_writes("memory")
+    assert ask(session, put(b"k", b"w"))[0].status == Status.ETMPFAIL
+    assert ask(session, get(b"k"))[0].value == b"v"
+    bucket.accept_writes("disk_full")
+    assert ask(session, put(b"k", b"w"))[0].status == 0
+
+
+def test_durable_writes_that_nobody_waits_for_any_longer_are_ambiguous() -> None:
+    session = new_session()
+    bucket = session.bucket
+    assert bucket is not None
+    assert ask(session, put(b"k", b"v", framing=durable(2), opaque=1)) == []
+    bucket.give_up_waiting()
+    assert ask(session, put(b"k", b"w", framing=durable(2), opaque=2)) == []
+    session.on_persisted()
+    (reply,) = cut_packets(session.take_output(), 1000)[0]
+    assert (reply.opaque, reply.status) == (1, Status.SYNC_WRITE_AMBIGUOUS)
+    persist(bucket.partition_for(b"k"))
+    session.on_persisted()
+    (reply,) = cut_packets(session.take_output(), 1000)[0]
+    assert (reply.opaque, reply.status) == (2, 0)
+
+
+def test_reading_marks_documents_as_used() -> None:
+    session = new_session()
+    ask(session, put(b"k", b"v"))
+    bucket = session.bucket
+    assert bucket is not None
+    entry = bucket.partition_for(b"k").table[b"k"]
+    assert not entry.is_used
+    ask(session, get(b"k"))
+    assert entry.is_used

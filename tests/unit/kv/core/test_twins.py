@@ -128,14 +128,19 @@ class World:
     def forget(self) -> None:
         """Not everything is in memory; the log has nothing."""
         for partition in self.partitions:
-            partition.is_resident = False
+            partition.residents.is_complete = False
 
     def end(self) -> list[Any]:
         for partition in self.partitions:
             queue = partition.queue
             self.seen.append(
                 (
-                    {k: (e.key, e.frame, e.lineage) for k, e in partition.table.items()},
+                    {
+                        k: (e.key, e.frame, e.lineage, e.is_used)
+                        for k, e in partition.table.items()
+                    },
+                    [e.key for e in partition.residents.ring],
+                    partition.residents.memory.table_bytes,
                     {n: (b.frames, b.previous) for n, b in queue.blocks.items()},
                     {n: [e.key for e in b.entries] for n, b in queue.blocks.items()},
                     (queue.high_seqno, queue.frozen_seqno, queue.floor, queue.frame_bytes),

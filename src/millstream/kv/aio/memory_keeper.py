@@ -1,0 +1,155 @@
+"""Keeps a bucket within its memory quota: evicts in small steps, refuses writes when that fails.
+
+Invariants:
+1. A step takes about `runtime.pace.STEP_S`, and some four times as long belongs to others, unless
+   the quota is exhausted: then others get one turn of the loop between two steps.
+2. Writes are refused exactly while the quota is exhausted, and then until `Memory.is_high` is
+   over; nothing that was acknowledged is touched.
+3. A look costs nothing that grows with the number of partitions; what the queues hold is counted
+   every `COUNT_INTERVAL_S` while something happens.
+
+Elsewhere: what goes (`kv.core.eviction`), how a write is refused (`kv.core.bucket`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.eviction import Evictor
+from millstream.kv.core.memory import Memory
+from millstream.runtime.pace import Pace
+from millstream.runtime.tasks import Tasks
+
+__all__ = ["COUNT_INTERVAL_S", "MEMORY", "MemoryKeeper", "MemoryStatistics"]
+
+_LOG = logging.getLogger(__name__)
+COUNT_INTERVAL_S: Final = 0.1
+"""How often what is held besides the hash tables is counted."""
+MEMORY: Final = "memory"
+"""Why writes are refused: the quota is exhausted."""
+
+
+class MemoryStatistics(NamedTuple):
+    """Figures of one bucket; totals since it was opened, sizes in bytes."""
+
+    quota_bytes: int
+    used_bytes: int
+    table_bytes: int
+    evicted_total: int
+    evicted_bytes_total: int
+    exhausted_total: int
+    is_refusing: bool
+    longest_step_seconds: float
+
+
+class MemoryKeeper:
+    """Of one bucket; started when made, ended by `stop`.
+
+    Args:
+        bucket: whose writes it may refuse.
+        memory: what its partitions count.
+        pending_bytes: what the by-id map and its like hold for this bucket.
+    """
+
+    def __init__(
+        self, bucket: Bucket, memory: Memory, pending_bytes: Callable[[], int] = lambda: 0
+    ) -> None:
+        self._bucket = bucket
+        self._memory = memory
+        self._pending_bytes = pending_bytes
+        self._evictor = Evictor(bucket.partitions, memory)
+        self._loop = asyncio.get_running_loop()
+        self._tasks = Tasks()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_evicting = False
+        self._is_at_a_loss = False
+        self._is_stopping = False
+        self._exhausted_total = 0
+        self._longest_step_s = 0.0
+        bucket.subscribe(self.look)
+        memory.on_high = self.look
+
+    async def stop(self) -> None:
+        """Evict no more."""
+        self._is_stopping = True
+        self._bucket.unsubscribe(self.look)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        await self._tasks.stop()
+
+    def look(self) -> None:
+        """Something changed in memory; O(1)."""
+        if self._timer is None and not self._is_stopping:
+            self._timer = self._loop.call_later(COUNT_INTERVAL_S, self._count)
+        if self._memory.is_high and not self._is_at_a_loss:
+            self._begin()
+
+    def on_persisted(self) -> None:
+        """More may go than before."""
+        self._is_at_a_loss = False
+        self.look()
+
+    def statistics(self) -> MemoryStatistics:
+        """Return the figures of now."""
+        memory, evictor = self._memory, self._evictor
+        return MemoryStatistics(
+            memory.quota_bytes, memory.used_bytes, memory.table_bytes,
+            evictor.evicted_total, evictor.evicted_bytes,
+            self._exhausted_total, MEMORY in self._bucket.refusals, self._longest_step_s,
+        )  # fmt: skip
+
+    # -- inside
+
+    def _count(self) -> None:
+        """Count what the queues hold."""
+        self._timer = None
+        queues = (partition.queue for partition in self._bucket.partitions)
+        self._memory.other_bytes = self._pending_bytes() + sum(q.bytes_beside for q in queues)
+        self._is_at_a_loss = False
+        self._judge()
+        if self._memory.is_high:
+            self.look()
+
+    def _begin(self) -> None:
+        self._judge()
+        if not self._is_evicting and not self._is_stopping:
+            self._is_evicting = True
+            self._tasks.start(self._evict(), name=f"evict {self._bucket.name}")
+
+    def _judge(self) -> None:
+        """Refuse writes, or accept them again."""
+        bucket, memory = self._bucket, self._memory
+        if MEMORY not in bucket.refusals:
+            if memory.is_exhausted:
+                self._exhausted_total += 1
+                _LOG.warning("bucket %s: its memory quota is exhausted", bucket.name)
+                bucket.refuse_writes(MEMORY)
+        elif not memory.is_high:
+            _LOG.info("bucket %s: takes writes again", bucket.name)
+            bucket.accept_writes(MEMORY)
+
+    async def _evict(self) -> None:
+        try:
+            await self._evict_down(Pace())
+        finally:
+            self._is_evicting = False
+
+    async def _evict_down(self, pace: Pace) -> None:
+        memory, evictor = self._memory, self._evictor
+        while memory.used_bytes > memory.low_bytes:
+            if not evictor.step() and not (memory.is_exhausted and evictor.press()):
+                self._is_at_a_loss = True
+                return
+            self._judge()
+            if pace.is_over:
+                if memory.is_exhausted:
+                    await asyncio.sleep(0)
+                    pace.restart()
+                else:
+                    await pace.breathe()
+                    self._longest_step_s = max(self._longest_step_s, pace.longest_s)

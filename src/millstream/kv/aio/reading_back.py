@@ -1,0 +1,198 @@
+"""Reading evicted documents back: in the loop what the page cache has, the rest in threads.
+
+    find -> BlockingIOError -> fetch -> (a thread reads) -> done, which looks up again: find has it
+
+Where a record is, by-id says in the loop: an LMDB look-up, whose pages are hot but after a start.
+So a key that nobody ever wrote costs some microseconds and no thread.
+
+Invariants:
+1. What a thread brought is offered for the time of one call of `done`, and taken only if by-id
+   still names the same record at the same place: a later change or a rollback wins.
+2. At most `READS_WAITING_MAX` look-ups wait for threads; more are refused.
+3. After `stop` no thread reads any more.
+
+Elsewhere: what waits meanwhile (`kv.core.session`), what goes into memory (`kv.core.residents`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
+
+from millstream.errors import CorruptionError
+from millstream.kv.core.log_reader import Fetched
+from millstream.kv.core.mutation_queue import Entry
+from millstream.kv.core.residents import NotInMemory
+from millstream.storage.core.by_id import ByIdValue
+from millstream.storage.core.store import LogStore, StoredChange
+
+__all__ = [
+    "BUSY_WAIT_S",
+    "READS_WAITING_MAX",
+    "READ_THREADS_MAX",
+    "ReadingBack",
+    "ReadingBackStatistics",
+    "with_documents",
+]
+
+READ_THREADS_MAX: Final = 4
+"""Threads that read documents of one bucket back; they are started when they are first needed."""
+READS_WAITING_MAX: Final = 4096
+"""Look-ups of one bucket that wait for these threads; more are answered as a temporary failure."""
+BUSY_WAIT_S: Final = 0.01
+"""How long a job waits before it tries again, where too many look-ups wait."""
+_T = TypeVar("_T")
+
+
+async def with_documents(call: Callable[[], _T]) -> _T:
+    """Call what looks at a document; again once that was read, if it is on the disk."""
+    try:
+        return call()
+    except NotInMemory as absent:
+        found: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        _fetch(absent, call, found)
+    return await found
+
+
+def _fetch(absent: NotInMemory, call: Callable[[], _T], found: asyncio.Future[_T]) -> None:
+    if not absent.fetch(partial(_call_again, call, found)):
+        found.get_loop().call_later(BUSY_WAIT_S, _call_again, call, found, None)
+
+
+def _call_again(
+    call: Callable[[], _T], found: asyncio.Future[_T], error: Exception | None
+) -> None:
+    if found.done():
+        return
+    try:
+        if error is not None:
+            raise error
+        found.set_result(call())
+    except NotInMemory as absent:  # it changed meanwhile
+        _fetch(absent, call, found)
+    except Exception as failure:  # noqa: BLE001 - whoever awaits it is told
+        found.set_exception(failure)
+
+
+class _Offer(NamedTuple):
+    """What a thread found, and where by-id had sent it."""
+
+    partition_id: int
+    key: bytes
+    located: ByIdValue
+    change: StoredChange | None
+
+
+class ReadingBackStatistics(NamedTuple):
+    """Totals since the bucket was opened."""
+
+    in_loop_total: int
+    """Documents read back from the page cache."""
+    by_threads_total: int
+    """Documents read back from the disk."""
+    waiting: int
+    """Look-ups that wait for a thread now."""
+
+
+class ReadingBack:
+    """Point reads of one bucket's log.
+
+    Args:
+        name: of the bucket.
+        store: its log.
+        on_corrupt: told, in any thread, of a damaged record.
+    """
+
+    def __init__(
+        self, name: str, store: LogStore, on_corrupt: Callable[[CorruptionError], None]
+    ) -> None:
+        self._store = store
+        self._on_corrupt = on_corrupt
+        self._loop = asyncio.get_running_loop()
+        self._threads = ThreadPoolExecutor(READ_THREADS_MAX, thread_name_prefix=f"read {name}")
+        self._offer: _Offer | None = None
+        self.waiting_count = 0
+        self.resident_total = 0
+        """Documents read back in the loop."""
+        self.fetched_total = 0
+        """Documents read back by threads."""
+
+    def find(self, partition_id: int, key: bytes) -> Entry | None:
+        """See `kv.core.log_reader.LogReader`; hot path of reading back."""
+        if self._offer is not None and self._is_offered(partition_id, key):
+            found = self._offer.change
+            self.fetched_total += 1
+        else:
+            with self._telling():
+                found = self._store.find_resident(partition_id, key)
+            if found is not None:
+                self.resident_total += 1
+        return None if found is None else Entry(key, found.frame, found.lineage)
+
+    def _is_offered(self, partition_id: int, key: bytes) -> bool:
+        offer = self._offer
+        return (
+            offer is not None
+            and offer[:2] == (partition_id, key)
+            and self._store.locate(partition_id, key) == offer.located
+        )
+
+    def fetch(self, partition_id: int, key: bytes, done: Fetched) -> bool:
+        """See `kv.core.log_reader.LogReader`."""
+        if self.waiting_count >= READS_WAITING_MAX:
+            return False
+        located = self._store.locate(partition_id, key)
+        if located is None:
+            self._loop.call_soon(done, None)
+            return True
+        self.waiting_count += 1
+        future = self._loop.run_in_executor(self._threads, self._read, partition_id, key, located)
+        future.add_done_callback(partial(self._fetched, partition_id, key, located, done))
+        return True
+
+    def _read(self, partition_id: int, key: bytes, located: ByIdValue) -> StoredChange | None:
+        with self._telling():
+            return self._store.read(partition_id, key, located)
+
+    def _fetched(
+        self,
+        partition_id: int,
+        key: bytes,
+        located: ByIdValue,
+        done: Fetched,
+        future: asyncio.Future[StoredChange | None],
+    ) -> None:
+        self.waiting_count -= 1
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is None:
+            self._offer = _Offer(partition_id, key, located, future.result())
+        elif not isinstance(error, Exception):
+            raise error
+        try:
+            done(error)
+        finally:
+            self._offer = None
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Tell of damage before the reader hears of it."""
+        try:
+            yield
+        except CorruptionError as error:
+            self._on_corrupt(error)
+            raise
+
+    def statistics(self) -> ReadingBackStatistics:
+        """Return the figures of now."""
+        return ReadingBackStatistics(self.resident_total, self.fetched_total, self.waiting_count)
+
+    async def stop(self) -> None:
+        """Let the threads end; what has not begun is given up."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._threads.shutdown)

@@ -1,0 +1,34 @@
+"""A document in memory, and what it takes.
+
+Elsewhere: the tables of them (`residents`), the changes that name them (`mutation_queue`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct
+
+__all__ = ["ENTRY_BYTES", "Entry", "size_of"]
+
+ENTRY_BYTES: Final = 240
+"""Memory of a document in a hash table besides the bytes of key, frame and lineage: their objects,
+the entry, its places in table and ring, as measured from 100 bytes to 1.5 KiB a document."""
+
+
+class Entry(Struct, gc=False):
+    """A document in memory: its key, its newest frame, tombstones included, and its lineage.
+
+    Changed in place; without the collector's notice, for there are millions.
+    """
+
+    key: bytes
+    frame: bytes
+    lineage: bytes
+    is_used: bool = False
+    """It was read since eviction last came by."""
+
+
+def size_of(entry: Entry) -> int:
+    """Return the memory of a document in bytes, as it is counted."""
+    return ENTRY_BYTES + len(entry.key) + len(entry.frame) + len(entry.lineage)

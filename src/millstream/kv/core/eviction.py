@@ -1,0 +1,118 @@
+"""Which documents leave memory when a bucket holds too much: key, metadata and value, all of it.
+
+A hand goes round the documents of one partition after the other, as that of a clock. What was read
+since it passed last, or written since it left the partition last, stays for this time; the next
+document goes. What the log has is all that is needed to bring one back, with its revision, lineage
+and seqno.
+
+Invariants:
+1. Nothing goes that the log does not have, a deletion no more than a document: what goes is at or
+   below the queue's floor, so no reader is served from it either.
+2. A tombstone goes the first time the hand comes by.
+3. A step looks at `STEP_DOCUMENTS` at most.
+4. Where a whole round found nothing that may go, none is made until more is persisted or read
+   back.
+
+Elsewhere: how much is too much (`memory`), the pace of the steps (`kv.aio.memory_keeper`), reading
+back (`partition`, `kv.aio.reading_back`).
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+from millstream.kv.core.memory import Memory
+from millstream.kv.core.partition import Partition
+
+__all__ = ["STEP_DOCUMENTS", "Evictor"]
+
+STEP_DOCUMENTS: Final = 1024
+"""Documents looked at in one step: about a millisecond if all of them go."""
+_cut_seqno: Final = Struct(">24xQ").unpack_from
+_MUTATION: Final = 0x57
+_NEVER: Final = (0, -1, -1, -1)
+
+
+class Evictor:
+    """The hand of one bucket's clock."""
+
+    def __init__(self, partitions: list[Partition], memory: Memory) -> None:
+        self._partitions = partitions
+        self._memory = memory
+        self._at = 0
+        self._hands = [0] * len(partitions)
+        self._left_at = [0] * len(partitions)
+        """What was persisted when the hand left a partition."""
+        self._fruitless = [_NEVER] * len(partitions)
+        """The state in which a partition had nothing that may go."""
+        self._begun, self._found = _NEVER, False
+        """Of the round that is being made: the state it began in, and whether something may go."""
+        self.evicted_total = 0
+        self.evicted_bytes = 0
+
+    def step(self) -> bool:
+        """Let some documents go, until `Memory.low_bytes` is reached; False: nothing may go."""
+        count = len(self._partitions)
+        for _ in range(count):
+            if not self._is_fruitless(self._at):
+                self._sweep(self._at)
+                return True
+            self._at = (self._at + 1) % count
+        return False
+
+    def press(self) -> bool:
+        """Let go of what queues keep for slow readers, who read the log then; False: nothing."""
+        before = [partition.queue.floor for partition in self._partitions]
+        for partition in self._partitions:
+            partition.queue.collect(0)
+        return before != [partition.queue.floor for partition in self._partitions]
+
+    def _is_fruitless(self, at: int) -> bool:
+        return self._fruitless[at] == _state(self._partitions[at])
+
+    def _sweep(self, at: int) -> None:
+        """Go on in one partition; pass on to the next one at its end."""
+        partition, hand = self._partitions[at], self._hands[at]
+        if hand == 0:
+            partition.queue.release()
+            self._begun, self._found = _state(partition), False
+        residents, memory = partition.residents, self._memory
+        ring = residents.ring
+        floor, left_at = partition.queue.floor, self._left_at[at]
+        low_bytes, before = memory.low_bytes - memory.other_bytes, memory.table_bytes
+        stop = hand + STEP_DOCUMENTS
+        while hand < len(ring) and hand < stop and memory.table_bytes > low_bytes:
+            entry = ring[hand]
+            frame = entry.frame
+            seqno = _cut_seqno(frame)[0]
+            if seqno > floor:
+                hand += 1
+                continue
+            self._found = True
+            if frame[1] == _MUTATION and seqno > left_at:
+                hand += 1
+            elif frame[1] == _MUTATION and entry.is_used:
+                entry.is_used = False
+                hand += 1
+            else:
+                residents.evict(hand)
+                stop -= 1
+                self.evicted_total += 1
+        self.evicted_bytes += before - memory.table_bytes
+        self._hands[at] = hand
+        if hand >= len(ring):
+            self._leave(at, floor)
+
+    def _leave(self, at: int, floor: int) -> None:
+        """The hand has been round a partition."""
+        if not self._found:
+            self._fruitless[at] = self._begun
+        self._hands[at], self._left_at[at] = 0, floor
+        self._at = (at + 1) % len(self._partitions)
+
+
+def _state(partition: Partition) -> tuple[int, int, int, int]:
+    """What has to change before a partition has something again that may go."""
+    residents, queue = partition.residents, partition.queue
+    return id(residents.table), queue.persisted_seqno, queue.floor, residents.read_back_total

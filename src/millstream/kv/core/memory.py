@@ -1,0 +1,82 @@
+"""How much memory a bucket's documents take, and how much they may.
+
+Counted are the entries of the hash tables (`entry.size_of`), and what is held besides: slots of
+the queues, superseded changes kept for readers, keys that wait for the by-id map.
+
+Invariants:
+1. `table_bytes` is right after every change of a table; `other_bytes` is as of the last look.
+2. `low_bytes < high_bytes < quota_bytes`.
+
+Elsewhere: what goes when it is too much (`eviction`), and when that is looked at
+(`kv.aio.memory_keeper`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+__all__ = [
+    "BY_ID_SHARE",
+    "HIGH_SHARE",
+    "LOW_SHARE",
+    "MEMORY_QUOTA_BYTES_MIN",
+    "PENDING_CHANGE_BYTES",
+    "QUEUE_SHARE",
+    "UNLIMITED",
+    "Memory",
+]
+
+MEMORY_QUOTA_BYTES_MIN: Final = 16 * 1024 * 1024
+"""Smallest memory quota of a bucket."""
+HIGH_SHARE: Final = 0.85
+"""Share of the quota above which documents are evicted."""
+LOW_SHARE: Final = 0.75
+"""Share of the quota down to which they are."""
+UNLIMITED: Final = 1 << 62
+QUEUE_SHARE: Final = 4
+"""One part in so many of the quota may be held by queues for slow readers."""
+BY_ID_SHARE: Final = 8
+"""One part in so many of the quota may be held by changes that wait for the by-id map."""
+PENDING_CHANGE_BYTES: Final = 160
+"""Memory of such a change."""
+
+
+def _nobody_cares() -> None: ...
+
+
+class Memory:
+    """Of one bucket, shared by its partitions."""
+
+    __slots__ = (
+        "high_bytes",
+        "low_bytes",
+        "on_high",
+        "other_bytes",
+        "quota_bytes",
+        "table_bytes",
+    )
+
+    def __init__(self, quota_bytes: int = UNLIMITED) -> None:
+        self.quota_bytes = quota_bytes
+        self.high_bytes = int(quota_bytes * HIGH_SHARE)
+        self.low_bytes = int(quota_bytes * LOW_SHARE)
+        self.table_bytes = 0
+        self.other_bytes = 0
+        self.on_high: Callable[[], None] = _nobody_cares
+        """Called when a document was read back above `high_bytes`."""
+
+    @property
+    def used_bytes(self) -> int:
+        """What is held now."""
+        return self.table_bytes + self.other_bytes
+
+    @property
+    def is_high(self) -> bool:
+        """Whether documents should be evicted."""
+        return self.table_bytes + self.other_bytes > self.high_bytes
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether nothing more may be written."""
+        return self.table_bytes + self.other_bytes > self.quota_bytes

@@ -1,0 +1,137 @@
+"""The hash table of one partition: the documents that are in memory, and how the others come back.
+
+Invariants:
+1. `table[key]` has the newest change of the key, tombstones included. What is absent may be in the
+   log, unless `is_complete`.
+2. `ring` has each entry of the table once, in no order: the way round for eviction.
+3. `memory.table_bytes` counts each entry as `size_of` has it.
+4. What the log brings is installed only if nothing newer is in memory; the log itself knows of
+   nothing that a later change or a rollback took away.
+
+Elsewhere: which documents leave (`eviction`), the changes that stand in it (`partition`), reading
+the log without blocking the loop (`kv.aio.reading_back`).
+"""
+
+from __future__ import annotations
+
+from millstream.kv.core.entry import Entry, size_of
+from millstream.kv.core.log_reader import Fetched, LogReader
+from millstream.kv.core.memory import Memory
+
+__all__ = ["NotInMemory", "Residents"]
+
+
+class NotInMemory(Exception):
+    """A document is on the disk; whoever needs it calls `fetch` and begins again once it is here.
+
+    Nothing was changed by what raised it.
+    """
+
+    def __init__(self, residents: Residents, key: bytes) -> None:
+        super().__init__(residents, key)
+        self._residents = residents
+        self._key = key
+
+    def fetch(self, done: Fetched) -> bool:
+        """See `LogReader.fetch`."""
+        return self._residents.fetch(self._key, done)
+
+
+class Residents:
+    """The documents of one partition that are in memory."""
+
+    __slots__ = (
+        "_log",
+        "_partition_id",
+        "is_complete",
+        "memory",
+        "read_back_total",
+        "ring",
+        "table",
+    )
+
+    def __init__(
+        self, partition_id: int, log: LogReader, memory: Memory, *, is_complete: bool
+    ) -> None:
+        self._partition_id = partition_id
+        self._log = log
+        self.memory = memory
+        self.is_complete = is_complete
+        """The log has no key that is not here."""
+        self.table: dict[bytes, Entry] = {}
+        self.ring: list[Entry] = []
+        self.read_back_total = 0
+
+    def find(self, key: bytes) -> Entry | None:
+        """Return the newest change of the key, tombstones included.
+
+        Raises:
+            NotInMemory: it has to be read from the disk first.
+        """
+        entry = self.table.get(key)
+        if entry is not None:
+            entry.is_used = True
+        elif not self.is_complete:
+            try:
+                entry = self._log.find(self._partition_id, key)
+            except BlockingIOError:
+                raise NotInMemory(self, key) from None
+            if entry is not None:
+                self._take(entry)
+                self.read_back_total += 1
+                if self.memory.is_high:
+                    self.memory.on_high()
+        return entry
+
+    def fetch(self, key: bytes, done: Fetched) -> bool:
+        """See `LogReader.fetch`."""
+        return self._log.fetch(self._partition_id, key, done)
+
+    def keys(self) -> list[bytes]:
+        """Return all keys, tombstones included; reads the log if it must."""
+        if self.is_complete:
+            return list(self.table)
+        return list({**dict.fromkeys(self._log.keys(self._partition_id)), **self.table})
+
+    # -- changing
+
+    def add(self, key: bytes, frame: bytes, lineage: bytes) -> Entry:
+        """Add a key that is neither here nor in the log."""
+        entry = Entry(key, frame, lineage)
+        self._take(entry)
+        return entry
+
+    def _take(self, entry: Entry) -> None:
+        self.table[entry.key] = entry
+        self.ring.append(entry)
+        self.memory.table_bytes += size_of(entry)
+
+    def replace(self, entry: Entry, frame: bytes, lineage: bytes) -> None:
+        """Give an entry its next change."""
+        grown = len(frame) - len(entry.frame) + len(lineage) - len(entry.lineage)
+        self.memory.table_bytes += grown
+        entry.frame, entry.lineage = frame, lineage
+
+    def evict(self, at: int) -> None:
+        """Let the document at a place of the ring go; another one takes its place. O(1).
+
+        The log must have it, and the queue must not be needed for it.
+        """
+        ring = self.ring
+        entry, last = ring[at], ring.pop()
+        if last is not entry:
+            ring[at] = last
+        del self.table[entry.key]
+        self.memory.table_bytes -= size_of(entry)
+        self.is_complete = False
+
+    def forget(self, *, is_complete: bool) -> None:
+        """Become empty: another history begins, of which the log has everything there is."""
+        self.memory.table_bytes -= sum(map(size_of, self.ring))
+        self.table, self.ring, self.is_complete = {}, [], is_complete
+
+    def check(self) -> None:
+        """Assert the invariants; for tests."""
+        assert len(self.ring) == len(self.table)
+        assert {id(entry) for entry in self.ring} == set(map(id, self.table.values()))
+        assert all(key == entry.key for key, entry in self.table.items())

@@ -1,0 +1,95 @@
+"""What a full disk does; commits and their errors are tested with the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from millstream.errors import UnavailableError
+from millstream.kv.aio import flusher as module
+from millstream.kv.aio.engine import BucketEngine
+from millstream.kv.aio.flusher import DISK_FULL, DISK_FULL_SECONDS_MAX
+from millstream.storage.core.store import EncodedCommit
+
+NOW = 1_700_000_000_000_000_000
+
+
+class FullDisk:
+    """Appends fail while it is full; seconds pass when somebody waits for one."""
+
+    def __init__(self, engine: BucketEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.engine = engine
+        self.is_full = True
+        self.seconds: list[int] = []
+        self.free_at = 10**9
+        append, pause = engine.store.append, asyncio.sleep
+
+        def append_if_there_is_space(commit: EncodedCommit) -> None:
+            if self.is_full:
+                raise UnavailableError("no space", code="disk_full")
+            append(commit)
+
+        async def sleep(seconds: float) -> None:
+            if seconds == 1:
+                self.seconds.append(len(engine.bucket.refusals))
+                self.is_full = len(self.seconds) < self.free_at
+            await pause(0)
+
+        monkeypatch.setattr(engine.store, "append", append_if_there_is_space)
+        monkeypatch.setattr(module.asyncio, "sleep", sleep)
+
+
+@pytest_asyncio.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[BucketEngine]:
+    failures: list[Exception] = []
+    made = await BucketEngine.open(
+        tmp_path, name="b", uuid="00", partition_count=4, flush_interval_ms=1,
+        on_persisted=lambda: None, on_fatal=failures.append, on_corrupt=failures.append,
+    )  # fmt: skip
+    yield made
+    await made.stop()
+    assert not failures
+
+
+async def test_while_the_disk_is_full_writes_are_refused_and_what_was_accepted_is_kept(
+    engine: BucketEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, bucket = FullDisk(engine, monkeypatch), engine.bucket
+    disk.free_at = 3 * DISK_FULL_SECONDS_MAX
+    bucket.partitions[0].put(b"k", b"1", 0, 0, 0, 0, NOW)
+    await engine.until_persisted(0, 1)
+    assert disk.seconds == [1] * disk.free_at, "writes were refused all the time"
+    assert not bucket.refusals
+    assert bucket.partitions[0].persisted_seqno == 1
+    assert engine.flusher.statistics().disk_full_total == disk.free_at
+
+
+async def test_durable_writes_are_told_after_some_seconds_that_nobody_knows(
+    engine: BucketEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, partition = FullDisk(engine, monkeypatch), engine.bucket.partitions[0]
+    partition.put(b"k", b"1", 0, 0, 0, 0, NOW)
+    doubts: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        engine.flusher, "_on_persisted",
+        lambda: doubts.append((len(disk.seconds), partition.doubtful_seqno)),
+    )  # fmt: skip
+    disk.free_at = DISK_FULL_SECONDS_MAX + 5
+    await engine.until_persisted(0, 1)
+    assert doubts[0] == (DISK_FULL_SECONDS_MAX, 1)
+    assert len(doubts) == 2, "and told again once it is durable after all"
+
+
+async def test_a_short_lack_of_space_leaves_no_doubt(
+    engine: BucketEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, partition = FullDisk(engine, monkeypatch), engine.bucket.partitions[0]
+    disk.free_at = 2
+    partition.put(b"k", b"1", 0, 0, 0, 0, NOW)
+    await engine.until_persisted(0, 1)
+    assert partition.doubtful_seqno == 0
+    assert DISK_FULL not in engine.bucket.refusals

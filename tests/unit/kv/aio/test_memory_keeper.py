@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from log_double import NOW, new_bucket, persist
+
+from millstream.kv.aio import memory_keeper
+from millstream.kv.aio.memory_keeper import MEMORY, MemoryKeeper
+from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.memory import Memory
+
+
+@asynccontextmanager
+async def kept(
+    quota_bytes: int = 200_000, pending_bytes: Callable[[], int] = lambda: 0
+) -> AsyncIterator[tuple[Bucket, Memory, MemoryKeeper]]:
+    memory = Memory(quota_bytes)
+    bucket = new_bucket(memory=memory)
+    keeper = MemoryKeeper(bucket, memory, pending_bytes)
+    yield bucket, memory, keeper
+    await keeper.stop()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - the keeper's own timer is waited for
+            await asyncio.sleep(0)
+
+
+def fill(bucket: Bucket, first: int, count: int) -> None:
+    for n in range(first, first + count):
+        key = b"key%d" % n
+        bucket.partition_for(key).store(key, key + bytes(100), 0, 0, 0, NOW)
+
+
+def persist_all(bucket: Bucket) -> None:
+    for partition in bucket.partitions:
+        persist(partition)
+
+
+async def test_documents_are_evicted_down_to_the_low_mark() -> None:
+    async with kept() as (bucket, memory, keeper):
+        fill(bucket, 0, 420)
+        assert memory.is_high
+        persist_all(bucket)
+        bucket.changed()
+        await until(lambda: memory.used_bytes <= memory.low_bytes)
+        figures = keeper.statistics()
+        resident = sum(len(partition.table) for partition in bucket.partitions)
+        assert figures.evicted_total == 420 - resident > 0
+        assert figures.evicted_bytes_total > 414 * figures.evicted_total / 2
+        assert figures.quota_bytes == 200_000
+        assert not figures.is_refusing
+        assert not bucket.refusals
+
+
+async def test_below_the_high_mark_nothing_goes() -> None:
+    async with kept() as (bucket, memory, keeper):
+        fill(bucket, 0, 340)
+        persist_all(bucket)
+        bucket.changed()
+        await until(lambda: memory.other_bytes > 0)  # it was looked at
+        assert memory.low_bytes < memory.used_bytes <= memory.high_bytes
+        assert keeper.statistics().evicted_total == 0
+
+
+async def test_writes_are_refused_while_nothing_may_go_and_taken_again_by_themselves() -> None:
+    async with kept() as (bucket, memory, keeper):
+        fill(bucket, 0, 600)
+        bucket.changed()
+        assert memory.is_exhausted
+        assert bucket.refusals == {MEMORY}
+        assert bucket.open_partitions == [None] * 4
+        await until(lambda: keeper._is_at_a_loss)
+        assert len(bucket.partition_for(b"key7").table) > 0
+        persist_all(bucket)
+        keeper.on_persisted()
+        await until(lambda: not bucket.refusals)
+        assert bucket.open_partitions == bucket.partitions
+        assert not memory.is_high
+        assert keeper.statistics().exhausted_total == 1
+
+
+async def test_memory_that_readers_and_the_map_hold_counts() -> None:
+    pending = 0
+    async with kept(pending_bytes=lambda: pending) as (bucket, memory, _):
+        fill(bucket, 0, 10)
+        bucket.changed()
+        await until(lambda: memory.other_bytes > 0)
+        slots = memory.other_bytes
+        assert slots == sum(p.queue.bytes_beside for p in bucket.partitions)
+        pending = 200_000
+        bucket.changed()
+        await until(lambda: MEMORY in bucket.refusals)
+        assert memory.other_bytes >= 200_000
+        pending = 0
+        await until(lambda: not bucket.refusals)
+
+
+async def test_reading_back_above_the_high_mark_evicts() -> None:
+    async with kept() as (bucket, memory, keeper):
+        fill(bucket, 0, 900)
+        persist_all(bucket)
+        bucket.changed()
+        await until(lambda: memory.used_bytes <= memory.low_bytes)
+        await until(lambda: not keeper._is_evicting)
+        for n in range(900):
+            key = b"key%d" % n
+            assert bucket.partition_for(key).newest(key) is not None
+        assert memory.is_high
+        await until(lambda: memory.used_bytes <= memory.low_bytes)
+        assert sum(p.residents.read_back_total for p in bucket.partitions) > 400
+
+
+async def test_slow_readers_are_sent_to_the_log_when_the_quota_is_exhausted() -> None:
+    class Slow:
+        sent = memory_after = 0
+
+    async with kept() as (bucket, memory, _):
+        for partition in bucket.partitions:
+            partition.add_reader(Slow())
+        fill(bucket, 0, 600)
+        persist_all(bucket)
+        assert all(partition.queue.floor == 0 for partition in bucket.partitions)
+        bucket.changed()
+        await until(lambda: not memory.is_high)
+        assert any(partition.queue.floor > 0 for partition in bucket.partitions)
+
+
+async def test_others_run_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_keeper, "Pace", HastyPace)
+    async with kept(2_000_000) as (bucket, memory, _):
+        fill(bucket, 0, 4500)
+        persist_all(bucket)
+        assert memory.is_high
+        bucket.changed()
+        turns = 0
+        async with asyncio.timeout(20):
+            while memory.used_bytes > memory.low_bytes:
+                turns += 1
+                await asyncio.sleep(0)
+        assert turns > 3
+
+
+class HastyPace(memory_keeper.Pace):
+    """Every step is over at once."""
+
+    @property
+    def is_over(self) -> bool:
+        return True
+
+    async def breathe(self) -> None:
+        await asyncio.sleep(0)
+
+
+async def test_after_stop_nothing_is_evicted() -> None:
+    async with kept() as (bucket, memory, keeper):
+        fill(bucket, 0, 420)
+        persist_all(bucket)
+        await keeper.stop()
+        bucket.changed()
+        keeper.look()
+        await asyncio.sleep(0)
+        assert memory.is_high
+        assert keeper.statistics().evicted_total == 0
