@@ -73,6 +73,12 @@ class _StoreReader:
             found = self._store.find(partition_id, key)
         return Entry(key, found.frame, found.lineage) if found else None
 
+    def newest_seqno(self, partition_id: int, key: bytes) -> int:
+        """Return the seqno of the newest record of the key, 0 if there is none."""
+        with self._telling():
+            found = self._store.locate(partition_id, key)
+        return found[0] if found else 0
+
     def backfill(
         self, partition_id: int, after: int, upto: int, at: int, superseded: set[int]
     ) -> Iterator[tuple[list[bytes], int]]:

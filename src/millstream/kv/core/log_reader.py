@@ -32,6 +32,9 @@ class LogReader(Protocol):
         False: too many are being brought already; nothing is called.
         """
 
+    def newest_seqno(self, partition_id: int, key: bytes) -> int:
+        """Return the seqno of the newest record of the key, 0 if there is none."""
+
     def backfill(
         self, partition_id: int, after: int, upto: int, at: int, superseded: set[int]
     ) -> Iterator[tuple[list[bytes], int]]:

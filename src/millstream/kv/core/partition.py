@@ -178,6 +178,19 @@ class Partition(ReadCopy):
         """Return the newest change of the key, tombstones included; see `Residents.find`."""
         return self.residents.find(key)
 
+    def former(self, key: bytes) -> tuple[Entry | None, int]:
+        """Return the newest change of the key and its seqno, 0 if there is none.
+
+        The entry may be missing if its seqno is below the queue's floor: it is not read for that.
+        """
+        entry = self.table.get(key)
+        if entry is None and not self.residents.is_complete:
+            seqno = self._log.newest_seqno(self.partition_id, key)
+            if seqno <= self.queue.floor:
+                return None, seqno
+            entry = self.entry(key)
+        return entry, _cas_seqno_rev(entry.frame)[1] if entry is not None else 0
+
     def newest(self, key: bytes) -> bytes | None:
         """Return the frame of the newest change of the key, tombstones included."""
         entry = self.entry(key)

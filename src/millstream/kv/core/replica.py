@@ -5,8 +5,8 @@
     replica.apply_change(frame, lineage)      # as the source had it: seqno, CAS, rev, lineage
     replica.apply_advance(seqno)              # the source has nothing else up to there
 
-A consumer's events say it so (`upr.core.consumer`): `StreamOpened` has the log, and in a load from 0
-the purge seqno in its position; `SnapshotStarted` is a marker from `position.snap_start + 1` to
+A consumer's events say it so (`upr.core.consumer`): `StreamOpened` has the log, and in a load from
+0 the purge seqno in its position; `SnapshotStarted` is a marker from `position.snap_start + 1` to
 `position.snap_end`; `SnapshotCompleted` after no change is an advance.
 
 A snapshot has each key at most once, so inside of one the copy holds the state of no moment. What
@@ -168,14 +168,14 @@ class Replica:
         if not queue.high_seqno < seqno <= self.range_end:
             raise self._disorder(f"change {seqno}")
         self._check_following()
-        entry = partition.entry(key)
+        entry, old_seqno = partition.former(key)
         if entry is None:
             entry = partition.residents.add(key, b"", lineage)
         old = entry.frame
         is_sparse = seqno - queue.high_seqno > SPARSE_SEQNOS
         append = queue.append_counter if is_sparse else queue.append
         queue.pass_over(seqno - 1)
-        append(entry, frame, _cas_seqno(old)[1] if old else 0, old)
+        append(entry, frame, old_seqno, old)
         partition.residents.replace(entry, frame, lineage)  # the queue may owe the log the old
         if frame[1] == _MUTATION and (expiry := _expiry(frame)[0]):
             partition.expiries.add(key, expiry)

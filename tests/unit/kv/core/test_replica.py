@@ -319,6 +319,25 @@ def test_a_copy_comes_back_inside_its_snapshot() -> None:
     assert (batch.seqnos, batch.mark, batch.news) == ([9], 9, CopyNews())
 
 
+def test_what_the_log_has_of_a_key_is_not_read_for_its_successor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = LogDouble()
+    log.items = [(frame(3, b"a"), 0, b"\1\1"), (frame(4, b"b"), 0, b"\1\1")]
+    partition = Partition(
+        0, failover_log=LOG, high_seqno=4, purge_seqno=0, is_resident=False, log=log,
+        state=PartitionState.REPLICA,
+    )  # fmt: skip
+    replica = partition.replica
+    assert replica is not None
+    monkeypatch.setattr(log, "newest_seqno", lambda _, key: {b"a": 3, b"b": 4}.get(key, 0))
+    monkeypatch.setattr(log, "find", None)
+    replica.apply_marker(5, 9)
+    feed(replica, "a5 c6 a7 b9")
+    batch = partition.freeze()
+    assert (list(batch.seqnos), list(batch.previous_seqnos)) == ([6, 7, 9], [0, 3, 4])
+
+
 # -- driven by a consumer, over the wire
 
 
