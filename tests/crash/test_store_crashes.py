@@ -27,8 +27,10 @@ import pytest
 from compacting import compact, compacting
 from millstream.model.limits import FAILOVER_ENTRIES_MAX
 from millstream.model.position import FailoverEntry
+from millstream.storage.core.by_id import ById
+from millstream.storage.core.log_check import check_log
 from millstream.storage.core.records import Kind, key_of
-from millstream.storage.core.segment_log import LogSizes
+from millstream.storage.core.segment_log import LogSizes, SegmentLog
 from millstream.storage.core.store import FlushBatch, LogStore, StoredChange
 from millstream.wire.frames import change_of, deletion, mutation, seqno_of
 from simulated_disk import SYNCS, Crash, SimulatedById, SimulatedDisk
@@ -110,6 +112,7 @@ class World:
             self.start(node)
             assert node.store.was_clean_stop
             assert [truth.entries[-1] for truth in node.truths] == before
+            self.check_offline(node)
             self.roll_a_copy_back(node)
             self.compact_all(node)
 
@@ -219,6 +222,19 @@ class World:
         truth.entries.append(state.failover_log[0])
         node.highs[p], node.queues[p] = right, []
         self.check(node)
+
+    def check_offline(self, node):
+        """What `millstream check` says of a copy of the directory."""
+        disk = node.disk.copied(self.rng, self.numbers)
+        log = SegmentLog(disk, SIZES)
+        found = check_log(log, self.partitions, ById(SimulatedById(disk)))
+        assert found.segments == len(node.store._log.numbers)
+        for p, truth in enumerate(node.truths):
+            state = truth.state_at(node.highs[p])
+            one = found.partitions[p]
+            assert one.documents == sum(value is not None for value in state.values())
+            assert one.high_seqno == node.highs[p]
+            assert one.changes == one.documents + one.tombstones + one.replaced + one.dead
 
     def roll_a_copy_back(self, node):
         """A partition can be brought back to each of its marks."""

@@ -1,29 +1,35 @@
 """Offline verification of a data directory: every record of every log is read and checked.
 
+Records against checksums and indexes, indexes against records, the versions of each key against
+each other and the low points, by-id against the log.
+
 Invariants:
 1. Nothing in the directory is changed but the process id in its lock file; a torn tail is
    reported and left for the next start to cut.
 2. A directory that a server has open is not checked.
 
-Elsewhere: what is checked in a log (`storage.core.segment_log`).
+Elsewhere: what is checked in a log (`storage.core.log_check`).
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from millstream.access.users import UserStore
-from millstream.errors import CorruptionError, MillstreamError, UsageError
-from millstream.node.buckets import BucketRecord, find_records
+from millstream.errors import MillstreamError, UsageError
+from millstream.node.buckets import find_records
 from millstream.node.data_directory import read_toml
 from millstream.ports.disk import FileIdentity
 from millstream.runtime.process import DirectoryLock
-from millstream.storage.core.records import Kind
+from millstream.storage.aio.by_id import LmdbByIdMap
+from millstream.storage.core.by_id import ById
+from millstream.storage.core.log_check import LogCheck, check_log
 from millstream.storage.core.segment_log import LogSizes, SegmentLog
 
 __all__ = ["BucketCheck", "DirectoryCheck", "check_directory"]
@@ -38,14 +44,17 @@ class BucketCheck:
     name: str
     uuid: str
     partitions: int
-    segments: int = 0
-    bytes: int = 0
-    records: int = 0
-    changes: int = 0
+    log: LogCheck = field(default_factory=LogCheck)
     torn_bytes: int = 0
     """Behind the last whole record; the next start cuts them. Nothing acknowledged is in them."""
+    leftover_files: int = 0
+    """What a compaction had no time to remove; the next start does."""
     damage: str = ""
     """Empty if all is well."""
+
+    def total(self, name: str) -> int:
+        """Return the sum of a figure over all partitions."""
+        return sum(getattr(partition, name) for partition in self.log.partitions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +98,7 @@ def check_directory(
             found = BucketCheck(record.name, record.uuid, record.partitions, damage=record.damage)
             progress(found)
             if not record.damage:
-                _check_bucket(path / "buckets" / record.uuid / "log", record, found)
+                _check_bucket(path / "buckets" / record.uuid, found)
             buckets.append(found)
         return DirectoryCheck(
             str(node.get("uuid")), int(str(node["format"])), len(users.names), buckets
@@ -98,36 +107,31 @@ def check_directory(
         lock.release()
 
 
-def _check_bucket(path: Path, record: BucketRecord, found: BucketCheck) -> None:
+def _check_bucket(path: Path, found: BucketCheck) -> None:
     try:
-        disk = _UnchangedDisk(path)
+        disk = _UnchangedDisk(path / "log")
         if not any(_SEGMENT.fullmatch(name) for name in disk.names()):
             return  # created, and never started
         log = SegmentLog(disk, LogSizes())
         try:
-            _read_all(log, record, found)
+            found.torn_bytes, found.leftover_files = log.cut_bytes, len(disk.leftovers)
+            with _unchanged_by_id(path / "byid") as by_id:
+                found.log = check_log(log, found.partitions, by_id)
         finally:
             log.close()
     except (MillstreamError, OSError) as error:
         found.damage = str(error)
 
 
-def _read_all(log: SegmentLog, record: BucketRecord, found: BucketCheck) -> None:
-    found.torn_bytes = log.cut_bytes
-    found.segments = len(log.numbers)
-    for number in log.numbers:
-        if not log.is_open(number):
-            log.verify(number)
-        found.bytes += log.end_of(number)
-        for one in log.walk(number):
-            found.records += 1
-            if one.kind == Kind.CHANGE:
-                found.changes += 1
-                if one.partition_id >= record.partitions:
-                    raise CorruptionError(
-                        f"segment {number} holds a change of partition {one.partition_id}; "
-                        f"the bucket has {record.partitions}"
-                    )
+@contextmanager
+def _unchanged_by_id(path: Path) -> Iterator[ById | None]:
+    """Open a by-id map that a start would open, None if there is none."""
+    opened = LmdbByIdMap.unchanged(path)
+    try:
+        yield None if opened is None else ById(opened)
+    finally:
+        if opened is not None:
+            opened.close(is_durable=False)
 
 
 class _UnchangedFile:
@@ -178,6 +182,7 @@ class _UnchangedDisk:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._sizes: dict[str, int] = {}
+        self.leftovers: list[str] = []
 
     def names(self) -> list[str]:
         return sorted(os.listdir(self._path))
@@ -193,7 +198,7 @@ class _UnchangedDisk:
         raise AssertionError(f"a check renames {source} to {target}")
 
     def remove(self, name: str) -> None:
-        pass
+        self.leftovers.append(name)
 
     def sync_directory(self) -> None:
         pass

@@ -49,8 +49,14 @@ def test_a_sound_directory_is_read_and_left_as_it_is(directory):
     assert found.is_sound
     assert found.users == 1
     buckets = {bucket.name: bucket for bucket in found.buckets}
-    assert buckets["a"].changes == 1000
-    assert buckets["b"].changes == 0
+    assert [buckets["a"].total(name) for name in ("changes", "documents", "dead")] == [
+        1000,
+        1000,
+        0,
+    ]
+    assert buckets["b"].total("changes") == 0
+    assert [part.high_seqno > 200 for part in buckets["a"].log.partitions] == [True] * 4
+    assert (buckets["a"].log.by_id, buckets["a"].log.by_id_keys) == ("rebuilt", 0), "a copied map"
     assert buckets["a"].torn_bytes == 0
     assert len(seen) == 2
     assert contents(directory) == before
@@ -88,6 +94,21 @@ def test_damage_is_named_and_the_rest_is_checked(directory):
     assert str(segment) in buckets["a"].damage
     assert "offset" in buckets["a"].damage
     assert buckets["b"].damage == ""
+
+
+def test_the_by_id_map_is_checked_where_a_start_believes_it(written):
+    before = contents(written)
+    found = {bucket.name: bucket for bucket in check_directory(written).buckets}
+    assert (found["a"].log.by_id, found["a"].log.by_id_keys) == ("current", 1000)
+    assert contents(written) == before
+
+
+def test_what_a_compaction_left_is_told_and_left(directory):
+    left = segment_of(directory, "a").with_name("00000001.seg.new")
+    left.write_bytes(b"half")
+    found = {bucket.name: bucket for bucket in check_directory(directory).buckets}
+    assert (found["a"].leftover_files, found["b"].leftover_files) == (1, 0)
+    assert left.exists()
 
 
 async def test_a_directory_in_use_is_not_checked(directory):

@@ -46,7 +46,7 @@ class LmdbByIdMap:
     def __init__(self, path: str | os.PathLike[str], *, map_bytes: int = MAP_BYTES) -> None:
         self._path = Path(path)
         self._map_bytes = map_bytes
-        self._is_damaged = False
+        self._is_damaged = self._is_unchanged = False
         self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not self._is_trusted():
             self._remove()
@@ -58,6 +58,22 @@ class LmdbByIdMap:
             self._environment.close()
             self._begin_anew()
         self._write_origin(boot_id())
+
+    @classmethod
+    def unchanged(cls, path: str | os.PathLike[str]) -> LmdbByIdMap | None:
+        """Open a map to look at it, changing nothing; None if a start would not believe it."""
+        made = cls.__new__(cls)
+        made._path, made._is_damaged, made._is_unchanged = Path(path), False, True
+        if not made._is_trusted():
+            return None
+        try:
+            made._environment = lmdb.open(os.fspath(path), readonly=True, lock=False)
+        except lmdb.Error:
+            return None
+        if made._is_short():
+            made._environment.close()
+            return None
+        return made
 
     def _opened(self) -> lmdb.Environment:
         return lmdb.open(
@@ -197,7 +213,8 @@ class LmdbByIdMap:
 
     def _damaged(self, error: lmdb.Error) -> CorruptionError:
         self._is_damaged = True
-        (self._path / "origin").unlink(missing_ok=True)
+        if not self._is_unchanged:
+            (self._path / "origin").unlink(missing_ok=True)
         return CorruptionError(
             f"{self._path / 'data.mdb'} is damaged: {error}; "
             "restart: it is built anew from the log",

@@ -117,6 +117,7 @@ class Compaction:
         run: neighbours among its sealed segments.
         marked: by partition, what is marked durably.
         by_id_place: a place behind the run up to which by-id has been applied.
+        kills: by partition, what rollbacks before that place killed.
         controls: records that are no changes, by sealed segment, as far as they were read already.
     """
 
@@ -127,6 +128,7 @@ class Compaction:
         run: Sequence[int],
         marked: Sequence[int],
         by_id_place: Place,
+        kills: Sequence[list[Kill]],
         controls: dict[int, list[ControlRecord]],
     ) -> None:
         log = live.log
@@ -141,12 +143,9 @@ class Compaction:
         self._open_controls = list(log.open_index.controls)
         self._controls = controls
         self._partitions = [
-            _Partition(
-                seqno, points_in_force(summary)[0], summary.mark,
-                [kill for kill in summary.kills if kill.segment < by_id_place.segment],
-            )
-            for seqno, summary in zip(marked, live.summaries, strict=True)
-        ]  # fmt: skip
+            _Partition(seqno, points_in_force(summary)[0], summary.mark, known)
+            for seqno, summary, known in zip(marked, live.summaries, kills, strict=True)
+        ]
         first = log.firsts.get(run[0], run[0])
         generation = 1 + max(log.generations.get(number, 0) for number in run)
         self.numbers = range(first, run[-1] + 1)

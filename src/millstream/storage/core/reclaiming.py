@@ -185,8 +185,11 @@ class Reclaiming:
 
     def begin_run(self, run: Sequence[int]) -> Compaction:
         """Begin to rewrite neighbours among them. In the loop."""
-        place = self._by_id.reached()
-        return Compaction(self._disk, self._live, run, self._marked(), place, self._controls)
+        place, partitions = self._by_id.reached(), range(len(self._live.summaries))
+        kills = [self._by_id.summary(p).kills for p in partitions]
+        return Compaction(
+            self._disk, self._live, run, self._marked(), place, kills, self._controls
+        )
 
     def forget(self, compaction: Compaction, batch: KeyBatch) -> None:
         """Take tombstones that go out of by-id, before the swap. In the loop."""

@@ -241,6 +241,28 @@ def test_records_are_kept_until_by_id_knows_the_rollback_that_killed_them(direct
     assert directory.value(0, b"a") is None
 
 
+def test_a_rollback_that_by_id_does_not_know_hides_none_that_it_knows(directory):
+    """The second one makes the first one's limit superfluous, but not what by-id knows of it."""
+    store = directory.open()
+    directory.write(0, (b"x", b"1"), (b"a", b"1"))
+    store._log.roll()
+    store.roll_back(0, 0)
+    directory.highs[0] = 0
+    directory.write(0, (b"b", b"1"))
+    store._log.roll()
+    directory.write(1, (b"y", b"1"))
+    store.commit_by_id()
+    store.roll_back(0, 0)
+    directory.highs[0] = 0
+    for _ in compacting(store, lambda _: [1, 2], is_applied=False):
+        pass
+    assert list(store._log.columns(2, 0).seqnos) == [1]
+    directory.crash()
+    store = directory.open()
+    assert list(store.keys(0)) == []
+    assert directory.value(0, b"b") is None
+
+
 def test_a_rollback_while_records_are_copied(directory):
     store = written(directory)
     store.set_low_points({0: (20, 0)})
