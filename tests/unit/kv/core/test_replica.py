@@ -375,7 +375,7 @@ class Wire:
         self.core.follow(0, self.replica.position, copy.failover_log)
 
     def run(self) -> list[Event]:
-        """Hand bytes to and fro until nothing is said any more."""
+        """Hand bytes over both ways until nothing is said any more."""
         seen: list[Event] = []
         while True:
             data = self.session.receive(self.core.take_bytes(), NOW)
