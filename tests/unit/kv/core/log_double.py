@@ -88,14 +88,15 @@ class LogDouble:
         readable = [mark for mark in self.marks if self.history_seqno <= mark <= seqno]
         return max(readable, default=0)
 
-    def forget(self, history_seqno: int) -> None:
-        """Drop versions whose successor is at or below a seqno, as compaction may."""
+    def forget(self, history_seqno: int, purge_seqno: int = 0) -> None:
+        """Drop versions whose successor, and deletions that are, at or below a seqno."""
         self.history_seqno = max(self.history_seqno, history_seqno)
         newer: dict[bytes, int] = {}
         kept = []
         for item in reversed(self.items):
             change = change_of(item[0])
-            if newer.get(change.key, self.history_seqno + 1) > self.history_seqno:
+            is_replaced = newer.get(change.key, self.history_seqno + 1) <= self.history_seqno
+            if not is_replaced and not (change.is_deleted and change.seqno <= purge_seqno):
                 kept.append(item)
             newer[change.key] = change.seqno
         self.items = kept[::-1]
