@@ -68,8 +68,8 @@ class Copy(Protocol):
     def is_suspended(self) -> bool:
         """Whether it is being rolled back."""
 
-    def entry(self, key: bytes) -> Entry | None:
-        """Return the newest change of the key, tombstones included."""
+    def former(self, key: bytes) -> tuple[Entry | None, int]:
+        """Return the newest change of the key, if memory needs it, and its seqno, 0 for none."""
 
     def replace_log(self, failover_log: FailoverLog) -> None:
         """Take over another copy's histories."""
@@ -162,6 +162,7 @@ class Replica:
         Raises:
             LocalProtocolError: `bad_state`; `bad_order`: it is not above the last one, or outside
                 the snapshot.
+            NotInMemory: the change before it has to be read from the disk first.
         """
         partition, queue, key = self._partition, self._partition.queue, key_of(frame)
         cas, seqno = _cas_seqno(frame)
