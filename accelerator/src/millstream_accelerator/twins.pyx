@@ -1,13 +1,13 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=True
 """Compiled twins of hot functions of Millstream; each says which function it is the twin of.
 
-A twin answers what is plain and common by itself, and hands everything else to the Python function,
-which is the specification, before it has changed anything.
+A twin answers what is plain and common by itself, and hands everything else to the Python
+function, which is the specification, before it has changed anything.
 
 Invariants:
-1. The state stays in Millstream's own objects. Their slots are read and written by offsets asked of
-   their classes at import (`bind_...`), as the interpreter does it; only of objects of exactly
-   these classes.
+1. The state stays in Millstream's own objects. Their slots are read and written by offsets asked
+   of their classes at import (`bind_...`), as the interpreter does it; only of objects of exactly
+   these classes, whose constructors have set all of them.
 2. Nothing is changed before everything that can fail, but for lists that grow, has succeeded.
 
 Elsewhere: when the twins are chosen (`millstream.accelerated`), why these
@@ -230,12 +230,12 @@ cdef bytes _store(
         entry = <object>found
         if type(entry) is not entry_type:
             return None
-        old = <bytes>slot(found, shape.frame)
+        old = <bytes?>slot(found, shape.frame)
         if PyBytes_GET_SIZE(old) < 40:
             return None
         at = <uint8_t *>PyBytes_AS_STRING(old)
         old_cas, old_seqno, old_rev = get64(at + 16), get64(at + 24), get64(at + 32)
-        if old_seqno <= branch_seqno or old_cas >= NUMBER_MAX or old_seqno >= NUMBER_MAX or old_rev >= NUMBER_MAX:
+        if old_seqno <= branch_seqno or (old_cas | old_seqno | old_rev) >= NUMBER_MAX:
             return None
         if old_cas >= cas:
             cas = old_cas + 1
@@ -298,14 +298,15 @@ cdef bytes _store(
     set_slot(queue, shape.high, seqno)
     set_slot(queue, shape.frame_bytes, queue_bytes)
     if expiry:
-        (<object>slot(owner, shape.expiries)).add(<object>slot(<PyObject *>entry, shape.key), expiry)
+        stored_key = <object>slot(<PyObject *>entry, shape.key)
+        (<object>slot(owner, shape.expiries)).add(stored_key, expiry)
     return frame
 
 
 def receive(session, data, now_ns, at=None, budget=None):
     """Twin of `millstream.kv.core.session.KvSession.receive`."""
     cdef PyObject *owner = <PyObject *>session
-    cdef uint64_t now
+    cdef uint64_t now, mask
     if (
         at is not None
         or type(session) is not session_type
@@ -314,14 +315,19 @@ def receive(session, data, now_ns, at=None, budget=None):
         or slot(owner, shape.is_waiting) is not Py_False
         or slot(owner, shape.is_closing) is not Py_False
         or len(<object>slot(owner, shape.deferred)) != 0
-        or PyList_GET_SIZE(<list>slot(owner, shape.out)) != 0
+        or len(<object>slot(owner, shape.out)) != 0
+        or type(<object>slot(owner, shape.tables)) is not list
+        or type(<object>slot(owner, shape.partitions)) is not list
+        or not as_number(slot(owner, shape.datatype_mask), &mask)
         or not as_number(<PyObject *>now_ns, &now)
     ):
-        return python_receive(session, data, now_ns)
-    return _answer_plain(session, <bytes>data, now_ns, now)
+        if at is None:
+            return python_receive(session, data, now_ns)
+        return python_receive(session, data, now_ns, at, budget)
+    return _answer_plain(session, <bytes>data, now_ns, now, mask)
 
 
-cdef _answer_plain(session, bytes data, now_ns, uint64_t now):
+cdef _answer_plain(session, bytes data, now_ns, uint64_t now, uint32_t mask):
     """Answer plain requests; hand the rest, from the first that is not plain, to Python."""
     cdef PyObject *owner = <PyObject *>session
     cdef const uint8_t *begin = <const uint8_t *>PyBytes_AS_STRING(data)
@@ -330,41 +336,38 @@ cdef _answer_plain(session, bytes data, now_ns, uint64_t now):
     cdef const uint8_t *head
     cdef const uint8_t *body_at
     cdef uint8_t *to
-    cdef uint32_t kind, key_bytes, extras, body, expiry, mask
+    cdef uint32_t kind, key_bytes, extras, body, expiry
     cdef bint hashes_keys = slot(owner, shape.hashes_keys) is Py_True
     cdef bint wants_tokens = slot(owner, shape.wants_tokens) is Py_True
     cdef list tables = <list>slot(owner, shape.tables)
     cdef list partitions = <list>slot(owner, shape.partitions)
+    cdef Py_ssize_t table_count = len(tables), partition_count = len(partitions)
     cdef PyObject *found
     cdef PyObject *out = NULL
     cdef Py_ssize_t used = 0, value_bytes, reply_bytes
     cdef uint64_t number
     cdef bytes key, frame
     cdef bint has_written = False
-    if not as_number(slot(owner, shape.datatype_mask), &number):
-        return python_receive(session, data, now_ns)
-    mask = number
     try:
         while size - at >= HEADER and budget > 0:
             head = begin + at
-            kind, key_bytes, extras, body = get16(head), get16(head + 2), get16(head + 4), get32(head + 8)
+            kind, key_bytes = get16(head), get16(head + 2)
+            extras, body = get16(head + 4), get32(head + 8)
             body_at = head + HEADER
             if body > size - at - HEADER:
                 break
             stop = at + HEADER + body
             vbucket = get16(head + 6)
             if kind == REQUEST_GET and extras == 0 and body == key_bytes and body != 0:
-                if body_at[0] == UNDERSCORE or PyList_GET_SIZE(tables) == 0:
-                    break
-                if hashes_keys:
-                    vbucket = (crc_of(body_at, key_bytes) >> 16 & 0x7FFF) % PyList_GET_SIZE(tables)
-                if vbucket >= PyList_GET_SIZE(tables):
+                if hashes_keys and table_count:
+                    vbucket = (crc_of(body_at, key_bytes) >> 16 & 0x7FFF) % table_count
+                if vbucket >= table_count or body_at[0] == UNDERSCORE:
                     break
                 key = PyBytes_FromStringAndSize(<const char *>body_at, key_bytes)
                 found = PyDict_GetItemWithError(tables[vbucket], key)
                 if found is NULL or type(<object>found) is not entry_type:
                     break
-                frame = <bytes>slot(found, shape.frame)
+                frame = <bytes?>slot(found, shape.frame)
                 value_bytes = PyBytes_GET_SIZE(frame) - FRAME_HEAD - key_bytes
                 if value_bytes < 0 or (<uint8_t *>PyBytes_AS_STRING(frame))[1] != MUTATION:
                     break
@@ -391,12 +394,11 @@ cdef _answer_plain(session, bytes data, now_ns, uint64_t now):
                 if (
                     key_bytes == 0 or key_bytes > shape.key_bytes_max
                     or value_bytes < 0 or value_bytes > shape.value_bytes_max
-                    or body_at[8] == UNDERSCORE or PyList_GET_SIZE(partitions) == 0
                 ):
                     break
-                if hashes_keys:
-                    vbucket = (crc_of(body_at + 8, key_bytes) >> 16 & 0x7FFF) % PyList_GET_SIZE(partitions)
-                if vbucket >= PyList_GET_SIZE(partitions):
+                if hashes_keys and partition_count:
+                    vbucket = (crc_of(body_at + 8, key_bytes) >> 16 & 0x7FFF) % partition_count
+                if vbucket >= partition_count or body_at[8] == UNDERSCORE:
                     break
                 partition = partitions[vbucket]
                 if type(partition) is not partition_type:
@@ -427,7 +429,8 @@ cdef _answer_plain(session, bytes data, now_ns, uint64_t now):
                 if wants_tokens:
                     put16(to + 4, 16 << 8)
                     put32(to + 8, 16)
-                    put64(to + 24, (<object>slot(<PyObject *>partition, shape.failover_log))[0].uuid)
+                    failover_log = <object>slot(<PyObject *>partition, shape.failover_log)
+                    put64(to + 24, failover_log[0].uuid)
                     memcpy(to + 32, PyBytes_AS_STRING(frame) + 24, 8)
             else:
                 break
@@ -509,6 +512,8 @@ cdef _take(
         frame = frames[index]
         if PyBytes_GET_SIZE(frame) != 0:
             entry = PyList_GET_ITEM(entries, index)
+            if type(<object>entry) is not entry_type:
+                raise TypeError("a queue has entries only")
             seqnos.append(base + index)
             keys.append(<object>slot(entry, shape.key))
             taken.append(frame)

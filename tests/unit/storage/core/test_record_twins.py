@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream import accelerated
-from millstream.storage.core.records import ChangeColumns, encode_many
+from millstream.storage.core.records import ChangeColumns, StoredChange, change_record
 
 pytestmark = pytest.mark.skipif(not accelerated.is_installed(), reason=accelerated.state())
 
@@ -65,14 +66,15 @@ def test_what_is_no_batch_is_refused_alike(column: str, spoiled: Any) -> None:
 @st.composite
 def reads(draw: st.DrawFn) -> tuple[bytes, int, list[int], list[int]]:
     """A piece of a segment, and the places of some of its records."""
-    batch, parts = draw(columns()), list[bytes]()
-    start, offsets, stops = draw(st.integers(0, 99)), [], []
-    lengths = encode_many([batch], parts)[0]
-    data, at = b"".join(parts), start
-    for length in lengths:
-        offsets.append(at)
-        stops.append(at := at + length)
-    kept = draw(st.lists(st.booleans(), min_size=len(lengths), max_size=len(lengths)))
+    batch, sidecars = draw(columns()), st.one_of(st.just(b""), st.binary(max_size=9))
+    written = [
+        change_record(1, StoredChange(*change, draw(sidecars)), is_mark=False)
+        for change in zip(batch.frames, batch.previous_seqnos, batch.lineages, strict=True)
+    ]
+    start = draw(st.integers(0, 99))
+    data, places = b"".join(written), list(accumulate(map(len, written), initial=start))
+    offsets, stops = places[:-1], places[1:]
+    kept = draw(st.lists(st.booleans(), min_size=len(written), max_size=len(written)))
     offsets = [offset for offset, wanted in zip(offsets, kept, strict=True) if wanted]
     stops = [stop for stop, wanted in zip(stops, kept, strict=True) if wanted]
     match draw(st.integers(0, 5)):
