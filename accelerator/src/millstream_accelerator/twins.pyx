@@ -21,7 +21,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-SPECIFICATION = "0b13d8c7bb60"
+SPECIFICATION = "b1b43b3a1ff4"
 
 cdef extern from "wire.h":
     uint16_t get16(const uint8_t *at) noexcept nogil

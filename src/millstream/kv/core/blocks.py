@@ -10,7 +10,6 @@ Elsewhere: which blocks there are, and counters, which stand in maps (`kv.core.m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import compress
 from typing import Final, NamedTuple
 
@@ -89,14 +88,10 @@ class Block:
         block.previous = self.previous[begin:]
         return block
 
-    def frozen(self, first: int, items: Mapping[int, Item] | None = None) -> FrozenChanges:
-        """Return what a flush takes; `first` is the seqno of slot 0.
-
-        `items`: changes of the same seqnos that are in no slot.
-        """
-        for seqno, item in items.items() if items else ():
-            self.put(seqno - first, item)
-        frames, entries, previous = self.frames, self.entries, self.previous
+    def frozen(self, begin: int, first: int) -> FrozenChanges:
+        """Return what a flush takes of the slots from `begin` on, which is that of `first`."""
+        frames, entries = self.frames[begin:], self.entries[begin:]
+        previous = self.previous[begin:]
         seqnos = list(range(first, first + len(frames)))
         if not all(frames):
             seqnos, entries = list(compress(seqnos, frames)), list(compress(entries, frames))

@@ -386,7 +386,9 @@ class MutationQueue:
         first, high = self.frozen_seqno + 1, self.high_seqno
         begin, end = first >> BITS, high >> BITS
         self.frozen_seqno = high
-        numbers = [begin] if begin == end else self._numbers(begin, end)
+        if begin == end and not self._owed:
+            return self._freeze_number(begin, first)
+        numbers = self._numbers(begin, end)
         frozen = FrozenChanges.joined([self._freeze_number(number, first) for number in numbers])
         self._passing.update((seqno, item[2]) for seqno, item in self._owed.items())
         self._owed.clear()
@@ -400,13 +402,24 @@ class MutationQueue:
 
     def _freeze_number(self, number: int, first: int) -> FrozenChanges:
         """Return what must go to the log of a number, from seqno `first` on."""
-        block, first = self.blocks.get(number), max(first, number << BITS)
-        part = block.copied(first & _MASK) if block is not None else Block()
-        items: dict[int, Item] = {}
-        for side in (self.counters.get(number), self._owed):
-            if side:
-                items.update((s, i) for s, i in side.items() if s >= first and s >> BITS == number)
-        return part.frozen(first, items)
+        base = number << BITS
+        begin = first - base if first > base else 0
+        if number in self.counters or self._owed:
+            return self._merged(number, begin).frozen(0, base + begin)
+        block = self.blocks.get(number)
+        if block is None:
+            return FrozenChanges([], [], [], [], [])
+        return block.frozen(begin, base + begin)
+
+    def _merged(self, number: int, begin: int) -> Block:
+        """Return a block of the slots of a number from `begin` on, with what is in none."""
+        block, first = self.blocks.get(number), (number << BITS) + begin
+        merged = block.copied(begin) if block is not None else Block()
+        for items in (self.counters.get(number), self._owed):
+            for seqno, item in items.items() if items else ():
+                if seqno >= first and seqno >> BITS == number:
+                    merged.put(seqno - first, item)
+        return merged
 
     # -- what may go
 
@@ -510,5 +523,5 @@ class MutationQueue:
 
 accelerated.bind(
     MutationQueue, "freeze", Block, Entry, FrozenChanges,
-    also=(MutationQueue._freeze_number, Block.copied, Block.frozen),
+    also=(MutationQueue._freeze_number, Block.frozen),
 )  # fmt: skip

@@ -15,19 +15,23 @@ def block_of(*slots: tuple[int, Entry, bytes, int]) -> Block:
 
 def test_a_flush_takes_what_is_not_blank_with_its_seqnos() -> None:
     block = block_of((1, A, b"a1", 0), (2, B, b"b2", 7), (4, C, b"c4", 0))
-    assert block.copied(0).frozen(1024) == FrozenChanges(
+    assert block.frozen(0, 1024) == FrozenChanges(
         [1025, 1026, 1028],
         [b"a", b"b", b"c"],
         [b"a1", b"b2", b"c4"],
         [0, 7, 0],
         [b"of a", b"of b", b"of c"],
     )
-    assert block.copied(2).frozen(1026).seqnos == [1026, 1028]
+    assert block.frozen(2, 1026).seqnos == [1026, 1028]
+    assert block.frozen(9, 1033).seqnos == []
 
 
-def test_what_is_in_no_slot_takes_its_place_in_the_columns_only() -> None:
+def test_what_is_in_no_slot_takes_its_place_in_a_copy() -> None:
     block = block_of((0, A, b"a0", 0), (2, C, b"c2", 0))
-    found = block.copied(0).frozen(0, {1: (B, b"b1", 9), 5: (A, b"a5", 3)})
+    copy = block.copied(0)
+    copy.put(1, (B, b"b1", 9))
+    copy.put(5, (A, b"a5", 3))
+    found = copy.frozen(0, 0)
     assert (found.seqnos, found.previous_seqnos) == ([0, 1, 2, 5], [0, 9, 0, 3])
     assert found.frames == [b"a0", b"b1", b"c2", b"a5"]
     assert block.frames == [b"a0", b"", b"c2"]
