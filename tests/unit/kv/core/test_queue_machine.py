@@ -270,7 +270,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueue = QueueMachine.TestCase
-TestQueue.settings = settings(max_examples=70, stateful_step_count=60, deadline=None)
+TestQueue.settings = settings(max_examples=50, stateful_step_count=60, deadline=None)
 
 
 class ReplicaQueueMachine(RuleBasedStateMachine):

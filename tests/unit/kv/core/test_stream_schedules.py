@@ -18,7 +18,7 @@ from millstream.model.limits import QUEUE_SECONDS_MAX
 from millstream.wire.frames import change_of, seqno_of
 from stream_line import Line
 
-SEEDS_PER_TEST = 100
+SEEDS_PER_TEST = 50
 
 
 class World:
@@ -143,7 +143,7 @@ class World:
         assert self.partition.purge_limit() == self.partition.high_seqno
 
 
-@pytest.mark.parametrize("first_seed", range(0, 400, SEEDS_PER_TEST))
+@pytest.mark.parametrize("first_seed", range(0, 200, SEEDS_PER_TEST))
 def test_readers_see_states_that_were(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + SEEDS_PER_TEST):
         try:
