@@ -138,6 +138,15 @@ def command(
             rich_help_panel=_OTHER,
         ),
     ] = None,
+    memory_quota: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Memory that the documents of a bucket may take, as in 2GiB. Default: a quarter "
+            "of the machine's.",
+            rich_help_panel=_OTHER,
+        ),
+    ] = None,
     log_level: Annotated[
         str | None,
         typer.Option(

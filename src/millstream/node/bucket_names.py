@@ -1,4 +1,4 @@
-"""Which names and partition counts a bucket may have.
+"""Which names, partition counts and memory quotas a bucket may have.
 
 Invariants:
 1. A name never becomes a path: directories are named by the bucket's uuid.
@@ -16,9 +16,10 @@ import re
 from typing import Final
 
 from millstream.errors import UsageError
+from millstream.kv.core.memory import MEMORY_QUOTA_BYTES_MIN
 from millstream.model.limits import BUCKET_NAME_BYTES_MAX, PARTITIONS_MAX
 
-__all__ = ["checked_bucket_name", "checked_partition_count"]
+__all__ = ["checked_bucket_name", "checked_memory_quota", "checked_partition_count"]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_$()+/.%-]*")
 
@@ -51,3 +52,17 @@ def checked_partition_count(count: int) -> int:
             code="bad_partitions",
         )
     return count
+
+
+def checked_memory_quota(quota_bytes: int) -> int:
+    """Return the quota if a bucket may have it.
+
+    Raises:
+        UsageError: `bad_memory_quota`.
+    """
+    if quota_bytes < MEMORY_QUOTA_BYTES_MIN:
+        raise UsageError(
+            f"a memory quota of {quota_bytes} bytes: at least {MEMORY_QUOTA_BYTES_MIN} are wanted",
+            code="bad_memory_quota",
+        )
+    return quota_bytes

@@ -1,8 +1,9 @@
 """The buckets of a node: found at the start, created and deleted while it runs.
 
 A bucket is a directory named by its uuid, with `bucket.toml` (format, name, uuid, partitions,
-created, perhaps purge_age_s) beside what the engine keeps there. A directory that is being made
-ends in `.creating`, one that is going away in `.deleted`; the next start removes both.
+created, perhaps purge_age_s and memory_quota_bytes) beside what the engine keeps there. A
+directory that is being made ends in `.creating`, one that is going away in `.deleted`; the next
+start removes both.
 
 Invariants:
 1. A bucket is served only after its directory is durable; it is gone once `delete` returns.
@@ -31,7 +32,11 @@ from millstream.kv.aio.copies import Copies
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.low_points import PURGE_AGE_S
-from millstream.node.bucket_names import checked_bucket_name, checked_partition_count
+from millstream.node.bucket_names import (
+    checked_bucket_name,
+    checked_memory_quota,
+    checked_partition_count,
+)
 from millstream.node.data_directory import FORMAT, as_text, read_toml, utc_now
 from millstream.runtime.files import sync_directory, write_atomically
 
@@ -52,6 +57,8 @@ class BucketRecord(NamedTuple):
     created: str
     damage: str = ""
     purge_age_s: int = PURGE_AGE_S
+    memory_quota_bytes: int | None = None
+    """None: that of the node."""
 
 
 class Buckets:
@@ -60,6 +67,7 @@ class Buckets:
     Args:
         path: the directory `buckets`, made if missing.
         flush_interval_ms: of every bucket.
+        memory_quota_bytes: of every bucket that has none of its own.
         on_persisted: called after each group commit.
         on_fatal: called with a bucket's name and the error that ended its writing; the bucket is
             not served any more.
@@ -73,6 +81,7 @@ class Buckets:
         path: Path,
         *,
         flush_interval_ms: int,
+        memory_quota_bytes: int,
         on_persisted: Callable[[], None],
         on_fatal: Callable[[str, Exception], None],
         on_stopped: Callable[[Bucket], None],
@@ -82,6 +91,7 @@ class Buckets:
         """What the listeners see; changes in place."""
         self._path = path
         self._flush_interval_ms = flush_interval_ms
+        self._memory_quota_bytes = memory_quota_bytes
         self._on_persisted = on_persisted
         self._on_fatal = on_fatal
         self._on_stopped = on_stopped
@@ -142,16 +152,20 @@ class Buckets:
                 code="other_partitions",
             )
 
-    async def create(self, name: str, partitions: int) -> BucketStatus:
-        """Create a bucket, durably.
+    async def create(
+        self, name: str, partitions: int, memory_quota_bytes: int | None = None
+    ) -> BucketStatus:
+        """Create a bucket, durably; without a memory quota it has that of the node.
 
         Raises:
-            UsageError: `bad_bucket_name`, `bad_partitions`.
+            UsageError: `bad_bucket_name`, `bad_partitions`, `bad_memory_quota`.
             ConditionError: `bucket_exists`.
             UnavailableError: `too_many_buckets`, `disk_error`, `disk_full`.
         """
         checked_bucket_name(name)
         checked_partition_count(partitions)
+        if memory_quota_bytes is not None:
+            checked_memory_quota(memory_quota_bytes)
         async with self._change:
             if name in self._records:
                 raise ConditionError(f"bucket {name!r} exists already", code="bucket_exists")
@@ -159,7 +173,10 @@ class Buckets:
                 raise UnavailableError(
                     f"a node has at most {BUCKETS_MAX} buckets", code="too_many_buckets"
                 )
-            record = BucketRecord(name, uuid.uuid4().hex, partitions, utc_now())
+            record = BucketRecord(
+                name, uuid.uuid4().hex, partitions, utc_now(),
+                memory_quota_bytes=memory_quota_bytes,
+            )  # fmt: skip
             try:
                 await asyncio.to_thread(_make_directory, self._path, record)
                 await self._bring_up(record)
@@ -267,9 +284,14 @@ class Buckets:
             on_fatal=on_fatal,
             on_corrupt=on_corrupt,
             purge_age_s=record.purge_age_s,
+            memory_quota_bytes=self._quota_of(record),
         )
         self._running[name] = running
         self.served[name] = running.bucket
+
+    def _quota_of(self, record: BucketRecord) -> int:
+        own = record.memory_quota_bytes
+        return self._memory_quota_bytes if own is None else own
 
     def _status(self, record: BucketRecord) -> BucketStatus:
         reason = self._failures.get(record.name, "")
@@ -284,6 +306,7 @@ class Buckets:
             reason,
             sum(partition.high_seqno for partition in partitions),
             sum(partition.persisted_seqno for partition in partitions),
+            self._quota_of(record),
         )
 
 
@@ -324,7 +347,11 @@ def _read_record(directory: Path) -> BucketRecord:
         name, partitions = str(content["name"]), int(str(content["partitions"]))
         purge_age_s = int(str(content.get("purge_age_s", PURGE_AGE_S)))
         created = as_text(content["created"])
-        record = BucketRecord(name, str(content["uuid"]), partitions, created, "", purge_age_s)
+        quota = content.get("memory_quota_bytes")
+        record = BucketRecord(
+            name, str(content["uuid"]), partitions, created, "", purge_age_s,
+            None if quota is None else checked_memory_quota(int(str(quota))),
+        )  # fmt: skip
         if purge_age_s < 0:
             raise ValueError(f"purge_age_s is {purge_age_s}")
         checked_bucket_name(record.name)
@@ -348,6 +375,8 @@ def _make_directory(path: Path, record: BucketRecord) -> None:
         f'format = {FORMAT}\nname = "{record.name}"\nuuid = "{record.uuid}"\n'
         f"partitions = {record.partitions}\ncreated = {record.created}\n"
     )
+    if record.memory_quota_bytes is not None:
+        content += f"memory_quota_bytes = {record.memory_quota_bytes}\n"
     write_atomically(directory / _BUCKET_FILE, content.encode())
     directory.rename(path / record.uuid)
     sync_directory(path)

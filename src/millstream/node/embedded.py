@@ -40,6 +40,7 @@ def _settings(
     buckets: Iterable[str] = (),
     users: Iterable[str] = (),
     flush_interval_ms: int = FLUSH_INTERVAL_MS,
+    memory_quota_bytes: int | None = None,
 ) -> Settings:
     given: dict[str, object] = {"data": os.fspath(data_dir), "flush-interval": flush_interval_ms}
     for name, address in (("kv", kv), ("http", http), ("memcached", memcached)):
@@ -47,6 +48,8 @@ def _settings(
     given |= {"no-coord": True, "no-ninep": True, "no-peer": True}
     if buckets := list(buckets):
         given["bucket"] = buckets
+    if memory_quota_bytes is not None:
+        given["memory-quota"] = memory_quota_bytes
     if users := list(users):
         given["user"] = users
     return load_settings(given, os.environ if users else {})
@@ -59,7 +62,8 @@ class Node:
         data_dir: the data directory, made if missing.
         options: `kv`, `http`, `memcached`: "HOST:PORT", None for closed; `buckets`: "NAME" or
             "NAME:PARTITIONS" each; `users`: "NAME:PASSWORD" each, administrators;
-            `flush_interval_ms`: longest wait of a write for its group commit.
+            `flush_interval_ms`: longest wait of a write for its group commit;
+            `memory_quota_bytes`: of each bucket that has none of its own.
 
     Raises:
         UsageError, UnavailableError, CorruptionError: as `node.engine.Engine.start`.
@@ -127,9 +131,14 @@ class Node:
         """
         return self.engine.served[name]
 
-    async def create_bucket(self, name: str, partitions: int = PARTITIONS_DEFAULT) -> BucketStatus:
+    async def create_bucket(
+        self,
+        name: str,
+        partitions: int = PARTITIONS_DEFAULT,
+        memory_quota_bytes: int | None = None,
+    ) -> BucketStatus:
         """Create a bucket; raises as `node.buckets.Buckets.create`."""
-        return await self.engine.create_bucket(name, partitions)
+        return await self.engine.create_bucket(name, partitions, memory_quota_bytes)
 
     async def delete_bucket(self, name: str) -> None:
         """Delete a bucket; raises as `node.buckets.Buckets.delete`."""
@@ -205,9 +214,14 @@ class EmbeddedNode:
         """Set when a bucket's disk failed; the node must be stopped and started again."""
         return self._node.failure
 
-    def create_bucket(self, name: str, partitions: int = PARTITIONS_DEFAULT) -> BucketStatus:
+    def create_bucket(
+        self,
+        name: str,
+        partitions: int = PARTITIONS_DEFAULT,
+        memory_quota_bytes: int | None = None,
+    ) -> BucketStatus:
         """Create a bucket; raises as `node.buckets.Buckets.create`."""
-        return self._run(self._node.create_bucket(name, partitions))
+        return self._run(self._node.create_bucket(name, partitions, memory_quota_bytes))
 
     def delete_bucket(self, name: str) -> None:
         """Delete a bucket; raises as `node.buckets.Buckets.delete`."""

@@ -33,8 +33,19 @@ from millstream.model.partitions import PartitionState
 from millstream.node.buckets import Buckets
 from millstream.node.data_directory import DataDirectory
 from millstream.node.listeners import BUILT, bind_all, bound_address, tls_context
-from millstream.node.settings import LISTENERS, Address, Settings, refuse_exposure
-from millstream.runtime.metrics import LoopLag, processor_seconds, resident_bytes
+from millstream.node.settings import (
+    LISTENERS,
+    Address,
+    Settings,
+    memory_quota_of,
+    refuse_exposure,
+)
+from millstream.runtime.metrics import (
+    LoopLag,
+    machine_bytes,
+    processor_seconds,
+    resident_bytes,
+)
 from millstream.runtime.tasks import Tasks
 from millstream.upr.aio.server import StreamSession
 
@@ -57,6 +68,7 @@ class Engine:
         self._buckets = Buckets(
             directory.buckets_path,
             flush_interval_ms=settings.flush_interval_ms,
+            memory_quota_bytes=settings.memory_quota_bytes or memory_quota_of(machine_bytes()),
             on_persisted=self._persisted,
             on_fatal=self._bucket_failed,
             on_stopped=self._bucket_stopped,
@@ -111,9 +123,11 @@ class Engine:
         """Return all buckets, sorted by name."""
         return self._buckets.statuses()
 
-    async def create_bucket(self, name: str, partitions: int) -> BucketStatus:
+    async def create_bucket(
+        self, name: str, partitions: int, memory_quota_bytes: int | None = None
+    ) -> BucketStatus:
         """Create a bucket, durably; raises as `node.buckets.Buckets.create`."""
-        status = await self._buckets.create(name, partitions)
+        status = await self._buckets.create(name, partitions, memory_quota_bytes)
         self._raise_revision()
         return status
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,7 +21,12 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from millstream.errors import UsageError
-from millstream.node.bucket_names import checked_bucket_name, checked_partition_count
+from millstream.kv.core.memory import MEMORY_QUOTA_BYTES_MIN
+from millstream.node.bucket_names import (
+    checked_bucket_name,
+    checked_memory_quota,
+    checked_partition_count,
+)
 from millstream.runtime.logs import LEVELS
 
 __all__ = [
@@ -29,11 +35,13 @@ __all__ = [
     "FLUSH_INTERVAL_MS_MAX",
     "LISTENERS",
     "LOGIN_VARIABLE_PREFIX",
+    "MEMORY_QUOTA_SHARE",
     "Address",
     "BucketSpec",
     "Credential",
     "Settings",
     "load_settings",
+    "memory_quota_of",
     "parse_address",
     "refuse_exposure",
 ]
@@ -42,9 +50,13 @@ DEFAULT_DATA: Final = "millstream-data"
 FLUSH_INTERVAL_MS: Final = 50
 """How long a write acknowledged from memory may wait for its group commit."""
 FLUSH_INTERVAL_MS_MAX: Final = 600_000
+MEMORY_QUOTA_SHARE: Final = 4
+"""One part in so many of the machine's memory is a bucket's quota, where nothing is said."""
 ENVIRONMENT_PREFIX: Final = "MILLSTREAM_SERVE_"
 LOGIN_VARIABLE_PREFIX: Final = "MILLSTREAM_PASSWORD_"
 _ROLES: Final = ("data", "index", "coord")
+_SIZE: Final = re.compile(r"([0-9]{1,15}) ?(MiB|GiB|)")
+_UNITS: Final[Mapping[str, int]] = {"": 1, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 class Address(NamedTuple):
@@ -116,6 +128,8 @@ class Settings:
     tls_ca: str | None = None
     roles: tuple[str, ...] = _ROLES
     flush_interval_ms: int = FLUSH_INTERVAL_MS
+    memory_quota_bytes: int | None = None
+    """Of buckets that have none of their own; None: `memory_quota_of` the machine."""
     log_level: str = "info"
     log_json: bool = False
     insecure_plaintext: bool = False
@@ -194,6 +208,18 @@ def _flush_interval(option: str, value: object) -> int:
     return int(text)
 
 
+def memory_quota_of(machine_bytes: int) -> int:
+    """Return the memory quota of a bucket on a machine with so much memory."""
+    return max(MEMORY_QUOTA_BYTES_MIN, machine_bytes // MEMORY_QUOTA_SHARE)
+
+
+def _memory_quota(option: str, value: object) -> int:
+    found = _SIZE.fullmatch(str(value))
+    if isinstance(value, bool) or found is None:
+        raise _bad(option, value, "bytes are wanted, or a number with MiB or GiB")
+    return checked_memory_quota(int(found[1]) * _UNITS[found[2]])
+
+
 def _log_level(option: str, value: object) -> str:
     if value not in LEVELS:
         raise _bad(option, value, f"levels are {', '.join(LEVELS)}")
@@ -213,6 +239,7 @@ _OPTIONS: Final[Mapping[str, tuple[str, _Parser]]] = {
     "tls-ca": ("tls_ca", _text),
     "roles": ("roles", _roles),
     "flush-interval": ("flush_interval_ms", _flush_interval),
+    "memory-quota": ("memory_quota_bytes", _memory_quota),
     "log-level": ("log_level", _log_level),
     "log-json": ("log_json", _flag),
     "insecure-plaintext": ("insecure_plaintext", _flag),
@@ -229,7 +256,7 @@ def load_settings(given: Mapping[str, object], environment: Mapping[str, str]) -
 
     Raises:
         UsageError: `bad_option`, `unknown_option`, `bad_config`, `bad_bucket_name`,
-            `bad_partitions`, `missing_password`.
+            `bad_partitions`, `bad_memory_quota`, `missing_password`.
     """
     from_environment: dict[str, object] = {
         name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("_", "-"): value

@@ -11,13 +11,19 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
-__all__ = ["LoopLag", "free_bytes", "processor_seconds", "resident_bytes"]
+__all__ = ["LoopLag", "free_bytes", "machine_bytes", "processor_seconds", "resident_bytes"]
 
 _INTERVAL_S: Final = 0.25
 _WINDOW: Final = 40
 """Measurements kept: ten seconds."""
+_CONTAINER_LIMITS: Final = (
+    "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+)
 
 
 class LoopLag:
@@ -62,6 +68,15 @@ def resident_bytes() -> int:
     """Return the memory this process occupies."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def machine_bytes() -> int:
+    """Return the memory there is: the machine's, or what its container may use of it."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in _CONTAINER_LIMITS:
+        with suppress(OSError, ValueError):  # there is none, or it is "max"
+            limits.append(int(Path(path).read_text()))
+    return min(limits)
 
 
 def free_bytes(path: str | os.PathLike[str]) -> int:

@@ -39,6 +39,7 @@ def test_what_is_written_arrives(started, monkeypatch):
         "--data d --kv 127.0.0.1:0 --no-memcached --coord 127.0.0.1:1 --ninep 127.0.0.1:2 "
         "--peer 127.0.0.1:3 --advertise h --join h:7 --bucket a:4 --bucket b --user u:p "
         "--tls-cert c --tls-key k --tls-ca a --roles data --flush-interval 0 "
+        "--memory-quota 1GiB "
         "--log-level error --log-json --insecure-plaintext"
     )
     settings = started(*words.split())
@@ -53,6 +54,7 @@ def test_what_is_written_arrives(started, monkeypatch):
     assert (settings.tls_cert, settings.tls_key, settings.tls_ca) == ("c", "k", "a")
     assert settings.roles == ("data",)
     assert settings.flush_interval_ms == 0
+    assert settings.memory_quota_bytes == 1 << 30
     assert settings.log_json
     assert settings.insecure_plaintext
 

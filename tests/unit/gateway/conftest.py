@@ -34,12 +34,15 @@ class FakeHost:
     def bucket_statuses(self):
         return [self.buckets[name] for name in sorted(self.buckets)]
 
-    async def create_bucket(self, name, partitions):
+    async def create_bucket(self, name, partitions, memory_quota_bytes=None):
         checked_bucket_name(name)
         checked_partition_count(partitions)
         if name in self.buckets:
             raise ConditionError("exists", code="bucket_exists")
-        self.buckets[name] = BucketStatus(name, "u2", partitions, "2026-01-01", "ready")
+        self.buckets[name] = BucketStatus(
+            name, "u2", partitions, "2026-01-01", "ready",
+            memory_quota_bytes=memory_quota_bytes or 7,
+        )  # fmt: skip
         return self.buckets[name]
 
     async def delete_bucket(self, name):

@@ -1,7 +1,12 @@
 import pytest
 
 from millstream.errors import UsageError
-from millstream.node.bucket_names import checked_bucket_name, checked_partition_count
+from millstream.kv.core.memory import MEMORY_QUOTA_BYTES_MIN
+from millstream.node.bucket_names import (
+    checked_bucket_name,
+    checked_memory_quota,
+    checked_partition_count,
+)
 
 
 @pytest.mark.parametrize("name", ["default", "a", "Orders-2", "a/b", "x_$()+.%-", "9", "q" * 100])
@@ -24,3 +29,10 @@ def test_good_counts(count):
 def test_bad_counts(count):
     with pytest.raises(UsageError, match="power of two"):
         checked_partition_count(count)
+
+
+def test_memory_quotas():
+    assert checked_memory_quota(MEMORY_QUOTA_BYTES_MIN) == MEMORY_QUOTA_BYTES_MIN
+    for quota_bytes in (MEMORY_QUOTA_BYTES_MIN - 1, 0, -1):
+        with pytest.raises(UsageError, match="at least"):
+            checked_memory_quota(quota_bytes)

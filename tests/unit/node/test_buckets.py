@@ -6,8 +6,11 @@ import pytest
 
 from millstream.errors import ConditionError, CorruptionError, UnavailableError, UsageError
 from millstream.kv.core.low_points import PURGE_AGE_S
+from millstream.kv.core.memory import MEMORY_QUOTA_BYTES_MIN
 from millstream.node import buckets as buckets_module
 from millstream.node.buckets import Buckets
+
+NODE_QUOTA = 8 * MEMORY_QUOTA_BYTES_MIN
 
 
 class FakeEngine:
@@ -37,12 +40,22 @@ def make(tmp_path):
     def made(damaged=(), errors=()):
         waiting = list(errors)
 
-        made.purge_ages = {}
+        made.purge_ages, made.quotas = {}, {}
 
         async def open_bucket(
-            path, *, name, uuid, partition_count, on_fatal, on_corrupt, purge_age_s, **_
+            path,
+            *,
+            name,
+            uuid,
+            partition_count,
+            on_fatal,
+            on_corrupt,
+            purge_age_s,
+            memory_quota_bytes,
+            **_,
         ):
             made.purge_ages[name] = purge_age_s
+            made.quotas[name] = memory_quota_bytes
             if waiting:
                 (path / "log").mkdir()
                 raise waiting.pop()
@@ -54,6 +67,7 @@ def make(tmp_path):
         return Buckets(
             tmp_path / "buckets",
             flush_interval_ms=1,
+            memory_quota_bytes=NODE_QUOTA,
             on_persisted=lambda: None,
             on_fatal=lambda name, error: made.fatal.append((name, str(error))),
             on_stopped=lambda bucket: made.stopped.append(bucket.name),
@@ -98,6 +112,23 @@ async def test_a_served_bucket_is_compacted_when_asked(make):
     engine.fail(OSError("broken"))
     with pytest.raises(UnavailableError, match="broken"):
         buckets.compact("a")
+
+
+async def test_a_bucket_has_the_memory_quota_it_was_made_with_or_that_of_the_node(make, tmp_path):
+    buckets = await opened(make)
+    own = await buckets.create("own", 4, 3 * MEMORY_QUOTA_BYTES_MIN)
+    nodes = await buckets.create("the-nodes", 4)
+    wanted = {"own": 3 * MEMORY_QUOTA_BYTES_MIN, "the-nodes": NODE_QUOTA}
+    assert make.quotas == wanted
+    assert {s.name: s.memory_quota_bytes for s in (own, nodes)} == wanted
+    again = await opened(make)
+    assert make.quotas == wanted
+    assert {s.name: s.memory_quota_bytes for s in again.statuses()} == wanted
+    with pytest.raises(UsageError, match="at least"):
+        await buckets.create("too-small", 4, MEMORY_QUOTA_BYTES_MIN - 1)
+    file = tmp_path / "buckets" / own.uuid / "bucket.toml"
+    file.write_text(file.read_text().replace(str(3 * MEMORY_QUOTA_BYTES_MIN), "1"))
+    assert "memory quota" in (await opened(make)).statuses()[0].reason
 
 
 async def test_the_age_of_deletions_may_be_set_by_hand(make, tmp_path):

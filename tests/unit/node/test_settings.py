@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from millstream.errors import UsageError
+from millstream.kv.core.memory import MEMORY_QUOTA_BYTES_MIN
 from millstream.node.settings import (
     LISTENERS,
     Address,
@@ -11,6 +12,7 @@ from millstream.node.settings import (
     Credential,
     Settings,
     load_settings,
+    memory_quota_of,
     refuse_exposure,
 )
 
@@ -93,6 +95,20 @@ def test_a_password_may_come_from_the_environment():
 
 
 @pytest.mark.parametrize(
+    ("value", "quota_bytes"),
+    [("2GiB", 2 << 30), ("64 MiB", 64 << 20), ("123456789", 123456789), (1 << 30, 1 << 30)],
+)
+def test_a_memory_quota_has_units(value, quota_bytes):
+    assert load_settings({"memory-quota": value}, {}).memory_quota_bytes == quota_bytes
+
+
+def test_without_a_memory_quota_it_is_a_share_of_the_machine():
+    assert load_settings({}, {}).memory_quota_bytes is None
+    assert memory_quota_of(8 << 30) == 2 << 30
+    assert memory_quota_of(1 << 20) == MEMORY_QUOTA_BYTES_MIN
+
+
+@pytest.mark.parametrize(
     ("given", "words"),
     [
         ({"kv": "11210"}, "HOST:PORT"),
@@ -108,6 +124,10 @@ def test_a_password_may_come_from_the_environment():
         ({"roles": "data,cook"}, "roles are"),
         ({"flush-interval": "soon"}, "milliseconds"),
         ({"flush-interval": -1}, "milliseconds"),
+        ({"memory-quota": "much"}, "bytes are wanted"),
+        ({"memory-quota": "2 TB"}, "bytes are wanted"),
+        ({"memory-quota": True}, "bytes are wanted"),
+        ({"memory-quota": "1MiB"}, "at least"),
         ({"log-level": "loud"}, "levels are"),
         ({"log-json": "perhaps"}, "true or false"),
         ({"data": ""}, "some text"),

@@ -1,7 +1,15 @@
 import asyncio
 import time
 
-from millstream.runtime.metrics import LoopLag, free_bytes, processor_seconds, resident_bytes
+import pytest
+
+from millstream.runtime.metrics import (
+    LoopLag,
+    free_bytes,
+    machine_bytes,
+    processor_seconds,
+    resident_bytes,
+)
 
 
 async def test_a_blocked_loop_is_seen(monkeypatch):
@@ -23,3 +31,15 @@ def test_the_process_knows_its_size():
 
 def test_the_space_left_is_known(tmp_path):
     assert free_bytes(tmp_path) > 0
+
+
+@pytest.mark.parametrize(
+    ("content", "is_less"), [("1000000\n", True), ("max\n", False), (None, False)]
+)
+def test_the_memory_there_is_may_be_that_of_a_container(tmp_path, monkeypatch, content, is_less):
+    limit = tmp_path / "memory.max"
+    if content is not None:
+        limit.write_text(content)
+    monkeypatch.setattr("millstream.runtime.metrics._CONTAINER_LIMITS", (str(limit),))
+    assert (machine_bytes() == 1_000_000) == is_less
+    assert machine_bytes() > 1_000_000 or is_less

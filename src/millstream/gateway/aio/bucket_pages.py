@@ -63,7 +63,10 @@ async def _create(request: web.Request) -> web.Response:
         raise UsageError('the body must hold "name", the same as in the address')
     if not isinstance(partitions, int) or isinstance(partitions, bool):
         raise UsageError('"partitions" must be a number', code="bad_partitions")
-    status = await request.app[HOST].create_bucket(name, partitions)
+    quota = content.get("memory_quota_bytes")
+    if quota is not None and (not isinstance(quota, int) or isinstance(quota, bool)):
+        raise UsageError('"memory_quota_bytes" must be a number', code="bad_memory_quota")
+    status = await request.app[HOST].create_bucket(name, partitions, quota)
     return answer(_shown(status), status=201)
 
 

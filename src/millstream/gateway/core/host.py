@@ -32,6 +32,8 @@ class BucketStatus:
     """Sum over all partitions: changes ever made."""
     persisted_seqno: int = 0
     """The same of what is durable."""
+    memory_quota_bytes: int = 0
+    """What its documents may occupy in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +84,13 @@ class NodeHost(Protocol):
     def bucket_statuses(self) -> list[BucketStatus]:
         """Return all buckets, sorted by name."""
 
-    async def create_bucket(self, name: str, partitions: int) -> BucketStatus:
-        """Create a bucket, durably.
+    async def create_bucket(
+        self, name: str, partitions: int, memory_quota_bytes: int | None = None
+    ) -> BucketStatus:
+        """Create a bucket, durably; without a memory quota it has that of the node.
 
         Raises:
-            UsageError: `bad_bucket_name`, `bad_partitions`.
+            UsageError: `bad_bucket_name`, `bad_partitions`, `bad_memory_quota`.
             ConditionError: `bucket_exists`.
             UnavailableError: `too_many_buckets`.
         """

@@ -7,7 +7,10 @@ async def test_buckets_come_and_go(client, body):
     made = await body(
         await client.post("/_millstream/buckets", json={"name": "a/b", "partitions": 8}), 201
     )
-    assert made["partitions"] == 8
+    assert (made["partitions"], made["memory_quota_bytes"]) == (8, 7)
+    small = {"name": "small", "memory_quota_bytes": 1 << 30}
+    made = await body(await client.post("/_millstream/buckets", json=small), 201)
+    assert made["memory_quota_bytes"] == 1 << 30
     assert (await body(await client.get("/_millstream/buckets/a%2Fb")))["name"] == "a/b"
     await body(await client.put("/_millstream/buckets/q%25"), 201)
     assert (await body(await client.get("/_millstream/buckets/q%25")))["name"] == "q%"
@@ -26,6 +29,8 @@ async def test_buckets_come_and_go(client, body):
         {"name": "_a"},
         {"name": "a", "partitions": 3},
         {"name": "a", "partitions": "8"},
+        {"name": "a", "memory_quota_bytes": "1GiB"},
+        {"name": "a", "memory_quota_bytes": True},
     ],
 )
 async def test_bad_buckets_are_refused(client, content, body):
