@@ -3,9 +3,9 @@
 Most faults are put behind the port to the disk (`faults/sitecustomize.py`); a full disk is also a
 real one, a small file system in a mount namespace of the node's own.
 
-Shown: writes wait for space and nothing acknowledged as persisted is lost; every other error stops
-the node, with exit code 1 and a message that names the file, and the next start has all that was
-persisted; a clock that is set back changes no order.
+Shown: without space writes are refused for the time being and nothing that was accepted is lost;
+every other error stops the node, with exit code 1 and a message that names the file, and the next
+start has all that was persisted; a clock that is set back changes no order.
 """
 
 from __future__ import annotations
@@ -109,7 +109,9 @@ def resize(node: NodeProcess, path: Path, size: str) -> None:
     subprocess.run([*enter, "mount", "-o", f"remount,size={size}", str(path)], check=True)
 
 
-def test_writes_wait_for_space_and_nothing_is_lost(make_node: MakeNode, tmp_path: Path) -> None:
+def test_without_space_writes_are_refused_and_nothing_is_lost(
+    make_node: MakeNode, tmp_path: Path
+) -> None:
     prefix = in_small_disk(tmp_path / "node", "6m")
     node = make_node("--bucket", f"{BUCKET}:1", prefix=prefix).start()
     with RawClient(node.kv, BUCKET) as client, RawClient(node.kv, BUCKET) as other:
@@ -117,12 +119,13 @@ def test_writes_wait_for_space_and_nothing_is_lost(make_node: MakeNode, tmp_path
         for number in range(100):
             assert put(client, b"large-%d" % number, bytes(100_000)) == 0
         send_durable(client, b"last", b"2")
-        until(lambda: "free space; its writes wait" in node.log())
+        until(lambda: "free space; it is tried again" in node.log())
         assert get(other, b"first") == b"1"
-        assert put(other, b"meanwhile", b"3") == 0
+        assert put(other, b"meanwhile", b"3") == Status.ETMPFAIL
+        assert put(other, b"meanwhile", b"3", is_durable=True) == Status.ETMPFAIL
         resize(node, tmp_path / "node", "64m")
         assert client.receive().status == 0
-        assert put(other, b"meanwhile", b"4", is_durable=True) == 0
+        until(lambda: put(other, b"meanwhile", b"4", is_durable=True) == 0)
     os.kill(node.pids()[1], 9)  # the supervisor starts another engine, in the same file system
     until(lambda: "new failover entries" in node.log())
     with contextlib.ExitStack() as stack:
@@ -148,13 +151,27 @@ def connected(node: NodeProcess) -> Iterator[RawClient]:
         yield client
 
 
-def test_a_disk_that_stays_full_stops_the_node(
+def test_a_disk_that_stays_full_leaves_durable_writes_in_doubt_and_the_node_running(
     make_node: MakeNode, node: NodeProcess, faults: Faults
 ) -> None:
     node.kill()
     faults.set("disk_full_s", 1)
     node = make_node(env=faults.env).start()
-    check_the_end(node, faults, "write", errno.ENOSPC, "00000001.seg cannot be written")
+    with RawClient(node.kv, BUCKET) as client, RawClient(node.kv, BUCKET) as other:
+        assert put(client, b"first", b"1", is_durable=True) == 0
+        faults.set("write", errno.ENOSPC)
+        assert put(client, b"doubtful", b"2", is_durable=True) == Status.SYNC_WRITE_AMBIGUOUS
+        assert put(other, b"refused", b"3") == Status.ETMPFAIL
+        assert get(client, b"first") == b"1"
+        assert get(client, b"doubtful") == b"2"
+        faults.clear()
+        until(lambda: put(client, b"after", b"4", is_durable=True) == 0)
+    assert node.stop() == 0
+    node.start()
+    with RawClient(node.kv, BUCKET) as client:
+        found = [get(client, key) for key in (b"first", b"doubtful", b"refused", b"after")]
+        assert found == [b"1", b"2", None, b"4"]
+    assert node.stop() == 0
 
 
 # -- a disk that fails

@@ -2,7 +2,7 @@
 
 The folder `MILLSTREAM_TEST_FAULTS` holds what is to fail, looked at before each call: a file
 `write`, `sync`, `sync_directory`, `create` or `read` with an errno in it, or `clock` with seconds
-that the time of day is off. `disk_full_s` replaces how long writes wait for space.
+that the time of day is off. `disk_full_s` replaces how long durable writes wait for space.
 """
 
 import os
