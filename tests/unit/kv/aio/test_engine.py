@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from millstream.errors import CorruptionError, UnavailableError
 from millstream.kv.aio.engine import BucketEngine, new_failover_entry
+from millstream.kv.aio.flusher import DISK_FULL_STOP_SECONDS_MAX
 from millstream.kv.aio.reading_back import with_documents
 from millstream.kv.core.partition import value_of
+from millstream.storage.core.by_id import ByIdBatch
 from millstream.storage.core.store import EncodedCommit
 from millstream.wire.frames import seqno_of
 
@@ -213,3 +216,45 @@ async def test_a_bucket_without_expiries_says_so_at_a_clean_stop(tmp_path: Path)
     assert not mark.exists()
     await engine.stop()
     assert not mark.exists()
+
+
+async def test_by_id_waits_for_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures: list[Exception] = []
+    engine = await opened(tmp_path, failures)
+    apply, calls = engine.store.by_id_steps, []
+    pause = asyncio.sleep
+
+    def steps(batch: ByIdBatch) -> Iterator[None]:
+        calls.append(batch)
+        if len(calls) == 1:
+            raise UnavailableError("no space", code="disk_full")
+        return apply(batch)
+
+    monkeypatch.setattr(engine.store, "by_id_steps", steps)
+    monkeypatch.setattr(asyncio, "sleep", lambda _: pause(0))
+    engine.bucket.partitions[0].put(b"k", b"1", 0, 0, 0, 0, NOW)
+    await engine.until_persisted(0, 1)
+    await engine.flusher.bring_by_id_up()
+    assert len(calls) == 2
+    assert not failures
+    assert engine.store.count_pending_by_id() == 0
+    await engine.stop()
+
+
+async def test_a_stop_does_not_wait_long_for_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[Exception] = []
+    engine = await opened(tmp_path, failures)
+    pause, attempts = asyncio.sleep, []
+
+    def full(commit: EncodedCommit) -> None:
+        attempts.append(commit)
+        raise UnavailableError("no space", code="disk_full")
+
+    monkeypatch.setattr(engine.store, "append", full)
+    monkeypatch.setattr(asyncio, "sleep", lambda _: pause(0))
+    engine.bucket.partitions[0].put(b"k", b"1", 0, 0, 0, 0, NOW)
+    await engine.stop()
+    assert len(attempts) == DISK_FULL_STOP_SECONDS_MAX + 1
+    assert len(failures) == 1

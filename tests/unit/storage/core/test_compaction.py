@@ -1,4 +1,5 @@
 import itertools
+import random
 import shutil
 import threading
 
@@ -6,12 +7,15 @@ import pytest
 
 from compacting import compact, compacting, mark, rewrite
 from millstream.errors import CorruptionError
+from millstream.model.position import FailoverEntry
 from millstream.storage.core import compaction
 from millstream.storage.core.records import Kind
 from millstream.storage.core.segment import Rewriting
 from millstream.storage.core.segment_files import Place
 from millstream.storage.core.segment_log import LogSizes
-from millstream.wire.frames import seqno_of
+from millstream.storage.core.store import FlushBatch, LogStore, StoredChange
+from millstream.wire.frames import deletion, mutation, seqno_of
+from simulated_disk import SimulatedById, SimulatedDisk
 
 
 def written(directory, rounds=6, keys=10):
@@ -398,3 +402,56 @@ def test_controls_and_open_files_of_a_large_log(directory):
             check_index(store._log, number)
     assert rounds > 3
     assert [directory.state(p) for p in range(3)] == states
+
+
+def test_a_deletion_of_a_dead_branch_takes_no_key_out_of_by_id(directory):
+    """The dead deletion and the live document have one key and one seqno."""
+    store = directory.open()
+    directory.write(0, (b"a", b"1"))
+    directory.write(0, (b"a", None))
+    store._log.roll()
+    store.set_low_points({0: (2, 2)})
+    for _ in mark(store):
+        pass
+    store.roll_back(0, 0)
+    directory.highs[0] = 0
+    directory.write(0, (b"x", b"1"), (b"a", b"new"))
+    store._log.roll()
+    directory.write(1, (b"y", b"1"))
+    store.set_low_points({0: (2, 0)})
+    compact(store)
+    assert store._log.firsts == {2: 1}
+    assert directory.value(0, b"a") == b"new"
+    assert sorted(store.keys(0)) == [b"a", b"x"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_goes_leaves_no_older_version_behind_when_power_is_lost(seed):
+    """The mark that hides a@1 is durable before a@2, which replaced it, goes."""
+    rng, numbers = random.Random(seed), itertools.count(100)
+    disk = SimulatedDisk(rng, numbers)
+
+    def opened():
+        return LogStore.open(
+            disk, SimulatedById(disk), partition_count=2,
+            new_entry=lambda seqno, branch: FailoverEntry(next(numbers), seqno, branch + 1),
+        )  # fmt: skip
+
+    def write(p, *frames):
+        changes = [StoredChange(frame, previous, b"l") for frame, previous in frames]
+        store.append(commit := store.encode([FlushBatch.of(p, changes)]))
+        store.absorb(commit)
+
+    store = opened()
+    write(0, (mutation(0, b"a", b"1", 1, 1, 1, 0, 0, 0), 0))
+    store._log.roll()
+    write(0, (deletion(0, b"a", 2, 2, 2, 0), 1))
+    store._log.roll()
+    write(1, (mutation(1, b"y", b"1", 1, 1, 1, 0, 0, 0), 0))
+    store.set_low_points({0: (2, 2)})
+    compact(store, lambda _: [2])
+    disk.lose_power()
+    store = opened()
+    assert store.partition(0).high_seqno == 2
+    assert list(store.scan(0, 0, 9)) == []
+    assert store.find(0, b"a") is None
