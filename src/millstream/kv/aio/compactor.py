@@ -9,8 +9,8 @@ Invariants:
    milliseconds; a thread reads and writes, a step at a time, so that the loop never waits longer.
 2. Low points are durable before anything is marked or dropped by them. They pass nothing that
    somebody reads; who began to in the meantime loses the right to it, and is told.
-3. While more is dead than alive it works without rest; else it rests `REST_FACTOR` times as long
-   as it works.
+3. While more is dead than is alive, slack included, it works without rest; else it rests
+   `REST_FACTOR` times as long as it works.
 4. A full disk is waited for. Any other error of the disk ends the writing of the bucket.
 5. After `stop` nothing is written; a run that is not swapped yet leaves no trace.
 
@@ -244,14 +244,16 @@ class Compactor:
         counts, sizes, store = self._reclaiming.counts, self._reclaiming.sizes, self._store
         dead, live = sum(one.dead_bytes for one in counts), sum(one.live_bytes for one in counts)
         per_change = (dead + live) // max(1, sum(one.changes for one in counts))
-        over = self._window.over(self._now_ns(), store.appended_bytes)
+        now_ns = self._now_ns()
+        over = self._window.over(now_ns, store.appended_bytes)
+        slack = max(sizes.segment_bytes_min, self._window.slack_bytes(now_ns, over))
         fresh = max(0, over.replaced_total - self._marked_replaced) if over else 0
         replaced = max(0, store.replaced_total - self._marked_replaced)
         live -= min(live, replaced * per_change)
         dead += fresh * per_change
-        self._is_pressed = dead > live
+        self._is_pressed = dead > live + slack
         return (
-            (self._now_ns() >= self._next_pass_ns and is_due(live, dead, sizes.segment_bytes_min))
+            (now_ns >= self._next_pass_ns and is_due(live, dead, slack))
             or bool(choose_run(counts, sizes.segment_bytes_max, [one.number for one in counts]))
             or self._is_purge_due()
         )
@@ -271,9 +273,14 @@ class Compactor:
         await self._steps(reclaiming.count_steps())
         self._passes += 1
         bytes_max, done = reclaiming.sizes.segment_bytes_max, list[int]()
-        if choose_run(reclaiming.counts, bytes_max, done, kept_share):
-            await self._flusher.bring_by_id_up()
-        while run := choose_run(reclaiming.may_rewrite(), bytes_max, done, kept_share):
+        choose = partial(choose_run, bytes_max=bytes_max, done=done, kept_share=kept_share)
+        while choose(reclaiming.counts):
+            run = choose(reclaiming.may_rewrite())
+            if not run:
+                await self._flusher.bring_by_id_up()
+                run = choose(reclaiming.may_rewrite())
+            if not run:
+                break
             await self._rewrite(run)
             done.append(run[-1])
             await self._steps(reclaiming.count_steps())

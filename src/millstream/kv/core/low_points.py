@@ -34,8 +34,9 @@ __all__ = [
 
 HISTORY_S: Final = 600
 """How long a replaced version stays readable for those who hold no lease on it ..."""
-HISTORY_BYTES: Final = 256 * 1024 * 1024
-"""... unless so much was written to the bucket since."""
+HISTORY_BYTES: Final = 128 * 1024 * 1024
+"""... unless so much was written to the bucket since. While that is so, as much again may be dead
+before anything is done, so that a pass pays."""
 PURGE_AGE_S: Final = 3 * 24 * 3600
 """Age at which a deletion may be forgotten: consumers away for longer begin anew."""
 SAMPLES_PER_WINDOW: Final = 16
@@ -90,6 +91,14 @@ class HistoryWindow:
         if found is not None:
             self._samples.appendleft(found)
         return found
+
+    def slack_bytes(self, now_ns: int, over: Sample | None) -> int:
+        """Return how much may be dead for the sake of rarer passes, by what `over` returned.
+
+        Nothing where time ends history: so little is written then that passes are rare anyway.
+        """
+        is_by_bytes = over is not None and now_ns - over.now_ns < self._window_ns
+        return self._bytes_max if is_by_bytes else 0
 
     def rolled_back(self, partition_id: int, seqno: int) -> None:
         """A partition went back to a seqno."""

@@ -430,8 +430,9 @@ class MutationQueue:
         to read it; above the bound nothing is.
         """
         first, self.persisted_seqno = self.persisted_seqno + 1, persisted_seqno
-        for number in self._whole(first, persisted_seqno):
-            self.blocks[number].entries, self.blocks[number].previous = [], []
+        if first >> BITS != persisted_seqno + 1 >> BITS:
+            for number in self._whole(first, persisted_seqno):
+                self.blocks[number].entries, self.blocks[number].previous = [], []
         if self._passing:
             self._passing = {s: p for s, p in self._passing.items() if s > persisted_seqno}
         history_bytes = self.bytes_max // HISTORY_SHARE

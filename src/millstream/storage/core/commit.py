@@ -24,6 +24,7 @@ from millstream.storage.core.records import (
     Kind,
     branch_record,
     entry_record,
+    has_tombstones,
     history_record,
     low_points_record,
     mark_record,
@@ -44,7 +45,7 @@ class Changes(NamedTuple):
     seqnos: Sequence[int]
     keys: Sequence[bytes]
     previous_seqnos: Sequence[int]
-    tombstones: list[int]
+    tombstones: Sequence[int]
     lengths: list[int]
     is_marked: bool
     """The last one is a mark."""
@@ -102,8 +103,10 @@ def encode_batches(head: bytes, batches: Sequence[ChangeColumns]) -> EncodedComm
         for batch in batches
         if batch.mark is None and batch.news is None and batch.sidecars is None and batch.frames
     ]
-    for batch, lengths in zip(plain, records.encode_many(plain, parts), strict=True):
-        pieces.append(_encoded(batch, lengths, is_marked=True))
+    lengths_of_all = records.encode_many(plain, parts)
+    find = tombstones_of if has_tombstones(plain) else _no_tombstones
+    for batch, lengths in zip(plain, lengths_of_all, strict=True):
+        pieces.append(_encoded(batch, find(batch), lengths, is_marked=True))
     for batch in batches:
         if batch.mark is None and batch.news is None and batch.sidecars is None:
             continue
@@ -114,15 +117,21 @@ def encode_batches(head: bytes, batches: Sequence[ChangeColumns]) -> EncodedComm
             else:
                 part, is_marked = piece
                 lengths = records.encode_changes(part, parts, is_marked=is_marked)
-                pieces.append(_encoded(part, lengths, is_marked=is_marked))
+                pieces.append(_encoded(part, tombstones_of(part), lengths, is_marked=is_marked))
     return EncodedCommit(b"".join(parts), pieces)
 
 
-def _encoded(batch: ChangeColumns, lengths: list[int], *, is_marked: bool) -> Changes:
+def _encoded(
+    batch: ChangeColumns, tombstones: Sequence[int], lengths: list[int], *, is_marked: bool
+) -> Changes:
     return Changes(
-        batch.partition_id, batch.seqnos, batch.keys, batch.previous_seqnos, tombstones_of(batch),
-        lengths, is_marked,
+        batch.partition_id, batch.seqnos, batch.keys, batch.previous_seqnos, tombstones, lengths,
+        is_marked,
     )  # fmt: skip
+
+
+def _no_tombstones(_: ChangeColumns) -> Sequence[int]:
+    return ()
 
 
 def _pieces_of_copy(batch: ChangeColumns) -> list[Control | tuple[ChangeColumns, bool]]:

@@ -154,6 +154,8 @@ class Compaction:
         self._name = segment_name(run[-1])
         self._index = OpenIndex()
         self._kept: list[ControlRecord] = []
+        self._gone: list[tuple[int, int, int, int]] = []
+        """Records among which tombstones go: partition, segment, begin, stop."""
         self.size = 0
         """Length of the new file in bytes."""
 
@@ -193,14 +195,10 @@ class Compaction:
         """
         for number in self.run:
             self._log.sync_segment(number)
-        for p, state in enumerate(self._partitions):
-            for number in self.run:
-                columns = self._log.columns(number, p) or Columns()
-                limit = min(state.marked, limit_of(state.kills, number))
-                end = bisect_right(columns.seqnos, limit) if columns.flags else 0
-                for begin, stop in _pieces(end):
-                    mask = columns.flags[begin:stop].translate(_IS_GONE_TOMBSTONE)
-                    yield self._keys(p, number, columns.select(begin, stop, mask))
+        for p, number, begin, stop in self._gone:
+            columns = self._log.columns(number, p) or Columns()
+            mask = columns.flags[begin:stop].translate(_IS_GONE_TOMBSTONE)
+            yield self._keys(p, number, columns.select(begin, stop, mask))
 
     def swap(self) -> None:
         """Let the new segment take the place of the last of the run, durably."""
@@ -291,7 +289,7 @@ class Compaction:
             marks = columns.marks[: bisect_right(columns.marks, limit)]
             for begin, stop in _pieces(end):
                 marked_changes = yield from self._copy_piece(
-                    state, number, columns, begin, stop, out, writer
+                    p, number, columns, begin, stop, writer
                 )
                 upto = columns.seqnos[stop - 1] if stop < end else limit
                 passed = bisect_right(marks, upto)
@@ -306,19 +304,15 @@ class Compaction:
         out.marks = array("Q", sorted((*out.marks, *lone)))
 
     def _copy_piece(
-        self,
-        state: _Partition,
-        number: int,
-        columns: Columns,
-        begin: int,
-        stop: int,
-        out: Columns,
-        writer: _Writer,
+        self, p: int, number: int, columns: Columns, begin: int, stop: int, writer: _Writer
     ) -> Generator[None, None, set[int]]:
         """Copy what stays of the records begin .. stop-1; return those that are marks."""
+        state, out = self._partitions[p], self._index.of(p)
         flags = columns.flags[begin:stop] or bytes(stop - begin)
         sure = bisect_right(columns.seqnos, state.marked, begin, stop) - begin
         mask = flags[:sure].translate(_IS_KEPT) + b"\1" * (stop - begin - sure)
+        if 1 in flags[:sure].translate(_IS_GONE_TOMBSTONE):
+            self._gone.append((p, number, begin, begin + sure))
         part = columns.select(begin, stop, mask)
         kinds = bytearray()
         for records, _ in self._log.records(number, part):

@@ -61,6 +61,7 @@ __all__ = [
     "encode_many",
     "entry_of",
     "entry_record",
+    "has_tombstones",
     "history_of",
     "history_record",
     "is_tombstone",
@@ -101,6 +102,7 @@ MUTATION: Final = 0x57
 _FRAME_BYTES_MIN: Final = 32
 """Header and seqno of a change's frame."""
 _opcode_of = itemgetter(1)
+_MUTATION_BYTE: Final = bytes([MUTATION])
 
 
 class Kind(IntEnum):
@@ -404,13 +406,17 @@ def is_tombstone(frame: bytes) -> bool:
 
 
 def tombstones_of(batch: ChangeColumns) -> list[int]:
-    """Return the seqnos of the deletions and expirations in a batch. Hot path."""
-    opcodes = bytes(map(_opcode_of, batch.frames))
-    if opcodes.count(MUTATION) == len(opcodes):
-        return []
+    """Return the seqnos of the deletions and expirations in a batch."""
     return [
-        seqno for seqno, opcode in zip(batch.seqnos, opcodes, strict=True) if opcode != MUTATION
-    ]
+        seqno for seqno, frame in zip(batch.seqnos, batch.frames, strict=True)
+        if frame[1] != MUTATION
+    ]  # fmt: skip
+
+
+def has_tombstones(batches: Iterable[ChangeColumns]) -> bool:
+    """Return whether there is a deletion or expiration in any of them. Hot path."""
+    frames = chain.from_iterable([batch.frames for batch in batches])
+    return bool(bytes(map(_opcode_of, frames)).strip(_MUTATION_BYTE))
 
 
 def change_of_record(data: bytes) -> tuple[int, StoredChange] | None:

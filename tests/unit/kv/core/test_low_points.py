@@ -18,6 +18,14 @@ def test_history_is_over_after_the_time_or_the_bytes():
     assert window.over(900 * SECOND, 1000).replaced_total == 9
 
 
+def test_passes_are_rarer_while_bytes_end_history_only():
+    window = HistoryWindow(100, 1000)
+    assert window.slack_bytes(0, None) == 0
+    window.take(0, 0, 0, [0])
+    assert window.slack_bytes(10 * SECOND, window.over(10 * SECOND, 1000)) == 1000
+    assert window.slack_bytes(100 * SECOND, window.over(100 * SECOND, 1000)) == 0
+
+
 def test_samples_are_taken_as_the_window_needs_them():
     window = HistoryWindow(160, 1600)
     assert window.is_sample_due(0, 0)

@@ -73,6 +73,12 @@ def test_many_batches_are_encoded_as_one_by_one(batches):
     lengths = [encode_changes(batch, one_by_one) for batch in columns]
     assert encode_many(columns, at_once) == lengths
     assert b"".join(at_once) == b"".join(one_by_one)
+    gone = [
+        [seqno for seqno, frame in zip(c.seqnos, c.frames, strict=True) if frame[1] != 0x57]
+        for c in columns
+    ]
+    assert [records.tombstones_of(batch) for batch in columns] == gone
+    assert records.has_tombstones(columns) == any(gone)
 
 
 @given(st.lists(stored_changes(), min_size=2, max_size=6), st.data())
