@@ -54,11 +54,12 @@ CEILINGS = {
     "open_killed_s_per_million": 2.0,
     "open_stopped_s": 0.3,
 }
+REDIS_RATIOS = {1: 0.61, 64: 0.5, 256: 0.5}
+"""Of Redis in the same run. Elsewhere etcd reached 0.61, 0.32 and 0.24 of it."""
 PERSISTED_FLOORS = {1: 3_500, 64: 24_000, 256: 25_000}
-"""Writes per second of another store that keeps a log, on a quiet machine of this size."""
+"""Writes per second of etcd on a quiet machine of this size: asked for where there is no Redis."""
 SYNC_US_MAX = 200
 """Of a disk on which those can be asked for: there one record was synced in 120."""
-REDIS_RATIOS = {64: 0.5, 256: 0.5}
 
 
 def measure_engine(directory: Path, items: int, rounds: int, seconds: float) -> Figures:
@@ -206,11 +207,11 @@ def verdicts(found: Figures) -> list[Verdict]:
     for clients in CLIENTS:
         figures = persisted[str(clients)]
         name = f"persisted writes/s, {clients} client{'s' * (clients > 1)}"
-        if persisted["sync_us"] <= SYNC_US_MAX:
+        if "ratio" in figures:
+            judged.append(Verdict(f"{name}, of Redis", figures["ratio"], REDIS_RATIOS[clients]))
+        elif persisted["sync_us"] <= SYNC_US_MAX:
             figure = figures["node"]["operations_per_s"]
             judged.append(Verdict(name, figure, PERSISTED_FLOORS[clients]))
-        if clients in REDIS_RATIOS and "ratio" in figures:
-            judged.append(Verdict(f"{name}, of Redis", figures["ratio"], REDIS_RATIOS[clients]))
     return judged
 
 

@@ -260,8 +260,8 @@ def main() -> int:
     """Measure what was asked for; 1 if a floor is not reached."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=("kv", "streams", "spark", "engine"), action="append")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of the kv loads")
-    parser.add_argument("--seconds", type=float, default=2.0, help="length of one kv load")
+    parser.add_argument("--rounds", type=int, default=4, help="rounds of the loads with clients")
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of one such load")
     parser.add_argument("--tries", type=int, default=3, help="of a kv load that was disturbed")
     parser.add_argument("--items", type=int, default=1_000_000, help="documents streamed and read")
     parser.add_argument("--no-report", action="store_true", help="leave docs/benchmarks.md alone")
