@@ -222,9 +222,10 @@ def _engine(engine: Figures) -> Iterator[str]:
 
 def _persisted(persisted: Figures) -> Iterator[str]:
     yield (
-        f"Single persisted writes, one request at a time per connection. One record written and "
-        f"synced alone took this disk {persisted['sync_us']:.0f} us just before. Floors are shares "
-        "of Redis; where it is not installed they are writes per second, if that was at most 200:"
+        "Single persisted writes, one request at a time per connection. One record written and "
+        f"synced alone took this disk {persisted['sync_us']:.0f} us just before. The floors are "
+        "parts of Redis's figure; where it is not installed, writes per second, if that was at "
+        "most 200:"
     )
     yield ""
     yield "| clients | server | writes/s | of Redis | processor us/op | p50 us | p99 us |"
