@@ -3,12 +3,16 @@
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
+from millstream.model.partitions import partition_of
+from millstream.wire.mcbp import Opcode
 from node_process import NodeProcess
+from raw_client import RawClient
 
 pytest.importorskip("couchbase", reason="the couchbase SDK is not installed")
 
@@ -28,6 +32,7 @@ from couchbase.exceptions import (
     DocumentNotFoundException,
     DocumentNotLockedException,
     TimeoutException,
+    UnAmbiguousTimeoutException,
 )
 from couchbase.options import (
     ClusterOptions,
@@ -365,6 +370,27 @@ def test_node_without_users(tmp_path_factory: pytest.TempPathFactory) -> None:
         documents = cluster.bucket("documents").default_collection()
         documents.upsert("key", {"n": 1})
         assert documents.get("key").value == {"n": 1}
+        cluster.close()
+
+
+def test_a_partition_that_nobody_serves_for_a_while(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """The SDK follows the map: to nobody, and back once there is an owner again."""
+    directory = tmp_path_factory.mktemp("states") / "node"
+    with NodeProcess(directory, "--bucket", "documents:8") as node:
+        cluster = connect(node, ("anyone", "anything"))
+        documents = cluster.bucket("documents").default_collection()
+        mine, dead, active = partition_of(b"key", 8), b"\4", b"\1"
+        documents.upsert("key", {"n": 1})
+        with RawClient(node.kv, "documents") as admin:
+            ask = partial(admin.ask, Opcode.SET_VBUCKET_STATE, vbucket=mine)
+            assert ask(extras=dead).status == 0
+            with pytest.raises(UnAmbiguousTimeoutException):
+                documents.get("key", GetOptions(timeout=timedelta(seconds=1)))
+            assert ask(extras=active).status == 0
+        assert documents.get("key").value == {"n": 1}
+        documents.upsert("key", {"n": 2})
         cluster.close()
 
 
