@@ -128,11 +128,12 @@ class LmdbByIdMap:
             CorruptionError: `by_id_damaged`; so do all methods that read or write the map.
         """
         try:
-            with self._environment.begin() as transaction:
-                value: bytes | None = transaction.get(key)
-                return value
+            transaction = self._environment.begin()
+            value: bytes | None = transaction.get(key)
+            transaction.abort()  # sooner than by forgetting it, and cheaper than `with`
         except lmdb.Error as error:
             raise self._damaged(error) from error
+        return value
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the values of keys, in their order; one transaction."""

@@ -69,6 +69,7 @@ __all__ = [
     "low_points_of",
     "low_points_record",
     "mark_record",
+    "named_change",
     "range_record",
     "record",
     "record_head",
@@ -81,6 +82,7 @@ __all__ = [
 ]
 
 ENVELOPE: Final = Struct(">IIBHQHI")
+_unpack: Final = ENVELOPE.unpack_from
 ENVELOPE_BYTES: Final = 25
 FRAME_ENVELOPE: Final = Struct(">I15xHI")
 """Checksum, and the lengths of lineage and sidecar: what it takes to find the frame."""
@@ -88,6 +90,7 @@ FRAME_IN_BODY: Final = ENVELOPE_BYTES - 4
 """Where a frame begins behind a record's checksum, but for lineage and sidecar."""
 _CHECKED: Final = Struct(">IBHQHI")
 _SEQNO: Final = Struct(">Q")
+_frame_seqno: Final = Struct(">24xQ").unpack_from
 _CHECKSUM: Final = Struct(">I")
 _ENTRY: Final = Struct(">QQQ")
 _LOW_POINTS: Final = Struct(">QQ")
@@ -435,6 +438,31 @@ def change_of_record(data: bytes) -> tuple[int, StoredChange] | None:
         return None
     lineage, sidecar = body[FRAME_IN_BODY:middle], body[middle:begin]
     return partition_id, StoredChange(body[begin:], previous, lineage, sidecar)
+
+
+def named_change(data: bytes, partition_id: int, key: bytes, seqno: int) -> StoredChange | None:
+    """Return the change of the record that `data` begins with, None if it is not this one.
+
+    Hot path of reading back.
+    """
+    if len(data) < ENVELOPE_BYTES:
+        return None
+    checksum, length, kind, owner, previous, lineage_bytes, sidecar_bytes = _unpack(data)
+    body = data[4:length]
+    if crc32(body) != checksum or owner != partition_id or kind & 0x7F != _CHANGE:
+        return None
+    middle = FRAME_IN_BODY + lineage_bytes
+    begin = middle + sidecar_bytes
+    frame = body[begin:]
+    if (
+        len(frame) < _FRAME_BYTES_MIN
+        or _frame_seqno(frame)[0] != seqno
+        or not frame.startswith(key, 24 + frame[4])
+        or frame[2] << 8 | frame[3] != len(key)
+        or length > len(data)
+    ):
+        return None
+    return StoredChange(frame, previous, body[FRAME_IN_BODY:middle], body[middle:begin])
 
 
 def cut_changes(

@@ -29,7 +29,6 @@ from millstream.storage.core.records import (
     ENVELOPE_BYTES,
     Record,
     StoredChange,
-    change_of_record,
     cut_changes,
     cut_records,
     key_of,
@@ -125,6 +124,24 @@ class _Directory(NamedTuple):
     generation: int
     footer: Footer
     entries: bytes
+
+
+def _read_on(file: File, offset: int, data: bytes, *, may_wait: bool) -> bytes:
+    """Return the whole record that `data` is the beginning of; empty if the file ends in it."""
+    read = file.read_at if may_wait else file.read_resident
+    if len(data) < ENVELOPE_BYTES:
+        data += read(offset + len(data), ENVELOPE_BYTES)
+    length = int.from_bytes(data[4:8], "big")
+    if len(data) < ENVELOPE_BYTES or offset + length > file.size():
+        return b""
+    if length > LOOP_READ_BYTES_MAX and not may_wait:
+        raise BlockingIOError(f"a record of {length} bytes")
+    while len(data) < length:
+        more = read(offset + len(data), length - len(data))
+        if not more:
+            return b""
+        data += more
+    return data
 
 
 class SegmentFiles:
@@ -283,12 +300,10 @@ class SegmentFiles:
         if chunk:
             yield chunk, seqnos[-1]
 
-    def read_change(
-        self, segment: int, offset: int, *, may_wait: bool = True
-    ) -> tuple[int, StoredChange] | None:
-        """Return (partition, change) of the record at a place; None: there is no valid change.
+    def read_record(self, segment: int, offset: int, *, may_wait: bool = True) -> bytes:
+        """Return bytes that begin with the whole record at a place; empty: there is none.
 
-        Hot path of reading back.
+        Nothing is checked. Hot path of reading back.
 
         Raises:
             BlockingIOError: with `may_wait` False, if it takes a read that waits for the disk.
@@ -296,23 +311,12 @@ class SegmentFiles:
         try:
             file = self._file(segment)
         except FileNotFoundError:
-            return None
+            return b""
         read = file.read_at if may_wait else file.read_resident
         data = read(offset, FIRST_READ_BYTES)
-        if len(data) < ENVELOPE_BYTES:
-            data += read(offset + len(data), ENVELOPE_BYTES)
-        length = int.from_bytes(data[4:8], "big")
-        if length > len(data):
-            if offset + length > file.size():
-                return None
-            if length > LOOP_READ_BYTES_MAX and not may_wait:
-                raise BlockingIOError(f"a record of {length} bytes")
-            while missing := length - len(data):
-                more = read(offset + len(data), missing)
-                if not more:
-                    return None
-                data += more
-        return change_of_record(data)
+        if int.from_bytes(data[4:8], "big") > len(data) or len(data) < ENVELOPE_BYTES:
+            return _read_on(file, offset, data, may_wait=may_wait)
+        return data
 
     def record_at(self, number: int, offset: int) -> Record:
         """Return the record at an offset that an index names.

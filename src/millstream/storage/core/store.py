@@ -22,7 +22,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from struct import Struct
 from typing import Final, NamedTuple
 
 from millstream.errors import UnavailableError
@@ -56,6 +55,7 @@ from millstream.storage.core.records import (
     StoredChange,
     clean_stop_record,
     key_of,
+    named_change,
 )
 from millstream.storage.core.recovery import apply_rollback, bring_up, take_in
 from millstream.storage.core.segment_files import Place
@@ -73,7 +73,6 @@ __all__ = [
 
 NewEntry = Callable[[int, int], FailoverEntry]
 """(seqno, last branch) -> a new entry of a larger branch."""
-_frame_seqno: Final = Struct(">24xQ").unpack_from
 SEAL_AT_STOP_BYTES_MIN: Final = 4 * 1024 * 1024
 """A shorter last segment stays open at a clean stop: reading it takes some ten milliseconds."""
 CHECK_AT_START_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -378,13 +377,11 @@ class LogStore:
         if found is None:
             return None
         seqno, segment, offset = found
-        read = self._log.read_change(segment, offset, may_wait=False)
-        if read is not None:
-            owner, change = read
-            frame = change.frame
-            if owner == partition_id and _frame_seqno(frame)[0] == seqno and key_of(frame) == key:
-                return change
-        raise BlockingIOError("by-id names an old place")
+        data = self._log.read_record(segment, offset, may_wait=False)
+        change = named_change(data, partition_id, key, seqno)
+        if change is None:
+            raise BlockingIOError("by-id names an old place")
+        return change
 
     def locate(self, partition_id: int, key: bytes) -> ByIdValue | None:
         """Return seqno and place of the newest live record of a key; in the loop."""
@@ -407,12 +404,9 @@ class LogStore:
             CorruptionError: the record is damaged.
         """
         seqno, segment, offset = found
-        read = self._log.read_change(segment, offset)
-        if read is not None:
-            owner, change = read
-            frame = change.frame
-            if owner == partition_id and _frame_seqno(frame)[0] == seqno and key_of(frame) == key:
-                return change
+        change = named_change(self._log.read_record(segment, offset), partition_id, key, seqno)
+        if change is not None:
+            return change
         for chunk in self._live.scan(partition_id, seqno - 1, seqno):
             if key_of(chunk[0].frame) == key:  # by-id may name what a compaction took away
                 return chunk[0]

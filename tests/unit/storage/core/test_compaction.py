@@ -9,7 +9,7 @@ from compacting import compact, compacting, mark, rewrite
 from millstream.errors import CorruptionError
 from millstream.model.position import FailoverEntry
 from millstream.storage.core import compaction
-from millstream.storage.core.records import Kind
+from millstream.storage.core.records import Kind, named_change
 from millstream.storage.core.segment import Rewriting
 from millstream.storage.core.segment_files import Place
 from millstream.storage.core.segment_log import LogSizes
@@ -78,7 +78,8 @@ def test_what_was_replaced_goes_and_nothing_else(directory, monkeypatch):
     for key, (seqno, _, _) in places.items():
         found = store.locate(0, key)
         assert found[:2] == (seqno, 6)
-        assert store._log.read_change(*found[1:]) is not None, "by-id was told of the move"
+        moved = named_change(store._log.read_record(*found[1:]), 0, key, seqno)
+        assert moved is not None, "by-id was told of the move"
 
 
 def scanned(store, p, after=0):

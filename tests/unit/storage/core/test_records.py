@@ -186,3 +186,24 @@ def test_payloads_are_read_back():
 def test_a_short_record_is_no_change():
     assert change_of_record(b"") is None
     assert change_of_record(bytes(8) + b"\1" + bytes(100)) is None
+
+
+@given(stored_changes(), st.data())
+def test_a_record_is_taken_only_for_the_change_it_is(change, data):
+    key = records.key_of(change.frame)
+    seqno = int.from_bytes(change.frame[24:32], "big")
+    record = change_record(3, change, is_mark=data.draw(st.booleans()))
+    assert records.named_change(record, 3, key, seqno) == change
+    assert records.named_change(record + b"more", 3, key, seqno) == change
+    for other in (
+        (2, key, seqno),
+        (3, key + b"x", seqno),
+        (3, key[:-1], seqno),
+        (3, key, seqno + 1),
+    ):
+        assert records.named_change(record, *other) is None
+    cut = data.draw(st.integers(0, len(record) - 1))
+    assert records.named_change(record[:cut], 3, key, seqno) is None
+    spoiled = bytearray(record)
+    spoiled[cut] ^= data.draw(st.integers(1, 255))
+    assert records.named_change(bytes(spoiled), 3, key, seqno) is None

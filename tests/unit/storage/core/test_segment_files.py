@@ -8,6 +8,7 @@ from millstream.storage.core import segment_files
 from millstream.storage.core.records import (
     ENVELOPE_BYTES,
     StoredChange,
+    change_of_record,
     change_record,
     commit_record,
     rollback_record,
@@ -85,8 +86,8 @@ def test_a_damaged_record_is_named_when_read(tmp_path, at):
         list(log.changes(1, columns, 0, 2))
     with pytest.raises(CorruptionError, match=rf"damaged at offset {second}:"):
         list(log.frames(1, columns, 0, 2))
-    assert log.read_change(1, offset)[1] == change(1)
-    assert log.read_change(1, second) is None
+    assert read_change(log, 1, offset)[1] == change(1)
+    assert read_change(log, 1, second) is None
     with pytest.raises(CorruptionError, match=rf"damaged at offset {second}:"):
         log.record_at(1, second)
     path.write_bytes(data[: second + 20])
@@ -99,11 +100,21 @@ def test_a_damaged_record_is_named_when_read(tmp_path, at):
 def test_a_change_is_looked_up_by_its_place(tmp_path):
     log = opened(tmp_path)
     offset = appended(log, [change(1), change(2, 50_000)])
-    assert log.read_change(1, offset) == (0, change(1))
-    assert log.read_change(1, log.columns(1, 0).offsets[1]) == (0, change(2, 50_000))
+    assert read_change(log, 1, offset) == (0, change(1))
+    assert read_change(log, 1, log.columns(1, 0).offsets[1]) == (0, change(2, 50_000))
     for place in (Place(1, offset + 1), Place(1, 10**6), Place(7, 64), Place(1, log.end)):
-        assert log.read_change(*place) is None
+        assert read_change(log, *place) is None
     log.close()
+
+
+def read_change(log, segment, offset, *, may_wait=True):
+    """Partition and change of the record at a place, None if there is no valid one."""
+    return change_of_record(read_whole(log, segment, offset, may_wait=may_wait))
+
+
+def read_whole(log, segment, offset, *, may_wait):
+    data = log.read_record(segment, offset, may_wait=may_wait)
+    return data[: int.from_bytes(data[4:8], "big")]
 
 
 class Cold:
@@ -132,13 +143,13 @@ def test_a_change_is_read_without_waiting_if_all_of_it_is_in_memory(tmp_path, si
     for resident in (0, 7, 30, whole - 1):
         log._files[1] = log._files[1]._replace(file=Cold(warm, resident))
         with pytest.raises(BlockingIOError):
-            log.read_change(1, offset, may_wait=False)
+            read_change(log, 1, offset, may_wait=False)
     for resident in (whole, 10**6):
         log._files[1] = log._files[1]._replace(file=Cold(warm, resident))
-        assert log.read_change(1, offset, may_wait=False) == (0, change(1, size))
-    assert log.read_change(1, log.end, may_wait=False) is None
-    assert log.read_change(1, log.end - 30, may_wait=False) is None
-    assert log.read_change(9, offset, may_wait=False) is None
+        assert read_change(log, 1, offset, may_wait=False) == (0, change(1, size))
+    assert read_change(log, 1, log.end, may_wait=False) is None
+    assert read_change(log, 1, log.end - 30, may_wait=False) is None
+    assert read_change(log, 9, offset, may_wait=False) is None
     log.close()
 
 
@@ -147,8 +158,8 @@ def test_long_changes_are_left_to_threads(tmp_path, monkeypatch):
     log = opened(tmp_path)
     offset = appended(log, [change(1, 5000)])
     with pytest.raises(BlockingIOError):
-        log.read_change(1, offset, may_wait=False)
-    assert log.read_change(1, offset) == (0, change(1, 5000))
+        read_change(log, 1, offset, may_wait=False)
+    assert read_change(log, 1, offset) == (0, change(1, 5000))
     log.close()
 
 
