@@ -431,6 +431,8 @@ class SimulatedEngine(EngineChecks):
         """Let go of all that may go, and compact it at once."""
         self.settle()
         self.store._log.roll()
+        while self.is_swapped:  # what was swapped is always installed
+            self._step_compaction()
         self.move_low_points(p, 4, 4)
         self.compacting = self.compaction = None
         self.compact(seed, 10_000)

@@ -38,6 +38,7 @@ from zlib import crc32
 
 from millstream.ports.disk import Disk, File
 from millstream.storage.core.controls import ControlRecord, control_of, kept_controls
+from millstream.storage.core.disk_errors import disk_error
 from millstream.storage.core.live import LiveLog
 from millstream.storage.core.marking import limit_of, points_in_force
 from millstream.storage.core.records import MARK_BIT, Kind, mark_record
@@ -201,9 +202,18 @@ class Compaction:
             yield self._keys(p, number, columns.select(begin, stop, mask))
 
     def swap(self) -> None:
-        """Let the new segment take the place of the last of the run, durably."""
+        """Let the new segment take the place of the last of the run, durably.
+
+        Raises:
+            OSError: nothing happened.
+            UnavailableError: `disk_failed`: it has taken its place, but perhaps not for ever. As
+                the log is not read by it, nothing may go on, whatever the reason.
+        """
         self._disk.rename(self._name + _TEMPORARY, self._name)
-        self._disk.sync_directory()
+        try:
+            self._disk.sync_directory()
+        except OSError as error:
+            raise disk_error(error, self._disk.describe(self._name), is_final=True) from error
 
     def remove_old(self) -> None:
         """Remove the files whose numbers the new segment stands for; once it is installed."""

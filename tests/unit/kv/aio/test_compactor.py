@@ -329,6 +329,32 @@ async def test_any_other_error_of_the_disk_ends_the_writing(
     await engine.stop()
 
 
+async def test_no_space_for_the_directory_after_the_swap_ends_the_writing(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new segment stands where the log expects the old one: nothing may be read by it."""
+    engine = await bucket.open()
+    await bucket.write(6)
+    renamed: list[str] = []
+    rename = OsDisk.rename
+
+    def watched(disk: OsDisk, old: str, new: str) -> None:
+        rename(disk, old, new)
+        renamed.append(new)
+
+    def full(disk: OsDisk) -> None:
+        if renamed:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(OsDisk, "rename", watched)
+    monkeypatch.setattr(OsDisk, "sync_directory", full)
+    with pytest.raises(UnavailableError, match="the disk failed") as caught:
+        await engine.compactor.compact()
+    assert caught.value.code == "disk_failed"
+    assert len(bucket.failures) == 1
+    await engine.stop()
+
+
 async def test_a_damaged_record_stops_the_bucket(bucket: Bucket) -> None:
     engine = await bucket.open()
     await bucket.write(6)
