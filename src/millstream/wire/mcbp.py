@@ -235,6 +235,7 @@ class StreamFlag(IntFlag):
     STRICT_UUID = 0x20
     FROM_LATEST = 0x40
     IGNORE_PURGE = 0x80
+    CACHE_TRANSFER = 0x100
 
 
 class SnapshotFlag(IntFlag):

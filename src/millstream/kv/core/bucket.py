@@ -104,7 +104,7 @@ class Bucket:
         be later. In the engine: in steps (`kv.aio.pager`)."""
         self.streams: dict[str, Streaming] = {}
         """The connections that stream, by the name that each has given itself."""
-        self.sent_bytes_before = 0
+        self.sent_bytes_before = self.stuck_readers = self.dead_readers = 0
         """Stream messages sent by connections that are gone."""
         self.refused: dict[str, int] = {}
         """Requests refused, by status."""
@@ -180,7 +180,10 @@ class Bucket:
 
     def stream_ended(self, name: str, stream: Streaming) -> None:
         """A connection that streamed is gone."""
-        self.sent_bytes_before += stream.figures().sent_bytes
+        figures = stream.figures()
+        self.sent_bytes_before += figures.sent_bytes
+        self.stuck_readers += figures.is_stuck
+        self.dead_readers += figures.is_dead
         if self.streams.get(name) is stream:
             del self.streams[name]
 
@@ -335,6 +338,8 @@ def _publish(bucket: Bucket) -> None:
             lag=max((one.lag for one in figures), default=0),
             unacked_bytes=sum(one.unacked_bytes for one in figures),
             sent_bytes_total=bucket.sent_bytes_before + sum(one.sent_bytes for one in figures),
+            stuck_total=bucket.stuck_readers,
+            dead_total=bucket.dead_readers,
         )
 
     def locks() -> HeldLocks:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from struct import Struct, error, unpack
 from typing import Final
 
-from msgspec import json
+from msgspec import DecodeError, json
 
 from millstream.access.users import User
 from millstream.errors import AccessError
@@ -78,6 +78,7 @@ ERROR_MAP: Final = {
     },
 }
 _OPEN: Final = Struct(">II")
+_OPEN_FLAGS: Final = sum(map(int, OpenFlag))
 _SCRAM_NAMES: Final = ("SCRAM-SHA512", "SCRAM-SHA256", "SCRAM-SHA1")
 
 
@@ -207,33 +208,42 @@ def _open_stream(session: KvSession, packet: Packet, _: int) -> bytes | None:
         return session.refusal(packet, Status.EINVAL)
     if not 1 <= len(packet.key) <= STREAM_NAME_BYTES_MAX or session.stream is not None:
         return session.refusal(packet, Status.EINVAL)
-    known = OpenFlag(0)
-    for flag in OpenFlag:
-        known |= flag
     both = OpenFlag.NO_VALUE | OpenFlag.NO_VALUE_KEEP_DATATYPE
     deleted = OpenFlag.INCLUDE_DELETED_USER_XATTRS
     is_alone = flags & deleted and not flags & OpenFlag.INCLUDE_XATTRS
-    if flags & ~known or flags & both == both or is_alone:
+    is_producer = bool(flags & OpenFlag.PRODUCER)
+    is_alone = is_alone or (flags & OpenFlag.SKIP_DELETES_IN_BACKFILL and not is_producer)
+    if flags & ~_OPEN_FLAGS or flags & both == both or is_alone or not _is_object(packet.value):
         return session.refusal(packet, Status.EINVAL)
-    if not flags & OpenFlag.PRODUCER:
+    if not is_producer:
         return session.refusal(packet, Status.NOT_SUPPORTED)
     name = packet.key.decode(errors="backslashreplace")
     session.stream = session.host.open_stream(session, name, flags)
     return _success(packet)
 
 
+def _is_object(value: bytes) -> bool:
+    """Whether the value of DCP_OPEN is what it may be: empty, or a JSON object."""
+    try:
+        return not value or isinstance(json.decode(value), dict)
+    except (DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+
+
 def _stream(session: KvSession, packet: Packet, _: int) -> bytes | None:
     """A stream request: answered by the stream, in its own turn."""
     if session.stream is None:
-        return session.refusal(packet, Status.EINVAL)
+        is_unknown = packet.opcode in _OWN_OPCODES and Feature.MILLSTREAM not in session.features
+        return session.refusal(packet, Status.UNKNOWN_COMMAND if is_unknown else Status.EINVAL)
     session.stream.on_packet(packet)
     return None
 
 
+_OWN_OPCODES: Final = (Opcode.BARRIER, Opcode.BARRIER_REACHED, Opcode.CYCLE_END)
 _STREAM_OPCODES: Final = (
     *range(Opcode.DCP_ADD_STREAM, Opcode.DCP_OSO_SNAPSHOT + 1),
-    Opcode.BARRIER, Opcode.BARRIER_REACHED, Opcode.CYCLE_END,
-)  # fmt: skip
+    *_OWN_OPCODES,
+)
 
 SESSION_COMMANDS: Final[dict[int, Command]] = {
     Opcode.HELLO: _hello,

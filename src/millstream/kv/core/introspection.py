@@ -118,6 +118,8 @@ def _all_seqnos(session: KvSession, packet: Packet, _: int) -> bytes | None:
     if len(packet.extras) not in (0, 4, 8):
         return session.refusal(packet, Status.EINVAL)
     state = int.from_bytes(packet.extras[:4], "big")
+    if any(packet.extras[4:]):  # the default collection's id is 0
+        return session.refusal(packet, Status.UNKNOWN_COLLECTION)
     if state > PartitionState.DEAD:
         return session.refusal(packet, Status.EINVAL)
     wanted = (state,) if state else _ALIVE

@@ -126,6 +126,8 @@ class Readers(NamedTuple):
     lag: int
     unacked_bytes: int
     sent_bytes_total: int
+    stuck_total: int
+    dead_total: int
 
 
 class Leases(NamedTuple):
@@ -226,6 +228,8 @@ BUCKET_FIGURES: Final[Mapping[str, str]] = {
     "readers_lag": "The most changes that one stream has still to be sent",
     "readers_unacked_bytes": "Sent and not yet acknowledged, in bytes",
     "readers_sent_bytes_total": "Bytes of stream messages sent",
+    "readers_stuck_total": "Connections cut off because they acknowledged nothing",
+    "readers_dead_total": "Connections cut off because they gave no sign of life",
     "leases_held": "Leases held now",
     "locks_held": "Documents locked now",
     "locks_taken_total": "Locks taken",

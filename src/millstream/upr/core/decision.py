@@ -27,6 +27,7 @@ _FLAGS: Final = int(
     | StreamFlag.STRICT_UUID
     | StreamFlag.FROM_LATEST
     | StreamFlag.IGNORE_PURGE
+    | StreamFlag.CACHE_TRANSFER
 )
 
 
@@ -127,8 +128,9 @@ def _source_of(asked: StreamRequest, bucket: BucketSource) -> PartitionSource:
         raise RefusedError(Status.ETMPFAIL, message)
     if asked.flags & ~_FLAGS:
         raise RefusedError(Status.EINVAL, f"unknown stream flags 0x{asked.flags:x}")
-    if asked.flags & StreamFlag.TAKEOVER:
-        raise RefusedError(Status.NOT_SUPPORTED, "take-over streams are not supported")
+    if asked.flags & (StreamFlag.TAKEOVER | StreamFlag.CACHE_TRANSFER):
+        message = "take-over and the transfer of caches are not supported"
+        raise RefusedError(Status.NOT_SUPPORTED, message)
     return source
 
 

@@ -10,6 +10,7 @@ Elsewhere: frames of changes and markers (`wire.frames`), numbers (`wire.mcbp`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
@@ -18,11 +19,20 @@ import msgspec
 from millstream.errors import RemoteProtocolError, UsageError
 from millstream.model.limits import UINT64_MAX
 from millstream.model.position import FailoverEntry, FailoverLog, Position
-from millstream.wire.mcbp import Datatype, Opcode, Packet, Status, request
+from millstream.wire.mcbp import (
+    Datatype,
+    FrameInfo,
+    Opcode,
+    Packet,
+    Status,
+    parse_frame_infos,
+    request,
+)
 
 __all__ = [
     "RefusedError",
     "StreamRequest",
+    "check_layout",
     "decode_branch_log",
     "decode_failover_log",
     "decode_purge_seqno",
@@ -36,6 +46,16 @@ _REQUEST: Final = Struct(">IIQQQQQ")
 _LOG_ENTRY: Final = Struct(">QQ")
 _BRANCH_ENTRY: Final = Struct(">QQQ")
 _POSITIONS: Final = Struct(">HB5x8Q")
+_LAYOUTS: Final[Mapping[int, tuple[int, bool, bool]]] = {
+    Opcode.DCP_CLOSE_STREAM: (0, False, False),
+    Opcode.DCP_GET_FAILOVER_LOG: (0, False, False),
+    Opcode.DCP_BUFFER_ACK: (4, False, False),
+    Opcode.DCP_CONTROL: (0, True, True),
+    Opcode.DCP_NOOP: (0, False, False),
+    Opcode.DCP_SEQNO_ACKNOWLEDGED: (8, False, False),
+}
+"""Bytes of the extras, whether it has a key, whether it may have a value. Stream requests have a
+check of their own."""
 _STATUS_STREAM_ID_INVALID: Final = 0x8D
 _DEFAULT_COLLECTION: Final = ("0", "0x0")
 
@@ -64,6 +84,22 @@ class StreamRequest(NamedTuple):
     lease: int | None = None
     as_of: int | None = None
     end_uuid: int | None = None
+
+
+def check_layout(packet: Packet) -> None:
+    """Check the parts of a consumer's request against its opcode; others pass.
+
+    Raises:
+        RefusedError: a part too much, too few or of another size, or a stream id.
+    """
+    if packet.framing and FrameInfo.STREAM_ID in parse_frame_infos(packet.framing):
+        raise RefusedError(_STATUS_STREAM_ID_INVALID, "stream ids are not supported")
+    if packet.opcode not in _LAYOUTS:
+        return
+    extras_bytes, has_key, may_have_value = _LAYOUTS[packet.opcode]
+    is_laid_out = len(packet.extras) == extras_bytes and bool(packet.key) == has_key
+    if not is_laid_out or (packet.value and not may_have_value):
+        raise RefusedError(Status.EINVAL, f"the layout of 0x{packet.opcode:02x} is another")
 
 
 def encode_stream_request(asked: StreamRequest, opaque: int) -> bytes:
@@ -145,8 +181,8 @@ def _refuse_filters(members: dict[str, Any]) -> None:
         raise RefusedError(_STATUS_STREAM_ID_INVALID, message)
     wanted = members.get("collections", ["0"])
     scope = members.get("scope", "0")
-    if not isinstance(wanted, list) or not isinstance(scope, str):
-        raise RefusedError(Status.EINVAL, "`collections` is a list, `scope` a text")
+    if not isinstance(wanted, list) or not wanted or not isinstance(scope, str):
+        raise RefusedError(Status.EINVAL, "`collections` is a list of names, `scope` a text")
     if scope not in _DEFAULT_COLLECTION or any(name not in _DEFAULT_COLLECTION for name in wanted):
         message = "only the default collection exists: ask without a filter"
         raise RefusedError(Status.UNKNOWN_COLLECTION, message)

@@ -8,10 +8,12 @@
 Invariants:
 1. Streams take turns in rounds, in partition order; one write has at most
    `STREAM_STEP_ITEMS_MAX` changes and `STREAM_STEP_BYTES_MAX` bytes, whichever is reached first.
-2. While `unacked >= window` no stream message is sent; the last one may overshoot. Replies and
-   no-ops are never counted and never wait.
+2. While `unacked >= window` no stream message is sent; the last one may overshoot. What a step
+   made beyond that is held back, message by message. Replies and no-ops are never counted and
+   never wait, nor does the end of a stream that the peer closes.
 3. Every message of a stream carries the opaque of its request.
-4. At most `BACKFILLS_MAX` streams of a connection read the log at a time.
+4. At most `BACKFILLS_MAX` streams of a connection read the log at a time; a read that was given
+   up counts until it is done.
 5. One no-op is outstanding at most.
 
 Elsewhere: the judgement of requests (`upr.core.decision`), snapshots (`upr.core.stream`), sockets,
@@ -23,6 +25,7 @@ Source: UPR design paper, "How ep-engine sends snapshots to UPR clients"; the re
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
 from collections.abc import Callable, Mapping
 from struct import Struct
 from typing import Final, NamedTuple
@@ -33,12 +36,14 @@ from millstream.upr.core.control import Settings
 from millstream.upr.core.decision import RollbackError, decide
 from millstream.upr.core.messages import (
     RefusedError,
+    check_layout,
     decode_stream_request,
     encode_failover_log,
 )
 from millstream.upr.core.profile import Profile
 from millstream.upr.core.source import BucketSource
 from millstream.upr.core.stream import Chunk, LogRead, Stream, StreamState
+from millstream.wire.frames import iter_frames
 from millstream.wire.mcbp import (
     RESPONSE,
     Datatype,
@@ -93,6 +98,10 @@ class StreamFigures(NamedTuple):
     """Seqnos that the one farthest behind has still to be sent."""
     unacked_bytes: int
     sent_bytes: int
+    is_stuck: bool
+    """Cut off because it acknowledged nothing."""
+    is_dead: bool
+    """Cut off because it gave no sign of life."""
 
 
 class Producer:
@@ -120,7 +129,8 @@ class Producer:
         self.acked_bytes_total = 0
         self.sent_bytes_total = 0
         self.wants_close = False
-        """The peer broke the protocol or is dead: write the replies, then close."""
+        """The peer broke the protocol, is stuck or dead: write the replies, then close."""
+        self.is_stuck = self.is_dead = False
         self._bucket = bucket
         self._flags = flags
         self._has_json = has_json
@@ -130,6 +140,9 @@ class Producer:
         self._round: list[Stream] = []
         self._is_dirty = True
         self._backfilling: dict[int, Stream] = {}
+        self._reads_under_way = 0
+        self._held_back: deque[tuple[Stream, bytes]] = deque()
+        """Messages that the window had no room for, the rest of one step at most."""
         self._replies: list[bytes] = []
         self._has_asked = False
         self._has_heard = True
@@ -156,6 +169,7 @@ class Producer:
             self._reply(packet, Status.EINVAL if known else Status.UNKNOWN_COMMAND)
             return
         try:
+            check_layout(packet)
             handler(self, packet)
         except RefusedError as error:
             value = _U64.pack(error.seqno) if isinstance(error, RollbackError) else b""
@@ -208,6 +222,7 @@ class Producer:
             raise RefusedError(Status.KEY_ENOENT, f"partition {packet.vbucket} is not streamed")
         end = stream.end(StreamEndReason.CLOSED)
         self._forget(stream)
+        self._held_back = deque(one for one in self._held_back if one[0] is not stream)
         self._reply(packet, Status.SUCCESS)
         if self.settings.sends_end_on_close:
             self._count(end)
@@ -220,23 +235,22 @@ class Producer:
         self._reply(packet, Status.SUCCESS, encode_failover_log(source.failover_log))
 
     def _on_buffer_ack(self, packet: Packet) -> None:
-        if len(packet.extras) != _U32.size:
-            raise RefusedError(Status.EINVAL, "BUFFER_ACK has 4 bytes of extras")
         acked = min(_U32.unpack(packet.extras)[0], self.unacked_bytes)
         self.unacked_bytes -= acked
         self.acked_bytes_total += acked
-        self._full_since_ms = None
+        if acked:
+            self._full_since_ms = None
 
     def _on_control(self, packet: Packet) -> None:
         self._reply(packet, self.settings.set(packet.key, packet.value))
+        if not self.settings.window_bytes:
+            self.unacked_bytes = 0  # nobody will acknowledge it
 
     def _on_noop(self, packet: Packet) -> None:
         self._reply(packet, Status.SUCCESS)
 
     def _on_seqno_acknowledged(self, packet: Packet) -> None:
         """A replication peer's progress: nothing waits for it, and success is not answered."""
-        if len(packet.extras) != _U64.size:
-            raise RefusedError(Status.EINVAL, "SEQNO_ACKNOWLEDGED has 8 bytes of extras")
 
     # -- stream messages
 
@@ -258,6 +272,9 @@ class Producer:
         """
         parts: list[bytes] = []
         bytes_left, items_left = STREAM_STEP_BYTES_MAX, STREAM_STEP_ITEMS_MAX
+        while self._held_back and self.room_bytes > 0:
+            parts.append(self._held_back.popleft()[1])
+            self._count(parts[-1])
         while items_left > 0:
             room = min(bytes_left, self.room_bytes)
             if room <= 0 or not (self._round or self._begin_round()):
@@ -267,7 +284,7 @@ class Producer:
                 parts.append(data)
                 bytes_left -= len(data)
             items_left -= work
-        did_work = items_left < STREAM_STEP_ITEMS_MAX
+        did_work = parts or items_left < STREAM_STEP_ITEMS_MAX
         return b"".join(parts) if did_work else None
 
     def _begin_round(self) -> bool:
@@ -296,8 +313,20 @@ class Producer:
             self._backfilling.pop(stream.partition_id, None)
         if work:
             self._is_dirty = True  # it may have more in the next round
+            if len(data) > self.room_bytes:
+                data = self._hold_back(stream, data)
             self._count(data)
         return data, work
+
+    def _hold_back(self, stream: Stream, data: bytes) -> bytes:
+        """Return the messages that the window lets pass, keep the others for later."""
+        room, passed_bytes = self.room_bytes, 0
+        for message in iter_frames(data):
+            if passed_bytes >= room:
+                self._held_back.append((stream, message))
+            else:
+                passed_bytes += len(message)
+        return data[:passed_bytes]
 
     def _count(self, data: bytes) -> None:
         self.sent_bytes_total += len(data)
@@ -316,21 +345,29 @@ class Producer:
 
     def take_reads(self) -> list[LogRead]:
         """Return the reads to start now, each in a worker thread."""
-        reads = (stream.take_read() for stream in self._backfilling.values())
-        return [read for read in reads if read is not None]
+        reads: list[LogRead] = []
+        for stream in self._backfilling.values():
+            if self._reads_under_way == BACKFILLS_MAX:
+                break
+            read = stream.take_read()
+            if read is not None:
+                reads.append(read)
+                self._reads_under_way += 1
+        return reads
 
     def on_chunk(self, read: LogRead, chunk: Chunk | None) -> None:
         """Take the end of a read: what was read, None at the end of the log."""
+        self._reads_under_way -= 1
         read.stream.on_chunk(read, chunk)
         self._is_dirty = True
 
     def on_read_failed(self, read: LogRead) -> None:
         """Take the end of a read: it failed, the stream ends."""
+        self._reads_under_way -= 1
         end = read.stream.on_read_failed(read)
         if end:
             self._forget(read.stream)
-            self._count(end)
-            self._replies.append(end)
+            self._held_back.append((read.stream, end))
 
     # -- time
 
@@ -349,13 +386,16 @@ class Producer:
         elif self._full_since_ms is None:
             self._full_since_ms = now_ms
         elif now_ms - self._full_since_ms >= STUCK_MS_MAX:
-            self.wants_close = True
+            self.wants_close = self.is_stuck = True
         if self.settings.has_noop and self._has_asked:
             self._send_noop(now_ms)
 
     def _send_noop(self, now_ms: int) -> None:
-        if now_ms - self._heard_ms >= IDLE_MS_MAX:
-            self.wants_close = True
+        asked_ms = self._noop_ms
+        if self._is_noop_out and asked_ms is not None:  # only who was asked can be silent
+            silent_ms = now_ms - max(self._heard_ms, asked_ms)
+            if silent_ms >= IDLE_MS_MAX:
+                self.wants_close = self.is_dead = True
         wait_ms = self.settings.noop_interval_ms * 9 // 10  # a tick may come a little early
         is_due = self._noop_ms is None or now_ms - self._noop_ms >= wait_ms
         if is_due and not self._is_noop_out:
@@ -373,6 +413,7 @@ class Producer:
         self._order.clear()
         self._round.clear()
         self._backfilling.clear()
+        self._held_back.clear()
 
     def figures(self) -> StreamFigures:
         """Return how far the streams of this connection are."""
@@ -383,6 +424,8 @@ class Producer:
             lag=max((stream.lag for stream in streams), default=0),
             unacked_bytes=self.unacked_bytes,
             sent_bytes=self.sent_bytes_total,
+            is_stuck=self.is_stuck,
+            is_dead=self.is_dead,
         )
 
     def statistics(self) -> list[tuple[str, str]]:

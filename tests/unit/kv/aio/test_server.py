@@ -77,7 +77,8 @@ class StreamerDouble:
         return [("name:unacked_bytes", "0")]
 
     def figures(self) -> StreamFigures:
-        return StreamFigures(streams=1, backfilling=0, lag=7, unacked_bytes=0, sent_bytes=10)
+        return StreamFigures(streams=1, backfilling=0, lag=7, unacked_bytes=0, sent_bytes=10,
+                             is_stuck=True, is_dead=False)  # fmt: skip
 
 
 class SlowUsers(UsersDouble):
@@ -180,7 +181,9 @@ async def test_a_stream_of_the_same_name_replaces_the_older_one() -> None:
     second[0].connection_lost(None)
     assert streamer.calls == ["resume", "close"]
     assert bucket.published.read("readers")["readers_connections"] == 0
-    assert bucket.published.read("readers")["readers_sent_bytes_total"] == 20
+    readers = bucket.published.read("readers")
+    names = ("sent_bytes_total", "stuck_total", "dead_total")
+    assert [readers["readers_" + name] for name in names] == [20, 2, 0]
 
 
 async def test_nonsense_and_quit_close_after_the_replies() -> None:

@@ -124,12 +124,29 @@ def test_a_stream_is_opened_once_and_takes_its_requests() -> None:
         (b"n", 3, Status.EINVAL),
         (b"n", 0x49, Status.EINVAL),
         (b"n", 0x101, Status.EINVAL),
+        (b"n", 0x8001, Status.EINVAL),
+        (b"n", 0x200, Status.EINVAL),
         (b"n", 0, Status.NOT_SUPPORTED),
     ],
 )
 def test_bad_opens_are_refused(key: bytes, flags: int, status: int) -> None:
     opened = request(Opcode.DCP_OPEN, key=key, extras=struct.pack(">II", 0, flags))
     assert ask(new_session(), opened)[0].status == status
+
+
+@pytest.mark.parametrize("flags", [0x01, 0x05, 0x09, 0x21, 0x41, 0x105, 0x201])
+def test_every_flag_of_the_protocol_opens_a_stream(flags: int) -> None:
+    extras = struct.pack(">II", 0, flags)
+    for value, status in ((b"", 0), (b'{"consumer_name":"c"}', 0), (b"[]", 4), (b"{", 4)):
+        opened = request(Opcode.DCP_OPEN, key=b"n" * 200, extras=extras, value=value)
+        assert ask(new_session(), opened)[0].status == status
+
+
+def test_barriers_are_unknown_to_who_did_not_ask_for_our_feature() -> None:
+    barrier = request(Opcode.BARRIER, key=b"c", extras=bytes(4))
+    assert ask(new_session(), barrier)[0].status == Status.UNKNOWN_COMMAND
+    hello = request(Opcode.HELLO, value=Feature.MILLSTREAM.to_bytes(2, "big"))
+    assert ask(new_session(), hello + barrier)[1].status == Status.EINVAL, "no stream is open"
 
 
 def test_a_stream_needs_its_right() -> None:

@@ -87,7 +87,14 @@ def test_all_seqnos_by_state() -> None:
     assert struct.unpack(">HQ", replicas.value) == (1, 2)
     log = request(Opcode.GET_FAILOVER_LOG, vbucket=3)
     assert ask(session, log)[0].status == Status.NOT_MY_VBUCKET
-    assert ask(session, request(Opcode.GET_ALL_VB_SEQNOS, extras=b"\0"))[0].status == Status.EINVAL
+    for extras, status in (
+        (b"\0", Status.EINVAL),
+        (b"\0\0\0\5", Status.EINVAL),
+        (bytes(8), Status.SUCCESS),
+        (bytes(7) + b"\x09", Status.UNKNOWN_COLLECTION),
+    ):
+        reply = ask(session, request(Opcode.GET_ALL_VB_SEQNOS, extras=extras))[0]
+        assert reply.status == status
 
 
 def lease(session: KvSession, op: int, lease_id: int, *named: tuple[int, int]):  # type: ignore[no-untyped-def]

@@ -171,9 +171,10 @@ async def test_acknowledged_bytes_let_the_stream_go_on() -> None:
     peer = Peer(filled("abc"))
     peer.control(b"connection_buffer_size", b"1")
     peer.stream()
-    for count in (1, 2, 3):
-        await peer.connection.until(lambda _, count=count: len(peer.keys()) == count)
+    for count in (3, 4, 5, 6):  # two replies, then a message each: the marker first
+        await peer.connection.until(lambda c, count=count: len(c.packets()) == count)
         peer.send(request(Opcode.DCP_BUFFER_ACK, extras=b"\0\0\1\0"))
+    assert peer.keys() == [b"a", b"b", b"c"]
     peer.session.close()
 
 

@@ -13,6 +13,7 @@ from millstream.model.position import FailoverEntry, Position
 from millstream.upr.core.messages import (
     RefusedError,
     StreamRequest,
+    check_layout,
     decode_branch_log,
     decode_failover_log,
     decode_purge_seqno,
@@ -85,6 +86,7 @@ def decoded(value: bytes, extras: bytes = bytes(48), key: bytes = b"") -> Stream
         (b'{"lease": {}}', Status.EINVAL),
         (b'{"end_uuid": "g"}', Status.EINVAL),
         (b'{"collections": 7}', Status.EINVAL),
+        (b'{"collections": []}', Status.EINVAL),
         (b'{"collections": ["9"]}', Status.UNKNOWN_COLLECTION),
         (b'{"collections": [["9"]]}', Status.UNKNOWN_COLLECTION),
         (b'{"scope": "8"}', Status.UNKNOWN_COLLECTION),
@@ -134,3 +136,36 @@ def test_the_purge_seqno_of_a_position() -> None:
     assert decode_purge_seqno(pack(">HB5x8Q", 3, 1, 2, 3, 4, 5, 6, 7, 8, 9)) == 9
     with pytest.raises(RemoteProtocolError):
         decode_purge_seqno(bytes(71))
+
+
+@pytest.mark.parametrize(
+    ("opcode", "parts", "status"),
+    [
+        (Opcode.DCP_CLOSE_STREAM, {}, None),
+        (Opcode.DCP_CLOSE_STREAM, {"extras": b"x"}, Status.EINVAL),
+        (Opcode.DCP_CLOSE_STREAM, {"key": b"x"}, Status.EINVAL),
+        (Opcode.DCP_CLOSE_STREAM, {"value": b"x"}, Status.EINVAL),
+        (Opcode.DCP_CLOSE_STREAM, {"framing": b"\x22\0\1"}, 0x8D),
+        (Opcode.DCP_GET_FAILOVER_LOG, {"key": b"x"}, Status.EINVAL),
+        (Opcode.DCP_BUFFER_ACK, {"extras": bytes(4)}, None),
+        (Opcode.DCP_BUFFER_ACK, {"extras": bytes(5)}, Status.EINVAL),
+        (Opcode.DCP_CONTROL, {"key": b"k"}, None),
+        (Opcode.DCP_CONTROL, {"key": b"k", "value": b"v"}, None),
+        (Opcode.DCP_CONTROL, {"value": b"v"}, Status.EINVAL),
+        (Opcode.DCP_CONTROL, {"key": b"k", "extras": b"x"}, Status.EINVAL),
+        (Opcode.DCP_NOOP, {"value": b"v"}, Status.EINVAL),
+        (Opcode.DCP_SEQNO_ACKNOWLEDGED, {"extras": bytes(8)}, None),
+        (Opcode.DCP_SEQNO_ACKNOWLEDGED, {"extras": bytes(8), "key": b"x"}, Status.EINVAL),
+        (Opcode.GET, {"extras": b"x"}, None),
+    ],
+)
+def test_each_part_of_a_request_is_as_its_opcode_wants_it(
+    opcode: int, parts: dict[str, bytes], status: int | None
+) -> None:
+    packet = cut(request(opcode, **parts))  # type: ignore[arg-type]
+    if status is None:
+        check_layout(packet)
+        return
+    with pytest.raises(RefusedError) as caught:
+        check_layout(packet)
+    assert caught.value.status == status

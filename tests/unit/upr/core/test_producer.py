@@ -1,120 +1,26 @@
 """Dialogues with a producer: packets in, bytes out, over a bucket of plain lists."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from fake_source import FakeBucket, FakePartition
+from fake_source import FakePartition
 from millstream.model.limits import STREAM_STEP_ITEMS_MAX, UINT64_MAX
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry, Position
 from millstream.upr.core import producer as producer_module
-from millstream.upr.core.messages import StreamRequest, encode_stream_request
-from millstream.upr.core.producer import Producer
 from millstream.wire.frames import change_of
 from millstream.wire.mcbp import (
     Datatype,
     Opcode,
     OpenFlag,
-    Packet,
-    SnapshotFlag,
     Status,
     StreamEndReason,
     StreamFlag,
-    cut_packets,
     request,
     response,
 )
-
-OPAQUE = 0x1000
-BEGINNING = Position()
-
-
-def packets_of(data: bytes) -> list[Packet]:
-    found, rest = cut_packets(data, 1 << 25)
-    assert rest == b""
-    return found
-
-
-def words(packet: Packet) -> str:
-    """A stream message in a few words."""
-    if packet.opcode == Opcode.DCP_SNAPSHOT_MARKER:
-        start, end = (int.from_bytes(packet.extras[at : at + 8], "big") for at in (0, 8))
-        flags = SnapshotFlag(int.from_bytes(packet.extras[16:], "big"))
-        names = "+".join(str(flag.name).lower() for flag in flags)
-        return f"[{start},{end}] {names}"
-    if packet.opcode == Opcode.DCP_STREAM_END:
-        return f"end {packet.extras[3]}"
-    if packet.opcode == Opcode.DCP_SEQNO_ADVANCED:
-        return f"at {int.from_bytes(packet.extras, 'big')}"
-    seqno = int.from_bytes(packet.extras[:8], "big")
-    if packet.opcode == Opcode.DCP_MUTATION:
-        return f"{packet.key.decode()}{seqno}"
-    return f"{packet.key.decode().upper()}{seqno}"
-
-
-class Talk:
-    """A producer and the peer that talks to it."""
-
-    def __init__(self, *partitions: FakePartition, flags: int = 0x21, **options: Any) -> None:
-        self.bucket = FakeBucket(list(partitions) or [FakePartition(0)])
-        options = {"is_extended": False, "has_json": True, **options}
-        self.producer = Producer(self.bucket, OpenFlag.PRODUCER | flags, **options)
-
-    @property
-    def partition(self) -> FakePartition:
-        return self.bucket.partitions[0]
-
-    def ask(self, data: bytes) -> list[Packet]:
-        self.producer.on_packet(packets_of(data)[0])
-        return packets_of(self.producer.take_replies())
-
-    def control(self, key: str, value: str) -> int:
-        data = request(Opcode.DCP_CONTROL, key=key.encode(), value=value.encode())
-        return self.ask(data)[0].status
-
-    def stream(
-        self,
-        partition_id: int = 0,
-        at: Position = BEGINNING,
-        opaque: int = OPAQUE,
-        **options: int,
-    ) -> Packet:
-        asked = StreamRequest(partition_id, at, **options)
-        replies = self.ask(encode_stream_request(asked, opaque))
-        assert len(replies) == 1
-        return replies[0]
-
-    def read_log(self, turns: int = 99) -> None:
-        for _ in range(turns):
-            reads = self.producer.take_reads()
-            for read in reads:
-                self.producer.on_chunk(read, next(read.chunks, None))
-            if not reads:
-                return
-
-    def packets(self) -> list[Packet]:
-        """Everything it has to send, the log included."""
-        found: list[Packet] = []
-        idle = 0
-        self.producer.on_news()
-        while idle < 2:
-            data = self.producer.produce()
-            self.read_log()
-            idle = 0 if data else idle + 1
-            found += packets_of(data or b"")
-        return found
-
-    def sent(self) -> str:
-        return " ".join(words(packet) for packet in self.packets())
-
-
-def filled(keys: str, partition_id: int = 0) -> FakePartition:
-    partition = FakePartition(partition_id)
-    partition.fill(keys)
-    return partition
-
+from stream_talk import OPAQUE, Talk, filled, packets_of, words
 
 # -- requests
 
@@ -143,7 +49,9 @@ def test_a_rollback_is_answered_with_eight_bytes() -> None:
         (Position(1, 5, 6, 7), {}, Status.ERANGE),
         (Position(1, 5, 3, 4), {}, Status.ERANGE),
         (Position(), {"flags": 0x8000}, Status.EINVAL),
+        (Position(), {"flags": 0x08}, Status.EINVAL),
         (Position(), {"flags": StreamFlag.TAKEOVER}, Status.NOT_SUPPORTED),
+        (Position(), {"flags": StreamFlag.CACHE_TRANSFER}, Status.NOT_SUPPORTED),
     ],
 )
 def test_refused_requests(at: Position, options: dict[str, int], status: int) -> None:
@@ -276,7 +184,7 @@ def test_a_later_disk_marker_starts_right_after_what_was_sent() -> None:
 
 def test_the_floor_may_pass_a_stream_in_mid_snapshot() -> None:
     talk = Talk(filled("abcdef"))
-    talk.control("connection_buffer_size", "1")
+    talk.control("connection_buffer_size", "45")
     talk.stream()
     assert " ".join(words(p) for p in packets_of(talk.producer.produce() or b"")) == (
         "[0,6] memory a1"
@@ -288,7 +196,7 @@ def test_the_floor_may_pass_a_stream_in_mid_snapshot() -> None:
 
 def test_what_is_superseded_after_the_end_was_frozen_is_still_sent() -> None:
     talk = Talk(filled("abc"))
-    talk.control("connection_buffer_size", "1")
+    talk.control("connection_buffer_size", "45")
     talk.stream()
     assert "a1" in words(packets_of(talk.producer.produce() or b"")[1])
     talk.partition.fill("bb")
@@ -299,7 +207,7 @@ def test_what_is_superseded_after_the_end_was_frozen_is_still_sent() -> None:
 @pytest.mark.parametrize("is_on_disk", [False, True])
 def test_after_a_lost_hold_the_next_marker_continues_the_snapshot(is_on_disk: bool) -> None:
     talk = Talk(filled("abc"))
-    talk.control("connection_buffer_size", "1")
+    talk.control("connection_buffer_size", "45")
     talk.stream()
     assert "a1" in words(packets_of(talk.producer.produce() or b"")[1])
     talk.partition.fill("ab")
@@ -334,8 +242,7 @@ def test_a_log_that_cannot_be_read_ends_the_stream() -> None:
     talk.stream()
     talk.producer.produce()
     talk.producer.on_read_failed(talk.producer.take_reads()[0])
-    ends = packets_of(talk.producer.take_replies())
-    assert [words(packet) for packet in ends] == [f"end {StreamEndReason.BACKFILL_FAILED}"]
+    assert talk.sent() == f"end {StreamEndReason.BACKFILL_FAILED}"
     assert talk.stream().status == Status.SUCCESS
 
 
@@ -349,6 +256,29 @@ def test_few_streams_read_the_log_at_a_time() -> None:
     talk.producer.produce()
     assert len(talk.producer.take_reads()) == producer_module.BACKFILLS_MAX
     assert len(partitions[9].holds) == 0
+
+
+def test_reads_that_were_given_up_count_until_they_are_done() -> None:
+    partitions = [filled("abc", number) for number in range(10)]
+    for partition in partitions:
+        partition.forget_memory(3)
+    talk = Talk(*partitions)
+    stale = []
+    for number in range(10):
+        talk.stream(number)
+        talk.producer.produce()
+        stale += talk.producer.take_reads()
+        talk.ask(request(Opcode.DCP_CLOSE_STREAM, vbucket=number))
+    assert len(stale) == producer_module.BACKFILLS_MAX
+    talk.stream(9)
+    talk.producer.produce()
+    assert talk.producer.take_reads() == []
+    talk.producer.on_chunk(stale[0], next(stale[0].chunks))
+    talk.producer.on_read_failed(stale[1])
+    fresh = talk.producer.take_reads()
+    assert [read.stream.partition_id for read in fresh] == [9]
+    talk.producer.on_chunk(fresh[0], next(fresh[0].chunks))
+    assert talk.sent() == "[0,3] disk a1 b2 c3"
 
 
 def test_every_stream_gets_its_turn_at_the_log() -> None:
@@ -494,7 +424,7 @@ def test_a_lease_that_is_not_held_is_refused() -> None:
 def test_a_lease_lost_on_the_way_ends_the_stream() -> None:
     talk = Talk(filled("abc"), is_extended=True)
     leased(talk)
-    talk.control("connection_buffer_size", "1")
+    talk.control("connection_buffer_size", "45")
     talk.stream(lease=5)
     assert "a1" in words(packets_of(talk.producer.produce() or b"")[1])
     talk.partition.lose_holds()
@@ -658,6 +588,62 @@ def test_nothing_is_sent_into_a_full_window() -> None:
     assert [words(p) for p in packets_of(talk.producer.produce() or b"")] == ["b2"]
 
 
+def test_each_message_waits_for_room_of_its_own() -> None:
+    partition = filled("aB")
+    partition.purge(2)
+    partition.fill("cD")
+    partition.purge(4)
+    talk = Talk(partition, is_extended=True)
+    talk.control("connection_buffer_size", "1")
+    talk.stream(flags=StreamFlag.TO_LATEST)
+    seen = []
+    for _ in range(4):
+        data = talk.producer.produce() or b""
+        seen.append(" ".join(words(packet) for packet in packets_of(data)))
+        assert talk.producer.unacked_bytes == len(data)
+        assert not talk.producer.produce(), "the window is full"
+        talk.ask(request(Opcode.DCP_BUFFER_ACK, extras=len(data).to_bytes(4, "big")))
+    assert " ".join(seen) == "[0,4] memory a1 c3 at 4"
+    assert talk.sent() == "end 0"
+
+
+def test_what_was_held_back_is_not_sent_after_a_close() -> None:
+    talk = Talk(filled("ab"), filled("c", 1))
+    talk.control("connection_buffer_size", "1")
+    talk.stream()
+    talk.stream(1)
+    assert [words(p) for p in packets_of(talk.producer.produce() or b"")] == ["[0,2] memory"]
+    assert talk.ask(request(Opcode.DCP_CLOSE_STREAM))[0].status == Status.SUCCESS
+    talk.control("connection_buffer_size", "0")
+    assert talk.sent() == "[0,1] memory c1"
+
+
+def test_a_window_that_is_turned_off_forgets_what_was_not_acknowledged() -> None:
+    talk = Talk(filled("abc"))
+    talk.control("connection_buffer_size", "45")
+    talk.stream()
+    talk.producer.produce()
+    talk.control("connection_buffer_size", "0")
+    assert talk.sent() == "b2 c3"
+    talk.control("connection_buffer_size", "45")
+    assert talk.producer.unacked_bytes == 0
+
+
+def test_an_end_waits_for_room_as_every_message() -> None:
+    talk = Talk(filled("ab"))
+    talk.partition.forget_memory(2)
+    talk.stream()
+    talk.producer.produce()
+    read = talk.producer.take_reads()[0]
+    talk.control("connection_buffer_size", "1")
+    talk.producer.unacked_bytes = 1
+    talk.producer.on_read_failed(read)
+    assert talk.producer.take_replies() == b""
+    assert talk.producer.produce() is None
+    talk.ask(request(Opcode.DCP_BUFFER_ACK, extras=b"\0\0\0\1"))
+    assert talk.sent() == "end 5"
+
+
 def test_too_much_acknowledged_is_no_credit() -> None:
     talk = Talk(filled("abc"))
     talk.control("connection_buffer_size", "50")
@@ -737,24 +723,61 @@ def test_a_silent_peer_is_dead_in_the_end() -> None:
     assert not talk.producer.wants_close
     talk.producer.on_tick(producer_module.IDLE_MS_MAX)
     assert talk.producer.wants_close
+    figures = talk.producer.figures()
+    assert (figures.is_stuck, figures.is_dead) == (False, True)
+
+
+def test_who_is_not_asked_for_long_is_not_dead() -> None:
+    talk = Talk(filled("a"))
+    talk.control("enable_noop", "true")
+    talk.control("set_noop_interval", "3600")
+    talk.stream()
+    assert noops(talk, 0) == 1
+    talk.ask(response(Opcode.DCP_NOOP, Status.SUCCESS, 1))
+    for minute in range(1, 54):
+        assert noops(talk, minute * 60_000) == 0
+    assert noops(talk, 3_600_000) == 1
+    assert not talk.producer.wants_close
+
+
+def ack(talk: Talk, count: int) -> None:
+    assert talk.ask(request(Opcode.DCP_BUFFER_ACK, extras=count.to_bytes(4, "big"))) == []
 
 
 def test_a_peer_that_acknowledges_nothing_is_stuck_in_the_end() -> None:
     talk = Talk(filled("abc"))
-    talk.control("connection_buffer_size", "10")
+    talk.control("connection_buffer_size", "45")
     talk.stream()
     talk.producer.produce()
     talk.producer.on_tick(0)
-    talk.ask(request(Opcode.DCP_BUFFER_ACK, extras=bytes(4)))
-    talk.producer.on_tick(producer_module.STUCK_MS_MAX)
+    ack(talk, 1)
+    assert talk.producer.room_bytes < 0
+    limit = producer_module.STUCK_MS_MAX
+    talk.producer.on_tick(limit)
+    assert not talk.producer.wants_close, "it acknowledged something"
+    ack(talk, 0)
+    talk.producer.on_tick(2 * limit - 1)
     assert not talk.producer.wants_close
-    talk.producer.on_tick(2 * producer_module.STUCK_MS_MAX)
-    assert talk.producer.wants_close
+    talk.producer.on_tick(2 * limit)
+    assert talk.producer.wants_close, "to acknowledge nothing is no sign of life"
+    figures = talk.producer.figures()
+    assert (figures.is_stuck, figures.is_dead) == (True, False)
+
+
+def test_a_full_window_is_no_fault_while_the_peer_empties_it() -> None:
+    talk = Talk(filled("abcdefgh"))
+    talk.control("connection_buffer_size", "45")
+    talk.stream()
+    for turn in range(5):
+        talk.producer.produce()
+        talk.producer.on_tick(turn * producer_module.STUCK_MS_MAX)
+        ack(talk, 56)
+    assert not talk.producer.wants_close
 
 
 def test_closing_releases_everything() -> None:
     talk = Talk(filled("abc"), is_extended=True)
-    talk.control("connection_buffer_size", "1")
+    talk.control("connection_buffer_size", "45")
     talk.stream(as_of=3)
     talk.producer.produce()
     assert talk.partition.holds
