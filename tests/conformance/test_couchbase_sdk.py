@@ -1,9 +1,12 @@
 """The official Couchbase Python SDK against the kv port: it bootstraps there and nowhere else."""
 
+import errno
+import os
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -31,6 +34,7 @@ from couchbase.exceptions import (
     DocumentLockedException,
     DocumentNotFoundException,
     DocumentNotLockedException,
+    TemporaryFailException,
     TimeoutException,
     UnAmbiguousTimeoutException,
 )
@@ -47,6 +51,7 @@ from couchbase.options import (
     RemoveOptions,
     ReplaceOptions,
     SignedInt64,
+    UpsertMultiOptions,
     UpsertOptions,
 )
 from couchbase.transcoder import RawBinaryTranscoder, RawStringTranscoder
@@ -58,6 +63,7 @@ LEVELS = (
     DurabilityLevel.PERSIST_TO_MAJORITY,
 )
 VALUE_BYTES_MAX = 20 * 1024 * 1024
+FAULTS = Path(__file__).parents[1] / "e2e" / "faults"
 
 
 def connect(node: NodeProcess, login: Login, timeout_s: float = 10) -> Cluster:
@@ -392,6 +398,85 @@ def test_a_partition_that_nobody_serves_for_a_while(
         assert documents.get("key").value == {"n": 1}
         documents.upsert("key", {"n": 2})
         cluster.close()
+
+
+# -- memory and disk run out
+
+
+def test_documents_of_four_times_the_memory_quota(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """What the quota refuses the SDK tries again by itself; nothing acknowledged is lost."""
+    directory = tmp_path_factory.mktemp("quota") / "node"
+    options = ("--bucket", "documents:8", "--memory-quota", "16MiB", "--flush-interval", "60000")
+    binary = RawBinaryTranscoder()
+    wanted = {f"large-{number}": bytes([number]) * 1_000_000 for number in range(64)}
+    with NodeProcess(directory, *options) as node:
+        cluster = connect(node, ("anyone", "anything"))
+        documents = cluster.bucket("documents").default_collection()
+        for half in (list(wanted)[:32], list(wanted)[32:]):
+            some = {key: wanted[key] for key in half}
+            done = documents.upsert_multi(some, UpsertMultiOptions(transcoder=binary))
+            assert done.all_ok, done.exceptions
+        assert refused(node) > 0, "the quota was never exhausted: nothing was tried"
+        check_values(documents, wanted)
+        cluster.close()
+        assert node.stop() == 0
+        cluster = connect(node.start(), ("anyone", "anything"))
+        check_values(cluster.bucket("documents").default_collection(), wanted)
+        cluster.close()
+
+
+def test_a_disk_that_is_full_for_a_while(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Refused for longer than the SDK tries it is a time-out of what surely was not done."""
+    directory = tmp_path_factory.mktemp("full")
+    faults = directory / "faults"
+    faults.mkdir()
+    path = os.pathsep.join([str(FAULTS), os.environ.get("PYTHONPATH", "")])
+    env = {"MILLSTREAM_TEST_FAULTS": str(faults), "PYTHONPATH": path}
+    with NodeProcess(directory / "node", "--bucket", "documents:8", env=env) as node:
+        cluster = connect(node, ("anyone", "anything"))
+        documents = cluster.bucket("documents").default_collection()
+        documents.upsert("before", {"n": 1})
+        (faults / "write").write_text(str(errno.ENOSPC))
+        documents.upsert("accepted", {"n": 2})
+        soon = UpsertOptions(timeout=timedelta(seconds=1))
+        wait_until(lambda: is_refused(documents, soon))
+        assert documents.get("accepted").value == {"n": 2}
+        (faults / "write").unlink()
+        documents.upsert("after", {"n": 3})
+        cluster.close()
+        assert node.stop() == 0
+        cluster = connect(node.start(), ("anyone", "anything"))
+        documents = cluster.bucket("documents").default_collection()
+        found = [documents.get(key).value for key in ("before", "accepted", "after")]
+        assert found == [{"n": 1}, {"n": 2}, {"n": 3}]
+        cluster.close()
+
+
+def refused(node: NodeProcess) -> int:
+    """How many requests the bucket has refused for the moment."""
+    with RawClient(node.kv, "documents") as client:
+        packet = client.ask(Opcode.STAT)
+        while packet.key or packet.value:
+            if packet.key == b"refused_total_etmpfail":
+                return int(packet.value)
+            packet = client.receive()
+    return 0
+
+
+def is_refused(documents: Collection, soon: UpsertOptions) -> bool:
+    try:
+        documents.upsert("refused", {}, soon)
+    except (TemporaryFailException, UnAmbiguousTimeoutException):
+        return True
+    return False
+
+
+def check_values(documents: Collection, wanted: dict[str, bytes]) -> None:
+    binary = GetOptions(transcoder=RawBinaryTranscoder())
+    for key, value in wanted.items():
+        assert documents.get(key, binary).value == value
 
 
 def test_ping(node: NodeProcess, login: Login) -> None:

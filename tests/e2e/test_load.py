@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import millstream
@@ -12,6 +13,8 @@ from node_process import NodeProcess
 
 ROWS = (60_000, 240_000, 960_000)
 """More each time the load had ended before it could be interrupted."""
+QUOTA_ROWS = 50_000
+MakeNode = Callable[..., NodeProcess]
 
 
 def test_interrupted_load_goes_on(node: NodeProcess, tmp_path: Path) -> None:
@@ -33,6 +36,24 @@ def test_interrupted_load_goes_on(node: NodeProcess, tmp_path: Path) -> None:
         assert json.loads(done.stdout)["rows"] <= rows
         assert len(client.get_many(f"{rows}:{n}" for n in range(rows))) == rows
     assert [found.name for found in tmp_path.glob("rows*")] == ["rows.jsonl"]
+
+
+def test_load_of_four_times_the_memory_quota(make_node: MakeNode, tmp_path: Path) -> None:
+    """What is refused meanwhile is written again; no row is missed."""
+    node = make_node("--memory-quota", "16MiB", "--flush-interval", "1000").start()
+    path = tmp_path / "rows.jsonl"
+    with path.open("w") as file:
+        file.writelines(
+            json.dumps({"id": f"k{n}", "x": "y" * 1200}) + "\n" for n in range(QUOTA_ROWS)
+        )
+    words = ["load", "default", str(path), "--json", "--connect", node.ready["kv"]]
+    command = [sys.executable, "-m", "millstream", *words]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=True)
+    assert json.loads(done.stdout)["rows"] == QUOTA_ROWS
+    with millstream.connect(node.ready["kv"], timeout_s=30) as client:
+        found = client.get_many(f"k{n}" for n in range(QUOTA_ROWS))
+        assert len(found) == QUOTA_ROWS
+    assert "its memory quota is exhausted" in node.log(), "nothing was refused: nothing was tried"
 
 
 def _interrupted(command: list[str], client: millstream.Client, key: str) -> int:

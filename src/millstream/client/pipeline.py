@@ -5,6 +5,9 @@ Invariants:
 2. Every item is yielded exactly once, with its final reply.
 3. Of several items with one key the last one's effect is what remains: an item that has to be
    repeated is dropped (as done) once a later one of its key has succeeded.
+4. While items are refused for the moment no new ones are taken, so hardly more than were in
+   flight wait to be repeated. They are final when nothing was done for the timeout; so are
+   later ones then, at once, until something is done again.
 
 Elsewhere: frames of the commands (`client.kv`). Replies are matched by opaque, so a node may
 answer durable writes late and out of order.
@@ -36,7 +39,7 @@ def exchange(
     """Send a request per item and yield each item with its reply.
 
     Args:
-        router: finds the connections.
+        router: finds the connections; its timeout bounds the repetition.
         items: tuples whose first member identifies the document.
         encode: (item, opaque) -> (partition, frame).
 
@@ -44,26 +47,64 @@ def exchange(
         UnavailableError: a connection broke; items not yet yielded may or may not have been done.
     """
     backoff: Backoff | None = None
-    pending: Iterable[_Item] = items
-    while True:
-        again: list[tuple[_Item, Packet]] = []
-        for item, packet in _once(router, pending, encode):
+    feed = _Feed(items)
+    while not feed.is_over:
+        is_stuck = True
+        for item, packet in _once(router, feed.turn(), encode):
             if is_transient(packet.status):
-                again.append((item, packet))
+                feed.put_back(item, packet)
                 continue
-            if again and packet.status == Status.SUCCESS:
-                done = [pair for pair in again if pair[0][0] == item[0]]
-                again = [pair for pair in again if pair[0][0] != item[0]]
-                yield from ((earlier, packet) for earlier, _ in done)
+            is_stuck = False
+            if packet.status == Status.SUCCESS:
+                yield from ((earlier, packet) for earlier, _ in feed.take_back(item))
             yield item, packet
-        if not again:
+        if feed.refused:
+            backoff = backoff if backoff and is_stuck else Backoff(router.timeout_s)
+            if backoff.wait():
+                router.refresh_map()
+            else:
+                yield from feed.give_up()
+
+
+class _Feed(Generic[_Item]):
+    """What is still to be sent: what was refused first, and new items while nothing is."""
+
+    def __init__(self, items: Iterable[_Item]) -> None:
+        self._fresh = iter(items)
+        self._has_ended = False
+        self.refused: dict[Any, list[tuple[_Item, Packet]]] = {}
+        """By the first member of the items, in their order."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether everything has its final reply."""
+        return self._has_ended and not self.refused
+
+    def turn(self) -> Iterator[_Item]:
+        """Yield what is to be sent until something is refused."""
+        again = [item for item, _ in self.give_up()]
+        yield from again
+        if self.refused:
             return
-        backoff = backoff or Backoff(router.timeout_s)
-        if not backoff.wait():
-            yield from again
-            return
-        router.refresh_map()
-        pending = [item for item, _ in again]
+        for item in self._fresh:
+            yield item
+            if self.refused:
+                return
+        self._has_ended = True
+
+    def put_back(self, item: _Item, packet: Packet) -> None:
+        """Keep an item that was refused."""
+        self.refused.setdefault(item[0], []).append((item, packet))
+
+    def take_back(self, item: _Item) -> list[tuple[_Item, Packet]]:
+        """Return the refused items that this one, done after them, makes needless."""
+        return self.refused.pop(item[0], []) if self.refused else []
+
+    def give_up(self) -> list[tuple[_Item, Packet]]:
+        """Return all that was refused, and forget it."""
+        found = [pair for pairs in self.refused.values() for pair in pairs]
+        self.refused = {}
+        return found
 
 
 def _once(

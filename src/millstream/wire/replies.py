@@ -55,7 +55,12 @@ _MEANINGS: Final[dict[int, tuple[type[MillstreamError], str, str]]] = {
     Status.ENOMEM: (UnavailableError, "no_memory", "the node is out of memory; try again later"),
     Status.NOT_SUPPORTED: (UsageError, "not_supported", "the node does not support this"),
     Status.EBUSY: (UnavailableError, "busy", "the node is busy; try again later"),
-    Status.ETMPFAIL: (UnavailableError, "busy", "the node cannot do it now; try again later"),
+    Status.ETMPFAIL: (
+        UnavailableError,
+        "busy",
+        "the node cannot do it now: its memory or disk may be full, which `millstream status` "
+        "says, or the partition changes hands; try again later",
+    ),
     Status.DURABILITY_INVALID_LEVEL: (
         UsageError,
         "durability_level",

@@ -65,6 +65,58 @@ def test_still_refused_when_time_is_up(node: Any, client: Any) -> None:
     assert [f.error.code for f in client.apply_many([("a", 1)]).failures] == ["busy"]
 
 
+def test_while_refused_no_new_items_are_taken(node: Any, client: Any) -> None:
+    taken, most, refused = 0, 0, 0
+
+    def items() -> Any:
+        nonlocal taken
+        for taken in range(1, 2001):
+            yield f"k{taken}", taken
+
+    def full_at_first(packet: Packet) -> bytes:
+        nonlocal most, refused
+        if refused == 150:
+            return node._set(packet)
+        most, refused = taken, refused + 1
+        return response(packet.opcode, Status.ETMPFAIL, packet.opaque)
+
+    node.handlers[Opcode.SET] = full_at_first
+    assert client.apply_many(items()) == (2000, [])
+    assert len(node.documents) == 2000
+    assert most <= 2 * pipeline.IN_FLIGHT_MAX
+
+
+def test_time_is_up_once_unless_something_is_done(
+    node: Any, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client._router.timeout_s = 0.02
+    begun: list[float] = []
+
+    class Counted(pipeline.Backoff):
+        def __init__(self, timeout_s: float) -> None:
+            super().__init__(timeout_s)
+            begun.append(timeout_s)
+
+    monkeypatch.setattr(pipeline, "Backoff", Counted)
+    node.handlers[Opcode.SET] = lambda packet: response(
+        packet.opcode, Status.ETMPFAIL, packet.opaque
+    )
+    result = client.apply_many((f"k{number}", 1) for number in range(300))
+    assert [failure.item[0] for failure in result.failures] == [f"k{n}" for n in range(300)]
+    assert len(begun) == 1
+    seen = Counter[bytes]()
+
+    def every_other(packet: Packet) -> bytes:
+        seen[packet.key] += 1
+        if seen[packet.key] % 2:
+            return response(packet.opcode, Status.ETMPFAIL, packet.opaque)
+        return node._set(packet)
+
+    node.handlers[Opcode.SET] = every_other
+    assert client.apply_many((f"k{number}", 1) for number in range(300)) == (300, [])
+    assert len(begun) > 3
+
+
 def test_lost_connection_is_told_and_the_next_call_connects(node: Any, client: Any) -> None:
     node.handlers[Opcode.SET] = lambda packet: None
     with pytest.raises(UnavailableError):

@@ -5,7 +5,8 @@ Invariants:
    the quota is exhausted: then others get one turn of the loop between two steps.
 2. Writes are refused exactly while the quota is exhausted, and then until `Memory.is_high` is
    over; nothing that was acknowledged is touched.
-3. A look costs nothing that grows with the number of partitions; what the queues hold is counted
+3. Where only what is not persisted could go, the flusher does not wait for its time.
+4. A look costs nothing that grows with the number of partitions; what the queues hold is counted
    every `COUNT_INTERVAL_S` while something happens.
 
 Elsewhere: what goes (`kv.core.eviction`), how a write is refused (`kv.core.bucket`).
@@ -144,6 +145,7 @@ class MemoryKeeper:
         while memory.used_bytes > memory.low_bytes:
             if not evictor.step() and not (memory.is_exhausted and evictor.press()):
                 self._is_at_a_loss = True
+                self._bucket.hurry()
                 return
             self._judge()
             if pace.is_over:

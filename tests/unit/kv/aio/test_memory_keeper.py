@@ -57,6 +57,16 @@ async def test_documents_are_evicted_down_to_the_low_mark() -> None:
         assert not bucket.refusals
 
 
+async def test_the_flusher_is_hurried_where_only_what_is_not_persisted_could_go() -> None:
+    async with kept() as (bucket, memory, _):
+        hurried: list[bool] = []
+        bucket.hurry = lambda: hurried.append(memory.is_high)
+        fill(bucket, 0, 420)
+        bucket.changed()
+        await until(lambda: bool(hurried))
+        assert hurried == [True]
+
+
 async def test_below_the_high_mark_nothing_goes() -> None:
     async with kept() as (bucket, memory, keeper):
         fill(bucket, 0, 340)
