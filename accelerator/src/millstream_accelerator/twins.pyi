@@ -16,6 +16,8 @@ def bind_receive(
     key_bytes_max: int,
     value_bytes_max: int,
     entry_bytes: int,
+    deferred_max: int,
+    deferred_bytes_max: int,
 ) -> Callable[..., Any]: ...
 def bind_freeze(
     queue: type, python: Callable[..., Any], block: type, entry: type, frozen: type

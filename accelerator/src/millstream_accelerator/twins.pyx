@@ -21,7 +21,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-SPECIFICATION = "b1b43b3a1ff4"
+SPECIFICATION = "244fe223d812"
 
 cdef extern from "wire.h":
     uint16_t get16(const uint8_t *at) noexcept nogil
@@ -55,6 +55,8 @@ cdef extern from *:
 cdef enum:
     REQUEST_GET = 0x8000
     REQUEST_SET = 0x8001
+    DURABLE_SET = 0x0801  # with framing extras
+    PERSISTED_FRAMING = 0x1102  # and one more: the levels that wait for the disk
     HEADER = 24
     FRAME_HEAD = 55  # of a mutation: header and extras
     MUTATION = 0x57
@@ -85,7 +87,7 @@ cdef Py_ssize_t _offset(owner, name) except -1:
     return found
 
 
-# -- KvSession.receive, with KvSession._answer and Partition.store
+# -- KvSession.receive, with KvSession._answer, _store_durably and Partition.store
 
 cdef object python_receive, session_type, partition_type, queue_type, block_type, entry_type
 cdef object residents_type, memory_type
@@ -93,10 +95,10 @@ cdef object residents_type, memory_type
 cdef struct Shape:
     # KvSession
     Py_ssize_t has_rest, is_waiting, is_closing, deferred, out, tables, partitions, bucket
-    Py_ssize_t hashes_keys, wants_tokens, datatype_mask, has_changes
+    Py_ssize_t hashes_keys, wants_tokens, datatype_mask, has_changes, needs_care, deferred_bytes
     # Partition
     Py_ssize_t table, queue, last_cas, branch_seqno, residents, partition_id, birth_prefix
-    Py_ssize_t expiries, failover_log
+    Py_ssize_t expiries, failover_log, epoch
     # Residents
     Py_ssize_t is_complete, ring, memory
     # Memory
@@ -108,14 +110,15 @@ cdef struct Shape:
     # Entry
     Py_ssize_t key, frame, lineage, is_used
     # bounds and sizes
-    Py_ssize_t requests_max, key_bytes_max, value_bytes_max, entry_bytes
+    Py_ssize_t requests_max, key_bytes_max, value_bytes_max, entry_bytes, deferred_max
+    uint64_t deferred_bytes_max
 
 cdef Shape shape
 
 
 def bind_receive(
     session, python, partition, queue, block, entry, residents, memory,
-    requests_max, key_bytes_max, value_bytes_max, entry_bytes,
+    requests_max, key_bytes_max, value_bytes_max, entry_bytes, deferred_max, deferred_bytes_max,
 ):
     """Learn slots and bounds; return the twin of `python`, which is `KvSession.receive`."""
     global python_receive, session_type, partition_type, residents_type, memory_type
@@ -132,6 +135,8 @@ def bind_receive(
     shape.wants_tokens = _offset(session, "wants_tokens")
     shape.datatype_mask = _offset(session, "datatype_mask")
     shape.has_changes = _offset(session, "has_changes")
+    shape.needs_care = _offset(session, "needs_care")
+    shape.deferred_bytes = _offset(session, "_deferred_bytes")
     shape.table = _offset(partition, "table")
     shape.queue = _offset(partition, "queue")
     shape.last_cas = _offset(partition, "last_cas")
@@ -141,6 +146,7 @@ def bind_receive(
     shape.birth_prefix = _offset(partition, "_birth_prefix")
     shape.expiries = _offset(partition, "expiries")
     shape.failover_log = _offset(partition, "failover_log")
+    shape.epoch = _offset(partition, "epoch")
     shape.is_complete = _offset(residents, "is_complete")
     shape.ring = _offset(residents, "ring")
     shape.memory = _offset(residents, "memory")
@@ -148,6 +154,7 @@ def bind_receive(
     shape.is_used = _offset(entry, "is_used")
     shape.requests_max, shape.key_bytes_max = requests_max, key_bytes_max
     shape.value_bytes_max, shape.entry_bytes = value_bytes_max, entry_bytes
+    shape.deferred_max, shape.deferred_bytes_max = deferred_max, deferred_bytes_max
     python_receive, session_type, partition_type = python, session, partition
     residents_type, memory_type = residents, memory
     return receive
@@ -306,7 +313,7 @@ cdef bytes _store(
 def receive(session, data, now_ns, at=None, budget=None):
     """Twin of `millstream.kv.core.session.KvSession.receive`."""
     cdef PyObject *owner = <PyObject *>session
-    cdef uint64_t now, mask
+    cdef uint64_t now, mask, deferred_bytes
     if (
         at is not None
         or type(session) is not session_type
@@ -314,7 +321,9 @@ def receive(session, data, now_ns, at=None, budget=None):
         or slot(owner, shape.has_rest) is not Py_False
         or slot(owner, shape.is_waiting) is not Py_False
         or slot(owner, shape.is_closing) is not Py_False
-        or len(<object>slot(owner, shape.deferred)) != 0
+        or len(<object>slot(owner, shape.deferred)) > shape.deferred_max - shape.requests_max
+        or not as_number(slot(owner, shape.deferred_bytes), &deferred_bytes)
+        or deferred_bytes >= shape.deferred_bytes_max
         or len(<object>slot(owner, shape.out)) != 0
         or type(<object>slot(owner, shape.tables)) is not list
         or type(<object>slot(owner, shape.partitions)) is not list
@@ -346,8 +355,10 @@ cdef _answer_plain(session, bytes data, now_ns, uint64_t now, uint32_t mask):
     cdef PyObject *out = NULL
     cdef Py_ssize_t used = 0, value_bytes, reply_bytes
     cdef uint64_t number
-    cdef bytes key, frame
+    cdef bytes key, frame, reply
     cdef bint has_written = False
+    deferred = <object>slot(owner, shape.deferred)
+    cdef bint is_deferring = len(deferred) != 0  # then plain replies must wait, too: in Python
     try:
         while size - at >= HEADER and budget > 0:
             head = begin + at
@@ -359,6 +370,8 @@ cdef _answer_plain(session, bytes data, now_ns, uint64_t now, uint32_t mask):
             stop = at + HEADER + body
             vbucket = get16(head + 6)
             if kind == REQUEST_GET and extras == 0 and body == key_bytes and body != 0:
+                if is_deferring:
+                    break
                 if hashes_keys and table_count:
                     vbucket = (crc_of(body_at, key_bytes) >> 16 & 0x7FFF) % table_count
                 if vbucket >= table_count or body_at[0] == UNDERSCORE:
@@ -392,7 +405,7 @@ cdef _answer_plain(session, bytes data, now_ns, uint64_t now, uint32_t mask):
             elif kind == REQUEST_SET and extras & ~mask == 8 << 8 and get64(head + 16) == 0:
                 value_bytes = <Py_ssize_t>body - 8 - key_bytes
                 if (
-                    key_bytes == 0 or key_bytes > shape.key_bytes_max
+                    is_deferring or key_bytes == 0 or key_bytes > shape.key_bytes_max
                     or value_bytes < 0 or value_bytes > shape.value_bytes_max
                 ):
                     break
@@ -419,19 +432,49 @@ cdef _answer_plain(session, bytes data, now_ns, uint64_t now, uint32_t mask):
                 if frame is None:
                     break
                 has_written = True
-                put16(to, 0x8101)
-                put16(to + 2, 0)
-                put16(to + 4, 0)
-                put16(to + 6, 0)
-                put32(to + 8, 0)
-                memcpy(to + 12, head + 12, 4)
-                memcpy(to + 16, PyBytes_AS_STRING(frame) + 16, 8)
-                if wants_tokens:
-                    put16(to + 4, 16 << 8)
-                    put32(to + 8, 16)
-                    failover_log = <object>slot(<PyObject *>partition, shape.failover_log)
-                    put64(to + 24, failover_log[0].uuid)
-                    memcpy(to + 32, PyBytes_AS_STRING(frame) + 24, 8)
+                _put_stored(to, head, frame, partition, wants_tokens)
+            elif kind == DURABLE_SET and extras & ~mask == 8 << 8 and get64(head + 16) == 0:
+                # the framing's two bytes stand before the extras
+                value_bytes = <Py_ssize_t>body - 10 - (key_bytes & 0xFF)
+                if key_bytes >> 8 != 2 or body < 10 or get16(body_at) & ~1 != PERSISTED_FRAMING:
+                    break
+                key_bytes &= 0xFF
+                if (
+                    hashes_keys or key_bytes == 0 or key_bytes > shape.key_bytes_max
+                    or value_bytes < 0 or value_bytes > shape.value_bytes_max
+                    or vbucket >= partition_count or body_at[10] == UNDERSCORE
+                ):
+                    break
+                partition = partitions[vbucket]
+                if type(partition) is not partition_type:
+                    break
+                expiry = get32(body_at + 6)
+                if 0 < expiry <= RELATIVE_SECONDS_MAX:
+                    number = now // SECOND_NS + expiry
+                    if number > 0xFFFFFFFF:
+                        break
+                    expiry = number
+                key = PyBytes_FromStringAndSize(<const char *>body_at + 10, key_bytes)
+                reply = PyBytes_FromStringAndSize(NULL, HEADER + 16 if wants_tokens else HEADER)
+                frame = _store(
+                    partition, key, body_at + 10, body - 10, get32(body_at + 2), expiry,
+                    extras & 0xFF, now,
+                )
+                if frame is None:
+                    break
+                has_written = is_deferring = True
+                _put_stored(
+                    <uint8_t *>PyBytes_AS_STRING(reply), head, frame, partition, wants_tokens
+                )
+                deferred.append((
+                    partition,
+                    <object>slot(slot(<PyObject *>partition, shape.queue), shape.high),
+                    reply,
+                    <object>slot(<PyObject *>partition, shape.epoch),
+                ))
+                set_slot(owner, shape.needs_care, True)
+                (<object>slot(owner, shape.bucket)).hurry()
+                reply_bytes = 0
             else:
                 break
             budget -= 1
@@ -442,12 +485,31 @@ cdef _answer_plain(session, bytes data, now_ns, uint64_t now, uint32_t mask):
         if at == size and at != 0:
             if slot(owner, shape.has_changes) is Py_True:
                 session._tell_changed()
-            return take(&out, used)
+            return take(&out, used) if used else NOTHING
         if used:
             (<list>slot(owner, shape.out)).append(take(&out, used))
         return python_receive(session, data, now_ns, at, budget)
     finally:
         Py_CLEAR(out)
+
+
+cdef _put_stored(
+    uint8_t *to, const uint8_t *head, bytes frame, partition, bint wants_tokens
+):
+    """Write the reply to a SET: its request's head, what was stored, with or without a token."""
+    put16(to, 0x8101)
+    put16(to + 2, 0)
+    put16(to + 4, 0)
+    put16(to + 6, 0)
+    put32(to + 8, 0)
+    memcpy(to + 12, head + 12, 4)
+    memcpy(to + 16, PyBytes_AS_STRING(frame) + 16, 8)
+    if wants_tokens:
+        put16(to + 4, 16 << 8)
+        put32(to + 8, 16)
+        failover_log = <object>slot(<PyObject *>partition, shape.failover_log)
+        put64(to + 24, failover_log[0].uuid)
+        memcpy(to + 32, PyBytes_AS_STRING(frame) + 24, 8)
 
 
 # -- MutationQueue.freeze

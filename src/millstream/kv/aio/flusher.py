@@ -1,7 +1,8 @@
 """The flusher: group commits of a bucket's changes to its log.
 
 A commit takes of every partition what is not in the log yet, up to the present high, and makes it
-durable with one write and one fdatasync.
+durable with one write and one fdatasync: in the flush thread, or in the loop while somebody waits
+for it and the disk is quick.
 
 Invariants:
 1. One commit is under way at a time, also while the flusher is being stopped.
@@ -9,6 +10,7 @@ Invariants:
 3. An error of the disk is fatal: `on_fatal` is called once and nothing is flushed afterwards.
 4. While somebody has `paused` it no commit and no application of by-id is under way, but for what
    that one asks for.
+5. Appends that turn out to be slow keep the loop for a tenth of the time at most.
 
 Elsewhere: what a commit takes and who is told (`kv.core.flush`).
 
@@ -24,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count
+from time import perf_counter
 from typing import Final, NamedTuple, ParamSpec, TypeVar
 
 from millstream.errors import MillstreamError, UnavailableError
@@ -38,6 +41,9 @@ __all__ = [
     "DISK_FULL",
     "DISK_FULL_SECONDS_MAX",
     "DISK_FULL_STOP_SECONDS_MAX",
+    "QUICK_APPEND_BYTES_MAX",
+    "QUICK_APPEND_S_MAX",
+    "SLOW_APPEND_PAUSE",
     "Flusher",
 ]
 
@@ -54,6 +60,12 @@ DISK_FULL_STOP_SECONDS_MAX: Final = 10
 """How long a bucket that is being stopped waits for space: the supervisor waits no longer."""
 DISK_FULL: Final = "disk_full"
 """Why writes are refused: there is no space for what was accepted. Also the code of that error."""
+QUICK_APPEND_BYTES_MAX: Final = 256 * 1024
+"""Bytes of a commit that is appended in the loop: the way to a thread and back costs more."""
+QUICK_APPEND_S_MAX: Final = 0.001
+"""What an append takes while the disk is quick; only then another one is made in the loop."""
+SLOW_APPEND_PAUSE: Final = 10
+"""After an append that took longer all are made in the thread, for so many times as long."""
 
 
 class FlusherStatistics(NamedTuple):
@@ -105,6 +117,7 @@ class Flusher:
         self._commit_changes = Histogram(COUNTS)
         self._commit_seconds = Histogram(SECONDS)
         self._last_s = 0.0
+        self._is_quick_from_s = 0.0
         bucket.subscribe(self.wake)
         bucket.hurry = self.hurry
 
@@ -120,7 +133,7 @@ class Flusher:
             if self._task is None and self._may_start():
                 if self._timer is not None:
                     self._timer.cancel()
-                self._timer = self._loop.call_later(0, self._start)
+                self._start()
 
     async def until_persisted(self, partition_id: int, seqno: int) -> None:
         """Return once everything of the partition up to `seqno` is durable.
@@ -276,8 +289,8 @@ class Flusher:
     async def _run(self) -> None:
         is_more = True
         while (is_more or self._is_hurried) and not self._pause.locked():
-            self._is_hurried = False
-            is_more = await self._commit()
+            somebody_waits, self._is_hurried = self._is_hurried, False
+            is_more = await self._commit(somebody_waits=somebody_waits)
             self._apply_by_id()
 
     def catch_up(self) -> None:
@@ -324,41 +337,45 @@ class Flusher:
         if isinstance(error, Exception):
             self.fail(error)
 
-    async def _commit(self) -> bool:
+    async def _commit(self, *, somebody_waits: bool = False) -> bool:
         """Make one group commit; return whether more is waiting than one may take."""
+        began_s = perf_counter()
         commit = self._plan.freeze(self._last_s)
         if commit is None:
             return False
-        began_s = self._loop.time()
         encoded = self._store.encode(commit.batches)
         commit.batches.clear()  # the frames are in the processor's cache still
-        is_lone = commit.changes == 1 and self._store.is_quick(encoded)
-        await self._append(encoded, is_lone=is_lone)
-        self._last_s = self._loop.time() - began_s
+        await self._append(encoded, in_loop=somebody_waits and self._is_quick(encoded))
+        self._last_s = perf_counter() - began_s
         self._store.absorb(encoded)
         self.commit_total += 1
         self.change_total += commit.changes
         self._bytes_total += len(encoded.data)
         self._commit_changes.observe(commit.changes)
-        self._commit_seconds.observe(self._loop.time() - began_s)
+        self._commit_seconds.observe(self._last_s)
         for future in self._plan.persisted(commit):
             if not future.done():
                 future.set_result(None)
         self._on_persisted()
         return commit.is_more
 
-    async def _append(self, commit: EncodedCommit, *, is_lone: bool) -> None:
-        """Append; while the disk is full refuse writes and try again each second.
+    def _is_quick(self, commit: EncodedCommit) -> bool:
+        """Return whether appending it in the loop costs less than the way to a thread and back."""
+        return (
+            len(commit.data) <= QUICK_APPEND_BYTES_MAX
+            and perf_counter() >= self._is_quick_from_s
+            and self._store.is_quick(commit)
+        )
 
-        A lone record costs less in the loop than the way to a thread and back.
-        """
+    async def _append(self, commit: EncodedCommit, *, in_loop: bool) -> None:
+        """Append; while the disk is full refuse writes and try again each second."""
         bucket = self._bucket
         for second in count():
             try:
-                if is_lone:
-                    self._store.append(commit)
+                if in_loop:
+                    self._append_timed(commit)
                 else:
-                    await self._in_thread(self._store.append, commit)
+                    await self._in_thread(self._append_timed, commit)
             except UnavailableError as error:
                 if error.code == DISK_FULL:
                     bucket.refuse_writes(DISK_FULL)
@@ -370,6 +387,15 @@ class Flusher:
                 if second:
                     bucket.accept_writes(DISK_FULL)
                 return
+
+    def _append_timed(self, commit: EncodedCommit) -> None:
+        """Append, in whichever thread; see how quick the disk is."""
+        began_s = perf_counter()
+        self._store.append(commit)
+        ended_s = perf_counter()
+        took_s = ended_s - began_s
+        if took_s > QUICK_APPEND_S_MAX:
+            self._is_quick_from_s = ended_s + SLOW_APPEND_PAUSE * took_s
 
     async def _wait_for_space(self, error: UnavailableError, waited_s: int) -> None:
         """Wait a second for space; raises the error if it is another, or there is no time."""

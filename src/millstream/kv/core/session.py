@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 from millstream import accelerated
@@ -95,13 +95,8 @@ _ORDINARY: Final = frozenset(
 """Answers that are no refusals: misses, unmet conditions, what old clients ask new nodes."""
 
 
-class _Wait(NamedTuple):
-    partition: Partition
-    seqno: int
-    reply: bytes
-    epoch: int
-
-
+_Wait = tuple[Partition, int, bytes, int]
+"""A reply that waits for the disk: partition, seqno, reply, the partition's epoch at that time."""
 Command = Callable[["KvSession", Packet, int], bytes | None]
 """Answers one request: (session, packet, now in Unix ns) -> reply, None for no reply (yet)."""
 
@@ -244,7 +239,7 @@ class KvSession:
         if (self._deferred or self.is_waiting or self.is_closing) and (
             self.is_closing or self.is_clogged
         ):
-            self._keep(data)
+            self._keep(data[at:])
             return b""
         try:
             at = self._answer(data, at, budget, now_ns)
@@ -450,14 +445,14 @@ class KvSession:
             if self.wants_tokens
             else _stored_reply(_RESPONSE_SET, 0, 0, 0, 0, opaque, frame[16:24])
         )  # fmt: skip
-        self._deferred.append(_Wait(partition, partition.queue.high_seqno, reply, partition.epoch))
+        self._deferred.append((partition, partition.queue.high_seqno, reply, partition.epoch))
         bucket.hurry()
         return True
 
     def _defer(self, packet: Packet, reply: bytes) -> None:
         partition = self.partition_of(packet, for_write=True)
         assert isinstance(partition, Partition)
-        self._deferred.append(_Wait(partition, partition.high_seqno, reply, partition.epoch))
+        self._deferred.append((partition, partition.high_seqno, reply, partition.epoch))
         assert self.bucket is not None
         self.bucket.hurry()
 
@@ -514,18 +509,18 @@ class KvSession:
         deferred = self._deferred
         while deferred:
             head = deferred[0]
-            if isinstance(head, _Wait):
-                if head.partition.epoch != head.epoch:
-                    head = _ambiguous(head.reply)
-                elif head.partition.persisted_seqno >= head.seqno:
-                    head = head.reply
-                elif head.partition.doubtful_seqno >= head.seqno:
-                    head = _ambiguous(head.reply)
-                else:
-                    return
+            if isinstance(head, tuple):
+                partition, seqno, reply, epoch = head
+                if partition.epoch != epoch:
+                    reply = _ambiguous(reply)
+                elif partition.persisted_seqno < seqno:
+                    if partition.doubtful_seqno < seqno:
+                        return
+                    reply = _ambiguous(reply)
             else:
-                self._deferred_bytes -= len(head)
-            self.out.append(head)
+                reply = head
+                self._deferred_bytes -= len(reply)
+            self.out.append(reply)
             deferred.popleft()
 
     def take_output(self) -> bytes:
@@ -585,7 +580,8 @@ def _ambiguous(reply: bytes) -> bytes:
 
 accelerated.bind(
     KvSession, "receive", Partition, MutationQueue, Block, Entry, Residents, Memory,
-    REQUESTS_PER_WAKEUP_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX, ENTRY_BYTES,
-    also=(KvSession._answer, Partition.store, absolute_expiry, Residents.add, Residents._take,
-          size_of),
+    REQUESTS_PER_WAKEUP_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX, ENTRY_BYTES, DEFERRED_MAX,
+    DEFERRED_BYTES_MAX,
+    also=(KvSession._answer, KvSession._store_durably, Partition.store, absolute_expiry,
+          Residents.add, Residents._take, size_of),
 )  # fmt: skip

@@ -1,8 +1,9 @@
-"""What a full disk does; commits and their errors are tested with the engine."""
+"""A full disk, and where commits are appended; their errors are tested with the engine."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,7 +13,13 @@ import pytest_asyncio
 from millstream.errors import UnavailableError
 from millstream.kv.aio import flusher as module
 from millstream.kv.aio.engine import BucketEngine
-from millstream.kv.aio.flusher import DISK_FULL, DISK_FULL_SECONDS_MAX
+from millstream.kv.aio.flusher import (
+    DISK_FULL,
+    DISK_FULL_SECONDS_MAX,
+    QUICK_APPEND_BYTES_MAX,
+    QUICK_APPEND_S_MAX,
+    SLOW_APPEND_PAUSE,
+)
 from millstream.storage.core.store import EncodedCommit
 
 NOW = 1_700_000_000_000_000_000
@@ -93,3 +100,68 @@ async def test_a_short_lack_of_space_leaves_no_doubt(
     await engine.until_persisted(0, 1)
     assert partition.doubtful_seqno == 0
     assert DISK_FULL not in engine.bucket.refusals
+
+
+class Disk:
+    """Where commits are appended, and what that takes on a clock of its own."""
+
+    def __init__(self, engine: BucketEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.engine = engine
+        self.takes_s = 0.0
+        self.now_s = 1000.0
+        self.places: list[str] = []
+        append = engine.store.append
+
+        def append_timed(commit: EncodedCommit) -> None:
+            is_in_loop = threading.current_thread() is threading.main_thread()
+            self.places.append("loop" if is_in_loop else "thread")
+            self.now_s += self.takes_s
+            append(commit)
+
+        monkeypatch.setattr(engine.store, "append", append_timed)
+        monkeypatch.setattr(module, "perf_counter", lambda: self.now_s)
+
+    async def write(self, *, bytes_count: int = 1) -> str:
+        """Write something that somebody waits for; return where it was appended."""
+        partition = self.engine.bucket.partitions[0]
+        partition.put(b"k", b"v" * bytes_count, 0, 0, 0, 0, NOW)
+        await self.engine.until_persisted(0, partition.high_seqno)
+        return self.places.pop()
+
+
+async def test_what_somebody_waits_for_is_appended_in_the_loop_while_the_disk_is_quick(
+    engine: BucketEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(engine, monkeypatch)
+    disk.takes_s = QUICK_APPEND_S_MAX / 2
+    assert [await disk.write() for _ in range(3)] == ["loop"] * 3
+    assert await disk.write(bytes_count=QUICK_APPEND_BYTES_MAX) == "thread", "it is large"
+    assert await disk.write() == "thread", "the segment is full, and sealed"
+    assert await disk.write() == "loop"
+
+
+async def test_after_a_slow_append_the_loop_is_left_alone_for_a_while(
+    engine: BucketEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(engine, monkeypatch)
+    disk.takes_s = 1.0
+    assert await disk.write() == "loop"
+    disk.takes_s = 0.0
+    assert [await disk.write() for _ in range(3)] == ["thread"] * 3
+    disk.now_s += SLOW_APPEND_PAUSE - 0.1
+    assert await disk.write() == "thread"
+    disk.now_s += 0.2
+    disk.takes_s = QUICK_APPEND_S_MAX * 2
+    assert [await disk.write() for _ in range(9)] == ["loop"] + ["thread"] * 8, "it stays slow"
+
+
+async def test_what_nobody_waits_for_does_not_keep_the_loop(
+    engine: BucketEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(engine, monkeypatch)
+    told = asyncio.Event()
+    monkeypatch.setattr(engine.flusher, "_on_persisted", told.set)
+    engine.bucket.partitions[0].put(b"k", b"v", 0, 0, 0, 0, NOW)
+    engine.bucket.changed()
+    await told.wait()
+    assert disk.places == ["thread"]

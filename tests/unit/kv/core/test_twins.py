@@ -15,6 +15,7 @@ from session_double import HostDouble, new_session
 from millstream import accelerated
 from millstream.errors import RemoteProtocolError
 from millstream.kv.core.partition import Partition
+from millstream.kv.core.session import DEFERRED_MAX
 from millstream.model.limits import KEY_BYTES_MAX, REQUESTS_PER_WAKEUP_MAX
 from millstream.model.partitions import partition_of
 from millstream.upr.core.source import Hold
@@ -60,6 +61,11 @@ class World:
         self.holds: list[tuple[Partition, Hold]] = []
         self.now_ns = NOW
         self.seen: list[Any] = []
+        self.hurried = 0
+        self.host.buckets["b"].hurry = self.hurry
+
+    def hurry(self) -> None:
+        self.hurried += 1
 
     def feed(self, number: int, data: bytes, times: int, cuts: list[int]) -> None:
         """Bytes come in pieces; what a wake-up left is asked for as the shell does it."""
@@ -90,7 +96,11 @@ class World:
         return (
             (session.pending_bytes, session.has_request, session.needs_care, session.has_changes),
             (session.waits_for_disk, session.is_clogged, session.is_waiting),
-            len(self.host.changed),
+            (len(self.host.changed), self.hurried),
+            [
+                (reply[0].partition_id, *reply[1:]) if isinstance(reply, tuple) else reply
+                for reply in session._deferred
+            ],
         )
 
     def wait(self, seconds: float) -> None:
@@ -189,7 +199,7 @@ def requests(draw: st.DrawFn) -> bytes:
         fields["extras"] = extras if draw(st.integers(0, 15)) else draw(st.binary(max_size=9))
         fields["value"] = draw(values)
         fields["datatype"] = draw(st.sampled_from([0, 0, 0, 1, 2, 5]))
-        fields["framing"] = draw(st.sampled_from([b""] * 9 + [b"\x11\x01", b"\x11\x02"]))
+        fields["framing"] = draw(st.sampled_from([b""] * 9 + FRAMINGS))
     elif opcode == Opcode.GET:
         fields["cas"] = 0
         if not draw(st.integers(0, 15)):
@@ -208,6 +218,9 @@ def requests(draw: st.DrawFn) -> bytes:
     return request(opcode, **fields)
 
 
+FRAMINGS = [
+    b"\x11\1", b"\x11\2", b"\x11\2", b"\x11\3", b"\x11\4", b"\x13\2\0\5", b"\x11", b"\x10\x10",
+]  # fmt: skip
 OTHERS = [
     Opcode.DELETE, Opcode.INCREMENT, Opcode.DECREMENT, Opcode.ADD, Opcode.REPLACE, Opcode.APPEND,
     Opcode.PREPEND, Opcode.TOUCH, Opcode.GAT, Opcode.GET_LOCKED, Opcode.HELLO, Opcode.NOOP,
@@ -272,6 +285,60 @@ def test_so_they_do_when_the_bytes_are_cut_anywhere() -> None:
     for cut in range(len(data)):
         check([(World.feed, (0, data, 1, [cut]), {})])
     check([(World.feed, (0, data, 1, [1] * len(data)), {})])
+
+
+durable_sets = st.builds(
+    lambda key, value, expiry, level, cas, datatype, opaque: request(
+        Opcode.SET, key=key, vbucket=partition_of(key, 4), value=value,
+        extras=b"flag" + expiry.to_bytes(4, "big"), framing=bytes([0x11, level]), cas=cas,
+        datatype=datatype, opaque=opaque,
+    ),
+    keys, values, expiries, st.sampled_from([2, 3, 3, 1]), cas, st.sampled_from([0, 0, 1]),
+    opaques,
+)  # fmt: skip
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(
+                st.just(World.feed),
+                st.tuples(
+                    st.integers(0, 2),
+                    st.lists(st.one_of(durable_sets, durable_sets, requests())).map(b"".join),
+                    st.just(1),
+                    st.lists(st.integers(0, 200), max_size=2),
+                ),
+                st.just({}),
+            ),
+            st.tuples(
+                st.just(World.flush),
+                st.just(()),
+                st.fixed_dictionaries({"is_durable": st.booleans()}),
+            ),
+            st.tuples(st.just(World.tell), st.just(()), st.just({})),
+        ),
+        max_size=12,
+    )
+)
+def test_so_they_do_with_writes_that_wait_for_the_disk(actions: list[Action]) -> None:
+    check(actions)
+
+
+def test_so_they_do_when_more_writes_wait_than_may() -> None:
+    one = request(
+        Opcode.SET, key=b"a", vbucket=partition_of(b"a", 4), extras=bytes(8), framing=b"\x11\3"
+    )
+    get = request(Opcode.GET, key=b"a", vbucket=partition_of(b"a", 4))
+    times = REQUESTS_PER_WAKEUP_MAX
+    many: list[Action] = [(World.feed, (0, one, times, []), {})] * (DEFERRED_MAX // times + 1)
+    flush: Action = (World.flush, (), {"is_durable": True})
+    check([*many, flush, (World.feed, (0, get, 2, []), {})])
+    large = request(Opcode.SET, key=b"a", vbucket=partition_of(b"a", 4), extras=bytes(8),
+                    value=bytes(1 << 20))  # fmt: skip
+    clogged: list[Action] = [(World.feed, (0, get, 6, []), {}), (World.feed, (0, one, 2, []), {})]
+    check([(World.feed, (0, large + one, 1, []), {}), *clogged, flush, *clogged])
 
 
 def test_so_they_do_when_large_values_fill_a_wakeup() -> None:
