@@ -85,7 +85,7 @@ def command(
     """Print the changes of a bucket as JSON lines."""
     if barrier:
         raise UsageError(
-            "--barrier needs barrier cookies, which nodes of this version do not answer yet; "
+            "--barrier needs barrier cookies, which this command does not send yet; "
             "use --until-now",
             code="not_supported",
         )

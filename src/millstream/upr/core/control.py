@@ -46,13 +46,15 @@ _UNSUPPORTED: Final = frozenset(
         "cache_transfer",
     }
 )
-_OWN_UNSUPPORTED: Final = frozenset({"enable_barriers", "document_meta", "column_batches"})
+_OWN_UNSUPPORTED: Final = frozenset({"document_meta", "column_batches"})
 
 
 class Settings:
     """The settings of one connection, changed by CONTROL."""
 
     __slots__ = (
+        "has_barriers",
+        "has_cycle_ends",
         "has_expiry_opcode",
         "has_noop",
         "is_durable_only",
@@ -70,6 +72,8 @@ class Settings:
         self.noop_interval_ms = NOOP_INTERVAL_MS_DEFAULT
         self.sends_end_on_close = False
         self.has_expiry_opcode = False
+        self.has_barriers = False
+        self.has_cycle_ends = False
         self.is_durable_only = False
         """Streams asked for from here on send nothing that a stop of the machine could undo."""
 
@@ -95,11 +99,22 @@ class Settings:
             self.sends_end_on_close = self.sends_end_on_close or _boolean(text)
         elif name == "enable_expiry_opcode":
             self.has_expiry_opcode = _boolean(text)
-        elif name == "durable_only" and self.is_extended:
-            self.is_durable_only = _boolean(text)
-        else:
+        elif not (self.is_extended and self._set_own(name, text)):
             return Status.EINVAL
         return Status.SUCCESS
+
+    def _set_own(self, name: str, text: str) -> bool:
+        """Apply a key of our own; False: it is none."""
+        match name:
+            case "durable_only":
+                self.is_durable_only = _boolean(text)
+            case "enable_barriers":
+                self.has_barriers = _boolean(text)
+            case "enable_cycle_ends":
+                self.has_cycle_ends = _boolean(text)
+            case _:
+                return False
+        return True
 
 
 def _boolean(text: str) -> bool:

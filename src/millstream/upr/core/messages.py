@@ -10,7 +10,7 @@ Elsewhere: frames of changes and markers (`wire.frames`), numbers (`wire.mcbp`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
@@ -30,13 +30,19 @@ from millstream.wire.mcbp import (
 )
 
 __all__ = [
+    "COOKIE_BYTES_MAX",
+    "Reached",
     "RefusedError",
     "StreamRequest",
     "check_layout",
+    "decode_barrier",
+    "decode_barrier_reached",
     "decode_branch_log",
     "decode_failover_log",
     "decode_purge_seqno",
     "decode_stream_request",
+    "encode_barrier",
+    "encode_barrier_reached",
     "encode_branch_log",
     "encode_failover_log",
     "encode_stream_request",
@@ -46,6 +52,12 @@ _REQUEST: Final = Struct(">IIQQQQQ")
 _LOG_ENTRY: Final = Struct(">QQ")
 _BRANCH_ENTRY: Final = Struct(">QQQ")
 _POSITIONS: Final = Struct(">HB5x8Q")
+_U32: Final = Struct(">I")
+_U16: Final = Struct(">H")
+_REACHED: Final = Struct(">HQQ")
+_NAMED: Final = 1
+"""Flag of BARRIER: the value names those that take part."""
+COOKIE_BYTES_MAX: Final = 64
 _LAYOUTS: Final[Mapping[int, tuple[int, bool, bool]]] = {
     Opcode.DCP_CLOSE_STREAM: (0, False, False),
     Opcode.DCP_GET_FAILOVER_LOG: (0, False, False),
@@ -84,6 +96,13 @@ class StreamRequest(NamedTuple):
     lease: int | None = None
     as_of: int | None = None
     end_uuid: int | None = None
+
+
+class Reached(NamedTuple):
+    """How far a stream that took part in a barrier has been sent: complete up to `seqno`."""
+
+    uuid: int
+    seqno: int
 
 
 def check_layout(packet: Packet) -> None:
@@ -186,6 +205,53 @@ def _refuse_filters(members: dict[str, Any]) -> None:
     if scope not in _DEFAULT_COLLECTION or any(name not in _DEFAULT_COLLECTION for name in wanted):
         message = "only the default collection exists: ask without a filter"
         raise RefusedError(Status.UNKNOWN_COLLECTION, message)
+
+
+def encode_barrier(
+    cookie: bytes, partition_ids: Iterable[int] | None = None, *, opaque: int = 0
+) -> bytes:
+    """Return the frame that asks for `cookie` to come back; None: every open stream takes part."""
+    flags = 0 if partition_ids is None else _NAMED
+    value = b"".join(map(_U16.pack, partition_ids or ()))
+    extras = _U32.pack(flags)
+    return request(Opcode.BARRIER, opaque=opaque, extras=extras, key=cookie, value=value)
+
+
+def decode_barrier(packet: Packet) -> tuple[bytes, list[int] | None]:
+    """Return the cookie, and the partitions that take part, None for all.
+
+    Raises:
+        RefusedError: malformed.
+    """
+    if len(packet.extras) != _U32.size or not 1 <= len(packet.key) <= COOKIE_BYTES_MAX:
+        message = f"a barrier has 4 bytes of extras and a cookie of 1 to {COOKIE_BYTES_MAX} bytes"
+        raise RefusedError(Status.EINVAL, message)
+    flags = _U32.unpack(packet.extras)[0]
+    if flags & ~_NAMED or bool(packet.value) != bool(flags) or len(packet.value) % _U16.size:
+        message = "flag 1 goes with partition ids of 16 bits in the value, no flag with no value"
+        raise RefusedError(Status.EINVAL, message)
+    named = [partition_id for (partition_id,) in _U16.iter_unpack(packet.value)]
+    return packet.key, named if flags else None
+
+
+def encode_barrier_reached(cookie: bytes, opaque: int, reached: Mapping[int, Reached]) -> bytes:
+    """Return the frame that brings a cookie back, `reached` in partition order."""
+    value = b"".join(_REACHED.pack(p, *found) for p, found in sorted(reached.items()))
+    extras = _U32.pack(len(reached))
+    return request(Opcode.BARRIER_REACHED, opaque=opaque, extras=extras, key=cookie, value=value)
+
+
+def decode_barrier_reached(packet: Packet) -> tuple[bytes, dict[int, Reached]]:
+    """Reverse `encode_barrier_reached`: the cookie, and how far each partition is.
+
+    Raises:
+        RemoteProtocolError: malformed.
+    """
+    value = packet.value
+    count = _U32.unpack(packet.extras)[0] if len(packet.extras) == _U32.size else -1
+    if not packet.key or len(value) != count * _REACHED.size:
+        raise RemoteProtocolError(f"a barrier of {len(value)} bytes", code="bad_frame")
+    return packet.key, {p: Reached(*found) for p, *found in _REACHED.iter_unpack(value)}
 
 
 def encode_failover_log(log: FailoverLog) -> bytes:

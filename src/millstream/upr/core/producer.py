@@ -15,9 +15,11 @@ Invariants:
 4. At most `BACKFILLS_MAX` streams of a connection read the log at a time; a read that was given
    up counts until it is done.
 5. One no-op is outstanding at most.
+6. A barrier's cookie goes behind every message that it waits for, and is counted as they are.
 
-Elsewhere: the judgement of requests (`upr.core.decision`), snapshots (`upr.core.stream`), sockets,
-threads and timers (`upr.aio.server`), OPEN (the kv port, which makes the producer).
+Elsewhere: the judgement of requests (`upr.core.decision`), snapshots (`upr.core.stream`), what a
+barrier waits for (`upr.core.barriers`), sockets, threads and timers (`upr.aio.server`), OPEN (the
+kv port, which makes the producer).
 
 Source: UPR design paper, "How ep-engine sends snapshots to UPR clients"; the released protocol.
 """
@@ -32,11 +34,13 @@ from typing import Final, NamedTuple
 
 from millstream.model.limits import STREAM_STEP_BYTES_MAX, STREAM_STEP_ITEMS_MAX
 from millstream.model.partitions import PartitionState
+from millstream.upr.core.barriers import Barriers
 from millstream.upr.core.control import Settings
 from millstream.upr.core.decision import RollbackError, decide
 from millstream.upr.core.messages import (
     RefusedError,
     check_layout,
+    decode_barrier,
     decode_stream_request,
     encode_failover_log,
 )
@@ -86,6 +90,7 @@ _PRODUCER_ONLY: Final = frozenset(
     }
 )
 """Messages that only a producer sends: whoever sends them here closes the connection."""
+_OWN_PRODUCER_ONLY: Final = frozenset({Opcode.BARRIER_REACHED, Opcode.CYCLE_END})
 
 
 class StreamFigures(NamedTuple):
@@ -143,6 +148,7 @@ class Producer:
         self._reads_under_way = 0
         self._held_back: deque[tuple[Stream, bytes]] = deque()
         """Messages that the window had no room for, the rest of one step at most."""
+        self._barriers = Barriers()
         self._replies: list[bytes] = []
         self._has_asked = False
         self._has_heard = True
@@ -160,7 +166,8 @@ class Producer:
         if packet.magic == RESPONSE:
             self._is_noop_out = self._is_noop_out and packet.opcode != Opcode.DCP_NOOP
             return
-        if packet.opcode in _PRODUCER_ONLY:
+        is_own = self.settings.is_extended and packet.opcode in _OWN_PRODUCER_ONLY
+        if packet.opcode in _PRODUCER_ONLY or is_own:
             self.wants_close = True
             return
         handler = _HANDLERS.get(packet.opcode)
@@ -228,6 +235,18 @@ class Producer:
             self._count(end)
             self._replies.append(end)
 
+    def _on_barrier(self, packet: Packet) -> None:
+        if not self.settings.has_barriers:
+            raise RefusedError(Status.UNKNOWN_COMMAND, "barriers were not enabled")
+        cookie, named = decode_barrier(packet)
+        if named is None:
+            named = self._order
+        elif not self._streams.keys() >= set(named):
+            raise RefusedError(Status.KEY_ENOENT, "a partition named is not streamed here")
+        self._barriers.add(cookie, packet.opaque, (self._streams[p] for p in named))
+        self._is_dirty = True
+        self._reply(packet, Status.SUCCESS)
+
     def _on_failover_log(self, packet: Packet) -> None:
         source = self._bucket.partition(packet.vbucket)
         if source is None or source.state is PartitionState.ABSENT:
@@ -275,6 +294,8 @@ class Producer:
         while self._held_back and self.room_bytes > 0:
             parts.append(self._held_back.popleft()[1])
             self._count(parts[-1])
+        if self._barriers.is_due:
+            parts += self._take_due()
         while items_left > 0:
             room = min(bytes_left, self.room_bytes)
             if room <= 0 or not (self._round or self._begin_round()):
@@ -284,8 +305,21 @@ class Producer:
                 parts.append(data)
                 bytes_left -= len(data)
             items_left -= work
+            if self._barriers.is_due:
+                parts += self._take_due()
         did_work = parts or items_left < STREAM_STEP_ITEMS_MAX
         return b"".join(parts) if did_work else None
+
+    def _take_due(self) -> list[bytes]:
+        """Return cookies and ends of cycles that are due, as far as the window has room.
+
+        While it has, nothing is held back.
+        """
+        due: list[bytes] = []
+        while self._barriers.is_due and self.room_bytes > 0:
+            due.append(self._barriers.take())
+            self._count(due[-1])
+        return due
 
     def _begin_round(self) -> bool:
         """Line up the streams that may have something to send; False: none has."""
@@ -297,6 +331,8 @@ class Producer:
                 for partition_id in reversed(self._order)
                 if streams[partition_id].is_ready()
             ]
+            if self.settings.has_cycle_ends:
+                self._barriers.begin_cycle(streams.values())
         return bool(self._round)
 
     def _step(self, stream: Stream, bytes_max: int, items_max: int) -> tuple[bytes, int]:
@@ -305,6 +341,8 @@ class Producer:
             return b"", 0
         may_backfill = len(self._backfilling) < BACKFILLS_MAX
         data, work = stream.step(bytes_max, items_max, may_backfill=may_backfill)
+        if not self._barriers.is_idle:
+            self._barriers.on_step(stream)
         if stream.is_over:
             self._forget(stream)
         elif stream.state is StreamState.BACKFILLING:
@@ -339,6 +377,7 @@ class Producer:
         del self._streams[partition_id]
         self._backfilling.pop(partition_id, None)
         self._order.remove(partition_id)
+        self._barriers.on_end(partition_id)
         self._is_dirty = True  # its turn at the log is free
 
     # -- the log
@@ -414,6 +453,7 @@ class Producer:
         self._round.clear()
         self._backfilling.clear()
         self._held_back.clear()
+        self._barriers.clear()
 
     def figures(self) -> StreamFigures:
         """Return how far the streams of this connection are."""
@@ -440,6 +480,7 @@ class Producer:
             ("num_streams", str(figures.streams)),
             ("num_running_backfills", str(figures.backfilling)),
             ("worst_lag", str(figures.lag)),
+            ("num_barriers", str(len(self._barriers))),
         ]
 
 
@@ -451,4 +492,5 @@ _HANDLERS: Final[Mapping[int, Callable[[Producer, Packet], None]]] = {
     Opcode.DCP_CONTROL: Producer._on_control,
     Opcode.DCP_NOOP: Producer._on_noop,
     Opcode.DCP_SEQNO_ACKNOWLEDGED: Producer._on_seqno_acknowledged,
+    Opcode.BARRIER: Producer._on_barrier,
 }

@@ -109,6 +109,7 @@ class Stream:
         "_role",
         "_skips_deletes",
         "_upto",
+        "complete",
         "has_advances",
         "opaque",
         "sent",
@@ -132,6 +133,8 @@ class Stream:
         self.has_advances = has_advances
         self.sent = grant.start
         """Everything at or below is sent, or superseded by what will be."""
+        self.complete = grant.start if grant.start >= grant.snap_end else grant.snap_start
+        """End of the last complete snapshot that the consumer has or is sent."""
         self._profile = profile
         self._grant = grant
         self._epoch = source.epoch
@@ -173,6 +176,11 @@ class Stream:
         """What is at or below will not be asked of memory."""
         is_log = self.state is StreamState.BACKFILLING
         return max(self.sent, self._upto) if is_log else self.sent
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the partition is no longer what was read: the next step ends the stream."""
+        return self.source.epoch != self._epoch
 
     @property
     def is_over(self) -> bool:
@@ -337,6 +345,8 @@ class Stream:
                 opaque=self.opaque,
                 extras=extras,
             )
+        if self.sent >= at:
+            self.complete = at
         self._release()
         self._marker_start = None
         self._end_min = 0

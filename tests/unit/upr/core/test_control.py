@@ -72,20 +72,30 @@ def test_what_is_known_and_not_supported(key: bytes) -> None:
     assert Settings(is_extended=False).set(key, b"true") == Status.NOT_SUPPORTED
 
 
-@pytest.mark.parametrize("key", [b"enable_barriers", b"document_meta", b"column_batches"])
+@pytest.mark.parametrize("key", [b"document_meta", b"column_batches"])
 def test_keys_of_our_own_are_known_with_the_feature_only(key: bytes) -> None:
     assert Settings(is_extended=True).set(key, b"true") == Status.NOT_SUPPORTED
     assert Settings(is_extended=False).set(key, b"true") == Status.EINVAL
 
 
-def test_durable_only_needs_the_feature() -> None:
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        (b"durable_only", "is_durable_only"),
+        (b"enable_barriers", "has_barriers"),
+        (b"enable_cycle_ends", "has_cycle_ends"),
+    ],
+)
+def test_what_is_supported_of_our_own_needs_the_feature(key: bytes, name: str) -> None:
     settings = Settings(is_extended=True)
-    assert settings.set(b"durable_only", b"maybe") == Status.EINVAL
-    assert settings.set(b"durable_only", b"true") == Status.SUCCESS
-    assert settings.is_durable_only
+    assert settings.set(key, b"maybe") == Status.EINVAL
+    assert settings.set(key, b"true") == Status.SUCCESS
+    assert getattr(settings, name)
+    assert settings.set(key, b"false") == Status.SUCCESS
+    assert not getattr(settings, name)
     plain = Settings(is_extended=False)
-    assert plain.set(b"durable_only", b"true") == Status.EINVAL
-    assert not plain.is_durable_only
+    assert plain.set(key, b"true") == Status.EINVAL
+    assert not getattr(plain, name)
 
 
 @given(st.binary(max_size=30), st.binary(max_size=30))

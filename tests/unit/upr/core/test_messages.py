@@ -11,13 +11,18 @@ from millstream.errors import RemoteProtocolError
 from millstream.model.limits import UINT64_MAX
 from millstream.model.position import FailoverEntry, Position
 from millstream.upr.core.messages import (
+    Reached,
     RefusedError,
     StreamRequest,
     check_layout,
+    decode_barrier,
+    decode_barrier_reached,
     decode_branch_log,
     decode_failover_log,
     decode_purge_seqno,
     decode_stream_request,
+    encode_barrier,
+    encode_barrier_reached,
     encode_branch_log,
     encode_failover_log,
     encode_stream_request,
@@ -169,3 +174,20 @@ def test_each_part_of_a_request_is_as_its_opcode_wants_it(
     with pytest.raises(RefusedError) as caught:
         check_layout(packet)
     assert caught.value.status == status
+
+
+def test_barriers_survive_the_wire() -> None:
+    for named in (None, [0], [7, 1023]):
+        assert decode_barrier(cut(encode_barrier(b"c", named))) == (b"c", named)
+    reached = {7: Reached(5, 6), 1023: Reached(UINT64_MAX, 0)}
+    packet = cut(encode_barrier_reached(b"c", 9, reached))
+    assert (packet.opcode, packet.opaque) == (Opcode.BARRIER_REACHED, 9)
+    assert decode_barrier_reached(packet) == (b"c", reached)
+    for bad in (
+        packet._replace(value=packet.value[:-1]),
+        packet._replace(key=b""),
+        packet._replace(extras=b"\0\0\0\1"),
+        packet._replace(extras=b"", value=b""),
+    ):
+        with pytest.raises(RemoteProtocolError):
+            decode_barrier_reached(bad)
