@@ -5,7 +5,8 @@ lineage a change gets, what a reader sees as of a seqno, what a crash may take.
 
 Invariants:
 1. Change n of the present history stands at `history[n - 1]`, for ever, until a crash or a
-   rollback takes it.
+   rollback takes it. None: a change that the copy was never sent, a newer one of its key having
+   come in the same snapshot.
 2. Nothing here asks the product for anything but the encoding of frames and lineages.
 """
 
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from millstream.model.lineage import Lineage, encode
+from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
 from millstream.wire.frames import deletion, expiration, mutation
 from millstream.wire.mcbp import Status
@@ -44,7 +46,7 @@ class Made(NamedTuple):
 @dataclass
 class PartitionModel:
     partition_id: int
-    history: list[Made] = field(default_factory=list)
+    history: list[Made | None] = field(default_factory=list)
     entries: list[FailoverEntry] = field(default_factory=list)  # oldest first
     marks: set[int] = field(default_factory=lambda: {0})
     """Where commits were frozen: the seqnos at which a copy may come back."""
@@ -55,21 +57,40 @@ class PartitionModel:
     last_cas: int = 0
     forgotten: set[int] = field(default_factory=set)
     """Tombstones found to be purged: their keys begin anew."""
-    past: dict[int, list[Made]] = field(default_factory=dict)
+    past: dict[int, list[Made | None]] = field(default_factory=dict)
     """Branch -> all of its history, where a part was lost."""
     by_key: dict[bytes, list[int]] = field(default_factory=dict)
     """Seqnos of each key, ascending."""
+    state: PartitionState = PartitionState.ACTIVE
+    complete_end: int | None = None
+    """Of a copy that is not active: where its last complete snapshot ends."""
+    range_end: int = 0
+    """Where the snapshot ends that it was last told of."""
+    ranges: set[int] = field(default_factory=set)
+    """Where all of them ended, since it began to follow."""
+    logged: list[list[FailoverEntry]] = field(default_factory=list)
+    """The entries that its log may have, while `entries` are what its source told it."""
 
     @property
     def high(self) -> int:
         return len(self.history)
+
+    @property
+    def shown(self) -> int:
+        """What others may read up to."""
+        return self.high if self.complete_end is None else self.complete_end
 
     # -- what readers see
 
     def newest(self, key: bytes, at: int | None = None) -> Made | None:
         seqnos = self.by_key.get(key, [])
         count = len(seqnos) if at is None else bisect_right(seqnos, at)
-        return self.history[seqnos[count - 1] - 1] if count else None
+        return self.made(seqnos[count - 1]) if count else None
+
+    def made(self, seqno: int) -> Made:
+        found = self.history[seqno - 1]
+        assert found is not None, f"change {seqno} was never sent"
+        return found
 
     def as_of(self, at: int, after: int = 0) -> list[Made]:
         """The newest of each key as of `at`, those above `after`, by seqno."""
@@ -79,7 +100,7 @@ class PartitionModel:
     def documents(self, seqno: int, branch: int) -> dict[bytes, bytes]:
         """What a reader of that branch holds at a seqno, whatever was lost since."""
         history = self.past.get(branch, self.history)
-        newest = {made.key: made.value for made in history[:seqno]}
+        newest = {made.key: made.value for made in history[:seqno] if made is not None}
         return {key: value for key, value in newest.items() if value is not None}
 
     def may_be_gone(self, made: Made, purge_seqno: int | None = None) -> bool:
@@ -103,7 +124,7 @@ class PartitionModel:
 
     def cut(self, seqno: int) -> None:
         """What is above `seqno` is gone."""
-        if seqno < self.high:
+        if seqno < self.high and self.complete_end is None:
             for entry in self.entries:
                 self.past.setdefault(entry.branch, list(self.history))
         del self.history[seqno:]
@@ -112,12 +133,50 @@ class PartitionModel:
         self.marks = {mark for mark in self.marks if mark <= seqno}
         self.forgotten = {gone for gone in self.forgotten if gone <= seqno}
         self.acknowledged = min(self.acknowledged, seqno)
+        if self.complete_end is not None:
+            self.complete_end = min(self.complete_end, seqno)
         if self.history_seqno > seqno:
             self.history_seqno = self.purge_seqno = 0
 
     def rollback_target(self, seqno: int) -> int:
         """The newest mark at or below `seqno` that can be restored; 0: emptied."""
         return max((m for m in self.marks if self.history_seqno <= m <= seqno), default=0)
+
+    # -- what happens to a copy
+
+    def follow(self) -> None:
+        """It is not active any more, and has a complete snapshot of whatever comes next."""
+        self.complete_end = self.range_end = self.high
+        self.ranges, self.logged = set(), [list(self.entries)]
+
+    def is_told_of(self, end: int) -> None:
+        """A snapshot begins."""
+        self.range_end = end
+        self.ranges.add(end)
+
+    def ends_beyond(self, seqno: int) -> set[int]:
+        """Where the snapshot may end in which a change is; of those that were sent twice any."""
+        return {end for end in self.ranges if end >= seqno}
+
+    def receive(self, made: Made) -> None:
+        """A change of the snapshot that it is inside of."""
+        self.history += [None] * (made.seqno - self.high - 1)
+        self.history.append(made)
+        self.by_key.setdefault(made.key, []).append(made.seqno)
+        self.last_cas = max(self.last_cas, made.cas)
+        if made.seqno == self.range_end:
+            self.complete_end = self.range_end
+
+    def activate(self, source: PartitionModel) -> None:
+        """It has ended to follow `source`; what it has of an unfinished snapshot counts."""
+        for entry in source.entries:
+            self.past.setdefault(entry.branch, list(source.history))
+        self.complete_end = None
+
+    def take_over(self, source: PartitionModel) -> None:
+        """It goes on where `source` has stopped."""
+        self.history, self.complete_end = list(source.history), None
+        self.by_key = {key: list(seqnos) for key, seqnos in source.by_key.items()}
 
     # -- what clients do; each returns what the product must return
 

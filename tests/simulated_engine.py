@@ -8,11 +8,11 @@ Invariants, each an assertion:
 1. What was acknowledged as persisted is there after every start; what comes back ends at a mark,
    has its failover log and low points, and a new entry unless the stop was clean.
 2. A waiter is told once, not before its change is durable and not later.
-
 3. A reader with positions comes to the end, and held at the end of each snapshot what the history
    it read from had there.
 
-Elsewhere: what can be read (`engine_checks`), what is right (`engine_model`).
+Elsewhere: what can be read (`engine_checks`), what is right (`engine_model`), copies and what they
+follow (`simulated_copies`), leases (`simulated_leases`), evicted documents (`simulated_reading`).
 """
 
 from __future__ import annotations
@@ -27,21 +27,27 @@ from typing import Final
 from unittest.mock import patch
 
 from compacting import mark, rewrite
-from engine_checks import KEYS, EngineChecks, Read
+from engine_checks import KEYS, Read
 from engine_model import FAILOVER_ENTRIES, NEVER_CREATE, SECOND, PartitionModel
 from millstream.errors import CorruptionError, UnavailableError
-from millstream.kv.aio.engine import _newest_cas, _StoreReader
+from millstream.kv.aio.engine import _newest_cas
 from millstream.kv.core import flush
 from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.eviction import Evictor
 from millstream.kv.core.flush import FlushPlan, GroupCommit
+from millstream.kv.core.memory import Memory
 from millstream.kv.core.moves import restore
 from millstream.kv.core.partition import Partition
-from millstream.model.position import FailoverEntry
+from millstream.kv.core.states import STREAMED
+from millstream.model.position import FailoverEntry, FailoverLog
 from millstream.storage.core.compaction import Compaction
 from millstream.storage.core.segment_log import LogSizes
 from millstream.storage.core.store import EncodedCommit, LogStore
 from millstream.upr.core.source import Hold
+from simulated_copies import ACTIVE, EngineCopies, Outcome
 from simulated_disk import Crash, Fault, SimulatedById, SimulatedDisk
+from simulated_leases import EngineLeases
+from simulated_reading import SimulatedReading
 from stream_line import Line
 
 PARTITIONS: Final = 2
@@ -49,6 +55,8 @@ NOW: Final = 1_700_000_000 * SECOND
 SIZES: Final = LogSizes(700, 2800, fill_from_bytes=1400, fill_bytes=300)
 COMMIT_CHANGES: Final = 8
 """After which a commit takes no further partition: so few that some must wait."""
+PROMPT_SHARE: Final = 0.7
+"""Of the requests that wait for a thread, those for which nothing else happens meanwhile."""
 PUT, DELETE, INCREMENT = 0, 6, 8
 """What `write` does."""
 
@@ -57,10 +65,12 @@ PUT, DELETE, INCREMENT = 0, 6, 8
 class Commit:
     plan: GroupCommit
     encoded: EncodedCommit
+    shown: list[int]
+    """What of each partition others may rely on once it is durable."""
     is_appended: bool = False
 
 
-class SimulatedEngine(EngineChecks):
+class SimulatedEngine(EngineCopies, EngineLeases):
     """One directory, and the process that serves it, if it lives."""
 
     def __init__(self, seed: int) -> None:
@@ -74,8 +84,10 @@ class SimulatedEngine(EngineChecks):
         window_bytes = self.rng.choice((1, 100, 1000, 100_000))
         self.line = Line(self.rng, PARTITIONS, self._documents, window_bytes)
         self.is_alive = False
-        self.undecided: dict[int, list[tuple[int, int, int]]] = {}
-        """(high, history, purge) that a step which was cut short may have left of a partition."""
+        self.undecided: dict[int, list[Outcome]] = {}
+        """What a step which was cut short may have left of a partition."""
+        self.undecided_states = {}
+        self.sources = {}
         self._forget()
 
     @classmethod
@@ -98,6 +110,10 @@ class SimulatedEngine(EngineChecks):
         self.holds: list[tuple[int, Hold]] = []
         self.reads: list[Read] = []
         self.waiting: set[tuple[int, int]] = set()
+        self.reading = SimulatedReading()
+        self.following = set()
+        self.leases = []
+        self.is_memory_bound = False
 
     # -- faults
 
@@ -144,13 +160,16 @@ class SimulatedEngine(EngineChecks):
             new_entry=self._new_entry, sizes=SIZES,
         )  # fmt: skip
         store.withdraw_receipt()
-        reader = _StoreReader(store, self._damaged)
+        reader = self.reading.reader(store, self._damaged)
+        self.memory = Memory()
         partitions, newest = [], _newest_cas(store)
         for p, found in enumerate(store.partitions):
             partition = Partition(
                 p, failover_log=found.failover_log, high_seqno=found.high_seqno,
                 purge_seqno=found.purge_seqno, is_resident=not store.has_records(p),
-                log=reader, last_cas=newest[p], queue_bytes_max=1 << 20,
+                log=reader, last_cas=newest[p], queue_bytes_max=1 << 20, memory=self.memory,
+                state=found.state, last_branch=found.last_branch, top_seqno=found.top_seqno,
+                range_end=found.range_end,
             )  # fmt: skip
             partitions.append(partition)
         self.bucket = Bucket(
@@ -158,6 +177,7 @@ class SimulatedEngine(EngineChecks):
             now_ns=lambda: self.now, monotonic_ns=lambda: self.monotonic,
         )  # fmt: skip
         self.plan: FlushPlan[tuple[int, int]] = FlushPlan(partitions)
+        self.evictor = Evictor(partitions, self.memory)
         self.store = store
         self.is_alive = True
 
@@ -175,27 +195,33 @@ class SimulatedEngine(EngineChecks):
             right = [(m, *low_points) for m in sorted(model.marks) if m >= model.acknowledged]
             right += self.undecided.pop(p, [])
             assert came_back in right, f"p{p} came back at {came_back}, not one of {right}"
-            high, model.history_seqno, model.purge_seqno = came_back
-            model.cut(high)
-            model.acknowledged = high
+            mark, model.history_seqno, model.purge_seqno = came_back
+            self.check_copy(p, found)
+            if model.complete_end is None:
+                model.cut(mark)
+            model.acknowledged = mark
             self._check_failover_log(model, found.failover_log)
+            self.undecided_states.pop(p, None)
         self.check_marks()
 
     def _check_failover_log(self, model: PartitionModel, log: tuple[FailoverEntry, ...]) -> None:
         """A start that was cut short may have left entries that nobody was told of."""
         p = model.partition_id
         assert len(log) <= FAILOVER_ENTRIES
-        for entry in model.entries:
-            is_kept = entry in log or len(log) == FAILOVER_ENTRIES
-            assert entry.seqno > model.high or is_kept, f"p{p}: {entry} was served, is forgotten"
+        if model.complete_end is None or p in self.undecided_states:
+            for entry in model.entries:
+                is_kept = entry in log or len(log) == FAILOVER_ENTRIES
+                assert entry.seqno > model.shown or is_kept, f"p{p}: {entry} was served, is gone"
+        else:
+            assert list(reversed(log)) in (model.entries, *model.logged)
         assert [e.branch for e in log] == sorted({e.branch for e in log}, reverse=True)
         assert [e.seqno for e in log] == sorted((e.seqno for e in log), reverse=True)
-        if not self.store.was_clean_stop:
+        if not self.store.was_clean_stop and model.complete_end is None:
             assert log[0] not in model.entries, f"p{p}: no new entry after an unclean stop"
             assert log[0].seqno == model.high
-        model.entries = list(reversed(log))
+        model.entries, model.logged = list(reversed(log)), [list(reversed(log))]
         model.last_cas = self.bucket.partitions[p].last_cas
-        cas = [made.cas for made in model.history]
+        cas = [made.cas for made in model.history if made is not None]
         kept = [made.cas for made in model.as_of(model.high) if not model.may_be_gone(made)]
         assert max(kept, default=0) <= model.last_cas <= max(cas, default=0)
 
@@ -226,14 +252,22 @@ class SimulatedEngine(EngineChecks):
             self.write(p, key, rng.randrange(10), rng.randrange(6), is_odd=is_odd)
 
     def write(self, p: int, key: bytes, op: int, n: int, *, is_odd: bool) -> None:
-        """One request of a client; the answer must be the model's."""
+        """One request of a client; the answer must be the model's, whenever it comes."""
+        self._ask(p, lambda: self._write(p, key, op, n, is_odd=is_odd))
+
+    def _ask(self, p: int, call: Callable[[], object]) -> None:
+        self.reading.ask(self.bucket.partitions[p], call)
+        if self.rng.random() < PROMPT_SHARE:
+            self.reading.finish()
+
+    def _write(self, p: int, key: bytes, op: int, n: int, *, is_odd: bool) -> None:
         self._notice_purged(p, key)
         found, now = self.models[p].newest(key), self.now
         cas = found.cas + (n % 2) if found and is_odd else 0
         value = b"%d" % n * (1 + 40 * (n == 5))
         expiry = now // SECOND + n if is_odd and n else 0
         done: list[object] = []
-        for one in (self.models[p], self.bucket.partitions[p]):
+        for one in (self.bucket.partitions[p], self.models[p]):
             match op:
                 case 4:
                     answer: object = one.add(key, value, n, expiry, n & 1, now)
@@ -250,7 +284,7 @@ class SimulatedEngine(EngineChecks):
                 case _:
                     answer = one.put(key, value, n, expiry, cas, n & 1, now)
             done.append(answer)
-        assert done[0] == done[1], f"p{p} {key!r} op {op}: {done[1]!r}, right is {done[0]!r}"
+        assert done[0] == done[1], f"p{p} {key!r} op {op}: {done[0]!r}, right is {done[1]!r}"
 
     def _notice_purged(self, p: int, key: bytes) -> None:
         """Whether a purged tombstone is still there is up to compaction; both are right."""
@@ -261,8 +295,19 @@ class SimulatedEngine(EngineChecks):
             model.forgotten.add(made.seqno)
 
     def get(self, p: int, key: bytes) -> None:
+        self._ask(p, lambda: self._get(p, key))
+
+    def _get(self, p: int, key: bytes) -> None:
+        found = self.bucket.partitions[p].live(key, self.now)
         right = self.models[p].live(key, self.now)
-        assert self.bucket.partitions[p].live(key, self.now) == (right and right.frame)
+        assert found == (right and right.frame)
+
+    def evict(self, share: int, steps: int) -> None:
+        """Let documents go, down to a share of what there is, as far as they may."""
+        self.memory.low_bytes = self.memory.table_bytes * share // 4
+        for _ in range(steps):
+            if not self.evictor.step() and not self.evictor.press():
+                return
 
     # -- holds and readers
 
@@ -277,10 +322,13 @@ class SimulatedEngine(EngineChecks):
         choices = [None, *held[-2:], *marks[-3:], model.high // 2]
         at = choices[n % len(choices)]
         hold = partition.open_hold(at, start)
-        if at is None or at in held or (at and at in marks and at <= partition.persisted_seqno):
+        is_kept = at in held or (at is None and model.shown == model.high)
+        if partition.state not in STREAMED:
+            assert hold is None
+        elif is_kept or (at and at in marks and at <= partition.persisted_seqno):
             assert hold is not None, f"p{p}: {at} cannot be held"
         if hold is not None:
-            assert hold.at == (model.high if at is None else at)
+            assert hold.at == (model.shown if at is None else at)
         return hold
 
     def keep_hold(self, p: int, n: int) -> None:
@@ -307,6 +355,7 @@ class SimulatedEngine(EngineChecks):
         """A reader of all partitions takes some bytes; it keeps its positions for ever."""
         if self.line.consumer is None:
             self.line.connect(self.bucket)
+        self.line.ask_again()
         self.line.producer.on_news()
         for _ in range(count):
             self.line.exchange()
@@ -323,34 +372,37 @@ class SimulatedEngine(EngineChecks):
         raise AssertionError(f"readers do not come to the end: {positions}")
 
     def _documents(self, p: int, seqno: int, branch: int) -> dict[bytes, bytes]:
-        return self.models[p].documents(seqno, branch)
+        return self.sources.get(p, self.models[p]).documents(seqno, branch)
 
     # -- the flusher
 
     def freeze(self) -> None:
         """Take the next commit, if anything changed."""
         for p, model in enumerate(self.models):
-            waiter = p, model.high
+            waiter = p, model.shown
             if waiter not in self.waiting and self.plan.wait(*waiter, waiter):
                 self.waiting.add(waiter)
         with patch.object(flush, "COMMIT_CHANGES_MAX", COMMIT_CHANGES):
             planned = self.plan.freeze()
         if planned is None:
-            assert all(model.high == model.acknowledged for model in self.models)
+            assert all(model.shown == model.acknowledged for model in self.models)
             return
         for partition, seqno in zip(planned.partitions, planned.seqnos, strict=True):
             model = self.models[partition.partition_id]
             assert seqno == model.high
-            model.marks.add(seqno)
-        self.commit = Commit(planned, self.store.encode(planned.batches))
+            model.marks.add(model.shown)
+            model.logged.append(list(model.entries))
+        shown = [self.models[partition.partition_id].shown for partition in planned.partitions]
+        self.commit = Commit(planned, self.store.encode(planned.batches), shown)
 
     def append(self) -> None:
         commit = self.commit
         assert commit is not None
         self.store.append(commit.encoded)
         commit.is_appended = True
-        for partition, seqno in zip(commit.plan.partitions, commit.plan.seqnos, strict=True):
-            self.models[partition.partition_id].acknowledged = seqno
+        for partition, shown in zip(commit.plan.partitions, commit.shown, strict=True):
+            model = self.models[partition.partition_id]
+            model.acknowledged, model.logged = shown, model.logged[-1:]
 
     def absorb(self) -> None:
         assert self.commit is not None
@@ -394,9 +446,9 @@ class SimulatedEngine(EngineChecks):
     # -- the log's history
 
     @contextmanager
-    def _undecided(self, p: int, state: tuple[int, int, int]) -> Iterator[None]:
-        """If the step is cut short, the next start finds the state before or this one."""
-        self.undecided[p] = [state]
+    def _undecided(self, p: int, *states: Outcome) -> Iterator[None]:
+        """If the step is cut short, the next start finds the state before or one of these."""
+        self.undecided[p] = list(states)
         try:
             yield
         except UnavailableError as error:
@@ -485,22 +537,42 @@ class SimulatedEngine(EngineChecks):
             found = self.store.roll_back(p, seqno)
         assert found.high_seqno == right, f"p{p}: back to {found.high_seqno}, not {right}"
         assert (found.history_seqno, found.purge_seqno) == low_points
-        assert found.failover_log[0].seqno == right
+        self._check_rolled_back(model, found.failover_log, right)
         restore(partition, found)
         told = set(self.plan.undone(partition))
         assert told == {(q, at) for q, at in self.waiting if q == p and at > right}
         self.waiting -= told
         model.cut(right)
-        model.begin(found.failover_log[0])
+        model.entries = list(reversed(found.failover_log))
+        model.logged = [list(model.entries)]
+        model.range_end = right
+        self.following.discard(p)
         self.holds = [(q, hold) for q, hold in self.holds if partition.is_held(hold) or q != p]
         assert all(q != p for q, _ in self.holds)
+        self.lose_leases(p)
         self.check_marks()
+
+    @staticmethod
+    def _check_rolled_back(model: PartitionModel, log: FailoverLog, right: int) -> None:
+        """An active copy begins another history there, others go on in their source's."""
+        is_active = model.complete_end is None
+        before = model.entries if is_active else model.logged[-1]
+        kept = [entry for entry in before if entry.seqno <= right]
+        if is_active:
+            assert log[0] not in before
+            assert log[0].seqno == right
+            kept.append(log[0])
+        assert list(reversed(log)) == (kept or before[:1])[-FAILOVER_ENTRIES:]
 
     def finish(self) -> None:
         """A clean stop and a start after it keep everything, the histories too."""
         self.fault = None
         if not self.is_alive:
             self.start()
+        self.reading.finish()
+        for p, model in enumerate(self.models):
+            if model.state is not ACTIVE:
+                self.set_state(p, ACTIVE)
         self._follow_to_the_end()
         before = [list(model.entries) for model in self.models]
         self.stop()

@@ -5,7 +5,8 @@ The reader keeps its state with its position and restores old ones exactly where
 Invariants, each an assertion:
 1. Every completed snapshot equals the source's state at that seqno, in the history it was read
    from: `truth` says which that is.
-2. No request is refused but by a rollback; no opened history is nameless.
+2. No request is refused but by a rollback, or where nothing is streamed from: then the reader
+   waits. No opened history is nameless.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from struct import Struct
 from typing import NamedTuple
 
+from millstream.kv.core.states import STREAMED
 from millstream.model.position import FailoverLog, Position
 from millstream.upr.core.consumer import (
     ChangesReceived,
@@ -76,6 +78,7 @@ class Line:
     def __init__(self, rng: random.Random, count: int, truth: Truth, window_bytes: int) -> None:
         self.rng, self.truth, self.window_bytes = rng, truth, window_bytes
         self.readers = [Reader() for _ in range(count)]
+        self.refused: set[int] = set()
         self.consumer: ConsumerCore | None = None
         self.producer: Producer
         self.bucket: BucketSource
@@ -89,7 +92,7 @@ class Line:
         self.producer = Producer(bucket, 0x21, is_extended=True, has_json=True)
         self.consumer.start(b"reader", noop_interval_s=1)
         self.to_consumer = self.to_producer = b""
-        self.reads = []
+        self.reads, self.refused = [], set()
         for number in range(len(self.readers)):
             self.follow(number)
 
@@ -102,6 +105,13 @@ class Line:
         reader = self.readers[number]
         assert self.consumer is not None
         self.consumer.follow(number, reader.position, reader.failover_log)
+
+    def ask_again(self) -> None:
+        """Follow what was refused, if it is streamed now."""
+        for number in sorted(self.refused):
+            if self.partition(number).state in STREAMED:
+                self.refused.discard(number)
+                self.follow(number)
 
     def disconnect(self) -> None:
         """Leave; harmless if nobody is there."""
@@ -158,8 +168,11 @@ class Line:
         return bool(part or sent or data is not None or has_read or self.reads)
 
     def handle(self, event: Event) -> None:
-        assert not isinstance(event, StreamRefused), event
         number = event.partition_id
+        if isinstance(event, StreamRefused):
+            assert event.status in (Status.NOT_MY_VBUCKET, Status.ETMPFAIL), event
+            self.refused.add(number)
+            return
         reader = self.readers[number]
         if isinstance(event, RollbackRequired):
             point = reader.undo(event.seqno)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,6 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from simulated_copies import ACTIVE, REPLICA
 from simulated_disk import FAULTS, Fault
 from simulated_engine import KEYS, PARTITIONS, SECOND, SimulatedEngine
 
@@ -65,6 +67,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from((1, 5, 100, -3600)))
     def clock(self, seconds):
         self.engine.now += seconds * SECOND
+        self.engine.monotonic += max(0, seconds) * SECOND
 
     @rule(p=PARTITION, n=st.integers(0, 5))
     def hold(self, p, n):
@@ -89,6 +92,18 @@ class EngineMachine(RuleBasedStateMachine):
             if read in reads:
                 self.engine.step_read(read)
 
+    @rule(p=PARTITION, is_whole=st.booleans())
+    def lease(self, p, is_whole):
+        self.engine.open_lease(p, is_whole=is_whole)
+
+    @precondition(lambda self: self.engine.leases)
+    @rule(n=st.integers(0, 9), share=st.floats(0, 1), is_last=st.booleans())
+    def read_lease(self, n, share, is_last):
+        engine = self.engine
+        engine.read_lease(n, share)
+        if is_last and engine.leases:
+            (engine.release_lease if n % 2 else engine.renew_lease)(n)
+
     @rule(count=st.integers(1, 20))
     def follow(self, count):
         self.engine.follow(count)
@@ -99,11 +114,43 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.line.disconnect()
         self.engine.line.window_bytes = window_bytes
 
+    # -- copies
+
+    @rule(p=PARTITION, n=st.integers(0, 9), is_hand_over=st.booleans())
+    def move(self, p, n, is_hand_over):
+        """A copy stays what it is most of the time."""
+        states = self.engine.states_of(p)
+        if n < len(states):
+            move = partial(self.engine.set_state, p, states[n], is_hand_over=is_hand_over)
+            self.engine.attempt(move)
+
+    @rule(p=PARTITION, seed=SEED, count=st.integers(1, 9))
+    def receive(self, p, seed, count):
+        """A copy that was active stands down for it now and then."""
+        engine = self.engine
+        if engine.models[p].state is ACTIVE and seed % 3 == 0:
+            engine.attempt(lambda: engine.set_state(p, REPLICA))
+        if engine.is_alive:
+            engine.receive(p, seed, count)
+
     # -- memory and disk
 
     @rule(p=PARTITION, bytes_max=st.sampled_from((0, 300, 2000, 1 << 20)))
     def bound_memory(self, p, bytes_max):
-        self.engine.bucket.partitions[p].queue.bytes_max = bytes_max
+        self.engine.bound_memory(p, bytes_max)
+
+    @rule(share=st.integers(0, 3), steps=st.integers(2, 9), is_flushed=st.booleans())
+    def evict(self, share, steps, is_flushed):
+        """Only what is durable goes: half of the time that is all."""
+        if is_flushed:
+            self.engine.attempt(self.engine.flush)
+        if self.engine.is_alive:
+            self.engine.evict(share, steps)
+
+    @precondition(lambda self: self.engine.reading.is_busy)
+    @rule(n=st.integers(0, 9))
+    def read_back(self, n):
+        self.engine.reading.step(n)
 
     @precondition(lambda self: self.engine.commit is None)
     @rule()
