@@ -6,6 +6,7 @@ import pytest
 
 from fake_source import FakeBucket, FakePartition
 from millstream.model.limits import UINT64_MAX
+from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry, Position
 from millstream.upr.core.decision import Grant, RollbackError, decide
 from millstream.upr.core.messages import RefusedError, StreamRequest
@@ -29,31 +30,38 @@ def answer(position: Position, flags: int = 0, **fields: Any) -> int | None:
     return None
 
 
+WORKED_CASES = {
+    "from the beginning": (Position(0, 0, 0, 0), 0, 0, None),
+    "complete, in the newest history": (Position(C, 400, 400, 400), 0, 0, None),
+    "complete, in an older one": (Position(B, 250, 250, 250), 0, 0, None),
+    "complete, beyond where histories part": (Position(B, 320, 320, 320), 0, 0, 300),
+    "the same reader, once it has undone": (Position(B, 300, 300, 300), 0, 0, None),
+    "inside a snapshot that reaches beyond": (Position(B, 280, 260, 310), 0, 0, 260),
+    "complete beyond, begun far below": (Position(A, 210, 150, 210), 0, 0, 200),
+    "nothing but the marker came": (Position(A, 150, 150, 260), 0, 0, None),
+    "inside a snapshot of common history": (Position(A, 150, 120, 180), 0, 0, None),
+    "inside one whose end was lost": (Position(C, 430, 420, 460), 0, 0, 420),
+    "ahead of the copy": (Position(C, 500, 500, 500), 0, 0, 450),
+    "in a history nobody knows": (Position(Z, 5, 5, 5), 0, 0, 0),
+    "deletions above it are forgotten": (Position(C, 320, 320, 320), 0, 350, 0),
+    "it does not mind": (Position(C, 320, 320, 320), StreamFlag.IGNORE_PURGE, 350, None),
+    "it began when they were": (Position(C, 320, 320, 320, 350), 0, 350, None),
+    "more are by now": (Position(C, 320, 320, 320, 340), 0, 350, 0),
+    "only its snapshot's start is below": (Position(C, 360, 340, 400), 0, 350, None),
+    "a name and nothing read": (Position(Z, 0, 0, 0), 0, 0, None),
+    "and the name is to be judged": (Position(Z, 0, 0, 0), StreamFlag.STRICT_UUID, 0, 0),
+    "no name to be judged": (Position(0, 0, 0, 0), StreamFlag.STRICT_UUID, 350, None),
+}
+
+
+@pytest.mark.parametrize("state", [PartitionState.ACTIVE, PartitionState.REPLICA])
 @pytest.mark.parametrize(
-    ("position", "flags", "purge", "back_to"),
-    [
-        (Position(0, 0, 0, 0), 0, 0, None),
-        (Position(C, 400, 400, 400), 0, 0, None),
-        (Position(B, 250, 250, 250), 0, 0, None),
-        (Position(B, 320, 320, 320), 0, 0, 300),
-        (Position(B, 300, 300, 300), 0, 0, None),
-        (Position(B, 280, 260, 310), 0, 0, 260),
-        (Position(A, 210, 150, 210), 0, 0, 200),
-        (Position(A, 150, 150, 260), 0, 0, None),
-        (Position(A, 150, 120, 180), 0, 0, None),
-        (Position(C, 430, 420, 460), 0, 0, 420),
-        (Position(C, 500, 500, 500), 0, 0, 450),
-        (Position(Z, 5, 5, 5), 0, 0, 0),
-        (Position(C, 320, 320, 320), 0, 350, 0),
-        (Position(C, 320, 320, 320), StreamFlag.IGNORE_PURGE, 350, None),
-        (Position(C, 320, 320, 320, 350), 0, 350, None),
-        (Position(C, 360, 340, 400), 0, 350, None),
-        (Position(Z, 0, 0, 0), 0, 0, None),
-        (Position(Z, 0, 0, 0), StreamFlag.STRICT_UUID, 0, 0),
-    ],
+    ("position", "flags", "purge", "back_to"), WORKED_CASES.values(), ids=WORKED_CASES
 )
-def test_worked_cases(position: Position, flags: int, purge: int, back_to: int | None) -> None:
-    assert answer(position, flags, purge_seqno=purge) == back_to
+def test_worked_cases(
+    position: Position, flags: int, purge: int, back_to: int | None, state: PartitionState
+) -> None:
+    assert answer(position, flags, purge_seqno=purge, state=state) == back_to
 
 
 def granted(position: Position, **fields: Any) -> Grant:

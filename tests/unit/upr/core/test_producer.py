@@ -41,6 +41,18 @@ def test_a_rollback_is_answered_with_eight_bytes() -> None:
     assert (reply.status, reply.value) == (Status.ROLLBACK, (5).to_bytes(8, "big"))
 
 
+def test_a_request_and_its_rollback_byte_for_byte() -> None:
+    talk = Talk(*(filled("abcde", number) for number in range(9)))
+    uuid = talk.partition.failover_log[0].uuid
+    asked = (
+        "80530000300000080000003000001000000000000000000000000010000000000000000000000007"
+        f"ffffffffffffffff{uuid:016x}00000000000000070000000000000007"
+    )
+    talk.producer.on_packet(packets_of(bytes.fromhex(asked))[0])
+    wanted = "8153000000000023000000080000100000000000000000000000000000000005"
+    assert talk.producer.take_replies().hex() == wanted
+
+
 @pytest.mark.parametrize(
     ("at", "options", "status"),
     [
