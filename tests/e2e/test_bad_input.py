@@ -338,6 +338,52 @@ def test_stream_that_is_never_read(connect: Connect, node: NodeProcess, window: 
     assert node.resident_bytes() - before < GROWTH_BYTES_MAX + total
 
 
+def _readers(client: RawClient) -> dict[str, str]:
+    """What the node says of its streams."""
+    client.send(request(Opcode.STAT, key=b"readers"))
+    found: dict[str, str] = {}
+    while (packet := client.receive()).key:
+        found[packet.key.decode()] = packet.value.decode()
+    return found
+
+
+def test_a_thousand_streams_opened_and_dropped(connect: Connect, node: NodeProcess) -> None:
+    watcher = connect("kv")
+    assert put(watcher, b"streamed", b"x").status == Status.SUCCESS
+    opened = request(Opcode.DCP_OPEN, extras=bytes((0, 0, 0, 0, 0, 0, 0, 1)), key=b"thousand")
+    extras = Struct(">II5Q").pack(0, 0, 0, 2**64 - 1, 0, 0, 0)
+    before = node.resident_bytes()
+    client = connect("kv")
+    client.send(opened)
+    assert client.receive().status == Status.SUCCESS
+    for turn in range(1000):
+        partition = turn % PARTITIONS
+        asked = request(Opcode.DCP_STREAM_REQ, vbucket=partition, opaque=turn, extras=extras)
+        client.send(asked + request(Opcode.DCP_CLOSE_STREAM, vbucket=partition, opaque=turn))
+        statuses = []
+        while len(statuses) < 2:
+            packet = client.receive()
+            if packet.magic == RESPONSE:
+                statuses.append(packet.status)
+        assert statuses == [Status.SUCCESS, Status.SUCCESS]
+    assert _readers(watcher)["readers_streams"] == "0"
+    client.close()
+    for _ in range(50):  # each closes the one before, which has the same name
+        client = connect("kv")
+        frames = [
+            request(Opcode.DCP_STREAM_REQ, vbucket=partition, opaque=1, extras=extras)
+            for partition in range(PARTITIONS)
+        ]
+        client.send(opened + b"".join(frames))
+        assert client.receive().status == Status.SUCCESS
+    client.close()
+    deadline = time.monotonic() + 20
+    while _readers(watcher)["readers_connections"] != "0":
+        assert time.monotonic() < deadline
+    assert _readers(watcher)["readers_streams"] == "0"
+    assert node.resident_bytes() - before < GROWTH_BYTES_MAX
+
+
 # -- keys and flags that clients may write
 
 

@@ -192,6 +192,22 @@ async def test_signs_of_life_and_the_end_of_a_silent_peer(
     assert "me is dead" in caplog.text
 
 
+async def test_a_peer_that_acknowledges_nothing_is_cut_off_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(producer_module, "STUCK_MS_MAX", 150)
+    peer = Peer(filled("abc"))
+    peer.control(b"connection_buffer_size", b"1")
+    peer.control(b"enable_noop", b"true")
+    peer.control(b"set_noop_interval", b"0.1")
+    peer.stream()
+    await peer.connection.until(lambda connection: connection.is_closed)
+    assert peer.keys() == []
+    partition = peer.bucket.partitions[0]
+    assert (partition.holds, partition.readers, peer.bucket.callbacks) == ({}, [], [])
+    assert (peer.session.figures().is_stuck, peer.session.figures().streams) == (True, 0)
+
+
 async def test_a_peer_that_breaks_the_protocol_is_closed() -> None:
     peer = Peer(filled("a"))
     peer.send(request(Opcode.DCP_MUTATION, extras=bytes(31), key=b"k"))
