@@ -5,7 +5,8 @@ How it measures:
    processor time, beside a limit from the same process.
 2. Opening is the wall time of `Node.start` over the directory of a node that was killed with its
    by-id map nearly a million changes behind, and over that of one that was stopped.
-3. Persisted writes come from the compiled generator, one request at a time per connection, in
+3. Evicted documents are read through the kv port of a node whose memory has room for a fifth.
+4. Persisted writes come from the compiled generator, one request at a time per connection, in
    turns with Debian's Redis, which syncs before it answers, too.
 
 Elsewhere: floors of requests, streams and Spark (run.py).
@@ -20,6 +21,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from millstream import connect
+from millstream.client.connection import Connection
+from millstream.wire.mcbp import Opcode, request
 from report import Verdict
 from servers import (
     HERE,
@@ -40,6 +44,9 @@ VALUE_BYTES = 256
 CLIENTS = (1, 64, 256)
 PERSIST_LEVEL = 3
 QUIET_S = 2.0
+EVICTED_KEYS = 300_000
+QUOTA = "32MiB"
+"""A fifth of what these take."""
 TAIL_SHARE = 0.99
 """Of the changes at which a node brings its by-id map up to date."""
 FLOORS = {
@@ -73,6 +80,7 @@ def measure_engine(directory: Path, items: int, rounds: int, seconds: float) -> 
     for name in ("find", "backfill"):
         say(name)
         found[name] = row(name, data=directory / "data", items=int(items * TAIL_SHARE))
+    found["evicted"] = measure_evicted(directory, seconds)
     found["persisted"] = measure_persisted(directory, rounds, seconds)
     return found
 
@@ -119,6 +127,51 @@ def measure_opening(directory: Path, items: int) -> Figures:
         "by_id_s": last["by_id_seconds"] - last["seconds"],
         "stopped_s": statistics.median(run["seconds"] for run in stopped),
     }
+
+
+def measure_evicted(directory: Path, seconds: float) -> Figures:
+    """Read random documents of a node that has a fifth of them in memory."""
+    place = directory / "evicted"
+    place.mkdir()
+    found: Figures = {}
+    with Node(place, "--bucket", BUCKET, "--memory-quota", QUOTA) as node:
+        address = f"127.0.0.1:{node.kv_port}"
+        with connect(address) as client:
+            value = bytes(VALUE_BYTES)
+            documents = ((b"bench-%09d" % n, value) for n in range(EVICTED_KEYS))
+            client.upsert_many(documents).raise_first()
+            client.wait_persisted()
+        for depth, clients in ((1, 50), (100, 10)):
+            say(f"reads of evicted documents, batches of {depth}")
+            node.settle()
+            before, spent = _read_back(address), node.cpu_s()
+            figures = run_program(
+                "loadgen", "-o", "get", "-c", clients, "-P", depth, "-s", seconds,
+                "-k", EVICTED_KEYS, "-v", VALUE_BYTES, "-b", "default", "-p", PARTITIONS,
+                "127.0.0.1", node.kv_port,
+            )  # fmt: skip
+            node.settle()
+            figures["us"] = (node.cpu_s() - spent) / figures["operations"] * 1e6
+            in_loop, by_threads = (b - a for a, b in zip(before, _read_back(address), strict=True))
+            figures["evicted_share"] = (in_loop + by_threads) / figures["operations"]
+            figures["thread_share"] = by_threads / max(1, in_loop + by_threads)
+            found[str(depth)] = figures
+        found["resident_bytes"] = node.resident_bytes()
+    return found
+
+
+def _read_back(address: str) -> tuple[int, int]:
+    """Return how many documents a node has read back, in the loop and by threads."""
+    host, _, port = address.rpartition(":")
+    figures: dict[bytes, bytes] = {}
+    with Connection(host, int(port), bucket="default") as connection:
+        connection.send(request(Opcode.STAT, opaque=1))
+        while b"" not in figures:
+            figures |= {packet.key: packet.value for packet in connection.receive()}
+    return (
+        int(figures[b"reading_back_in_loop_total"]),
+        int(figures[b"reading_back_by_threads_total"]),
+    )
 
 
 def measure_persisted(directory: Path, rounds: int, seconds: float) -> Figures:

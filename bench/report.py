@@ -217,7 +217,26 @@ def _engine(engine: Figures) -> Iterator[str]:
         f"{opening['by_id_s']:.1f} s later, and {opening['stopped_s']:.2f} s after a clean stop."
     )
     yield ""
+    if "evicted" in engine:
+        yield from _evicted(engine["evicted"])
     yield from _persisted(engine["persisted"])
+
+
+def _evicted(evicted: Figures) -> Iterator[str]:
+    yield (
+        "GET of random documents over the kv port, a fifth of them in memory "
+        f"({evicted['resident_bytes'] / 1e6:,.0f} MB of processes in the end):"
+    )
+    yield ""
+    yield "| batches of | op/s | processor us/op | of evicted documents | of these by a thread |"
+    yield "| --- | --- | --- | --- | --- |"
+    for depth in ("1", "100"):
+        row = evicted[depth]
+        yield (
+            f"| {depth} | {row['operations_per_s']:,.0f} | {row['us']:.2f} | "
+            f"{row['evicted_share']:.0%} | {row['thread_share']:.2%} |"
+        )
+    yield ""
 
 
 def _persisted(persisted: Figures) -> Iterator[str]:

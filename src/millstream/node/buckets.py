@@ -70,7 +70,7 @@ class Buckets:
         memory_quota_bytes: of every bucket that has none of its own.
         on_persisted: called after each group commit.
         on_fatal: called with a bucket's name and the error that ended its writing; the bucket is
-            not served any more.
+            not served any more. Not for one that is being deleted.
         on_stopped: called with a bucket in which a damaged record was met; it is not served any
             more, the other buckets are.
         open_bucket: how a bucket is brought up.
@@ -262,6 +262,9 @@ class Buckets:
         def on_fatal(error: Exception) -> None:
             if isinstance(error, CorruptionError):
                 on_corrupt(error)
+                return
+            if name not in self._running:
+                _LOG.warning("bucket %s is being deleted, its disk failed: %s", name, error)
                 return
             self._failures[name] = f"its disk failed: {error}"
             self.served.pop(name, None)

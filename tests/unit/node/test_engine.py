@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import json
 import urllib.request
 from pathlib import Path
@@ -7,9 +8,11 @@ import pytest
 
 from millstream.client.connection import Connection
 from millstream.errors import ConditionError, UnavailableError, UsageError
+from millstream.kv.aio import flusher
 from millstream.kv.core.statistics import BUCKET_FIGURES, NODE_FIGURES, Histogram
 from millstream.node.engine import Engine
 from millstream.node.settings import Address, BucketSpec, Credential
+from millstream.runtime.disk import OsFile
 
 
 def port_of(engine, name):
@@ -40,6 +43,25 @@ async def test_a_new_node_serves_the_default_bucket(make_settings):
         partition = next(p for p in engine.served["default"].partitions if p.high_seqno)
         await engine.until_persisted("default", partition.partition_id, 1)
         assert partition.persisted_seqno == 1
+    finally:
+        await engine.stop()
+
+
+async def test_a_bucket_is_deleted_while_its_disk_is_full(make_settings, monkeypatch):
+    failures = []
+    engine = await Engine.start(make_settings(flush_interval_ms=60_000), on_fatal=failures.append)
+    try:
+        partition = engine.served["default"].partitions[0]
+        partition.put(b"k", b"v", 0, 0, 0, 0, 1)
+        monkeypatch.setattr(flusher, "DISK_FULL_STOP_SECONDS_MAX", 0)
+
+        def full(file, offset, data):
+            raise OSError(errno.ENOSPC, "no space")
+
+        monkeypatch.setattr(OsFile, "write_at", full)
+        await engine.delete_bucket("default")
+        assert engine.bucket_statuses() == []
+        assert failures == [], "nothing of the node is wrong"
     finally:
         await engine.stop()
 

@@ -9,8 +9,8 @@ Invariants:
    milliseconds; a thread reads and writes, a step at a time, so that the loop never waits longer.
 2. Low points are durable before anything is marked or dropped by them. They pass nothing that
    somebody reads; who began to in the meantime loses the right to it, and is told.
-3. While more is dead than is alive, slack included, it works without rest; else it rests
-   `REST_FACTOR` times as long as it works.
+3. While more is dead than is alive, slack included, it works without rest, in longer steps once
+   it is late; else it rests `REST_FACTOR` times as long as it works.
 4. A full disk is waited for. Any other error of the disk ends the writing of the bucket.
 5. After `stop` nothing is written; a run that is not swapped yet leaves no trace.
 
@@ -27,7 +27,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from time import perf_counter
+from time import thread_time
 from typing import Final, NamedTuple, TypeVar
 
 from millstream.errors import CorruptionError, UnavailableError
@@ -54,6 +54,11 @@ PURGE_INTERVAL_S: Final = 3600.0
 DISK_FULL_PAUSE_S: Final = 60.0
 HELD_PAUSE_S: Final = 60.0
 """Until another try at history that a reader held."""
+LATE_BYTES: Final = 16 * 1024 * 1024
+"""Written during a pass, after which it is late if more is dead than may be."""
+LATE_STEP_S: Final = 0.02
+"""Processor time of a step in the thread then: it takes about as much of the interpreter's lock as
+the loop does, which slows writes down to what can be compacted."""
 _SECOND_NS: Final = 1_000_000_000
 
 
@@ -82,7 +87,8 @@ class Compactor:
         bucket: whose partitions say what is still read.
         store: the log.
         flusher: whose commits wait while low points move and a run is installed.
-        now_ns: the clock, Unix time.
+        now_ns: the clock, Unix time: by it deletions and history have their age.
+        monotonic_ns: a clock that nobody sets: by it the compactor waits.
         on_corrupt: called when a damaged record or index was met.
         window: of history.
         purge_age_s: age at which deletions may be forgotten; 0: never.
@@ -95,6 +101,7 @@ class Compactor:
         flusher: Flusher,
         *,
         now_ns: Callable[[], int],
+        monotonic_ns: Callable[[], int],
         on_corrupt: Callable[[CorruptionError], None],
         window: HistoryWindow,
         purge_age_s: int = PURGE_AGE_S,
@@ -104,6 +111,7 @@ class Compactor:
         self._reclaiming = store.reclaiming
         self._flusher = flusher
         self._now_ns = now_ns
+        self._monotonic_ns = monotonic_ns
         self._on_corrupt = on_corrupt
         self._window = window
         self._purge_age_s = purge_age_s
@@ -115,6 +123,8 @@ class Compactor:
         self._has_ended = False
         self._waiters: list[asyncio.Future[None]] = []
         self._next_look_bytes = LOOK_BYTES
+        self._late_at_bytes = self._pass_bytes = 0
+        """`_pass_bytes`: written while the last pass was made; the next begins as much earlier."""
         self._purge_at_ns = self._next_pass_ns = 0
         self._marked_replaced: int | None = None
         """Of the records replaced since the start, those that marking has seen."""
@@ -246,26 +256,30 @@ class Compactor:
         per_change = (dead + live) // max(1, sum(one.changes for one in counts))
         now_ns = self._now_ns()
         over = self._window.over(now_ns, store.appended_bytes)
-        slack = max(sizes.segment_bytes_min, self._window.slack_bytes(now_ns, over))
+        slack = self._window.slack_bytes(now_ns, over) - self._pass_bytes
+        slack = max(sizes.segment_bytes_min, slack)
         fresh = max(0, over.replaced_total - self._marked_replaced) if over else 0
         replaced = max(0, store.replaced_total - self._marked_replaced)
         live -= min(live, replaced * per_change)
         dead += fresh * per_change
         self._is_pressed = dead > live + slack
         return (
-            (now_ns >= self._next_pass_ns and is_due(live, dead, slack))
+            (self._monotonic_ns() >= self._next_pass_ns and is_due(live, dead, slack))
             or bool(choose_run(counts, sizes.segment_bytes_max, [one.number for one in counts]))
             or self._is_purge_due()
         )
 
     def _is_purge_due(self) -> bool:
         has_tombstones = any(one.tombstones for one in self._reclaiming.counts)
-        return self._purge_age_s > 0 and has_tombstones and self._now_ns() >= self._purge_at_ns
+        is_time = self._monotonic_ns() >= self._purge_at_ns
+        return self._purge_age_s > 0 and has_tombstones and is_time
 
     # -- a pass
 
     async def _pass(self, kept_share: float) -> None:
         reclaiming = self._reclaiming
+        began_bytes = self._store.appended_bytes
+        self._late_at_bytes = began_bytes + LATE_BYTES
         await self._move_low_points()
         marking = reclaiming.begin_marking()
         await self._steps(marking.steps())
@@ -284,6 +298,7 @@ class Compactor:
             await self._rewrite(run)
             done.append(run[-1])
             await self._steps(reclaiming.count_steps())
+        self._pass_bytes = self._store.appended_bytes - began_bytes
 
     async def _move_low_points(self) -> None:
         """Move history by the window, purge points by age; durable on return."""
@@ -308,22 +323,22 @@ class Compactor:
             for p, (history_seqno, _) in points.items():
                 partitions[p].queue.holds.lose_below(history_seqno)
         if is_held:  # what is held back is let go by a later pass
-            self._next_pass_ns = self._now_ns() + int(HELD_PAUSE_S * _SECOND_NS)
+            self._next_pass_ns = self._monotonic_ns() + int(HELD_PAUSE_S * _SECOND_NS)
         else:
             self._marked_replaced = over.replaced_total
 
     async def _old_tombstones(self, marks: Sequence[int]) -> list[int]:
         """Return, by partition, up to where deletions are old enough to be forgotten."""
         limits = [0] * self._bucket.partition_count
-        now_ns = self._now_ns()
         if self._is_purge_due():
             interval_s = min(PURGE_INTERVAL_S, self._purge_age_s / 4)
-            self._purge_at_ns = now_ns + int(interval_s * _SECOND_NS)
+            self._purge_at_ns = self._monotonic_ns() + int(interval_s * _SECOND_NS)
             limits = [
                 min(mark, partition.history_limit(), partition.purge_limit())
                 for mark, partition in zip(marks, self._bucket.partitions, strict=True)
             ]
-        scan = self._reclaiming.purge_scan(limits, now_ns - self._purge_age_s * _SECOND_NS)
+        cutoff_ns = self._now_ns() - self._purge_age_s * _SECOND_NS
+        scan = self._reclaiming.purge_scan(limits, cutoff_ns)
         await self._steps(scan.steps())
         return scan.seqnos
 
@@ -357,8 +372,14 @@ class Compactor:
 
     # -- steps
 
+    @property
+    def _step_s(self) -> float:
+        """How long a step in the thread may be."""
+        is_late = self._is_pressed and self._store.appended_bytes >= self._late_at_bytes
+        return LATE_STEP_S if is_late else STEP_S
+
     async def _steps(self, steps: Iterator[None]) -> None:
-        while not await self._in_thread(_take_steps, steps):
+        while not await self._in_thread(_take_steps, steps, self._step_s):
             await self._rest(may_stop=True)
 
     async def _tell_by_id(
@@ -368,11 +389,15 @@ class Compactor:
         *,
         may_stop: bool,
     ) -> None:
-        while (batch := await self._in_thread(_next_batch, batches)) is not None:
-            if batch.keys:
+        is_over = False
+        while not is_over:
+            found, is_over = await self._in_thread(_next_batches, batches, self._step_s)
+            for batch in found:
                 await self._flusher.until_by_id_rests()
                 tell(batch)
-            await self._rest(may_stop=may_stop)
+                await self._rest(may_stop=may_stop)
+            if not found:
+                await self._rest(may_stop=may_stop)
 
     async def _rest(self, *, may_stop: bool) -> None:
         if may_stop and self._is_stopping:
@@ -387,19 +412,21 @@ class Compactor:
             raise disk_error(error, f"bucket {self._bucket.name}") from error
 
 
-def _take_steps(steps: Iterator[None]) -> bool:
-    """Take steps for about `STEP_S`; return whether that was all."""
-    end = perf_counter() + STEP_S
+def _take_steps(steps: Iterator[None], step_s: float) -> bool:
+    """Take steps for about so much processor time; return whether that was all."""
+    end = thread_time() + step_s
     for _ in steps:  # noqa: SIM110 - a generator that is gone on with later
-        if perf_counter() >= end:
+        if thread_time() >= end:
             return False
     return True
 
 
-def _next_batch(batches: Iterator[KeyBatch]) -> KeyBatch | None:
-    """Return the next batch with keys, or an empty one after about `STEP_S`; None: no more."""
-    end = perf_counter() + STEP_S
+def _next_batches(batches: Iterator[KeyBatch], step_s: float) -> tuple[list[KeyBatch], bool]:
+    """Return the batches with keys of about so much processor time, and whether that was all."""
+    end, found = thread_time() + step_s, list[KeyBatch]()
     for batch in batches:
-        if batch.keys or perf_counter() >= end:
-            return batch
-    return None
+        if batch.keys:
+            found.append(batch)
+        if thread_time() >= end:
+            return found, False
+    return found, True

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from millstream.errors import CorruptionError, MillstreamError
 from millstream.kv.aio.compactor import Compactor
@@ -46,10 +46,12 @@ from millstream.storage.aio.by_id import LmdbByIdMap
 from millstream.storage.core.store import LogStore
 from millstream.wire.frames import change_of
 
-__all__ = ["BucketEngine", "new_failover_entry"]
+__all__ = ["BucketEngine", "cas_to_go_on_from", "new_failover_entry"]
 
 _LOG = logging.getLogger(__name__)
 _BRANCH_RANDOM_BITS = 12
+CAS_GAP_NS: Final = 60 * 1_000_000_000
+"""Left out at a start under a clock that was set back: more CAS than can have got lost."""
 
 
 def new_failover_entry(seqno: int, last_branch: int) -> FailoverEntry:
@@ -196,6 +198,7 @@ class BucketEngine:
         """
         store = await asyncio.to_thread(_open_store, path, partition_count)
         newest = await asyncio.to_thread(_newest_cas, store)
+        newest = cas_to_go_on_from(newest, time.time_ns())
         loop = asyncio.get_running_loop()
 
         def tell_corrupt(error: CorruptionError) -> None:
@@ -247,7 +250,8 @@ class BucketEngine:
         mark = await asyncio.to_thread(NoExpiries, path)
         pager = Pager(bucket, now_ns=time.time_ns, mark=mark, on_fatal=on_fatal)
         compactor = Compactor(
-            bucket, store, flusher, now_ns=time.time_ns, on_corrupt=on_corrupt,
+            bucket, store, flusher,
+            now_ns=time.time_ns, monotonic_ns=time.monotonic_ns, on_corrupt=on_corrupt,
             window=HistoryWindow(), purge_age_s=purge_age_s,
         )  # fmt: skip
         published = bucket.published
@@ -301,6 +305,17 @@ def _open_store(path: Path, partition_count: int) -> LogStore:
     )
     store.withdraw_receipt()
     return store
+
+
+def cas_to_go_on_from(newest: list[int], now_ns: int) -> list[int]:
+    """Return what the next CAS of each partition must be larger than, by those on the disk.
+
+    CAS are times, so as a rule the next one is larger than any before, and so are those that the
+    disk never had: of locks, and of changes that a kill or a rollback took away. If the clock was
+    set back they go on from the largest in the bucket, with a gap for what is not known.
+    """
+    largest = max(newest, default=0)
+    return newest if largest < now_ns else [largest + CAS_GAP_NS] * len(newest)
 
 
 def _newest_cas(store: LogStore) -> list[int]:

@@ -5,7 +5,8 @@ sample is older than the window's time, or more than the window's bytes were wri
 
 Invariants:
 1. A history seqno never passes the newest mark, what anybody reads as of, nor what the window
-   keeps; a purge seqno never passes the history seqno, nor what a reader has still to read.
+   keeps; a purge seqno never passes the history seqno, nor what a reader has still to read, and
+   stays below the newest mark: the newest change of all keeps its CAS on the disk.
 2. Low points only grow, but for a rollback below them.
 3. After a rollback the samples know of no seqno above its target: what is written there later is
    not old.
@@ -61,12 +62,17 @@ class HistoryWindow:
         self._samples: deque[Sample] = deque()
 
     def is_sample_due(self, now_ns: int, written_bytes: int) -> bool:
-        """Return whether a sample should be taken: `SAMPLES_PER_WINDOW` fit into the window."""
+        """Return whether a sample should be taken: `SAMPLES_PER_WINDOW` fit into the window.
+
+        One is due at once when the clock was set back: `take` then makes the others no younger
+        than that.
+        """
         if not self._samples:
             return True
         last = self._samples[-1]
         return (
-            now_ns - last.now_ns >= self._window_ns // SAMPLES_PER_WINDOW
+            now_ns < last.now_ns
+            or now_ns - last.now_ns >= self._window_ns // SAMPLES_PER_WINDOW
             or written_bytes - last.written_bytes >= self._bytes_max // SAMPLES_PER_WINDOW
         )
 
@@ -119,5 +125,5 @@ def allowed_points(
             the second.
     """
     history = max(present[0], min(wanted[0], mark, limits[0]))
-    purge = max(present[1], min(wanted[1], history, mark, limits[1]))
+    purge = max(present[1], min(wanted[1], history, mark - 1, limits[1]))
     return history, purge

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +21,8 @@ from millstream.runtime.disk import OsDisk, OsFile
 from millstream.wire.frames import seqno_of
 
 NOW = 1_700_000_000_000_000_000
-DAY_NS = 24 * 3600 * 1_000_000_000
+SECOND_NS = 1_000_000_000
+DAY_NS = 24 * 3600 * SECOND_NS
 
 
 class Bucket:
@@ -32,11 +33,14 @@ class Bucket:
         self.failures: list[Exception] = []
         self.damages: list[CorruptionError] = []
         self.now_ns = NOW
+        self.set_back_ns = 0
         self._patch = monkeypatch
         monkeypatch.setattr(
             engine_module,
             "time",
-            SimpleNamespace(monotonic_ns=time.monotonic_ns, time_ns=lambda: self.now_ns),
+            SimpleNamespace(
+                monotonic_ns=lambda: self.now_ns + self.set_back_ns, time_ns=lambda: self.now_ns
+            ),
         )
 
     async def open(
@@ -122,6 +126,29 @@ async def test_a_small_data_set_written_again_and_again_stays_small(
     await bucket.open()
     assert len(bucket.read()) == 400
     await bucket.engine.stop()
+
+
+async def test_a_pass_that_is_late_takes_longer_steps(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_BYTES", 256 * 1024)
+    monkeypatch.setattr(module, "LATE_BYTES", 0)
+    steps_s: list[float] = []
+    take = module._take_steps
+
+    def noted(steps: Iterator[None], step_s: float) -> bool:
+        steps_s.append(step_s)
+        return take(steps, step_s)
+
+    monkeypatch.setattr(module, "_take_steps", noted)
+    engine = await bucket.open(HistoryWindow(3600, 512 * 1024))
+    compactor = engine.compactor
+    for _ in range(12):
+        await bucket.write(1)
+    assert set(steps_s) == {module.STEP_S, module.LATE_STEP_S}
+    await until(lambda: not (compactor._is_passing or compactor._wake.is_set()))
+    bucket.read()
+    await engine.stop()
 
 
 async def test_a_pass_that_is_asked_for_leaves_nothing_dead(bucket: Bucket) -> None:
@@ -218,8 +245,55 @@ async def test_deletions_are_forgotten_by_age(bucket: Bucket) -> None:
     partition.release_hold(reader)
     bucket.now_ns += 3_600_000_000_000
     await engine.compactor.compact()
-    assert partition.purge_seqno == 460
+    assert partition.purge_seqno == 459, "the newest change stays: it has the largest CAS"
     assert {key for p, key in bucket.read() if p == 2} == {b"key%d" % n for n in range(60, 100)}
+    assert len(list(engine.store.keys(2))) == 41
+    await engine.stop()
+
+
+async def test_cas_goes_on_where_the_newest_deletion_was_old(bucket: Bucket) -> None:
+    engine = await bucket.open(purge_age_s=3 * 24 * 3600)
+    await bucket.write(1)
+    partition = engine.bucket.partitions[2]
+    bucket.now_ns += DAY_NS
+    for key in range(50):
+        partition.delete(b"key%d" % key, 0, bucket.now_ns)
+    await bucket.persisted()
+    cas = partition.last_cas
+    lock_cas = partition.lock(b"key60", 30, bucket.now_ns)[1]  # type: ignore[index]
+    assert lock_cas > cas
+    for n in range(3):
+        engine.bucket.partitions[3].put(b"big%d" % n, bytes(300_000), 0, 0, 0, 0, NOW)
+        await bucket.persisted()
+    bucket.now_ns += 4 * DAY_NS
+    await engine.compactor.compact()
+    assert len(list(engine.store.keys(2))) == 51, "but for the newest they are forgotten"
+    await engine.stop()
+    bucket.now_ns = NOW
+    engine = await bucket.open()
+    for partition in engine.bucket.partitions:
+        partition.put(b"new", b"", 0, 0, 0, 0, bucket.now_ns)
+        assert partition.last_cas > lock_cas
+    await engine.stop()
+
+
+async def test_a_clock_that_is_set_back_stalls_nothing(bucket: Bucket) -> None:
+    engine = await bucket.open(purge_age_s=3 * 24 * 3600)
+    compactor, window = engine.compactor, bucket.window
+    await bucket.write(4)
+    lease = engine.bucket.partitions[0].open_hold()
+    assert lease is not None
+    await bucket.write(4)
+    await compactor.compact()
+    assert compactor._next_pass_ns > bucket.now_ns, "history that was held is tried again later"
+    engine.bucket.partitions[0].release_hold(lease)
+    bucket.now_ns -= 3600 * SECOND_NS
+    bucket.set_back_ns = 3600 * SECOND_NS + int(module.HELD_PAUSE_S) * SECOND_NS
+    passes = compactor.statistics().passes_total
+    await bucket.write(8)
+    await bucket.sampled(0)
+    await until(lambda: compactor.statistics().passes_total > passes)
+    assert window._samples[-1].now_ns == bucket.now_ns
     await engine.stop()
 
 
@@ -257,13 +331,13 @@ async def test_a_stop_leaves_no_trace_of_a_run(
     began = asyncio.Event()
     loop, take = asyncio.get_running_loop(), module._take_steps
 
-    def slowly(steps: object) -> bool:
+    def slowly(steps: object, step_s: float) -> bool:
         if list((bucket.path / "log").glob("*.new")):
             loop.call_soon_threadsafe(began.set)
             time.sleep(0.001)
             next(steps)  # type: ignore[call-overload]
             return False
-        return take(steps)  # type: ignore[arg-type]
+        return take(steps, step_s)  # type: ignore[arg-type]
 
     monkeypatch.setattr(module, "STEP_S", 0.0)
     monkeypatch.setattr(module, "_take_steps", slowly)
