@@ -44,6 +44,7 @@ __all__ = [
     "QUICK_APPEND_BYTES_MAX",
     "QUICK_APPEND_S_MAX",
     "SLOW_APPEND_PAUSE",
+    "SLOW_APPEND_PAUSE_MAX",
     "Flusher",
 ]
 
@@ -65,7 +66,9 @@ QUICK_APPEND_BYTES_MAX: Final = 256 * 1024
 QUICK_APPEND_S_MAX: Final = 0.001
 """What an append takes while the disk is quick; only then another one is made in the loop."""
 SLOW_APPEND_PAUSE: Final = 10
-"""After an append that took longer all are made in the thread, for so many times as long."""
+"""After one that took longer all are made in the thread, for so many times as long."""
+SLOW_APPEND_PAUSE_MAX: Final = 1000
+"""The same at most: it is doubled while the next one in the loop is slow, too."""
 
 
 class FlusherStatistics(NamedTuple):
@@ -118,6 +121,7 @@ class Flusher:
         self._commit_seconds = Histogram(SECONDS)
         self._last_s = 0.0
         self._is_quick_from_s = 0.0
+        self._slow_pause = SLOW_APPEND_PAUSE
         bucket.subscribe(self.wake)
         bucket.hurry = self.hurry
 
@@ -373,9 +377,9 @@ class Flusher:
         for second in count():
             try:
                 if in_loop:
-                    self._append_timed(commit)
+                    self._append_in_loop(commit)
                 else:
-                    await self._in_thread(self._append_timed, commit)
+                    await self._in_thread(self._store.append, commit)
             except UnavailableError as error:
                 if error.code == DISK_FULL:
                     bucket.refuse_writes(DISK_FULL)
@@ -388,14 +392,19 @@ class Flusher:
                     bucket.accept_writes(DISK_FULL)
                 return
 
-    def _append_timed(self, commit: EncodedCommit) -> None:
-        """Append, in whichever thread; see how quick the disk is."""
+    def _append_in_loop(self, commit: EncodedCommit) -> None:
+        """Append, and see how quick the disk is.
+
+        In the thread that cannot be seen: beside a busy loop it waits for the interpreter's lock.
+        """
         began_s = perf_counter()
         self._store.append(commit)
-        ended_s = perf_counter()
-        took_s = ended_s - began_s
-        if took_s > QUICK_APPEND_S_MAX:
-            self._is_quick_from_s = ended_s + SLOW_APPEND_PAUSE * took_s
+        took_s = perf_counter() - began_s
+        if took_s <= QUICK_APPEND_S_MAX:
+            self._slow_pause = SLOW_APPEND_PAUSE
+        else:
+            self._is_quick_from_s = began_s + took_s * (1 + self._slow_pause)
+            self._slow_pause = min(2 * self._slow_pause, SLOW_APPEND_PAUSE_MAX)
 
     async def _wait_for_space(self, error: UnavailableError, waited_s: int) -> None:
         """Wait a second for space; raises the error if it is another, or there is no time."""
