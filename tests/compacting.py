@@ -26,23 +26,28 @@ def mark(store: LogStore) -> Iterator[str]:
 def rewrite(
     store: LogStore, run: Sequence[int], on_begun: Callable[[Compaction], None] = lambda _: None
 ) -> Iterator[str]:
-    """Rewrite a run; what happens in the loop happens between two yields."""
+    """Rewrite a run; what happens in the loop happens between two yields.
+
+    What comes after "rest" is done while by-id is not being applied.
+    """
     reclaiming = store.reclaiming
     compaction = reclaiming.begin_run(run)
     on_begun(compaction)
     for _ in compaction.steps():
         yield "copy"
     for batch in compaction.gone_keys():
+        yield "rest"
         reclaiming.forget(compaction, batch)
         yield "forget"
     compaction.swap()
     yield "swap"
+    yield "rest"
     reclaiming.install(compaction)
     yield "install"
     compaction.remove_old()
     yield "remove"
     for batch in compaction.moved_keys():
-        yield "read"
+        yield "rest"
         reclaiming.move(compaction, batch)
 
 

@@ -106,7 +106,7 @@ class SimulatedEngine(EngineCopies, EngineLeases):
         self.applying: Iterator[None] | None = None
         self.compacting: Iterator[str] | None = None
         self.compaction: Compaction | None = None
-        self.is_swapped = False
+        self.is_swapped = self.must_rest = False
         self.holds: list[tuple[int, Hold]] = []
         self.reads: list[Read] = []
         self.waiting: set[tuple[int, int]] = set()
@@ -476,7 +476,7 @@ class SimulatedEngine(EngineCopies, EngineLeases):
             rng = random.Random(seed)
             self.compacting = self._compacting(rng, is_applied=rng.random() < 0.7)
         for _ in range(steps):
-            if self.compacting is not None and self.applying is None:
+            if self.compacting is not None and not (self.must_rest and self.applying is not None):
                 self._step_compaction()
 
     def tidy(self, p: int, seed: int) -> None:
@@ -487,6 +487,7 @@ class SimulatedEngine(EngineCopies, EngineLeases):
             self._step_compaction()
         self.move_low_points(p, 4, 4)
         self.compacting = self.compaction = None
+        self.must_rest = False
         self.compact(seed, 10_000)
 
     def _compacting(self, rng: random.Random, *, is_applied: bool) -> Iterator[str]:
@@ -517,7 +518,8 @@ class SimulatedEngine(EngineCopies, EngineLeases):
                 self.compaction.abandon()
             step = "end"
         self.is_swapped |= step == "swap"
-        if step == "swap":
+        self.must_rest = step == "rest"
+        if self.must_rest and self.is_swapped:
             self.flush()  # what follows is done while nothing is appended
         if step == "end":
             self.compacting = self.compaction = None

@@ -105,6 +105,24 @@ async def test_a_crash_keeps_what_was_persisted_and_begins_a_new_history(tmp_pat
     await again.stop()
 
 
+async def test_what_only_memory_had_is_not_named_again_after_a_kill(tmp_path: Path) -> None:
+    """A clean stop counts until the next start: readers may have seen what no flush took."""
+    engine = await opened(tmp_path)
+    engine.bucket.partitions[0].put(b"k", b"1", 0, 0, 0, 0, NOW)
+    await engine.stop()
+    engine = await opened(tmp_path)
+    assert engine.store.was_clean_stop
+    partition = engine.bucket.partitions[0]
+    partition.put(b"k", b"2", 0, 0, 0, 0, NOW)
+    engine.store.close()  # as a kill would leave it: seqno 2 was never written
+    again = await opened(tmp_path)
+    assert not again.store.was_clean_stop
+    newest = again.bucket.partitions[0].failover_log[0]
+    assert newest not in partition.failover_log
+    assert newest.seqno == 1
+    await again.stop()
+
+
 async def test_an_error_of_the_disk_is_fatal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
