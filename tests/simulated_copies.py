@@ -172,8 +172,9 @@ class EngineCopies(EngineChecks):
     def _ask_source(self, p: int, *, is_new: bool) -> None:
         """Follow it from here on; `is_new`: it is another copy, in a history of its own."""
         source, partition = self.sources[p], self.bucket.partitions[p]
-        if is_new or source.entries[-1].branch < partition.last_branch:
-            source.begin(self._new_entry(source.high, partition.last_branch))
+        newest = source.entries[-1].branch
+        if is_new or newest < partition.last_branch:
+            source.begin(self._new_entry(source.high, max(newest, partition.last_branch)))
         assert partition.replica is not None
         partition.replica.on_opened(tuple(reversed(source.entries)), 0)
         self.models[p].entries = list(source.entries)

@@ -5,7 +5,7 @@ Invariants, each an assertion:
    that is an answer.
 2. It is not lost before its time, but by a rollback or for lack of memory.
 3. A deletion above the lowest start that was asked for, and above what was purged when the lease
-   began, is sent.
+   began, is sent, and before the first request every one.
 """
 
 from __future__ import annotations
@@ -75,8 +75,11 @@ class EngineLeases(EngineChecks):
         else:
             assert held.until > self.monotonic
             assert hold.at == at
-            lowest = held.starts[p] = min(after, held.starts.get(p, after))
+            lowest = held.starts.get(p, 0)
             assert self.models[p].purge_seqno <= max(held.purged[p], lowest)
+            if after < lowest:  # more than it has promised to need
+                held.purged[p] = self.models[p].purge_seqno
+            held.starts[p] = min(after, held.starts.get(p, after))
             self.check_frames(p, self._read_all(p, after, hold), after, at, held.purged[p])
         if not held.ats:
             self.leases.remove(held)
