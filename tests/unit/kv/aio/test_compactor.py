@@ -15,10 +15,15 @@ from millstream.errors import CorruptionError, UnavailableError
 from millstream.kv.aio import compactor as module
 from millstream.kv.aio import engine as engine_module
 from millstream.kv.aio.engine import BucketEngine
+from millstream.kv.core.bucket import Bucket as CoreBucket
 from millstream.kv.core.low_points import HistoryWindow
 from millstream.kv.core.partition import value_of
+from millstream.model.position import Position
 from millstream.runtime.disk import OsDisk, OsFile
+from millstream.upr.core.messages import StreamRequest, encode_stream_request
+from millstream.upr.core.producer import Producer
 from millstream.wire.frames import seqno_of
+from millstream.wire.mcbp import OpenFlag, cut_packets
 
 NOW = 1_700_000_000_000_000_000
 SECOND_NS = 1_000_000_000
@@ -249,6 +254,9 @@ async def test_deletions_are_forgotten_by_age(bucket: Bucket) -> None:
     assert {key for p, key in bucket.read() if p == 2} == {b"key%d" % n for n in range(60, 100)}
     assert len(list(engine.store.keys(2))) == 41
     await engine.stop()
+    engine = await bucket.open()
+    assert streamed(engine.bucket, 2)[-1] == 460, "a snapshot ends with a change that is sent"
+    await engine.stop()
 
 
 async def test_cas_goes_on_where_the_newest_deletion_was_old(bucket: Bucket) -> None:
@@ -295,6 +303,23 @@ async def test_a_clock_that_is_set_back_stalls_nothing(bucket: Bucket) -> None:
     await until(lambda: compactor.statistics().passes_total > passes)
     assert window._samples[-1].now_ns == bucket.now_ns
     await engine.stop()
+
+
+def streamed(bucket: CoreBucket, partition_id: int) -> list[int]:
+    """The seqnos that a consumer without extensions is sent from the beginning; it is told their
+    end by a marker."""
+    producer = Producer(bucket, OpenFlag.PRODUCER, is_extended=False, has_json=True)
+    asked = encode_stream_request(StreamRequest(partition_id, Position()), 0)
+    producer.on_packet(cut_packets(asked, 1 << 20)[0][0])
+    data = b""
+    for _ in range(9):
+        data += producer.produce() or b""
+        for read in producer.take_reads():
+            producer.on_chunk(read, next(read.chunks, None))
+    producer.close()
+    packets, _ = cut_packets(data, 1 << 20)
+    assert int.from_bytes(packets[0].extras[8:16], "big") == bucket.partitions[2].high_seqno
+    return [int.from_bytes(packet.extras[:8], "big") for packet in packets[1:]]
 
 
 async def test_writes_reads_and_rollbacks_go_on(bucket: Bucket) -> None:
