@@ -1,11 +1,12 @@
 """`millstream tail BUCKET`: the change stream as JSON lines.
 
 Invariants:
-1. The members of a change's line are, in this order: partition, uuid, branch, seqno, op, key, cas,
-   rev, expiry, flags, datatype, and value or value_base64.
+1. Lines are those of `upr.core.lines`, without loads.
 2. A checkpoint is saved only after the lines it covers were handed to stdout: lines may repeat
    after a crash, none is missing.
 3. A rollback is one line; everything of its partition above its seqno, printed before, is void.
+
+Elsewhere: the lines (`upr.core.lines`).
 
 Source: docs/reference/tail.md.
 """
@@ -17,11 +18,9 @@ import contextlib
 import os
 import signal
 import sys
-from base64 import b64encode
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
-import msgspec
 import typer
 
 from millstream.cli.connect import (
@@ -35,21 +34,14 @@ from millstream.cli.connect import (
     who_of,
 )
 from millstream.errors import UsageError
-from millstream.model.partitions import text_of_key
 from millstream.upr.aio.checkpoints import FileCheckpointStore
 from millstream.upr.aio.client import Changes, ConnectionLost, Consumer, RolledBack
+from millstream.upr.core.lines import line_of_change, line_of_rollback
 from millstream.wire.frames import change_of
-from millstream.wire.mcbp import Opcode
 
-__all__ = ["command", "line_of_change", "line_of_rollback"]
+__all__ = ["command"]
 
 SAVE_EVERY_S: Final = 1.0
-_OPS: Final = {
-    Opcode.DCP_MUTATION: "put",
-    Opcode.DCP_DELETION: "delete",
-    Opcode.DCP_EXPIRATION: "expire",
-}
-_encode = msgspec.json.Encoder().encode
 
 FromStartOption = Annotated[
     bool, typer.Option("--from-start", help="Begin with all there is, not with what comes now.")
@@ -107,54 +99,6 @@ def command(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def line_of_change(frame: bytes, uuid: int, branch: int) -> bytes:
-    """Return the JSON line, line end included, of a change read from a history."""
-    change = change_of(frame)
-    members: dict[str, Any] = {
-        "partition": change.partition_id,
-        "uuid": f"{uuid:012x}",
-        "branch": branch,
-        "seqno": change.seqno,
-        "op": _OPS[Opcode(change.opcode)],
-        "key": text_of_key(change.key),
-        "cas": change.cas,
-        "rev": change.rev,
-        "expiry": change.expiry,
-        "flags": change.flags,
-        "datatype": change.datatype,
-    }
-    if change.is_deleted:
-        members["value"] = None
-    else:
-        compact = _compact_json(change.value)
-        if compact is None:
-            members["value_base64"] = b64encode(change.value).decode()
-        else:
-            members["value"] = compact
-    return _encode(members) + b"\n"
-
-
-def line_of_rollback(event: RolledBack) -> bytes:
-    """Return the JSON line of a rollback."""
-    members = {
-        "event": "rollback",
-        "partition": event.partition_id,
-        "seqno": event.seqno,
-        "uuid": f"{event.uuid:012x}",
-        "branch": event.branch,
-    }
-    return _encode(members) + b"\n"
-
-
-def _compact_json(value: bytes) -> msgspec.Raw | None:
-    """Return JSON on one line, numbers as written; None if it is no JSON."""
-    try:
-        value.decode()
-        return msgspec.Raw(msgspec.json.format(value, indent=-1))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
 async def _tail(consumer: Consumer, *, keeps_place: bool) -> None:
     """Print events until the end, or until told to stop, which is no failure."""
     task = asyncio.current_task()
@@ -190,9 +134,11 @@ async def _print_events(consumer: Consumer) -> None:
     async for event in consumer:
         match event:
             case Changes(_, uuid, branch, _, frames):
-                out.writelines([line_of_change(frame, uuid, branch) for frame in frames])
-            case RolledBack():
-                out.write(line_of_rollback(event))
+                out.writelines(
+                    [line_of_change(change_of(frame), uuid, branch) for frame in frames]
+                )
+            case RolledBack(partition_id, seqno, uuid, branch, _):
+                out.write(line_of_rollback(partition_id, seqno, uuid, branch))
             case ConnectionLost(reason):
                 print(f"{reason}; trying again", file=sys.stderr)
         out.flush()

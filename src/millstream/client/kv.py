@@ -21,7 +21,6 @@ from struct import Struct
 from types import TracebackType
 from typing import Any, Final, NamedTuple, NoReturn, Self
 
-from millstream.client.cluster_map import ClusterMap
 from millstream.client.connection import PORT_DEFAULT, TIMEOUT_S, Connection
 from millstream.client.documents import (
     Document,
@@ -55,6 +54,7 @@ from millstream.errors import ConditionError, MillstreamError, UnavailableError,
 from millstream.model.addresses import parse_address
 from millstream.model.partitions import partition_of, text_of_key
 from millstream.model.position import FailoverLog
+from millstream.wire.cluster_map import ClusterMap
 from millstream.wire.mcbp import Feature, FrameInfo, Opcode, Packet, Status
 from millstream.wire.replies import error_of
 

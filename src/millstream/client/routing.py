@@ -7,7 +7,7 @@ Invariants:
 3. A request answered "not mine" or "not now" is repeated with growing pauses until the client's
    timeout has passed; anything else is the caller's to judge.
 
-Elsewhere: the map's form (`client.cluster_map`), many requests at once (`client.pipeline`).
+Elsewhere: the map's form (`wire.cluster_map`), many requests at once (`client.pipeline`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from millstream.client.cluster_map import ClusterMap, NodeAddress, cluster_map_from
 from millstream.client.connection import Connection
 from millstream.errors import MillstreamError, RoutingError, UnavailableError
+from millstream.wire.cluster_map import ClusterMap, NodeAddress, cluster_map_from
 from millstream.wire.mcbp import Opcode, Packet, Status
 
 __all__ = ["Backoff", "Router", "is_transient"]

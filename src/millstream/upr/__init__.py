@@ -10,10 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from millstream.upr.aio.client import Consumer
+    from millstream.upr.aio.following import BucketReader
+    from millstream.upr.aio.sinks import CallbackSink, JsonLinesSink, SqliteSink
 
-__all__ = ["Consumer"]
+__all__ = ["BucketReader", "CallbackSink", "Consumer", "JsonLinesSink", "SqliteSink"]
 
-_HOMES = {"Consumer": "millstream.upr.aio.client"}
+_HOMES = {
+    "BucketReader": "millstream.upr.aio.following",
+    "CallbackSink": "millstream.upr.aio.sinks",
+    "Consumer": "millstream.upr.aio.client",
+    "JsonLinesSink": "millstream.upr.aio.sinks",
+    "SqliteSink": "millstream.upr.aio.sinks",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 
 from millstream.client import routing
-from millstream.client.cluster_map import NodeAddress
 from millstream.client.routing import Backoff, Router
 from millstream.errors import AccessError, RoutingError, UnavailableError
+from millstream.wire.cluster_map import NodeAddress
 from millstream.wire.mcbp import Opcode, Status, request, response
 
 

@@ -33,7 +33,7 @@ from typing import Final, Literal, NamedTuple, Self
 
 import msgspec
 
-from millstream.access.kv_login import Login, hung_up, open_session
+from millstream.access.kv_login import Login
 from millstream.errors import (
     MillstreamError,
     RemoteProtocolError,
@@ -42,9 +42,9 @@ from millstream.errors import (
     UsageError,
 )
 from millstream.model.addresses import parse_address
-from millstream.model.limits import FRAME_BYTES_MAX
 from millstream.model.position import Position, position_at
 from millstream.upr.aio.checkpoints import CheckpointStore
+from millstream.upr.aio.link import TIMEOUT_S, Link
 from millstream.upr.core.checkpoint import Checkpoint, Standing
 from millstream.upr.core.consumer import (
     WINDOW_BYTES,
@@ -63,24 +63,18 @@ from millstream.upr.core.messages import decode_failover_log
 from millstream.wire.mcbp import (
     Feature,
     Opcode,
-    Packet,
     Status,
     StreamEndReason,
     StreamFlag,
-    cut_packets,
     request,
 )
-from millstream.wire.replies import error_of, error_of_status
+from millstream.wire.replies import error_of_status
 
 __all__ = ["Changes", "ConnectionLost", "Consumer", "ConsumerEvent", "RolledBack"]
 
 PORT_DEFAULT: Final = 11210
-TIMEOUT_S: Final = 10.0
-SILENCE_S: Final = 65.0
-"""Longest silence of the node, which says it is alive every 20 s."""
 PAUSE_S_MIN: Final = 0.05
 PAUSE_S_MAX: Final = 5.0
-_READ_BYTES: Final = 512 * 1024
 _SEQNO: Final = Struct(">HQ")
 
 
@@ -166,8 +160,7 @@ class Consumer:
         self._window_bytes = window_bytes
         self._timeout_s = timeout_s
         self._name = f"millstream-consumer-{secrets.token_hex(8)}".encode()
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._link = self._new_link()
         self._core = ConsumerCore()
         self._bucket_uuid = ""
         self._standings: dict[int, Standing] = {}
@@ -205,11 +198,10 @@ class Consumer:
 
     async def close(self) -> None:
         """Close the connection; nothing is saved."""
-        writer, self._writer, self._reader = self._writer, None, None
-        if writer is not None:
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+        await self._link.close()
+
+    def _new_link(self) -> Link:
+        return Link(self._login, self._host, self._port, tls=self._tls, timeout_s=self._timeout_s)
 
     def standing(self, partition_id: int) -> Standing:
         """Return where the reader stands once the event in hand is applied."""
@@ -253,8 +245,8 @@ class Consumer:
     async def _next_event(self) -> ConsumerEvent | None:
         """Return the next event of this connection, None if the message at hand tells nothing."""
         while not self._received:
-            await self._write(self._core.take_bytes())
-            self._received.extend(self._core.receive_data(await self._read()))
+            await self._link.write(self._core.take_bytes())
+            self._received.extend(self._core.receive_data(await self._link.read()))
         return self._on_event(self._received.popleft())
 
     # -- events ------------------------------------------------------------------------------
@@ -332,18 +324,8 @@ class Consumer:
 
     async def _connect(self) -> None:
         """Open the connection and ask for all streams not yet finished."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                self._reader, self._writer = await asyncio.open_connection(
-                    self._host, self._port, ssl=self._tls, limit=_READ_BYTES
-                )
-        except OSError as error:  # TimeoutError included
-            raise UnavailableError(
-                f"cannot connect to {self._address}: {error or 'no answer in time'}; check that "
-                "the node runs and that the address is that of its kv port",
-                code="unreachable",
-            ) from error
-        features = await self._log_in()
+        self._link = self._new_link()
+        features = await self._link.open()
         partition_ids = await self._check_bucket()
         if not self._unfinished:
             await self._stand(partition_ids)
@@ -356,25 +338,11 @@ class Consumer:
         for partition_id in self._unfinished:
             position, log, _, _ = self._standings[partition_id]
             self._core.follow(partition_id, position, log, self._options)
-        await self._write(self._core.take_bytes())
-
-    async def _log_in(self) -> frozenset[int]:
-        steps = open_session(self._login)
-        frame = next(steps)
-        while True:
-            try:
-                packet = await self._ask(frame)
-            except UnavailableError as error:
-                raise hung_up(error, self._address) from error
-            try:
-                frame = steps.send(packet)
-            except StopIteration as done:
-                features: frozenset[int] = done.value
-                return features
+        await self._link.write(self._core.take_bytes())
 
     async def _check_bucket(self) -> Iterable[int]:
         """Return the partitions; refuse a bucket that is not the one read so far."""
-        packet = await self._demand(request(Opcode.GET_CLUSTER_CONFIG), "the partition map")
+        packet = await self._link.demand(request(Opcode.GET_CLUSTER_CONFIG), "the partition map")
         try:
             config = msgspec.json.decode(packet.value, type=_Config)
             owners = msgspec.json.decode(
@@ -407,11 +375,11 @@ class Consumer:
         if self._start == "beginning":
             self._standings.update((number, Standing()) for number in new)
             return
-        packet = await self._demand(request(Opcode.GET_ALL_VB_SEQNOS), "the newest seqnos")
+        packet = await self._link.demand(request(Opcode.GET_ALL_VB_SEQNOS), "the newest seqnos")
         highs = dict(_SEQNO.iter_unpack(packet.value))
         for number in new:
             ask = request(Opcode.GET_FAILOVER_LOG, vbucket=number)
-            packet = await self._demand(ask, f"failover log of partition {number}")
+            packet = await self._link.demand(ask, f"failover log of partition {number}")
             log = decode_failover_log(packet.value)
             high = highs.get(number, 0)
             position = position_at(log, high, high, high) if high else Position()
@@ -428,48 +396,3 @@ class Consumer:
             )
         self._bucket_uuid = checkpoint.bucket_uuid
         self._standings = dict(checkpoint.standings)
-
-    async def _demand(self, frame: bytes, what: str) -> Packet:
-        packet = await self._ask(frame)
-        if packet.status != Status.SUCCESS:
-            raise error_of(packet, address=self._address, what=what)
-        return packet
-
-    async def _ask(self, frame: bytes) -> Packet:
-        """Send a request and wait for its response, before any stream is open."""
-        await self._write(frame)
-        data = b""
-        while True:
-            data += await self._read(self._timeout_s)
-            packets, data = cut_packets(data, FRAME_BYTES_MAX)
-            if packets:
-                return packets[0]
-
-    async def _read(self, timeout_s: float = SILENCE_S) -> bytes:
-        assert self._reader is not None, "the consumer is not connected"
-        try:
-            async with asyncio.timeout(timeout_s):
-                data = await self._reader.read(_READ_BYTES)
-            if not data:
-                raise ConnectionResetError("closed by the peer")
-        except OSError as error:
-            raise self._broken(error) from error
-        return data
-
-    async def _write(self, data: bytes) -> None:
-        assert self._writer is not None, "the consumer is not connected"
-        if not data:
-            return
-        try:
-            self._writer.write(data)
-            async with asyncio.timeout(SILENCE_S):
-                await self._writer.drain()
-        except OSError as error:
-            raise self._broken(error) from error
-
-    def _broken(self, error: OSError) -> UnavailableError:
-        if isinstance(error, TimeoutError):
-            return UnavailableError(f"{self._address} has gone silent", code="timeout")
-        return UnavailableError(
-            f"connection to {self._address} is lost: {error}", code="connection_closed"
-        )

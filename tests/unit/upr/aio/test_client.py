@@ -238,8 +238,8 @@ async def test_lost_connection_goes_on_from_the_standing(source: Source) -> None
         async for event in consumer:
             found.append(event)
             if isinstance(event, Changes) and len(found) == 1:
-                assert consumer._writer is not None
-                consumer._writer.transport.abort()
+                assert consumer._link._writer is not None
+                consumer._link._writer.transport.abort()
     assert [type(event).__name__ for event in found] == [
         "Changes", "ConnectionLost", "ConnectionLost", "Changes", "SnapshotCompleted",
     ]  # fmt: skip

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from millstream.client.cluster_map import NodeAddress, cluster_map_from
 from millstream.errors import RemoteProtocolError
+from millstream.wire.cluster_map import NodeAddress, cluster_map_from
 
 CONFIG: dict[str, Any] = {
     "rev": 7,

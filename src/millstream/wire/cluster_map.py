@@ -4,7 +4,8 @@ Invariants:
 1. The number of partitions of a bucket never changes; only owners do.
 2. Of two maps the one with the larger (epoch, revision) is the newer.
 
-Source: the terse bucket config of Couchbase clients. Elsewhere: who fetches it (`client.kv`).
+Source: the terse bucket config of Couchbase clients. Elsewhere: who fetches it
+(`client.routing`, `upr.aio.following`).
 """
 
 from __future__ import annotations

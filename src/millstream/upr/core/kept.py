@@ -1,0 +1,133 @@
+"""What a reader with a state of its own keeps beside it, for each partition.
+
+    {"v": 1, "position": ["<12 hex digits>", seqno, snap_start, snap_end],   (a fifth: purge seqno)
+     "failover_log": [["<12 hex digits>", seqno, branch], ...], newest first
+     "load": n, "is_loading": true, "floor": seqno, "is_undoing": false}
+
+Invariants, checked whenever one is made, so that none that breaks them is ever stored or believed:
+1. snap_start <= seqno <= snap_end; the fifth member only while snap_start is 0.
+2. The failover log descends and names no history twice; the position's uuid is that of its newest
+   entry below snap_end. Without a log the position is the beginning.
+3. `load` counts the readings from the beginning, from 1; `is_loading` only before the first
+   complete snapshot of one.
+4. At or above `floor` the reader can be undone by fetching what its ring names; while
+   `is_undoing` that has to be done for all the ring names above the position.
+
+Elsewhere: how it moves (`upr.core.bookkeeper`), where it is stored (`upr.aio.ledger`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from millstream.errors import CorruptionError
+from millstream.model.limits import UINT64_MAX
+from millstream.model.position import (
+    FailoverEntry,
+    FailoverLog,
+    Position,
+    entry_below,
+    position_from_json,
+    position_to_json,
+)
+
+__all__ = ["Kept", "kept_from_json", "kept_to_json"]
+
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Position, failover log and load of one partition.
+
+    Raises:
+        CorruptionError: an invariant does not hold.
+    """
+
+    position: Position = Position()  # noqa: RUF009 - immutable
+    failover_log: FailoverLog = ()
+    load: int = 1
+    is_loading: bool = True
+    floor: int = 0
+    is_undoing: bool = False
+
+    def __post_init__(self) -> None:
+        breach = _position_breach(self.position) or _log_breach(self.position, self.failover_log)
+        if not breach and self.load < 1:
+            breach = "loads count from 1"
+        if not breach and self.is_loading and self.position.snap_start:
+            breach = "a load is over with its first complete snapshot"
+        if not breach and not 0 <= self.floor <= UINT64_MAX:
+            breach = "the floor is no seqno"
+        if breach:
+            raise CorruptionError(f"no place to go on from: {breach}: {self}")
+
+
+def _position_breach(position: Position) -> str:
+    uuid, seqno, snap_start, snap_end, purge_seqno = position
+    if not 0 <= snap_start <= seqno <= snap_end <= UINT64_MAX or not 0 <= uuid <= UINT64_MAX:
+        return "the position is outside its snapshot"
+    if purge_seqno is not None and (snap_start or not 0 <= purge_seqno <= UINT64_MAX):
+        return "a purge seqno belongs to a first load"
+    return ""
+
+
+def _log_breach(position: Position, log: FailoverLog) -> str:
+    if not log:
+        return "" if position == Position() else "a position without a failover log"
+    uuids = [entry.uuid for entry in log]
+    seqnos = [entry.seqno for entry in log]
+    if 0 in uuids or len(set(uuids)) < len(uuids) or seqnos != sorted(seqnos, reverse=True):
+        return "the failover log is none"
+    is_beginning = not position.uuid and not position.snap_end
+    if not is_beginning and position.uuid != entry_below(log, position.snap_end).uuid:
+        return "the position's uuid is not that of its history"
+    return ""
+
+
+class _Form(msgspec.Struct):
+    v: int
+    position: list[str | int]
+    failover_log: list[tuple[str, int, int]]
+    load: int
+    is_loading: bool
+    floor: int
+    is_undoing: bool
+
+
+_decode_form = msgspec.json.Decoder(_Form).decode
+
+
+def kept_to_json(kept: Kept) -> bytes:
+    """Return the JSON text."""
+    log = [(f"{entry.uuid:012x}", entry.seqno, entry.branch) for entry in kept.failover_log]
+    position = position_to_json(kept.position)
+    return msgspec.json.encode(
+        _Form(_VERSION, position, log, kept.load, kept.is_loading, kept.floor, kept.is_undoing)
+    )
+
+
+def kept_from_json(text: bytes, *, name: str) -> Kept:
+    """Reverse `kept_to_json`.
+
+    Args:
+        text: JSON.
+        name: of the place it comes from, for the message.
+
+    Raises:
+        CorruptionError: something else, one of a newer version, or an illegal one.
+    """
+    try:
+        form = _decode_form(text)
+        if form.v != _VERSION:
+            raise ValueError(f"version {form.v}, this program reads {_VERSION}")
+        log = tuple(FailoverEntry(int(uuid, 16), *rest) for uuid, *rest in form.failover_log)
+        position = position_from_json(form.position)
+        return Kept(position, log, form.load, form.is_loading, form.floor, form.is_undoing)
+    except (msgspec.MsgspecError, ValueError, CorruptionError) as error:
+        raise CorruptionError(
+            f"{name} is no place of a reader: {error}; move it away to begin anew"
+        ) from error

@@ -1,0 +1,55 @@
+"""A bucket reader in a process of its own, which kills itself before an effect of its choice.
+
+    python following_child.py ADDRESS SINK PATH KILL_AT
+
+SINK is `sqlite` or `lines`. Before effect number KILL_AT (0: never) it is gone, as by kill -9;
+else it ends when everything there is was read. One change comes per window.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from millstream.upr import BucketReader, JsonLinesSink, SqliteSink
+from millstream.upr.aio.ledger import Ledger
+from millstream.upr.core.bookkeeper import Effect
+
+
+class Countdown:
+    def __init__(self, kill_at: int) -> None:
+        self.left = kill_at
+
+    def tick(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    address, kind, path, kill_at = sys.argv[1:]
+    countdown = Countdown(int(kill_at))
+    sink = SqliteSink(path) if kind == "sqlite" else JsonLinesSink(path)
+    perform, write = Ledger.perform, sink.write
+
+    def performing(self: Ledger, effect: Effect) -> None:
+        countdown.tick()
+        perform(self, effect)
+        countdown.tick()
+
+    def writing(effects: Sequence[Effect]) -> None:
+        write(effects)
+        countdown.tick()
+
+    Ledger.perform = performing  # type: ignore[method-assign]
+    sink.write = writing  # type: ignore[method-assign]
+    reader = BucketReader(
+        address, bucket="default", sink=sink, until_now=True, window_bytes=1, ring_changes=50
+    )
+    asyncio.run(reader.run())
+    sink.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""A connection against a scripted peer; the log-in as a whole is in test_client."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from millstream.access.kv_login import Login
+from millstream.errors import AccessError, UnavailableError
+from millstream.upr.aio.link import Link
+from millstream.wire.mcbp import Opcode, Status, cut_packets, request, response
+
+
+class Peer:
+    """Answers everything; GET by its key, in two pieces."""
+
+    def __init__(self) -> None:
+        self.is_silent = False
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        rest = b""
+        while data := await reader.read(65536):
+            packets, rest = cut_packets(rest + data, 100_000)
+            for packet in packets:
+                if packet.opcode == Opcode.QUIT:
+                    writer.close()
+                    return
+                status = Status.EACCESS if packet.key == b"secret" else Status.SUCCESS
+                value = b"" if packet.opcode == Opcode.HELLO else packet.key
+                reply = response(packet.opcode, status, packet.opaque, value=value)
+                writer.write(b"" if self.is_silent else reply[:10])
+                await writer.drain()
+                writer.write(b"" if self.is_silent else reply[10:])
+        writer.close()
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[tuple[Peer, Link]]:
+    made = Peer()
+    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    link = Link(Login("peer", bucket="b"), "127.0.0.1", port, tls=None, timeout_s=0.2)
+    await link.open()
+    yield made, link
+    await link.close()
+    server.close()
+    await server.wait_closed()
+
+
+async def test_requests_sent_together_are_answered_in_order(peer: tuple[Peer, Link]) -> None:
+    _, link = peer
+    keys = [b"%d" % number for number in range(50)]
+    replies = await link.ask_all([request(Opcode.GET, key=key) for key in keys])
+    assert [packet.value for packet in replies] == keys
+
+
+async def test_a_refusal_names_what_was_asked(peer: tuple[Peer, Link]) -> None:
+    _, link = peer
+    with pytest.raises(AccessError, match="the secret"):
+        await link.demand(request(Opcode.GET, key=b"secret"), "the secret")
+
+
+async def test_silence_a_cut_and_a_closed_link_are_told_apart(peer: tuple[Peer, Link]) -> None:
+    made, link = peer
+    made.is_silent = True
+    with pytest.raises(UnavailableError) as silent:
+        await link.ask(request(Opcode.GET, key=b"x"))
+    assert silent.value.code == "timeout"
+    await link.write(request(Opcode.QUIT))
+    with pytest.raises(UnavailableError) as cut:
+        await link.read()
+    assert cut.value.code == "connection_closed"
+    await link.close()
+    await link.close()
+    for work in (link.read(), link.write(b"x")):
+        with pytest.raises(UnavailableError, match="was closed"):
+            await work
