@@ -10,6 +10,7 @@ Elsewhere: frames of changes and markers (`wire.frames`), numbers (`wire.mcbp`).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from struct import Struct
 from typing import Any, Final, NamedTuple
@@ -58,6 +59,9 @@ _REACHED: Final = Struct(">HQQ")
 _NAMED: Final = 1
 """Flag of BARRIER: the value names those that take part."""
 COOKIE_BYTES_MAX: Final = 64
+"""Of a barrier."""
+_DIGITS_MAX: Final = 20
+"""Of a number of 64 bits."""
 _LAYOUTS: Final[Mapping[int, tuple[int, bool, bool]]] = {
     Opcode.DCP_CLOSE_STREAM: (0, False, False),
     Opcode.DCP_GET_FAILOVER_LOG: (0, False, False),
@@ -184,10 +188,15 @@ def _number(members: dict[str, Any], name: str, *, base: int) -> int | None:
     found = members.get(name)
     if found is None:
         return None
-    try:
-        number = int(found, base) if isinstance(found, str) else found
-    except ValueError as error:
-        raise RefusedError(Status.EINVAL, f"{name} is not a number: {found!r}") from error
+    number = found
+    if (
+        isinstance(found, str)
+        and len(found) <= _DIGITS_MAX
+        and found.isascii()
+        and found.isalnum()
+    ):
+        with contextlib.suppress(ValueError):
+            number = int(found, base)
     if type(number) is not int or not 0 <= number <= UINT64_MAX:
         raise RefusedError(Status.EINVAL, f"{name} is not a number of 64 bits: {found!r}")
     return number

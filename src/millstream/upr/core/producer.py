@@ -49,6 +49,8 @@ from millstream.upr.core.source import BucketSource
 from millstream.upr.core.stream import Chunk, LogRead, Stream, StreamState
 from millstream.wire.frames import iter_frames
 from millstream.wire.mcbp import (
+    HEADER,
+    HEADER_BYTES,
     RESPONSE,
     Datatype,
     Opcode,
@@ -358,13 +360,11 @@ class Producer:
 
     def _hold_back(self, stream: Stream, data: bytes) -> bytes:
         """Return the messages that the window lets pass, keep the others for later."""
-        room, passed_bytes = self.room_bytes, 0
-        for message in iter_frames(data):
-            if passed_bytes >= room:
-                self._held_back.append((stream, message))
-            else:
-                passed_bytes += len(message)
-        return data[:passed_bytes]
+        room, at = self.room_bytes, 0
+        while at < room:
+            at += HEADER_BYTES + HEADER.unpack_from(data, at)[6]
+        self._held_back.extend((stream, message) for message in iter_frames(data[at:]))
+        return data[:at]
 
     def _count(self, data: bytes) -> None:
         self.sent_bytes_total += len(data)

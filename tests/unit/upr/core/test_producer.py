@@ -3,6 +3,8 @@
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fake_source import FakePartition
 from millstream.model.limits import STREAM_STEP_ITEMS_MAX, UINT64_MAX
@@ -617,6 +619,38 @@ def test_each_message_waits_for_room_of_its_own() -> None:
         talk.ask(request(Opcode.DCP_BUFFER_ACK, extras=len(data).to_bytes(4, "big")))
     assert " ".join(seen) == "[0,4] memory a1 c3 at 4"
     assert talk.sent() == "end 0"
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(1, 400),
+    st.lists(st.integers(0, 300), min_size=1, max_size=20),
+    st.lists(st.integers(0, 200), min_size=1, max_size=40),
+    st.booleans(),
+)
+def test_no_message_begins_outside_the_window(
+    window: int, sizes: list[int], acks: list[int], is_on_disk: bool
+) -> None:
+    talk = Talk(FakePartition(0), FakePartition(1))
+    talk.control("connection_buffer_size", str(window))
+    for number, size in enumerate(sizes):
+        talk.bucket.partitions[number % 2].put(b"%d" % number, bytes(size))
+    if is_on_disk:
+        talk.partition.forget_memory(talk.partition.high_seqno)
+    for number in (0, 1):
+        talk.stream(number, flags=StreamFlag.TO_LATEST)
+    unacked, received = 0, 0
+    for acked in acks + [1000] * 4 * (len(sizes) + 4):
+        for packet in packets_of(talk.producer.produce() or b""):
+            assert unacked < window
+            unacked += 24 + len(packet.extras + packet.key + packet.value)
+            received += packet.opcode == Opcode.DCP_MUTATION
+        assert talk.producer.unacked_bytes == unacked
+        talk.read_log()
+        talk.ask(request(Opcode.DCP_BUFFER_ACK, extras=acked.to_bytes(4, "big")))
+        unacked = max(0, unacked - acked)
+    assert received == len(sizes)
+    assert talk.producer.figures().streams == 0
 
 
 def test_what_was_held_back_is_not_sent_after_a_close() -> None:
