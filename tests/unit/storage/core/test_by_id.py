@@ -1,4 +1,7 @@
-from millstream.storage.core.by_id import Applied, ById
+import random
+
+from millstream.storage.core import by_id as module
+from millstream.storage.core.by_id import Applied, ById, Recent
 from millstream.storage.core.segment_files import Place
 from millstream.storage.core.summary import PartitionSummary
 
@@ -171,3 +174,20 @@ def test_what_could_not_be_applied_is_settled_before_a_rollback():
     assert by_id.recent_seqno(1, b"k") is None
     assert by_id.get(b"\0\1k") == (7, 2, 7)
     assert by_id.get(b"\0\1l") == (6, 2, 6)
+
+
+def test_what_is_recent_is_merged_in_pieces(monkeypatch):
+    monkeypatch.setattr(module, "UNMERGED_CHANGES_MAX", 100)
+    monkeypatch.setattr(module, "MERGED_KEYS_MAX", 250)
+    recent, known, dice = Recent(), {}, random.Random(1)
+    for number in range(60):
+        keys = dice.sample([b"k%d" % n for n in range(900)], dice.randrange(1, 40))
+        seqnos = [number * 100 + at for at in range(len(keys))]
+        recent.add(keys, seqnos)
+        known |= dict(zip(keys, seqnos, strict=True))
+        assert recent._unmerged_changes <= 100, "whoever asks first would hold the loop"
+    assert max(map(len, recent._merged)) < 250 + 40
+    assert {key: recent.seqno_of(key) for key in known} == known == recent.merged()
+    assert recent.seqno_of(b"never") is None
+    recent.add([b"never"], [9999])
+    assert recent.seqno_of(b"never") == 9999
