@@ -8,7 +8,8 @@ Invariants:
 1. One pass at a time, and in it one run. What is decided is decided in the loop, in steps of some
    milliseconds; a thread reads and writes, a step at a time, so that the loop never waits longer.
 2. Low points are durable before anything is marked or dropped by them. They pass nothing that
-   somebody reads; who began to in the meantime loses the right to it, and is told.
+   somebody reads; who began to in the meantime loses the right to it, and is told. So does who
+   holds back more than `HELD_BYTES_MAX` of the log.
 3. While more is dead than is alive, slack included, it works without rest, in longer steps once
    it is late; else it rests `REST_FACTOR` times as long as it works.
 4. A full disk is waited for. Any other error of the disk ends the writing of the bucket.
@@ -54,6 +55,8 @@ PURGE_INTERVAL_S: Final = 3600.0
 DISK_FULL_PAUSE_S: Final = 60.0
 HELD_PAUSE_S: Final = 60.0
 """Until another try at history that a reader held."""
+HELD_BYTES_MAX: Final = 1024 * 1024 * 1024
+"""What leases and streams may hold back of a bucket's log beyond the window; more are lost."""
 LATE_BYTES: Final = 16 * 1024 * 1024
 """Written during a pass, after which it is late if more is dead than may be."""
 LATE_STEP_S: Final = 0.02
@@ -253,15 +256,14 @@ class Compactor:
         assert self._marked_replaced is not None
         counts, sizes, store = self._reclaiming.counts, self._reclaiming.sizes, self._store
         dead, live = sum(one.dead_bytes for one in counts), sum(one.live_bytes for one in counts)
-        per_change = (dead + live) // max(1, sum(one.changes for one in counts))
         now_ns = self._now_ns()
         over = self._window.over(now_ns, store.appended_bytes)
         slack = self._window.slack_bytes(now_ns, over) - self._pass_bytes
         slack = max(sizes.segment_bytes_min, slack)
         fresh = max(0, over.replaced_total - self._marked_replaced) if over else 0
         replaced = max(0, store.replaced_total - self._marked_replaced)
-        live -= min(live, replaced * per_change)
-        dead += fresh * per_change
+        live -= min(live, replaced * self._change_bytes())
+        dead += fresh * self._change_bytes()
         self._is_pressed = dead > live + slack
         return (
             (self._monotonic_ns() >= self._next_pass_ns and is_due(live, dead, slack))
@@ -308,6 +310,7 @@ class Compactor:
             return
         purge = await self._old_tombstones(over.marks)
         async with self._flusher.paused():
+            self._lose_costly_holds(over.marks)
             points, is_held = {}, False
             for p, partition in enumerate(partitions):
                 now = store.partition(p)
@@ -326,6 +329,27 @@ class Compactor:
             self._next_pass_ns = self._monotonic_ns() + int(HELD_PAUSE_S * _SECOND_NS)
         else:
             self._marked_replaced = over.replaced_total
+
+    def _lose_costly_holds(self, marks: Sequence[int]) -> None:
+        """Let nobody hold back more of the disk than may be: older states are lost."""
+        partitions, change_bytes = self._bucket.partitions, self._change_bytes()
+        if self._reclaiming.count_superseded() * change_bytes <= HELD_BYTES_MAX:
+            return
+        held_max = HELD_BYTES_MAX // change_bytes // len(partitions)
+        for p, held in enumerate(self._reclaiming.superseded_by_partition()):
+            holds = partitions[p].queue.holds
+            oldest = holds.oldest_at()
+            if held > held_max and oldest is not None and oldest < marks[p]:
+                _LOG.warning(
+                    "bucket %s: what held partition %d as of %d is lost, too much had to be kept",
+                    self._bucket.name, p, oldest,
+                )  # fmt: skip
+                holds.lose_below(marks[p])
+
+    def _change_bytes(self) -> int:
+        """Return about how long a record is."""
+        counts = self._reclaiming.counts
+        return max(1, sum(one.bytes for one in counts) // max(1, sum(c.changes for c in counts)))
 
     async def _old_tombstones(self, marks: Sequence[int]) -> list[int]:
         """Return, by partition, up to where deletions are old enough to be forgotten."""

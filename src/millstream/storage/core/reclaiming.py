@@ -131,6 +131,13 @@ class Reclaiming:
         """Return about how many records are replaced but not counted as dead. In the loop."""
         return max(0, sum(some.changes - some.dead for some in self.counts) - self._by_id.count())
 
+    def superseded_by_partition(self) -> list[int]:
+        """Return about the same by partition, as if each had as many keys. In the loop."""
+        partitions = range(len(self._live.summaries))
+        keys = self._by_id.count() // len(partitions)
+        found = map(self.partition_counts, partitions)
+        return [max(0, some.changes - some.dead - keys) for some in found]
+
     def is_counted(self) -> bool:
         """Return whether all sealed segments are counted. In the loop."""
         return all(number in self._counts for number in self._log.numbers[:-1])

@@ -200,6 +200,39 @@ async def test_history_is_kept_for_the_window_and_for_leases(bucket: Bucket) -> 
     await engine.stop()
 
 
+async def test_a_lease_that_holds_back_too_much_is_lost(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HELD_BYTES_MAX", 3_000_000)
+    engine = await bucket.open()
+    compactor = engine.compactor
+    await bucket.write(1)
+    costly = engine.bucket.open_lease([(1, None)], 600)
+    cheap = engine.bucket.open_lease([(2, None)], 600)
+    assert costly is not None
+    assert cheap is not None
+
+    async def write_and_renew(rounds: int) -> None:
+        for n in range(rounds):
+            for key in range(100):
+                value = b"%d." % n + bytes(5000)
+                engine.bucket.partitions[1].put(b"key%d" % key, value, 0, 0, 0, 0, NOW)
+            await bucket.persisted()
+            assert engine.bucket.renew_lease(cheap[0], 600)
+        await compactor.compact()
+
+    await write_and_renew(4)
+    found = engine.bucket.renew_lease(costly[0], 600)
+    assert found is not None
+    assert list(found[1]) == [1], "so much it may hold back, renewed or not"
+    await write_and_renew(8)
+    assert engine.bucket.renew_lease(costly[0], 600) is None
+    assert engine.bucket.renew_lease(cheap[0], 600) is not None
+    await compactor.compact()
+    assert bucket.log_bytes() < 3_000_000
+    await engine.stop()
+
+
 async def test_a_hold_that_came_too_late_is_lost(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
