@@ -11,7 +11,9 @@ Invariants:
    look at other segments.
 3. Nothing is remembered over a restart: a mark that a killed process left need not be durable, so
    the first pass syncs every segment in which it finds one.
-4. A step takes at most some milliseconds.
+4. Only sealed segments are marked, so `marked` stays below what the one that is written holds:
+   what was replaced there is marked by a later pass.
+5. A step takes at most some milliseconds.
 
 Elsewhere: rewriting segments (`compaction`), when (`kv.aio.compactor`).
 """
@@ -23,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
+from millstream.model.limits import UINT64_MAX
 from millstream.storage.core.live import LiveLog
 from millstream.storage.core.records import is_tombstone
 from millstream.storage.core.segment import SUPERSEDED, TOMBSTONE, Columns
@@ -90,6 +93,9 @@ class Marking:
             _Points(seqno, *points_in_force(summary), summary.kills)
             for seqno, summary in zip(known, live.summaries, strict=True)
         ]
+        spans = (live.log.span(live.log.numbers[-1], p) for p in range(len(known)))
+        self._sealed_below = [span[0] if span is not None else UINT64_MAX for span in spans]
+        """By partition, the first seqno that is in no sealed segment."""
         self.touched: set[int] = set()
         """The segments in which something is marked, perhaps since long ago."""
         self.marked = list(known)
@@ -111,7 +117,7 @@ class Marking:
             self._log.sync_segment(number)
             yield
         for p, points in enumerate(self._points):
-            self.marked[p] = max(points.known, points.history)
+            self.marked[p] = max(points.known, min(points.history, self._sealed_below[p] - 1))
 
     # -- replaced records
 

@@ -56,6 +56,27 @@ def test_old_tombstones_are_marked_and_what_they_replaced(directory):
     assert directory.state(0) == {}
 
 
+def test_what_was_replaced_in_the_segment_that_is_written_is_marked_once_it_is_sealed(directory):
+    """Else the first version comes back once the one that replaced it has gone."""
+    store = directory.open()
+    directory.write(0, (b"b", b"1"))
+    store._log.roll()
+    directory.write(0, (b"a", b"1"), (b"b", b"2"))
+    directory.write(0, (b"a", b"2"))
+    store.set_low_points({0: (4, 0)})
+    mark_all(store)
+    assert flags(store, 0) == {1: 1}
+    store._log.roll()
+    directory.write(0, (b"a", None))
+    store.set_low_points({0: (5, 5)})
+    mark_all(store)
+    assert flags(store, 0) == {1: 1, 2: 1, 3: 0, 4: 1}
+    store._log.roll()
+    directory.write(1, (b"x", b"1"))
+    compact(store)
+    assert directory.state(0) == {b"b": b"2"}
+
+
 def test_a_flag_that_says_tombstone_is_not_believed(directory):
     store = directory.open()
     directory.write(0, (b"a", b"1"), (b"b", None))
