@@ -156,6 +156,27 @@ def test_old_tombstones_go_from_log_and_by_id(directory):
     assert directory.state(0) == {b"a": b"again", b"c": b"1"}
 
 
+def test_tombstones_of_all_segments_and_pieces_of_a_run_leave_by_id(directory, monkeypatch):
+    """Also those at the end of what may go; what may not go stays."""
+    monkeypatch.setattr(compaction, "STEP_RECORDS_MAX", 3)
+    store = directory.open()
+    keys = [b"key%d" % n for n in range(8)]
+    directory.write(0, *((key, b"1") for key in keys))
+    directory.write(1, (b"other", b"1"))
+    for begin in (0, 4):
+        store._log.roll()
+        directory.write(0, (b"new%d" % begin, b"1"), *((key, None) for key in keys[begin:][:4]))
+    directory.write(1, (b"other", None))
+    store._log.roll()
+    directory.write(2, (b"x", b"1"))
+    store.set_low_points({0: (18, 17), 1: (2, 2)})
+    assert set(store.keys(0)) > set(keys)
+    compact(store)
+    assert len(store._log.numbers) == 2
+    assert sorted(store.keys(0)) == [keys[7], b"new0", b"new4"]
+    assert list(store.keys(1)) == []
+
+
 @pytest.mark.parametrize("is_by_id_lost", [False, True])
 def test_the_newest_mark_outlives_its_record(directory, is_by_id_lost):
     store = directory.open()
