@@ -2,8 +2,9 @@
 
     python following_child.py ADDRESS SINK PATH KILL_AT
 
-SINK is `sqlite` or `lines`. Before effect number KILL_AT (0: never) it is gone, as by kill -9;
-else it ends when everything there is was read. One change comes per window.
+SINK is `sqlite`, `plain` (the same, without extensions of the protocol) or `lines`. Before effect
+number KILL_AT (0: never) it is gone, as by kill -9; else it ends when everything there is was
+read. One change comes per window.
 """
 
 import asyncio
@@ -12,9 +13,11 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from millstream.access import kv_login
 from millstream.upr import BucketReader, JsonLinesSink, SqliteSink
 from millstream.upr.aio.ledger import Ledger
 from millstream.upr.core.bookkeeper import Effect
+from millstream.wire.mcbp import Feature
 
 
 class Countdown:
@@ -30,7 +33,9 @@ class Countdown:
 def main() -> None:
     address, kind, path, kill_at = sys.argv[1:]
     countdown = Countdown(int(kill_at))
-    sink = SqliteSink(path) if kind == "sqlite" else JsonLinesSink(path)
+    sink = JsonLinesSink(path) if kind == "lines" else SqliteSink(path)
+    if kind == "plain":
+        kv_login._FEATURES = tuple(set(kv_login._FEATURES) - {Feature.MILLSTREAM})  # type: ignore[misc]
     perform, write = Ledger.perform, sink.write
 
     def performing(self: Ledger, effect: Effect) -> None:
