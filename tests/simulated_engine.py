@@ -465,6 +465,7 @@ class SimulatedEngine(EngineCopies, EngineLeases):
         history = max(model.history_seqno, limit * history_share // 4)
         limit = min(history, partition.purge_limit())
         purge = max(model.purge_seqno, limit * purge_share // 4)
+        self.check_purge(p, purge)
         with self._undecided(p, (model.acknowledged, history, purge)):
             self.store.set_low_points({p: (history, purge)})
         model.history_seqno, model.purge_seqno = history, purge

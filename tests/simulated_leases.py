@@ -75,14 +75,26 @@ class EngineLeases(EngineChecks):
         else:
             assert held.until > self.monotonic
             assert hold.at == at
-            lowest = held.starts.get(p, 0)
-            assert self.models[p].purge_seqno <= max(held.purged[p], lowest)
-            if after < lowest:  # more than it has promised to need
+            if after < held.starts.get(p, 0):  # more than it has promised to need
                 held.purged[p] = self.models[p].purge_seqno
             held.starts[p] = min(after, held.starts.get(p, after))
             self.check_frames(p, self._read_all(p, after, hold), after, at, held.purged[p])
         if not held.ats:
             self.leases.remove(held)
+
+    def check_leases(self) -> None:
+        """Nothing is purged that a reader may ask for."""
+        for held in self.leases:
+            if held.until > self.monotonic and not self.is_memory_bound:
+                for p in held.ats:
+                    least = max(held.purged[p], held.starts.get(p, 0))
+                    assert self.models[p].purge_seqno <= least, f"p{p}: purged above {least}"
+
+    def check_purge(self, p: int, purge: int) -> None:
+        """No stream has still to be told of what is going to go."""
+        partition, before = self.bucket.partitions[p], self.models[p].purge_seqno
+        sent = [reader.sent for reader in partition.queue.readers]
+        assert purge <= max(before, min(sent, default=partition.high_seqno)), f"p{p}: {purge}"
 
     def lose_leases(self, p: int) -> None:
         """The partition went back: nobody reads what it was."""

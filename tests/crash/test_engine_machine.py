@@ -221,6 +221,7 @@ class EngineMachine(RuleBasedStateMachine):
             if not engine.is_alive:
                 engine.start()
             engine.check()
+            engine.check_leases()
 
     def teardown(self):
         if self.engine is not None:

@@ -59,3 +59,18 @@ def test_what_a_replica_keeps_readable_holds_no_tombstone_back() -> None:
     hold = partition.open_hold()
     assert hold is not None
     assert partition.purge_limit() == 0
+
+
+class ReaderDouble:
+    """A stream that waits for what comes next: it holds no snapshot."""
+
+    sent = memory_after = 3
+
+
+def test_a_stream_between_two_snapshots_holds_tombstones_back() -> None:
+    partition = filled()
+    reader = ReaderDouble()
+    partition.add_reader(reader)
+    assert (partition.history_limit(), partition.purge_limit()) == (4, 3)
+    partition.remove_reader(reader)
+    assert partition.purge_limit() == 4
