@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
 import ssl
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
@@ -53,6 +54,7 @@ from millstream.wire.replies import error_of_status
 
 __all__ = ["BucketReader"]
 
+_LOG = logging.getLogger(__name__)
 PORT_DEFAULT: Final = 11210
 PAUSE_S_MIN: Final = 0.05
 PAUSE_S_MAX: Final = 5.0
@@ -335,8 +337,8 @@ class BucketReader:
                     await session.streams.write(session.core.take_bytes())
                     data = await session.streams.read()
                 await self._handle(session, session.core.receive_data(data))
-        except _LostError:
-            pass
+        except _LostError as error:
+            _LOG.info("%s; its partitions are asked for again", error.__cause__)
         finally:
             if self._sessions.get(node) is session:
                 del self._sessions[node]

@@ -147,6 +147,23 @@ async def test_a_callback_that_fails_ends_the_reader_and_is_called_again(
     assert calls > 10
 
 
+async def test_a_cut_connection_is_logged_and_opened_again(
+    node: millstream.Node, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", following.__name__)
+    sink = SqliteSink(tmp_path / "orders.db")
+    reader = BucketReader(node.kv, bucket="orders", sink=sink)
+    await write(node, {f"k{n}": n for n in range(20)})
+    async with aclosing(reader.__aiter__()) as steps:
+        await all_seen(steps, 20)
+        (session,) = reader._sessions.values()
+        await session.streams.close()
+        await write(node, {f"k{n}": "again" for n in range(20)})
+        await all_seen(steps, 20)
+    assert "its partitions are asked for again" in caplog.text
+    sink.close()
+
+
 class _Full:
     def __init__(self, sink: SqliteSink) -> None:
         self.load, self.claim = sink.load, sink.claim
