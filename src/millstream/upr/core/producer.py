@@ -72,6 +72,8 @@ STUCK_MS_MAX: Final = 600_000
 """A consumer that acknowledges nothing for so long while its window is full is cut off."""
 _TICK_MS_MAX: Final = 60_000
 _UNLIMITED: Final = 1 << 62
+_MARKER_BYTES: Final = 44
+"""Of a snapshot marker of version 1, which may come in front of a step's changes."""
 _U32: Final = Struct(">I")
 _U64: Final = Struct(">Q")
 
@@ -302,7 +304,8 @@ class Producer:
             room = min(bytes_left, self.room_bytes)
             if room <= 0 or not (self._round or self._begin_round()):
                 break
-            data, work = self._step(self._round.pop(), room, items_left)
+            bytes_max = max(1, room - _MARKER_BYTES)  # so that it seldom is too much with a marker
+            data, work = self._step(self._round.pop(), bytes_max, items_left)
             if data:
                 parts.append(data)
                 bytes_left -= len(data)
