@@ -41,6 +41,8 @@ __all__ = [
     "DISK_FULL",
     "DISK_FULL_SECONDS_MAX",
     "DISK_FULL_STOP_SECONDS_MAX",
+    "GATHER_SHARE",
+    "GATHER_S_MAX",
     "QUICK_APPEND_BYTES_MAX",
     "QUICK_APPEND_S_MAX",
     "SLOW_APPEND_PAUSE",
@@ -61,6 +63,11 @@ DISK_FULL_STOP_SECONDS_MAX: Final = 10
 """How long a bucket that is being stopped waits for space: the supervisor waits no longer."""
 DISK_FULL: Final = "disk_full"
 """Why writes are refused: there is no space for what was accepted. Also the code of that error."""
+GATHER_SHARE: Final = 4
+"""One part in so many of what the last commit took, the next waits for the writes of those who
+were told by it: else two halves of the clients take turns, and wait for two syncs each."""
+GATHER_S_MAX: Final = 0.002
+"""The longest such wait."""
 QUICK_APPEND_BYTES_MAX: Final = 256 * 1024
 """Bytes of a commit that is appended in the loop: the way to a thread and back costs more."""
 QUICK_APPEND_S_MAX: Final = 0.001
@@ -137,7 +144,7 @@ class Flusher:
             if self._task is None and self._may_start():
                 if self._timer is not None:
                     self._timer.cancel()
-                self._start()
+                self._timer = self._loop.call_later(0, self._start)
 
     async def until_persisted(self, partition_id: int, seqno: int) -> None:
         """Return once everything of the partition up to `seqno` is durable.
@@ -296,6 +303,8 @@ class Flusher:
             somebody_waits, self._is_hurried = self._is_hurried, False
             is_more = await self._commit(somebody_waits=somebody_waits)
             self._apply_by_id()
+            if self._is_hurried and not is_more:
+                await asyncio.sleep(min(self._last_s / GATHER_SHARE, GATHER_S_MAX))
 
     def catch_up(self) -> None:
         """Give the by-id map what a start read in the log, so that the next need not."""

@@ -162,6 +162,39 @@ async def test_after_a_slow_append_the_loop_is_left_alone_for_a_while(
     assert await disk.write() == "loop", "as after the first slow one"
 
 
+async def test_writers_that_were_told_are_in_the_next_commit_with_those_who_waited(
+    engine: BucketEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(engine, monkeypatch)
+    disk.takes_s = 4 * QUICK_APPEND_S_MAX
+    await disk.write()
+    disk.takes_s = 0.0  # the clock stands: the thread makes all that follow
+    before = engine.flusher.statistics()
+    started = asyncio.Event()
+    append = engine.store.append
+
+    def append_first(commit: EncodedCommit) -> None:
+        loop.call_soon_threadsafe(started.set)
+        append(commit)
+
+    async def write(key: bytes, times: int) -> None:
+        partition = engine.bucket.partitions[0]
+        for _ in range(times):
+            partition.put(key, b"v", 0, 0, 0, 0, NOW)
+            await engine.until_persisted(0, partition.high_seqno)
+
+    async def write_later(key: bytes, times: int) -> None:
+        await started.wait()
+        await write(key, times)
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(engine.store, "append", append_first)
+    await asyncio.gather(write(b"a", 21), write_later(b"b", 20))
+    commits = engine.flusher.statistics().commits_total - before.commits_total
+    assert commits <= 24, "one beside the other: not two halves in turns, 41 commits"
+    assert set(disk.places) == {"thread"}
+
+
 async def test_what_nobody_waits_for_does_not_keep_the_loop(
     engine: BucketEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
