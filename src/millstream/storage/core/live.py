@@ -114,12 +114,19 @@ class LiveLog:
         return 0
 
     def newest_change(self, partition_id: int) -> StoredChange | None:
-        """Return the newest live record, None if there is none."""
-        ranges = list(self.ranges(partition_id, 0, UINT64_MAX))
-        for number, columns, begin, end in reversed(ranges):
-            for index in range(end - 1, begin - 1, -1):
-                for chunk in self.log.changes(number, columns, index, index + 1):
-                    return chunk[0]
+        """Return the newest live record, None if there is none; while nothing is compacted.
+
+        From the newest segment back: a start asks for it of every partition.
+        """
+        summary, log = self.summaries[partition_id], self.log
+        for number in reversed(log.numbers):
+            span, limit = log.span(number, partition_id), summary.limit(number)
+            columns = log.columns(number, partition_id) if span and span[0] <= limit else None
+            if columns:
+                begin, end = columns.between(0, limit)
+                for index in range(end - 1, begin - 1, -1):
+                    for chunk in log.changes(number, columns, index, index + 1):
+                        return chunk[0]
         return None
 
     def places_of(self, partition_id: int, seqnos: set[int]) -> dict[int, Place]:

@@ -39,6 +39,29 @@ def test_frames_of_live_records_only(directory):
             assert [frame for frames, _ in framed for frame in frames] == wanted
 
 
+def test_the_newest_change_is_found_in_the_newest_segment_that_has_one(directory, monkeypatch):
+    store = directory.open()
+    assert store.newest_change(0) is None
+    directory.fill(300)
+    assert len(store._log.numbers) > 6
+    touched = []
+    columns = store._log.columns
+    monkeypatch.setattr(
+        store._log, "columns", lambda number, p: touched.append(number) or columns(number, p)
+    )
+    for p in range(2):
+        assert seqno_of(store.newest_change(p).frame) == directory.highs[p]
+    assert len(touched) == 2, "a start asks for it of every partition"
+    for target in (130, 30):
+        store.roll_back(0, target)
+        newest = store.newest_change(0)
+        assert newest == list(store.scan(0, 0, 2**60))[-1][-1]
+        assert seqno_of(newest.frame) <= target
+    store.roll_back(0, 0)
+    assert store.newest_change(0) is None
+    assert seqno_of(store.newest_change(1).frame) == directory.highs[1]
+
+
 def test_a_small_read_touches_few_segments(directory, monkeypatch):
     store = directory.open()
     directory.fill(300)
