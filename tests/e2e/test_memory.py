@@ -152,6 +152,7 @@ def test_documents_of_five_times_the_quota(make_node: MakeNode) -> None:
         assert int(found["memory_evicted_total"]) > DOCUMENTS // 2
         assert int(found["memory_used_bytes"]) <= QUOTA_BYTES
         assert int(found["documents_in_memory"]) < DOCUMENTS // 2
+        assert 0.05 < float(found["memory_resident_share"]) < 0.5
         check_all(client, documents)
         forget_pages(node)
         check_all(client, dict(islice(documents.items(), 1_000)))

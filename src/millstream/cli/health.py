@@ -95,13 +95,21 @@ def bucket_row(bucket: Figures) -> list[str]:
         str(bucket["partitions"]),
         f"{bucket['high_seqno']:,}",
         f"{max(0, bucket['high_seqno'] - bucket['persisted_seqno']):,}",
-        number("documents_in_memory"),
+        _documents(figures),
         _memory(figures),
         _log(figures),
         number("readers_connections"),
         number("readers_lag"),
         bucket.get("reason", ""),
     ]
+
+
+def _documents(figures: Figures) -> str:
+    if "documents_in_memory" not in figures:
+        return ""
+    share = figures.get("memory_resident_share", 1.0)
+    text = f"{figures['documents_in_memory']:,}"
+    return text if share >= 1 else f"{text}, {share:.0%}"
 
 
 def _memory(figures: Figures) -> str:

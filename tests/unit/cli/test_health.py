@@ -40,6 +40,13 @@ def test_a_row_has_a_place_for_every_heading():
     }  # fmt: skip
 
 
+def test_documents_in_memory_are_shown_as_a_part_of_all():
+    for share, text in ((1.0, "5,000"), (0.23, "5,000, 23%")):
+        figures = {"documents_in_memory": 5000, "memory_resident_share": share}
+        row = dict(zip(COLUMNS, bucket_row({**BUCKET, "figures": figures}), strict=True))
+        assert row["documents in memory"] == text
+
+
 def test_memory_is_shown_with_its_quota():
     figures = {"memory_used_bytes": 3 * 2**30, "memory_quota_bytes": 4 * 2**30}
     row = dict(zip(COLUMNS, bucket_row({**BUCKET, "figures": figures}), strict=True))

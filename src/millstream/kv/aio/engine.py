@@ -238,8 +238,9 @@ class BucketEngine:
             now_ns=time.time_ns, monotonic_ns=time.monotonic_ns,
         )  # fmt: skip
         keeper = MemoryKeeper(
-            bucket, memory, lambda: PENDING_CHANGE_BYTES * store.count_pending_by_id()
-        )
+            bucket, memory,
+            lambda: PENDING_CHANGE_BYTES * store.count_pending_by_id(), store.count_keys(),
+        )  # fmt: skip
 
         flusher = Flusher(
             bucket, store, interval_ms=flush_interval_ms,

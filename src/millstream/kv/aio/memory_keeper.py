@@ -40,6 +40,7 @@ class MemoryStatistics(NamedTuple):
     quota_bytes: int
     used_bytes: int
     table_bytes: int
+    resident_share: float
     evicted_total: int
     evicted_bytes_total: int
     exhausted_total: int
@@ -54,14 +55,20 @@ class MemoryKeeper:
         bucket: whose writes it may refuse.
         memory: what its partitions count.
         pending_bytes: what the by-id map and its like hold for this bucket.
+        known_keys: how many keys the log had when the bucket was opened, about.
     """
 
     def __init__(
-        self, bucket: Bucket, memory: Memory, pending_bytes: Callable[[], int] = lambda: 0
+        self,
+        bucket: Bucket,
+        memory: Memory,
+        pending_bytes: Callable[[], int] = lambda: 0,
+        known_keys: int = 0,
     ) -> None:
         self._bucket = bucket
         self._memory = memory
         self._pending_bytes = pending_bytes
+        self._known_keys = known_keys
         self._evictor = Evictor(bucket.partitions, memory)
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks()
@@ -99,10 +106,18 @@ class MemoryKeeper:
         """Return the figures of now."""
         memory, evictor = self._memory, self._evictor
         return MemoryStatistics(
-            memory.quota_bytes, memory.used_bytes, memory.table_bytes,
+            memory.quota_bytes, memory.used_bytes, memory.table_bytes, self._resident_share(),
             evictor.evicted_total, evictor.evicted_bytes,
             self._exhausted_total, MEMORY in self._bucket.refusals, self._longest_step_s,
         )  # fmt: skip
+
+    def _resident_share(self) -> float:
+        """Of all documents and tombstones; about, after a rollback or a purge."""
+        residents = [partition.residents for partition in self._bucket.partitions]
+        in_memory = sum(len(some.table) for some in residents)
+        read_back = sum(some.read_back_total for some in residents)
+        absent = max(0, self._known_keys + self._evictor.evicted_total - read_back)
+        return in_memory / (in_memory + absent) if absent else 1.0
 
     # -- inside
 

@@ -213,6 +213,7 @@ BUCKET_FIGURES: Final[Mapping[str, str]] = {
     "memory_quota_bytes": "What the documents of the bucket may occupy in memory",
     "memory_used_bytes": "What they occupy, by our count, with queues and by-id's waiting keys",
     "memory_table_bytes": "The hash tables' share of it",
+    "memory_resident_share": "Documents in memory as a part of all, about",
     "memory_evicted_total": "Documents that left memory because the quota was nearly used up",
     "memory_evicted_bytes_total": "Bytes that this freed",
     "memory_exhausted_total": "How often the quota was used up and writes were refused",

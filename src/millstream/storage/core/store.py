@@ -485,6 +485,11 @@ class LogStore:
         """Return how many keys the by-id map does not have the newest place of."""
         return self._by_id.count_pending()
 
+    def count_keys(self) -> int:
+        """Return about how many keys have a record, tombstones included; at a start."""
+        extra = 1 + len(self._summaries)  # what the map keeps beside them
+        return max(0, self._by_id.count() - extra) + self._by_id.count_pending()
+
     def take_by_id(self) -> ByIdBatch:
         """Take what the map lacks; in the loop. `apply_by_id` must follow."""
         summaries = {p: self._summaries[p] for p in sorted(self._changed)}

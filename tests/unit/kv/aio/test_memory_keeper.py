@@ -15,11 +15,13 @@ from millstream.kv.core.memory import Memory
 
 @asynccontextmanager
 async def kept(
-    quota_bytes: int = 200_000, pending_bytes: Callable[[], int] = lambda: 0
+    quota_bytes: int = 200_000,
+    pending_bytes: Callable[[], int] = lambda: 0,
+    known_keys: int = 0,
 ) -> AsyncIterator[tuple[Bucket, Memory, MemoryKeeper]]:
     memory = Memory(quota_bytes)
     bucket = new_bucket(memory=memory)
-    keeper = MemoryKeeper(bucket, memory, pending_bytes)
+    keeper = MemoryKeeper(bucket, memory, pending_bytes, known_keys)
     yield bucket, memory, keeper
     await keeper.stop()
 
@@ -44,6 +46,7 @@ def persist_all(bucket: Bucket) -> None:
 async def test_documents_are_evicted_down_to_the_low_mark() -> None:
     async with kept() as (bucket, memory, keeper):
         fill(bucket, 0, 420)
+        assert keeper.statistics().resident_share == 1
         assert memory.is_high
         persist_all(bucket)
         bucket.changed()
@@ -51,6 +54,7 @@ async def test_documents_are_evicted_down_to_the_low_mark() -> None:
         figures = keeper.statistics()
         resident = sum(len(partition.table) for partition in bucket.partitions)
         assert figures.evicted_total == 420 - resident > 0
+        assert figures.resident_share == resident / 420
         assert figures.evicted_bytes_total > 414 * figures.evicted_total / 2
         assert figures.quota_bytes == 200_000
         assert not figures.is_refusing
@@ -65,6 +69,13 @@ async def test_the_flusher_is_hurried_where_only_what_is_not_persisted_could_go(
         bucket.changed()
         await until(lambda: bool(hurried))
         assert hurried == [True]
+
+
+async def test_what_the_log_had_at_the_start_is_not_in_memory() -> None:
+    async with kept(known_keys=300) as (bucket, _, keeper):
+        assert keeper.statistics().resident_share == 0
+        fill(bucket, 0, 100)
+        assert keeper.statistics().resident_share == 0.25
 
 
 async def test_below_the_high_mark_nothing_goes() -> None:
