@@ -94,6 +94,7 @@ class SimulatedEngine(EngineCopies, EngineLeases):
     def beside_the_end_of_a_block(cls, seed: int) -> SimulatedEngine:
         """One with a past: few writes from here on cross blocks of the queue."""
         past, engine = _past(), cls(seed)
+        engine.numbers = itertools.count(1_000_000)
         engine.disk = past.disk.copied(engine.rng, engine.numbers)
         engine.disk.before = engine._before
         engine.models = [model.copy() for model in past.models]
@@ -149,8 +150,7 @@ class SimulatedEngine(EngineCopies, EngineLeases):
     # -- start and stop
 
     def start(self) -> None:
-        """As often as it takes."""
-        while not self.is_alive:
+        while not self.is_alive:  # as often as it takes
             self.attempt(self._open)
         self._check_start()
 
@@ -185,7 +185,9 @@ class SimulatedEngine(EngineCopies, EngineLeases):
         raise AssertionError("damage was met") from error
 
     def _new_entry(self, seqno: int, last_branch: int) -> FailoverEntry:
-        return FailoverEntry(next(self.numbers), seqno, last_branch + 1)
+        """Of a branch that nobody has given, also where a crash took what others told: a clock."""
+        number = next(self.numbers)
+        return FailoverEntry(number, seqno, max(last_branch + 1, number))
 
     def _check_start(self) -> None:
         for p, model in enumerate(self.models):
