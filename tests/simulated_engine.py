@@ -538,7 +538,7 @@ class SimulatedEngine(EngineCopies, EngineLeases):
         right = model.rollback_target(min(seqno, model.high))
         kept = right >= model.history_seqno
         low_points = (model.history_seqno, model.purge_seqno) if kept else (0, 0)
-        with self._undecided(p, (right, *low_points)):
+        with self._maybe(p, model.state), self._undecided(p, (right, *low_points)):
             found = self.store.roll_back(p, seqno)
         assert found.high_seqno == right, f"p{p}: back to {found.high_seqno}, not {right}"
         assert (found.history_seqno, found.purge_seqno) == low_points
