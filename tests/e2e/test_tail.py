@@ -83,6 +83,25 @@ def test_from_start_until_now(node: NodeProcess) -> None:
     assert tail(node, "--until-now") == []
 
 
+def test_a_barrier_says_that_all_that_was_there_has_been_printed(
+    node: NodeProcess, start_tail: Callable[..., Tail]
+) -> None:
+    write(node, {f"k{number}": {"n": number} for number in range(300)})
+    running = start_tail(node, "--from-start", "--barrier")
+    *changes, barrier = running.take(301)
+    assert {line["key"] for line in changes} == {f"k{n}" for n in range(300)}
+    assert list(barrier) == ["event", "reached"]
+    newest = {str(line["partition"]): [line["uuid"], line["seqno"]] for line in changes}
+    reached = {p: place for p, place in barrier["reached"].items() if place[1]}
+    assert reached == newest  # the newest change of a partition is the last of its lines
+    write(node, {"later": 1})
+    assert running.take(1)[0]["key"] == "later"
+    assert running.end(signal.SIGTERM) == 0
+    *changes, barrier = tail(node, "--from-start", "--until-now", "--barrier")
+    assert len(changes) == 301
+    assert barrier["event"] == "barrier"
+
+
 def test_place_is_kept(node: NodeProcess, tmp_path: Path) -> None:
     words = ("--from-start", "--until-now", "--checkpoint", str(tmp_path / "place"))
     write(node, {"a": 1, "b": 2})

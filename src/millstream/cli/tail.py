@@ -33,10 +33,15 @@ from millstream.cli.connect import (
     tls_of,
     who_of,
 )
-from millstream.errors import UsageError
 from millstream.upr.aio.checkpoints import FileCheckpointStore
-from millstream.upr.aio.client import Changes, ConnectionLost, Consumer, RolledBack
-from millstream.upr.core.lines import line_of_change, line_of_rollback
+from millstream.upr.aio.client import (
+    BarrierReached,
+    Changes,
+    ConnectionLost,
+    Consumer,
+    RolledBack,
+)
+from millstream.upr.core.lines import line_of_barrier, line_of_change, line_of_rollback
 from millstream.wire.frames import change_of
 
 __all__ = ["command"]
@@ -75,12 +80,6 @@ def command(
     tls_ca: TlsCaOption = None,
 ) -> None:
     """Print the changes of a bucket as JSON lines."""
-    if barrier:
-        raise UsageError(
-            "--barrier needs barrier cookies, which this command does not send yet; "
-            "use --until-now",
-            code="not_supported",
-        )
     who = who_of(user, password_file)
     consumer = Consumer(
         address,
@@ -92,6 +91,8 @@ def command(
         until_now=until_now,
         tls=tls_of(tls_ca),
     )
+    if barrier:
+        consumer.barrier(b"tail")
     try:
         asyncio.run(_tail(consumer, keeps_place=checkpoint is not None))
     except BrokenPipeError:
@@ -139,6 +140,8 @@ async def _print_events(consumer: Consumer) -> None:
                 )
             case RolledBack(partition_id, seqno, uuid, branch, _):
                 out.write(line_of_rollback(partition_id, seqno, uuid, branch))
+            case BarrierReached(_, reached):
+                out.write(line_of_barrier(reached))
             case ConnectionLost(reason):
                 print(f"{reason}; trying again", file=sys.stderr)
         out.flush()

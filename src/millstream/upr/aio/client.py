@@ -48,6 +48,7 @@ from millstream.upr.aio.link import TIMEOUT_S, Link
 from millstream.upr.core.checkpoint import Checkpoint, Standing
 from millstream.upr.core.consumer import (
     WINDOW_BYTES,
+    BarrierReached,
     ChangesReceived,
     ConsumerCore,
     Event,
@@ -59,7 +60,7 @@ from millstream.upr.core.consumer import (
     StreamRefused,
 )
 from millstream.upr.core.follower import StreamOptions
-from millstream.upr.core.messages import decode_failover_log
+from millstream.upr.core.messages import COOKIE_BYTES_MAX, decode_failover_log
 from millstream.wire.mcbp import (
     Feature,
     Opcode,
@@ -70,7 +71,14 @@ from millstream.wire.mcbp import (
 )
 from millstream.wire.replies import error_of_status
 
-__all__ = ["Changes", "ConnectionLost", "Consumer", "ConsumerEvent", "RolledBack"]
+__all__ = [
+    "BarrierReached",
+    "Changes",
+    "ConnectionLost",
+    "Consumer",
+    "ConsumerEvent",
+    "RolledBack",
+]
 
 PORT_DEFAULT: Final = 11210
 PAUSE_S_MIN: Final = 0.05
@@ -108,7 +116,7 @@ class ConnectionLost(NamedTuple):
     reason: str
 
 
-ConsumerEvent = Changes | SnapshotCompleted | RolledBack | ConnectionLost
+ConsumerEvent = Changes | SnapshotCompleted | RolledBack | BarrierReached | ConnectionLost
 
 
 class _Config(msgspec.Struct):
@@ -167,6 +175,8 @@ class Consumer:
         self._received: deque[Event] = deque()
         self._undone: dict[int, int] = {}  # partition -> point gone back to, not told yet
         self._unfinished: dict[int, None] = {}
+        self._opening: set[int] = set()
+        self._cookies: dict[bytes, bool] = {}  # cookie -> whether it was sent on this connection
         self._pause_s = PAUSE_S_MIN
         self._saving: asyncio.Future[None] | None = None
 
@@ -224,15 +234,40 @@ class Consumer:
         )
         await asyncio.shield(self._saving)
 
+    def barrier(self, cookie: bytes) -> None:
+        """Have `BarrierReached` come once everything was yielded that there is now, or more.
+
+        To be called by whoever iterates. On a lost connection the cookie is sent again.
+
+        Args:
+            cookie: 1 to 64 bytes, none that waits already.
+
+        Raises:
+            UsageError: `bad_cookie`.
+        """
+        if cookie in self._cookies or not 1 <= len(cookie) <= COOKIE_BYTES_MAX:
+            message = f"a cookie has 1 to {COOKIE_BYTES_MAX} bytes and waits once"
+            raise UsageError(message, code="bad_cookie")
+        self._cookies[cookie] = False
+        self._send_cookies()
+
+    def _send_cookies(self) -> None:
+        """Send what waits, once all streams are open: those opened later would take no part."""
+        if not self._opening:
+            for cookie, is_sent in self._cookies.items():
+                if not is_sent:
+                    self._core.ask_barrier(cookie)
+                    self._cookies[cookie] = True
+
     async def __aiter__(self) -> AsyncIterator[ConsumerEvent]:
-        """Yield events; ends only with `until_now`, or by an error.
+        """Yield events; ends only with `until_now`, once no cookie waits, or by an error.
 
         Raises:
             StreamError: `bucket_recreated`.
             AccessError: a right was lost.
             RemoteProtocolError: the node broke the protocol.
         """
-        while self._unfinished:
+        while self._unfinished or self._cookies:
             try:
                 event = await self._next_event()
             except UnavailableError as error:
@@ -266,7 +301,12 @@ class Consumer:
                 standing = self._standings[partition_id]
                 self._standings[partition_id] = standing._replace(position=position)
             case StreamOpened():
+                self._opening.discard(event.partition_id)
+                self._send_cookies()
                 return self._on_opened(event)
+            case BarrierReached(cookie):
+                del self._cookies[cookie]
+                return event
             case RollbackRequired(partition_id, seqno):
                 point = self._standings[partition_id].undo_point(seqno)
                 self._core.undone_to(partition_id, point)
@@ -338,6 +378,9 @@ class Consumer:
         for partition_id in self._unfinished:
             position, log, _, _ = self._standings[partition_id]
             self._core.follow(partition_id, position, log, self._options)
+        self._opening = set(self._unfinished)
+        self._cookies = dict.fromkeys(self._cookies, False)
+        self._send_cookies()
         await self._link.write(self._core.take_bytes())
 
     async def _check_bucket(self) -> Iterable[int]:

@@ -35,9 +35,12 @@ from millstream.model.limits import FRAME_BYTES_MAX
 from millstream.model.position import FailoverLog, Position
 from millstream.upr.core.follower import Follower, FollowerState, StreamOptions
 from millstream.upr.core.messages import (
+    Reached,
+    decode_barrier_reached,
     decode_branch_log,
     decode_failover_log,
     decode_purge_seqno,
+    encode_barrier,
     encode_stream_request,
 )
 from millstream.wire.mcbp import (
@@ -56,6 +59,7 @@ from millstream.wire.mcbp import (
 
 __all__ = [
     "WINDOW_BYTES",
+    "BarrierReached",
     "ChangesReceived",
     "ConsumerCore",
     "Event",
@@ -79,7 +83,7 @@ _CHANGE_BODY_BYTES_MIN: Final = 18
 _MUTATION: Final = int(Opcode.DCP_MUTATION)
 _EXPIRATION: Final = int(Opcode.DCP_EXPIRATION)
 _CONTROL_OPAQUE_MIN: Final = 0x7FFF0000
-"""Opaques of OPEN and CONTROL; those of streams are partition ids, far below."""
+"""Opaques of OPEN, CONTROL and BARRIER; those of streams are partition ids, far below."""
 
 
 class StreamOpened(NamedTuple):
@@ -135,6 +139,16 @@ class StreamRefused(NamedTuple):
     status: int
 
 
+class BarrierReached(NamedTuple):
+    """A cookie came back: everything accepted before it was sent has been returned.
+
+    `reached`: by partition how far; who is not named had ended its stream before.
+    """
+
+    cookie: bytes
+    reached: dict[int, Reached]
+
+
 class ReplyReceived(NamedTuple):
     """A response to a request that the core did not send."""
 
@@ -149,6 +163,7 @@ Event = (
     | RollbackRequired
     | StreamEnded
     | StreamRefused
+    | BarrierReached
     | ReplyReceived
 )
 
@@ -174,6 +189,7 @@ class ConsumerCore:
         self._needed_bytes = HEADER_BYTES
         self._unacked_bytes = 0
         self._controls: dict[int, str] = {}
+        self._has_barriers = False
 
     # -- what the reader does
 
@@ -195,9 +211,13 @@ class ConsumerCore:
             self._ask(key, Opcode.DCP_CONTROL, b"", key.encode(), value.encode())
 
     def _ask(self, what: str, opcode: int, extras: bytes, key: bytes, value: bytes) -> None:
-        opaque = _CONTROL_OPAQUE_MIN + len(self._controls)
-        self._controls[opaque] = what
+        opaque = self._new_opaque(what)
         self._out.append(request(opcode, opaque=opaque, extras=extras, key=key, value=value))
+
+    def _new_opaque(self, what: str) -> int:
+        opaque = max(self._controls, default=_CONTROL_OPAQUE_MIN - 1) + 1
+        self._controls[opaque] = what
+        return opaque
 
     def follow(
         self,
@@ -240,6 +260,24 @@ class ConsumerCore:
         self._out.append(
             request(Opcode.DCP_CLOSE_STREAM, vbucket=partition_id, opaque=partition_id)
         )
+
+    def ask_barrier(self, cookie: bytes) -> None:
+        """Have `BarrierReached` come once the streams that are open have brought all there is now.
+
+        Args:
+            cookie: 1 to 64 bytes, none that waits already.
+
+        Raises:
+            LocalProtocolError: `not_supported`: the server has no barriers.
+        """
+        if not self._has_extensions:
+            message = "this server sends no barrier cookies back: it is no Millstream node"
+            raise LocalProtocolError(message, code="not_supported")
+        if not self._has_barriers:
+            self._ask("enable_barriers", Opcode.DCP_CONTROL, b"", b"enable_barriers", b"true")
+            self._has_barriers = True
+        opaque = self._new_opaque("a barrier")
+        self._out.append(encode_barrier(cookie, opaque=opaque))
 
     def position(self, partition_id: int) -> Position:
         """Return where the reader stands once it has applied all events returned."""
@@ -387,6 +425,9 @@ class ConsumerCore:
         return stop
 
     def _on_message(self, packet: Packet, events: list[Event]) -> None:
+        if packet.opcode == Opcode.BARRIER_REACHED and self._has_barriers:
+            events.append(BarrierReached(*decode_barrier_reached(packet)))
+            return
         follower = self._followers.get(packet.vbucket)
         if follower is None or follower.state is FollowerState.IDLE:
             message = f"opcode 0x{packet.opcode:02x} for partition {packet.vbucket}, not streamed"

@@ -5,6 +5,7 @@
     {"event": "rollback", "partition", "seqno", "uuid", "branch"}
     {"event": "restore", "partition", "seqno", "key", "cas", "flags", "datatype", "value" or ...}
     {"event": "sweep", "partition", "load"}
+    {"event": "barrier", "reached": {partition: [uuid, seqno]}}
 
 Invariants:
 1. One line each, members in this order, line end included; a value that is JSON stands as it is
@@ -17,16 +18,18 @@ Elsewhere: `millstream tail` (`cli.tail`), the sink (`upr.aio.sinks`).
 from __future__ import annotations
 
 from base64 import b64encode
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
 from millstream.model.partitions import text_of_key
 from millstream.upr.core.bookkeeper import Apply, Document, Effect, Restore, Rewind, Sweep
+from millstream.upr.core.messages import Reached
 from millstream.wire.frames import Change
 from millstream.wire.mcbp import Opcode
 
-__all__ = ["line_of_change", "line_of_rollback", "lines_of"]
+__all__ = ["line_of_barrier", "line_of_change", "line_of_rollback", "lines_of"]
 
 _OPS: Final = {
     Opcode.DCP_MUTATION: "put",
@@ -82,6 +85,12 @@ def line_of_rollback(partition_id: int, seqno: int, uuid: int, branch: int) -> b
             "branch": branch,
         }
     )
+
+
+def line_of_barrier(reached: Mapping[int, Reached]) -> bytes:
+    """Return the line that says how far the lines before it go, by partition."""
+    places = {str(p): [f"{place.uuid:012x}", place.seqno] for p, place in sorted(reached.items())}
+    return _line({"event": "barrier", "reached": places})
 
 
 def _line_of_document(document: Document, partition_id: int, load: int) -> bytes:

@@ -14,9 +14,10 @@ from millstream.model.position import FailoverEntry, Position
 from millstream.upr import Consumer
 from millstream.upr.aio import client
 from millstream.upr.aio.checkpoints import FileCheckpointStore
-from millstream.upr.aio.client import Changes, ConnectionLost, RolledBack
+from millstream.upr.aio.client import BarrierReached, Changes, ConnectionLost, RolledBack
 from millstream.upr.core.checkpoint import Checkpoint, Standing
 from millstream.upr.core.consumer import SnapshotCompleted
+from millstream.upr.core.messages import Reached, decode_barrier, encode_barrier_reached
 from millstream.wire.frames import mutation, snapshot_marker, stream_end
 from millstream.wire.mcbp import (
     Feature,
@@ -43,6 +44,8 @@ class Source:
         self.asked: list[tuple[int, ...]] = []
         self.requests: list[Packet] = []
         self.open_status = Status.SUCCESS
+        self.cookies: list[bytes] = []
+        self.drops_cookies = False
 
     async def start(self) -> None:
         self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -90,6 +93,14 @@ class Source:
             case Opcode.DCP_STREAM_REQ:
                 self.asked.append((packet.vbucket, *unpack(">IIQQQQQ", packet.extras)))
                 return self._stream(packet)
+            case Opcode.BARRIER:
+                self.cookies.append(decode_barrier(packet)[0])
+                if self.drops_cookies:
+                    return None
+                reached = {0: Reached(0xA, 5)}
+                return response(packet.opcode, 0, packet.opaque) + encode_barrier_reached(
+                    self.cookies[-1], packet.opaque, reached
+                )
             case Opcode.DCP_BUFFER_ACK:
                 return b""
         return response(packet.opcode, status, packet.opaque, value=value)
@@ -244,6 +255,41 @@ async def test_lost_connection_goes_on_from_the_standing(source: Source) -> None
         "Changes", "ConnectionLost", "ConnectionLost", "Changes", "SnapshotCompleted",
     ]  # fmt: skip
     assert source.asked[-1][3:] == (2, 2**64 - 1, 0xA, 0, 5)
+
+
+async def test_a_cookie_is_sent_once_all_streams_are_open_and_waited_for(source: Source) -> None:
+    source.script = [
+        refused(0, Status.ETMPFAIL),
+        source.opened(0) + snapshot(0, 1, 5) + END,
+    ]
+    consumer = consumer_of(source)
+    consumer.barrier(b"here")
+    with pytest.raises(UsageError, match="cookie"):
+        consumer.barrier(b"here")
+    with pytest.raises(UsageError, match="cookie"):
+        consumer.barrier(b"")
+    found = await events_of(consumer)
+    assert found[-1] == BarrierReached(b"here", {0: Reached(0xA, 5)})
+    opcodes = [packet.opcode for packet in source.requests]
+    assert source.cookies == [b"here"]
+    assert opcodes.count(Opcode.DCP_STREAM_REQ) == 2
+    assert opcodes.index(Opcode.BARRIER) > max(
+        at for at, opcode in enumerate(opcodes) if opcode == Opcode.DCP_STREAM_REQ
+    )
+
+
+async def test_a_cookie_lost_with_the_connection_is_sent_again(source: Source) -> None:
+    source.drops_cookies = True
+    source.script = [source.opened(0) + snapshot(0, 1, 5) + END]
+    consumer = consumer_of(source)
+    consumer.barrier(b"here")
+    found = []
+    async with consumer:
+        async for event in consumer:
+            found.append(event)
+            source.drops_cookies = not isinstance(event, ConnectionLost)
+    assert isinstance(found[-1], BarrierReached)
+    assert source.cookies == [b"here", b"here"]
 
 
 async def test_recreated_bucket_is_an_error(source: Source, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from millstream.errors import AccessError, LocalProtocolError, MillstreamError, 
 from millstream.model.limits import UINT64_MAX
 from millstream.model.position import FailoverEntry, FailoverLog, Position
 from millstream.upr.core.consumer import (
+    BarrierReached,
     ChangesReceived,
     ConsumerCore,
     Event,
@@ -24,7 +25,10 @@ from millstream.upr.core.consumer import (
 )
 from millstream.upr.core.follower import StreamOptions
 from millstream.upr.core.messages import (
+    Reached,
+    decode_barrier,
     decode_stream_request,
+    encode_barrier_reached,
     encode_branch_log,
     encode_failover_log,
 )
@@ -90,6 +94,47 @@ def opened(position: Position = Position(), window_bytes: int = 1 << 20) -> Cons
     core = following(position, window_bytes)
     core.receive_data(branches() + purged(0) + granted())
     return core
+
+
+# -- barriers
+
+
+def test_cookies_are_enabled_once_and_come_back_among_the_changes() -> None:
+    core = opened(window_bytes=100)
+    core.ask_barrier(b"one")
+    core.ask_barrier(b"two")
+    control, *barriers = sent_by(core)
+    assert (control.key, control.value) == (b"enable_barriers", b"true")
+    assert [decode_barrier(packet) for packet in barriers] == [(b"one", None), (b"two", None)]
+    opaques = [packet.opaque for packet in (control, *barriers)]
+    assert len(set(opaques)) == 3
+    assert core.receive_data(b"".join(response(p.opcode, 0, p.opaque) for p in barriers)) == []
+    assert core.receive_data(response(control.opcode, 0, control.opaque)) == []
+    reached = {PARTITION: Reached(C, 1)}
+    back = encode_barrier_reached(b"one", barriers[0].opaque, reached)
+    events = core.receive_data(marker(0, 1) + put(1) + back)
+    assert events[-1] == BarrierReached(b"one", reached)
+    assert isinstance(events[-2], SnapshotCompleted)
+    assert [p.opcode for p in sent_by(core)] == [Opcode.DCP_BUFFER_ACK]
+    core.ask_barrier(b"three")
+    assert [decode_barrier(packet) for packet in sent_by(core)] == [(b"three", None)]
+
+
+def test_a_cookie_that_is_refused_or_was_not_asked_for() -> None:
+    core = opened()
+    with pytest.raises(RemoteProtocolError, match="not streamed"):
+        core.receive_data(encode_barrier_reached(b"one", 0, {}))
+    core = opened()
+    core.ask_barrier(b"one")
+    barrier = sent_by(core)[-1]
+    with pytest.raises(RemoteProtocolError, match="refused a barrier"):
+        core.receive_data(response(barrier.opcode, Status.KEY_EEXISTS, barrier.opaque))
+
+
+def test_only_nodes_of_our_own_send_cookies_back() -> None:
+    core = ConsumerCore(has_extensions=False)
+    with pytest.raises(LocalProtocolError, match="no barrier cookies"):
+        core.ask_barrier(b"one")
 
 
 # -- opening

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.upr.core.bookkeeper import Apply, Document, Forget, Restore, Rewind, Sweep
-from millstream.upr.core.lines import line_of_change, line_of_rollback, lines_of
+from millstream.upr.core.lines import (
+    line_of_barrier,
+    line_of_change,
+    line_of_rollback,
+    lines_of,
+)
+from millstream.upr.core.messages import Reached
 from millstream.wire.frames import change_of, deletion, expiration, mutation
 
 MEMBERS = [
@@ -31,6 +37,13 @@ def test_members_in_order() -> None:
         "partition": 3, "uuid": "0000000000ab", "branch": 6, "seqno": 9, "op": "put", "key": "k",
         "cas": 7, "rev": 2, "expiry": 5, "flags": 0xFFFFFFFF, "datatype": 1, "value": {"a": 1},
     }  # fmt: skip
+
+
+def test_a_barrier_names_places_in_partition_order() -> None:
+    line = line_of_barrier({10: Reached(0xAB, 5), 2: Reached(0xC, 0)})
+    assert line == (
+        b'{"event":"barrier","reached":{"2":["00000000000c",0],"10":["0000000000ab",5]}}\n'
+    )
 
 
 def test_numbers_stay_as_written() -> None:
