@@ -43,9 +43,10 @@ How it is measured:
   again after the last reply. Node and memcached (`-t 1 -R 200`: one worker, and no yielding after
   20 requests, which would flatter us) take turns on one processor under the same load; a ratio is
   memcached's cost divided by ours, so **1 means equal and more means cheaper than memcached**.
-  The median of the rounds is shown, smallest and largest behind it. A run that other programs
-  disturbed is repeated, since they cost a server with more data in its caches more than one with
-  less.
+  Every order of the servers has its round, and the means of all are compared, since compaction
+  falls into one round and not into the next; the smallest and largest ratio of a round stand
+  behind. A run that other programs disturbed is repeated, since they cost a server with more data
+  in its caches more than one with less.
 - **Streams**: a compiled sink (`bench/sink.c`) opens one connection, streams every partition of
   the bucket from 0 to its present end, checks the order, and acknowledges as flow control asks.
   First from a node that has just taken as many writes as it keeps in memory for readers to come,
