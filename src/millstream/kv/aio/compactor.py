@@ -127,7 +127,8 @@ class Compactor:
         self._waiters: list[asyncio.Future[None]] = []
         self._next_look_bytes = LOOK_BYTES
         self._late_at_bytes = self._pass_bytes = 0
-        """`_pass_bytes`: written while the last pass was made; the next begins as much earlier."""
+        """`_pass_bytes`: written while the last pass was made; the next begins as much earlier, by
+        half of the slack at most: after a burst it would reclaim little for what it costs."""
         self._purge_at_ns = self._next_pass_ns = 0
         self._marked_replaced: int | None = None
         """Of the records replaced since the start, those that marking has seen."""
@@ -258,8 +259,8 @@ class Compactor:
         dead, live = sum(one.dead_bytes for one in counts), sum(one.live_bytes for one in counts)
         now_ns = self._now_ns()
         over = self._window.over(now_ns, store.appended_bytes)
-        slack = self._window.slack_bytes(now_ns, over) - self._pass_bytes
-        slack = max(sizes.segment_bytes_min, slack)
+        slack = self._window.slack_bytes(now_ns, over)
+        slack = max(sizes.segment_bytes_min, slack - min(self._pass_bytes, slack // 2))
         fresh = max(0, over.replaced_total - self._marked_replaced) if over else 0
         replaced = max(0, store.replaced_total - self._marked_replaced)
         live -= min(live, replaced * self._change_bytes())
