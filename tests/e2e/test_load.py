@@ -12,6 +12,8 @@ import millstream
 from node_process import NodeProcess
 
 ROWS = (60_000, 240_000, 960_000)
+DEFAULT_SIGNALS = ("env", "--default-signal=INT")
+"""Whoever runs the tests in the background of a shell has interruptions ignored."""
 """More each time the load had ended before it could be interrupted."""
 QUOTA_ROWS = 50_000
 MakeNode = Callable[..., NodeProcess]
@@ -58,7 +60,9 @@ def test_load_of_four_times_the_memory_quota(make_node: MakeNode, tmp_path: Path
 
 def _interrupted(command: list[str], client: millstream.Client, key: str) -> int:
     """Run a load, interrupt it once it has written `key`, and return its exit status."""
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    running = subprocess.Popen(
+        [*DEFAULT_SIGNALS, *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
     until = time.monotonic() + 60
     while not client.exists(key):
         assert time.monotonic() < until

@@ -263,28 +263,31 @@ class Compaction:
         """Find the controls of all partitions, and which of the run stay."""
         found: dict[int, list[ControlRecord]] = {}
         for number in self._numbers:
-            if number not in self._controls:
-                yield from self._read_controls(number)
-            for control in self._controls[number]:
+            controls = self._controls.get(number)
+            if controls is None:
+                controls = yield from self._read_controls(number)
+                if number != self._numbers[-1]:  # the segment that is written gets more
+                    self._controls[number] = controls
+            for control in controls:
                 found.setdefault(control.partition_id, []).append(control)
-        del self._controls[self._numbers[-1]]
         for p, controls in sorted(found.items()):
             spans = [self._log.span(number, p) for number in self._older]
             older_top = max((span[1] for span in spans if span), default=0)
             self._kept += kept_controls(controls, self.run, older_top)
             yield
 
-    def _read_controls(self, number: int) -> Iterator[None]:
+    def _read_controls(self, number: int) -> Generator[None, None, list[ControlRecord]]:
         log = self._log
         is_open = number == self._numbers[-1]
         offsets = self._open_controls if is_open else log.controls_in(number)
-        found = self._controls[number] = []
+        found: list[ControlRecord] = []
         for at in range(0, len(offsets), STEP_CONTROLS_MAX):
             found += (
                 control_of(number, log.record_at(number, offset))
                 for offset in offsets[at : at + STEP_CONTROLS_MAX]
             )
             yield
+        return found
 
     def _copy(self, p: int, writer: _Writer, lone_marks: list[bytes]) -> Iterator[None]:
         """Copy what stays of a partition; add the records of marks that lose their change."""

@@ -7,6 +7,7 @@ import pytest
 
 from compacting import compact, compacting, mark, rewrite
 from millstream.errors import CorruptionError
+from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
 from millstream.storage.core import compaction
 from millstream.storage.core.records import Kind, named_change
@@ -175,6 +176,22 @@ def test_tombstones_of_all_segments_and_pieces_of_a_run_leave_by_id(directory, m
     assert len(store._log.numbers) == 2
     assert sorted(store.keys(0)) == [keys[7], b"new0", b"new4"]
     assert list(store.keys(1)) == []
+
+
+@pytest.mark.parametrize("steps", range(1, 9))
+def test_what_a_compaction_read_that_was_given_up_is_not_relied_on(directory, monkeypatch, steps):
+    monkeypatch.setattr(compaction, "STEP_CONTROLS_MAX", 1)
+    store = written(directory)
+    over(directory)
+    given_up = (step for step in compacting(store) if step == "copy")
+    for _ in range(steps):
+        next(given_up)
+    given_up.close()
+    store.set_state(0, PartitionState.REPLICA)
+    store._log.roll()
+    directory.write(2, (b"other", b"2"))
+    compact(store)
+    assert directory.open().partition(0).state is PartitionState.REPLICA
 
 
 @pytest.mark.parametrize("is_by_id_lost", [False, True])
