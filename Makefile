@@ -124,7 +124,7 @@ e2e: $(TEST) accelerator java ## whole processes, kill -9
 crash: $(TEST) accelerator ## storage faults injected one after the other, and 60 s of the engine's machine
 	@$(PYTEST) tests/crash
 
-soak: $(TEST) ## 50,000 examples of the engine's machine (EXAMPLES=...; hours)
+soak: $(TEST) ## 50,000 examples of the engine's machine (EXAMPLES=...; half an hour or more)
 	@MILLSTREAM_MACHINE_EXAMPLES=$(or $(EXAMPLES),50000) \
 	  $(PYTEST) tests/crash/test_engine_machine.py
 

@@ -4,17 +4,21 @@ The engine is `simulated_engine.SimulatedEngine`: the real parts over a simulate
 armed to strike at a later effect of the disk: the process is killed, power is lost, the disk is
 full, a write or a sync fails.
 
-`MILLSTREAM_MACHINE_EXAMPLES=N` runs N examples instead of `SECONDS` (`make soak`).
+For `SECONDS` it runs the same examples each time, so that a commit passes or fails for good.
+`MILLSTREAM_MACHINE_EXAMPLES=N` runs N others instead (`make soak`); they begin with a seed that is
+printed, and that `MILLSTREAM_MACHINE_SEED` repeats.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from functools import partial
+from itertools import count
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -31,6 +35,9 @@ from simulated_engine import KEYS, PARTITIONS, SECOND, SimulatedEngine
 
 SECONDS = 60
 EXAMPLES = int(os.environ.get("MILLSTREAM_MACHINE_EXAMPLES", "0"))
+FIRST_SEED = int(
+    os.environ.get("MILLSTREAM_MACHINE_SEED", secrets.randbits(32) if EXAMPLES else 0)
+)
 EXAMPLES_A_ROUND = 50
 STEPS = 50
 
@@ -228,9 +235,9 @@ class EngineMachine(RuleBasedStateMachine):
             self.engine.finish()
 
 
-def run_examples(count: int) -> None:
+def run_examples(count: int, number: int) -> None:
     run_state_machine_as_test(
-        EngineMachine,
+        seed(number)(EngineMachine),
         settings=settings(
             max_examples=count, stateful_step_count=STEPS, deadline=None, database=None,
             suppress_health_check=list(HealthCheck), report_multiple_bugs=False,
@@ -241,10 +248,12 @@ def run_examples(count: int) -> None:
 @pytest.mark.timeout(0)
 def test_no_schedule_breaks_the_engine(capsys):
     began, first = time.monotonic(), EngineMachine.example_count
-    while True:
-        run_examples(EXAMPLES_A_ROUND)
-        seconds, count = time.monotonic() - began, EngineMachine.example_count - first
-        if count >= EXAMPLES if EXAMPLES else seconds >= SECONDS:
+    with capsys.disabled():
+        print(f"\nseeds from {FIRST_SEED}")  # noqa: T201
+    for number in count(FIRST_SEED):
+        run_examples(EXAMPLES_A_ROUND, number)
+        seconds, done = time.monotonic() - began, EngineMachine.example_count - first
+        if done >= EXAMPLES if EXAMPLES else seconds >= SECONDS:
             break
     with capsys.disabled():
-        print(f"\n{count} examples of the engine in {seconds:.0f} s")  # noqa: T201
+        print(f"\n{done} examples of the engine in {seconds:.0f} s")  # noqa: T201
