@@ -1,4 +1,4 @@
-"""A real node whose documents are five times what it may keep of them in memory.
+"""A real node whose documents are eight times what it may keep of them in memory.
 
 Shown: every document is there whether it is in memory or not, from the page cache and from the
 disk; what changes an evicted document finds it as it was; the process stays small; the stream has
@@ -26,9 +26,10 @@ BUCKET = "default"
 PARTITIONS = 16
 QUOTA_BYTES = 16 * 1024 * 1024
 """The smallest that may be set."""
-TIMES = 5
-GROWTH_BYTES_MAX = 4 * QUOTA_BYTES
-"""By which the processes may grow: quota, commits under way, buffers, pages of by-id."""
+TIMES = 8
+GROWTH_BYTES_MAX = 6 * QUOTA_BYTES
+"""By which the processes may grow: quota, commits under way, buffers, pages of by-id, what malloc
+keeps. Usual are 58 to 70 MiB, more where more threads run; all documents would be 128 MiB."""
 VALUE_BYTES = 6_000
 DOCUMENTS = TIMES * QUOTA_BYTES // VALUE_BYTES
 BATCH = 200
@@ -141,7 +142,7 @@ def forget_pages(node: NodeProcess) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_documents_of_five_times_the_quota(make_node: MakeNode) -> None:
+def test_documents_of_eight_times_the_quota(make_node: MakeNode) -> None:
     node = start(make_node)
     before = node.resident_bytes()
     documents = {key_of(number): value_of(number) for number in range(DOCUMENTS)}
