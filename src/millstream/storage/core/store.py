@@ -436,7 +436,10 @@ class LogStore:
         return self._live.newest_change(partition_id)
 
     def keys(self, partition_id: int) -> Iterator[bytes]:
-        """Yield the keys that have a record, tombstones included, in no order. Blocks."""
+        """Yield the keys that have a record, tombstones included, in no order. Blocks.
+
+        After a power loss perhaps also some whose purged deletion was the last that by-id knew.
+        """
         return self._by_id.keys(partition_id)
 
     def scan(
