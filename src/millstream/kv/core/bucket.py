@@ -8,8 +8,10 @@ Invariants:
    partition while there are `refusals`.
 4. A lease id is never used twice; what a lease holds of a partition is lost at once when its time
    is over or the partition's hold is: a lost lease is an answer, never a wrong read.
+5. The revisions of the maps it is given only grow. A map changes no partition.
 
-Elsewhere: what a hold keeps (`kv.core.mutation_queue`), the wire forms (`kv.core.commands`).
+Elsewhere: what a hold keeps (`kv.core.mutation_queue`), the wire forms (`kv.core.commands`), the
+map's file (`node.map_file`).
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from millstream.kv.core.statistics import (
     Readers,
     Refused,
 )
+from millstream.model.bucket_map import BucketMap
 from millstream.model.limits import LEASE_SECONDS_DEFAULT, LEASE_SECONDS_MAX, LEASES_MAX
 from millstream.model.partitions import PartitionState, partition_of
 from millstream.upr.core.producer import StreamFigures
@@ -85,12 +88,17 @@ class Bucket:
         self.partition_count = len(partitions)
         self.open_tables: list[dict[bytes, Entry]] = [_CLOSED] * len(partitions)
         self.open_partitions: list[Partition | None] = [None] * len(partitions)
+        self.map: BucketMap | None = None
+        """Which nodes have copies; None: this one alone."""
+        self.node_name = ""
+        """What the map calls this node; empty without one."""
         self.leases: dict[int, Lease] = {}
         self._new_lease_id = new_lease_id
         self._now_ns = now_ns
         self._monotonic_ns = monotonic_ns
         self._subscribers: list[Callable[[], None]] = []
         self._durable_subscribers: list[Callable[[], None]] = []
+        self._map_subscribers: list[Callable[[], None]] = []
         self.is_told_soon = False
         """`changed` is about to be called: changes until then need not ask for it."""
         self.hurry: Callable[[], None] = _nobody_waits
@@ -98,7 +106,7 @@ class Bucket:
         self.set_state: Callable[[int, PartitionState], Awaitable[None]] = _nobody_changes
         """Gives a partition's copy another state, durably; raises as `kv.aio.copies` does."""
         self.map_changes = 0
-        """How often it changed which partitions are active here."""
+        """How often it changed which partitions are active here, or where copies are."""
         self.wipe: Callable[[int, Callable[[], None]], None] = self._wipe_now
         """Deletes all documents at a time (Unix ns), and calls back once they are gone, or will
         be later. In the engine: in steps (`kv.aio.pager`)."""
@@ -161,9 +169,14 @@ class Bucket:
         """Call `callback` each time after changes became durable; it must only schedule work."""
         self._durable_subscribers.append(callback)
 
+    def subscribe_map(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after each new map; it must only schedule work."""
+        self._map_subscribers.append(callback)
+
     def unsubscribe(self, callback: Callable[[], None]) -> None:
-        """Reverse both subscriptions; harmless if there was none."""
-        for subscribers in (self._subscribers, self._durable_subscribers):
+        """Reverse all subscriptions; harmless if there was none."""
+        every = (self._subscribers, self._durable_subscribers, self._map_subscribers)
+        for subscribers in every:
             if callback in subscribers:
                 subscribers.remove(callback)
 
@@ -176,6 +189,16 @@ class Bucket:
         """Tell subscribers that partitions changed."""
         self.is_told_soon = False
         for callback in tuple(self._subscribers):
+            callback()
+
+    def set_map(self, bucket_map: BucketMap, node_name: str) -> None:
+        """Go by another map, in which this node has a name. Whoever calls has made it durable."""
+        assert self.map is None or self.map.revision < bucket_map.revision, "an older map"
+        assert len(bucket_map.rows) == self.partition_count, "a map of another bucket"
+        self.map = bucket_map
+        self.node_name = node_name
+        self.map_changes += 1
+        for callback in tuple(self._map_subscribers):
             callback()
 
     def stream_ended(self, name: str, stream: Streaming) -> None:

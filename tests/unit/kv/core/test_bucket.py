@@ -3,6 +3,7 @@ from __future__ import annotations
 from log_double import NOW, SECOND, LogDouble, new_bucket
 
 from millstream.kv.core.partition import value_of
+from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.partitions import partition_of
 
 
@@ -39,6 +40,25 @@ def test_who_wants_durable_news_hears_of_nothing_else() -> None:
     bucket.unsubscribe(subscriber)
     bucket.made_durable()
     assert told == [1]
+
+
+def test_a_map_is_in_force_when_those_who_want_to_know_are_told() -> None:
+    bucket, told = new_bucket(2), []
+    nodes = (NodeAddress("a", "h", 1, 2), NodeAddress("b", "h", 3, 4))
+    maps = [BucketMap(n, nodes, (("a", "b"), ("b", "a"))) for n in (1, 5)]
+    assert (bucket.map, bucket.node_name) == (None, "")
+
+    def subscriber() -> None:
+        told.append((bucket.map, bucket.node_name))
+
+    bucket.subscribe_map(subscriber)
+    for one in maps:
+        before = bucket.map_changes
+        bucket.set_map(one, "b")
+        assert bucket.map_changes == before + 1
+    bucket.unsubscribe(subscriber)
+    bucket.set_map(BucketMap(6, nodes, (("a", "b"), ("b", "a"))), "b")
+    assert told == [(maps[0], "b"), (maps[1], "b")]
 
 
 def test_a_lease_may_be_of_a_mark_of_the_log() -> None:
