@@ -1,0 +1,1 @@
+"""Decisions over several nodes, without any of them."""

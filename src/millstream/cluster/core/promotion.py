@@ -1,0 +1,177 @@
+"""What follows from the standings of a partition's copies: who is active, who may become so.
+
+    verdict = judge(row, standings)            # may it be done with those that answered?
+    branch = next_branch(standings, by_clock)  # what all that answer promise
+    winner_of(row, promised)                   # of the standings told with the promises
+
+A majority of copies has what was acknowledged at a majority. If more copies answer than a majority
+can do without, one of them is in that majority, and a copy that has promised a branch acknowledges
+nothing more to a source of a lower one. So the one that is furthest among them has everything.
+
+Invariants:
+1. Copies count by the row's places: an empty place is a copy that does not answer.
+2. An answer counts for a level only if the copy still has what it acknowledged at that level.
+3. The furthest is the copy with the largest (branch of the history its complete end lies in,
+   complete end), never the one with the newest branch: a copy knows branches before it has data.
+4. A decision is made from standings that were told after the promises, never from older ones.
+
+Elsewhere: asking the nodes (`cluster.promoting`), a copy's standing (`kv.core.standing`).
+
+Source: docs/design/0006-copies.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, Literal, NamedTuple
+
+from millstream.model.bucket_map import BucketMap
+from millstream.model.partitions import PartitionState
+from millstream.model.standing import Standing
+
+__all__ = [
+    "Answers",
+    "Level",
+    "Row",
+    "Verdict",
+    "judge",
+    "next_branch",
+    "next_map",
+    "serving",
+    "stale_actives",
+    "winner_of",
+]
+
+Row = tuple[str | None, ...]
+"""Names of the nodes with copies, None for an empty place; as in a bucket's map."""
+Answers = Mapping[str, Standing]
+"""By the name of the node."""
+Level = Literal["majority", "persisted"]
+_ACTIVE: Final = PartitionState.ACTIVE
+_DEAD: Final = PartitionState.DEAD
+
+
+class Verdict(NamedTuple):
+    """Whether a partition may be promoted with the answers there are."""
+
+    copies: int
+    needed: int
+    """So many answers are more than a majority can do without."""
+    answered: tuple[str, ...]
+    silent: tuple[str, ...]
+    """Copies that have to answer and do not, a dead one included; empty places are not named."""
+    at_risk: tuple[Level, ...]
+    """Levels of which acknowledged writes may be lost."""
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether it may be done without force: nothing is at risk, or all copies answered."""
+        return len(self.answered) >= self.needed and (
+            not self.at_risk or len(self.answered) == self.copies
+        )
+
+    @property
+    def reason(self) -> str:
+        """Why it may not be done, and what to do about it, in one sentence."""
+        away = ", ".join(self.silent) or "an empty place of the map"
+        found = f"{len(self.answered)} of {self.copies} copies answered, not {away}"
+        if len(self.answered) >= self.needed:
+            lost = "too many of them have lost something since they acknowledged it"
+            return f"{found}, and {lost}: bring the others back, or use --force"
+        return f"{found}; {self.needed} are needed: bring the others back, or use --force"
+
+
+def judge(row: Row, answers: Answers) -> Verdict:
+    """Judge the answers to a promotion. A dead copy keeps what it has, so it does not answer."""
+    copies, able = len(row), _able(row, answers)
+    spare = copies - (copies // 2 + 1)
+    intact = sum(standing.is_intact for standing in able.values())
+    whole = sum(standing.is_whole for standing in able.values())
+    counts: tuple[tuple[Level, int], ...] = (("majority", intact), ("persisted", whole))
+    return Verdict(
+        copies,
+        spare + 1,
+        tuple(able),
+        tuple(name for name in row if name is not None and name not in able),
+        tuple(level for level, count in counts if count <= spare),
+    )
+
+
+def next_branch(standings: Iterable[Standing], by_clock: int) -> int:
+    """Return a branch for a new history, larger than any that these copies have heard of."""
+    return max([by_clock, *(standing.last_branch + 1 for standing in standings)])
+
+
+def winner_of(row: Row, answers: Answers, wanted: str | None = None) -> str | None:
+    """Return the copy that must become active, None if none may.
+
+    Args:
+        row: decides among equals, the first of them wins.
+        answers: told with the promises.
+        wanted: wins among those that are as far as the furthest.
+    """
+    able = _able(row, answers)
+    furthest = max(map(_reach, able.values()), default=None)
+    equal = [name for name, standing in able.items() if _reach(standing) == furthest]
+    if wanted in equal:
+        return wanted
+    return max(equal, key=lambda name: able[name].persisted_end, default=None)
+
+
+def serving(row: Row, answers: Answers) -> str | None:
+    """Return the node that has the active copy, None if a promotion is needed.
+
+    An active copy that others are fenced against is none: they promised a branch above its own.
+    """
+    known = _known(row, answers)
+    newest = max((standing.last_branch for standing in known.values()), default=0)
+    actives = [name for name, standing in known.items() if standing.state is _ACTIVE]
+    return next((name for name in actives if known[name].branch >= newest), None)
+
+
+def stale_actives(row: Row, answers: Answers) -> tuple[str, ...]:
+    """Return the nodes whose copies are active beside the one that serves; () if none serves."""
+    chosen = serving(row, answers)
+    if chosen is None:
+        return ()
+    actives = (n for n, standing in _known(row, answers).items() if standing.state is _ACTIVE)
+    return tuple(name for name in actives if name != chosen)
+
+
+def next_map(bucket_map: BucketMap, actives: Mapping[int, str]) -> BucketMap:
+    """Return the next revision, in which these nodes have the active copies.
+
+    Who had it before keeps a place. If that changes nothing it is the same map.
+
+    Args:
+        bucket_map: the newest that is known.
+        actives: by partition; each has a place in its row.
+    """
+    rows = tuple(
+        _led_by(row, actives.get(number, row[0])) for number, row in enumerate(bucket_map.rows)
+    )
+    if rows == bucket_map.rows:
+        return bucket_map
+    return BucketMap(bucket_map.revision + 1, bucket_map.nodes, rows)
+
+
+def _led_by(row: Row, first: str | None) -> Row:
+    if first == row[0]:
+        return row
+    assert first in row, f"{first} has no copy in {row}"
+    others = list(row)
+    others.remove(first)
+    return (first, *others)
+
+
+def _known(row: Row, answers: Answers) -> dict[str, Standing]:
+    return {name: answers[name] for name in row if name is not None and name in answers}
+
+
+def _able(row: Row, answers: Answers) -> dict[str, Standing]:
+    known = _known(row, answers)
+    return {name: standing for name, standing in known.items() if standing.state is not _DEAD}
+
+
+def _reach(standing: Standing) -> tuple[int, int]:
+    return standing.branch_at_end, standing.complete_end
