@@ -62,6 +62,8 @@ LATE_BYTES: Final = 16 * 1024 * 1024
 LATE_STEP_S: Final = 0.02
 """Processor time of a step in the thread then: it takes about as much of the interpreter's lock as
 the loop does, which slows writes down to what can be compacted."""
+FIRST_PASS_BYTES: Final = 64 * 1024 * 1024
+"""What is written while the first pass is made, as long as nobody knows: the next one does."""
 _SECOND_NS: Final = 1_000_000_000
 
 
@@ -126,7 +128,7 @@ class Compactor:
         self._has_ended = False
         self._waiters: list[asyncio.Future[None]] = []
         self._next_look_bytes = LOOK_BYTES
-        self._late_at_bytes = self._pass_bytes = 0
+        self._late_at_bytes, self._pass_bytes = 0, FIRST_PASS_BYTES
         """`_pass_bytes`: written while the last pass was made; the next begins as much earlier, by
         half of the slack at most: after a burst it would reclaim little for what it costs."""
         self._purge_at_ns = self._next_pass_ns = 0
