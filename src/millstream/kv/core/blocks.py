@@ -52,9 +52,10 @@ class Block:
     Entries and previous seqnos are for the flush: a block that is full and durable has none.
     """
 
-    __slots__ = ("entries", "frames", "previous")
+    __slots__ = ("_bytes_most", "entries", "frames", "previous")
 
     def __init__(self) -> None:
+        self._bytes_most: int | None = None
         self.frames: list[bytes] = []
         self.entries: list[Entry] = []
         self.previous: list[int] = []
@@ -79,6 +80,17 @@ class Block:
         if self.entries:
             self.entries[begin:end] = [_NOBODY] * len(gone)
         return sum(map(len, gone))
+
+    def is_within(self, bytes_max: int) -> bool:
+        """Return whether it is full and known to have at most so many bytes of frames.
+
+        They are counted once: from then on there are only fewer.
+        """
+        if len(self.frames) < BLOCK_SLOTS:
+            return False
+        if self._bytes_most is None:
+            self._bytes_most = sum(map(len, self.frames))
+        return self._bytes_most <= bytes_max
 
     def copied(self, begin: int) -> Block:
         """Return a block of the slots from `begin` on."""

@@ -329,10 +329,18 @@ class MutationQueue:
                 chunk[seqno - after - 1] = frame
         elif not chunk:
             return [], min(at, self._next_number(number) - 1)
-        sizes = list(accumulate(map(len, chunk)))
-        if sizes and sizes[-1] > bytes_max:
-            chunk = chunk[: max(1, bisect_left(sizes, bytes_max))]
-        return list(filter(None, chunk)), after + len(chunk)
+        if not self._is_within(number, bytes_max):
+            sizes = list(accumulate(map(len, chunk)))
+            if sizes and sizes[-1] > bytes_max:
+                chunk = chunk[: max(1, bisect_left(sizes, bytes_max))]
+        return chunk if all(chunk) else list(filter(None, chunk)), after + len(chunk)
+
+    def _is_within(self, number: int, bytes_max: int) -> bool:
+        """Return whether all frames of a number are known to have at most so many bytes."""
+        block = self.blocks.get(number)
+        if block is None or number in self.counters or number in self.holds.kept:
+            return False
+        return block.is_within(bytes_max)
 
     def _frames(self, number: int, begin: int, end: int) -> list[bytes]:
         """Return the newest frames in slots [begin, end) of both sides, blank where none is.

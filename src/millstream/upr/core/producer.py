@@ -74,6 +74,9 @@ _TICK_MS_MAX: Final = 60_000
 _UNLIMITED: Final = 1 << 62
 _MARKER_BYTES: Final = 44
 """Of a snapshot marker of version 1, which may come in front of a step's changes."""
+_REST_ITEMS: Final = STREAM_STEP_ITEMS_MAX // 4
+_REST_BYTES: Final = STREAM_STEP_BYTES_MAX // 4
+"""Of a write: not enough for one more stream's turn, which would be cut short by it."""
 _U32: Final = Struct(">I")
 _U64: Final = Struct(">Q")
 
@@ -300,7 +303,7 @@ class Producer:
             self._count(parts[-1])
         if self._barriers.is_due:
             parts += self._take_due()
-        while items_left > 0:
+        while items_left > _REST_ITEMS and bytes_left > _REST_BYTES:
             room = min(bytes_left, self.room_bytes)
             if room <= 0 or not (self._round or self._begin_round()):
                 break

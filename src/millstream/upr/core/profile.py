@@ -2,8 +2,8 @@
 
 Invariants:
 1. With the canonical profile and opaque = partition id the frames go out untouched.
-2. The common profile of other clients differs in the opaque only: one copy of the joined chunk,
-   one patch per frame.
+2. The common profiles of other clients differ in the opaque and the JSON bit only: one copy of the
+   joined chunk, patched in place.
 3. A deletion as version 1 has no time; an expiration is a deletion where it was not asked for.
 
 Elsewhere: the canonical profile and the rewriting of one frame (`wire.frames`).
@@ -11,16 +11,23 @@ Elsewhere: the canonical profile and the rewriting of one frame (`wire.frames`).
 
 from __future__ import annotations
 
+from operator import itemgetter
+from struct import Struct
 from typing import Final
 
 from millstream.wire.frames import with_profile
-from millstream.wire.mcbp import Opcode, OpenFlag
+from millstream.wire.mcbp import Datatype, Opcode, OpenFlag
 
 __all__ = ["Profile"]
 
 _OPCODE_AT: Final = 1
+_DATATYPE_AT: Final = 5
 _OPAQUE_AT: Final = 12
+_OPAQUE: Final = Struct(">I")
 _MUTATION: Final = int(Opcode.DCP_MUTATION)
+_JSON: Final = int(Datatype.JSON)
+_opcode_of = itemgetter(_OPCODE_AT)
+_datatype_of = itemgetter(_DATATYPE_AT)
 
 
 class Profile:
@@ -41,18 +48,28 @@ class Profile:
         self._keep_datatype = bool(flags & OpenFlag.NO_VALUE_KEEP_DATATYPE)
         self._with_values = not (self._keep_datatype or flags & OpenFlag.NO_VALUE)
 
-    def join(self, frames: list[bytes], partition_id: int, opaque: int) -> bytes:
-        """Return canonical frames of one partition as one chunk of this profile. Hot path."""
-        if not (self._with_values and self._has_json):
-            return b"".join(self._rewritten(frames, opaque))
-        if not self._expiry_opcode:
+    def join(
+        self,
+        frames: list[bytes],
+        partition_id: int,
+        opaque: int,
+        head: bytes = b"",
+        tail: bytes = b"",
+    ) -> bytes:
+        """Return canonical frames of one partition as one chunk of this profile. Hot path.
+
+        `head` and `tail` are messages of this profile that go in front and behind.
+        """
+        if not self._with_values:
+            return b"".join([head, *self._rewritten(frames, opaque), tail])
+        if not self._expiry_opcode and not _are_mutations(frames):
             frames = [
                 frame if frame[_OPCODE_AT] == _MUTATION else self._rewritten([frame], opaque)[0]
                 for frame in frames
             ]
-        if opaque == partition_id:
-            return b"".join(frames)
-        return _with_opaque(frames, opaque)
+        if opaque != partition_id or not self._has_json:
+            return _patched(frames, opaque, self._has_json, head, tail)
+        return b"".join([head, *frames, tail] if head or tail else frames)
 
     def _rewritten(self, frames: list[bytes], opaque: int) -> list[bytes]:
         return with_profile(
@@ -66,12 +83,23 @@ class Profile:
         )
 
 
-def _with_opaque(frames: list[bytes], opaque: int) -> bytes:
-    """Join frames and set the opaque of each in the copy."""
-    chunk = bytearray().join(frames)
-    patch = opaque.to_bytes(4, "big")
-    at = _OPAQUE_AT
-    for size in map(len, frames):
-        chunk[at : at + 4] = patch
-        at += size
+def _are_mutations(frames: list[bytes]) -> bool:
+    return bytes(map(_opcode_of, frames)).count(_MUTATION) == len(frames)
+
+
+def _patched(frames: list[bytes], opaque: int, has_json: bool, head: bytes, tail: bytes) -> bytes:
+    """Join frames; set the opaque of each in the copy, and clear the JSON bit if need be."""
+    chunk = bytearray().join([head, *frames, tail])
+    pack = _OPAQUE.pack_into
+    at = len(head) + _OPAQUE_AT
+    if has_json:
+        for size in map(len, frames):
+            pack(chunk, at, opaque)
+            at += size
+    else:
+        for size, datatype in zip(map(len, frames), map(_datatype_of, frames), strict=True):
+            pack(chunk, at, opaque)
+            if datatype & _JSON:
+                chunk[at - _OPAQUE_AT + _DATATYPE_AT] = datatype ^ _JSON
+            at += size
     return bytes(chunk)

@@ -289,18 +289,19 @@ class Stream:
             while frames and seqno_of(frames[-1]) > covered:
                 frames.pop()
         self.sent = covered
-        data = b""
-        if frames:
-            data = self._profile.join(frames, self.partition_id, self.opaque)
-            self._last_item = seqno_of(frames[-1])
-            if not self._is_marked:
-                data = self._marker(before, seqno_of(frames[0])) + data
         work = max(1, len(frames))
         if self.state is StreamState.IN_MEMORY:
             work = max(1, covered - before)  # slots passed over are work, too
+        head = tail = b""
+        if frames:
+            self._last_item = seqno_of(frames[-1])
+            if not self._is_marked:
+                head = self._marker(before, seqno_of(frames[0]))
         if covered >= self._limit:
-            data += self._finish(before)
-        return data, work
+            tail = self._finish(before)
+        if frames:
+            tail = self._profile.join(frames, self.partition_id, self.opaque, head, tail)
+        return tail, work
 
     def _next_frames(self, bytes_max: int, items_max: int) -> Chunk | None:
         """Return frames after what was sent; None while the log is being read."""

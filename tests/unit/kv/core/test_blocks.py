@@ -46,6 +46,18 @@ def test_a_range_is_blanked_and_says_how_much_it_held() -> None:
     assert block.entries == []
 
 
+def test_only_a_full_block_is_known_to_be_small() -> None:
+    block = Block()
+    for slot in range(BLOCK_SLOTS - 1):
+        block.put(slot, (A, b"12", 0))
+    assert not block.is_within(1 << 20)
+    block.put(BLOCK_SLOTS - 1, (A, b"1", 0))
+    most = 2 * BLOCK_SLOTS - 1
+    assert (block.is_within(most), block.is_within(most - 1)) == (True, False)
+    block.blank(0, 9)
+    assert not block.is_within(most - 1), "it was counted once"
+
+
 def test_parts_are_joined_column_by_column() -> None:
     first = FrozenChanges([1], [b"a"], [b"x"], [0], [b"l"])
     second = FrozenChanges([5], [b"b"], [b"y"], [1], [b"m"])

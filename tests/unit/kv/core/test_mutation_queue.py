@@ -26,6 +26,25 @@ def test_a_slice_skips_what_was_superseded() -> None:
     assert queue.bytes_held == 4 + 4 * SLOT_BYTES, "seqno 0 has a slot, too"
 
 
+def test_a_full_block_keeps_to_the_bytes_asked_for_also_with_what_a_hold_keeps() -> None:
+    queue = MutationQueue(1023)
+    queue.append(A, bytes(5000))
+    for number in range(1023):
+        queue.append(Entry(b"%d" % number, b"", b""), b"ten bytes.")
+    assert queue.memory_slice(1023, 2047, 5995, 1024) == (
+        [bytes(5000)] + [b"ten bytes."] * 99,
+        1123,
+    )
+    frames, last = queue.memory_slice(1023, 2047, 20_000, 1024) or ([], 0)
+    assert (len(frames), last) == (1024, 2047)
+    hold = queue.open_hold(None)
+    assert hold is not None
+    queue.append(A, b"new", 1024, bytes(5000))
+    assert queue.memory_slice(1023, 2048, 15_000, 1024) == ([b"ten bytes."] * 1023, 2047)
+    held, last = queue.memory_slice(1023, 2047, 15_005, 1024) or ([], 0)
+    assert (len(held), last, len(held[0])) == (1001, 2024, 5000)
+
+
 def test_a_hold_still_sees_what_was_superseded_after_it() -> None:
     queue = MutationQueue(0)
     queue.append(A, b"a1")

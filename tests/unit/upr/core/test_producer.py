@@ -726,6 +726,18 @@ def test_a_long_stream_does_not_keep_the_others_waiting() -> None:
     assert packets_of(talk.producer.produce() or b"")[0].vbucket == 1
 
 
+def test_a_write_that_is_nearly_full_begins_no_other_stream() -> None:
+    partitions = [FakePartition(0), filled("ab", 1)]
+    for number in range(STREAM_STEP_ITEMS_MAX - 1):
+        partitions[0].put(b"%d" % number, b"")
+    talk = Talk(*partitions)
+    talk.stream(0)
+    talk.stream(1)
+    first = packets_of(talk.producer.produce() or b"")
+    assert {packet.vbucket for packet in first} == {0}
+    assert [words(packet) for packet in talk.packets()] == ["[0,2] memory", "a1", "b2"]
+
+
 def test_an_ended_stream_leaves_the_turns_of_the_others_alone() -> None:
     talk = Talk(*(filled("ab", number) for number in range(4)))
     for number in range(4):

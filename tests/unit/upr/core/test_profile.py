@@ -50,6 +50,8 @@ def test_chunks_are_the_rewritten_frames(
     )
     before = list(canonical)
     assert profile.join(canonical, PARTITION, opaque) == b"".join(expected)
+    between = profile.join(canonical, PARTITION, opaque, b"a marker", b"an end")
+    assert between == b"".join([b"a marker", *expected, b"an end"])
     assert canonical == before
 
 
