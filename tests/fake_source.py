@@ -176,6 +176,8 @@ class FakeBucket:
     leases: dict[tuple[int, int], Hold] = field(default_factory=dict)
     callbacks: list[Callable[[], None]] = field(default_factory=list)
     durable_callbacks: list[Callable[[], None]] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    """What producers said of copies that follow."""
 
     @property
     def partition_count(self) -> int:
@@ -202,3 +204,14 @@ class FakeBucket:
     def lease_hold(self, lease_id: int, partition_id: int, start: int) -> Hold | None:
         hold = self.leases.get((lease_id, partition_id))
         return hold if hold and self.partitions[partition_id].is_held(hold) else None
+
+    def on_joined(self, name: str, partition_id: int, stream: object) -> None:
+        self.told.append(f"{name} joined {partition_id}")
+
+    def on_acknowledged(
+        self, name: str, partition_id: int, stream: object, complete_end: int, persisted_end: int
+    ) -> None:
+        self.told.append(f"{name} has {complete_end} {persisted_end} of {partition_id}")
+
+    def on_left(self, name: str, partition_id: int, stream: object) -> None:
+        self.told.append(f"{name} left {partition_id}")

@@ -21,6 +21,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from millstream.errors import UnavailableError
+from millstream.kv.core.acknowledged import Acknowledged
 from millstream.kv.core.mutation_queue import Entry
 from millstream.kv.core.partition import Partition
 from millstream.kv.core.statistics import (
@@ -101,6 +102,9 @@ class Bucket:
         self._map_subscribers: list[Callable[[], None]] = []
         self.is_told_soon = False
         """`changed` is about to be called: changes until then need not ask for it."""
+        self.tell_reached: Callable[[], None] = _nobody_waits
+        """Called when a majority of copies has more of a partition than before, or no majority
+        is left that could: it must only schedule work."""
         self.hurry: Callable[[], None] = _nobody_waits
         """Asks the flusher not to wait: somebody waits for the disk."""
         self.set_state: Callable[[int, PartitionState], Awaitable[None]] = _nobody_changes
@@ -198,8 +202,45 @@ class Bucket:
         self.map = bucket_map
         self.node_name = node_name
         self.map_changes += 1
+        for partition, row in zip(self.partitions, bucket_map.rows, strict=True):
+            if len(row) > 1 or partition.acknowledged is not None:
+                self._acknowledged(partition).set_row(row, node_name)
+        self.tell_reached()
         for callback in tuple(self._map_subscribers):
             callback()
+
+    # -- copies elsewhere, as their streams tell
+
+    def on_joined(self, name: str, partition_id: int, stream: object) -> None:
+        """A copy that follows opened a stream; it replaces an older one of that name."""
+        self._acknowledged(self.partitions[partition_id]).join(name, stream)
+
+    def on_acknowledged(
+        self, name: str, partition_id: int, stream: object, complete_end: int, persisted_end: int
+    ) -> None:
+        """A copy has a complete snapshot in memory, and one on disk."""
+        acknowledged = self.partitions[partition_id].acknowledged
+        if acknowledged is not None and acknowledged.acknowledge(
+            name, stream, complete_end, persisted_end
+        ):
+            self.tell_reached()
+
+    def on_left(self, name: str, partition_id: int, stream: object) -> None:
+        """The stream is over: writes that only a majority could confirm are not waited for."""
+        partition = self.partitions[partition_id]
+        acknowledged = partition.acknowledged
+        if acknowledged is None:
+            return
+        acknowledged.leave(name, stream)
+        if not acknowledged.is_possible:
+            partition.doubtful_seqno = partition.high_seqno
+            self.tell_reached()
+
+    @staticmethod
+    def _acknowledged(partition: Partition) -> Acknowledged:
+        if partition.acknowledged is None:
+            partition.acknowledged = Acknowledged(partition)
+        return partition.acknowledged
 
     def stream_ended(self, name: str, stream: Streaming) -> None:
         """A connection that streamed is gone."""

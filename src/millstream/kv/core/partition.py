@@ -23,6 +23,7 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Final
 
+from millstream.kv.core.acknowledged import Acknowledged
 from millstream.kv.core.expiry import Expiries
 from millstream.kv.core.locks import LOCKED_CAS, Locks
 from millstream.kv.core.log_reader import LogReader
@@ -75,6 +76,7 @@ class Partition(ReadCopy):
         "_birth_prefix",
         "_branch_seqno",
         "_log",
+        "acknowledged",
         "doubtful_seqno",
         "epoch",
         "expired_total",
@@ -151,6 +153,8 @@ class Partition(ReadCopy):
         """Its documents that expire next; `kv.aio.pager` gives it room."""
         self.expired_total = 0
         self.on_plain: Callable[[int], None] = _nobody_asks
+        self.acknowledged: Acknowledged | None = None
+        """What other copies have of it; None: there was never another one."""
         self._log = log
         self._branch_seqno = high_seqno
         self._birth_prefix = born(failover_log[0].branch, 0)[:-1]

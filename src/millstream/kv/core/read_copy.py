@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from millstream.kv.core.acknowledged import Acknowledged
 from millstream.kv.core.holds import with_kept
 from millstream.kv.core.log_reader import LogReader
 from millstream.kv.core.mutation_queue import MutationQueue
@@ -32,6 +33,7 @@ class ReadCopy:
     state: PartitionState
     is_suspended: bool
     persisted_seqno: int
+    acknowledged: Acknowledged | None
     queue: MutationQueue
     _log: LogReader
 
@@ -67,9 +69,26 @@ class ReadCopy:
         """Return whether the hold's state can still be read."""
         return self.queue.is_held(hold.hold_id)
 
+    @property
+    def has_copies(self) -> bool:
+        """Whether a majority of its copies takes others than this one."""
+        return self.acknowledged is not None and not self.acknowledged.is_alone
+
+    @property
+    def durable_seqno(self) -> int:
+        """What nothing takes away: a majority of the copies has it on disk.
+
+        0 where it is not known: only the active one of several copies is told.
+        """
+        acknowledged = self.acknowledged
+        if acknowledged is None or acknowledged.is_alone:
+            return self.persisted_seqno
+        return acknowledged.durable_seqno if self.state is PartitionState.ACTIVE else 0
+
     def durable_mark(self) -> int:
         """Return the newest seqno that can be read as of and that nothing takes away, 0: none."""
-        return self._log.newest_mark(self.partition_id, self.persisted_seqno)
+        durable = self.durable_seqno
+        return self._log.newest_mark(self.partition_id, durable) if durable else 0
 
     def add_reader(self, reader: Reader) -> None:
         """Keep in memory, within bounds, what the reader has still to read."""

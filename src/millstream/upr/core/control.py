@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from millstream.model.limits import STREAM_NAME_BYTES_MAX
 from millstream.wire.mcbp import Status
 
 __all__ = ["Settings"]
@@ -36,7 +37,6 @@ _UNSUPPORTED: Final = frozenset(
         "stream_buffer_size",
         "enable_stream_id",
         "enable_sync_writes",
-        "consumer_name",
         "include_deleted_user_xattrs",
         "v7_dcp_status_codes",
         "flatbuffers_system_events",
@@ -53,6 +53,7 @@ class Settings:
     """The settings of one connection, changed by CONTROL."""
 
     __slots__ = (
+        "consumer_name",
         "has_barriers",
         "has_cycle_ends",
         "has_expiry_opcode",
@@ -68,6 +69,8 @@ class Settings:
         self.is_extended = is_extended
         self.window_bytes = 0
         """Flow control window; 0: no flow control."""
+        self.consumer_name = ""
+        """Of the node whose copies the streams asked for from here on feed; empty: of none."""
         self.has_noop = False
         self.noop_interval_ms = NOOP_INTERVAL_MS_DEFAULT
         self.sends_end_on_close = False
@@ -93,6 +96,8 @@ class Settings:
             self.window_bytes = _whole_number(text, WINDOW_BYTES_MAX)
         elif name == "set_noop_interval":
             self.noop_interval_ms = _interval_ms(text)
+        elif name == "consumer_name":
+            self.consumer_name = _name(text)
         elif name == "enable_noop":
             self.has_noop = _boolean(text)
         elif name == "send_stream_end_on_client_close_stream":
@@ -121,6 +126,12 @@ def _boolean(text: str) -> bool:
     if text not in _BOOLEANS:
         raise ValueError(f"not true or false: {text!r}")
     return text == "true"
+
+
+def _name(text: str) -> str:
+    if not 1 <= len(text.encode()) <= STREAM_NAME_BYTES_MAX:
+        raise ValueError(f"a name of {len(text.encode())} bytes")
+    return text
 
 
 def _whole_number(text: str, most: int) -> int:

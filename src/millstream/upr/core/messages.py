@@ -36,12 +36,14 @@ __all__ = [
     "RefusedError",
     "StreamRequest",
     "check_layout",
+    "decode_acknowledgement",
     "decode_barrier",
     "decode_barrier_reached",
     "decode_branch_log",
     "decode_failover_log",
     "decode_purge_seqno",
     "decode_stream_request",
+    "encode_acknowledgement",
     "encode_barrier",
     "encode_barrier_reached",
     "encode_branch_log",
@@ -56,6 +58,8 @@ _POSITIONS: Final = Struct(">HB5x8Q")
 _U32: Final = Struct(">I")
 _U16: Final = Struct(">H")
 _REACHED: Final = Struct(">HQQ")
+_U64: Final = Struct(">Q")
+_ENDS: Final = Struct(">QQ")
 _NAMED: Final = 1
 """Flag of BARRIER: the value names those that take part."""
 COOKIE_BYTES_MAX: Final = 64
@@ -68,7 +72,6 @@ _LAYOUTS: Final[Mapping[int, tuple[int, bool, bool]]] = {
     Opcode.DCP_BUFFER_ACK: (4, False, False),
     Opcode.DCP_CONTROL: (0, True, True),
     Opcode.DCP_NOOP: (0, False, False),
-    Opcode.DCP_SEQNO_ACKNOWLEDGED: (8, False, False),
 }
 """Bytes of the extras, whether it has a key, whether it may have a value. Stream requests have a
 check of their own."""
@@ -118,11 +121,37 @@ def check_layout(packet: Packet) -> None:
     if packet.framing and FrameInfo.STREAM_ID in parse_frame_infos(packet.framing):
         raise RefusedError(_STATUS_STREAM_ID_INVALID, "stream ids are not supported")
     if packet.opcode not in _LAYOUTS:
-        return
+        return  # a request whose extras may differ is checked where it is decoded
     extras_bytes, has_key, may_have_value = _LAYOUTS[packet.opcode]
     is_laid_out = len(packet.extras) == extras_bytes and bool(packet.key) == has_key
     if not is_laid_out or (packet.value and not may_have_value):
         raise RefusedError(Status.EINVAL, f"the layout of 0x{packet.opcode:02x} is another")
+
+
+def encode_acknowledgement(
+    partition_id: int, complete_end: int, persisted_end: int | None
+) -> bytes:
+    """Return SEQNO_ACKNOWLEDGED; `persisted_end` is for who knows our extension, else None."""
+    extras = (
+        _U64.pack(complete_end)
+        if persisted_end is None
+        else _ENDS.pack(complete_end, persisted_end)
+    )
+    return request(Opcode.DCP_SEQNO_ACKNOWLEDGED, vbucket=partition_id, extras=extras)
+
+
+def decode_acknowledgement(packet: Packet, *, is_extended: bool) -> tuple[int, int]:
+    """Return (end of the last complete snapshot, end of the last durable one, 0 if not said).
+
+    Raises:
+        RefusedError: malformed.
+    """
+    layouts = {8: _U64, 16: _ENDS} if is_extended else {8: _U64}
+    layout = layouts.get(len(packet.extras))
+    if layout is None or packet.key or packet.value:
+        raise RefusedError(Status.EINVAL, "an acknowledgement names one seqno, or two")
+    complete_end, persisted_end = (*layout.unpack(packet.extras), 0)[:2]
+    return complete_end, persisted_end
 
 
 def encode_stream_request(asked: StreamRequest, opaque: int) -> bytes:

@@ -15,7 +15,9 @@ Invariants:
 4. At most `BACKFILLS_MAX` streams of a connection read the log at a time; a read that was given
    up counts until it is done.
 5. One no-op is outstanding at most.
-6. A barrier's cookie goes behind every message that it waits for, and is counted as they are.
+6. An acknowledgement that names more than the stream has sent, or less than one before it, closes
+   the connection. What is acknowledged of a partition is told while its stream lasts.
+7. A barrier's cookie goes behind every message that it waits for, and is counted as they are.
 
 Elsewhere: the judgement of requests (`upr.core.decision`), snapshots (`upr.core.stream`), what a
 barrier waits for (`upr.core.barriers`), sockets, threads and timers (`upr.aio.server`), OPEN (the
@@ -40,6 +42,7 @@ from millstream.upr.core.decision import RollbackError, decide
 from millstream.upr.core.messages import (
     RefusedError,
     check_layout,
+    decode_acknowledgement,
     decode_barrier,
     decode_stream_request,
     encode_failover_log,
@@ -100,6 +103,14 @@ _PRODUCER_ONLY: Final = frozenset(
 _OWN_PRODUCER_ONLY: Final = frozenset({Opcode.BARRIER_REACHED, Opcode.CYCLE_END})
 
 
+class _Acknowledged(NamedTuple):
+    """What the peer acknowledged of a stream, and the name it has there."""
+
+    name: str
+    complete_end: int = 0
+    persisted_end: int = 0
+
+
 class StreamFigures(NamedTuple):
     """How far the streams of one connection are."""
 
@@ -156,6 +167,8 @@ class Producer:
         self._held_back: deque[tuple[Stream, bytes]] = deque()
         """Messages that the window had no room for, the rest of one step at most."""
         self._barriers = Barriers()
+        self._acknowledged: dict[int, _Acknowledged] = {}
+        """By partition, of streams that feed a copy."""
         self._replies: list[bytes] = []
         self._has_asked = False
         self._has_heard = True
@@ -228,6 +241,9 @@ class Producer:
         self._streams[asked.partition_id] = stream
         insort(self._order, asked.partition_id)
         self._has_asked = self._is_dirty = True
+        if self.settings.consumer_name:
+            self._acknowledged[asked.partition_id] = _Acknowledged(self.settings.consumer_name)
+            self._bucket.on_joined(self.settings.consumer_name, asked.partition_id, stream)
         self._reply(packet, Status.SUCCESS, encode_failover_log(source.failover_log))
 
     def _on_close_stream(self, packet: Packet) -> None:
@@ -276,7 +292,24 @@ class Producer:
         self._reply(packet, Status.SUCCESS)
 
     def _on_seqno_acknowledged(self, packet: Packet) -> None:
-        """A replication peer's progress: nothing waits for it, and success is not answered."""
+        """Take what a copy has by now. Not answered; of a stream that is over it says nothing."""
+        complete_end, persisted_end = decode_acknowledgement(
+            packet, is_extended=self.settings.is_extended
+        )
+        partition_id = packet.vbucket
+        known = self._acknowledged.get(partition_id)
+        if known is None:
+            return
+        stream, has_two = self._streams[partition_id], len(packet.extras) == 16
+        persisted_end = persisted_end if has_two else known.persisted_end
+        if not (
+            known.complete_end <= complete_end <= stream.complete
+            and known.persisted_end <= persisted_end <= complete_end
+        ):
+            self.wants_close = True
+            return
+        self._acknowledged[partition_id] = _Acknowledged(known.name, complete_end, persisted_end)
+        self._bucket.on_acknowledged(known.name, partition_id, stream, complete_end, persisted_end)
 
     # -- stream messages
 
@@ -384,7 +417,14 @@ class Producer:
         self._backfilling.pop(partition_id, None)
         self._order.remove(partition_id)
         self._barriers.on_end(partition_id)
+        self._leave(stream)
         self._is_dirty = True  # its turn at the log is free
+
+    def _leave(self, stream: Stream) -> None:
+        """Say that a copy does not follow by this stream any longer."""
+        acknowledged = self._acknowledged.pop(stream.partition_id, None)
+        if acknowledged is not None:
+            self._bucket.on_left(acknowledged.name, stream.partition_id, stream)
 
     # -- the log
 
@@ -454,6 +494,7 @@ class Producer:
         """Give up all streams; nothing is written any more."""
         for stream in self._streams.values():
             stream.abandon()
+            self._leave(stream)
         self._streams.clear()
         self._order.clear()
         self._round.clear()

@@ -156,3 +156,17 @@ class BucketSource(Protocol):
 
         `start`: what is at or below is not going to be read.
         """
+
+    def on_joined(self, name: str, partition_id: int, stream: object) -> None:
+        """A copy of the partition on the node `name` follows by a stream from now on.
+
+        It takes the place of an older stream of that name.
+        """
+
+    def on_acknowledged(
+        self, name: str, partition_id: int, stream: object, complete_end: int, persisted_end: int
+    ) -> None:
+        """That copy is complete up to `complete_end`, durably so up to `persisted_end`."""
+
+    def on_left(self, name: str, partition_id: int, stream: object) -> None:
+        """The stream is over."""

@@ -61,6 +61,51 @@ def test_a_map_is_in_force_when_those_who_want_to_know_are_told() -> None:
     assert told == [(maps[0], "b"), (maps[1], "b")]
 
 
+def test_what_copies_acknowledge_is_counted_by_the_row_and_told() -> None:
+    bucket, told = new_bucket(2), []
+    bucket.tell_reached = lambda: told.append(1)
+    for partition in bucket.partitions:
+        partition.put(b"k", b"v", 0, 0, 0, 0, NOW)
+    bucket.on_joined("b", 0, 1)  # knows the map already
+    nodes = (NodeAddress("a", "h", 1, 2), NodeAddress("b", "h", 3, 4))
+    bucket.set_map(BucketMap(1, nodes, (("a", "b"), ("a", "b"))), "a")
+    told.clear()
+    first, second = bucket.partitions
+    assert [p.has_copies for p in (first, second)] == [True, True]
+    bucket.on_acknowledged("b", 1, 1, 1, 1)  # it has no stream there
+    bucket.on_acknowledged("b", 0, 1, 1, 1)
+    bucket.on_acknowledged("b", 0, 1, 1, 1)
+    assert told == [1]
+    log = first._log
+    assert isinstance(log, LogDouble)
+    assert (first.durable_seqno, first.durable_mark()) == (0, 0)
+    log.take(first)
+    assert (first.durable_seqno, first.durable_mark()) == (1, 1)
+    assert second.durable_mark() == 0
+    first.put(b"k", b"v", 0, 0, 0, 0, NOW)
+    bucket.on_left("b", 0, 2)
+    assert first.doubtful_seqno == 0
+    bucket.on_left("b", 0, 1)
+    assert (first.doubtful_seqno, told) == (2, [1, 1])
+
+
+def test_a_map_of_one_copy_each_changes_nothing() -> None:
+    bucket = new_bucket(1)
+    partition = bucket.partitions[0]
+    bucket.on_acknowledged("b", 0, 1, 0, 0)
+    bucket.on_left("b", 0, 1)
+    bucket.set_map(BucketMap(1, (NodeAddress("a", "h", 1, 2),), (("a",),)), "a")
+    assert not partition.has_copies
+    partition.put(b"k", b"v", 0, 0, 0, 0, NOW)
+    log = partition._log
+    assert isinstance(log, LogDouble)
+    log.take(partition)
+    assert (partition.durable_seqno, partition.durable_mark()) == (1, 1)
+    bucket.on_joined("b", 0, 1)
+    bucket.on_left("b", 0, 1)
+    assert (partition.durable_mark(), partition.doubtful_seqno) == (1, 0)
+
+
 def test_a_lease_may_be_of_a_mark_of_the_log() -> None:
     bucket = new_bucket()
     partition = bucket.partitions[0]

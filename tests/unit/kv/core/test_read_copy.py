@@ -4,6 +4,7 @@ import pytest
 from log_double import NOW, LogDouble, new_partition
 
 from millstream.kv.core import moves
+from millstream.kv.core.acknowledged import Acknowledged
 from millstream.kv.core.partition import Partition
 from millstream.model.partitions import PartitionState
 from millstream.wire.frames import mutation
@@ -74,3 +75,18 @@ def test_a_stream_between_two_snapshots_holds_tombstones_back() -> None:
     assert (partition.history_limit(), partition.purge_limit()) == (4, 3)
     partition.remove_reader(reader)
     assert partition.purge_limit() == 4
+
+
+def test_only_the_active_of_several_copies_knows_what_is_durable() -> None:
+    log = LogDouble()
+    partition = new_partition(log=log)
+    partition.put(b"k", b"", 0, 0, 0, 0, NOW)
+    log.take(partition)
+    partition.acknowledged = Acknowledged(partition)
+    assert partition.durable_mark() == 1
+    partition.acknowledged.set_row(("a", "b"), "a")
+    partition.acknowledged.join("b", 1)
+    partition.acknowledged.acknowledge("b", 1, 1, 1)
+    assert partition.durable_mark() == 1
+    moves.rename(partition, PartitionState.REPLICA)
+    assert (partition.durable_seqno, partition.durable_mark()) == (0, 0)

@@ -29,6 +29,15 @@ def test_what_clients_insist_on_is_accepted() -> None:
     assert settings.has_expiry_opcode
 
 
+def test_a_node_tells_its_name() -> None:
+    settings = Settings(is_extended=False)
+    assert settings.consumer_name == ""
+    for name, status in (("n" * 200, Status.SUCCESS), ("n" * 201, Status.EINVAL)):
+        assert settings.set(b"consumer_name", name.encode()) == status
+    assert settings.set(b"consumer_name", b"") == Status.EINVAL
+    assert settings.consumer_name == "n" * 200
+
+
 @pytest.mark.parametrize(
     ("text", "interval_ms"), [("0.1", 100), ("1.5", 1500), ("20", 20_000), ("2.0625", 2062)]
 )

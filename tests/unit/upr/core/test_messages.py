@@ -15,12 +15,14 @@ from millstream.upr.core.messages import (
     RefusedError,
     StreamRequest,
     check_layout,
+    decode_acknowledgement,
     decode_barrier,
     decode_barrier_reached,
     decode_branch_log,
     decode_failover_log,
     decode_purge_seqno,
     decode_stream_request,
+    encode_acknowledgement,
     encode_barrier,
     encode_barrier_reached,
     encode_branch_log,
@@ -165,8 +167,6 @@ def test_the_purge_seqno_of_a_position() -> None:
         (Opcode.DCP_CONTROL, {"value": b"v"}, Status.EINVAL),
         (Opcode.DCP_CONTROL, {"key": b"k", "extras": b"x"}, Status.EINVAL),
         (Opcode.DCP_NOOP, {"value": b"v"}, Status.EINVAL),
-        (Opcode.DCP_SEQNO_ACKNOWLEDGED, {"extras": bytes(8)}, None),
-        (Opcode.DCP_SEQNO_ACKNOWLEDGED, {"extras": bytes(8), "key": b"x"}, Status.EINVAL),
         (Opcode.GET, {"extras": b"x"}, None),
     ],
 )
@@ -197,3 +197,17 @@ def test_barriers_survive_the_wire() -> None:
     ):
         with pytest.raises(RemoteProtocolError):
             decode_barrier_reached(bad)
+
+
+def test_acknowledgements_survive_the_wire() -> None:
+    for ends in ((7, None), (7, 0), (UINT64_MAX, 5)):
+        packet = cut(encode_acknowledgement(1023, *ends))
+        assert (packet.opcode, packet.vbucket) == (Opcode.DCP_SEQNO_ACKNOWLEDGED, 1023)
+        assert decode_acknowledgement(packet, is_extended=True) == (ends[0], ends[1] or 0)
+        for bad in (
+            packet._replace(key=b"k"),
+            packet._replace(value=b"v"),
+            packet._replace(extras=packet.extras[1:]),
+        ):
+            with pytest.raises(RefusedError):
+                decode_acknowledgement(bad, is_extended=True)

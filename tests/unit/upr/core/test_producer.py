@@ -11,6 +11,7 @@ from millstream.model.limits import STREAM_STEP_ITEMS_MAX, UINT64_MAX
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry, Position
 from millstream.upr.core import producer as producer_module
+from millstream.upr.core.messages import encode_acknowledgement
 from millstream.wire.frames import change_of
 from millstream.wire.mcbp import (
     Datatype,
@@ -22,7 +23,7 @@ from millstream.wire.mcbp import (
     request,
     response,
 )
-from stream_talk import OPAQUE, Talk, filled, packets_of, words
+from stream_talk import BEGINNING, OPAQUE, Talk, filled, packets_of, words
 
 # -- requests
 
@@ -139,6 +140,94 @@ def test_a_peer_that_plays_the_producer_is_cut_off() -> None:
     talk = Talk()
     assert talk.ask(request(Opcode.DCP_MUTATION, extras=bytes(31), key=b"k")) == []
     assert talk.producer.wants_close
+
+
+# -- acknowledgements
+
+
+def acknowledge(talk: Talk, complete_end: int, persisted_end: int | None = None) -> None:
+    assert talk.ask(encode_acknowledgement(0, complete_end, persisted_end)) == []
+
+
+def named(keys: str = "abc", at: Position = BEGINNING, *, is_extended: bool = True) -> Talk:
+    """A stream that feeds the copy on node b."""
+    talk = Talk(filled(keys), is_extended=is_extended)
+    assert talk.control("consumer_name", "b") == Status.SUCCESS
+    assert talk.stream(at=at).status == Status.SUCCESS
+    return talk
+
+
+def test_who_names_itself_is_told_to_the_bucket_while_its_stream_lasts() -> None:
+    talk = named()
+    talk.sent()
+    acknowledge(talk, 3, 0)
+    acknowledge(talk, 3, 3)
+    talk.ask(request(Opcode.DCP_CLOSE_STREAM))
+    acknowledge(talk, 3, 3)  # was on its way
+    talk.stream()
+    talk.producer.close()
+    talk.producer.close()
+    assert talk.bucket.told == [
+        "b joined 0", "b has 3 0 of 0", "b has 3 3 of 0", "b left 0", "b joined 0", "b left 0",
+    ]  # fmt: skip
+    assert not talk.producer.wants_close
+
+
+def test_a_stream_that_ends_by_itself_leaves() -> None:
+    talk = named()
+    talk.sent()
+    talk.partition.fail_over(2)
+    assert talk.sent() == "end 6"
+    assert talk.bucket.told == ["b joined 0", "b left 0"]
+
+
+def test_who_does_not_name_itself_acknowledges_nothing() -> None:
+    talk = Talk(filled("abc"), is_extended=True)
+    talk.stream()
+    talk.sent()
+    acknowledge(talk, 9, 9)
+    assert talk.control("consumer_name", "b") == Status.SUCCESS
+    acknowledge(talk, 3, 3)  # its stream was asked for before
+    assert talk.bucket.told == []
+    assert not talk.producer.wants_close
+
+
+def test_the_standard_form_counts_for_memory() -> None:
+    talk = named(is_extended=False)
+    talk.sent()
+    acknowledge(talk, 3)
+    assert talk.ask(encode_acknowledgement(0, 3, 3))[0].status == Status.EINVAL
+    assert talk.bucket.told == ["b joined 0", "b has 3 0 of 0"]
+    talk = named()
+    talk.sent()
+    acknowledge(talk, 3, 2)
+    acknowledge(talk, 3)
+    assert talk.bucket.told[-1] == "b has 3 2 of 0"
+
+
+def test_a_copy_inside_a_snapshot_has_what_was_before_it() -> None:
+    talk = named("abcde")
+    talk.partition.fill("f")
+    uuid = talk.partition.failover_log[0].uuid
+    talk = named("abcdef", Position(uuid, 4, 2, 5))
+    acknowledge(talk, 2, 0)
+    assert not talk.producer.wants_close
+    acknowledge(talk, 4, 0)
+    assert talk.producer.wants_close
+
+
+@pytest.mark.parametrize("ends", [(4, 3), (3, 4), (2, 2), (3, 1)])
+def test_an_acknowledgement_that_cannot_be_true_closes_the_connection(
+    ends: tuple[int, int],
+) -> None:
+    talk = named()
+    talk.sent()
+    acknowledge(talk, 3, 2)
+    talk.partition.fill("a")
+    told = list(talk.bucket.told)
+    acknowledge(talk, *ends)
+    assert talk.producer.wants_close
+    assert talk.bucket.told == told
 
 
 # -- snapshots

@@ -1,0 +1,178 @@
+"""What the other copies of a partition that is active here are known to have.
+
+A copy that follows names itself when it opens its stream, and acknowledges the ends of complete
+snapshots: what it has in memory, and what of that is durable with its range. From these ends, this
+copy's own and the row of the bucket's map it follows what a majority has.
+
+    acknowledged.join("b", stream)                      # its stream was opened
+    acknowledged.acknowledge("b", stream, 17, 12)       # complete up to 17, durable up to 12
+    acknowledged.majority_seqno, acknowledged.durable_seqno
+    acknowledged.leave("b", stream)
+
+Invariants:
+1. Only copies in the row count, each once: who comes under a name that is known takes its place.
+   An empty place of the row is a copy that does not answer.
+2. What a majority had once is reached for good, in the same history and row: a copy that left has
+   it still, or says so where that matters (`Replica.is_intact`, `is_whole`).
+3. Nothing of one epoch of the partition counts in another, and nothing of one row in another.
+4. Neither seqno is above the partition's high seqno.
+
+Elsewhere: the streams that tell (`upr.core.producer`), the writes that wait (`session`), what a
+copy that is not active knows of itself (`replica`).
+
+Source: docs/concepts/durability.md, docs/design/0006-copies.md.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from millstream.model.limits import UINT64_MAX
+
+__all__ = ["Acknowledged", "Followed"]
+
+
+class Followed(Protocol):
+    """What of a partition counts as the answer of its own copy."""
+
+    @property
+    def epoch(self) -> int:
+        """Grows when what was acknowledged is of another history."""
+
+    @property
+    def high_seqno(self) -> int:
+        """What this copy has in memory."""
+
+    @property
+    def persisted_seqno(self) -> int:
+        """What it has on disk."""
+
+
+class _Ends(NamedTuple):
+    """What one copy acknowledged on the stream that it follows by."""
+
+    stream: object
+    complete_end: int = 0
+    persisted_end: int = 0
+
+
+class Acknowledged:
+    """The acknowledged ends of one partition's copies."""
+
+    __slots__ = (
+        "_beside_own", "_complete", "_epoch", "_following", "_has_own", "_partition",
+        "_without_own", "majority", "row",
+    )  # fmt: skip
+
+    def __init__(self, partition: Followed) -> None:
+        self._partition = partition
+        self._epoch = partition.epoch
+        self._following: dict[str, _Ends] = {}
+        self._has_own = True
+        self.row: tuple[str, ...] = ()
+        """The other nodes that should have a copy."""
+        self.majority = 1
+        """How many copies are more than half, this one included."""
+        self._forget()
+        self._count()
+
+    def set_row(self, row: tuple[str | None, ...], own: str) -> None:
+        """Go by another row of the map, in which this node is called `own`."""
+        self.row = tuple(name for name in row if name is not None and name != own)
+        self._has_own = own in row
+        self.majority = len(row) // 2 + 1
+        self._forget()
+        self._count()
+
+    def _forget(self) -> None:
+        self._complete = self._beside_own = self._without_own = 0
+
+    def _check_epoch(self) -> None:
+        """Begin anew if the partition's state or history is another: its streams end, too."""
+        epoch = self._partition.epoch
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._following.clear()
+            self._forget()
+            self._count()
+
+    # -- what the streams say
+
+    def join(self, name: str, stream: object) -> None:
+        """A copy follows by a stream from now on; what it has is not known yet."""
+        self._check_epoch()
+        self._following[name] = _Ends(stream)
+
+    def acknowledge(
+        self, name: str, stream: object, complete_end: int, persisted_end: int
+    ) -> bool:
+        """Take what a copy has; return whether a majority has more than before.
+
+        What comes by another stream than the one it follows by says nothing.
+        """
+        self._check_epoch()
+        known = self._following.get(name)
+        if known is None or known.stream is not stream:
+            return False
+        self._following[name] = _Ends(stream, complete_end, persisted_end)
+        before = self._complete, self._beside_own, self._without_own
+        self._count()
+        return before != (self._complete, self._beside_own, self._without_own)
+
+    def leave(self, name: str, stream: object) -> None:
+        """The stream is over; harmless if another one took its place."""
+        self._check_epoch()
+        known = self._following.get(name)
+        if known is not None and known.stream is stream:
+            del self._following[name]
+
+    def _count(self) -> None:
+        ends = [self._following[name] for name in self.row if name in self._following]
+        complete = sorted((end.complete_end for end in ends), reverse=True)
+        persisted = sorted((end.persisted_end for end in ends), reverse=True)
+        others = self.majority - self._has_own
+        self._complete = max(self._complete, _end_of(complete, others))
+        if self._has_own:
+            self._beside_own = max(self._beside_own, _end_of(persisted, others))
+        self._without_own = max(self._without_own, _end_of(persisted, self.majority))
+
+    # -- what is known
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this copy is a majority by itself."""
+        return self._has_own and self.majority == 1
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether so many copies follow now that a majority may come to have a change."""
+        self._check_epoch()
+        following = sum(name in self._following for name in self.row)
+        return following + self._has_own >= self.majority
+
+    @property
+    def following(self) -> int:
+        """How many copies of the row follow now."""
+        self._check_epoch()
+        return sum(name in self._following for name in self.row)
+
+    @property
+    def majority_seqno(self) -> int:
+        """What a majority has at least in memory."""
+        self._check_epoch()
+        return min(self._complete, self._partition.high_seqno)
+
+    @property
+    def durable_seqno(self) -> int:
+        """What a majority has on disk."""
+        self._check_epoch()
+        partition = self._partition
+        with_own = min(self._beside_own, partition.persisted_seqno)
+        return min(max(with_own, self._without_own), partition.high_seqno)
+
+
+def _end_of(ends: list[int], count: int) -> int:
+    """Return what `count` of them reach (ends descending), the largest number if none need."""
+    if count == 0:
+        return UINT64_MAX
+    return ends[count - 1] if count <= len(ends) else 0
