@@ -31,4 +31,6 @@ LEASES_MAX: Final = 4096
 LEASE_SECONDS_MAX: Final = 3600
 LEASE_SECONDS_DEFAULT: Final = 600
 UINT48_MAX: Final = 2**48 - 1
+UINT53_MAX: Final = 2**53 - 1
+"""What every JSON reader takes for a whole number."""
 UINT64_MAX: Final = 2**64 - 1

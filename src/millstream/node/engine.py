@@ -17,7 +17,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
@@ -28,8 +28,10 @@ from millstream.gateway.core.host import BucketStatus, NodeMetrics, PartitionSta
 from millstream.kv.aio.server import KvServer
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.partition import Partition
+from millstream.kv.core.standing import standing_of
 from millstream.model.limits import PARTITIONS_DEFAULT
 from millstream.model.partitions import PartitionState
+from millstream.model.standing import Standing
 from millstream.node.buckets import Buckets
 from millstream.node.data_directory import DataDirectory
 from millstream.node.listeners import BUILT, bind_all, bound_address, tls_context
@@ -144,6 +146,19 @@ class Engine:
     async def set_partition_state(self, name: str, number: int, state: PartitionState) -> None:
         """Give a copy another state, durably; raises as `kv.aio.copies.Copies` does."""
         await self._buckets.copies(name).set_state(number, state)
+
+    def standings(self, name: str) -> list[Standing]:
+        """Return how copies stand; raises as `node.buckets.Buckets.copies`."""
+        self._buckets.copies(name)
+        return list(map(standing_of, self.served[name].partitions))
+
+    async def promise(self, name: str, branch: int, numbers: Collection[int]) -> list[int]:
+        """Let copies promise a branch; raises as `kv.aio.copies.Copies` does."""
+        return await self._buckets.copies(name).promise(numbers, branch)
+
+    async def activate(self, name: str, branch: int, ends: Mapping[int, int]) -> list[int]:
+        """Make copies active as promised; raises as `kv.aio.copies.Copies` does."""
+        return await self._buckets.copies(name).activate(branch, ends)
 
     async def roll_back_partition(self, name: str, number: int, seqno: int) -> int:
         """Roll a copy back; raises as `kv.aio.copies.Copies` does."""

@@ -8,6 +8,7 @@ from millstream.gateway.core.host import BucketStatus, NodeMetrics, PartitionSta
 from millstream.kv.core.statistics import Figures, Histogram
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
+from millstream.model.standing import Standing
 from millstream.node.bucket_names import checked_bucket_name, checked_partition_count
 
 
@@ -21,6 +22,7 @@ class FakeHost:
             self.users.put(name, "secret", roles)
         self.dropped = []
         self.states = ["active", "dead"]
+        self.branches = [9, 9]
         self.rolled_back = []
         self.compacted = []
         self.buckets = {"orders": BucketStatus("orders", "u1", 64, "2026-01-01", "ready")}
@@ -67,6 +69,26 @@ class FakeHost:
         if state is PartitionState.PENDING:
             raise UsageError("no", code="illegal_move")
         self.states[number] = state.name.lower()
+
+    def standings(self, name):
+        if name not in self.buckets:
+            raise ConditionError("none", code="bucket_not_found")
+        return [
+            Standing(p, PartitionState[state.upper()], branch, 5, 7, 6, 4, True, False)
+            for p, (state, branch) in enumerate(zip(self.states, self.branches, strict=True))
+        ]
+
+    async def promise(self, name, branch, numbers):
+        done = [p for p in numbers if branch > self.branches[p]]
+        for p in done:
+            self.states[p], self.branches[p] = "replica", branch
+        return done
+
+    async def activate(self, name, branch, ends):
+        done = [p for p, end in ends.items() if branch == self.branches[p] and end <= 7]
+        for p in done:
+            self.states[p] = "active"
+        return done
 
     async def roll_back_partition(self, name, number, seqno):
         self.rolled_back.append((name, number, seqno))

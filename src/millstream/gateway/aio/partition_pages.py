@@ -16,6 +16,7 @@ from aiohttp import web
 
 from millstream.errors import ConditionError, UsageError
 from millstream.gateway.aio.answers import HOST, answer, read_object, require
+from millstream.gateway.aio.promotion_pages import checked_branch
 from millstream.gateway.core.host import PartitionStatus
 from millstream.model.partitions import PartitionState
 
@@ -58,10 +59,20 @@ async def _one(request: web.Request) -> web.Response:
 async def _set_state(request: web.Request) -> web.Response:
     require(request, "admin")
     name, number = _of(request)
-    state = _STATES.get(str((await read_object(request)).get("state")))
+    content, host = await read_object(request), request.app[HOST]
+    state = _STATES.get(str(content.get("state")))
     if state is None:
         raise UsageError(f'"state" must be one of {", ".join(_STATES)}', code="bad_state")
-    await request.app[HOST].set_partition_state(name, number, state)
+    if "branch" not in content:
+        await host.set_partition_state(name, number, state)
+    elif state is not PartitionState.ACTIVE:
+        raise UsageError('"branch" is of a copy that becomes active', code="bad_state")
+    elif not await host.activate(name, checked_branch(content["branch"]), {number: 0}):
+        raise ConditionError(
+            f"partition {number} has not promised that branch, or another one since: begin the "
+            "promotion again",
+            code="not_promised",
+        )
     return answer(_shown(request.app[HOST].partition_statuses(name)[number]))
 
 

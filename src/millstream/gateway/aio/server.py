@@ -24,6 +24,7 @@ from millstream.gateway.aio import (
     bucket_pages,
     node_pages,
     partition_pages,
+    promotion_pages,
     session_pages,
     user_pages,
 )
@@ -45,6 +46,9 @@ STOP_SECONDS: Final = 2.0
 LINGER_SECONDS: Final = 1.0
 """How long the rest of a body is taken in after its request was refused."""
 BACKLOG: Final = 1024
+PAGES: Final = (
+    node_pages, session_pages, bucket_pages, partition_pages, promotion_pages, user_pages,
+)  # fmt: skip
 
 
 def make_application(host: NodeHost) -> web.Application:
@@ -52,7 +56,7 @@ def make_application(host: NodeHost) -> web.Application:
     application = web.Application(middlewares=MIDDLEWARES, client_max_size=BODY_BYTES_MAX)
     application[HOST] = host
     application[SIGNER] = CookieSigner(secrets.token_bytes(32), lambda: time.time_ns() // 10**9)
-    for pages in (node_pages, session_pages, bucket_pages, partition_pages, user_pages):
+    for pages in PAGES:
         application.add_routes(pages.routes())
     return application
 

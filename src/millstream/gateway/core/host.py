@@ -5,7 +5,7 @@ Elsewhere: the node that has this shape (`node.engine`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -13,6 +13,7 @@ from millstream.access.users import UserStore
 from millstream.kv.core.statistics import Figures
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog
+from millstream.model.standing import Standing
 
 __all__ = ["BucketStatus", "NodeHost", "NodeMetrics", "PartitionStatus"]
 
@@ -120,6 +121,34 @@ class NodeHost(Protocol):
 
     async def set_partition_state(self, name: str, number: int, state: PartitionState) -> None:
         """Give a copy another state, durably.
+
+        Raises:
+            UsageError: `illegal_move`.
+            UnavailableError: `disk_full`, `disk_failed`, `stopping`.
+        """
+
+    def standings(self, name: str) -> list[Standing]:
+        """Return how the copies of a bucket's partitions stand, by number.
+
+        Raises:
+            ConditionError: `bucket_not_found`.
+            UnavailableError: `bucket_failed`.
+        """
+
+    async def promise(self, name: str, branch: int, numbers: Collection[int]) -> list[int]:
+        """Let copies promise a branch, and stand down; return those that did.
+
+        Raises:
+            UnavailableError: `disk_full`, `disk_failed`, `stopping`.
+        """
+
+    async def activate(self, name: str, branch: int, ends: Mapping[int, int]) -> list[int]:
+        """Make copies active in the branch they promised; return those that are.
+
+        Args:
+            name: of the bucket.
+            branch: as promised.
+            ends: partition -> the least complete end that the copy must have.
 
         Raises:
             UsageError: `illegal_move`.

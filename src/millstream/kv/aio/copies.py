@@ -17,16 +17,16 @@ Source: docs/design/0006-copies.md.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from millstream.errors import UsageError
+from millstream.errors import ConditionError, UsageError
 from millstream.kv.aio.flusher import Flusher
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.moves import activate, rename, restore
 from millstream.kv.core.partition import Partition
-from millstream.kv.core.states import Move, move_between
+from millstream.kv.core.states import SERVING, Move, move_between
 from millstream.model.partitions import PartitionState
 from millstream.storage.core.store import LogStore
 
@@ -72,51 +72,73 @@ class Copies:
 
         Raises:
             UsageError: `illegal_move`; `not_complete`: a hand-over to a copy inside a snapshot.
+            ConditionError: `fenced`: a hand-over to a copy that has promised a later history.
             UnavailableError: `disk_full`: nothing changed; `disk_failed`, `stopping`.
         """
         partition = self._bucket.partitions[partition_id]
         async with self._suspended(partition):
-            before = partition.state
-            move = move_between(before, state)
-            if move is Move.NONE:
-                return
-            if move is None:
-                message = f"partition {partition_id} is {before.name.lower()}"
-                raise UsageError(
-                    f"{message}, it cannot become {state.name.lower()} from there: "
-                    "see the table of moves",
-                    code="illegal_move",
-                )
-            await self._flusher.flush(partition)
-            await self._move(partition, state, move, is_hand_over=is_hand_over)
-            self._bucket.map_changes += 1
-            self._move_total += 1
-            _LOG.info(
-                "bucket %s: partition %d was %s, is %s; %s",
-                self._bucket.name, partition_id, before.name.lower(), state.name.lower(),
-                partition.failover_log[0],
-            )  # fmt: skip
+            await self._change(partition, state, is_hand_over=is_hand_over)
+
+    async def _change(
+        self,
+        partition: Partition,
+        state: PartitionState,
+        *,
+        is_hand_over: bool = False,
+        branch: int | None = None,
+    ) -> None:
+        before = partition.state
+        move = move_between(before, state)
+        if move is Move.NONE:
+            return
+        if move is None:
+            message = f"partition {partition.partition_id} is {before.name.lower()}"
+            raise UsageError(
+                f"{message}, it cannot become {state.name.lower()} from there: "
+                "see the table of moves",
+                code="illegal_move",
+            )
+        await self._flusher.flush(partition)
+        if move is Move.ACTIVATE and is_hand_over:
+            await self._take_over(partition)
+        else:
+            await self._move(partition, state, move, branch)
+        self._bucket.map_changes += 1
+        self._move_total += 1
+        _LOG.info(
+            "bucket %s: partition %d was %s, is %s; %s",
+            self._bucket.name, partition.partition_id, before.name.lower(), state.name.lower(),
+            partition.failover_log[0],
+        )  # fmt: skip
 
     async def _move(
-        self, partition: Partition, state: PartitionState, move: Move, *, is_hand_over: bool
+        self, partition: Partition, state: PartitionState, move: Move, branch: int | None
     ) -> None:
         p, store, flusher = partition.partition_id, self._store, self._flusher
         if move is Move.REMOVE:
             partition.epoch += 1
             restore(partition, await flusher.in_thread(store.remove, p))
-        elif move is Move.ACTIVATE and not is_hand_over:
-            activate(partition, await flusher.in_thread(store.activate, p))
         elif move is Move.ACTIVATE:
-            if partition.high_seqno != partition.queue.high_seqno:
-                raise UsageError(
-                    f"partition {p} lacks a part of what it was sent: let it receive the rest",
-                    code="not_complete",
-                )
-            await flusher.in_thread(store.set_state, p, state)
-            activate(partition, store.partition(p))
+            activate(partition, await flusher.in_thread(store.activate, p, branch))
         else:
             await flusher.in_thread(store.set_state, p, state)
             rename(partition, state)
+
+    async def _take_over(self, partition: Partition) -> None:
+        p, store = partition.partition_id, self._store
+        if partition.high_seqno != partition.queue.high_seqno:
+            raise UsageError(
+                f"partition {p} lacks a part of what it was sent: let it receive the rest",
+                code="not_complete",
+            )
+        if partition.last_branch > partition.failover_log[0].branch:
+            raise ConditionError(
+                f"partition {p} has promised branch {partition.last_branch} to a promotion: let "
+                "that be completed",
+                code="fenced",
+            )
+        await self._flusher.in_thread(store.set_state, p, PartitionState.ACTIVE)
+        activate(partition, store.partition(p))
 
     async def roll_back(self, partition_id: int, seqno: int) -> int:
         """Go back to the newest state at or below `seqno` that can be restored; return its seqno.
@@ -158,6 +180,66 @@ class Copies:
             await self._flusher.in_thread(raise_durably, partition_id, branch)
             partition.last_branch = max(partition.last_branch, branch)
 
+    async def promise(self, partition_ids: Collection[int], branch: int) -> list[int]:
+        """Let copies promise a branch to whoever wants to promote one; return those that did.
+
+        Durable on return. From then on they follow no source of a lower branch and serve no
+        documents: an active copy stands down, with everything it had. A copy that has heard of
+        this branch or a larger one promises nothing: ask with a larger one.
+
+        Raises:
+            UnavailableError: `disk_full`: nothing changed; `disk_failed`, `stopping`.
+        """
+        every = self._bucket.partitions
+        async with self._suspended(*(every[p] for p in partition_ids)):
+            asked = [every[p] for p in partition_ids if branch > every[p].last_branch]
+            serving = [partition for partition in asked if partition.state in SERVING]
+            for partition in serving:
+                await self._flusher.flush(partition)
+            numbers = [partition.partition_id for partition in asked]
+            await self._flusher.in_thread(self._store.promise, numbers, branch)
+            for partition in asked:
+                partition.last_branch = branch
+            for partition in serving:
+                rename(partition, PartitionState.REPLICA)
+            self._bucket.map_changes += bool(serving)
+            self._move_total += len(serving)
+        _LOG.warning(
+            "bucket %s: %d of %d copies promised branch %d, %d of them stood down",
+            self._bucket.name, len(asked), len(partition_ids), branch, len(serving),
+        )  # fmt: skip
+        return numbers
+
+    async def activate(self, branch: int, ends: Mapping[int, int]) -> list[int]:
+        """Make copies active in the branch they promised last; return those that are.
+
+        One that is active in it already stays so: a request may come twice. One that has promised
+        another since, or has less than it had when it promised, is left as it is.
+
+        Args:
+            branch: as promised.
+            ends: partition -> the least complete end that it must have.
+
+        Raises:
+            UsageError: `illegal_move`.
+            UnavailableError: `disk_full`, nothing more changed; `disk_failed`, `stopping`.
+        """
+        done = []
+        for p, end in ends.items():
+            partition = self._bucket.partitions[p]
+            async with self._suspended(partition):
+                newest = partition.failover_log[0].branch
+                if partition.state is PartitionState.ACTIVE:
+                    is_done = newest == branch
+                else:
+                    is_promised = newest < branch == partition.last_branch
+                    is_done = is_promised and partition.high_seqno >= end
+                    if is_done:
+                        await self._change(partition, PartitionState.ACTIVE, branch=branch)
+                if is_done:
+                    done.append(p)
+        return done
+
     def statistics(self) -> CopiesStatistics:
         """Return how many copies play which part, and what happened to them."""
         states = [partition.state for partition in self._bucket.partitions]
@@ -172,11 +254,13 @@ class Copies:
         )
 
     @asynccontextmanager
-    async def _suspended(self, partition: Partition) -> AsyncIterator[None]:
+    async def _suspended(self, *partitions: Partition) -> AsyncIterator[None]:
         async with self._flusher.paused():
-            partition.suspend()
+            for partition in partitions:
+                partition.suspend()
             try:
                 yield
             finally:
-                partition.resume()
+                for partition in partitions:
+                    partition.resume()
                 self._bucket.changed()

@@ -19,7 +19,7 @@ from typing import Final
 from millstream.model.partitions import PartitionState
 from millstream.wire.mcbp import Status
 
-__all__ = ["FOLLOWING", "MOVES", "STREAMED", "Move", "move_between", "refusal_in"]
+__all__ = ["FOLLOWING", "MOVES", "SERVING", "STREAMED", "Move", "move_between", "refusal_in"]
 
 _ABSENT: Final = PartitionState.ABSENT
 _ACTIVE: Final = PartitionState.ACTIVE
@@ -81,6 +81,8 @@ STREAMED: Final = frozenset({_ACTIVE, _REPLICA})
 """States that streams and leases read from."""
 FOLLOWING: Final = frozenset({_REPLICA, _PENDING})
 """States that take changes from a source."""
+SERVING: Final = frozenset({_ACTIVE, _PENDING})
+"""States that a copy gives up when it promises a branch: it serves, or is about to."""
 _REFUSALS: Final[Mapping[PartitionState, Status]] = {
     _ABSENT: Status.NOT_MY_VBUCKET,
     _REPLICA: Status.NOT_MY_VBUCKET,

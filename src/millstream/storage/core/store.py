@@ -20,14 +20,15 @@ Source: docs/reference/file-format.md.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final
 
 from millstream.errors import UnavailableError
 from millstream.model.partitions import PartitionState
-from millstream.model.position import FailoverEntry, FailoverLog
+from millstream.model.position import FailoverEntry
 from millstream.ports.disk import Disk
+from millstream.storage.core.branches import activation, promise
 from millstream.storage.core.by_id import (
     Applied,
     ById,
@@ -60,7 +61,7 @@ from millstream.storage.core.records import (
 from millstream.storage.core.recovery import apply_rollback, bring_up, take_in
 from millstream.storage.core.segment_files import Place
 from millstream.storage.core.segment_log import LogSizes, SegmentLog
-from millstream.storage.core.summary import PartitionSummary
+from millstream.storage.core.summary import PartitionSummary, RecoveredPartition
 
 __all__ = [
     "EncodedCommit",
@@ -80,28 +81,6 @@ CHECK_AT_START_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 FlushBatch = ChangeColumns
-
-
-class RecoveredPartition(NamedTuple):
-    """The durable state of a partition; `high_seqno` is its newest mark.
-
-    `top_seqno`: the newest record; above the mark only on a copy that is inside a snapshot of its
-    source, which ends at `range_end`.
-    """
-
-    failover_log: FailoverLog
-    high_seqno: int
-    purge_seqno: int
-    history_seqno: int
-    last_branch: int
-    state: PartitionState
-    top_seqno: int
-    range_end: int
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the partition has no records."""
-        return self.high_seqno == 0
 
 
 class LogStore:
@@ -263,12 +242,7 @@ class LogStore:
 
     def partition(self, partition_id: int) -> RecoveredPartition:
         """Return the durable state of one partition."""
-        summary = self._summaries[partition_id]
-        history_seqno, purge_seqno = summary.low_points
-        return RecoveredPartition(
-            summary.failover_log, summary.mark, purge_seqno, history_seqno, summary.last_branch,
-            summary.state, summary.top, summary.range_end,
-        )  # fmt: skip
+        return self._summaries[partition_id].recovered()
 
     # -- writing
 
@@ -530,25 +504,32 @@ class LogStore:
         self.withdraw_receipt()
         self._write_controls([control(Kind.STATE, partition_id, state)])
 
-    def activate(self, partition_id: int) -> RecoveredPartition:
+    def promise(self, partition_ids: Iterable[int], branch: int) -> None:
+        """See to it that later branches of these are larger, and that none of them serves.
+
+        In one commit, durable on return.
+        """
+        summaries = self._summaries
+        controls = [c for p in partition_ids for c in promise(p, summaries[p], branch)]
+        if controls:
+            self.withdraw_receipt()
+            self._write_controls(controls)
+
+    def activate(self, partition_id: int, branch: int | None = None) -> RecoveredPartition:
         """Make this copy active in a new branch, from its newest mark on. Durable on return.
 
-        What the log has above the mark belongs to the new branch; its end becomes a mark.
+        Args:
+            partition_id: of the bucket.
+            branch: that it has promised last and no history has; None: one larger than any.
         """
         self.withdraw_receipt()
-        p, summary, controls = partition_id, self._summaries[partition_id], list[Control]()
-        if max(summary.low_points) > summary.mark:
-            low_points = LowPoints(*(min(point, summary.mark) for point in summary.low_points))
-            controls.append(control(Kind.LOW_POINTS, p, low_points))
+        summary = self._summaries[partition_id]
         entry = self._new_entry(summary.mark, summary.last_branch)
-        assert entry.branch > summary.last_branch
-        assert entry.seqno == summary.mark
-        controls.append(control(Kind.ENTRY, p, entry))
-        controls.append(control(Kind.STATE, p, PartitionState.ACTIVE))
-        if summary.top > summary.mark:
-            controls.append(control(Kind.MARK, p, summary.top))
-        self._write_controls(controls)
-        return self.partition(p)
+        if branch is not None:
+            assert summary.failover_log[0].branch < branch == summary.last_branch
+            entry = entry._replace(branch=branch)
+        self._write_controls([*activation(partition_id, summary, entry)])
+        return self.partition(partition_id)
 
     def remove(self, partition_id: int) -> RecoveredPartition:
         """Forget the partition: nothing is left but its last branch. Durable on return."""

@@ -27,7 +27,7 @@ from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry, FailoverLog, undone_log, with_new_entry
 from millstream.storage.core.records import LowPoints
 
-__all__ = ["Kill", "PartitionSummary"]
+__all__ = ["Kill", "PartitionSummary", "RecoveredPartition"]
 
 _FIXED: Final = Struct(">QQQQQQBHI")
 _ENTRY: Final = Struct(">QQQ")
@@ -39,6 +39,28 @@ class Kill(NamedTuple):
 
     segment: int
     seqno: int
+
+
+class RecoveredPartition(NamedTuple):
+    """The durable state of a partition; `high_seqno` is its newest mark.
+
+    `top_seqno`: the newest record; above the mark only on a copy that is inside a snapshot of its
+    source, which ends at `range_end`.
+    """
+
+    failover_log: FailoverLog
+    high_seqno: int
+    purge_seqno: int
+    history_seqno: int
+    last_branch: int
+    state: PartitionState
+    top_seqno: int
+    range_end: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the partition has no records."""
+        return self.high_seqno == 0
 
 
 class PartitionSummary:
@@ -109,6 +131,14 @@ class PartitionSummary:
     def limit(self, segment: int) -> int:
         """Return the newest seqno that is live in a segment, as far as later ones know."""
         return next((kill.seqno for kill in self.kills if kill.segment > segment), UINT64_MAX)
+
+    def recovered(self) -> RecoveredPartition:
+        """Return what a start makes of it."""
+        history_seqno, purge_seqno = self.low_points
+        return RecoveredPartition(
+            self.failover_log, self.mark, purge_seqno, history_seqno, self.last_branch,
+            self.state, self.top, self.range_end,
+        )  # fmt: skip
 
     def encode(self) -> bytes:
         """Return the form kept in the by-id map."""

@@ -32,6 +32,16 @@ async def test_states_are_set(client, body):
         assert error["error"] == "bad_state"
 
 
+async def test_a_copy_becomes_active_in_the_branch_it_promised(client, body):
+    asked = {"state": "active", "branch": 9}
+    assert (await body(await client.put(f"{PATH}/1", json=asked)))["state"] == "active"
+    error = await body(await client.put(f"{PATH}/1", json=asked | {"branch": 8}), 409)
+    assert error["error"] == "not_promised"
+    error = await body(await client.put(f"{PATH}/1", json=asked | {"state": "replica"}), 400)
+    assert error["error"] == "bad_state"
+    await body(await client.put(f"{PATH}/1", json=asked | {"branch": "9"}), 400)
+
+
 async def test_copies_are_rolled_back(client, body, open_host):
     asked = len(open_host.rolled_back)
     answer = await body(await client.post(f"{PATH}/1/rollback", json={"seqno": 5}))

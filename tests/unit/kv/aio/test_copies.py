@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from millstream.errors import UnavailableError, UsageError
+from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.core.partition import Partition, value_of
 from millstream.model.partitions import PartitionState
@@ -87,6 +87,42 @@ async def test_a_state_outlives_the_process_whatever_ends_it(tmp_path: Path) -> 
         assert partition.replica is not None
         assert partition.replica.position == Position(log[0].uuid, 1, 1, 1)
         assert values(partition) == {"a": "1"}
+    await engine.stop()
+
+
+async def test_copies_promise_once_and_one_is_active_in_that_branch(tmp_path: Path) -> None:
+    engine = await opened(tmp_path)
+    copies, (partition, other) = engine.copies, engine.bucket.partitions
+    put(partition, "a=1", "b=2")
+    log = partition.failover_log
+    high = max(p.last_branch for p in engine.bucket.partitions)
+    await copies.raise_last_branch(1, high + 9)
+    assert await copies.promise([0, 1], high + 9) == [0]
+    assert (partition.state, partition.persisted_seqno) == (REPLICA, 2)
+    assert (other.state, other.last_branch) == (ACTIVE, high + 9)
+    assert await copies.promise([0, 1], high + 9) == []
+    for branch, end in ((high + 8, 2), (high + 10, 2), (high + 9, 3)):
+        assert await copies.activate(branch, {0: end}) == []
+        assert partition.state is REPLICA
+    for _ in range(2):  # the answer to the first may have been lost
+        assert await copies.activate(high + 9, {0: 2, 1: 0}) == [0]
+    assert (partition.state, partition.failover_log[1:]) == (ACTIVE, log)
+    assert partition.failover_log[0][1:] == (2, high + 9)
+    await copies.set_state(0, REPLICA)
+    assert await copies.activate(high + 9, {0: 2}) == []  # there is such a history already
+    await engine.stop()
+
+
+async def test_a_promise_ends_a_hand_over(tmp_path: Path) -> None:
+    engine = await opened(tmp_path)
+    partition = engine.bucket.partitions[0]
+    await engine.copies.set_state(0, REPLICA)
+    await engine.copies.set_state(0, PENDING)
+    await engine.copies.promise([0], partition.last_branch + 5)
+    assert partition.state is REPLICA
+    with pytest.raises(ConditionError, match="promised branch") as caught:
+        await engine.copies.set_state(0, ACTIVE, is_hand_over=True)
+    assert (caught.value.code, partition.state) == ("fenced", REPLICA)
     await engine.stop()
 
 

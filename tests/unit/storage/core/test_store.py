@@ -459,6 +459,24 @@ def test_a_copy_activated_inside_its_first_load_lowers_its_low_points(directory,
     assert [entry.seqno for entry in state.failover_log] == [9, 0, 0]
 
 
+@pytest.mark.parametrize("how", STARTS)
+def test_a_promise_is_kept_by_those_who_stood_down_for_it(directory, how):
+    store = directory.open()
+    directory.write(0, (b"a", b"1"))
+    store.set_state(1, PartitionState.DEAD)
+    before = store.partition(0)
+    store.promise([0, 1], 70)
+    store = reopened(directory, **how)
+    for p, state in enumerate((PartitionState.REPLICA, PartitionState.DEAD)):
+        assert (store.partition(p).state, store.partition(p).last_branch) == (state, 70)
+    assert store.partition(0).failover_log == before.failover_log
+    store.promise([1], 60)
+    assert store.partition(1).last_branch == 70
+    active = store.activate(0, 70)
+    assert (active.failover_log[0].branch, active.failover_log[1:]) == (70, before.failover_log)
+    assert (active.failover_log[0].seqno, active.last_branch) == (1, 70)
+
+
 @pytest.mark.parametrize("is_by_id_lost", [False, True])
 def test_a_replica_rolls_back_in_the_history_it_has(directory, is_by_id_lost):
     store = directory.open()

@@ -1,0 +1,46 @@
+"""What the log has to say when a copy promises a branch, and when it becomes active in one.
+
+Invariants:
+1. A promise stands before the state that it ends: wherever a crash cuts, a copy that stood down
+   for it has promised.
+2. A history begins at the copy's mark. What lies above belongs to it, and its end becomes a mark;
+   low points come down to its beginning.
+
+Elsewhere: writing it (`store`), what it means once it is read again (`summary`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from millstream.model.partitions import PartitionState
+from millstream.model.position import FailoverEntry
+from millstream.storage.core.commit import Control, control
+from millstream.storage.core.records import Kind, LowPoints
+from millstream.storage.core.summary import PartitionSummary
+
+__all__ = ["activation", "promise"]
+
+_SERVING: Final = (PartitionState.ACTIVE, PartitionState.PENDING)
+
+
+def promise(p: int, summary: PartitionSummary, branch: int) -> Iterator[Control]:
+    """Later branches are larger than this one; a copy that serves, or is about to, stands down."""
+    if branch > summary.last_branch:
+        yield control(Kind.BRANCH, p, branch)
+    if summary.state in _SERVING:
+        yield control(Kind.STATE, p, PartitionState.REPLICA)
+
+
+def activation(p: int, summary: PartitionSummary, entry: FailoverEntry) -> Iterator[Control]:
+    """A new history begins at the newest mark, and this copy is active in it."""
+    mark = summary.mark
+    assert entry.seqno == mark
+    if max(summary.low_points) > mark:
+        low_points = LowPoints(*(min(point, mark) for point in summary.low_points))
+        yield control(Kind.LOW_POINTS, p, low_points)
+    yield control(Kind.ENTRY, p, entry)
+    yield control(Kind.STATE, p, PartitionState.ACTIVE)
+    if summary.top > mark:
+        yield control(Kind.MARK, p, summary.top)
