@@ -223,7 +223,9 @@ class LogStore:
         yield control(Kind.ENTRY, p, entry)
 
     def _kill_above(self, p: int, seqno: int) -> Iterator[Control]:
-        if self._summaries[p].top > seqno:
+        summary = self._summaries[p]
+        is_entered = any(entry.seqno > seqno for entry in summary.failover_log[:1])
+        if summary.top > seqno or is_entered:  # a copy has its source's entries before the changes
             self._by_id.settle(p, self._find_places)
             yield control(Kind.ROLLBACK, p, seqno)
 

@@ -495,6 +495,14 @@ def test_a_replica_rolls_back_in_the_history_it_has(directory, is_by_id_lost):
     assert store.roll_back(0, 2)[:2] == (COPY[1:], 0)
 
 
+def test_a_copy_that_has_only_its_sources_histories_goes_back_to_the_oldest(directory):
+    store = directory.open()
+    store.set_state(0, PartitionState.REPLICA)
+    receive(directory, 0, [], 0, CopyNews(COPY))
+    assert store.roll_back(0, 2)[:2] == (COPY[1:], 0)
+    assert reopened(directory).partition(0).failover_log == COPY[1:]
+
+
 def test_a_removed_partition_is_empty_and_begins_anew(directory):
     store = directory.open()
     directory.write(0, (b"a", b"1"))
