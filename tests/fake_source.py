@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from millstream.errors import MillstreamError
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry, FailoverLog, with_new_entry
 from millstream.upr.core.source import Hold, Reader
@@ -44,6 +45,7 @@ class FakePartition:
     """Branch -> everything ever written in it, purged or not; seen by checks only."""
 
     is_suspended: bool = False
+    last_branch: int = 0
 
     @property
     def epoch(self) -> int:
@@ -108,6 +110,10 @@ class FakePartition:
         known = self.holds if is_frozen else self.logged_holds
         known[self.hold_count] = at
         return Hold(self.hold_count, at, not is_frozen)
+
+    def open_rest(self, start: int) -> Hold | None:
+        assert self.state is PartitionState.DEAD
+        return self.open_hold(None, start)
 
     def release_hold(self, hold: Hold) -> None:
         self.holds.pop(hold.hold_id, None)
@@ -178,6 +184,9 @@ class FakeBucket:
     durable_callbacks: list[Callable[[], None]] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     """What producers said of copies that follow."""
+    take_overs: set[int] = field(default_factory=set)
+    held_back: set[int] = field(default_factory=set)
+    stop_error: MillstreamError | None = None
 
     @property
     def partition_count(self) -> int:
@@ -215,3 +224,26 @@ class FakeBucket:
 
     def on_left(self, name: str, partition_id: int, stream: object) -> None:
         self.told.append(f"{name} left {partition_id}")
+
+    def begin_take_over(self, partition_id: int) -> bool:
+        is_first = partition_id not in self.take_overs
+        self.take_overs.add(partition_id)
+        return is_first
+
+    def end_take_over(self, partition_id: int) -> None:
+        self.take_overs.discard(partition_id)
+        self.held_back.discard(partition_id)
+
+    def hold_back_writes(self, partition_id: int) -> None:
+        self.held_back.add(partition_id)
+
+    def accept_writes_again(self, partition_id: int) -> None:
+        self.held_back.discard(partition_id)
+
+    async def stop_copy(self, partition_id: int, epoch: int) -> None:
+        if self.stop_error is not None:
+            raise self.stop_error
+        partition = self.partitions[partition_id]
+        assert (partition.state, partition.epoch) == (PartitionState.ACTIVE, epoch)
+        partition.state = PartitionState.DEAD
+        self.changed()

@@ -58,6 +58,7 @@ class Copies:
         self._rollback_total = 0
         self._rolled_back_total = 0
         bucket.set_state = self.set_state
+        bucket.stop_copy = self.stop
 
     async def set_state(
         self, partition_id: int, state: PartitionState, *, is_hand_over: bool = False
@@ -78,6 +79,20 @@ class Copies:
         partition = self._bucket.partitions[partition_id]
         async with self._suspended(partition):
             await self._change(partition, state, is_hand_over=is_hand_over)
+
+    async def stop(self, partition_id: int, epoch: int) -> None:
+        """Make the active copy dead, to hand it over, unless it is in another epoch by now.
+
+        Raises:
+            UsageError: `illegal_move`: it changed meanwhile.
+            UnavailableError: as `set_state`.
+        """
+        partition = self._bucket.partitions[partition_id]
+        async with self._suspended(partition):
+            if partition.epoch != epoch or partition.state is not PartitionState.ACTIVE:
+                message = f"partition {partition_id} is no longer what was to be stopped"
+                raise UsageError(message, code="illegal_move")
+            await self._change(partition, PartitionState.DEAD)
 
     async def _change(
         self,

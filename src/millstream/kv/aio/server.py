@@ -59,7 +59,8 @@ class Streamer(StreamPort, Streaming, Protocol):
 
 
 StreamFactory = Callable[..., Streamer]
-"""(connection, bucket, name, flags, *, is_extended, has_json, config) -> stream session."""
+"""(connection, bucket, name, flags, *, is_extended, has_json, may_take_over,
+config) -> stream session."""
 
 
 class KvServer:
@@ -123,6 +124,7 @@ class KvServer:
             connection, session.bucket, name, flags,
             is_extended=Feature.MILLSTREAM in session.features,
             has_json=Feature.JSON in session.features,
+            may_take_over=session.may("admin"),
             config=partial(self.config, session.bucket),
         )  # fmt: skip
         return connection.streamer

@@ -53,6 +53,9 @@ def _nobody_waits() -> None: ...
 async def _nobody_changes(partition_id: int, state: PartitionState) -> None: ...
 
 
+async def _nobody_stops(partition_id: int, epoch: int) -> None: ...
+
+
 class Lease(NamedTuple):
     """Holds by partition id; `expires_ns` is a time of the monotonic clock."""
 
@@ -68,6 +71,9 @@ class Streaming(Protocol):
 
     def statistics(self) -> list[tuple[str, str]]:
         """Return what STAT `dcp` shows of it."""
+
+    def progress(self, partition_id: int) -> tuple[str, int] | None:
+        """Return in a word what the stream of a partition does, and up to which seqno it is."""
 
 
 class Bucket:
@@ -109,6 +115,12 @@ class Bucket:
         """Asks the flusher not to wait: somebody waits for the disk."""
         self.set_state: Callable[[int, PartitionState], Awaitable[None]] = _nobody_changes
         """Gives a partition's copy another state, durably; raises as `kv.aio.copies` does."""
+        self.stop_copy: Callable[[int, int], Awaitable[None]] = _nobody_stops
+        """Makes an active copy dead that is in that epoch; see `upr.core.source`."""
+        self._take_overs: set[int] = set()
+        self.held_back: set[int] = set()
+        """Partitions whose writes are answered as a temporary failure: who takes them over does
+        not keep up."""
         self.map_changes = 0
         """How often it changed which partitions are active here, or where copies are."""
         self.wipe: Callable[[int, Callable[[], None]], None] = self._wipe_now
@@ -133,7 +145,7 @@ class Bucket:
         partition = self.partitions[partition_id]
         is_plain = partition.is_plain
         self.open_tables[partition_id] = partition.table if is_plain else _CLOSED
-        is_open = is_plain and not self.refusals
+        is_open = is_plain and not self.refuses_writes_of(partition_id)
         self.open_partitions[partition_id] = partition if is_open else None
 
     def refuse_writes(self, reason: str) -> None:
@@ -145,6 +157,32 @@ class Bucket:
         """Withdraw a reason; harmless if it was not given."""
         self.refusals.discard(reason)
         self._reopen_all()
+
+    def refuses_writes_of(self, partition_id: int) -> bool:
+        """Return whether writes are refused though the partition would take them."""
+        return bool(self.refusals) or partition_id in self.held_back
+
+    def begin_take_over(self, partition_id: int) -> bool:
+        """Let one stream take the partition over; False: another one does already."""
+        if partition_id in self._take_overs:
+            return False
+        self._take_overs.add(partition_id)
+        return True
+
+    def end_take_over(self, partition_id: int) -> None:
+        """That stream is over; writes held back for it are accepted again."""
+        self._take_overs.discard(partition_id)
+        self.accept_writes_again(partition_id)
+
+    def hold_back_writes(self, partition_id: int) -> None:
+        """Answer new writes of the partition as a temporary failure."""
+        self.held_back.add(partition_id)
+        self.reopen(partition_id)
+
+    def accept_writes_again(self, partition_id: int) -> None:
+        """End that; harmless if there were none held back."""
+        self.held_back.discard(partition_id)
+        self.reopen(partition_id)
 
     def give_up_waiting(self) -> None:
         """Answer the durable writes accepted so far as ambiguous, unless they are persisted."""

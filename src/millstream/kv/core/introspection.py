@@ -262,9 +262,14 @@ def _stat(session: KvSession, packet: Packet, _: int) -> bytes | None:
         bucket = _bucket(session)
         if isinstance(bucket, Status):
             return session.refusal(packet, bucket)
-        found = _bucket_stats(bucket, group)
+        if group == "dcp-vbtakeover":
+            found = _take_over_stats(bucket, arguments)
+        else:
+            found = _bucket_stats(bucket, group)
         if found is None:
-            return session.refusal(packet, Status.KEY_ENOENT)
+            is_about_one = group == "dcp-vbtakeover"
+            status = Status.NOT_MY_VBUCKET if is_about_one else Status.KEY_ENOENT
+            return session.refusal(packet, status)
         items = found
     return b"".join(
         response(packet.opcode, 0, packet.opaque, key=name.encode(), value=text.encode())
@@ -281,6 +286,31 @@ def _bucket_stats(bucket: Bucket, group: str) -> Iterable[tuple[str, str]] | Non
         histograms = {n: value for n, value in every.items() if isinstance(value, Histogram)}
         return as_text(histograms, with_classes=True)
     return as_text(bucket.published.read(group)) if group in bucket.published else None
+
+
+def _take_over_stats(bucket: Bucket, arguments: list[str]) -> Iterable[tuple[str, str]] | None:
+    """Return how much the stream of a partition has still to send, None if there is no partition.
+
+    Counted in seqnos: never too few. Without a stream it is all that a new one would send.
+    """
+    number = arguments[0] if arguments else ""
+    if not number.isdigit() or int(number) >= bucket.partition_count:
+        return None
+    partition = bucket.partitions[int(number)]
+    stream = bucket.streams.get(arguments[1]) if len(arguments) > 1 else None
+    progress = stream.progress(partition.partition_id) if stream is not None else None
+    status, sent = progress or ("does_not_exist", 0)
+    floor = partition.memory_floor
+    in_memory = max(0, partition.high_seqno - max(sent, floor))
+    in_log = max(0, min(floor, partition.high_seqno) - sent)
+    return [
+        ("status", status),
+        ("estimate", str(in_memory + in_log)),
+        ("chk_items", str(in_memory)),
+        ("vb_items", str(len(partition.table))),
+        ("on_disk_deletes", "0"),  # they are not counted apart
+        ("backfillRemaining", str(in_log)),
+    ]
 
 
 def _seqno_stats(partition: Partition) -> Iterator[tuple[str, str]]:

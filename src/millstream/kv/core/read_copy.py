@@ -51,6 +51,14 @@ class ReadCopy:
         """
         if self.is_suspended or self.state not in STREAMED:
             return None
+        return self._hold(at, start)
+
+    def open_rest(self, start: int) -> Hold | None:
+        """As `open_hold` of the present state, for the stream that hands a dead copy over."""
+        is_dead = self.state is PartitionState.DEAD and not self.is_suspended
+        return self._hold(None, start) if is_dead else None
+
+    def _hold(self, at: int | None, start: int | None) -> Hold | None:
         opened, is_logged = self.queue.open_hold(at), False
         at = self.high_seqno if at is None else at
         if opened is None and at and self._log.newest_mark(self.partition_id, at) == at:

@@ -470,7 +470,7 @@ class KvSession:
             return Status.NOT_MY_VBUCKET
         partition = partitions[vbucket]
         refusal = partition.refusal
-        if refusal is None and for_write and self.bucket.refusals:
+        if refusal is None and for_write and self.bucket.refuses_writes_of(vbucket):
             return Status.ETMPFAIL
         return partition if refusal is None else refusal
 

@@ -18,9 +18,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
+from millstream.errors import MillstreamError
+from millstream.runtime.tasks import Tasks
 from millstream.upr.core.producer import Producer, StreamFigures
 from millstream.upr.core.source import BucketSource
 from millstream.upr.core.stream import Chunk, LogRead
+from millstream.upr.core.takeover import TakeOverStream
 from millstream.wire.mcbp import Packet
 
 __all__ = ["GATHER_S", "StreamConnection", "StreamSession"]
@@ -55,6 +58,7 @@ class StreamSession:
         flags: of DCP_OPEN, already checked.
         is_extended: HELLO granted the feature of our own.
         has_json: HELLO granted the JSON bit.
+        may_take_over: the user is an administrator.
         config: returns the cluster map as JSON.
     """
 
@@ -67,14 +71,17 @@ class StreamSession:
         *,
         is_extended: bool,
         has_json: bool,
+        may_take_over: bool = False,
         config: Callable[[], bytes] = bytes,
     ) -> None:
         self._connection = connection
         self._source = source
         self._name = name
         self._producer = Producer(
-            source, flags, is_extended=is_extended, has_json=has_json, config=config
-        )
+            source, flags, is_extended=is_extended, has_json=has_json,
+            may_take_over=may_take_over, config=config,
+        )  # fmt: skip
+        self._stops = Tasks()
         self._loop = asyncio.get_running_loop()
         self._is_scheduled = False
         self._is_closed = False
@@ -105,6 +112,10 @@ class StreamSession:
         """Return what STAT `dcp` shows of this connection."""
         prefix = f"eq_dcpq:{self._name}:"
         return [(prefix + name, text) for name, text in self._producer.statistics()]
+
+    def progress(self, partition_id: int) -> tuple[str, int] | None:
+        """Return what the stream of a partition does and how far it is, None if there is none."""
+        return self._producer.progress(partition_id)
 
     def close(self) -> None:
         """Give everything up; harmless if done before."""
@@ -147,7 +158,21 @@ class StreamSession:
         if data is not None:
             self._wake()
 
+    async def _stop(self, stream: TakeOverStream) -> None:
+        """Make a copy dead that is being taken over; goes on if the connection is lost."""
+        partition_id, has_stopped = stream.partition_id, True
+        try:
+            await self._source.stop_copy(partition_id, stream.epoch)
+        except MillstreamError as error:
+            _LOG.error("partition %d cannot be handed over: %s", partition_id, error)
+            has_stopped = False
+        if not self._is_closed:
+            self._producer.on_stopped(stream, has_stopped=has_stopped)
+            self._answer()
+
     def _answer(self) -> None:
+        for stream in self._producer.take_stops():
+            self._stops.start(self._stop(stream), name="stop a copy that is handed over")
         replies = self._producer.take_replies()
         if replies:
             self._connection.write(replies)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from millstream.model.limits import UINT64_MAX
 from millstream.model.partitions import PartitionState
 from millstream.model.position import Position, rollback_seqno
 from millstream.upr.core.messages import RefusedError, StreamRequest
@@ -29,6 +30,8 @@ _FLAGS: Final = int(
     | StreamFlag.IGNORE_PURGE
     | StreamFlag.CACHE_TRANSFER
 )
+_PARTIAL: Final = StreamFlag.DISK_ONLY | StreamFlag.TO_LATEST | StreamFlag.FROM_LATEST
+"""What no take-over may ask for."""
 
 
 class RollbackError(RefusedError):
@@ -48,7 +51,7 @@ class Grant(NamedTuple):
     snapshot sent reaches at least to it. `hold`: a fixed view to read, else the present one;
     `owns_hold`: it is released with the stream. `wanted_at`: where the first snapshot should
     end if that can be read. `is_durable_only`: nothing is sent that a stop of the machine
-    could take away.
+    could take away. `is_take_over`: the stream moves the active copy to its reader.
     """
 
     start: int
@@ -59,6 +62,7 @@ class Grant(NamedTuple):
     owns_hold: bool = False
     wanted_at: int | None = None
     is_durable_only: bool = False
+    is_take_over: bool = False
 
 
 def decide(
@@ -80,6 +84,8 @@ def decide(
         RefusedError: any status but success; `RollbackError` with the seqno to undo to.
     """
     source = _source_of(asked, bucket)
+    if asked.flags & StreamFlag.TAKEOVER:
+        _check_take_over(asked, source, is_durable_only=is_durable_only)
     latest = source.durable_mark() if is_durable_only else source.high_seqno
     position = _position_of(asked, source, latest)
     _, start, snap_start, snap_end, _ = position
@@ -109,8 +115,9 @@ def decide(
     is_bounded = asked.flags & (StreamFlag.DISK_ONLY | StreamFlag.TO_LATEST)
     wanted_at = end if is_bounded else None
     grant = Grant(
-        start, end, snap_start, snap_end, wanted_at=wanted_at, is_durable_only=is_durable_only
-    )
+        start, end, snap_start, snap_end, wanted_at=wanted_at, is_durable_only=is_durable_only,
+        is_take_over=bool(asked.flags & StreamFlag.TAKEOVER),
+    )  # fmt: skip
     return _with_hold(grant, asked, bucket, source)
 
 
@@ -118,7 +125,7 @@ def _source_of(asked: StreamRequest, bucket: BucketSource) -> PartitionSource:
     """Return the partition if this copy may be streamed."""
     source = bucket.partition(asked.partition_id)
     states = {PartitionState.ACTIVE}
-    if not asked.flags & StreamFlag.ACTIVE_ONLY:
+    if not asked.flags & (StreamFlag.ACTIVE_ONLY | StreamFlag.TAKEOVER):
         states.add(PartitionState.REPLICA)
     if source is None or source.state not in states:
         message = f"partition {asked.partition_id} is not streamed from here"
@@ -128,10 +135,21 @@ def _source_of(asked: StreamRequest, bucket: BucketSource) -> PartitionSource:
         raise RefusedError(Status.ETMPFAIL, message)
     if asked.flags & ~_FLAGS:
         raise RefusedError(Status.EINVAL, f"unknown stream flags 0x{asked.flags:x}")
-    if asked.flags & (StreamFlag.TAKEOVER | StreamFlag.CACHE_TRANSFER):
-        message = "take-over and the transfer of caches are not supported"
-        raise RefusedError(Status.NOT_SUPPORTED, message)
+    if asked.flags & StreamFlag.CACHE_TRANSFER:
+        raise RefusedError(Status.NOT_SUPPORTED, "the transfer of caches is not supported")
     return source
+
+
+def _check_take_over(
+    asked: StreamRequest, source: PartitionSource, *, is_durable_only: bool
+) -> None:
+    """A take-over brings everything: it has no end of its own and reads the present."""
+    is_partial = asked.flags & _PARTIAL or asked.end != UINT64_MAX or is_durable_only
+    if is_partial or asked.lease is not None or asked.as_of is not None:
+        raise RefusedError(Status.EINVAL, "a take-over has no end, and no part of its own")
+    if source.last_branch > source.failover_log[0].branch:
+        message = f"partition {asked.partition_id} was promised to another history"
+        raise RefusedError(Status.ETMPFAIL, message)
 
 
 def _position_of(asked: StreamRequest, source: PartitionSource, latest: int) -> Position:

@@ -38,7 +38,7 @@ from millstream.model.limits import STREAM_STEP_BYTES_MAX, STREAM_STEP_ITEMS_MAX
 from millstream.model.partitions import PartitionState
 from millstream.upr.core.barriers import Barriers
 from millstream.upr.core.control import Settings
-from millstream.upr.core.decision import RollbackError, decide
+from millstream.upr.core.decision import Grant, RollbackError, decide
 from millstream.upr.core.messages import (
     RefusedError,
     check_layout,
@@ -48,8 +48,9 @@ from millstream.upr.core.messages import (
     encode_failover_log,
 )
 from millstream.upr.core.profile import Profile
-from millstream.upr.core.source import BucketSource
+from millstream.upr.core.source import BucketSource, PartitionSource
 from millstream.upr.core.stream import Chunk, LogRead, Stream, StreamState
+from millstream.upr.core.takeover import TAKE_OVER_TICK_MS, TakeOvers, TakeOverStream
 from millstream.wire.frames import iter_frames
 from millstream.wire.mcbp import (
     HEADER,
@@ -135,6 +136,7 @@ class Producer:
         flags: of DCP_OPEN, already checked.
         is_extended: HELLO granted the feature of our own.
         has_json: HELLO granted the JSON bit.
+        may_take_over: the peer may make copies here dead, in favour of its own.
         config: returns the cluster map, for who asks the wrong node.
     """
 
@@ -145,6 +147,7 @@ class Producer:
         *,
         is_extended: bool,
         has_json: bool,
+        may_take_over: bool = False,
         config: Callable[[], bytes] = bytes,
     ) -> None:
         self.settings = Settings(is_extended=is_extended)
@@ -169,6 +172,7 @@ class Producer:
         self._barriers = Barriers()
         self._acknowledged: dict[int, _Acknowledged] = {}
         """By partition, of streams that feed a copy."""
+        self._take_overs = TakeOvers(bucket, is_allowed=may_take_over)
         self._replies: list[bytes] = []
         self._has_asked = False
         self._has_heard = True
@@ -184,7 +188,10 @@ class Producer:
         """Take a request of the stream protocol, or a response to a request of ours."""
         self._has_heard = True
         if packet.magic == RESPONSE:
-            self._is_noop_out = self._is_noop_out and packet.opcode != Opcode.DCP_NOOP
+            if packet.opcode == Opcode.DCP_NOOP:
+                self._is_noop_out = False
+            elif self._take_overs.on_response(packet, self._end):
+                self._is_dirty = True
             return
         is_own = self.settings.is_extended and packet.opcode in _OWN_PRODUCER_ONLY
         if packet.opcode in _PRODUCER_ONLY or is_own:
@@ -226,18 +233,7 @@ class Producer:
         )
         source = self._bucket.partition(asked.partition_id)
         assert source is not None
-        stream = Stream(
-            source,
-            grant,
-            packet.opaque,
-            Profile(
-                self._flags,
-                has_json=self._has_json,
-                has_expiry_opcode=self.settings.has_expiry_opcode,
-            ),
-            has_advances=self.settings.is_extended,
-            skips_deletes=bool(self._flags & OpenFlag.SKIP_DELETES_IN_BACKFILL),
-        )
+        stream = self._begin(source, grant, packet.opaque)
         self._streams[asked.partition_id] = stream
         insort(self._order, asked.partition_id)
         self._has_asked = self._is_dirty = True
@@ -245,6 +241,22 @@ class Producer:
             self._acknowledged[asked.partition_id] = _Acknowledged(self.settings.consumer_name)
             self._bucket.on_joined(self.settings.consumer_name, asked.partition_id, stream)
         self._reply(packet, Status.SUCCESS, encode_failover_log(source.failover_log))
+
+    def _begin(self, source: PartitionSource, grant: Grant, opaque: int) -> Stream:
+        profile = Profile(
+            self._flags,
+            has_json=self._has_json,
+            has_expiry_opcode=self.settings.has_expiry_opcode,
+        )
+        has_advances = self.settings.is_extended
+        if grant.is_take_over:
+            return self._take_overs.begin(
+                source, grant, opaque, profile, has_advances=has_advances
+            )
+        skips = bool(self._flags & OpenFlag.SKIP_DELETES_IN_BACKFILL)
+        return Stream(
+            source, grant, opaque, profile, has_advances=has_advances, skips_deletes=skips
+        )
 
     def _on_close_stream(self, packet: Packet) -> None:
         stream = self._streams.get(packet.vbucket)
@@ -416,6 +428,7 @@ class Producer:
         del self._streams[partition_id]
         self._backfilling.pop(partition_id, None)
         self._order.remove(partition_id)
+        self._take_overs.forget(stream)
         self._barriers.on_end(partition_id)
         self._leave(stream)
         self._is_dirty = True  # its turn at the log is free
@@ -451,8 +464,27 @@ class Producer:
         self._reads_under_way -= 1
         end = read.stream.on_read_failed(read)
         if end:
-            self._forget(read.stream)
-            self._held_back.append((read.stream, end))
+            self._end(read.stream, end)
+
+    def _end(self, stream: Stream, end: bytes) -> None:
+        """A stream ended between two steps: its last message is sent in its turn."""
+        self._forget(stream)
+        self._held_back.append((stream, end))
+
+    # -- take-overs
+
+    def take_stops(self) -> list[TakeOverStream]:
+        """Return the streams whose copy is to be made dead now; `on_stopped` ends each."""
+        return self._take_overs.take_stops()
+
+    def on_stopped(self, stream: TakeOverStream, *, has_stopped: bool) -> None:
+        """Take the end of that: the copy is durably dead, or it is what it was."""
+        if stream.is_over:
+            return
+        end = stream.on_stopped(has_stopped=has_stopped)
+        if end:
+            self._end(stream, end)
+        self._is_dirty = True
 
     # -- time
 
@@ -460,6 +492,8 @@ class Producer:
     def tick_ms(self) -> int:
         """How long after a tick the next is due."""
         settings = self.settings
+        if self._take_overs:
+            return min(settings.noop_interval_ms, TAKE_OVER_TICK_MS)
         return min(settings.noop_interval_ms, _TICK_MS_MAX) if settings.has_noop else _TICK_MS_MAX
 
     def on_tick(self, now_ms: int) -> None:
@@ -472,6 +506,7 @@ class Producer:
             self._full_since_ms = now_ms
         elif now_ms - self._full_since_ms >= STUCK_MS_MAX:
             self.wants_close = self.is_stuck = True
+        self._take_overs.on_tick(now_ms)
         if self.settings.has_noop and self._has_asked:
             self._send_noop(now_ms)
 
@@ -514,6 +549,11 @@ class Producer:
             is_stuck=self.is_stuck,
             is_dead=self.is_dead,
         )
+
+    def progress(self, partition_id: int) -> tuple[str, int] | None:
+        """Return what the stream of a partition does and how far it is, None if there is none."""
+        stream = self._streams.get(partition_id)
+        return (stream.status, stream.sent) if stream else None
 
     def statistics(self) -> list[tuple[str, str]]:
         """Return name and value of what STAT `dcp` shows of this connection."""

@@ -72,6 +72,10 @@ class PartitionSource(Protocol):
         """Histories, newest first, never empty."""
 
     @property
+    def last_branch(self) -> int:
+        """The largest branch heard of; above the newest history's it was promised to another."""
+
+    @property
     def high_seqno(self) -> int:
         """Newest seqno; on a replica the end of its last complete snapshot."""
 
@@ -92,6 +96,9 @@ class PartitionSource(Protocol):
 
         `start`: what is at or below is not going to be read; None: nobody knows yet.
         """
+
+    def open_rest(self, start: int) -> Hold | None:
+        """As `open_hold` of the present state, on a copy that was stopped to be handed over."""
 
     def release_hold(self, hold: Hold) -> None:
         """Give the hold up; harmless if it was lost."""
@@ -170,3 +177,22 @@ class BucketSource(Protocol):
 
     def on_left(self, name: str, partition_id: int, stream: object) -> None:
         """The stream is over."""
+
+    def begin_take_over(self, partition_id: int) -> bool:
+        """Let one stream take the partition over; False: another one does already."""
+
+    def end_take_over(self, partition_id: int) -> None:
+        """That stream is over; writes held back for it are accepted again."""
+
+    def hold_back_writes(self, partition_id: int) -> None:
+        """Answer new writes of the partition as a temporary failure."""
+
+    def accept_writes_again(self, partition_id: int) -> None:
+        """End that; harmless if there were none held back."""
+
+    async def stop_copy(self, partition_id: int, epoch: int) -> None:
+        """Make the active copy dead, durably, if it is still in that epoch.
+
+        Raises:
+            MillstreamError: it is not, or the disk did not take it: nothing changed.
+        """

@@ -103,6 +103,7 @@ class Stream:
         "_is_reading",
         "_last_item",
         "_limit",
+        "_marker_flags",
         "_marker_start",
         "_next_chunk",
         "_profile",
@@ -143,6 +144,8 @@ class Stream:
         self._end_min = grant.snap_end
         self._marker_start: int | None = grant.snap_start
         """Start of the next marker if that is fixed."""
+        self._marker_flags = SnapshotFlag(0)
+        """Beside those that say where the snapshot is read from."""
         self._hold: Hold | None = None
         self._limit = 0
         self._is_marked = False
@@ -170,6 +173,11 @@ class Stream:
     def lag(self) -> int:
         """How many seqnos it has still to send of those there are."""
         return max(0, min(self.source.high_seqno, self._grant.end) - self.sent)
+
+    @property
+    def status(self) -> str:
+        """What it does, in a word."""
+        return self.state.name.lower().replace("_", "-")
 
     @property
     def memory_after(self) -> int:
@@ -323,6 +331,7 @@ class Stream:
         if self._marker_start is None:
             self._marker_start = before + 1 if self._is_disk else first_item
         flags = SnapshotFlag.DISK if self._is_disk else SnapshotFlag.MEMORY
+        flags |= self._marker_flags
         if self._disk_before and not self._is_disk:
             flags |= SnapshotFlag.CHECKPOINT
         self._disk_before = self._is_disk

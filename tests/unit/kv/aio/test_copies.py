@@ -187,6 +187,28 @@ async def test_a_hand_over_keeps_the_history_and_needs_all_of_it(tmp_path: Path)
     await engine.stop()
 
 
+async def test_a_copy_to_be_handed_over_is_stopped_unless_it_changed(tmp_path: Path) -> None:
+    engine = await opened(tmp_path)
+    bucket, partition = engine.bucket, engine.bucket.partitions[0]
+    epoch = partition.epoch
+    put(partition, "a=1")
+    assert partition.open_rest(0) is None
+    await bucket.stop_copy(0, epoch)
+    assert (partition.state, partition.persisted_seqno) == (DEAD, 1)
+    hold = partition.open_rest(0)
+    assert hold is not None
+    assert hold.at == 1
+    assert partition.memory_slice(0, 1, 1000, 10) is not None
+    partition.release_hold(hold)
+    for state, wanted in ((DEAD, partition.epoch), (ACTIVE, partition.epoch)):
+        await engine.copies.set_state(0, state)
+        with pytest.raises(UsageError) as caught:
+            await bucket.stop_copy(0, wanted)
+        assert caught.value.code == "illegal_move"
+        assert partition.state is state
+    await engine.stop()
+
+
 async def test_illegal_moves_change_nothing(tmp_path: Path) -> None:
     engine = await opened(tmp_path)
     partition = engine.bucket.partitions[0]

@@ -76,6 +76,9 @@ class StreamerDouble:
     def statistics(self) -> list[tuple[str, str]]:
         return [("name:unacked_bytes", "0")]
 
+    def progress(self, partition_id: int) -> tuple[str, int] | None:
+        return None
+
     def figures(self) -> StreamFigures:
         return StreamFigures(streams=1, backfilling=0, lag=7, unacked_bytes=0, sent_bytes=10,
                              is_stuck=True, is_dead=False)  # fmt: skip

@@ -7,6 +7,20 @@ from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.partitions import partition_of
 
 
+def test_one_stream_takes_a_partition_over_and_writes_are_accepted_when_it_ends() -> None:
+    bucket = new_bucket(2)
+    assert bucket.begin_take_over(0)
+    assert not bucket.begin_take_over(0)
+    assert bucket.begin_take_over(1)
+    bucket.hold_back_writes(0)
+    assert bucket.refuses_writes_of(0)
+    assert not bucket.refuses_writes_of(1)
+    assert (bucket.open_partitions[0], bucket.open_partitions[1]) == (None, bucket.partitions[1])
+    bucket.end_take_over(0)
+    assert bucket.open_partitions[0] is bucket.partitions[0]
+    assert bucket.begin_take_over(0)
+
+
 def test_keys_find_their_partition() -> None:
     bucket = new_bucket(8)
     assert bucket.partition_for(b"a").partition_id == partition_of(b"a", 8) == 7

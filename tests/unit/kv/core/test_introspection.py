@@ -11,6 +11,7 @@ from millstream.kv.core.session import KvSession
 from millstream.model.limits import UINT64_MAX
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
+from millstream.upr.core.producer import StreamFigures
 from millstream.wire.mcbp import Feature, Opcode, Status, request
 
 
@@ -161,6 +162,47 @@ def test_statistics() -> None:
     assert stats(session, b"timings") == {}
     assert ask(session, request(Opcode.STAT, key=b"nonsense"))[0].status == Status.KEY_ENOENT
     assert ask(session, request(Opcode.STAT, key=b"failovers x"))[0].status == 7
+
+
+class StreamingDouble:
+    def __init__(self, sent: int) -> None:
+        self.sent = sent
+
+    def figures(self) -> StreamFigures:
+        raise AssertionError("not asked for")
+
+    def statistics(self) -> list[tuple[str, str]]:
+        return []
+
+    def progress(self, partition_id: int) -> tuple[str, int] | None:
+        return ("takeover-sending", self.sent) if partition_id == 1 else None
+
+
+def test_how_much_a_take_over_has_still_to_send() -> None:
+    session = own_session()
+    assert session.bucket is not None
+    session.bucket.streams["me"] = StreamingDouble(1)
+    assert stats(session, b"dcp-vbtakeover 1 me") == {
+        b"status": b"takeover-sending",
+        b"estimate": b"1",
+        b"chk_items": b"1",
+        b"vb_items": b"1",
+        b"on_disk_deletes": b"0",
+        b"backfillRemaining": b"0",
+    }
+    for key in (b"dcp-vbtakeover 1", b"dcp-vbtakeover 1 other"):
+        found = stats(session, key)
+        assert (found[b"status"], found[b"estimate"]) == (b"does_not_exist", b"2")
+    assert stats(session, b"dcp-vbtakeover 2 me")[b"status"] == b"does_not_exist"
+    session.bucket.partitions[1].queue.freeze()
+    session.bucket.partitions[1].persisted(2)
+    session.bucket.streams["me"] = StreamingDouble(0)
+    session.bucket.partitions[1].queue.age(1e9)
+    found = stats(session, b"dcp-vbtakeover 1 me")
+    assert found[b"estimate"] == b"2"
+    assert int(found[b"chk_items"]) + int(found[b"backfillRemaining"]) == 2
+    for key in (b"dcp-vbtakeover", b"dcp-vbtakeover x", b"dcp-vbtakeover 99"):
+        assert ask(session, request(Opcode.STAT, key=key))[0].status == 7
 
 
 def test_refusals_are_counted_but_not_misses() -> None:

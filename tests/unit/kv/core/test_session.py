@@ -499,6 +499,23 @@ def test_refused_writes_are_a_temporary_failure_and_reads_go_on() -> None:
     assert ask(session, put(b"k", b"w"))[0].status == 0
 
 
+def test_writes_of_one_partition_are_held_back_and_the_others_are_not() -> None:
+    session = new_session()
+    bucket = session.bucket
+    assert bucket is not None
+    ask(session, put(b"k", b"v"))
+    held, other = partition_of(b"k", 4), b"other"
+    assert partition_of(other, 4) != held
+    bucket.hold_back_writes(held)
+    data = put(b"k", b"w") + put(b"k", b"w", framing=durable(3))
+    data += request(Opcode.DELETE, vbucket=held, key=b"k")
+    assert [one.status for one in ask(session, data)] == [Status.ETMPFAIL] * 3
+    assert ask(session, get(b"k"))[0].value == b"v"
+    assert ask(session, put(other, b"w"))[0].status == 0
+    bucket.accept_writes_again(held)
+    assert ask(session, put(b"k", b"w"))[0].status == 0
+
+
 def test_durable_writes_that_nobody_waits_for_any_longer_are_ambiguous() -> None:
     session = new_session()
     bucket = session.bucket

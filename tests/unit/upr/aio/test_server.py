@@ -6,11 +6,21 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from fake_source import FakeBucket, FakePartition
+from millstream.errors import UnavailableError
+from millstream.model.partitions import PartitionState
 from millstream.model.position import Position
 from millstream.upr.aio.server import StreamSession
 from millstream.upr.core import producer as producer_module
 from millstream.upr.core.messages import StreamRequest, encode_stream_request
-from millstream.wire.mcbp import Opcode, Packet, Status, cut_packets, request
+from millstream.wire.mcbp import (
+    Opcode,
+    Packet,
+    Status,
+    StreamFlag,
+    cut_packets,
+    request,
+    response,
+)
 
 
 class Connection:
@@ -124,6 +134,66 @@ async def test_durable_only_streams_hear_when_changes_become_durable() -> None:
     await peer.connection.until(lambda _: peer.keys() == [b"a", b"b"])
     peer.session.close()
     assert peer.bucket.durable_callbacks == []
+
+
+class Taker(Peer):
+    def __init__(self, *partitions: FakePartition) -> None:
+        super().__init__(*partitions)
+        self.session.close()
+        self.session = StreamSession(
+            self.connection, self.bucket, "me", 0x21,
+            is_extended=True, has_json=True, may_take_over=True,
+        )  # fmt: skip
+        asked = StreamRequest(0, Position(), flags=StreamFlag.TAKEOVER)
+        self.send(encode_stream_request(asked, 0))
+
+    async def until_asked(self, times: int) -> None:
+        def states(connection: Connection) -> int:
+            opcodes = [p.opcode for p in connection.packets()]
+            return opcodes.count(Opcode.DCP_SET_VBUCKET_STATE)
+
+        await self.connection.until(lambda c: states(c) == times)
+
+    def answer(self, opcode: Opcode) -> None:
+        self.send(response(opcode, 0, 0))
+
+
+async def test_a_copy_is_stopped_when_the_reader_is_pending() -> None:
+    peer = Taker(filled("ab"))
+    assert peer.session.progress(0) == ("takeover-backfilling", 0)
+    await peer.connection.until(lambda _: peer.keys() == [b"a", b"b"])
+    peer.answer(Opcode.DCP_SNAPSHOT_MARKER)
+    await peer.until_asked(1)
+    peer.answer(Opcode.DCP_SET_VBUCKET_STATE)
+    await peer.until_asked(2)
+    assert peer.bucket.partitions[0].state is PartitionState.DEAD
+    peer.answer(Opcode.DCP_SET_VBUCKET_STATE)
+    await peer.connection.until(lambda c: c.packets()[-1].opcode == Opcode.DCP_STREAM_END)
+    assert peer.bucket.take_overs == set()
+    peer.session.close()
+
+
+async def test_a_copy_that_cannot_be_stopped_ends_the_stream(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    peer = Taker(FakePartition(0))
+    peer.bucket.stop_error = UnavailableError("no room", code="disk_full")
+    await peer.until_asked(1)
+    peer.answer(Opcode.DCP_SET_VBUCKET_STATE)
+    await peer.connection.until(lambda c: c.packets()[-1].opcode == Opcode.DCP_STREAM_END)
+    assert peer.bucket.partitions[0].state is PartitionState.ACTIVE
+    assert "cannot be handed over" in caplog.text
+    peer.session.close()
+
+
+async def test_a_copy_is_stopped_though_the_connection_is_lost_meanwhile() -> None:
+    peer = Taker(FakePartition(0))
+    await peer.until_asked(1)
+    peer.answer(Opcode.DCP_SET_VBUCKET_STATE)
+    peer.session.close()
+    async with asyncio.timeout(10):
+        await peer.session._stops.finish()
+    assert peer.bucket.partitions[0].state is PartitionState.DEAD
 
 
 class BrokenPartition(FakePartition):

@@ -54,6 +54,7 @@ def left_behind(talk: Talk) -> dict[str, int]:
         "held back": len(producer._held_back),
         "replies": len(producer._replies),
         "barriers": len(producer._barriers),
+        "take-overs": len(talk.bucket.take_overs),
         "reads": producer._reads_under_way,
         "readers": sum(len(partition.readers) for partition in partitions),
         "holds": sum(len(partition.holds) for partition in partitions),
@@ -68,7 +69,7 @@ REFUSED = [
     ({"partition_id": 0xFFFF}, Status.NOT_MY_VBUCKET),
     *(({"flags": 1 << bit}, Status.EINVAL) for bit in (3, *range(9, 32))),
     ({"flags": 0xFFFFFFFF}, Status.EINVAL),
-    ({"flags": StreamFlag.TAKEOVER}, Status.NOT_SUPPORTED),
+    ({"flags": StreamFlag.TAKEOVER}, Status.EACCESS),
     ({"flags": StreamFlag.CACHE_TRANSFER}, Status.NOT_SUPPORTED),
     ({"start": 1}, Status.ERANGE),
     ({"start": UINT64_MAX}, Status.ERANGE),
@@ -133,7 +134,7 @@ def test_the_edges_of_each_field(fields: dict[str, int]) -> None:
 numbers = st.sampled_from([0, 1, 3, 4, 5, 6, 2**31, 2**48, 2**63, UINT64_MAX])
 STATUSES = {
     Status.SUCCESS, Status.EINVAL, Status.NOT_MY_VBUCKET, Status.ERANGE, Status.ROLLBACK,
-    Status.NOT_SUPPORTED,
+    Status.NOT_SUPPORTED, Status.EACCESS,
 }  # fmt: skip
 
 

@@ -65,7 +65,7 @@ def test_a_request_and_its_rollback_byte_for_byte() -> None:
         (Position(1, 5, 3, 4), {}, Status.ERANGE),
         (Position(), {"flags": 0x8000}, Status.EINVAL),
         (Position(), {"flags": 0x08}, Status.EINVAL),
-        (Position(), {"flags": StreamFlag.TAKEOVER}, Status.NOT_SUPPORTED),
+        (Position(), {"flags": StreamFlag.TAKEOVER}, Status.EACCESS),
         (Position(), {"flags": StreamFlag.CACHE_TRANSFER}, Status.NOT_SUPPORTED),
     ],
 )
