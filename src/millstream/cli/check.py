@@ -57,6 +57,8 @@ def _line(bucket: BucketCheck) -> str:
     )
     if log.by_id:
         line += f"; by-id {log.by_id}"
+    if bucket.map_revision:
+        line += f"; map {bucket.map_revision}, this is {bucket.node_name}"
     if bucket.torn_bytes:
         line += f", a torn tail of {bucket.torn_bytes:,} bytes that the next start cuts"
     if bucket.leftover_files:

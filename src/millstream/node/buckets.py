@@ -1,64 +1,61 @@
 """The buckets of a node: found at the start, created and deleted while it runs.
 
-A bucket is a directory named by its uuid, with `bucket.toml` (format, name, uuid, partitions,
-created, perhaps purge_age_s and memory_quota_bytes) beside what the engine keeps there. A
-directory that is being made ends in `.creating`, one that is going away in `.deleted`; the next
-start removes both.
-
 Invariants:
 1. A bucket is served only after its directory is durable; it is gone once `delete` returns.
 2. A bucket created again under an old name has a new uuid and nothing of the old one.
 3. A bucket whose files are damaged stops alone: it is listed with its reason, the others are
    served. If not even its name can be read, it is listed by its uuid.
 4. A creation that fails leaves nothing; a deletion that fails can be repeated.
+5. A bucket that was given a map is not brought up without one. Maps have growing revisions and one
+   name for this node.
 
-Elsewhere: what a bucket does (`kv.aio.engine`).
+Elsewhere: what a bucket does (`kv.aio.engine`), its directory (`node.bucket_files`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
+import re
 import uuid
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
-from millstream.errors import ConditionError, CorruptionError, MillstreamError, UnavailableError
+from millstream.errors import (
+    ConditionError,
+    CorruptionError,
+    MillstreamError,
+    UnavailableError,
+    UsageError,
+)
 from millstream.gateway.core.host import BucketStatus
 from millstream.kv.aio.copies import Copies
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.low_points import PURGE_AGE_S
+from millstream.model.bucket_map import BucketMap
+from millstream.node.bucket_files import (
+    BucketRecord,
+    clean_and_find,
+    find_map,
+    make_directory,
+    remove_directory,
+    store_map,
+    take_back_directory,
+)
 from millstream.node.bucket_names import (
     checked_bucket_name,
     checked_memory_quota,
     checked_partition_count,
 )
-from millstream.node.data_directory import FORMAT, as_text, read_toml, utc_now
-from millstream.runtime.files import sync_directory, write_atomically
+from millstream.node.data_directory import utc_now
+from millstream.node.map_file import PlacedMap
 
-__all__ = ["BUCKETS_MAX", "BucketRecord", "Buckets", "find_records"]
+__all__ = ["BUCKETS_MAX", "Buckets"]
 
 _LOG = logging.getLogger(__name__)
 BUCKETS_MAX: Final = 1000
-_BUCKET_FILE: Final = "bucket.toml"
-_UNFINISHED: Final = (".creating", ".deleted")
-
-
-class BucketRecord(NamedTuple):
-    """What bucket.toml says; if it is damaged, the uuid stands for the name too."""
-
-    name: str
-    uuid: str
-    partitions: int
-    created: str
-    damage: str = ""
-    purge_age_s: int = PURGE_AGE_S
-    memory_quota_bytes: int | None = None
-    """None: that of the node."""
+_UUID: Final = re.compile(r"[0-9a-f]{32}")
 
 
 class Buckets:
@@ -99,6 +96,8 @@ class Buckets:
         self._records: dict[str, BucketRecord] = {}
         self._running: dict[str, BucketEngine] = {}
         self._failures: dict[str, str] = {}
+        self._lacks_map: set[str] = set()
+        """Those of the failed ones that want nothing but their map."""
         self._change = asyncio.Lock()
 
     @property
@@ -114,7 +113,7 @@ class Buckets:
             UsageError: `newer_format`.
             OSError: the directory cannot be read.
         """
-        for record in await asyncio.to_thread(_clean_and_find, self._path):
+        for record in await asyncio.to_thread(clean_and_find, self._path):
             if record.name in self._records:
                 raise CorruptionError(
                     f"{self._path} holds bucket {record.name!r} twice: {record.uuid} and "
@@ -128,6 +127,8 @@ class Buckets:
                 await self._bring_up(record)
             except (MillstreamError, OSError) as error:
                 self._failures[record.name] = str(error)
+                if isinstance(error, CorruptionError) and error.code == "bad_map_file":
+                    self._lacks_map.add(record.name)
                 _LOG.error("bucket %s is not served: %s", record.name, error)
 
     async def ensure(self, name: str, partitions: int | None, default: int) -> None:
@@ -169,27 +170,123 @@ class Buckets:
         async with self._change:
             if name in self._records:
                 raise ConditionError(f"bucket {name!r} exists already", code="bucket_exists")
-            if len(self._records) >= BUCKETS_MAX:
-                raise UnavailableError(
-                    f"a node has at most {BUCKETS_MAX} buckets", code="too_many_buckets"
-                )
             record = BucketRecord(
                 name, uuid.uuid4().hex, partitions, utc_now(),
                 memory_quota_bytes=memory_quota_bytes,
             )  # fmt: skip
-            try:
-                await asyncio.to_thread(_make_directory, self._path, record)
-                await self._bring_up(record)
-            except BaseException as error:
-                await asyncio.to_thread(_take_back_directory, self._path, record)
-                if isinstance(error, OSError):
-                    raise UnavailableError(
-                        f"bucket {name!r} cannot be created: {error}", code="disk_error"
-                    ) from error
-                raise
-            self._records[name] = record
-        _LOG.info("created bucket %s", name, extra={"partitions": partitions})
+            await self._make(record)
         return self._status(record)
+
+    async def _make(self, record: BucketRecord, placed: PlacedMap | None = None) -> None:
+        name = record.name
+        if len(self._records) >= BUCKETS_MAX:
+            raise UnavailableError(
+                f"a node has at most {BUCKETS_MAX} buckets", code="too_many_buckets"
+            )
+        try:
+            await asyncio.to_thread(make_directory, self._path, record, placed)
+            await self._bring_up(record)
+        except BaseException as error:
+            await asyncio.to_thread(take_back_directory, self._path, record)
+            if isinstance(error, OSError):
+                raise UnavailableError(
+                    f"bucket {name!r} cannot be created: {error}", code="disk_error"
+                ) from error
+            raise
+        self._records[name] = record
+        _LOG.info("created bucket %s", name, extra={"partitions": record.partitions})
+
+    # -- maps
+
+    def map_of(self, name: str) -> PlacedMap | None:
+        """Return a served bucket's map, None if it has none; raises as `compact`."""
+        bucket = self._served_engine(name).bucket
+        return None if bucket.map is None else PlacedMap(bucket.map, bucket.node_name)
+
+    async def set_map(
+        self, name: str, bucket_uuid: str, partitions: int, placed: PlacedMap
+    ) -> None:
+        """Give a bucket its map, durably; make the bucket with this uuid if there is none.
+
+        What the node has not and the map places behind the first becomes a replica. No other
+        state changes: a copy is made active by its own call, and what the map does not place
+        here stays until somebody takes it away. On a new bucket nothing is active.
+
+        Raises:
+            UsageError: `bad_bucket_name`, `bad_bucket_uuid`, `bad_partitions`, `bad_map_rows`.
+            ConditionError: `other_uuid`, `uuid_taken`, `other_partitions`, `other_node_name`,
+                `older_map`, `other_map` (of the same revision).
+            UnavailableError: `too_many_buckets`, `bucket_failed`, `disk_error`, `disk_full`,
+                `disk_failed`: the same map may be given again.
+        """
+        checked_bucket_name(name)
+        checked_partition_count(partitions)
+        if not _UUID.fullmatch(bucket_uuid):
+            raise UsageError(
+                f"uuid {bucket_uuid[:40]!r}: 32 hexadecimal digits in lower case are wanted",
+                code="bad_bucket_uuid",
+            )
+        if len(placed.bucket_map.rows) != partitions:
+            raise UsageError(
+                f"{len(placed.bucket_map.rows)} rows for {partitions} partitions: one for each is "
+                "wanted",
+                code="bad_map_rows",
+            )
+        async with self._change:
+            record = self._records.get(name)
+            if record is None:
+                self._refuse_taken(bucket_uuid)
+                await self._make(
+                    BucketRecord(name, bucket_uuid, partitions, utc_now(), has_map=True), placed
+                )
+            else:
+                _refuse_other(record, bucket_uuid, partitions)
+                await self._replace_map(record, placed)
+            await self._served_engine(name).copies.take_places()
+
+    def _refuse_taken(self, bucket_uuid: str) -> None:
+        for record in self._records.values():
+            if record.uuid == bucket_uuid:
+                raise ConditionError(
+                    f"bucket {record.name!r} has the uuid {bucket_uuid}: a bucket has the same "
+                    "name on all nodes",
+                    code="uuid_taken",
+                )
+
+    async def _replace_map(self, record: BucketRecord, placed: PlacedMap) -> None:
+        name = record.name
+        if name in self._lacks_map:
+            await self._keep_map(record, placed)
+            await self._try_again(record)
+            return
+        bucket = self._served_engine(name).bucket
+        if bucket.map is not None and not _is_newer(bucket.map, bucket.node_name, placed):
+            return
+        await self._keep_map(record, placed)
+        bucket.set_map(*placed)
+        _LOG.info("bucket %s: map %d, this is %s", name, placed[0].revision, placed[1])
+
+    async def _try_again(self, record: BucketRecord) -> None:
+        """Bring up a bucket that lacked its map."""
+        self._lacks_map.discard(record.name)
+        del self._failures[record.name]
+        try:
+            await self._bring_up(record)
+        except (MillstreamError, OSError) as error:
+            self._failures[record.name] = str(error)
+            raise UnavailableError(
+                f"bucket {record.name} has its map and is not served: {error}",
+                code="bucket_failed",
+            ) from error
+
+    async def _keep_map(self, record: BucketRecord, placed: PlacedMap) -> None:
+        try:
+            await asyncio.to_thread(store_map, self._path / record.uuid, record, placed)
+        except OSError as error:
+            raise UnavailableError(
+                f"the map of bucket {record.name!r} cannot be written: {error}", code="disk_error"
+            ) from error
+        self._records[record.name] = record._replace(has_map=True)
 
     async def delete(self, name: str, before: Callable[[Bucket], None]) -> None:
         """Delete a bucket; `before` is called once it is not served any more.
@@ -212,7 +309,7 @@ class Buckets:
                 except (MillstreamError, OSError) as error:
                     _LOG.warning("bucket %s was not stopped cleanly: %s", name, error)
             try:
-                await asyncio.to_thread(_remove_directory, self._path, record)
+                await asyncio.to_thread(remove_directory, self._path, record)
             except OSError as error:
                 self._failures[name] = f"it could not be deleted: {error}; delete it again"
                 raise UnavailableError(
@@ -220,6 +317,7 @@ class Buckets:
                 ) from error
             del self._records[name]
             self._failures.pop(name, None)
+            self._lacks_map.discard(name)
         _LOG.info("deleted bucket %s", name)
 
     def copies(self, name: str) -> Copies:
@@ -277,8 +375,10 @@ class Buckets:
                 _LOG.critical("bucket %s is stopped: %s", name, error)
                 self._on_stopped(bucket)
 
+        directory = self._path / record.uuid
+        placed = await asyncio.to_thread(find_map, directory, record)
         running = await self._open_bucket(
-            self._path / record.uuid,
+            directory,
             name=name,
             uuid=record.uuid,
             partition_count=record.partitions,
@@ -288,9 +388,25 @@ class Buckets:
             on_corrupt=on_corrupt,
             purge_age_s=record.purge_age_s,
             memory_quota_bytes=self._quota_of(record),
+            bucket_map=placed.bucket_map if placed else None,
+            node_name=placed.node_name if placed else "",
         )
         self._running[name] = running
-        self.served[name] = running.bucket
+        if placed:
+            await self._take_places(name, running)
+        if name not in self._failures:
+            self.served[name] = running.bucket
+
+    async def _take_places(self, name: str, running: BucketEngine) -> None:
+        """Become what the map says and the last life of the node had no time for."""
+        try:
+            await running.copies.take_places()
+        except UnavailableError as error:
+            _LOG.error("bucket %s: replicas are missing, give it its map again: %s", name, error)
+        except BaseException:
+            del self._running[name]
+            await running.stop()
+            raise
 
     def _quota_of(self, record: BucketRecord) -> int:
         own = record.memory_quota_bytes
@@ -313,93 +429,37 @@ class Buckets:
         )
 
 
-def find_records(path: Path) -> list[BucketRecord]:
-    """Return the buckets in a directory, in the order of their uuids; changes nothing.
-
-    One whose bucket.toml cannot be read comes with its damage.
-
-    Raises:
-        UsageError: `newer_format`.
-        OSError: the directory cannot be read.
-    """
-    records = []
-    for directory in sorted(path.iterdir()):
-        if directory.suffix in _UNFINISHED:
-            continue
-        if (directory / _BUCKET_FILE).is_file():
-            try:
-                records.append(_read_record(directory))
-            except (CorruptionError, OSError) as error:
-                records.append(BucketRecord(directory.name, directory.name, 0, "", str(error)))
-        else:
-            _LOG.warning("%s is no bucket and is left alone", directory)
-    return records
-
-
-def _clean_and_find(path: Path) -> list[BucketRecord]:
-    path.mkdir(exist_ok=True)
-    for directory in path.iterdir():
-        if directory.suffix in _UNFINISHED:
-            shutil.rmtree(directory)
-    return find_records(path)
-
-
-def _read_record(directory: Path) -> BucketRecord:
-    content = read_toml(directory / _BUCKET_FILE)
-    try:
-        name, partitions = str(content["name"]), int(str(content["partitions"]))
-        purge_age_s = int(str(content.get("purge_age_s", PURGE_AGE_S)))
-        created = as_text(content["created"])
-        quota = content.get("memory_quota_bytes")
-        record = BucketRecord(
-            name, str(content["uuid"]), partitions, created, "", purge_age_s,
-            None if quota is None else checked_memory_quota(int(str(quota))),
-        )  # fmt: skip
-        if purge_age_s < 0:
-            raise ValueError(f"purge_age_s is {purge_age_s}")
-        checked_bucket_name(record.name)
-        checked_partition_count(record.partitions)
-    except (KeyError, ValueError, MillstreamError) as error:
-        raise CorruptionError(
-            f"{directory / _BUCKET_FILE} is damaged: {error}", code="bad_file"
-        ) from error
-    if record.uuid != directory.name:
-        raise CorruptionError(
-            f"{directory} holds the bucket {record.uuid}: a copied directory keeps its name",
-            code="bad_file",
+def _refuse_other(record: BucketRecord, bucket_uuid: str, partitions: int) -> None:
+    if record.uuid != bucket_uuid:
+        raise ConditionError(
+            f"bucket {record.name!r} has the uuid {record.uuid} here, not {bucket_uuid}: copies "
+            "are of one bucket; delete it here if it may go",
+            code="other_uuid",
         )
-    return record
+    if record.partitions != partitions:
+        raise ConditionError(
+            f"bucket {record.name!r} has {record.partitions} partitions here, not {partitions}",
+            code="other_partitions",
+        )
 
 
-def _make_directory(path: Path, record: BucketRecord) -> None:
-    directory = path / f"{record.uuid}.creating"
-    directory.mkdir()
-    content = (
-        f'format = {FORMAT}\nname = "{record.name}"\nuuid = "{record.uuid}"\n'
-        f"partitions = {record.partitions}\ncreated = {record.created}\n"
-    )
-    if record.memory_quota_bytes is not None:
-        content += f"memory_quota_bytes = {record.memory_quota_bytes}\n"
-    write_atomically(directory / _BUCKET_FILE, content.encode())
-    directory.rename(path / record.uuid)
-    sync_directory(path)
-
-
-def _take_back_directory(path: Path, record: BucketRecord) -> None:
-    """Remove what was made of a bucket; what cannot be removed now is at the next start."""
-    made = path / record.uuid
-    if made.is_dir():
-        with suppress(OSError):
-            made.rename(path / f"{record.uuid}.deleted")
-    for suffix in _UNFINISHED:
-        shutil.rmtree(path / f"{record.uuid}{suffix}", ignore_errors=True)
-
-
-def _remove_directory(path: Path, record: BucketRecord) -> None:
-    """Remove a bucket, also one whose removal failed half way."""
-    doomed = path / f"{record.uuid}.deleted"
-    if (path / record.uuid).is_dir():
-        (path / record.uuid).rename(doomed)
-    sync_directory(path)
-    if doomed.is_dir():
-        shutil.rmtree(doomed)
+def _is_newer(present: BucketMap, node_name: str, placed: PlacedMap) -> bool:
+    """Return False for the same map again; refuse what must not take its place."""
+    given = placed.bucket_map
+    if placed.node_name != node_name:
+        raise ConditionError(
+            f"the map calls this node {placed.node_name}, until now it was {node_name}: a node "
+            "keeps its name",
+            code="other_node_name",
+        )
+    if given.revision < present.revision:
+        raise ConditionError(
+            f"the map has revision {given.revision}, here is {present.revision} already",
+            code="older_map",
+        )
+    if given.revision == present.revision and given != present:
+        raise ConditionError(
+            f"here is another map of revision {present.revision}: give yours a larger one",
+            code="other_map",
+        )
+    return given.revision > present.revision

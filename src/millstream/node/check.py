@@ -1,7 +1,7 @@
 """Offline verification of a data directory: every record of every log is read and checked.
 
 Records against checksums and indexes, indexes against records, the versions of each key against
-each other and the low points, by-id against the log.
+each other and the low points, by-id against the log, a bucket's map against its checksum.
 
 Invariants:
 1. Nothing in the directory is changed but the process id in its lock file; a torn tail is
@@ -23,7 +23,7 @@ from typing import Final
 
 from millstream.access.users import UserStore
 from millstream.errors import MillstreamError, UsageError
-from millstream.node.buckets import find_records
+from millstream.node.bucket_files import BucketRecord, find_map, find_records
 from millstream.node.data_directory import read_toml
 from millstream.ports.disk import FileIdentity
 from millstream.runtime.process import DirectoryLock
@@ -49,6 +49,10 @@ class BucketCheck:
     """Behind the last whole record; the next start cuts them. Nothing acknowledged is in them."""
     leftover_files: int = 0
     """What a compaction had no time to remove; the next start does."""
+    map_revision: int = 0
+    """0: it has no map, this node is alone."""
+    node_name: str = ""
+    """What the map calls this node."""
     damage: str = ""
     """Empty if all is well."""
 
@@ -98,7 +102,7 @@ def check_directory(
             found = BucketCheck(record.name, record.uuid, record.partitions, damage=record.damage)
             progress(found)
             if not record.damage:
-                _check_bucket(path / "buckets" / record.uuid, found)
+                _check_bucket(path / "buckets" / record.uuid, record, found)
             buckets.append(found)
         return DirectoryCheck(
             str(node.get("uuid")), int(str(node["format"])), len(users.names), buckets
@@ -107,8 +111,11 @@ def check_directory(
         lock.release()
 
 
-def _check_bucket(path: Path, found: BucketCheck) -> None:
+def _check_bucket(path: Path, record: BucketRecord, found: BucketCheck) -> None:
     try:
+        placed = find_map(path, record)
+        if placed is not None:
+            found.map_revision, found.node_name = placed.bucket_map.revision, placed.node_name
         disk = _UnchangedDisk(path / "log")
         if not any(_SEGMENT.fullmatch(name) for name in disk.names()):
             return  # created, and never started

@@ -29,12 +29,14 @@ from millstream.kv.aio.server import KvServer
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.partition import Partition
 from millstream.kv.core.standing import standing_of
+from millstream.model.bucket_map import BucketMap
 from millstream.model.limits import PARTITIONS_DEFAULT
 from millstream.model.partitions import PartitionState
 from millstream.model.standing import Standing
 from millstream.node.buckets import Buckets
 from millstream.node.data_directory import DataDirectory
 from millstream.node.listeners import BUILT, bind_all, bound_address, tls_context
+from millstream.node.map_file import PlacedMap
 from millstream.node.settings import (
     LISTENERS,
     Address,
@@ -138,10 +140,23 @@ class Engine:
         await self._buckets.delete(name, self._kv.drop_bucket)
         self._raise_revision()
 
+    def bucket_map(self, name: str) -> tuple[BucketMap, str] | None:
+        """Return a bucket's map; raises as `node.buckets.Buckets.map_of`."""
+        return self._buckets.map_of(name)
+
+    async def set_bucket_map(
+        self, name: str, uuid: str, partitions: int, bucket_map: BucketMap, node_name: str
+    ) -> None:
+        """Give a bucket its map, durably; raises as `node.buckets.Buckets.set_map`."""
+        placed = PlacedMap(bucket_map, node_name)
+        await self._buckets.set_map(name, uuid, partitions, placed)
+        self._raise_revision()
+
     def partition_statuses(self, name: str) -> list[PartitionStatus]:
         """Return the copies of a bucket's partitions; raises as `node.buckets.Buckets.copies`."""
         self._buckets.copies(name)
-        return list(map(_partition_status, self.served[name].partitions))
+        bucket = self.served[name]
+        return [_partition_status(bucket, partition) for partition in bucket.partitions]
 
     async def set_partition_state(self, name: str, number: int, state: PartitionState) -> None:
         """Give a copy another state, durably; raises as `kv.aio.copies.Copies` does."""
@@ -301,9 +316,10 @@ def _warn_of_what_is_not_built(settings: Settings) -> None:
         _LOG.warning("--join %s: this version runs single nodes only", settings.join)
 
 
-def _partition_status(partition: Partition) -> PartitionStatus:
+def _partition_status(bucket: Bucket, partition: Partition) -> PartitionStatus:
+    places = bucket.map.rows[partition.partition_id] if bucket.map is not None else ()
     return PartitionStatus(
         partition.partition_id, partition.state.name.lower(), partition.high_seqno,
         partition.persisted_seqno, partition.purge_seqno, partition.queue.high_seqno,
-        partition.failover_log,
+        partition.failover_log, places,
     )  # fmt: skip

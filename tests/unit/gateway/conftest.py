@@ -25,6 +25,8 @@ class FakeHost:
         self.branches = [9, 9]
         self.rolled_back = []
         self.compacted = []
+        self.maps = {}
+        self.given = []
         self.buckets = {"orders": BucketStatus("orders", "u1", 64, "2026-01-01", "ready")}
 
     def drop_user(self, name):
@@ -60,10 +62,19 @@ class FakeHost:
         if name not in self.buckets:
             raise ConditionError("none", code="bucket_not_found")
         log = (FailoverEntry(0xBEEF, 3, 9), FailoverEntry(0xA, 0, 1))
+        bucket_map, _ = self.maps.get(name, (None, ""))
+        rows = ((), ()) if bucket_map is None else bucket_map.rows
         return [
-            PartitionStatus(number, state, 7, 6, 2, 8, log)
+            PartitionStatus(number, state, 7, 6, 2, 8, log, rows[number])
             for number, state in enumerate(self.states)
         ]
+
+    def bucket_map(self, name):
+        return self.maps.get(name)
+
+    async def set_bucket_map(self, name, uuid, partitions, bucket_map, node_name):
+        self.given.append((name, uuid, partitions))
+        self.maps[name] = bucket_map, node_name
 
     async def set_partition_state(self, name, number, state):
         if state is PartitionState.PENDING:

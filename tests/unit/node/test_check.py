@@ -3,8 +3,10 @@ import shutil
 import pytest
 
 from millstream.errors import UnavailableError, UsageError
+from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.node.check import check_directory
 from millstream.node.embedded import EmbeddedNode, Node
+from millstream.node.map_file import MAP_FILE, PlacedMap, write_map
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +72,19 @@ def test_a_damaged_bucket_file_is_damage_of_its_bucket(directory):
     damage = {bucket.uuid: bucket.damage for bucket in found.buckets}
     assert "bucket.toml" in damage.pop(bad.name)
     assert list(damage.values()) == [""]
+
+
+def test_a_map_is_told_and_its_damage_found(directory):
+    bucket = next(b for b in check_directory(directory).buckets if b.name == "b")
+    assert (bucket.map_revision, bucket.node_name) == (0, "")
+    path = directory / "buckets" / bucket.uuid
+    bucket_map = BucketMap(4, (NodeAddress("x", "h", 1, 2),), (("x", None),))
+    write_map(path, PlacedMap(bucket_map, "x"))
+    bucket = next(b for b in check_directory(directory).buckets if b.name == "b")
+    assert (bucket.map_revision, bucket.node_name, bucket.damage) == (4, "x", "")
+    (path / MAP_FILE).write_bytes(b"{}")
+    found = check_directory(directory)
+    assert [MAP_FILE in b.damage for b in found.buckets if b.name == "b"] == [True]
 
 
 def test_a_torn_tail_is_told_and_left(directory):

@@ -25,6 +25,7 @@ class Directory:
     highs: dict[int, int] = field(default_factory=dict)
     entry_count: int = 0
     is_alone: bool = True
+    begins_absent: bool = False
 
     def open(self) -> LogStore:
         self.store = LogStore.open(
@@ -34,6 +35,7 @@ class Directory:
             new_entry=self.new_entry,
             sizes=self.sizes,
             is_alone=self.is_alone,
+            begins_absent=self.begins_absent,
         )
         self.highs = {p: state.high_seqno for p, state in enumerate(self.store.partitions)}
         return self.store

@@ -22,6 +22,7 @@ from aiohttp import web
 
 from millstream.gateway.aio import (
     bucket_pages,
+    map_pages,
     node_pages,
     partition_pages,
     promotion_pages,
@@ -47,7 +48,8 @@ LINGER_SECONDS: Final = 1.0
 """How long the rest of a body is taken in after its request was refused."""
 BACKLOG: Final = 1024
 PAGES: Final = (
-    node_pages, session_pages, bucket_pages, partition_pages, promotion_pages, user_pages,
+    node_pages, session_pages, bucket_pages, map_pages, partition_pages, promotion_pages,
+    user_pages,
 )  # fmt: skip
 
 

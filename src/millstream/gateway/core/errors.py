@@ -28,6 +28,7 @@ _BY_CODE: Final = {
     "bucket_not_found": 404,
     "user_not_found": 404,
     "partition_not_found": 404,
+    "map_not_found": 404,
     "illegal_move": 409,
     "not_found": 404,
     "bucket_exists": 412,

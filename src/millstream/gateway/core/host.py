@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 
 from millstream.access.users import UserStore
 from millstream.kv.core.statistics import Figures
+from millstream.model.bucket_map import BucketMap
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog
 from millstream.model.standing import Standing
@@ -50,6 +51,8 @@ class PartitionStatus:
     received_seqno: int
     """The newest change it holds; above `high_seqno` inside a snapshot."""
     failover_log: FailoverLog
+    places: tuple[str | None, ...]
+    """The map's row: the node that is to have the active copy, then replicas; empty if alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,27 @@ class NodeHost(Protocol):
         Raises:
             ConditionError: `bucket_not_found`.
             UnavailableError: `bucket_failed`.
+        """
+
+    def bucket_map(self, name: str) -> tuple[BucketMap, str] | None:
+        """Return a bucket's map and the name of this node in it, None if it has none.
+
+        Raises:
+            ConditionError: `bucket_not_found`.
+            UnavailableError: `bucket_failed`.
+        """
+
+    async def set_bucket_map(
+        self, name: str, uuid: str, partitions: int, bucket_map: BucketMap, node_name: str
+    ) -> None:
+        """Give a bucket its map, durably; make it with this uuid if there is none of the name.
+
+        Raises:
+            UsageError: `bad_bucket_name`, `bad_bucket_uuid`, `bad_partitions`, `bad_map_rows`.
+            ConditionError: `other_uuid`, `uuid_taken`, `other_partitions`, `other_node_name`,
+                `older_map`, `other_map`.
+            UnavailableError: `too_many_buckets`, `bucket_failed`, `disk_error`, `disk_full`,
+                `disk_failed`.
         """
 
     def partition_statuses(self, name: str) -> list[PartitionStatus]:

@@ -181,6 +181,23 @@ class Copies:
             )  # fmt: skip
             return recovered.high_seqno
 
+    async def take_places(self) -> None:
+        """Become a replica where the map places one here and there is no copy.
+
+        Nothing else follows from a map: where this node is to be active somebody says so, and what
+        it holds beyond its places stays until somebody takes it away.
+
+        Raises:
+            UnavailableError: as `set_state`; what was done by then stays so.
+        """
+        bucket = self._bucket
+        if bucket.map is None:
+            return
+        for partition in bucket.partitions:
+            places = bucket.map.rows[partition.partition_id][1:]
+            if partition.state is PartitionState.ABSENT and bucket.node_name in places:
+                await self.set_state(partition.partition_id, PartitionState.REPLICA)
+
     async def raise_last_branch(self, partition_id: int, branch: int) -> None:
         """Promise that later histories of this copy have larger branches. Durable on return.
 

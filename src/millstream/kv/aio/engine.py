@@ -4,6 +4,8 @@ Invariants:
 1. Nothing is served before recovery is complete and its new failover entries are durable.
 2. The clean-stop receipt is withdrawn before the bucket can change.
 3. A clean stop writes everything, then the receipt.
+4. A copy that other nodes may have, too, is never made active by a start: the map is known before
+   the log is opened.
 
 Elsewhere: which buckets there are and who listens (`node`).
 """
@@ -38,6 +40,7 @@ from millstream.kv.core.memory import (
 )
 from millstream.kv.core.mutation_queue import Entry
 from millstream.kv.core.partition import Partition
+from millstream.model.bucket_map import BucketMap
 from millstream.model.limits import QUEUE_BYTES_MAX, UINT48_MAX
 from millstream.model.position import FailoverEntry
 from millstream.runtime.disk import OsDisk
@@ -177,6 +180,8 @@ class BucketEngine:
         on_fatal: Callable[[Exception], None],
         on_corrupt: Callable[[CorruptionError], None],
         purge_age_s: int = PURGE_AGE_S,
+        bucket_map: BucketMap | None = None,
+        node_name: str = "",
     ) -> BucketEngine:
         """Recover the bucket in `path` (created if new) and make it ready to serve.
 
@@ -191,12 +196,15 @@ class BucketEngine:
             on_fatal: called once when the disk failed: nothing is flushed any more.
             on_corrupt: called when a read met a damaged record: the bucket should be stopped.
             purge_age_s: age at which deletions may be forgotten; 0: never.
+            bucket_map: which nodes have copies; None: this one has all, alone.
+            node_name: of this node in the map.
 
         Raises:
             CorruptionError: a record in the middle of the log is damaged; names file and offset.
+            UnavailableError: `disk_full`, `disk_failed`.
             OSError: the directory cannot be used.
         """
-        store = await asyncio.to_thread(_open_store, path, partition_count)
+        store = await asyncio.to_thread(_open_store, path, partition_count, bucket_map)
         newest = await asyncio.to_thread(_newest_cas, store)
         newest = cas_to_go_on_from(newest, time.time_ns())
         loop = asyncio.get_running_loop()
@@ -237,6 +245,8 @@ class BucketEngine:
             new_lease_id=lambda: secrets.randbits(53),
             now_ns=time.time_ns, monotonic_ns=time.monotonic_ns,
         )  # fmt: skip
+        if bucket_map is not None:
+            bucket.set_map(bucket_map, node_name)
         keeper = MemoryKeeper(
             bucket, memory,
             lambda: PENDING_CHANGE_BYTES * store.count_pending_by_id(), store.count_keys(),
@@ -295,7 +305,7 @@ class BucketEngine:
             await asyncio.to_thread(self.store.close)
 
 
-def _open_store(path: Path, partition_count: int) -> LogStore:
+def _open_store(path: Path, partition_count: int, bucket_map: BucketMap | None) -> LogStore:
     (path / "log").mkdir(parents=True, exist_ok=True)
     (path / "byid").mkdir(exist_ok=True)
     store = LogStore.open(
@@ -303,6 +313,8 @@ def _open_store(path: Path, partition_count: int) -> LogStore:
         LmdbByIdMap(path / "byid"),
         partition_count=partition_count,
         new_entry=new_failover_entry,
+        is_alone=bucket_map is None or bucket_map.is_alone,
+        begins_absent=bucket_map is not None,
     )
     store.withdraw_receipt()
     return store

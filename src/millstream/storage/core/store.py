@@ -123,6 +123,7 @@ class LogStore:
         new_entry: NewEntry,
         sizes: LogSizes = LogSizes(),  # noqa: B008 - immutable
         is_alone: bool = True,
+        begins_absent: bool = False,
     ) -> LogStore:
         """Recover the store in a directory, or begin one. Blocks.
 
@@ -136,6 +137,8 @@ class LogStore:
             is_alone: no other node has copies. Else nobody but an operator makes a copy active:
                 new partitions are absent, and an active copy comes back from an unclean stop as
                 a replica, for another one may have taken its place.
+            begins_absent: new partitions are absent also in a bucket whose nodes are alone with
+                what they have: each has a share.
 
         Raises:
             CorruptionError: records inside the log are damaged; names file and offset.
@@ -143,7 +146,10 @@ class LogStore:
             UnavailableError: `disk_full`, `disk_failed`.
         """
         try:
-            return cls._recover(disk, by_id, partition_count, new_entry, sizes, is_alone=is_alone)
+            return cls._recover(
+                disk, by_id, partition_count, new_entry, sizes,
+                is_alone=is_alone, begins_absent=begins_absent or not is_alone,
+            )  # fmt: skip
         except BaseException as error:
             by_id.close(is_durable=False)
             if isinstance(error, OSError):
@@ -160,6 +166,7 @@ class LogStore:
         sizes: LogSizes,
         *,
         is_alone: bool,
+        begins_absent: bool,
     ) -> LogStore:
         log = SegmentLog(disk, sizes)
         receipt = cls._accepts_receipt(disk, log)
@@ -174,7 +181,8 @@ class LogStore:
         store.was_clean_stop = store._has_receipt = receipt
         store._check_newest()
         if not receipt:
-            store._write_controls(list(store._after_unclean_stop(is_alone=is_alone)))
+            controls = store._after_unclean_stop(is_alone=is_alone, begins_absent=begins_absent)
+            store._write_controls(list(controls))
         if is_built:
             store.commit_by_id()
         log.forget_files()
@@ -195,13 +203,13 @@ class LogStore:
                 return
             self._log.verify(number)
 
-    def _after_unclean_stop(self, *, is_alone: bool) -> Iterator[Control]:
+    def _after_unclean_stop(self, *, is_alone: bool, begins_absent: bool) -> Iterator[Control]:
         for p, summary in enumerate(self._summaries):
             is_active = summary.state is PartitionState.ACTIVE
-            if is_active and is_alone:
-                yield from self._new_branch(p, summary.mark)
-            elif not summary.failover_log:
+            if begins_absent and not summary.failover_log:
                 yield from self._without_history(p)
+            elif is_active and is_alone:
+                yield from self._new_branch(p, summary.mark)
             elif is_active or summary.top > summary.range_end:
                 yield from self._kill_above(p, summary.mark)
                 if is_active:

@@ -19,6 +19,7 @@ async def test_copies_are_shown(client, body):
             {"uuid": "00000000beef", "seqno": 3, "branch": 9},
             {"uuid": "00000000000a", "seqno": 0, "branch": 1},
         ],
+        "places": [],
     }
 
 

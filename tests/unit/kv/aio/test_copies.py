@@ -11,6 +11,7 @@ import pytest
 from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.core.partition import Partition, value_of
+from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry, Position
 from millstream.upr.core.decision import decide
@@ -26,7 +27,12 @@ ACTIVE, REPLICA, PENDING, DEAD, ABSENT = (
 )
 
 
-async def opened(path: Path, failures: list[Exception] | None = None) -> BucketEngine:
+A, B = NodeAddress("a", "h", 1, 2), NodeAddress("b", "h", 3, 4)
+
+
+async def opened(
+    path: Path, failures: list[Exception] | None = None, bucket_map: BucketMap | None = None
+) -> BucketEngine:
     return await BucketEngine.open(
         path,
         name="b",
@@ -36,6 +42,8 @@ async def opened(path: Path, failures: list[Exception] | None = None) -> BucketE
         on_persisted=lambda: None,
         on_fatal=(failures if failures is not None else []).append,
         on_corrupt=lambda error: None,
+        bucket_map=bucket_map,
+        node_name="a" if bucket_map else "",
     )
 
 
@@ -123,6 +131,40 @@ async def test_a_promise_ends_a_hand_over(tmp_path: Path) -> None:
     with pytest.raises(ConditionError, match="promised branch") as caught:
         await engine.copies.set_state(0, ACTIVE, is_hand_over=True)
     assert (caught.value.code, partition.state) == ("fenced", REPLICA)
+    await engine.stop()
+
+
+async def test_with_a_map_nothing_is_active_by_itself_and_replicas_take_their_places(
+    tmp_path: Path,
+) -> None:
+    bucket_map = BucketMap(1, (A, B), (("a", "b"), ("b", "a")))
+    engine = await opened(tmp_path, bucket_map=bucket_map)
+    assert (engine.bucket.map, engine.bucket.node_name) == (bucket_map, "a")
+    first, second = engine.bucket.partitions
+    assert (first.state, second.state) == (ABSENT, ABSENT)
+    await engine.copies.take_places()
+    assert (first.state, second.state) == (ABSENT, REPLICA)
+    await engine.copies.set_state(0, ACTIVE)
+    put(first, "a=1")
+    await persisted(engine, first)
+    log = first.failover_log
+    await engine.pager.stop()
+    await engine.flusher.stop()
+    engine.store.close()  # as a kill
+    engine = await opened(tmp_path, bucket_map=bucket_map)
+    first, second = engine.bucket.partitions
+    assert (first.state, first.failover_log, first.high_seqno) == (REPLICA, log, 1)
+    assert second.state == REPLICA
+    await engine.stop()
+
+
+async def test_what_a_map_does_not_place_here_stays(tmp_path: Path) -> None:
+    engine = await opened(tmp_path)
+    await engine.copies.take_places()
+    await engine.copies.set_state(1, DEAD)
+    engine.bucket.set_map(BucketMap(1, (A, B), (("b", None), ("b", "a"))), "a")
+    await engine.copies.take_places()
+    assert [partition.state for partition in engine.bucket.partitions] == [ACTIVE, DEAD]
     await engine.stop()
 
 

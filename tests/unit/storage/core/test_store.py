@@ -553,3 +553,16 @@ def test_with_other_copies_about_nobody_becomes_active_by_itself(directory):
     assert (state.state, state.failover_log) == (PartitionState.REPLICA, log)
     assert (state.high_seqno, state.top_seqno) == (2, 2)
     assert store.partition(1).state is PartitionState.ABSENT
+
+
+def test_who_has_a_share_alone_begins_with_nothing_and_stays_active(directory):
+    directory.begins_absent = True
+    store = directory.open()
+    assert {state.state for state in store.partitions} == {PartitionState.ABSENT}
+    store.activate(0)
+    directory.write(0, (b"a", b"1"))
+    log = store.partition(0).failover_log
+    store = reopened(directory)
+    state = store.partition(0)
+    assert (state.state, state.failover_log[1:]) == (PartitionState.ACTIVE, log)
+    assert store.partition(1).state is PartitionState.ABSENT
