@@ -26,7 +26,6 @@
 enum {
     RECEIVE_BYTES = 256 * 1024,
     BATCH_REQUESTS = 4096, /* requests built ahead per connection; then they repeat */
-    BUCKETS = 64 * 16,     /* latency histogram: 16 steps per power of two */
     OVERHEAD_MAX = 96,     /* of a request beside its value */
 };
 
@@ -66,31 +65,11 @@ struct worker {
     struct connection *connections;
     int epoll;
     uint64_t operations, misses, errors, disorder, started_ns, ended_ns;
-    uint64_t latency[BUCKETS];
+    uint64_t latency[LATENCIES];
 };
 
 static uint8_t *value_pool;
 enum { POOL_BYTES = 1 << 20 };
-
-static uint64_t next_random(uint64_t *state)
-{
-    uint64_t x = *state;
-    x ^= x << 13;
-    x ^= x >> 7;
-    x ^= x << 17;
-    return *state = x;
-}
-
-static unsigned bucket_of(uint64_t ns)
-{
-    unsigned top = 63 - (unsigned)__builtin_clzll(ns | 16);
-    return (top - 4) * 16 + (unsigned)(ns >> (top - 4) & 15);
-}
-
-static double bucket_ns(unsigned bucket)
-{
-    return (double)(16 + bucket % 16) * (double)(1ull << bucket / 16);
-}
 
 static size_t put_value(uint8_t *at, uint64_t *random)
 {
@@ -245,7 +224,7 @@ static int begin_next(struct worker *w, struct connection *c, uint64_t deadline_
 {
     uint64_t now = now_ns();
     w->operations += c->batch[c->current].requests;
-    w->latency[bucket_of(now - c->started_ns)]++;
+    w->latency[latency_of(now - c->started_ns)]++;
     c->answered = 0;
     c->sent = 0;
     c->current++;
@@ -298,19 +277,11 @@ static void open_connections(struct worker *w)
         build_batches(c, first + i);
         c->in = malloc(RECEIVE_BYTES);
         c->fd = open_socket(options.host, options.port);
-        if (options.bucket) enter_bucket(c->fd, options.bucket, 0);
+        if (options.bucket) enter_bucket(c->fd, options.bucket, PLAIN);
         fcntl(c->fd, F_SETFL, fcntl(c->fd, F_GETFL) | O_NONBLOCK);
         struct epoll_event event = {.events = EPOLLIN, .data.ptr = c};
         epoll_ctl(w->epoll, EPOLL_CTL_ADD, c->fd, &event);
     }
-}
-
-static double percentile_us(const uint64_t *latency, uint64_t total, double share)
-{
-    uint64_t wanted = (uint64_t)((double)total * share), seen = 0;
-    for (unsigned b = 0; b < BUCKETS; b++)
-        if ((seen += latency[b]) > wanted) return bucket_ns(b) / 1000;
-    return 0;
 }
 
 static void report(struct worker *workers, double cpu)
@@ -326,7 +297,7 @@ static void report(struct worker *workers, double cpu)
         sum.disorder += w->disorder;
         if (w->started_ns < sum.started_ns) sum.started_ns = w->started_ns;
         if (w->ended_ns > sum.ended_ns) sum.ended_ns = w->ended_ns;
-        for (unsigned b = 0; b < BUCKETS; b++) {
+        for (unsigned b = 0; b < LATENCIES; b++) {
             sum.latency[b] += w->latency[b];
             batches += w->latency[b];
         }

@@ -47,10 +47,14 @@ How it is measured:
   falls into one round and not into the next; the smallest and largest ratio of a round stand
   behind. A run that other programs disturbed is repeated, since they cost a server with more data
   in its caches more than one with less.
-- **Streams**: a compiled sink (`bench/sink.c`) opens one connection, streams every partition of
-  the bucket from 0 to its present end, checks the order, and acknowledges as flow control asks.
-  First from a node that has just taken as many writes as it keeps in memory for readers to come,
-  then more from the log, after a restart.
+- **Streams**: compiled sinks (`bench/sink.c`), each with one connection, stream every partition of
+  the bucket from 0 to its present end, check the order, and acknowledge as flow control asks:
+  from a node that has just taken as many writes as it keeps in memory for readers to come, and
+  more from the log, after a restart. What one more sink costs is the server's processor time with
+  16 sinks less that with one, per item. The canonical profile is how our own readers ask; the
+  other one is how clients such as gocbcore do (opaques of their own, no delete times). Redis,
+  read from its start by a pipelined reader, and node take turns; so they do when writes at a fixed
+  rate are timed from their sending to their arrival at a reader.
 - **Spark**: a batch read of a whole bucket through `format("millstream")` into Spark's `noop`
   sink, all columns, node and Spark on the same processors. The first read (Python workers and the
   JVM start) is shown apart; then one warm-up, and the best of three.
@@ -65,6 +69,7 @@ stream, and writes it to a log on disk. The floors are what this project promise
 bench` fails when one is not reached.
 """
 
+PARTITIONS = 64
 _LOADS = {
     "get": "GET, 50 connections, one request at a time",
     "set": "SET, 50 connections, one request at a time",
@@ -150,18 +155,79 @@ def _requests(kv: Figures) -> Iterator[str]:
 
 
 def _streams(streams: Figures) -> Iterator[str]:
-    yield "Streams of whole buckets, one connection, 64 partitions:"
-    yield ""
-    yield "| source | documents | items/s | MB/s | server processor us/item | first pass items/s |"
-    yield "| --- | --- | --- | --- | --- | --- |"
-    for source in ("memory", "log"):
-        row = streams[source]
+    if "sinks" in streams:
+        yield from _sinks(streams["sinks"])
+    if "log" in streams:
+        row = streams["log"]
         yield (
-            f"| {source} | {row['items']:,} | {row['items_per_s']:,.0f} | "
-            f"{row['bytes_per_s'] / 1e6:,.0f} | {row['us_per_item']:.2f} | "
-            f"{row['first_items_per_s']:,.0f} |"
+            f"A backlog of {row['items']:,} changes, read from the log after a restart: "
+            f"{row['items_per_s']:,.0f} items/s, {row['us_per_item']:.2f} us of the server each."
         )
+        yield ""
+    if "python" in streams:
+        row = streams["python"]
+        yield (
+            f"Readers in Python, from memory: {row['bulk']:,.0f} items/s in bulk (`client.bulk`), "
+            f"{row['core']:,.0f} items/s cut and checked one by one (`ConsumerCore`)."
+        )
+        yield ""
+    if "ratio" in streams.get("redis", {}) or "latency" in streams:
+        yield from _stream_peers(streams.get("redis", {}), streams.get("latency", {}))
+    if "stalled" in streams:
+        row = streams["stalled"]
+        yield (
+            f"A reader that stands still while {row['stalled']['written_mib']:,.0f} MiB of values "
+            f"are written: a node with a quota of {row['quota_mib']} MiB grows by "
+            f"{row['stalled']['growth_mib']:.0f} MiB, without that reader by "
+            f"{row['alone']['growth_mib']:.0f} MiB."
+        )
+        yield ""
+
+
+def _sinks(sinks: Figures) -> Iterator[str]:
+    yield (
+        f"Streams of {sinks['items']:,} documents from memory, {PARTITIONS} partitions, one "
+        "connection per sink; items/s of all sinks together:"
+    )
     yield ""
+    yield "| profile | sinks | items/s | MB/s | server us/item and sink | one more sink |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for profile, rows in sinks.items():
+        if profile == "items":
+            continue
+        for count, row in rows.items():
+            if count == "more_us":
+                continue
+            more = f"{rows['more_us']:.2f} us" if count == list(rows)[-2] else ""
+            yield (
+                f"| {profile} | {count} | {row['items_per_s']:,.0f} | "
+                f"{row['bytes_per_s'] / 1e6:,.0f} | {row['us_per_item']:.2f} | {more} |"
+            )
+    yield ""
+
+
+def _stream_peers(redis: Figures, latency: Figures) -> Iterator[str]:
+    """Yield the node beside Redis."""
+    yield "Beside a Redis stream (`appendfsync everysec`) of the same values:"
+    yield ""
+    yield "| server | items/s from the start | us/item | seen after, p50 us | p99 us | us/write |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for server in ("node", "redis"):
+        read, seen = redis.get(server, {}), latency.get(server, {})
+        cells = [
+            f"{read['items_per_s']:,.0f}" if read else "",
+            f"{read['us_per_item']:.2f}" if read else "",
+            *(f"{seen[key]:,.0f}" if seen else "" for key in ("p50_us", "p99_us")),
+            f"{seen['us_per_write']:.1f}" if seen else "",
+        ]
+        yield f"| {server} | {' | '.join(cells)} |"
+    yield ""
+    if latency:
+        yield (
+            f"Seen after: at {latency['writes_per_s']:,} writes/s, each sent when it is due, the "
+            "time from its sending to its arrival at a reader on another connection."
+        )
+        yield ""
 
 
 def _spark(spark: Figures) -> Iterator[str]:

@@ -7,9 +7,10 @@ How it measures:
    into one round and not into the next. A run that other programs disturbed is repeated a few
    times.
 2. A fixed loop of pure Python before and after tells how fast the machine was.
-3. Streams are read by a compiled sink in wall time; Spark and the node share the processors.
+3. Spark and the node share the processors.
 
-Elsewhere: what is printed (report.py), the servers (servers.py), the Spark job (spark_rows.py).
+Elsewhere: the change stream (streams.py), the engine (engine.py), what is printed (report.py), the
+servers (servers.py), the Spark job (spark_rows.py).
 """
 
 import argparse
@@ -27,6 +28,7 @@ from typing import Any
 
 import engine
 import report
+import streams
 from millstream import accelerated
 from report import Verdict
 from servers import (
@@ -43,8 +45,6 @@ Figures = dict[str, Any]
 PARTITIONS = 64
 KEYS = 100_000
 VALUE_BYTES = 256
-MEMORY_SHARE = 4
-"""One part in so many of the documents is what a bucket keeps in memory for readers to come."""
 OTHERS_BUSY_MAX = 0.15
 """Processors kept busy by other programs above which a run counts as disturbed."""
 KV_LOADS = {  # name: (operation, connections, requests per batch)
@@ -55,11 +55,8 @@ KV_LOADS = {  # name: (operation, connections, requests per batch)
 }
 RATIO_FLOORS = {"python": {"get": 0.6, "set": 0.45}, "compiled": {"get": 0.65, "set": 0.5}}
 """Of memcached, by how the hot functions run."""
-FLOORS = {
-    "stream_memory_items_per_s": 1_000_000,
-    "stream_log_items_per_s": 1_000_000,
-    "spark_rows_per_s": 200_000,
-}
+SPARK_ROWS_PER_S_MIN = 200_000
+STREAM_ROUNDS = 3
 
 
 def yardstick_s() -> float:
@@ -157,53 +154,11 @@ def _summary(by_target: dict[str, list[Figures]]) -> Figures:
     return summary
 
 
-def measure_streams(directory: Path, items: int, rounds: int) -> Figures:
-    """Measure items/s to the sink: few enough for memory, and after a restart all from the log."""
-    found: Figures = {}
-    for source, count in (("memory", items // MEMORY_SHARE), ("log", items)):
-        say(f"streams from {source}")
-        (directory / source).mkdir()
-        node = Node(directory / source, "--bucket", f"default:{PARTITIONS}")
-        with node:
-            fill(node, count, seconds_free=0)
-            if source == "log":
-                node.stop()
-                node.start()
-            runs = [_sink_run(node, count) for _ in range(rounds)]
-        found[source] = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
-        found[source]["first_items_per_s"] = runs[0]["items_per_s"]
-        found[source]["items"] = count
-    return found
-
-
-def _sink_run(node: Node, items: int) -> Figures:
-    node.settle()
-    before = node.cpu_s()
-    figures = run_program("sink", "-b", "default", "127.0.0.1", node.kv_port)
-    if figures["items"] != items:
-        raise RuntimeError(f"the sink saw {figures['items']} of {items} items")
-    return {
-        "items_per_s": figures["items_per_s"],
-        "bytes_per_s": figures["bytes"] / figures["seconds"],
-        "us_per_item": (node.cpu_s() - before) / items * 1e6,
-        "sink_busy": figures["sink_cpu_s"] / figures["seconds"],
-    }
-
-
-def fill(node: Node, items: int, *, seconds_free: float) -> None:
-    """Write `items` JSON documents through the kv port and let the log catch up."""
-    run_program("loadgen", "-o", "fill", "-e", "-c", 10, "-P", 100, "-k", items, "-v", VALUE_BYTES,
-                "-b", "default", "-p", PARTITIONS, "127.0.0.1", node.kv_port)  # fmt: skip
-    node.settle()
-    time.sleep(seconds_free)
-
-
 def measure_spark(directory: Path, rows: int) -> Figures:
     """Read a whole bucket into Spark, node and Spark sharing all processors."""
     say(f"Spark reads {rows:,} rows")
     with Node(directory, "--bucket", f"default:{PARTITIONS}", pinned=False) as node:
-        fill(node, rows, seconds_free=0)
-        node.settle()
+        streams.fill(node, rows)
         before = node.cpu_s()
         done = subprocess.run(
             [sys.executable, str(HERE / "spark_rows.py"), "--port", str(node.kv_port),
@@ -225,14 +180,10 @@ def verdicts(results: Figures) -> list[Verdict]:
         for port, figures in results.get("kv", {}).get(load, {}).items():
             if "ratio" in figures and port != "memcached":
                 found.append(Verdict(f"{load} on the {port}", figures["ratio"], floor))
-    for source in ("memory", "log"):
-        if "streams" in results:
-            figure = results["streams"][source]["items_per_s"]
-            floor = FLOORS[f"stream_{source}_items_per_s"]
-            found.append(Verdict(f"items/s from {source}", figure, floor))
+    found += streams.verdicts(results.get("streams", {}))
     if "spark" in results:
         figure = results["spark"]["best_rows_per_s"]
-        found.append(Verdict("rows/s into Spark", figure, FLOORS["spark_rows_per_s"]))
+        found.append(Verdict("rows/s into Spark", figure, SPARK_ROWS_PER_S_MIN))
     return found + (engine.verdicts(results["engine"]) if "engine" in results else [])
 
 
@@ -263,15 +214,21 @@ def main() -> int:
     """Measure what was asked for; 1 if a floor is not reached."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=("kv", "streams", "spark", "engine"), action="append")
+    parser.add_argument(
+        "--rows", choices=streams.ROWS, action="append", help="of the streams alone"
+    )
     parser.add_argument("--rounds", type=int, default=6, help="rounds of the loads with clients")
     parser.add_argument("--seconds", type=float, default=3.0, help="length of one such load")
     parser.add_argument("--tries", type=int, default=3, help="of a kv load that was disturbed")
     parser.add_argument("--items", type=int, default=1_000_000, help="documents streamed and read")
     parser.add_argument("--no-report", action="store_true", help="leave docs/benchmarks.md alone")
     options = parser.parse_args()
+    options.only = ["streams"] if options.rows else options.only
     cases: dict[str, Callable[[Path], Figures]] = {
         "kv": lambda at: measure_kv(at, options.rounds, options.seconds, options.tries),
-        "streams": lambda at: measure_streams(at, options.items, 3),
+        "streams": lambda at: streams.measure_streams(
+            at, options.items, STREAM_ROUNDS, options.rows or list(streams.ROWS)
+        ),
         "spark": lambda at: measure_spark(at, options.items),
         "engine": lambda at: engine.measure_engine(
             at, options.items, options.rounds, options.seconds
@@ -279,11 +236,14 @@ def main() -> int:
     }
     build_programs()
     results = report.load() if options.only else {}
+    former_streams = results.get("streams", {}) if options.rows else {}
     before = yardstick_s()
     for name, measure in cases.items():
         if not options.only or name in options.only:
             with tempfile.TemporaryDirectory(prefix="millstream-bench-") as directory:
                 results[name] = measure(Path(directory))
+    if former_streams:
+        results["streams"] = former_streams | results["streams"]
     results["yardstick_s"] = [before, yardstick_s()]
     results["machine"] = machine()
     results["date"] = time.strftime("%Y-%m-%d", time.gmtime())

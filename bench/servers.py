@@ -30,9 +30,9 @@ SETTLE_S = 20.0
 def build_programs() -> None:
     """Compile the C programs that are older than their sources."""
     BUILD.mkdir(exist_ok=True)
-    sources = [HERE / "wire.h", HERE / "loadgen.c", HERE / "sink.c"]
+    sources = [*HERE.glob("*.h"), *HERE.glob("*.c")]
     newest = max(source.stat().st_mtime for source in sources)
-    for name in ("loadgen", "sink"):
+    for name in ("loadgen", "sink", "latency", "redstream"):
         program = BUILD / name
         if program.exists() and program.stat().st_mtime > newest:
             continue
@@ -44,23 +44,33 @@ def build_programs() -> None:
 
 
 def run_program(name: str, *arguments: object) -> dict[str, Any]:
-    """Run `loadgen` or `sink` beside the server and return the figures it prints.
+    """Run a C program beside the server and return the figures it prints; see `figures_of`."""
+    return figures_of(start_program(name, *arguments))
+
+
+def start_program(name: str, *arguments: object) -> subprocess.Popen[str]:
+    """Start a C program on the processors that the server leaves."""
+    return subprocess.Popen(
+        on_cpus(LOAD_CPUS, [str(BUILD / name), *map(str, arguments)]),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def figures_of(program: subprocess.Popen[str]) -> dict[str, Any]:
+    """Wait for a program and return the figures it prints.
 
     Raises:
         RuntimeError: it found replies out of order, errors or misses.
     """
-    done = subprocess.run(
-        on_cpus(LOAD_CPUS, [str(BUILD / name), *map(str, arguments)]),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise RuntimeError(f"{name} {arguments}: {done.stderr.strip() or done.stdout}")
-    figures: dict[str, Any] = json.loads(done.stdout)
+    out, err = program.communicate()
+    if program.returncode != 0:
+        raise RuntimeError(f"{program.args}: {err.strip() or out}")
+    figures: dict[str, Any] = json.loads(out)
     wrong = {k: figures[k] for k in ("errors", "misses", "disorder") if figures.get(k)}
     if wrong:
-        raise RuntimeError(f"{name} {arguments}: {wrong}")
+        raise RuntimeError(f"{program.args}: {wrong}")
     return figures
 
 
@@ -175,15 +185,19 @@ class Memcached(Server):
 
 
 class Redis(Server):
-    """Debian's redis-server: a write is synced before its answer; the file is only appended."""
+    """Debian's redis-server; its file is only appended to.
 
-    def __init__(self, directory: Path) -> None:
+    Args:
+        fsync: `always` syncs a write before its answer, `everysec` each second.
+    """
+
+    def __init__(self, directory: Path, *, fsync: str = "always") -> None:
         self.port = _free_port()
         data = directory / "redis"
         data.mkdir()
         super().__init__(
             ["redis-server", "--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(data),
-             "--save", "", "--appendonly", "yes", "--appendfsync", "always",
+             "--save", "", "--appendonly", "yes", "--appendfsync", fsync,
              "--auto-aof-rewrite-percentage", "0"],
             directory / "redis.log",
         )  # fmt: skip

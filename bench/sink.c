@@ -6,7 +6,8 @@
  *     -w BYTES     flow control window; 0 switches it off        16 MiB
  *     -i SECONDS   stop after this long and report what came     wait for the end
  *     -r BYTES/s   read no faster than this (a slow consumer)    as fast as possible
- *     -u           foreign profile: opaques that are no partition ids, no JSON, no delete times
+ *     -g           as other clients ask: opaques that are no partition ids, no delete times
+ *     -u           the same, and without the JSON bit
  *
  * Prints one JSON object. `errors` counts seqnos that do not ascend, changes outside a snapshot
  * marker, streams refused or ended for another reason than 0, and streams whose last snapshot
@@ -24,9 +25,10 @@ enum {
 static struct {
     const char *host, *bucket;
     int port, foreign;
+    enum features features;
     unsigned window;
     double seconds, bytes_per_s;
-} options = {.bucket = "default", .window = 16 << 20};
+} options = {.bucket = "default", .window = 16 << 20, .features = WITH_EXTENSIONS};
 
 static struct {
     uint64_t high, last, snap_start, snap_end;
@@ -44,9 +46,10 @@ static void control(int fd, const char *key, const char *value)
 static unsigned open_producer(int fd)
 {
     uint8_t extras[8] = {0}, reply[PARTITIONS_MAX * 10];
-    char window[16];
+    char window[16], name[32];
     put32(extras + 4, options.foreign ? 0x01 : 0x21); /* producer, include delete times */
-    ask(fd, OPEN, extras, 8, "bench-sink", 10, NULL, 0, NULL, 0);
+    int name_bytes = snprintf(name, sizeof name, "bench-sink-%d", (int)getpid());
+    ask(fd, OPEN, extras, 8, name, (size_t)name_bytes, NULL, 0, NULL, 0);
     snprintf(window, sizeof window, "%u", options.window);
     control(fd, "connection_buffer_size", window);
     control(fd, "enable_noop", "true");
@@ -192,13 +195,17 @@ static void read_streams(int fd, uint64_t started_ns)
 static void parse_options(int argc, char **argv)
 {
     int letter;
-    while ((letter = getopt(argc, argv, "b:w:i:r:u")) != -1) {
+    while ((letter = getopt(argc, argv, "b:w:i:r:gu")) != -1) {
         switch (letter) {
         case 'b': options.bucket = optarg; break;
         case 'w': options.window = (unsigned)atoi(optarg); break;
         case 'i': options.seconds = atof(optarg); break;
         case 'r': options.bytes_per_s = atof(optarg); break;
-        case 'u': options.foreign = 1; break;
+        case 'g':
+        case 'u':
+            options.foreign = 1;
+            options.features = letter == 'g' ? WITH_JSON : PLAIN;
+            break;
         default: die("unknown option; see the head of sink.c");
         }
     }
@@ -211,18 +218,20 @@ int main(int argc, char **argv)
 {
     parse_options(argc, argv);
     int fd = open_socket(options.host, options.port);
-    enter_bucket(fd, options.bucket, !options.foreign);
+    enter_bucket(fd, options.bucket, options.features);
     unsigned partitions = open_producer(fd);
     uint64_t started_ns = now_ns();
     double before = cpu_s();
     request_streams(fd, partitions);
     read_streams(fd, started_ns);
-    double seconds = (double)(now_ns() - started_ns) / 1e9;
+    uint64_t ended_ns = now_ns();
+    double seconds = (double)(ended_ns - started_ns) / 1e9;
     printf("{\"items\": %llu, \"deletions\": %llu, \"markers\": %llu, \"bytes\": %llu, "
            "\"noops\": %llu, \"seconds\": %.6f, \"items_per_s\": %.1f, \"errors\": %llu, "
-           "\"sink_cpu_s\": %.6f}\n",
+           "\"sink_cpu_s\": %.6f, \"started_ns\": %llu, \"ended_ns\": %llu}\n",
            (unsigned long long)items, (unsigned long long)deletions, (unsigned long long)markers,
            (unsigned long long)stream_bytes, (unsigned long long)noops, seconds,
-           (double)items / seconds, (unsigned long long)errors, cpu_s() - before);
+           (double)items / seconds, (unsigned long long)errors, cpu_s() - before,
+           (unsigned long long)started_ns, (unsigned long long)ended_ns);
     return errors != 0;
 }

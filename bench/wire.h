@@ -1,5 +1,5 @@
-/* What the load generator and the stream sink share: frames of the memcached binary protocol,
- * a blocking prologue (HELLO, SELECT_BUCKET), and the clock. Header only, one process per program.
+/* What the programs share: frames of the memcached binary protocol, a blocking prologue (HELLO,
+ * SELECT_BUCKET), the clock, and latencies counted. Header only, one process per program.
  *
  * All integers on the wire are big-endian; a header is 24 bytes.
  */
@@ -46,6 +46,32 @@ static inline double cpu_s(void)
     getrusage(RUSAGE_SELF, &u);
     return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
            (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e6;
+}
+
+enum { LATENCIES = 64 * 16 }; /* a histogram of nanoseconds: 16 steps per power of two */
+
+static inline unsigned latency_of(uint64_t ns)
+{
+    unsigned top = 63 - (unsigned)__builtin_clzll(ns | 16);
+    return (top - 4) * 16 + (unsigned)(ns >> (top - 4) & 15);
+}
+
+static inline double percentile_us(const uint64_t *latency, uint64_t total, double share)
+{
+    uint64_t wanted = (uint64_t)((double)total * share), seen = 0;
+    for (unsigned b = 0; b < LATENCIES; b++)
+        if ((seen += latency[b]) > wanted)
+            return (double)(16 + b % 16) * (double)(1ull << b / 16) / 1000;
+    return 0;
+}
+
+static inline uint64_t next_random(uint64_t *state)
+{
+    uint64_t x = *state;
+    x ^= x << 13;
+    x ^= x >> 7;
+    x ^= x << 17;
+    return *state = x;
 }
 
 static inline void put16(uint8_t *at, uint16_t v) { v = htobe16(v); memcpy(at, &v, 2); }
@@ -149,12 +175,14 @@ static inline size_t ask(int fd, uint8_t opcode, const void *extras, size_t extr
     return body - before;
 }
 
-/* HELLO and SELECT_BUCKET. As one of ours (JSON datatype, our extensions) or as a stranger. */
-static inline void enter_bucket(int fd, const char *bucket, int is_ours)
+enum features { PLAIN = 2, WITH_JSON, WITH_EXTENSIONS }; /* how many of those of enter_bucket */
+
+/* HELLO and SELECT_BUCKET. */
+static inline void enter_bucket(int fd, const char *bucket, enum features wanted)
 {
     static const uint8_t features[] = {0, 0x08, 0, 0x10, 0, 0x0b, 0xff, 0};
     uint8_t reply[64];
-    ask(fd, 0x1f, NULL, 0, "bench", 5, features, is_ours ? 8 : 4, reply, sizeof reply);
+    ask(fd, 0x1f, NULL, 0, "bench", 5, features, 2 * wanted, reply, sizeof reply);
     ask(fd, 0x89, NULL, 0, bucket, strlen(bucket), NULL, 0, NULL, 0);
 }
 
