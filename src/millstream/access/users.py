@@ -5,7 +5,9 @@ Invariants:
 2. PLAIN and HTTP Basic are checked against the same verifier as SCRAM.
 3. An unknown name costs as long as a known one, and shows a salt that stays the same.
 4. Once there are users, one of them is an administrator.
-5. A remembered check is forgotten after `REMEMBERED_SECONDS`, and at once when the user changes.
+5. The nodes' own user is in no file: it has a secret iff the node was started with one. It does
+   not make a node without users ask for log-ins.
+6. A remembered check is forgotten after `REMEMBERED_SECONDS`, and at once when the user changes.
 
 Elsewhere: records (`access.records`), the exchange (`access.scram_server`). All calls may come
 from any thread; changes are made one after the other.
@@ -47,6 +49,7 @@ from millstream.errors import (
 from millstream.runtime.files import write_atomically
 
 __all__ = [
+    "NODE_USER",
     "REMEMBERED_MAX",
     "REMEMBERED_SECONDS",
     "USERS_MAX",
@@ -56,6 +59,8 @@ __all__ = [
     "UserStore",
 ]
 
+NODE_USER: Final = "@node"
+"""Whom the nodes of a cluster log in as, with the secret they share; no user may be called so."""
 REMEMBERED_MAX: Final = 1000
 REMEMBERED_SECONDS: Final = 60.0
 USERS_MAX: Final = 10_000
@@ -70,6 +75,7 @@ class UserStore:
 
     Args:
         path: users.json, read if it exists; None keeps users in memory only.
+        node_secret: what `@node` logs in with, an administrator; empty: there is none.
         now: monotonic seconds.
 
     Raises:
@@ -79,7 +85,11 @@ class UserStore:
     mechanisms: Final = MECHANISMS
 
     def __init__(
-        self, path: Path | None = None, *, now: Callable[[], float] = time.monotonic
+        self,
+        path: Path | None = None,
+        *,
+        node_secret: str = "",
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path = path
         self._now = now
@@ -89,6 +99,9 @@ class UserStore:
         self._remembered: dict[bytes, tuple[User, float]] = {}
         self._lock = threading.Lock()
         self._change = threading.Lock()
+        self._node: User | None = None
+        if node_secret:
+            self._node = User(NODE_USER, (ADMIN,), _fresh_verifiers(node_secret))
         if path is not None and path.exists():
             self._load(path)
 
@@ -104,7 +117,7 @@ class UserStore:
 
     def get(self, name: str) -> User | None:
         """Return one user."""
-        return self._users.get(name)
+        return self._node if name == NODE_USER else self._users.get(name)
 
     def put(self, name: str, password: str, roles: list[str] | tuple[str, ...] = (ADMIN,)) -> User:
         """Create or replace a user, durably; about 20 ms.
@@ -119,8 +132,7 @@ class UserStore:
             raise UsageError(
                 f"a password has at most {PASSWORD_BYTES_MAX} bytes", code="bad_password"
             )
-        salts = {mechanism: secrets.token_bytes(16) for mechanism in HASHES}
-        user = User(name, checked_roles(roles), make_verifiers(password, salts))
+        user = User(name, checked_roles(roles), _fresh_verifiers(password))
         with self._change:
             if name not in self._users and len(self._users) >= USERS_MAX:
                 raise UsageError(f"a node has at most {USERS_MAX} users", code="too_many_users")
@@ -188,7 +200,7 @@ class UserStore:
         return ScramServer(mechanism, lambda name: self._find(name, mechanism))
 
     def _find(self, name: str, mechanism: str) -> tuple[User | None, Verifier]:
-        user = self._users.get(name)
+        user = self.get(name)
         if user is not None and mechanism in user.verifiers:
             return user, user.verifiers[mechanism]
         seed = f"{mechanism}\0{name}".encode(errors="surrogatepass")
@@ -198,7 +210,7 @@ class UserStore:
 
     def _recall(self, fingerprint: bytes) -> User | None:
         user, expires = self._remembered.get(fingerprint, (None, 0.0))
-        if user is None or expires <= self._now() or self._users.get(user.name) is not user:
+        if user is None or expires <= self._now() or self.get(user.name) is not user:
             return None
         return user
 
@@ -244,3 +256,7 @@ class UserStore:
                 f"{path} is not a users file; restore it, or remove it and create users anew",
                 code="bad_users_file",
             ) from error
+
+
+def _fresh_verifiers(password: str) -> dict[str, Verifier]:
+    return make_verifiers(password, {name: secrets.token_bytes(16) for name in HASHES})

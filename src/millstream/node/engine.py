@@ -66,7 +66,7 @@ class Engine:
     def __init__(self, settings: Settings, directory: DataDirectory) -> None:
         self.settings = settings
         self.uuid = directory.uuid
-        self.users = UserStore(directory.users_path)
+        self.users = UserStore(directory.users_path, node_secret=settings.cluster_secret)
         self._directory = directory
         self._on_fatal: Callable[[Exception], None] = lambda _: None
         self._buckets = Buckets(

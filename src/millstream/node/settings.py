@@ -3,7 +3,8 @@
 Invariants:
 1. Command line over environment (`MILLSTREAM_SERVE_<OPTION>`) over `--config` file over default.
 2. All three use the same names and the same text forms; an unknown name is refused.
-3. A listener beyond loopback needs users and TLS (`--insecure-plaintext` lets TLS go); the plain
+3. The cluster's secret is never on a command line, nor in the environment of a child.
+4. A listener beyond loopback needs users and TLS (`--insecure-plaintext` lets TLS go); the plain
    memcached listener never leaves loopback.
 
 Elsewhere: opening the listeners (`node.engine`), the options as shown by help (`cli.serve`).
@@ -16,7 +17,7 @@ import ipaddress
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -30,6 +31,9 @@ from millstream.node.bucket_names import (
 from millstream.runtime.logs import LEVELS
 
 __all__ = [
+    "CLUSTER_SECRET_BYTES_MAX",
+    "CLUSTER_SECRET_BYTES_MIN",
+    "CLUSTER_VARIABLE",
     "DEFAULT_DATA",
     "FLUSH_INTERVAL_MS",
     "FLUSH_INTERVAL_MS_MAX",
@@ -54,6 +58,9 @@ MEMORY_QUOTA_SHARE: Final = 4
 """One part in so many of the machine's memory is a bucket's quota, where nothing is said."""
 ENVIRONMENT_PREFIX: Final = "MILLSTREAM_SERVE_"
 LOGIN_VARIABLE_PREFIX: Final = "MILLSTREAM_PASSWORD_"
+CLUSTER_VARIABLE: Final = "MILLSTREAM_CLUSTER_SECRET"
+CLUSTER_SECRET_BYTES_MIN: Final = 16
+CLUSTER_SECRET_BYTES_MAX: Final = 256
 _ROLES: Final = ("data", "index", "coord")
 _SIZE: Final = re.compile(r"([0-9]{1,15}) ?(MiB|GiB|)")
 _UNITS: Final[Mapping[str, int]] = {"": 1, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -123,6 +130,8 @@ class Settings:
     join: Address | None = None
     buckets: tuple[BucketSpec, ...] = ()
     users: tuple[Credential, ...] = ()
+    cluster_secret: str = field(default="", repr=False)
+    """With which the nodes log in to each other; empty: other nodes do not."""
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_ca: str | None = None
@@ -177,6 +186,17 @@ def _listener(option: str, value: object) -> Address | None:
     return None if value is False else parse_address(option, value)
 
 
+def _cluster_secret(option: str, value: object) -> str:
+    is_fit = isinstance(value, str) and value.isascii() and value.isprintable()
+    if not is_fit or not CLUSTER_SECRET_BYTES_MIN <= len(str(value)) <= CLUSTER_SECRET_BYTES_MAX:
+        raise UsageError(
+            f"{option}: {CLUSTER_SECRET_BYTES_MIN} to {CLUSTER_SECRET_BYTES_MAX} printable ASCII "
+            "characters are wanted",
+            code="bad_option",
+        )
+    return str(value)
+
+
 def _list(value: object) -> list[object]:
     if isinstance(value, (list, tuple)):
         return list(value)
@@ -226,6 +246,7 @@ def _log_level(option: str, value: object) -> str:
     return str(value)
 
 
+_CLUSTER_OPTION: Final = "cluster-secret"
 _Parser = Callable[[str, object], Any]
 _OPTIONS: Final[Mapping[str, tuple[str, _Parser]]] = {
     "data": ("data", _text),
@@ -234,6 +255,7 @@ _OPTIONS: Final[Mapping[str, tuple[str, _Parser]]] = {
     "join": ("join", parse_address),
     "bucket": ("buckets", _buckets),
     "user": ("users", lambda _, value: _list(value)),
+    _CLUSTER_OPTION: ("cluster_secret", _cluster_secret),
     "tls-cert": ("tls_cert", _text),
     "tls-key": ("tls_key", _text),
     "tls-ca": ("tls_ca", _text),
@@ -263,6 +285,14 @@ def load_settings(given: Mapping[str, object], environment: Mapping[str, str]) -
         for name, value in environment.items()
         if name.startswith(ENVIRONMENT_PREFIX)
     }
+    if _CLUSTER_OPTION in given or _CLUSTER_OPTION in from_environment:
+        raise UsageError(
+            f"the cluster's secret is said by {CLUSTER_VARIABLE} or by {_CLUSTER_OPTION} in the "
+            "--config file, nowhere else",
+            code="bad_option",
+        )
+    if environment.get(CLUSTER_VARIABLE):
+        from_environment[_CLUSTER_OPTION] = environment[CLUSTER_VARIABLE]
     config = given.get("config") or from_environment.get("config")
     from_file = _read_config(_text("config", config)) if config else {}
     raw: dict[str, object] = {}

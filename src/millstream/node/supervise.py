@@ -30,6 +30,7 @@ import msgspec
 
 from millstream.errors import CorruptionError, MillstreamError, UnavailableError, UsageError
 from millstream.node.settings import (
+    CLUSTER_VARIABLE,
     LISTENERS,
     LOGIN_VARIABLE_PREFIX,
     Settings,
@@ -208,11 +209,11 @@ def ready_line(listeners: dict[str, str | None]) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """The engine's environment: ours without passwords."""
+    """The engine's environment: ours without passwords and secrets."""
     return {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(LOGIN_VARIABLE_PREFIX)
+        if not name.startswith(LOGIN_VARIABLE_PREFIX) and name != CLUSTER_VARIABLE
     }
 
 

@@ -3,7 +3,8 @@ import stat
 
 import pytest
 
-from millstream.access.users import REMEMBERED_MAX, UserStore
+from millstream.access.scram_client import ScramClient
+from millstream.access.users import NODE_USER, REMEMBERED_MAX, UserStore
 from millstream.errors import AccessError, ConditionError, CorruptionError, UsageError
 
 
@@ -124,3 +125,55 @@ def test_empty_password_and_unknown_mechanism():
         store.put("ada", "")
     with pytest.raises(AccessError):
         store.scram_server("PLAIN")
+
+
+# -- the nodes' own user
+
+SECRET = "correct horse battery"
+
+
+def test_the_nodes_log_in_with_their_secret(tmp_path):
+    store = UserStore(tmp_path / "users.json", node_secret=SECRET)
+    assert store.is_empty, "it makes nobody log in"
+    store.put("ada", "x")
+    node = store.check_password(NODE_USER, SECRET)
+    assert node is store.check_password(NODE_USER, SECRET), "remembered"
+    assert all(node.may(right, "b") for right in ("admin", "stream", "read"))
+    assert store.check_password(NODE_USER, "x") is None
+    assert store.names == ["ada"]
+    assert store.get(NODE_USER) is node
+    assert "@node" not in (tmp_path / "users.json").read_text()
+    assert not store.delete(NODE_USER)
+    with pytest.raises(UsageError):
+        store.put(NODE_USER, "y")
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA512", "SCRAM-SHA256", "SCRAM-SHA1"])
+def test_the_nodes_may_use_every_mechanism(mechanism):
+    store = UserStore(node_secret=SECRET)
+    store.put("ada", "x")
+    for password, is_right in ((SECRET, True), ("another", False)):
+        client = ScramClient(mechanism, NODE_USER, password)
+        server = store.scram_server(mechanism)
+        challenge, user = server.step(client.first())
+        assert user is None
+        if is_right:
+            assert server.step(client.next(challenge))[1].name == NODE_USER
+        else:
+            with pytest.raises(AccessError):
+                server.step(client.next(challenge))
+
+
+def test_without_a_secret_there_is_no_such_user(tmp_path):
+    store = UserStore()
+    store.put("ada", "x")
+    assert store.get(NODE_USER) is None
+    assert store.check_password(NODE_USER, "") is None
+    assert store.check_password(NODE_USER, SECRET) is None
+
+
+def test_a_record_of_the_nodes_user_in_the_file_counts_for_nothing(tmp_path):
+    path = tmp_path / "users.json"
+    UserStore(path).put("ada", "x")
+    path.write_text(path.read_text().replace('"ada"', '"@node"'))
+    assert UserStore(path).check_password(NODE_USER, "x") is None

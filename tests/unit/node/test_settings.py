@@ -182,3 +182,27 @@ def test_settings_survive_the_way_to_the_engine():
     settings = load(bucket=["a:8"], user=["ada:x"], no_kv=True)
     again = msgspec.json.decode(msgspec.json.encode(settings), type=Settings)
     assert again == settings
+
+
+def test_the_secret_of_the_cluster_is_said_by_its_variable_or_the_file(tmp_path):
+    secret = "sixteen letters!"
+    assert load({"MILLSTREAM_CLUSTER_SECRET": secret}).cluster_secret == secret
+    assert load({"MILLSTREAM_CLUSTER_SECRET": ""}).cluster_secret == ""
+    config = tmp_path / "c.toml"
+    config.write_text(f'cluster-secret = "{secret} of the file"\n')
+    assert load(config=str(config)).cluster_secret == secret + " of the file"
+    both = load({"MILLSTREAM_CLUSTER_SECRET": secret}, config=str(config))
+    assert both.cluster_secret == secret
+    assert secret not in repr(both)
+    for elsewhere in ({}, {"MILLSTREAM_SERVE_CLUSTER_SECRET": secret}):
+        given = {} if elsewhere else {"cluster_secret": secret}
+        with pytest.raises(UsageError, match="nowhere else") as caught:
+            load(elsewhere, **given)
+        assert secret not in str(caught.value)
+
+
+@pytest.mark.parametrize("secret", ["x" * 15, "x" * 257, "new\nline" * 4, "\u00e4" * 20])
+def test_a_bad_secret_is_refused_and_not_told(secret):
+    with pytest.raises(UsageError, match="printable ASCII") as caught:
+        load({"MILLSTREAM_CLUSTER_SECRET": secret})
+    assert secret not in str(caught.value)
