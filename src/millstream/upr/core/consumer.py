@@ -33,6 +33,7 @@ from typing import Final, NamedTuple
 from millstream.errors import AccessError, LocalProtocolError, RemoteProtocolError
 from millstream.model.limits import FRAME_BYTES_MAX
 from millstream.model.position import FailoverLog, Position
+from millstream.upr.core.answers import Answers, StateRequested
 from millstream.upr.core.follower import Follower, FollowerState, StreamOptions
 from millstream.upr.core.messages import (
     Reached,
@@ -52,6 +53,7 @@ from millstream.wire.mcbp import (
     Packet,
     Status,
     StreamEndReason,
+    StreamFlag,
     cut_packets,
     request,
     response,
@@ -67,6 +69,7 @@ __all__ = [
     "RollbackRequired",
     "SnapshotCompleted",
     "SnapshotStarted",
+    "StateRequested",
     "StreamEnded",
     "StreamOpened",
     "StreamRefused",
@@ -164,6 +167,7 @@ Event = (
     | StreamEnded
     | StreamRefused
     | BarrierReached
+    | StateRequested
     | ReplyReceived
 )
 
@@ -184,6 +188,7 @@ class ConsumerCore:
         self._branch_logs: dict[int, FailoverLog] = {}
         self._purge_seqnos: dict[int, int] = {}
         self._out: list[bytes] = []
+        self._answers = Answers()
         self._pieces: list[bytes] = []
         self._pieces_bytes = 0
         self._needed_bytes = HEADER_BYTES
@@ -239,6 +244,7 @@ class ConsumerCore:
         if known is not None and known.state is not FollowerState.IDLE:
             message = f"partition {partition_id} has a stream on this connection"
             raise LocalProtocolError(message, code="bad_state")
+        self._answers.forget(partition_id)
         self._followers[partition_id] = Follower(partition_id, position, failover_log, options)
         self._ask_for(self._followers[partition_id])
 
@@ -279,6 +285,10 @@ class ConsumerCore:
         opaque = self._new_opaque("a barrier")
         self._out.append(encode_barrier(cookie, opaque=opaque))
 
+    def answer_state(self, partition_id: int, status: int) -> None:
+        """Answer `StateRequested`: the copy has that state, durably, or `status` says why not."""
+        self._out.append(self._answers.to_state(partition_id, status))
+
     def position(self, partition_id: int) -> Position:
         """Return where the reader stands once it has applied all events returned."""
         return self._followers[partition_id].position
@@ -302,7 +312,7 @@ class ConsumerCore:
         if self._unacked_bytes * 2 >= self._window_bytes:
             self._out.append(request(Opcode.DCP_BUFFER_ACK, extras=_U32.pack(self._unacked_bytes)))
             self._unacked_bytes = 0
-        data = b"".join(self._out)
+        data = b"".join((*self._out, *self._answers.take()))
         self._out.clear()
         return data
 
@@ -400,7 +410,11 @@ class ConsumerCore:
         is_complete = follower.on_advanced(seqno)
         events.append(ChangesReceived(follower.partition_id, follower.position, frames))
         if is_complete:
-            events.append(SnapshotCompleted(follower.partition_id, follower.position))
+            self._complete(follower, events)
+
+    def _complete(self, follower: Follower, events: list[Event]) -> None:
+        events.append(SnapshotCompleted(follower.partition_id, follower.position))
+        self._answers.on_complete(follower.partition_id)
 
     def _check_size(self, body: int) -> None:
         if body > FRAME_BYTES_MAX:
@@ -438,14 +452,17 @@ class ConsumerCore:
         if packet.opcode == Opcode.DCP_SNAPSHOT_MARKER and len(packet.extras) == _MARKER.size:
             start, end, flags = _MARKER.unpack(packet.extras)
             follower.on_marker(start, end)
+            self._answers.on_marker(partition_id, flags)
             events.append(SnapshotStarted(partition_id, follower.position, flags))
         elif packet.opcode == Opcode.DCP_SEQNO_ADVANCED and len(packet.extras) == _U64.size:
             if follower.on_advanced(_U64.unpack(packet.extras)[0]):
-                events.append(SnapshotCompleted(partition_id, follower.position))
+                self._complete(follower, events)
         elif packet.opcode == Opcode.DCP_STREAM_END and len(packet.extras) == _U32.size:
             follower.on_ended()
             reason = _U32.unpack(packet.extras)[0]
             events.append(StreamEnded(partition_id, follower.position, reason))
+        elif follower.options.flags & StreamFlag.TAKEOVER and len(packet.extras) == 1:
+            events.append(self._answers.on_state(packet))
         else:
             message = f"opcode 0x{packet.opcode:02x} with {len(packet.extras)} bytes of extras"
             raise RemoteProtocolError(message, code="unexpected_message")

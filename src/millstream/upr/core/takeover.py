@@ -13,8 +13,10 @@ Invariants:
 3. One stream takes a partition over at a time.
 4. Whatever ends the stream before the copy is stopped leaves it as it was; writes held back are
    accepted again. After that it stays dead: whoever runs the cluster decides who goes on.
-5. A wait of the reader for the queue to drain is bounded by `TAKE_OVER_SEND_MS_MAX`: then new
-   writes are refused until it has.
+5. Writers cannot put a take-over off for ever: after `PATIENCE_MS` the reader may be told to be
+   pending while it has still to answer for `UNANSWERED_SEQNOS_MAX` seqnos, and if it does not get
+   there within `TAKE_OVER_SEND_MS_MAX`, new writes are refused until it does.
+6. At most `UNANSWERED_MAX` snapshots are unanswered.
 
 Elsewhere: snapshots and their order (`upr.core.stream`), flow control and replies
 (`upr.core.producer`), stopping the copy (`kv.aio.copies`), the reader's side
@@ -25,6 +27,7 @@ Source: the released protocol's take-over streams; docs/reference/wire/streams.m
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import Final
@@ -45,8 +48,11 @@ from millstream.wire.mcbp import (
 )
 
 __all__ = [
+    "PATIENCE_MS",
     "TAKE_OVER_SEND_MS_MAX",
     "TAKE_OVER_TICK_MS",
+    "UNANSWERED_MAX",
+    "UNANSWERED_SEQNOS_MAX",
     "Phase",
     "TakeOverStream",
     "TakeOvers",
@@ -54,6 +60,12 @@ __all__ = [
 
 TAKE_OVER_SEND_MS_MAX: Final = 60_000
 """How long the reader may lag behind the writers before those are held back."""
+PATIENCE_MS: Final = 2000
+"""How long a reader that keeps up is waited for to have answered everything at one moment."""
+UNANSWERED_SEQNOS_MAX: Final = 10_000
+"""What it may not have answered when it is told to be pending after that."""
+UNANSWERED_MAX: Final = 100
+"""Snapshots that the reader has not confirmed; no other one is begun."""
 TAKE_OVER_TICK_MS: Final = 1000
 """How often a connection that takes a partition over looks at the time."""
 
@@ -77,7 +89,10 @@ _BEFORE_ANNOUNCED: Final = frozenset({Phase.BACKFILLING, Phase.SENDING})
 class TakeOverStream(Stream):
     """The stream of one take-over; made by `TakeOvers.begin`."""
 
-    __slots__ = ("_bucket", "_is_holding_back", "_outstanding", "_since_ms", "phase")
+    __slots__ = (
+        "_bucket", "_confirmed", "_is_holding_back", "_is_impatient", "_since_ms", "_unanswered",
+        "phase",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -94,10 +109,12 @@ class TakeOverStream(Stream):
         )
         self.phase = Phase.BACKFILLING
         self._bucket = bucket
-        self._outstanding = 0
-        """Snapshots whose marker the reader has still to answer."""
+        self._unanswered: deque[int] = deque()
+        """Ends of the snapshots whose marker the reader has still to answer."""
+        self._confirmed = grant.start
+        """What the reader has applied, or need not confirm."""
         self._since_ms: int | None = None
-        self._is_holding_back = False
+        self._is_holding_back = self._is_impatient = False
 
     # -- steps
 
@@ -106,6 +123,8 @@ class TakeOverStream(Stream):
         if self.phase is Phase.STOPPING:
             return False
         if self.phase in (Phase.ANNOUNCED, Phase.CONFIRMING):
+            return self.is_broken
+        if len(self._unanswered) == UNANSWERED_MAX and self._hold is None:
             return self.is_broken
         return super().is_ready() or self._is_drained
 
@@ -120,9 +139,13 @@ class TakeOverStream(Stream):
 
     @property
     def _is_drained(self) -> bool:
-        """Whether the reader has confirmed all there is."""
-        is_sent = self._hold is None and self.sent >= max(self.source.high_seqno, self._end_min)
-        return is_sent and not self._outstanding
+        """Whether the reader has all there is, as far as it must to go on."""
+        if self._hold is not None or self.sent < max(self.source.high_seqno, self._end_min):
+            return False
+        if not self._unanswered:
+            return True
+        is_near = self.sent - self._confirmed <= UNANSWERED_SEQNOS_MAX
+        return is_near and self._is_impatient and self.phase is Phase.SENDING
 
     def _ask(self) -> bytes:
         """Have the reader change its state."""
@@ -147,12 +170,13 @@ class TakeOverStream(Stream):
     def _marker(self, before: int, first_item: int) -> bytes:
         if self.phase is Phase.BACKFILLING and not self._is_disk:
             self.phase, self._marker_flags = Phase.SENDING, SnapshotFlag.ACK
+            self._confirmed = before
         return super()._marker(before, first_item)
 
     def _finish(self, before: int) -> bytes:
         data = super()._finish(before)
         if self._is_marked and self._marker_flags:  # one answer, however often it was continued
-            self._outstanding += 1
+            self._unanswered.append(self.sent)
         return data
 
     def abandon(self) -> None:
@@ -166,13 +190,13 @@ class TakeOverStream(Stream):
         """Take an answer; return the end of the stream if it is that."""
         is_asked = self.phase in (Phase.ANNOUNCED, Phase.CONFIRMING)
         if packet.opcode == Opcode.DCP_SNAPSHOT_MARKER:
-            is_asked = self._outstanding > 0
+            is_asked = bool(self._unanswered)
         if not is_asked:
             return b""
         if packet.status != Status.SUCCESS:
             return self.end(StreamEndReason.STATE_CHANGED)
         if packet.opcode == Opcode.DCP_SNAPSHOT_MARKER:
-            self._outstanding -= 1
+            self._confirmed = self._unanswered.popleft()
         elif self.phase is Phase.CONFIRMING:
             return self.end(StreamEndReason.OK)
         else:
@@ -206,7 +230,9 @@ class TakeOverStream(Stream):
             return
         if self._since_ms is None:
             self._since_ms = now_ms
-        elif now_ms - self._since_ms >= TAKE_OVER_SEND_MS_MAX and not self._is_holding_back:
+        lasted_ms = now_ms - self._since_ms
+        self._is_impatient = lasted_ms >= PATIENCE_MS
+        if lasted_ms >= TAKE_OVER_SEND_MS_MAX and not self._is_holding_back:
             self._is_holding_back = True
             self._bucket.hold_back_writes(self.partition_id)
 

@@ -5,7 +5,13 @@ import pytest
 from fake_source import FakePartition
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
-from millstream.upr.core.takeover import TAKE_OVER_SEND_MS_MAX, TAKE_OVER_TICK_MS, TakeOverStream
+from millstream.upr.core import takeover as takeover_module
+from millstream.upr.core.takeover import (
+    PATIENCE_MS,
+    TAKE_OVER_SEND_MS_MAX,
+    TAKE_OVER_TICK_MS,
+    TakeOverStream,
+)
 from millstream.wire.mcbp import (
     Opcode,
     Packet,
@@ -350,6 +356,57 @@ def test_writers_are_held_back_until_the_reader_has_caught_up() -> None:
     assert talk.bucket.held_back == set()
     talk.producer.on_tick(10 * TAKE_OVER_SEND_MS_MAX)
     assert talk.bucket.held_back == set()
+
+
+def test_steady_writers_cannot_put_it_off() -> None:
+    talk = TakingOver(filled("ab"))
+    talk.begin()
+    talk.packets()
+    talk.producer.on_tick(0)
+    talk.partition.fill("c")
+    talk.answer(MARKER)
+    assert talk.sent() == "[3,3] memory+ack c3"
+    talk.producer.on_tick(PATIENCE_MS)
+    talk.partition.fill("d")
+    assert talk.sent() == "[4,4] memory+ack d4 be pending"
+    for _ in range(2):
+        talk.answer(MARKER)
+    talk.partition.fill("e")
+    talk.answer(SET_STATE)
+    talk.stop()
+    assert talk.sent() == "[5,5] memory+ack e5"
+    talk.producer.on_tick(2 * PATIENCE_MS)
+    assert talk.sent() == ""
+    talk.answer(MARKER)
+    assert talk.sent() == "be active"
+
+
+def test_a_reader_that_is_far_behind_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takeover_module, "UNANSWERED_SEQNOS_MAX", 2)
+    talk = TakingOver(filled("ab"))
+    talk.begin()
+    talk.packets()
+    talk.producer.on_tick(0)
+    talk.producer.on_tick(PATIENCE_MS)
+    talk.partition.fill("c")
+    assert talk.sent() == "[3,3] memory+ack c3"
+    talk.answer(MARKER)
+    assert talk.sent() == "be pending"
+
+
+def test_snapshots_that_may_be_unanswered_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takeover_module, "UNANSWERED_MAX", 2)
+    talk = TakingOver(filled("a"))
+    talk.begin()
+    assert talk.sent() == "[0,1] memory+ack a1"
+    talk.partition.fill("b")
+    assert talk.sent() == "[2,2] memory+ack b2"
+    talk.partition.fill("c")
+    assert talk.sent() == ""
+    talk.answer(MARKER)
+    assert talk.sent() == "[3,3] memory+ack c3"
+    talk.partition.state = DEAD
+    assert talk.sent() == "end 2"
 
 
 def test_reading_the_log_holds_nobody_back() -> None:
