@@ -10,12 +10,17 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from millstream.errors import MillstreamError
+from millstream.model.lineage import born
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry, FailoverLog, with_new_entry
 from millstream.upr.core.source import Hold, Reader
-from millstream.wire.frames import deletion, mutation
+from millstream.wire.frames import deletion, described, mutation, seqno_of
 
 UUID_BASE = 0xA000
+
+
+def lineage_of(partition_id: int, seqno: int) -> bytes:
+    return born(partition_id, seqno)
 
 
 class Write(NamedTuple):
@@ -150,12 +155,21 @@ class FakePartition:
                 frames.append(frame)
         return frames, last
 
+    def described_slice(
+        self, after: int, at: int, bytes_max: int, items_max: int
+    ) -> tuple[list[bytes], int] | None:
+        found = self.memory_slice(after, at, max(1, bytes_max // 2), items_max)
+        return found and (list(map(self.described, found[0])), found[1])
+
     def backfill(
-        self, after: int, at: int, *, is_logged: bool = False
+        self, after: int, at: int, *, is_logged: bool = False, is_described: bool = False
     ) -> Iterator[tuple[list[bytes], int]]:
         upto = at if is_logged else min(at, self.memory_floor)
         found = [write for write in self._as_of(at) if after < write.seqno <= upto]
-        return self._chunks(found, at)
+        chunks = self._chunks(found, at)
+        if is_described:
+            return ((list(map(self.described, frames)), last) for frames, last in chunks)
+        return chunks
 
     def _chunks(self, found: list[Write], at: int) -> Iterator[tuple[list[bytes], int]]:
         for begin in range(0, len(found), self.chunk_items):
@@ -167,6 +181,9 @@ class FakePartition:
         is_held = at == self.high_seqno or at in self.holds.values() or at in self.marks
         newest = {w.key: w for w in self.writes if not is_held or w.seqno <= at}
         return sorted(write for write in newest.values() if write.seqno <= at)
+
+    def described(self, frame: bytes) -> bytes:
+        return described(frame, lineage_of(self.partition_id, seqno_of(frame)))
 
     def frame(self, write: Write) -> bytes:
         seqno, key, value = write

@@ -11,9 +11,12 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-__all__ = ["Lineage", "born", "decode", "encode", "with_run"]
+__all__ = ["Lineage", "as_of", "born", "decode", "encode", "is_lineage", "with_run"]
+
+_MORE: Final = bytes(range(0x80, 0x100))
+"""The bytes of a number but its last."""
 
 
 class Lineage(NamedTuple):
@@ -54,6 +57,19 @@ def born(branch: int, seqno: int) -> bytes:
 def with_run(lineage: bytes, branch: int, first_generation: int) -> bytes:
     """Return the lineage with one more run."""
     return lineage + _varint(branch) + _varint(first_generation)
+
+
+def as_of(lineage: bytes, generation: int) -> bytes:
+    """Return the lineage that an older version of the document had: `generation` is its rev."""
+    parts = decode(lineage)
+    runs = tuple(run for run in parts.runs if run[1] <= generation)
+    return lineage if len(runs) == len(parts.runs) else encode(parts._replace(runs=runs))
+
+
+def is_lineage(data: bytes) -> bool:
+    """Return whether `decode` takes it. Hot path of whoever is sent lineages."""
+    numbers = len(data.translate(None, _MORE))
+    return numbers >= 2 and not numbers & 1 and data[-1] < 0x80
 
 
 def encode(lineage: Lineage) -> bytes:

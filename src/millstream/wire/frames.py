@@ -8,9 +8,14 @@ and replicas. Canonical profile: opaque = partition id, datatype as stored, dele
     deletion    head 24, by_seqno 8, rev_seqno 8, delete time 4, zero 1
     expiration  head 24, by_seqno 8, rev_seqno 8, delete time 4
 
+A *described* frame has the message in front that says what the log keeps beside it:
+
+    DOC_META    head 24, by_seqno 8, lineage length 2, lineage, sidecar
+
 Invariants:
 1. Key and value of a change are slices of its frame; CAS is in the header.
 2. A frame is immutable; a patch makes a copy.
+3. The seqno is in one place, described or not.
 """
 
 from __future__ import annotations
@@ -25,8 +30,13 @@ __all__ = [
     "Change",
     "change_of",
     "deletion",
+    "described",
+    "description_bytes",
     "expiration",
+    "is_put",
+    "item_end",
     "iter_frames",
+    "iter_items",
     "mutation",
     "pack_mutation",
     "seqno_of",
@@ -44,6 +54,11 @@ _EXPIRATION_EXTRAS: Final = 20
 _MARKER: Final = Struct(">BBHBBHIIQQQI")
 _END: Final = Struct(">BBHBBHIIQI")
 _SEQNO: Final = Struct(">Q")
+_DESCRIPTION: Final = Struct(">HHHHIIQQH")
+_DESCRIPTION_HEAD: Final = 0x806F
+_DESCRIPTION_EXTRAS: Final = 8 << 8
+_PARTITION_SEQNO: Final = Struct(">6xH16xQ")
+_BODY: Final = Struct(">8xI")
 _FIELDS: Final = Struct(">xBHBBHIIQQQ")
 _FLAGS: Final = Struct(">II")
 _TIME: Final = Struct(">I")
@@ -155,11 +170,50 @@ def stream_end(partition_id: int, opaque: int, reason: int) -> bytes:
     )  # fmt: skip
 
 
+def described(frame: bytes, lineage: bytes, sidecar: bytes = b"") -> bytes:
+    """Return a canonical frame with its DOC_META in front, opaque = partition id. Hot path."""
+    partition_id, seqno = _PARTITION_SEQNO.unpack_from(frame)
+    size = len(lineage)
+    head = _DESCRIPTION.pack(
+        _DESCRIPTION_HEAD, 0, _DESCRIPTION_EXTRAS, partition_id, 10 + size + len(sidecar),
+        partition_id, 0, seqno, size,
+    )  # fmt: skip
+    return head + lineage + sidecar + frame
+
+
+def description_bytes(frame: bytes) -> int:
+    """Return the length of the DOC_META in front of a frame, 0 if it is not described."""
+    if frame[1] != Opcode.DOC_META:
+        return 0
+    body: int = _BODY.unpack_from(frame)[0]
+    return HEADER_BYTES + body
+
+
+def is_put(frame: bytes) -> bool:
+    """Return whether a change, described or not, is neither a deletion nor an expiration."""
+    return frame[description_bytes(frame) + 1] == Opcode.DCP_MUTATION
+
+
 def iter_frames(data: bytes) -> Iterator[bytes]:
     """Yield the whole frames that stand back to back in `data`."""
     at, end = 0, len(data)
     while at < end:
         stop = at + HEADER_BYTES + HEADER.unpack_from(data, at)[6]
+        yield data[at:stop]
+        at = stop
+
+
+def item_end(data: bytes, at: int) -> int:
+    """Return where the message at an offset ends, behind a DOC_META also the change after it."""
+    stop: int = at + HEADER_BYTES + HEADER.unpack_from(data, at)[6]
+    return item_end(data, stop) if data[at + 1] == Opcode.DOC_META else stop
+
+
+def iter_items(data: bytes) -> Iterator[bytes]:
+    """Do what `iter_frames` does; the DOC_META of a change and the change come as one."""
+    at, end = 0, len(data)
+    while at < end:
+        stop = item_end(data, at)
         yield data[at:stop]
         at = stop
 

@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.model.lineage import Lineage, born, decode, encode, with_run
+from millstream.model.lineage import (
+    Lineage,
+    as_of,
+    born,
+    decode,
+    encode,
+    is_lineage,
+    with_run,
+)
 
 NUMBERS = st.integers(0, 2**53 - 1)
 
@@ -28,5 +36,32 @@ def test_it_is_short() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\x01", b"\x01\x01\x01", b"\x01\x81"])
 def test_cut_bytes_are_refused(data: bytes) -> None:
+    assert not is_lineage(data)
     with pytest.raises(ValueError, match="lineage"):
         decode(data)
+
+
+@given(st.binary(max_size=12))
+def test_any_bytes_are_told_apart(data: bytes) -> None:
+    try:
+        decode(data)
+    except ValueError:
+        assert not is_lineage(data)
+    else:
+        assert is_lineage(data)
+
+
+@given(NUMBERS, NUMBERS, st.lists(st.tuples(NUMBERS, st.integers(1, 5)), max_size=5))
+def test_an_older_version_had_the_runs_begun_by_then(
+    branch: int, seqno: int, runs: list[tuple[int, int]]
+) -> None:
+    generation, data = 1, born(branch, seqno)
+    versions = {1: data}
+    for run_branch, generations in runs:
+        data = with_run(data, run_branch, generation + 1)
+        for _ in range(generations):
+            generation += 1
+            versions[generation] = data
+    for older, lineage in versions.items():
+        assert as_of(data, older) == lineage
+        assert as_of(lineage, older) is lineage

@@ -8,8 +8,13 @@ from millstream.wire.frames import (
     Change,
     change_of,
     deletion,
+    described,
+    description_bytes,
     expiration,
+    is_put,
+    item_end,
     iter_frames,
+    iter_items,
     mutation,
     seqno_of,
     snapshot_marker,
@@ -133,3 +138,32 @@ def test_frames_as_other_implementations_write_them() -> None:
         "6b317b7d",
         "805800021200000800000014000010001122334455667789000000000000000a000000000000000300006b31",
     ]
+
+
+# -- described
+
+
+@pytest.mark.parametrize("frame", [PUT, DELETE, EXPIRE])
+@given(st.binary(max_size=40), st.binary(max_size=40))
+def test_a_description_stands_before_its_frame(
+    frame: bytes, lineage: bytes, sidecar: bytes
+) -> None:
+    item = described(frame, lineage, sidecar)
+    meta, change = cut_packets(item, 1 << 20)[0]
+    assert (meta.opcode, meta.vbucket, meta.opaque, meta.cas) == (0x6F, 5, 5, 0)
+    assert meta.extras == change.extras[:8]
+    assert meta.value == len(lineage).to_bytes(2, "big") + lineage + sidecar
+    assert item[description_bytes(item) :] == frame
+    assert seqno_of(item) == seqno_of(frame)
+    assert is_put(item) == is_put(frame) == (frame is PUT)
+    assert description_bytes(frame) == 0
+
+
+def test_a_change_and_its_description_are_one_item() -> None:
+    marker = snapshot_marker(5, 5, 0, 100, 1)
+    items = [described(PUT, b"one"), marker, DELETE, described(EXPIRE, b"")]
+    data = b"".join(items)
+    assert list(iter_items(data)) == items
+    assert len(list(iter_frames(data))) == 6
+    assert item_end(data, 0) == len(items[0])
+    assert item_end(data, len(items[0])) == len(items[0]) + len(marker)

@@ -239,7 +239,12 @@ def _stream(session: KvSession, packet: Packet, _: int) -> bytes | None:
     return None
 
 
-_OWN_OPCODES: Final = (Opcode.BARRIER, Opcode.BARRIER_REACHED, Opcode.CYCLE_END)
+_OWN_OPCODES: Final = (
+    Opcode.BARRIER,
+    Opcode.BARRIER_REACHED,
+    Opcode.CYCLE_END,
+    Opcode.DOC_META,
+)
 _STREAM_OPCODES: Final = (
     *range(Opcode.DCP_ADD_STREAM, Opcode.DCP_OSO_SNAPSHOT + 1),
     *_OWN_OPCODES,

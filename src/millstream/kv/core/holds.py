@@ -33,12 +33,16 @@ KEPT_BYTES: Final = 256
 
 
 class Superseded(NamedTuple):
-    """A change that only holds can still see; `previous_seqno` as the queue had it."""
+    """A change that only holds can still see; `previous_seqno` as the queue had it.
+
+    `lineage`: its own, or that of the change which replaced it: `model.lineage.as_of` tells.
+    """
 
     frame: bytes
     previous_seqno: int
     successor: int
     is_logged: bool
+    lineage: bytes
 
 
 class _Hold:

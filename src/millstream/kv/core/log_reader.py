@@ -36,11 +36,19 @@ class LogReader(Protocol):
         """Return the seqno of the newest record of the key, 0 if there is none."""
 
     def backfill(
-        self, partition_id: int, after: int, upto: int, at: int, superseded: set[int]
+        self,
+        partition_id: int,
+        after: int,
+        upto: int,
+        at: int,
+        superseded: set[int],
+        *,
+        is_described: bool = False,
     ) -> Iterator[tuple[list[bytes], int]]:
         """Yield frames of (after, upto] that nothing up to `at` replaces, with what they cover.
 
-        `superseded`: records that changes replaced which the log need not have yet. Blocks.
+        `superseded`: records that changes replaced which the log need not have yet.
+        `is_described`: each frame with its description in front. Blocks.
         """
 
     def newest_mark(self, partition_id: int, seqno: int) -> int:

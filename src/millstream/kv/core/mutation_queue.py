@@ -224,7 +224,9 @@ class MutationQueue:
             self._owed[seqno] = (Entry(entry.key, frame, entry.lineage), frame, previous)
             previous, is_logged = seqno, True
         if seqno <= self.holds.high:
-            self.holds.keep(seqno, Superseded(frame, previous, self.high_seqno + 1, is_logged))
+            successor = self.high_seqno + 1
+            kept = Superseded(frame, previous, successor, is_logged, entry.lineage)
+            self.holds.keep(seqno, kept)
             if self.holds.bytes_kept > self.bytes_max:
                 self._keep_less()
         return previous

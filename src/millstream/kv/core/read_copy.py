@@ -4,6 +4,8 @@ Invariants:
 1. Only active copies and replicas are read, and nobody begins to while a state or a history is
    about to change.
 2. Of a copy that follows another, readers see its last complete end.
+3. The lineage of a change in memory is that of the key's entry iff the entry has this very frame;
+   a change that holds keep has its own beside it. So nothing is kept for who asks for lineages.
 
 Elsewhere: what is kept in memory for readers (`mutation_queue`, `holds`), the shape
 (`upr.core.source`).
@@ -11,17 +13,28 @@ Elsewhere: what is kept in memory for readers (`mutation_queue`, `holds`), the s
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import accumulate
+from struct import Struct
+from typing import Final
 
 from millstream.kv.core.acknowledged import Acknowledged
+from millstream.kv.core.blocks import BITS
+from millstream.kv.core.entry import Entry
 from millstream.kv.core.holds import with_kept
 from millstream.kv.core.log_reader import LogReader
 from millstream.kv.core.mutation_queue import MutationQueue
 from millstream.kv.core.states import STREAMED
+from millstream.model.lineage import as_of
 from millstream.model.partitions import PartitionState
+from millstream.storage.core.records import key_of
 from millstream.upr.core.source import Hold, Reader
+from millstream.wire.frames import described, seqno_of
 
 __all__ = ["ReadCopy"]
+
+_rev_of: Final = Struct(">32xQ").unpack_from
 
 
 class ReadCopy:
@@ -35,6 +48,7 @@ class ReadCopy:
     persisted_seqno: int
     acknowledged: Acknowledged | None
     queue: MutationQueue
+    table: dict[bytes, Entry]
     _log: LogReader
 
     @property
@@ -124,18 +138,51 @@ class ReadCopy:
         """See `MutationQueue.memory_slice`."""
         return self.queue.memory_slice(after, at, bytes_max, items_max)
 
+    def described_slice(
+        self, after: int, at: int, bytes_max: int, items_max: int
+    ) -> tuple[list[bytes], int] | None:
+        """See `PartitionSource.described_slice`."""
+        found = self.queue.memory_slice(after, at, bytes_max, items_max)
+        if found is None:
+            return None
+        frames, last = self._described(found[0]), found[1]
+        sizes = list(accumulate(map(len, frames)))
+        if sizes and sizes[-1] > bytes_max:
+            frames = frames[: max(1, bisect_right(sizes, bytes_max))]
+            if len(frames) < len(sizes):
+                last = seqno_of(frames[-1])
+        return frames, last
+
+    def _described(self, frames: list[bytes]) -> list[bytes]:
+        """Return changes in memory with their descriptions in front."""
+        table, kept = self.table, self.queue.holds.kept
+        found: list[bytes] = []
+        for frame in frames:
+            entry = table.get(key_of(frame))
+            if entry is not None and entry.frame is frame:
+                lineage = entry.lineage
+            else:
+                seqno = seqno_of(frame)
+                lineage = as_of(kept[seqno >> BITS][seqno].lineage, _rev_of(frame)[0])
+            found.append(described(frame, lineage))
+        return found
+
     def backfill(
-        self, after: int, at: int, *, is_logged: bool = False
+        self, after: int, at: int, *, is_logged: bool = False, is_described: bool = False
     ) -> Iterator[tuple[list[bytes], int]]:
         """Yield frames as of `at` from the log, with what they cover.
 
         Of (after, at] if that is a mark of the log, else of (after, min(at, floor)]. Call it in
-        the loop; run `next` in a thread.
+        the loop; run `next` in a thread. `is_described`: each frame has its description in front.
         """
-        if is_logged:
-            return self._log.backfill(self.partition_id, after, at, at, set())
         queue = self.queue
-        upto = min(at, queue.floor)
-        superseded = queue.superseded_in_log(at)
-        chunks = self._log.backfill(self.partition_id, after, upto, at, superseded)
-        return with_kept(chunks, queue.kept_below(after, upto, at))
+        upto = at if is_logged else min(at, queue.floor)
+        superseded = set() if is_logged else queue.superseded_in_log(at)
+        chunks = self._log.backfill(
+            self.partition_id, after, upto, at, superseded, is_described=is_described
+        )
+        kept = [] if is_logged else queue.kept_below(after, upto, at)
+        if kept and is_described:
+            seqnos, frames = zip(*kept, strict=True)
+            kept = list(zip(seqnos, self._described(list(frames)), strict=True))
+        return with_kept(chunks, kept)

@@ -18,7 +18,8 @@ Invariants:
    that a slow reader slows the producer down. At most the window is unacknowledged.
 3. Streams are asked for in the canonical profile with opaque = partition id, so that the producer
    sends shared frames. One stream per partition.
-4. Opaques from 0x10000 to 0x7ffeffff are free for requests of the shell's own; their responses
+4. With `document_meta` every change comes right behind its lineage, or the connection is closed.
+5. Opaques from 0x10000 to 0x7ffeffff are free for requests of the shell's own; their responses
    come back as `ReplyReceived`.
 
 Elsewhere: positions (`upr.core.follower`), sockets and login (`upr.aio.client`).
@@ -26,7 +27,7 @@ Elsewhere: positions (`upr.core.follower`), sockets and login (`upr.aio.client`)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -34,6 +35,7 @@ from millstream.errors import AccessError, LocalProtocolError, RemoteProtocolErr
 from millstream.model.limits import FRAME_BYTES_MAX
 from millstream.model.position import FailoverLog, Position
 from millstream.upr.core.answers import Answers, StateRequested
+from millstream.upr.core.descriptions import Run, cut_run, is_of_a_pair, needed_bytes
 from millstream.upr.core.follower import Follower, FollowerState, StreamOptions
 from millstream.upr.core.messages import (
     Reached,
@@ -106,11 +108,15 @@ class SnapshotStarted(NamedTuple):
 
 
 class ChangesReceived(NamedTuple):
-    """Whole frames in order, `wire.frames.change_of` cuts one; all of the snapshot announced."""
+    """Whole frames in order, `wire.frames.change_of` cuts one; all of the snapshot announced.
+
+    `lineages`: of each frame, empty where they were not asked for.
+    """
 
     partition_id: int
     position: Position
     frames: list[bytes]
+    lineages: Sequence[bytes] = ()
 
 
 class SnapshotCompleted(NamedTuple):
@@ -179,11 +185,19 @@ class ConsumerCore:
         window_bytes: flow control window, at least 1.
         has_extensions: HELLO granted the feature of our own: branch numbers are asked for, and
             the purge seqno that lets a first load go on after a pause.
+        document_meta: bring each change's lineage; needs the extensions.
     """
 
-    def __init__(self, *, window_bytes: int = WINDOW_BYTES, has_extensions: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        window_bytes: int = WINDOW_BYTES,
+        has_extensions: bool = True,
+        document_meta: bool = False,
+    ) -> None:
         self._window_bytes = window_bytes
         self._has_extensions = has_extensions
+        self._document_meta = document_meta
         self._followers: dict[int, Follower] = {}
         self._branch_logs: dict[int, FailoverLog] = {}
         self._purge_seqnos: dict[int, int] = {}
@@ -204,7 +218,13 @@ class ConsumerCore:
         Args:
             name: 1..200 bytes, unique: an older connection of the same name is closed.
             noop_interval_s: seconds between the server's signs of life.
+
+        Raises:
+            LocalProtocolError: `not_supported`: the server has no lineages to send.
         """
+        if self._document_meta and not self._has_extensions:
+            message = "this server sends no lineages: it is no Millstream node"
+            raise LocalProtocolError(message, code="not_supported")
         flags = OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES
         self._ask("open", Opcode.DCP_OPEN, _U32.pack(0) + _U32.pack(flags), name, b"")
         for key, value in (
@@ -214,6 +234,8 @@ class ConsumerCore:
             ("enable_expiry_opcode", "true"),
         ):
             self._ask(key, Opcode.DCP_CONTROL, b"", key.encode(), value.encode())
+        if self._document_meta:
+            self._ask("document_meta", Opcode.DCP_CONTROL, b"", b"document_meta", b"true")
 
     def _ask(self, what: str, opcode: int, extras: bytes, key: bytes, value: bytes) -> None:
         opaque = self._new_opaque(what)
@@ -331,13 +353,11 @@ class ConsumerCore:
             return []
         data = data if len(self._pieces) == 1 else b"".join(self._pieces)
         events: list[Event] = []
-        at = self._cut(data, events)
+        at = self._cut_described(data, events) if self._document_meta else self._cut(data, events)
         rest = data[at:]
         self._pieces = [rest] if rest else []
         self._pieces_bytes = len(rest)
-        self._needed_bytes = HEADER_BYTES
-        if len(rest) >= HEADER_BYTES:
-            self._needed_bytes += HEADER.unpack_from(rest)[6]
+        self._needed_bytes = needed_bytes(rest)
         return events
 
     def _cut(self, data: bytes, events: list[Event]) -> int:
@@ -389,6 +409,32 @@ class ConsumerCore:
             self._deliver(follower, frames, events)
         return at
 
+    def _cut_described(self, data: bytes, events: list[Event]) -> int:
+        """Do what `_cut` does where each change stands behind its description."""
+        at, end = 0, len(data)
+        while end - at >= HEADER_BYTES:
+            if is_of_a_pair(data, at):
+                run, stop = cut_run(data, at)
+                if run.frames:
+                    self._take_described(run, stop - at, events)
+            else:
+                stop = self._cut_other(data, at, events)
+            if stop == at:
+                break
+            at = stop
+        return at
+
+    def _take_described(self, run: Run, size: int, events: list[Event]) -> None:
+        follower = self._open_follower(run.partition_id, run.opaque)
+        if follower is None:
+            self._unacked_bytes += size
+            return
+        seqno, seqno_max = follower.position.seqno, follower.position.snap_end
+        if not seqno < run.first <= run.last <= seqno_max:
+            raise _bad_change(run.partition_id, run.last, seqno, seqno_max, size)
+        self._unacked_bytes += size - sum(map(len, run.frames))
+        self._deliver(follower, run.frames, events, run.lineages)
+
     def _open_follower(self, partition_id: int, opaque: int) -> Follower | None:
         """Return whom a change is for; None: its stream is being closed."""
         follower = self._followers.get(partition_id)
@@ -401,14 +447,19 @@ class ConsumerCore:
         return follower
 
     def _deliver(
-        self, follower: Follower | None, frames: list[bytes], events: list[Event]
+        self,
+        follower: Follower | None,
+        frames: list[bytes],
+        events: list[Event],
+        lineages: Sequence[bytes] = (),
     ) -> None:
         """Hand over changes of one partition, all inside its snapshot, ascending."""
         assert follower is not None
         self._unacked_bytes += sum(map(len, frames))
         seqno: int = _U64.unpack_from(frames[-1], HEADER_BYTES)[0]
         is_complete = follower.on_advanced(seqno)
-        events.append(ChangesReceived(follower.partition_id, follower.position, frames))
+        position = follower.position
+        events.append(ChangesReceived(follower.partition_id, position, frames, lineages))
         if is_complete:
             self._complete(follower, events)
 

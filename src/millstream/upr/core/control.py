@@ -46,7 +46,7 @@ _UNSUPPORTED: Final = frozenset(
         "cache_transfer",
     }
 )
-_OWN_UNSUPPORTED: Final = frozenset({"document_meta", "column_batches"})
+_OWN_UNSUPPORTED: Final = frozenset({"column_batches"})
 
 
 class Settings:
@@ -56,6 +56,7 @@ class Settings:
         "consumer_name",
         "has_barriers",
         "has_cycle_ends",
+        "has_document_meta",
         "has_expiry_opcode",
         "has_noop",
         "is_durable_only",
@@ -77,6 +78,8 @@ class Settings:
         self.has_expiry_opcode = False
         self.has_barriers = False
         self.has_cycle_ends = False
+        self.has_document_meta = False
+        """Streams asked for from here on send each change's lineage and sidecar before it."""
         self.is_durable_only = False
         """Streams asked for from here on send nothing that a stop of the machine could undo."""
 
@@ -113,6 +116,8 @@ class Settings:
         match name:
             case "durable_only":
                 self.is_durable_only = _boolean(text)
+            case "document_meta":
+                self.has_document_meta = _boolean(text)
             case "enable_barriers":
                 self.has_barriers = _boolean(text)
             case "enable_cycle_ends":

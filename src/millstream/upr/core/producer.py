@@ -9,7 +9,8 @@ Invariants:
 1. Streams take turns in rounds, in partition order; one write has at most
    `STREAM_STEP_ITEMS_MAX` changes and `STREAM_STEP_BYTES_MAX` bytes, whichever is reached first.
 2. While `unacked >= window` no stream message is sent; the last one may overshoot. What a step
-   made beyond that is held back, message by message. Replies and no-ops are never counted and
+   made beyond that is held back, message by message; the description of a change and the change
+   count as one. Replies and no-ops are never counted and
    never wait, nor does the end of a stream that the peer closes.
 3. Every message of a stream carries the opaque of its request.
 4. At most `BACKFILLS_MAX` streams of a connection read the log at a time; a read that was given
@@ -47,14 +48,12 @@ from millstream.upr.core.messages import (
     decode_stream_request,
     encode_failover_log,
 )
-from millstream.upr.core.profile import Profile
+from millstream.upr.core.profile import DescribedProfile, Profile
 from millstream.upr.core.source import BucketSource, PartitionSource
 from millstream.upr.core.stream import Chunk, LogRead, Stream, StreamState
 from millstream.upr.core.takeover import TAKE_OVER_TICK_MS, TakeOvers, TakeOverStream
-from millstream.wire.frames import iter_frames
+from millstream.wire.frames import item_end, iter_items
 from millstream.wire.mcbp import (
-    HEADER,
-    HEADER_BYTES,
     RESPONSE,
     Datatype,
     Opcode,
@@ -101,7 +100,7 @@ _PRODUCER_ONLY: Final = frozenset(
     }
 )
 """Messages that only a producer sends: whoever sends them here closes the connection."""
-_OWN_PRODUCER_ONLY: Final = frozenset({Opcode.BARRIER_REACHED, Opcode.CYCLE_END})
+_OWN_PRODUCER_ONLY: Final = frozenset({Opcode.BARRIER_REACHED, Opcode.CYCLE_END, Opcode.DOC_META})
 
 
 class _Acknowledged(NamedTuple):
@@ -243,7 +242,8 @@ class Producer:
         self._reply(packet, Status.SUCCESS, encode_failover_log(source.failover_log))
 
     def _begin(self, source: PartitionSource, grant: Grant, opaque: int) -> Stream:
-        profile = Profile(
+        kind = DescribedProfile if self.settings.has_document_meta else Profile
+        profile = kind(
             self._flags,
             has_json=self._has_json,
             has_expiry_opcode=self.settings.has_expiry_opcode,
@@ -413,8 +413,8 @@ class Producer:
         """Return the messages that the window lets pass, keep the others for later."""
         room, at = self.room_bytes, 0
         while at < room:
-            at += HEADER_BYTES + HEADER.unpack_from(data, at)[6]
-        self._held_back.extend((stream, message) for message in iter_frames(data[at:]))
+            at = item_end(data, at)
+        self._held_back.extend((stream, message) for message in iter_items(data[at:]))
         return data[:at]
 
     def _count(self, data: bytes) -> None:

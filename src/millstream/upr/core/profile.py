@@ -4,7 +4,8 @@ Invariants:
 1. With the canonical profile and opaque = partition id the frames go out untouched.
 2. The common profiles of other clients differ in the opaque and the JSON bit only: one copy of the
    joined chunk, patched in place.
-3. A deletion as version 1 has no time; an expiration is a deletion where it was not asked for.
+3. A described frame (`wire.frames`) keeps its description, whatever becomes of the change.
+4. A deletion as version 1 has no time; an expiration is a deletion where it was not asked for.
 
 Elsewhere: the canonical profile and the rewriting of one frame (`wire.frames`).
 """
@@ -15,10 +16,10 @@ from operator import itemgetter
 from struct import Struct
 from typing import Final
 
-from millstream.wire.frames import with_profile
+from millstream.wire.frames import description_bytes, with_profile
 from millstream.wire.mcbp import Datatype, Opcode, OpenFlag
 
-__all__ = ["Profile"]
+__all__ = ["DescribedProfile", "Profile"]
 
 _OPCODE_AT: Final = 1
 _DATATYPE_AT: Final = 5
@@ -40,6 +41,9 @@ class Profile:
     """
 
     __slots__ = ("_delete_times", "_expiry_opcode", "_has_json", "_keep_datatype", "_with_values")
+
+    is_described = False
+    """Frames come with descriptions in front."""
 
     def __init__(self, flags: int, *, has_json: bool, has_expiry_opcode: bool) -> None:
         self._has_json = has_json
@@ -81,6 +85,36 @@ class Profile:
             with_values=self._with_values,
             keep_datatype=self._keep_datatype,
         )
+
+
+class DescribedProfile(Profile):
+    """The same for a connection that is sent described frames."""
+
+    __slots__ = ()
+
+    is_described = True
+
+    def join(
+        self,
+        frames: list[bytes],
+        partition_id: int,
+        opaque: int,
+        head: bytes = b"",
+        tail: bytes = b"",
+    ) -> bytes:
+        """Do what `Profile.join` does, with described frames."""
+        is_canonical = self._with_values and self._has_json and self._expiry_opcode
+        if is_canonical and opaque == partition_id:
+            return b"".join([head, *frames, tail])
+        sizes = list(map(description_bytes, frames))
+        changes = self._rewritten(
+            [frame[size:] for frame, size in zip(frames, sizes, strict=True)], opaque
+        )
+        patch = _OPAQUE.pack(opaque)
+        pieces = [head]
+        for frame, size, change in zip(frames, sizes, changes, strict=True):
+            pieces += frame[:_OPAQUE_AT], patch, frame[_OPAQUE_AT + 4 : size], change
+        return b"".join([*pieces, tail])
 
 
 def _are_mutations(frames: list[bytes]) -> bool:

@@ -6,7 +6,9 @@ Invariants that a source keeps:
 1. An item is returned iff it is the newest of its key among seqnos <= `at` of a hold still held.
 2. Frames are canonical (`wire.frames`), seqno ascending, immutable, and shared with other readers.
 3. The item whose seqno is a former or present `high_seqno` frozen by a hold is always returned.
-4. A lost hold never gives a wrong read: `is_held` says so before the items are believed.
+4. A *described* item is a frame with its DOC_META in front (`wire.frames.described`): lineage and
+   sidecar are those the change had when it was accepted.
+5. A lost hold never gives a wrong read: `is_held` says so before the items are believed.
 
 Elsewhere: the engine's implementation (`kv.core`), the streams (`upr.core.producer`).
 """
@@ -124,10 +126,17 @@ class PartitionSource(Protocol):
         however large its frame. None: `after` is below `memory_floor`.
         """
 
+    def described_slice(
+        self, after: int, at: int, bytes_max: int, items_max: int
+    ) -> tuple[list[bytes], int] | None:
+        """Do what `memory_slice` does, with described frames, which are what is counted."""
+
     def backfill(
-        self, after: int, at: int, *, is_logged: bool = False
+        self, after: int, at: int, *, is_logged: bool = False, is_described: bool = False
     ) -> Iterator[tuple[list[bytes], int]]:
         """Return chunks (frames as of `at`, seqno covered up to) from the log.
+
+        `is_described`: with described frames.
 
         Ends at `at` if that is a mark of the log (`is_logged`), else at min(at, the memory floor
         when it was called). The iterator blocks on the disk: its `next` runs in a worker thread.

@@ -13,7 +13,9 @@ Invariants:
 4. The first memory snapshot after one from the log carries the checkpoint flag.
 5. A stream of a fixed view (a lease, a seqno) ends exactly after its end, be it inside the
    snapshot; any other finishes the snapshot that contains its end.
-6. At most one chunk of the log is being read and one is waiting, per stream.
+6. A change that is described is one item with its description, from source to wire: nothing comes
+   between them.
+7. At most one chunk of the log is being read and one is waiting, per stream.
 
 Elsewhere: turns, flow control and replies (`upr.core.producer`), the judgement of the request
 (`upr.core.decision`).
@@ -33,7 +35,7 @@ from millstream.model.partitions import PartitionState
 from millstream.upr.core.decision import Grant
 from millstream.upr.core.profile import Profile
 from millstream.upr.core.source import Hold, PartitionSource
-from millstream.wire.frames import seqno_of, snapshot_marker, stream_end
+from millstream.wire.frames import is_put, seqno_of, snapshot_marker, stream_end
 from millstream.wire.mcbp import Opcode, SnapshotFlag, StreamEndReason, request
 
 __all__ = ["Chunk", "LogRead", "Stream", "StreamState"]
@@ -42,7 +44,6 @@ Chunk = tuple[list[bytes], int]
 """Canonical frames, and the seqno covered up to."""
 
 _NOTHING: Final = (b"", 0)
-_MUTATION: Final = int(Opcode.DCP_MUTATION)
 
 
 class StreamState(Enum):
@@ -109,6 +110,7 @@ class Stream:
         "_profile",
         "_role",
         "_skips_deletes",
+        "_slice",
         "_upto",
         "complete",
         "has_advances",
@@ -136,6 +138,7 @@ class Stream:
         """Everything at or below is sent, or superseded by what will be."""
         self.complete = grant.start if grant.start >= grant.snap_end else grant.snap_start
         """End of the last complete snapshot that the consumer has or is sent."""
+        self._slice = source.described_slice if profile.is_described else source.memory_slice
         self._profile = profile
         self._grant = grant
         self._epoch = source.epoch
@@ -317,7 +320,7 @@ class Stream:
         if self.sent >= self._limit:
             return [], self.sent
         if self.state is StreamState.IN_MEMORY:
-            found = self.source.memory_slice(self.sent, self._hold.at, bytes_max, items_max)
+            found = self._slice(self.sent, self._hold.at, bytes_max, items_max)
             if found is not None:
                 return found
             self._open_log()
@@ -402,7 +405,9 @@ class Stream:
         self._move(StreamState.BACKFILLING)
         at, is_logged = self._hold.at, self._hold.is_logged
         self._upto = at if is_logged else min(at, self.source.memory_floor)
-        self._chunks = self.source.backfill(self.sent, at, is_logged=is_logged)
+        self._chunks = self.source.backfill(
+            self.sent, at, is_logged=is_logged, is_described=self._profile.is_described
+        )
 
     def _forget_log(self) -> None:
         self._chunks = self._chunk = self._next_chunk = None
@@ -449,5 +454,5 @@ class Stream:
         if covered == last:
             self._chunk = None
         if self._skips_deletes:
-            part = [f for f in part if f[1] == _MUTATION or seqno_of(f) == self._limit]
+            part = [f for f in part if is_put(f) or seqno_of(f) == self._limit]
         return part, covered

@@ -10,7 +10,7 @@ from millstream.kv.core.memory import Memory
 from millstream.kv.core.mutation_queue import Entry, FrozenChanges
 from millstream.kv.core.partition import Partition
 from millstream.model.position import FailoverEntry
-from millstream.wire.frames import change_of, seqno_of
+from millstream.wire.frames import change_of, described, seqno_of
 
 SECOND = 1_000_000_000
 NOW = 1_700_000_000 * SECOND
@@ -75,13 +75,21 @@ class LogDouble:
         self._offered = None
 
     def backfill(
-        self, partition_id: int, after: int, upto: int, at: int, superseded: set[int]
+        self,
+        partition_id: int,
+        after: int,
+        upto: int,
+        at: int,
+        superseded: set[int],
+        *,
+        is_described: bool = False,
     ) -> Iterator[tuple[list[bytes], int]]:
         items = [item for item in self.items if after < seqno_of(item[0]) <= upto]
         gone = superseded | {item[1] for item in self.items if seqno_of(item[0]) <= at}
         for item in items:
             seqno = seqno_of(item[0])
-            yield [item[0]] if seqno not in gone else [], seqno
+            frame = described(item[0], item[2]) if is_described else item[0]
+            yield [frame] if seqno not in gone else [], seqno
         yield [], upto
 
     def newest_mark(self, partition_id: int, seqno: int) -> int:

@@ -12,7 +12,7 @@ def frame(seqno: int) -> bytes:
 
 
 def kept(seqno: int, successor: int, *, is_logged: bool = False) -> Superseded:
-    return Superseded(frame(seqno), 0, successor, is_logged)
+    return Superseded(frame(seqno), 0, successor, is_logged, b"")
 
 
 def seqnos(holds: Holds, at: int) -> list[int]:

@@ -2,7 +2,8 @@
 
 Readers work as streams do: they freeze a state, read it from memory and log in pieces between
 other steps, and begin again when their hold was lost. What a reader finished must be exactly the
-newest change of each key at or below its seqno.
+newest change of each key at or below its seqno, each with the lineage it was accepted with, if that
+was asked for.
 """
 
 from __future__ import annotations
@@ -17,8 +18,15 @@ from log_double import NOW, LogDouble, items_of, new_partition
 from millstream.kv.core.holds import with_kept
 from millstream.kv.core.mutation_queue import Entry, MutationQueue
 from millstream.model.limits import QUEUE_SECONDS_MAX
+from millstream.model.position import FailoverEntry
 from millstream.upr.core.source import Hold
-from millstream.wire.frames import change_of, mutation, seqno_of
+from millstream.wire.frames import (
+    change_of,
+    described,
+    description_bytes,
+    mutation,
+    seqno_of,
+)
 
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d", b"e"])
 
@@ -28,6 +36,7 @@ class Reading:
 
     def __init__(self, machine: QueueMachine, hold: Hold, start: int, owns_hold: bool) -> None:
         self.machine, self.hold, self.start, self.owns_hold = machine, hold, start, owns_hold
+        self.is_described = bool((hold.hold_id + start) & 1)
         self.sent = start
         self.found: list[bytes] = []
         self.chunks: Iterator[tuple[list[bytes], int]] | None = None
@@ -49,13 +58,19 @@ class Reading:
         else:
             in_memory = None
             if not is_logged:
-                in_memory = partition.memory_slice(self.sent, at, bytes_max, items_max)
+                take = partition.described_slice if self.is_described else partition.memory_slice
+                in_memory = take(self.sent, at, bytes_max, items_max)
             if in_memory is None:
                 self.upto = at if is_logged else min(at, partition.memory_floor)
-                self.chunks = partition.backfill(self.sent, at, is_logged=is_logged)
+                self.chunks = partition.backfill(
+                    self.sent, at, is_logged=is_logged, is_described=self.is_described
+                )
                 return
             chunk = in_memory
+            assert len(chunk[0]) < 2 or sum(map(len, chunk[0])) <= bytes_max
         frames, last = chunk
+        if self.is_described:
+            frames = list(map(self.machine.without_lineage, frames))
         assert all(self.sent < seqno_of(frame) <= last for frame in frames)
         self.found += frames
         self.sent = last
@@ -73,6 +88,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.partition = new_partition(log=self.log)
         self.history: list[tuple[bytes, bytes]] = []  # (key, frame), seqno n at n - 1
         self.in_flight: tuple[list, int] | None = None
+        self.lineages: list[bytes] = []
         self.holds: list[Hold] = []
         self.readings: list[Reading] = []
         self.clock = 0.0
@@ -87,7 +103,23 @@ class QueueMachine(RuleBasedStateMachine):
     def accepted(self, key: bytes, frame: object) -> None:
         if isinstance(frame, bytes):
             self.history.append((key, frame))
+            self.lineages.append(self.partition.table[key].lineage)
             assert seqno_of(frame) == len(self.history) == self.partition.high_seqno
+
+    def without_lineage(self, item: bytes) -> bytes:
+        """Return the frame of a described one, whose lineage is the one it was accepted with."""
+        frame = item[description_bytes(item) :]
+        assert item == described(frame, self.lineages[seqno_of(frame) - 1])
+        return frame
+
+    @rule(keys=st.lists(KEYS, min_size=1, max_size=3))
+    def write_in_a_new_branch(self, keys: list[bytes]) -> None:
+        """Lineages grow, and the versions before that are still read keep theirs."""
+        newest = self.partition.failover_log[0]
+        entry = FailoverEntry(newest.uuid + 1, self.partition.high_seqno, newest.branch + 1)
+        self.partition.replace_log((entry, newest))
+        self.partition.begin_branch()
+        self.put_many(keys, 1)
 
     @rule(key=KEYS, size=st.integers(0, 60))
     def put(self, key: bytes, size: int) -> None:
@@ -147,9 +179,9 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.in_flight is None)
     @rule(key=KEYS)
     def evict(self, key: bytes) -> None:
-        """What is durable need not be in memory."""
+        """What is durable, and no longer in the queue, need not be in memory."""
         entry = self.partition.table.get(key)
-        if entry is not None and seqno_of(entry.frame) <= self.partition.persisted_seqno:
+        if entry is not None and seqno_of(entry.frame) <= self.partition.queue.floor:
             residents = self.partition.residents
             residents.evict(next(i for i, e in enumerate(residents.ring) if e is entry))
 

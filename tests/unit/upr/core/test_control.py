@@ -81,7 +81,7 @@ def test_what_is_known_and_not_supported(key: bytes) -> None:
     assert Settings(is_extended=False).set(key, b"true") == Status.NOT_SUPPORTED
 
 
-@pytest.mark.parametrize("key", [b"document_meta", b"column_batches"])
+@pytest.mark.parametrize("key", [b"column_batches"])
 def test_keys_of_our_own_are_known_with_the_feature_only(key: bytes) -> None:
     assert Settings(is_extended=True).set(key, b"true") == Status.NOT_SUPPORTED
     assert Settings(is_extended=False).set(key, b"true") == Status.EINVAL
@@ -91,6 +91,7 @@ def test_keys_of_our_own_are_known_with_the_feature_only(key: bytes) -> None:
     ("key", "name"),
     [
         (b"durable_only", "is_durable_only"),
+        (b"document_meta", "has_document_meta"),
         (b"enable_barriers", "has_barriers"),
         (b"enable_cycle_ends", "has_cycle_ends"),
     ],

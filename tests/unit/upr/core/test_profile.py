@@ -4,11 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.upr.core.profile import Profile
-from millstream.wire.frames import deletion, expiration, mutation, with_profile
+from millstream.upr.core.profile import DescribedProfile, Profile
+from millstream.wire.frames import (
+    deletion,
+    described,
+    description_bytes,
+    expiration,
+    iter_frames,
+    mutation,
+    with_profile,
+)
 from millstream.wire.mcbp import OpenFlag
 
 PARTITION = 7
+PUT = mutation(PARTITION, b"k", b"v", 1, 1, 1, 0, 0, 0)
 KEY = st.binary(min_size=1, max_size=20)
 NUMBER = st.integers(1, 2**60)
 frames = st.lists(
@@ -53,6 +62,14 @@ def test_chunks_are_the_rewritten_frames(
     between = profile.join(canonical, PARTITION, opaque, b"a marker", b"an end")
     assert between == b"".join([b"a marker", *expected, b"an end"])
     assert canonical == before
+    items = [described(frame, b"%d" % n) for n, frame in enumerate(canonical)]
+    profile = DescribedProfile(flags, has_json=has_json, has_expiry_opcode=has_expiry)
+    marker, *pieces, end = iter_frames(profile.join(items, PARTITION, opaque, PUT, PUT))
+    assert marker == end == PUT
+    assert pieces[1::2] == expected
+    patch = opaque.to_bytes(4, "big")
+    metas = [item[: description_bytes(item)] for item in items]
+    assert pieces[::2] == [meta[:12] + patch + meta[16:] for meta in metas]
 
 
 @pytest.mark.parametrize("opaque", [PARTITION, 9])
