@@ -175,7 +175,7 @@ async def test_damage_ends_the_search_but_not_the_bucket(
     called = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def backfill(*_: object) -> Iterator[tuple[list[bytes], int]]:
+    def backfill(*_: object, **__: object) -> Iterator[tuple[list[bytes], int]]:
         yield [], 0
         loop.call_soon_threadsafe(called.set)
         raise CorruptionError("segment 1 at 4096 is damaged", code="bad_record")
@@ -195,7 +195,9 @@ async def test_a_scan_begins_anew_where_the_partition_became_another(
     bucket, read, asked = reopened(log), log.backfill, list[int]()
     partition = bucket.partitions[0]
 
-    def backfill(partition_id: int, after: int, *rest: Any) -> Iterator[tuple[list[bytes], int]]:
+    def backfill(
+        partition_id: int, after: int, *rest: Any, **_: Any
+    ) -> Iterator[tuple[list[bytes], int]]:
         asked.append(after)
         if len(asked) > 1:
             yield from read(partition_id, after, *rest)
@@ -216,7 +218,7 @@ async def test_a_stop_waits_for_the_read_under_way(make_pager: MakePager) -> Non
     reading, go_on = asyncio.Event(), threading.Event()
     loop, read = asyncio.get_running_loop(), list[str]()
 
-    def backfill(*_: object) -> Iterator[tuple[list[bytes], int]]:
+    def backfill(*_: object, **__: object) -> Iterator[tuple[list[bytes], int]]:
         loop.call_soon_threadsafe(reading.set)
         go_on.wait(20)
         read.append("done")

@@ -2,8 +2,8 @@
 
 Readers work as streams do: they freeze a state, read it from memory and log in pieces between
 other steps, and begin again when their hold was lost. What a reader finished must be exactly the
-newest change of each key at or below its seqno, each with the lineage it was accepted with, if that
-was asked for.
+newest change of each key at or below its seqno, each with the lineage it was accepted with, if
+that was asked for.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ async def test_a_copy_is_stopped_though_the_connection_is_lost_meanwhile() -> No
 
 class BrokenPartition(FakePartition):
     def backfill(
-        self, after: int, at: int, *, is_logged: bool = False
+        self, after: int, at: int, *, is_logged: bool = False, is_described: bool = False
     ) -> Iterator[tuple[list[bytes], int]]:
         yield [self.frame(self.writes[0])], 1
         raise OSError("the disk is gone")
