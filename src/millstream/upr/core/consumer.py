@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
-from millstream.errors import AccessError, LocalProtocolError, RemoteProtocolError
+from millstream.errors import LocalProtocolError, RemoteProtocolError
 from millstream.model.limits import FRAME_BYTES_MAX
 from millstream.model.position import FailoverLog, Position
 from millstream.upr.core.answers import Answers, StateRequested
@@ -39,12 +39,14 @@ from millstream.upr.core.descriptions import Run, cut_run, is_of_a_pair, needed_
 from millstream.upr.core.follower import Follower, FollowerState, StreamOptions
 from millstream.upr.core.messages import (
     Reached,
+    check_accepted,
     decode_barrier_reached,
     decode_branch_log,
     decode_failover_log,
     decode_purge_seqno,
     encode_barrier,
     encode_stream_request,
+    with_branches,
 )
 from millstream.wire.mcbp import (
     HEADER,
@@ -521,7 +523,7 @@ class ConsumerCore:
     def _on_response(self, packet: Packet, events: list[Event]) -> None:
         what = self._controls.pop(packet.opaque, None)
         if what is not None:
-            _check_control(what, packet.status)
+            check_accepted(what, packet.status)
             return
         follower = self._followers.get(packet.opaque)
         if follower is None or packet.opcode not in _REPLIES:
@@ -550,7 +552,7 @@ class ConsumerCore:
         branches = self._branch_logs.pop(partition_id, ())
         purge_seqno = self._purge_seqnos.pop(partition_id, None)
         if packet.status == Status.SUCCESS:
-            log = _with_branches(decode_failover_log(packet.value), branches)
+            log = with_branches(decode_failover_log(packet.value), branches)
             follower.on_opened(log, purge_seqno)
             if branches and not log[0].branch:  # history changed between the two answers
                 self.close_stream(partition_id)
@@ -594,18 +596,3 @@ def _bad_change(
     return RemoteProtocolError(
         f"{message}, expected {seqno} < seqno <= {seqno_max}", code="bad_order"
     )
-
-
-def _with_branches(log: FailoverLog, branches: FailoverLog) -> FailoverLog:
-    """Return `log` with the branch numbers asked for just before it (0 where unknown)."""
-    numbers = {entry.uuid: entry.branch for entry in branches}
-    return tuple(entry._replace(branch=numbers.get(entry.uuid, 0)) for entry in log)
-
-
-def _check_control(what: str, status: int) -> None:
-    if status == Status.EACCESS:
-        message = "the user lacks the right to stream this bucket: grant `stream`"
-        raise AccessError(message, code="access_denied")
-    if status != Status.SUCCESS:
-        message = f"the server refused {what} with status 0x{status:02x}"
-        raise RemoteProtocolError(message, code="refused")

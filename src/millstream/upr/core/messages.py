@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from millstream.errors import RemoteProtocolError, UsageError
+from millstream.errors import AccessError, RemoteProtocolError, UsageError
 from millstream.model.limits import UINT64_MAX
 from millstream.model.position import FailoverEntry, FailoverLog, Position
 from millstream.wire.mcbp import (
@@ -35,6 +35,7 @@ __all__ = [
     "Reached",
     "RefusedError",
     "StreamRequest",
+    "check_accepted",
     "check_layout",
     "decode_acknowledgement",
     "decode_barrier",
@@ -49,6 +50,7 @@ __all__ = [
     "encode_branch_log",
     "encode_failover_log",
     "encode_stream_request",
+    "with_branches",
 ]
 
 _REQUEST: Final = Struct(">IIQQQQQ")
@@ -322,6 +324,27 @@ def decode_branch_log(value: bytes) -> FailoverLog:
     if not value or len(value) % _BRANCH_ENTRY.size:
         raise RemoteProtocolError(f"a branch log of {len(value)} bytes", code="bad_frame")
     return tuple(FailoverEntry(*entry) for entry in _BRANCH_ENTRY.iter_unpack(value))
+
+
+def with_branches(log: FailoverLog, branches: FailoverLog) -> FailoverLog:
+    """Return `log` with the branch numbers asked for just before it (0 where unknown)."""
+    numbers = {entry.uuid: entry.branch for entry in branches}
+    return tuple(entry._replace(branch=numbers.get(entry.uuid, 0)) for entry in log)
+
+
+def check_accepted(what: str, status: int) -> None:
+    """Check the answer to something that no stream can do without.
+
+    Raises:
+        AccessError: `access_denied`.
+        RemoteProtocolError: `refused`.
+    """
+    if status == Status.EACCESS:
+        message = "the user lacks the right to stream this bucket: grant `stream`"
+        raise AccessError(message, code="access_denied")
+    if status != Status.SUCCESS:
+        message = f"the server refused {what} with status 0x{status:02x}"
+        raise RemoteProtocolError(message, code="refused")
 
 
 def decode_purge_seqno(value: bytes) -> int:
