@@ -1,7 +1,8 @@
 """The cluster map in the terse JSON form that Couchbase SDKs read.
 
 Invariants:
-1. (epoch, revision) of the maps a client sees only grows.
+1. (epoch, revision) of the maps that a client sees of a bucket only grows, whatever nodes it asks:
+   with a bucket map it is told by that alone, and so is everything else but which node answers.
 2. Only capabilities that are real are listed.
 
 Source: docs/reference/wire/cluster-map.md.
@@ -9,17 +10,21 @@ Source: docs/reference/wire/cluster-map.md.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 from msgspec import json
 
 from millstream.kv.core.bucket import Bucket
+from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.partitions import PartitionState
 
 __all__ = ["cluster_config"]
 
-_CAPABILITIES = ["dcp", "cbhello", "touch", "cccp", "nodesExt", "durableWrite"]
+_CAPABILITIES: Final = ["dcp", "cbhello", "touch", "cccp", "nodesExt", "durableWrite"]
+_EPOCH_ALONE: Final = 1
+"""Of a node that is alone with a bucket; the map of revision N has the epoch N above it."""
+_NOBODY: Final = -1
 
 
 def cluster_config(
@@ -27,40 +32,70 @@ def cluster_config(
 ) -> bytes:
     """Return the map of a bucket, or without one the node alone.
 
-    `host` is what clients should connect to. Partitions that are not active on this node have no
-    owner: it knows of no other node.
+    Args:
+        bucket: one that has a map is shown with its nodes and rows. In one that has none,
+            partitions that are not active on this node have no owner: it knows of no other node.
+        host: what clients should connect to, where no map says so.
+        kv_port: the same.
+        http_port: the same.
+        revision: of what this node is alone with.
     """
-    services: dict[str, int] = {"kv": kv_port, "mgmt": http_port}
-    config: dict[str, Any] = {
-        "rev": revision,
-        "revEpoch": 1,
-        "nodesExt": [{"hostname": host, "thisNode": True, "services": services}],
-    }
+    if bucket is not None and bucket.map is not None:
+        return json.encode(_mapped(bucket, bucket.map))
+    alone = (NodeAddress("", host, kv_port, http_port),)
+    config = _nodes_part(alone, "", epoch=_EPOCH_ALONE, revision=revision)
     if bucket is not None:
-        config |= _bucket_part(bucket, host, kv_port, http_port)
+        states = [partition.state for partition in bucket.partitions]
+        rows = [[0 if state is PartitionState.ACTIVE else _NOBODY] for state in states]
+        config |= _bucket_part(bucket, alone, rows)
     return json.encode(config)
 
 
-def _bucket_part(bucket: Bucket, host: str, kv_port: int, http_port: int) -> dict[str, Any]:
+def _mapped(bucket: Bucket, bucket_map: BucketMap) -> dict[str, Any]:
+    """Show the rows as they are: what plays another part here will play it soon, or is dead."""
+    nodes, revision = bucket_map.nodes, bucket_map.revision
+    indexes: dict[str | None, int] = {node.name: index for index, node in enumerate(nodes)}
+    rows = [[indexes.get(name, _NOBODY) for name in row] for row in bucket_map.rows]
+    config = _nodes_part(nodes, bucket.node_name, epoch=_EPOCH_ALONE + revision, revision=revision)
+    return config | _bucket_part(bucket, nodes, rows)
+
+
+def _nodes_part(
+    nodes: tuple[NodeAddress, ...], this: str, *, epoch: int, revision: int
+) -> dict[str, Any]:
+    shown = []
+    for node in nodes:
+        services: dict[str, int] = {"kv": node.kv, "mgmt": node.http}
+        entry: dict[str, Any] = {"hostname": node.host, "services": services}
+        shown.append(entry | {"thisNode": True} if node.name == this else entry)
+    return {"rev": revision, "revEpoch": epoch, "nodesExt": shown}
+
+
+def _bucket_part(
+    bucket: Bucket, nodes: tuple[NodeAddress, ...], rows: list[list[int]]
+) -> dict[str, Any]:
+    path = quote(bucket.name, safe="")
     return {
         "name": bucket.name,
         "uuid": bucket.uuid,
         "nodeLocator": "vbucket",
         "nodes": [
             {
-                "hostname": f"{host}:{http_port}",
-                "ports": {"direct": kv_port},
-                "couchApiBase": f"http://{host}:{http_port}/{quote(bucket.name, safe='')}",
+                "hostname": _address(node.host, node.http),
+                "ports": {"direct": node.kv},
+                "couchApiBase": f"http://{_address(node.host, node.http)}/{path}",
             }
+            for node in nodes
         ],
         "vBucketServerMap": {
             "hashAlgorithm": "CRC",
-            "numReplicas": 0,
-            "serverList": [f"{host}:{kv_port}"],
-            "vBucketMap": [
-                [0 if partition.state is PartitionState.ACTIVE else -1]
-                for partition in bucket.partitions
-            ],
+            "numReplicas": len(rows[0]) - 1,
+            "serverList": [_address(node.host, node.kv) for node in nodes],
+            "vBucketMap": rows,
         },
         "bucketCapabilities": _CAPABILITIES,
     }
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,9 +1,14 @@
+from typing import Any
+
 from log_double import new_bucket
 from msgspec import json
 
 from millstream.kv.core import moves
+from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.cluster_config import cluster_config
+from millstream.model.bucket_map import MAP_REVISION_MAX, BucketMap, NodeAddress
 from millstream.model.partitions import PartitionState
+from millstream.wire.cluster_map import cluster_map_from
 
 
 def test_the_one_node_owns_every_partition() -> None:
@@ -28,3 +33,62 @@ def test_without_a_bucket_the_map_names_the_node() -> None:
     config = json.decode(cluster_config(None, host="h", kv_port=1, http_port=2, revision=1))
     assert "vBucketServerMap" not in config
     assert config["nodesExt"][0]["hostname"] == "h"
+
+
+A, B = NodeAddress("a", "db-a", 11210, 5984), NodeAddress("b", "fd00::2", 11211, 5985)
+ROWS = (("a", "b"), ("b", "a"), ("b", None), (None, "a"))
+
+
+def mapped(this: str, revision: int = 3, local_revision: int = 9) -> dict[str, Any]:
+    bucket = new_bucket(4)
+    bucket.set_map(BucketMap(revision, (A, B), ROWS), this)
+    encoded = cluster_config(
+        bucket, host="ignored", kv_port=1, http_port=2, revision=local_revision
+    )
+    config: dict[str, Any] = json.decode(encoded)
+    return config
+
+
+def test_a_map_is_shown_with_all_its_nodes_and_rows() -> None:
+    config = mapped("b")
+    server_map = config["vBucketServerMap"]
+    assert server_map["serverList"] == ["db-a:11210", "[fd00::2]:11211"]
+    assert server_map["vBucketMap"] == [[0, 1], [1, 0], [1, -1], [-1, 0]]
+    assert server_map["numReplicas"] == 1
+    assert config["nodesExt"] == [
+        {"hostname": "db-a", "services": {"kv": 11210, "mgmt": 5984}},
+        {"hostname": "fd00::2", "services": {"kv": 11211, "mgmt": 5985}, "thisNode": True},
+    ]
+    assert [node["hostname"] for node in config["nodes"]] == ["db-a:5984", "[fd00::2]:5985"]
+    assert config["nodes"][1]["couchApiBase"] == "http://[fd00::2]:5985/b"
+
+
+def test_all_nodes_show_the_same_map() -> None:
+    shown = mapped("a", local_revision=5), mapped("b", local_revision=10**12)
+    for config in shown:
+        for node in config["nodesExt"]:
+            node.pop("thisNode", None)
+    assert shown[0] == shown[1]
+
+
+def test_no_client_sees_a_map_go_back() -> None:
+    def version(config: dict[str, Any]) -> tuple[int, int]:
+        return config["revEpoch"], config["rev"]
+
+    alone = json.decode(
+        cluster_config(new_bucket(4), host="h", kv_port=1, http_port=2, revision=10**13)
+    )
+    assert version(alone) < version(mapped("a", 1)) < version(mapped("b", 2, local_revision=1))
+    assert max(version(mapped("a", MAP_REVISION_MAX))) < 1 << 63, "SDKs read them so"
+
+
+def test_clients_of_ours_read_it() -> None:
+    bucket = new_bucket(4)
+    bucket.set_map(BucketMap(3, (A, B), ROWS), "a")
+    found = cluster_map_from(bucket_config(bucket), host="x", port=1)
+    assert found.owners == (0, 1, 1, -1)
+    assert [tuple(node) for node in found.nodes] == [("db-a", 11210), ("fd00::2", 11211)]
+
+
+def bucket_config(bucket: Bucket) -> bytes:
+    return cluster_config(bucket, host="h", kv_port=1, http_port=2, revision=3)
