@@ -27,7 +27,7 @@ WIDE_SUITES  := $(wildcard tests/crash tests/conformance tests/e2e)
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup accelerator lock format lint types unit quick test ci test-tools java demo \
-	bench conformance pipelines e2e crash soak coverage docs reference wheel clean distclean
+	bench conformance pipelines e2e crash soak simulate coverage docs reference wheel clean distclean
 
 help: ## list the targets
 	@echo 'Millstream. Targets (PYTHON=... chooses the interpreter, 3.11 or newer; ARGS=... goes to pytest):'
@@ -127,6 +127,9 @@ crash: $(TEST) accelerator ## storage faults injected one after the other, and 6
 soak: $(TEST) ## 50,000 examples of the engine's machine (EXAMPLES=...; half an hour or more)
 	@MILLSTREAM_MACHINE_EXAMPLES=$(or $(EXAMPLES),50000) \
 	  $(PYTEST) tests/crash/test_engine_machine.py
+
+simulate: $(TEST) ## 20,000 schedules of several nodes; ARGS="--seed N" repeats one with its trace
+	@PYTHONPATH=tests $(PY) -m simulation --seeds 20000 $(ARGS)
 
 coverage: $(TEST) ## line and branch coverage of the unit tests
 	@MILLSTREAM_PURE=1 $(PY) -m coverage run -m pytest $(QUICK_SUITES)

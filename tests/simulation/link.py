@@ -1,0 +1,113 @@
+"""One connection of a reader to a node: bytes both ways, late, in pieces, cut at any moment.
+
+On the one side the real consumer, on the other what the kv port answers itself, and the real
+producer. Threads that read the log are the schedule's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from struct import Struct
+
+from millstream.upr.core.consumer import ConsumerCore, Event
+from millstream.upr.core.messages import encode_branch_log
+from millstream.upr.core.producer import Producer
+from millstream.upr.core.source import BucketSource
+from millstream.upr.core.stream import LogRead
+from millstream.wire.mcbp import Opcode, OpenFlag, Packet, Status, cut_packets, response
+
+_POSITIONS = Struct(">HB5x8Q")
+UNDER_WAY_MAX = 5000
+"""Bytes to the consumer that wait: a producer is not asked for more."""
+IDLE_MAX = 3
+"""Exchanges that moved nothing, after which nothing is under way."""
+
+
+class Link:
+    """`handle` is called with each event; it may cut the link."""
+
+    def __init__(
+        self,
+        rng: Random,
+        bucket: BucketSource,
+        consumer: ConsumerCore,
+        handle: Callable[[Event], None],
+    ) -> None:
+        self.rng, self.bucket, self.consumer, self.handle = rng, bucket, consumer, handle
+        self.producer = Producer(bucket, 0x21, is_extended=True, has_json=True)
+        self.to_consumer = self.to_producer = b""
+        self.reads: list[LogRead] = []
+        self.is_cut = False
+
+    def cut(self, *, is_server_gone: bool = False) -> None:
+        """Nothing that is under way arrives; harmless if it is cut already."""
+        if not self.is_cut:
+            self.is_cut = True
+            if not is_server_gone:
+                self.producer.close()
+
+    def run(self, events_max: int) -> None:
+        """Let some events arrive, or all there are."""
+        idle = 0
+        while events_max > 0 and idle < IDLE_MAX and not self.is_cut:
+            moved, events = self.exchange()
+            idle = 0 if moved else idle + 1
+            events_max -= events
+
+    def exchange(self) -> tuple[bool, int]:
+        """Move some bytes both ways; return whether anything moved, and the events handled."""
+        rng, events = self.rng, 0
+        size = rng.choice((7, 60, 200, 10_000, 10_000))
+        part, self.to_consumer = self.to_consumer[:size], self.to_consumer[size:]
+        for event in self.consumer.receive_data(part) if part else ():
+            self.handle(event)
+            events += 1
+            if self.is_cut:
+                return True, events
+        sent = self.consumer.take_bytes()
+        self.to_producer += sent
+        if self.to_producer:
+            size = rng.choice((30, 10_000, 10_000))
+            self._serve(size)
+        made = self._produce()
+        return bool(part or sent or self.to_producer or made or self.reads), events
+
+    def _serve(self, size: int) -> None:
+        """What the kv port does: cut packets, answer some itself, hand the rest on."""
+        packets, rest = cut_packets(self.to_producer[:size], 1 << 25)
+        self.to_producer = rest + self.to_producer[size:]
+        for packet in packets:
+            self.to_consumer += self.answer(packet)
+
+    def answer(self, packet: Packet) -> bytes:
+        if packet.opcode == Opcode.DCP_OPEN:
+            assert packet.extras[7] == OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES
+            return response(packet.opcode, Status.SUCCESS, packet.opaque)
+        if packet.opcode == Opcode.BRANCH_LOG:
+            source = self.bucket.partition(packet.vbucket)
+            assert source is not None
+            value = encode_branch_log(source.failover_log)
+            return response(packet.opcode, Status.SUCCESS, packet.opaque, value=value)
+        if packet.opcode == Opcode.POSITIONS:
+            number = int.from_bytes(packet.value, "big")
+            source = self.bucket.partition(number)
+            assert source is not None
+            value = _POSITIONS.pack(number, 1, 0, 0, 0, 0, 0, 0, 0, source.purge_seqno)
+            return response(packet.opcode, Status.SUCCESS, packet.opaque, value=value)
+        self.producer.on_packet(packet)
+        assert not self.producer.wants_close, f"the producer gave up at {packet}"
+        return self.producer.take_replies()
+
+    def _produce(self) -> bool:
+        producer, data = self.producer, None
+        if len(self.to_consumer) < UNDER_WAY_MAX:
+            producer.on_news()
+            data = producer.produce()
+            self.to_consumer += data or b""
+        self.reads += producer.take_reads()
+        has_read = bool(self.reads) and self.rng.random() < 0.5
+        if has_read:
+            read = self.reads.pop(self.rng.randrange(len(self.reads)))
+            producer.on_chunk(read, next(read.chunks, None))
+        return data is not None or has_read

@@ -1,0 +1,477 @@
+"""One simulated node: the real bucket and log over a disk that fails, and its copies.
+
+Invariants, each an assertion:
+1. A copy reads as of its complete end what its history says, after each start, snapshot,
+   promotion, rollback and compaction; only tombstones that may be purged can be missing.
+2. Its position is the one its stream says, message by message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from compacting import compact
+from millstream.kv.aio.copies import Copies
+from millstream.kv.aio.engine import _StoreReader
+from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.eviction import Evictor
+from millstream.kv.core.flush import FlushPlan, GroupCommit
+from millstream.kv.core.memory import Memory
+from millstream.kv.core.partition import Partition, value_of
+from millstream.kv.core.standing import standing_of
+from millstream.model.partitions import PartitionState
+from millstream.model.position import FailoverLog, Position
+from millstream.model.standing import Standing
+from millstream.storage.core.segment_log import LogSizes
+from millstream.storage.core.store import EncodedCommit, LogStore
+from millstream.wire.frames import change_of, seqno_of
+from millstream.wire.mcbp import Opcode
+from simulated_disk import Crash, SimulatedById, SimulatedDisk, nothing_happens
+from simulation.following import Following
+from simulation.truth import Change, name_of
+
+if TYPE_CHECKING:
+    from simulation.link import Link
+    from simulation.world import World
+
+KEYS = (b"a", b"b", b"c", b"d")
+SIZES = LogSizes(700, 2800, fill_from_bytes=1400, fill_bytes=300)
+ACTIVE, REPLICA = PartitionState.ACTIVE, PartitionState.REPLICA
+SECOND = 1_000_000_000
+EVICTION_STEPS = 8
+
+
+def done(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """What a coroutine returns that never has to wait."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("it waits")
+
+
+class Flushing:
+    """The flusher and its thread as moves of copies use it: everything is done at once."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        self.node.finish_commit()
+        yield
+
+    async def flush(self, partition: Partition) -> None:
+        self.node.flush()
+
+    async def in_thread(self, function: Callable[..., Any], *args: object) -> Any:
+        return function(*args)
+
+    def undone(self, partition: Partition) -> None:
+        self.node.plan.undone(partition)
+
+
+class Node:
+    """One directory, and the process that serves it, if it lives."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world, self.name = world, f"node{number}"
+        self.is_down = self.is_isolated = False
+        self.copies = [Copy(self, p) for p in range(world.partition_count)]
+        self.new_disk()
+        self.start()
+
+    def new_disk(self) -> None:
+        self.disk = SimulatedDisk(self.world.rng, self.world.numbers)
+
+    def start(self) -> None:
+        def damaged(error: Exception) -> None:
+            raise AssertionError("nothing is damaged here") from error
+
+        world = self.world
+        self.store = store = LogStore.open(
+            self.disk, SimulatedById(self.disk), partition_count=world.partition_count,
+            new_entry=world.new_entry, sizes=SIZES, is_alone=False,
+        )  # fmt: skip
+        store.withdraw_receipt()
+        self.memory = Memory()
+        reader = _StoreReader(store, damaged)
+        self.partitions = [
+            Partition(
+                p, failover_log=found.failover_log, high_seqno=found.high_seqno,
+                purge_seqno=found.purge_seqno, is_resident=not store.has_records(p),
+                log=reader, state=found.state, last_branch=found.last_branch,
+                top_seqno=found.top_seqno, range_end=found.range_end, memory=self.memory,
+            )
+            for p, found in enumerate(store.partitions)
+        ]  # fmt: skip
+        self.bucket = Bucket(
+            "b", "00", self.partitions, new_lease_id=lambda: 1, now_ns=lambda: world.now_ns,
+            monotonic_ns=lambda: 0,
+        )  # fmt: skip
+        self.plan: FlushPlan[None] = FlushPlan(self.partitions)
+        self.evictor = Evictor(self.partitions, self.memory)
+        self.moves = Copies(self.bucket, store, Flushing(self))  # type: ignore[arg-type]
+        self.commit: tuple[GroupCommit, EncodedCommit] | None = None
+        self.served: set[Link] = set()
+        self.following: dict[Node, Following] = {}
+        for copy in self.copies:
+            copy.check("started")
+
+    # -- the disk
+
+    def freeze(self) -> None:
+        """A group commit takes what there is; it is on its way to the disk from here on."""
+        if self.commit is None:
+            plan = self.plan.freeze()
+            if plan is not None:
+                self.commit = plan, self.store.encode(plan.batches)
+
+    def finish_commit(self) -> None:
+        if self.commit is not None:
+            plan, encoded = self.commit
+            self.store.append(encoded)
+            self.store.absorb(encoded)
+            self.plan.persisted(plan)
+            self.commit = None
+        for copy in self.copies:
+            copy.confirm()
+
+    def flush(self) -> None:
+        """Everything."""
+        self.finish_commit()
+        self.freeze()
+        self.finish_commit()
+
+    def tend(self) -> None:
+        """Something that goes on by itself."""
+        rng = self.world.rng
+        dice = rng.random()
+        if dice < 0.5:
+            self.finish_commit()
+            self.compact()
+        elif dice < 0.75:
+            self.finish_commit()
+            self.store.commit_by_id()
+        else:
+            self.memory.low_bytes = self.memory.table_bytes * rng.randint(0, 3) // 4
+            for _ in range(EVICTION_STEPS):
+                if not self.evictor.step() and not self.evictor.press():
+                    break
+
+    def compact(self) -> None:
+        """Let go of what nobody needs, as far as luck says."""
+        rng = self.world.rng
+        for copy in self.copies:
+            copy.move_low_points()
+        self.store._log.roll()
+        compact(self.store, lambda numbers: numbers[: rng.randint(1, len(numbers))])
+        for copy in self.copies:
+            copy.check("compacted")
+
+    # -- its end
+
+    @contextmanager
+    def may_crash(self, chance: float) -> Iterator[None]:
+        """The process may die at an effect of the disk."""
+        rng = self.world.rng
+        if rng.random() < chance:
+            left = [rng.randint(0, 4)]
+
+            def before(kind: str, name: str) -> None:
+                left[0] -= 1
+                if left[0] < 0:
+                    raise Crash
+
+            self.disk.before = before
+        try:
+            yield
+        except Crash:
+            self.disk.before = nothing_happens
+            self.die()
+        finally:
+            self.disk.before = nothing_happens
+
+    def crash(self) -> None:
+        if self.world.rng.random() < 0.6:
+            with self.may_crash(1.0):
+                self.flush()
+        if not self.is_down:
+            self.die()
+
+    def die(self) -> None:
+        world = self.world
+        world.trace(f"{self.name} dies, {[copy.describe() for copy in self.copies]}")
+        self.hang_up()
+        world.inherits = []
+        self.is_down = True
+        for copy in self.copies:
+            copy.is_intact, copy.rejoined_at, copy.pending = False, None, []
+        if world.rng.random() < 0.5:
+            self.disk.lose_power()
+
+    def hang_up(self) -> None:
+        """All connections are gone, both ways."""
+        for link in list(self.served):
+            link.cut(is_server_gone=True)
+        self.served.clear()
+        self.leave_all()
+
+    def leave_all(self) -> None:
+        for following in list(self.following.values()):
+            following.leave()
+
+    def lose_files(self) -> None:
+        """Replaced by an empty one."""
+        self.world.trace(f"{self.name} loses its files")
+        self.die()
+        self.new_disk()
+        for copy in self.copies:
+            copy.is_whole = False
+
+    def restart(self) -> None:
+        self.is_down = False
+        self.start()
+        for copy in self.copies:
+            if copy.partition.state is PartitionState.ABSENT:
+                self.world.admit(copy)
+        self.world.trace(f"{self.name} is back, {[copy.describe() for copy in self.copies]}")
+
+
+class Copy:
+    """One copy of one partition; what of it outlives the process."""
+
+    def __init__(self, node: Node, partition_id: int) -> None:
+        self.node, self.world, self.partition_id = node, node.world, partition_id
+        self.is_intact = self.is_whole = True  # has all it ever acknowledged in memory, on disk
+        self.rejoined_at: int | None = None
+        self.pending: list[tuple[Change, str]] = []
+
+    @property
+    def name(self) -> str:
+        return f"{self.node.name}/{self.partition_id}"
+
+    def describe(self) -> str:
+        partition, replica = self.partition, self.partition.replica
+        state, log = partition.state.name.lower(), [tuple(e) for e in partition.failover_log]
+        where = f"high {self.end}" if replica is None else str(tuple(replica.position))
+        return f"{self.name} {state} {where} durable {partition.persisted_seqno} {log}"
+
+    # -- what it holds
+
+    @property
+    def partition(self) -> Partition:
+        return self.node.partitions[self.partition_id]
+
+    @property
+    def is_active(self) -> bool:
+        return not self.node.is_down and self.partition.state is ACTIVE
+
+    @property
+    def is_replica(self) -> bool:
+        return not self.node.is_down and self.partition.state is REPLICA
+
+    @property
+    def end(self) -> int:
+        """What may be acknowledged, read by others, and promoted at."""
+        return self.partition.high_seqno
+
+    def stands(self) -> tuple[Position, FailoverLog]:
+        """As a reader of its source."""
+        replica = self.partition.replica
+        assert replica is not None
+        return replica.position, self.partition.failover_log
+
+    is_settled = True
+
+    @property
+    def branch(self) -> int:
+        return self.partition.failover_log[0].branch
+
+    def history(self) -> list[Change]:
+        return self.world.truth.history(self.partition.failover_log, self.end)
+
+    def values(self) -> dict[bytes, bytes]:
+        frames = {key: self.partition.newest(key) for key in KEYS}
+        return {
+            key: value_of(frame)
+            for key, frame in frames.items()
+            if frame is not None and frame[1] == Opcode.DCP_MUTATION
+        }
+
+    def is_purgeable(self, seqno: int, value: bytes | None) -> bool:
+        return value is None and seqno <= self.partition.purge_seqno
+
+    def documents(self, purge_seqno: int) -> dict[bytes, tuple[bytes, bytes]]:
+        """Frames, with CAS and revision, and lineages, but tombstones that may be gone."""
+        entries = [self.partition.entry(key) for key in KEYS]
+        return {
+            entry.key: (entry.frame, entry.lineage)
+            for entry in entries
+            if entry is not None
+            and (entry.frame[1] == Opcode.DCP_MUTATION or seqno_of(entry.frame) > purge_seqno)
+        }
+
+    def check(self, when: str) -> None:
+        """What it can be read as of is what its history says."""
+        partition, end = self.partition, self.end
+        if end and partition.state in (ACTIVE, REPLICA):
+            hold = partition.open_hold(None)
+            if hold is None:  # holds were lost inside a snapshot, and the log is behind
+                assert end < partition.queue.high_seqno
+                return
+            assert hold.at == end
+            frames = list(read_all(partition, hold.at, is_logged=hold.is_logged))
+            partition.release_hold(hold)
+            found = {name_of(frame) for frame in frames}
+            newest = {change.key: change for change in self.history()}
+            right = {(change.seqno, change.value) for change in newest.values()}
+            gone = {name for name in right - found if self.is_purgeable(*name)}
+            assert found == right - gone, f"{self.name} {when}, {end}: {found}, right is {right}"
+        partition.queue.check()
+
+    # -- what clients do
+
+    def write(self, key: bytes, value: bytes | None, level: str, expiry: int = 0) -> None:
+        def change() -> None:
+            if value is None:
+                self.partition.delete(key, 0, self.world.now_ns)
+            else:
+                self.partition.put(key, value, 0, expiry, 0, 0, self.world.now_ns)
+
+        self._change(key, value, level, change)
+
+    def expire(self, key: bytes) -> None:
+        now_ns = self.world.now_ns
+        self._change(key, None, "memory", lambda: self.partition.expire(key, now_ns))
+
+    def _change(self, key: bytes, value: bytes | None, level: str, change) -> None:
+        world, partition = self.world, self.partition
+        known = {made.key: made for made in self.history()}.get(key)
+        before = partition.high_seqno
+        change()
+        if partition.high_seqno == before:
+            return  # there was nothing to delete, nothing is due
+        assert partition.high_seqno == before + 1 or value is None
+        frame = partition.newest(key)
+        assert frame is not None
+        if known and change_of(frame).rev == 1 and self.is_purgeable(known.seqno, known.value):
+            known = None
+        made = world.truth.written(partition, key, known, value)
+        if level != "memory":
+            self.pending.append((made, level))
+
+    # -- what happens to it
+
+    def confirm(self) -> None:
+        """Loss ends when the copy is again complete up to the high that its source had."""
+        if self.rejoined_at is not None:
+            self.is_intact |= self.end >= self.rejoined_at
+            self.is_whole |= self.partition.persisted_seqno >= self.rejoined_at
+
+    def set_state(self, state: PartitionState, *, is_hand_over: bool = False) -> None:
+        if state is not ACTIVE:
+            self.pending = []
+        done(self.node.moves.set_state(self.partition_id, state, is_hand_over=is_hand_over))
+
+    def stand_down(self) -> None:
+        """Follow nobody, and serve no document."""
+        if self.is_active:
+            self.set_state(REPLICA)
+        self.leave()
+
+    def leave(self) -> None:
+        """Follow nobody."""
+        for following in list(self.node.following.values()):
+            if self.partition_id in following.asked:
+                following.leave()
+
+    def promise(self, branch: int) -> bool:
+        """To whoever promotes; then it follows nobody of a lower branch."""
+        p = self.partition_id
+        is_promised = done(self.node.moves.promise([p], branch)) == [p]
+        if not self.is_active:
+            self.pending = []
+        self.leave()
+        return is_promised
+
+    def standing(self) -> Standing:
+        return standing_of(self.partition)._replace(
+            is_intact=self.is_intact, is_whole=self.is_whole
+        )
+
+    def activate(self, branch: int, end: int) -> bool:
+        """Begin a new history at the complete end, as promised."""
+        partition, world, p = self.partition, self.world, self.partition_id
+        mark, top, log = self.end, partition.queue.high_seqno, partition.failover_log
+        frames = [partition.newest(key) for key in KEYS]
+        above = [f for f in frames if f is not None and seqno_of(f) > mark]
+        world.inherits = [world.truth.of(log, frame) for frame in above]
+        is_done = done(self.node.moves.activate(branch, {p: end})) == [p]
+        world.inherits = []
+        if is_done:
+            found = self.node.store.partition(p)
+            assert partition.failover_log[0][1:] == (mark, branch)
+            assert found.purge_seqno <= found.history_seqno <= mark
+            assert partition.purge_seqno == found.purge_seqno
+            assert self.end == top
+            self.became_active()
+        return is_done
+
+    def became_active(self) -> None:
+        self.rejoined_at = None
+        self.is_intact = self.is_whole = True
+        self.check("activated")
+
+    def roll_back(self, seqno: int) -> int:
+        """As told by a source; return where that is."""
+        self.is_intact = self.is_whole = False
+        self.node.flush()
+        right = max((mark for mark in self.marks() if mark <= seqno), default=0)
+        assert done(self.node.moves.roll_back(self.partition_id, seqno)) == right == self.end
+        self.check("undone")
+        return right
+
+    def marks(self) -> list[int]:
+        store, p = self.node.store, self.partition_id
+        live, numbers = store._summaries[p], store._log.numbers
+        columns = [store._log.columns(number, p) for number in numbers]
+        return [
+            mark
+            for number, one in zip(numbers, columns, strict=True)
+            for mark in (one.marks if one is not None else ())
+            if live.low_points.history_seqno <= mark <= live.limit(number)
+        ]
+
+    def move_low_points(self) -> None:
+        rng, partition, store = self.world.rng, self.partition, self.node.store
+        found = store.partition(self.partition_id)
+        limit = min(found.high_seqno, partition.history_limit())
+        history = max(found.history_seqno, limit if rng.random() < 0.6 else rng.randint(0, limit))
+        if history <= found.high_seqno:
+            purge = found.purge_seqno
+            if rng.random() < 0.5:
+                purge = max(purge, min(history, partition.purge_limit()))
+            store.set_low_points({self.partition_id: (history, purge)})
+            partition.purge_seqno = max(partition.purge_seqno, purge)
+
+    def lose_holds(self) -> None:
+        """Readers are too slow: they go on in the log."""
+        self.partition.queue.holds.lose_all()
+        self.partition.queue.collect(0)
+
+
+def read_all(partition: Partition, at: int, *, is_logged: bool) -> Iterator[bytes]:
+    """As a reader from 0 does: the log, then memory."""
+    after = 0
+    if is_logged or partition.memory_floor > 0:
+        for frames, covered in partition.backfill(0, at, is_logged=is_logged):
+            yield from frames
+            after = covered
+    while after < at:
+        found = partition.memory_slice(after, at, 1 << 20, 7)
+        assert found is not None
+        frames, after = found
+        yield from frames

@@ -1,0 +1,371 @@
+"""Random schedules of two or three nodes and of their readers, and what must hold at the end.
+
+A schedule writes, deletes, expires, flushes, follows, reads, cuts, crashes at any effect of a
+disk, loses power, unflushed tails and files, forgets deletions, compacts, evicts, cuts nodes off,
+promotes by a quorum or by force, and hands over cleanly. Then everything is healed.
+
+Checked:
+1. what `node` and `readers` say, at every step;
+2. once healed all copies and readers come to hold what the active copy does, in a bounded number
+   of steps, and that is the replay of its history;
+3. nothing acknowledged by a majority is lost, in memory or persisted, as promised;
+4. a durable-only reader never held a change that vanished.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable
+
+from millstream.cluster.core.promotion import Verdict, judge, next_branch, winner_of
+from millstream.model.position import FailoverEntry
+from simulation.following import Following
+from simulation.node import ACTIVE, KEYS, REPLICA, SECOND, Copy, Node
+from simulation.readers import Durable, Exact, Keeping, Reader
+from simulation.truth import Change, Truth, replay
+
+STEPS = (30, 80, 140)
+SETTLE_TURNS_MAX = 150
+LEVELS = ("memory", "majority", "persisted")
+
+
+class World:
+    """Random schedule, the cluster's rules, and the checks."""
+
+    def __init__(self, seed: int, lines: list[str] | None = None) -> None:
+        self.rng, self.numbers = random.Random(seed), itertools.count(100)
+        rng = self.rng
+        self.truth = Truth(self.numbers)
+        self.lines = lines
+        self.clock, self.now_ns = 10, 1_700_000_000 * SECOND
+        self.inherits: list[Change] = []
+        self.crashes = rng.choice((0, 0.02, 0.1))
+        self.is_restless = rng.random() < 0.5  # readers disconnect after every few items
+        self.partition_count = rng.choice((1, 1, 1, 2))
+        self.nodes: list[Node] = []
+        for number in range(rng.choice((2, 3))):
+            self.nodes.append(Node(self, number))
+        self.majority = len(self.nodes) // 2 + 1
+        self.partition_ids = range(self.partition_count)
+        for p in self.partition_ids:
+            self.nodes[0].copies[p].set_state(ACTIVE)
+            for node in self.nodes[1:]:
+                node.copies[p].set_state(REPLICA)
+        self.readers: list[Reader] = []
+        for p in self.partition_ids:
+            for number, kind in enumerate((Keeping, Exact)):
+                self.readers.append(kind(self, number, p))
+        self.acknowledged: list[tuple[int, Change, str]] = []
+
+    def trace(self, line: str) -> None:
+        if self.lines is not None:
+            self.lines.append(line)
+
+    # -- who is there
+
+    def up(self) -> list[Node]:
+        return [node for node in self.nodes if not node.is_down]
+
+    def copies(self, p: int) -> list[Copy]:
+        return [node.copies[p] for node in self.nodes]
+
+    def actives(self, p: int) -> list[Copy]:
+        return [copy for copy in self.copies(p) if copy.is_active]
+
+    def newest_active(self, p: int) -> Copy | None:
+        return max(self.actives(p), key=lambda copy: copy.branch, default=None)
+
+    def sources_of(self, copy: Copy) -> list[Following]:
+        """The connection by which a copy follows another one now, if it does."""
+        p = copy.partition_id
+        return [
+            following
+            for following in copy.node.following.values()
+            if following.opened.get(p) == following.source.copies[p].partition.epoch
+            and p in following.asked
+        ]
+
+    def replicas_of(self, source: Copy) -> list[Copy]:
+        return [
+            copy
+            for copy in self.copies(source.partition_id)
+            if not copy.node.is_down
+            and any(following.source is source.node for following in self.sources_of(copy))
+        ]
+
+    # -- the cluster's rules
+
+    def new_entry(self, seqno: int, last_branch: int) -> FailoverEntry:
+        uuid = next(self.numbers)
+        self.truth.inherit(uuid, self.inherits)
+        return FailoverEntry(uuid, seqno, max(last_branch + 1, self.clock))
+
+    def admit(self, copy: Copy) -> None:
+        """A copy that lost its files promises what anybody has promised."""
+        up = [other.partition.last_branch for other in self.copies(copy.partition_id)]
+        copy.promise(max(up))
+        copy.set_state(REPLICA)
+
+    def acknowledge(self, source: Copy) -> None:
+        holders = [source, *self.replicas_of(source)]
+        if len(holders) < self.majority or not source.pending:
+            return
+        ends = sorted((copy.end for copy in holders), reverse=True)
+        marks = sorted((copy.partition.persisted_seqno for copy in holders), reverse=True)
+        reached = {"majority": ends[self.majority - 1], "persisted": marks[self.majority - 1]}
+        done = [pair for pair in source.pending if pair[0].seqno <= reached[pair[1]]]
+        source.pending = [pair for pair in source.pending if pair not in done]
+        self.acknowledged += [(source.partition_id, *pair) for pair in done]
+
+    def promote(self, p: int, *, forced: bool) -> None:
+        """Ask those that are reached, let them promise, make the furthest active."""
+        row = tuple(node.name for node in self.nodes)
+        asked = {node.name: node.copies[p] for node in self.up() if not node.is_isolated}
+        standings = {name: copy.standing() for name, copy in asked.items()}
+        verdict = judge(row, standings)
+        if len(verdict.answered) < verdict.needed or not (verdict.is_safe or forced):
+            return
+        branch = next_branch(standings.values(), self.clock)
+        promised = {name: copy.standing() for name, copy in asked.items() if copy.promise(branch)}
+        verdict = judge(row, promised)
+        winner = winner_of(row, promised)
+        if winner is None or len(verdict.answered) < verdict.needed:
+            return
+        self.forgive(p, verdict)
+        copy = asked[winner]
+        assert copy.activate(branch, promised[winner].complete_end)
+        self.trace(f"promoted {copy.describe()} of {list(promised)}")
+
+    def forgive(self, p: int, verdict: Verdict) -> None:
+        """What a promotion says is at risk may be lost by it."""
+        risk = verdict.at_risk
+        self.acknowledged = [a for a in self.acknowledged if a[0] != p or a[2] not in risk]
+        if "persisted" in risk:
+            self.excuse(p)
+
+    def excuse(self, p: int) -> None:
+        for reader in self.readers:
+            if isinstance(reader, Durable) and reader.partition_id == p:
+                reader.is_excused = True
+
+    def take_over(self, old: Copy) -> None:
+        """Clean hand-over: everything sent, failover log kept."""
+        for new in self.replicas_of(old):
+            partition = new.partition
+            if (
+                partition.queue.high_seqno == new.end == old.end and not old.node.is_isolated
+                and partition.failover_log == old.partition.failover_log
+            ):  # fmt: skip
+                old.stand_down()
+                new.leave()
+                new.set_state(ACTIVE, is_hand_over=True)
+                new.became_active()
+                self.trace(f"take-over {old.name} to {new.name}")
+                return
+
+    def pull(self, replica: Copy, source: Copy | None, events_max: int) -> None:
+        """A replica follows on, else begins to follow `source`."""
+        node, p = replica.node, replica.partition_id
+        if not replica.is_replica:
+            return
+        following = next((f for f in node.following.values() if p in f.asked), None)
+        if following is not None and following.link.is_cut:
+            following.leave()
+            following = None
+        if following is None:
+            if source is None:
+                return
+            following = node.following.get(source.node)
+            if following is None or following.link.is_cut:
+                following = Following(node, source.node)
+            following.follow(p)
+        following.link.run(events_max)
+
+    # -- the schedule
+
+    def run(self) -> None:
+        for _ in range(self.rng.choice(STEPS)):
+            self.step()
+        for p in self.partition_ids:
+            self.end_badly(p)
+        actives = self.heal()
+        self.trace("healed")
+        self.compare(self.converge(actives))
+
+    def step(self) -> None:  # noqa: C901 - the dice in one piece
+        rng = self.rng
+        self.clock += rng.randint(0, 1)
+        self.now_ns += rng.choice((0, 1, 1, 2, SECOND))
+        p, node, reader = rng.choice(self.partition_ids), rng.choice(self.nodes), None
+        copy, reader = node.copies[p], rng.choice(self.readers)
+        dice, actives = rng.random(), self.actives(p)
+        if dice < 0.30 and actives:
+            self.write(rng.choice(actives))
+        elif dice < 0.38 and not node.is_down:
+            with node.may_crash(self.crashes):
+                rng.choice((node.flush, node.freeze, node.finish_commit))()
+        elif dice < 0.56:
+            sources = [one for one in actives if one is not copy]
+            with node.may_crash(self.crashes):
+                self.pull(copy, rng.choice(sources) if sources else None, rng.randint(1, 6))
+        elif dice < 0.76 and self.up() and reader.is_awake:
+            actives = self.actives(reader.partition_id)
+            nodes = [one.node for one in actives] if actives and rng.random() < 0.8 else self.up()
+            reader.follow(rng.choice(nodes), rng.randint(1, 6))
+        elif dice < 0.82:
+            rng.choice((node.leave_all, reader.disconnect))()
+            reader.is_awake = rng.random() < 0.7
+        elif dice < 0.86 and not node.is_down:
+            copy.lose_holds()
+        elif dice < 0.90 and not node.is_down:
+            with node.may_crash(self.crashes):
+                node.tend()
+        elif dice < 0.92 and not node.is_down:
+            node.crash()
+        elif dice < 0.923 and not node.is_down and not any(c.is_active for c in node.copies):
+            node.lose_files()
+        elif dice < 0.95 and node.is_down:
+            node.restart()
+        elif dice < 0.96:
+            node.is_isolated = not node.is_isolated
+        elif dice < 0.98 and (
+            rng.random() < 0.2 or not [c for c in actives if not c.node.is_isolated]
+        ):
+            self.promote(p, forced=rng.random() < 0.2)
+        elif dice < 0.985 and actives:
+            self.take_over(rng.choice(actives))
+        for q in self.partition_ids:
+            for active in self.actives(q):
+                self.acknowledge(active)
+
+    def write(self, active: Copy) -> None:
+        rng, key = self.rng, self.rng.choice(KEYS)
+        dice = rng.random()
+        if dice < 0.1:
+            active.expire(key)
+        elif dice < 0.35:
+            active.write(key, None, rng.choice(LEVELS))
+        else:
+            expiry = self.now_ns // SECOND + rng.randint(1, 9) if rng.random() < 0.2 else 0
+            value = b"%d" % next(self.numbers) + bytes(rng.choice((0, 0, 90)))
+            active.write(key, value, rng.choice(LEVELS), expiry)
+
+    def end_badly(self, p: int) -> None:
+        """Two endings that chance finds too seldom; from their causes on nothing is written."""
+        active, ending = self.newest_active(p), self.rng.random()
+        if active is None or ending < 0.6:
+            return
+        if ending < 0.8:  # a second fail-over between a reader's undo and its next items
+            active.node.crash()
+            active.node.restart()
+            self.promote(p, forced=True)
+            for newest in self.actives(p):
+                if newest.partition.last_branch == newest.branch:
+                    for key in self.rng.sample(KEYS, 2):
+                        newest.write(key, b"%d" % next(self.numbers), "memory")
+                    for reader in self.readers:
+                        if reader.partition_id == p and not reader.is_durable_only:
+                            reader.disconnect()
+                            reader.follow(newest.node, 2)
+                    newest.node.crash()
+            return
+        replica = next(copy for copy in self.copies(p) if copy is not active)
+        if any(copy.is_active for copy in replica.node.copies):
+            return
+        active.node.flush()
+        active.node.compact()
+        if not replica.node.is_down:  # promoted inside its first load
+            replica.node.lose_files()
+            replica.node.restart()
+            self.pull(replica, active, 4)
+        active.node.crash()
+        self.promote(p, forced=True)
+
+    # -- its end
+
+    def heal(self) -> list[Copy]:
+        """Return the active copy of each partition."""
+        for node in self.nodes:
+            node.is_isolated = False
+            if node.is_down:
+                node.restart()
+        return [self._heal(p) for p in self.partition_ids]
+
+    def _heal(self, p: int) -> Copy:
+        newest = self.newest_active(p)
+        promised = max(copy.partition.last_branch for copy in self.copies(p))
+        if newest is None or newest.branch < promised:
+            self.promote(p, forced=True)
+            newest = self.actives(p)[0]
+        for copy in self.actives(p):
+            if copy is not newest:
+                copy.stand_down()
+        return newest
+
+    def converge(self, actives: list[Copy]) -> list[Copy]:
+        self.settle(actives, ())
+        for p, active in enumerate(actives):
+            if self.rng.random() < 0.5:
+                self.take_over(active)
+                actives[p] = self.actives(p)[0]
+        self.settle(actives, self.readers)
+        return actives
+
+    def settle(self, actives: list[Copy], readers: Iterable[Reader]) -> None:
+        rng = self.rng
+        replicas = [copy for p in self.partition_ids for copy in self.copies(p)]
+        replicas = [copy for copy in replicas if copy not in actives]
+        for turn in range(SETTLE_TURNS_MAX):
+            for node in self.nodes:
+                node.flush()
+            behind = [copy for copy in replicas if not is_through(copy, actives)]
+            late = [reader for reader in readers if not is_through(reader, actives)]
+            if not behind and not late and turn > 0:
+                return
+            for copy in replicas:
+                self.pull(copy, actives[copy.partition_id], 6)
+            for reader in readers:
+                reader.follow(actives[reader.partition_id].node, rng.randint(1, 4))
+                if self.is_restless or rng.random() < 0.3:
+                    reader.disconnect()
+        names = [(one.name, one.stands()) for one in (*behind, *late)]
+        raise AssertionError(f"no end: {names}, high {[active.end for active in actives]}")
+
+    def compare(self, actives: list[Copy]) -> None:
+        for p, active in enumerate(actives):
+            self._compare(p, active)
+        ends = [(active.end, replay(active.history())) for active in actives]
+        for node in self.nodes:
+            node.store.stop()
+            node.hang_up()
+            node.start()
+            for copy, (end, truth) in zip(node.copies, ends, strict=True):
+                assert copy.end == end
+                assert copy.values() == truth
+
+    def _compare(self, p: int, active: Copy) -> None:
+        history = active.history()
+        truth, alive = replay(history), {change.number for change in history}
+        assert active.values() == truth
+        purge = max(copy.partition.purge_seqno for copy in self.copies(p))
+        for copy in self.copies(p):
+            copy.check("at the end")
+            assert copy.documents(purge) == active.documents(purge), copy.name
+            assert copy.partition.state in (ACTIVE, REPLICA)
+        for reader in self.readers:
+            if reader.partition_id == p:
+                assert reader.values() == truth, f"{reader.name}: {reader.values()}, {truth}"
+                if isinstance(reader, Durable) and not reader.is_excused:
+                    gone = [c for c in reader.held.values() if c.number not in alive]
+                    assert not gone, f"{reader.name} held {gone}, which vanished"
+        for q, change, level in self.acknowledged:
+            lost = q == p and change.number not in alive
+            assert not lost, f"lost {change}, acknowledged at {level}"
+
+
+def is_through(one: Copy | Reader, actives: list[Copy]) -> bool:
+    """Whether it has all that the active copy has, and knows in which history."""
+    active, (position, log) = actives[one.partition_id], one.stands()
+    is_at_end = position.seqno == position.snap_end == active.end
+    return is_at_end and log[:1] == active.partition.failover_log[:1] and one.is_settled
