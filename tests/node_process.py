@@ -56,7 +56,7 @@ class NodeProcess:
         self.launch()
         try:
             self.ready = json.loads(self._first_line())
-        except BaseException:
+        except BaseException:  # also an interrupted test leaves no node behind
             self.kill()
             raise
         return self

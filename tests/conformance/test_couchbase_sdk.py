@@ -93,7 +93,7 @@ def wait_until(is_true: Callable[[], bool], seconds: float = 10) -> None:
     until = time.monotonic() + seconds
     while not is_true():
         assert time.monotonic() < until, f"not within {seconds} s"
-        time.sleep(0.05)
+        time.sleep(0.05)  # the SDK tells nobody: asked again
 
 
 # -- documents

@@ -80,7 +80,7 @@ def test_memcexist_and_memctouch(
     until = time.monotonic() + 10
     while run_program("memccat", server, "--binary", "brief.txt", check=False).stdout:
         assert time.monotonic() < until
-        time.sleep(0.05)
+        time.sleep(0.05)  # nobody tells of an expiry: asked again
     assert run_program("memcexist", server, "--binary", "brief.txt", check=False).returncode
 
 
@@ -93,4 +93,4 @@ def test_memcflush_later(node: NodeProcess, run_program: RunProgram, tmp_path: P
     until = time.monotonic() + 10
     while run_program("memccat", server, "--binary", "flushed.txt", check=False).stdout:
         assert time.monotonic() < until
-        time.sleep(0.05)
+        time.sleep(0.05)  # nobody tells of an expiry: asked again

@@ -82,7 +82,7 @@ def until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
+        time.sleep(0.02)  # the node tells nobody: asked again
 
 
 def send_durable(client: RawClient, key: bytes, value: bytes) -> None:

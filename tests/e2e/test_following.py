@@ -156,7 +156,7 @@ async def test_partitions_are_followed_to_the_node_that_has_them(
         expected = dict.fromkeys((key.decode() for key in keys), json.loads(value))
         while table(tmp_path / "state") != expected:
             assert not running.done(), running.exception()
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # the table tells nobody: looked at again
 
     async with asyncio.timeout(30):
         await wait_for(b"1")

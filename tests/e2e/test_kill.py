@@ -157,7 +157,7 @@ class Trial:
         ]
         for thread in threads:
             thread.start()
-        time.sleep(seconds)
+        time.sleep(seconds)  # the moment of the end is drawn by the dice
         end()
         for thread in threads:
             thread.join(30)
@@ -241,7 +241,7 @@ def _kill_over_and_over(trial: Trial, node: NodeProcess, dice: random.Random) ->
         trial.load(dice.uniform(0.02, LOAD_S_MAX), node.kill)
         if number % 4 == 3:  # once more while it recovers
             node.launch()
-            time.sleep(dice.uniform(0.0, 1.0))
+            time.sleep(dice.uniform(0.0, 1.0))  # any moment of the recovery
             node.kill()
         node.start()
         trial.check()

@@ -130,7 +130,7 @@ def until_persisted(client: RawClient) -> None:
         if found["changes_high"] == found["changes_persisted"]:
             return
         assert time.monotonic() < until, found
-        time.sleep(0.02)
+        time.sleep(0.02)  # the node tells nobody: asked again
 
 
 def forget_pages(node: NodeProcess) -> None:

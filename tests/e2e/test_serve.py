@@ -47,7 +47,7 @@ def until(condition, what, seconds=15.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, what
-        time.sleep(0.02)
+        time.sleep(0.02)  # the node tells nobody: asked again
 
 
 def fetch(node, path):

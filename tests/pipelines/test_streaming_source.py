@@ -28,7 +28,7 @@ def wait_until(holds: Callable[[], bool], query: Any = None) -> None:
         assert time.monotonic() < deadline, "not in time"
         if query is not None and query.exception() is not None:
             raise query.exception()
-        time.sleep(0.05)
+        time.sleep(0.05)  # Spark tells nobody: asked again
 
 
 def test_runs_over_what_is_available_keep_the_state(

@@ -44,7 +44,7 @@ class Driver:
         while not is_done(self.batches()):
             assert self.process.poll() is None, self.log.read_text()[-3000:]
             assert time.monotonic() < deadline, self.log.read_text()[-3000:]
-            time.sleep(0.05)
+            time.sleep(0.05)  # another process: asked again
 
     def kill(self):
         """SIGKILL the driver, its Java and its workers, at once."""

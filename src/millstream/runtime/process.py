@@ -23,7 +23,7 @@ from typing import Final
 
 from millstream.errors import UnavailableError
 
-__all__ = ["DirectoryLock", "calm_collector", "die_with_parent", "new_event_loop"]
+__all__ = ["DirectoryLock", "FileLock", "calm_collector", "die_with_parent", "new_event_loop"]
 
 _PR_SET_PDEATHSIG: Final = 1
 _LOCK_STEP_S: Final = 0.05
@@ -51,15 +51,15 @@ def die_with_parent(parent_pid: int, parent_pipe: int) -> None:
     threading.Thread(target=wait, name="parent watch", daemon=True).start()
 
 
-class DirectoryLock:
-    """The right to be the one server of a directory, as a locked file in it.
+class FileLock:
+    """A right that one process has at a time, as a locked file; it ends with the process.
 
     Args:
-        path: the lock file, created if missing.
+        path: the lock file, created if missing, left there when the right ends.
         patience_s: how long to wait for a predecessor that is just ending.
 
     Raises:
-        UnavailableError: `directory_in_use`.
+        UnavailableError: as `refusal` says.
         OSError: the file cannot be opened.
     """
 
@@ -70,14 +70,14 @@ class DirectoryLock:
             if time.monotonic() >= until:
                 holder = os.pread(self._descriptor, 32, 0).decode(errors="replace").strip()
                 os.close(self._descriptor)
-                raise UnavailableError(
-                    f"another server (process {holder or 'unknown'}) uses {path.parent}; "
-                    "stop it, or choose another directory",
-                    code="directory_in_use",
-                )
+                raise self.refusal(path, holder or "unknown")
             time.sleep(_LOCK_STEP_S)
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def refusal(self, path: Path, holder: str) -> UnavailableError:
+        """Return the error of who comes second; `holder` is the process that has the right."""
+        raise AssertionError("each kind of lock says its own")
 
     def release(self) -> None:
         """Let others in."""
@@ -89,6 +89,22 @@ class DirectoryLock:
         except BlockingIOError:
             return False
         return True
+
+
+class DirectoryLock(FileLock):
+    """The right to be the one server of the directory that the file is in.
+
+    Raises:
+        UnavailableError: `directory_in_use`.
+    """
+
+    def refusal(self, path: Path, holder: str) -> UnavailableError:
+        """Return `directory_in_use`."""
+        return UnavailableError(
+            f"another server (process {holder}) uses {path.parent}; "
+            "stop it, or choose another directory",
+            code="directory_in_use",
+        )
 
 
 def calm_collector() -> None:

@@ -75,4 +75,4 @@ def test_the_node_and_its_engine_end_with_a_parent_that_is_killed(tmp_path):
         deadline = time.monotonic() + 30
         while any(map(is_alive, processes)):
             assert time.monotonic() < deadline
-            time.sleep(0.02)
+            time.sleep(0.02)  # no child of ours: nobody tells of its end

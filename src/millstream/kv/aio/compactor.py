@@ -217,12 +217,12 @@ class Compactor:
             await asyncio.wait_for(self._wake.wait(), seconds)
 
     async def _look(self) -> None:
-        """Make a pass if it is time for one; wait if the disk is full."""
+        """Make a pass if it is due or asked for; on a full disk wait, and do it then."""
         waiters = self._waiters[:]
+        is_asked, self._is_asked = self._is_asked, False
         try:
             await self._count()
             self._sample()
-            is_asked, self._is_asked = self._is_asked, False
             self._is_passing = self._is_due() or is_asked
             if self._is_passing:
                 await self._pass(0.0 if is_asked else DEAD_SHARE_KEPT)
@@ -230,6 +230,7 @@ class Compactor:
             if error.code != "disk_full":
                 raise
             _LOG.warning("bucket %s is not compacted: %s", self._bucket.name, error)
+            self._is_asked, self._is_passing = self._is_asked or is_asked, False
             del self._waiters[: len(waiters)]
             self._answer(waiters, error)
             self._wake.clear()

@@ -17,7 +17,6 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -28,7 +27,7 @@ from millstream.kv.aio.copies import Copies
 from millstream.kv.aio.flusher import Flusher
 from millstream.kv.aio.memory_keeper import MemoryKeeper
 from millstream.kv.aio.pager import NoExpiries, Pager
-from millstream.kv.aio.reading_back import ReadingBack
+from millstream.kv.aio.reading_back import ReadingBack, telling_of_damage
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.low_points import PURGE_AGE_S, HistoryWindow
 from millstream.kv.core.memory import (
@@ -74,13 +73,13 @@ class _StoreReader:
 
     def find(self, partition_id: int, key: bytes) -> Entry | None:
         """Return the newest record of the key, tombstones included; blocks."""
-        with self._telling():
+        with telling_of_damage(self._on_corrupt):
             found = self._store.find(partition_id, key)
         return Entry(key, found.frame, found.lineage) if found else None
 
     def newest_seqno(self, partition_id: int, key: bytes) -> int:
         """Return the seqno of the newest record of the key, 0 if there is none."""
-        with self._telling():
+        with telling_of_damage(self._on_corrupt):
             found = self._store.locate(partition_id, key)
         return found[0] if found else 0
 
@@ -101,7 +100,7 @@ class _StoreReader:
         if after >= upto:
             return
         last = after
-        with self._telling():
+        with telling_of_damage(self._on_corrupt):
             skip = self._store.superseded(partition_id, after, at) | superseded
             scan = self._scan_described if is_described else self._store.scan_frames
             for frames, last in scan(partition_id, after, upto, skip):
@@ -119,21 +118,12 @@ class _StoreReader:
 
     def newest_mark(self, partition_id: int, seqno: int) -> int:
         """Return the newest mark at or below `seqno` that can be read as of, 0 if none."""
-        with self._telling():
+        with telling_of_damage(self._on_corrupt):
             return self._store.newest_mark(partition_id, seqno)
-
-    @contextmanager
-    def _telling(self) -> Iterator[None]:
-        """Tell of damage before the reader hears of it."""
-        try:
-            yield
-        except CorruptionError as error:
-            self._on_corrupt(error)
-            raise
 
     def keys(self, partition_id: int) -> Iterator[bytes]:
         """Yield the keys that have a record, tombstones included; blocks."""
-        with self._telling():
+        with telling_of_damage(self._on_corrupt):
             yield from self._store.keys(partition_id)
 
 

@@ -36,6 +36,7 @@ __all__ = [
     "READ_THREADS_MAX",
     "ReadingBack",
     "ReadingBackStatistics",
+    "telling_of_damage",
     "with_documents",
 ]
 
@@ -46,6 +47,16 @@ READS_WAITING_MAX: Final = 4096
 BUSY_WAIT_S: Final = 0.01
 """How long a job waits before it tries again, where too many look-ups wait."""
 _T = TypeVar("_T")
+
+
+@contextmanager
+def telling_of_damage(on_corrupt: Callable[[CorruptionError], None]) -> Iterator[None]:
+    """Tell of damage before the reader hears of it."""
+    try:
+        yield
+    except CorruptionError as error:
+        on_corrupt(error)
+        raise
 
 
 async def with_documents(call: Callable[[], _T]) -> _T:
@@ -127,7 +138,7 @@ class ReadingBack:
             found = self._offer.change
             self.fetched_total += 1
         else:
-            with self._telling():
+            with telling_of_damage(self._on_corrupt):
                 found = self._store.find_resident(partition_id, key)
             if found is not None:
                 self.resident_total += 1
@@ -155,7 +166,7 @@ class ReadingBack:
         return True
 
     def _read(self, partition_id: int, key: bytes, located: ByIdValue) -> StoredChange | None:
-        with self._telling():
+        with telling_of_damage(self._on_corrupt):
             return self._store.read(partition_id, key, located)
 
     def _fetched(
@@ -178,15 +189,6 @@ class ReadingBack:
             done(error)
         finally:
             self._offer = None
-
-    @contextmanager
-    def _telling(self) -> Iterator[None]:
-        """Tell of damage before the reader hears of it."""
-        try:
-            yield
-        except CorruptionError as error:
-            self._on_corrupt(error)
-            raise
 
     def statistics(self) -> ReadingBackStatistics:
         """Return the figures of now."""

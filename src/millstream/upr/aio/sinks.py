@@ -11,6 +11,8 @@ Invariants:
 2. A sink that is opened again goes on from what `load` returns; what was begun and not finished is
    void, or may be done again.
 3. Calls block, and come one at a time, from any thread.
+4. One process at a time has a sink open, as long as it lives: another one is refused before it
+   has changed anything.
 
 Elsewhere: which effects, in which order (`upr.core.bookkeeper`); who calls (`upr.aio.following`).
 """
@@ -18,19 +20,23 @@ Elsewhere: which effects, in which order (`upr.core.bookkeeper`); who calls (`up
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-from millstream.errors import CorruptionError, UnavailableError
+from millstream.errors import CorruptionError, MillstreamError, UnavailableError
+from millstream.runtime.process import FileLock
 from millstream.upr.aio.ledger import Ledger, Stored, open_database
 from millstream.upr.core.bookkeeper import Apply, Document, Effect, Restore, Rewind, Sweep
 from millstream.upr.core.lines import lines_of
 
-__all__ = ["CallbackSink", "JsonLinesSink", "Sink", "SqliteSink"]
+__all__ = ["CallbackSink", "JsonLinesSink", "Sink", "SinkLock", "SqliteSink"]
 
+LOCK_PATIENCE_S: Final = 1.0
+"""How long to wait for the lock of a reader that is just ending."""
 _DOCUMENTS: Final = """
 CREATE TABLE IF NOT EXISTS documents (
     key BLOB PRIMARY KEY, value BLOB NOT NULL, partition INTEGER NOT NULL, seqno INTEGER NOT NULL,
@@ -73,19 +79,44 @@ def _transaction(database: sqlite3.Connection) -> Iterator[None]:
         raise UnavailableError(message, code="unwritable") from error
 
 
-class SqliteSink:
-    """The bucket as a table `documents` of an SQLite database; place and ring beside it.
-
-    Args:
-        path: of the database, made if missing.
+class SinkLock(FileLock):
+    """The right to follow into a sink.
 
     Raises:
-        UnavailableError: `unreadable`. CorruptionError: no database.
+        UnavailableError: `sink_in_use`.
     """
 
-    def __init__(self, path: os.PathLike[str] | str) -> None:
-        self._database = open_database(Path(path), _DOCUMENTS)
-        self._ledger = Ledger(self._database, str(path))
+    def refusal(self, path: Path, holder: str) -> UnavailableError:
+        """Return `sink_in_use`."""
+        return UnavailableError(
+            f"another reader (process {holder}) follows into {path.with_suffix('')}; stop it, or "
+            "choose another file",
+            code="sink_in_use",
+        )
+
+
+class _LedgerSink:
+    """A sink whose place and ring are in a database, with whatever else it keeps there.
+
+    Args:
+        path: of the sink, for messages; whoever has `<path>.lock` may follow into it.
+        database: path of the database.
+        tables: what the sink keeps in it.
+    """
+
+    def __init__(self, path: os.PathLike[str] | str, database: str, tables: str = "") -> None:
+        self._path = os.fspath(path)
+        try:
+            self._lock = SinkLock(Path(f"{self._path}.lock"), patience_s=LOCK_PATIENCE_S)
+        except OSError as error:
+            message = f"cannot open {error.filename}: {error.strerror}"
+            raise UnavailableError(message, code="unreadable") from error
+        try:
+            self._database = open_database(Path(database), tables)
+        except MillstreamError:
+            self._lock.release()
+            raise
+        self._ledger = Ledger(self._database, self._path)
 
     def load(self) -> Mapping[int, Stored]:
         """Return places and rings by partition, as last written."""
@@ -94,6 +125,25 @@ class SqliteSink:
     def claim(self, bucket: str, bucket_uuid: str) -> None:
         """Belong to this bucket; raises as `Ledger.claim`."""
         self._ledger.claim(bucket, bucket_uuid)
+
+    def close(self) -> None:
+        """Close the database, and let others follow into it."""
+        self._database.close()
+        self._lock.release()
+
+
+class SqliteSink(_LedgerSink):
+    """The bucket as a table `documents` of an SQLite database; place and ring beside it.
+
+    Args:
+        path: of the database, made if missing.
+
+    Raises:
+        UnavailableError: `unreadable`, `sink_in_use`. CorruptionError: no database.
+    """
+
+    def __init__(self, path: os.PathLike[str] | str) -> None:
+        super().__init__(path, os.fspath(path), _DOCUMENTS)
 
     def write(self, effects: Sequence[Effect]) -> None:
         """Perform effects in one transaction: all of them, or none.
@@ -142,12 +192,8 @@ class SqliteSink:
             (key, value, partition_id, seqno, signed_cas, flags, datatype, load),
         )
 
-    def close(self) -> None:
-        """Close the database."""
-        self._database.close()
 
-
-class JsonLinesSink:
+class JsonLinesSink(_LedgerSink):
     """Every change as a line of a file; place and ring in `<path>.place`.
 
     What is behind the length kept there was written and not counted: it is cut off at the start.
@@ -156,39 +202,32 @@ class JsonLinesSink:
         path: of the lines, made if missing.
 
     Raises:
-        UnavailableError: `unreadable`.
+        UnavailableError: `unreadable`, `sink_in_use`.
         CorruptionError: the file is shorter than what was written to it.
     """
 
     def __init__(self, path: os.PathLike[str] | str) -> None:
-        self._database = open_database(Path(f"{os.fspath(path)}.place"), _LINES)
-        self._ledger = Ledger(self._database, str(path))
+        super().__init__(path, f"{os.fspath(path)}.place", _LINES)
         row = self._database.execute("SELECT bytes FROM millstream_lines").fetchone()
         if row is None:
             self._database.execute("INSERT INTO millstream_lines VALUES (0)")
         self._bytes: int = row[0] if row else 0
+        self._file: io.FileIO | None = None
         try:
-            self._file = open(os.fspath(path), "ab", buffering=0)  # noqa: SIM115 - see close
+            self._file = io.FileIO(self._path, "ab")
             found = self._file.seek(0, os.SEEK_END)
             if found >= self._bytes:
                 self._file.truncate(self._bytes)
         except OSError as error:
-            message = f"cannot open {os.fspath(path)}: {error.strerror}"
+            self.close()
+            message = f"cannot open {self._path}: {error.strerror}"
             raise UnavailableError(message, code="unreadable") from error
         if found < self._bytes:
             self.close()
             raise CorruptionError(
-                f"{os.fspath(path)} has {found} bytes, {self._bytes} were written to it; put the "
+                f"{self._path} has {found} bytes, {self._bytes} were written to it; put the "
                 "file back, or begin anew without its .place file"
             )
-
-    def load(self) -> Mapping[int, Stored]:
-        """Return places and rings by partition, as last written."""
-        return self._ledger.load()
-
-    def claim(self, bucket: str, bucket_uuid: str) -> None:
-        """Belong to this bucket; raises as `Ledger.claim`."""
-        self._ledger.claim(bucket, bucket_uuid)
 
     def write(self, effects: Sequence[Effect]) -> None:
         """Append lines, make them durable, then count them together with the place.
@@ -207,6 +246,7 @@ class JsonLinesSink:
         self._bytes += len(lines)
 
     def _append(self, lines: bytes) -> None:
+        assert self._file is not None
         try:
             self._file.truncate(self._bytes)  # of a write that failed
             rest = memoryview(lines)
@@ -214,16 +254,17 @@ class JsonLinesSink:
                 rest = rest[self._file.write(rest) :]
             os.fdatasync(self._file.fileno())
         except OSError as error:
-            message = f"cannot write {self._file.name}: {error.strerror}"
+            message = f"cannot write {self._path}: {error.strerror}"
             raise UnavailableError(message, code="unwritable") from error
 
     def close(self) -> None:
-        """Close file and database."""
-        self._file.close()
-        self._database.close()
+        """Close file and database, and let others follow into it."""
+        if self._file is not None:
+            self._file.close()
+        super().close()
 
 
-class CallbackSink:
+class CallbackSink(_LedgerSink):
     """Calls a function with every change, and with what undoes changes.
 
     The ring is durable before a call, the place after it: a call may be made again after a kill,
@@ -237,7 +278,7 @@ class CallbackSink:
             when the reader is started again.
 
     Raises:
-        UnavailableError: `unreadable`. CorruptionError: no database.
+        UnavailableError: `unreadable`, `sink_in_use`. CorruptionError: no database.
     """
 
     def __init__(
@@ -245,17 +286,8 @@ class CallbackSink:
         path: os.PathLike[str] | str,
         callback: Callable[[Apply | Restore | Sweep | Rewind], None],
     ) -> None:
-        self._database = open_database(Path(path))
-        self._ledger = Ledger(self._database, str(path))
+        super().__init__(path, os.fspath(path))
         self._callback = callback
-
-    def load(self) -> Mapping[int, Stored]:
-        """Return places and rings by partition, as last written."""
-        return self._ledger.load()
-
-    def claim(self, bucket: str, bucket_uuid: str) -> None:
-        """Belong to this bucket; raises as `Ledger.claim`."""
-        self._ledger.claim(bucket, bucket_uuid)
 
     def write(self, effects: Sequence[Effect]) -> None:
         """Perform effects in order, place and ring between calls in one transaction.
@@ -278,7 +310,3 @@ class CallbackSink:
             with _transaction(self._database):
                 for effect in effects:
                     self._ledger.perform(effect)
-
-    def close(self) -> None:
-        """Close the database."""
-        self._database.close()

@@ -392,7 +392,7 @@ async def test_a_stop_leaves_no_trace_of_a_run(
     def slowly(steps: object, step_s: float) -> bool:
         if list((bucket.path / "log").glob("*.new")):
             loop.call_soon_threadsafe(began.set)
-            time.sleep(0.001)
+            time.sleep(0.001)  # in the thread of a step
             next(steps)  # type: ignore[call-overload]
             return False
         return take(steps, step_s)  # type: ignore[arg-type]
@@ -428,6 +428,32 @@ async def test_a_full_disk_is_waited_for(bucket: Bucket, monkeypatch: pytest.Mon
     await engine.compactor.compact()
     assert bucket.log_bytes() < before
     assert bucket.failures == []
+    await engine.stop()
+
+
+async def test_what_was_asked_for_is_done_once_the_disk_has_room(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DISK_FULL_PAUSE_S", 0.0)
+    monkeypatch.setattr(module, "LOOK_INTERVAL_S", 0.01)
+    engine = await bucket.open()
+    compactor, opened, refused = engine.compactor, OsDisk.open, asyncio.Event()
+    monkeypatch.setattr(compactor, "_is_due", lambda: False)
+    await bucket.write(6)
+    loop = asyncio.get_running_loop()
+
+    def full(disk: OsDisk, name: str, *, create: bool = False) -> OsFile:
+        if name.endswith(".new") and not refused.is_set():
+            loop.call_soon_threadsafe(refused.set)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return opened(disk, name, create=create)
+
+    monkeypatch.setattr(OsDisk, "open", full)
+    async with asyncio.timeout(10):
+        compactor.ask()
+        await refused.wait()
+        await until(lambda: not compactor._is_passing)
+        await until(lambda: compactor.statistics().runs_total > 0)
     await engine.stop()
 
 

@@ -1,7 +1,10 @@
 """Sinks one by one: what a kill or a failing disk leaves, and what is found afterwards."""
 
 import json
+import signal
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 
 from millstream.errors import CorruptionError, UnavailableError
 from millstream.model.position import FailoverEntry, Position
+from millstream.upr.aio import sinks
 from millstream.upr.aio.sinks import CallbackSink, JsonLinesSink, SqliteSink
 from millstream.upr.core.bookkeeper import (
     Apply,
@@ -168,3 +172,41 @@ def test_what_cannot_be_opened_is_an_error(tmp_path: Path, make: Any) -> None:
     (tmp_path / "file.place").write_bytes(b"no database at all" * 100)
     with pytest.raises(CorruptionError):
         make(tmp_path / "file")
+
+
+@pytest.mark.parametrize("kind", ["SqliteSink", "JsonLinesSink"])
+def test_a_sink_has_one_process_which_takes_its_right_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(sinks, "LOCK_PATIENCE_S", 0.0)
+    path, make = tmp_path / "sink", getattr(sinks, kind)
+    code = f"import sys; from millstream.upr.aio.sinks import {kind} as make\n"
+    code += "sink = make(sys.argv[1]); print('open', flush=True); sys.stdin.read()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"open\n"
+        if kind == "JsonLinesSink":
+            path.write_bytes(b"being written")
+        before = {one: one.read_bytes() for one in tmp_path.iterdir()}
+        with pytest.raises(
+            UnavailableError, match=rf"process {child.pid}\) follows into"
+        ) as caught:
+            make(path)
+        assert caught.value.code == "sink_in_use"
+        assert {one: one.read_bytes() for one in tmp_path.iterdir()} == before
+        child.send_signal(signal.SIGKILL)
+    monkeypatch.undo()
+    sink = make(path)
+    sink.write(FIRST)
+    sink.close()
+    make(path).close()
+
+
+def test_a_sink_that_cannot_be_opened_is_nobodys(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"no database at all" * 100)
+    for _ in range(2):
+        with pytest.raises(CorruptionError):
+            CallbackSink(tmp_path / "file", print)
