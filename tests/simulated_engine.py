@@ -169,7 +169,7 @@ class SimulatedEngine(EngineCopies, EngineLeases):
                 purge_seqno=found.purge_seqno, is_resident=not store.has_records(p),
                 log=reader, last_cas=newest[p], queue_bytes_max=1 << 20, memory=self.memory,
                 state=found.state, last_branch=found.last_branch, top_seqno=found.top_seqno,
-                range_end=found.range_end,
+                range_end=found.range_end, owed=found.owed,
             )  # fmt: skip
             partitions.append(partition)
         self.bucket = Bucket(

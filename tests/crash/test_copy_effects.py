@@ -68,6 +68,7 @@ class CopyOnDisk:
             purge_seqno=found.purge_seqno, is_resident=not self.store.has_records(0),
             log=_StoreReader(self.store, damaged), state=found.state,
             last_branch=found.last_branch, top_seqno=found.top_seqno, range_end=found.range_end,
+            owed=found.owed,
         )  # fmt: skip
         self.plan: FlushPlan[None] = FlushPlan([self.partition])
 

@@ -187,7 +187,7 @@ class Copy(Reading):
         super().__init__(world)
         self.name = f"copy{number}"
         self.is_down = self.is_isolated = False
-        self.is_intact = self.is_whole = True  # has all it ever acknowledged in memory, on disk
+        self.was_intact = self.was_whole = True  # as somebody knows who saw everything
         self.rejoined_at: int | None = None
         self.pending: list[tuple[Change, str]] = []
         self.new_disk()
@@ -210,7 +210,7 @@ class Copy(Reading):
             0, failover_log=found.failover_log, high_seqno=found.high_seqno,
             purge_seqno=found.purge_seqno, is_resident=not store.has_records(0),
             log=_StoreReader(store, damaged), state=found.state, last_branch=found.last_branch,
-            top_seqno=found.top_seqno, range_end=found.range_end,
+            top_seqno=found.top_seqno, range_end=found.range_end, owed=found.owed,
         )  # fmt: skip
         self.bucket = Bucket(
             "b", "00", [partition], new_lease_id=lambda: 1, now_ns=lambda: self.world.now_ns,
@@ -220,6 +220,16 @@ class Copy(Reading):
         self.check("started")
 
     # -- what it holds
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether it has all it ever acknowledged in memory, as it knows itself."""
+        return self.partition.replica is None or self.partition.replica.is_intact
+
+    @property
+    def is_whole(self) -> bool:
+        """The same on disk."""
+        return self.partition.replica is None or self.partition.replica.is_whole
 
     @property
     def is_active(self) -> bool:
@@ -284,8 +294,8 @@ class Copy(Reading):
 
     def on_opened(self, source: Copy, log: FailoverLog, purge_seqno: int) -> None:
         assert self.partition.replica is not None
-        self.partition.replica.on_opened(log, purge_seqno)
         self.rejoined_at = source.partition.queue.high_seqno
+        self.partition.replica.on_opened(log, purge_seqno, self.rejoined_at)
         self.check_position()
 
     def on_marker(self, start: int, end: int) -> None:
@@ -315,9 +325,9 @@ class Copy(Reading):
         self.confirm()
 
     def undo(self, seqno: int, source: Copy) -> int:
-        self.is_intact = self.is_whole = False
         right = max((m for m in self.marks() if m <= seqno), default=0)
         moves.restore(self.partition, self.store.roll_back(0, seqno))
+        self.was_intact = self.was_whole = False
         assert self.end == right
         assert self.partition.replica is not None
         self.check("undone")
@@ -376,8 +386,10 @@ class Copy(Reading):
     def confirm(self) -> None:
         """Loss ends when the copy is again complete up to the high that its source had."""
         if self.rejoined_at is not None:
-            self.is_intact |= self.end >= self.rejoined_at
-            self.is_whole |= self.partition.persisted_seqno >= self.rejoined_at
+            self.was_intact |= self.end >= self.rejoined_at
+            self.was_whole |= self.partition.persisted_seqno >= self.rejoined_at
+        assert self.was_intact >= self.is_intact, f"{self.name} forgot that it lost memory"
+        assert self.was_whole >= self.is_whole, f"{self.name} forgot that it lost changes"
 
     def set_state(self, state: PartitionState) -> None:
         """What `kv.aio.copies` does."""
@@ -409,7 +421,7 @@ class Copy(Reading):
         assert self.partition.purge_seqno == found.purge_seqno
         assert self.end == top
         self.rejoined_at = None
-        self.is_intact = self.is_whole = True
+        self.was_intact = self.was_whole = True
         self.check("activated")
 
     def compact(self) -> None:
@@ -460,15 +472,25 @@ class Copy(Reading):
         if not self.is_down:
             self.die()
 
-    def die(self) -> None:
-        self.world.trace(f"{self.name} dies, {self.partition.state.name}, end {self.end}")
+    def stop(self) -> None:
+        """A clean stop: nothing is lost, and what it lost before is not forgotten."""
+        self.flush()
+        self.leave("stops")
+        self.store.stop()
+        self.is_down, self.rejoined_at = True, None
+
+    def leave(self, how: str) -> None:
+        self.world.trace(f"{self.name} {how}, {self.partition.state.name}, end {self.end}")
         for reading in self.world.readings():
             if reading.source is self:
                 reading.source = reading.stream = None
         self.disconnect()
         self.world.inherits = []
         self.pending = []
-        self.is_down, self.is_intact, self.rejoined_at = True, False, None
+
+    def die(self) -> None:
+        self.leave("dies")
+        self.is_down, self.was_intact, self.rejoined_at = True, False, None
         if self.world.rng.random() < 0.5:
             self.disk.lose_power()
 
@@ -476,7 +498,7 @@ class Copy(Reading):
         """A copy that is replaced by an empty one is admitted with the newest branch known."""
         self.die()
         self.new_disk()
-        self.is_whole = False
+        self.was_whole = False
 
     def restart(self) -> None:
         self.is_down = False
@@ -485,7 +507,8 @@ class Copy(Reading):
             self.store.raise_last_branch(0, max(c.last_branch for c in self.world.copies))
             self.partition.last_branch = self.store.partition(0).last_branch
             self.set_state(REPLICA)
-        self.position, self.log = self.stands()
+        if not self.is_active:  # one that stopped cleanly still is
+            self.position, self.log = self.stands()
         self.world.trace(f"{self.name} is back at {self.position} {self.log}")
 
     @property
@@ -679,7 +702,7 @@ class World:
                 new.disconnect()
                 new.set_state(ACTIVE)
                 new.rejoined_at = None
-                new.is_intact = new.is_whole = True
+                new.was_intact = new.was_whole = True
                 self.trace(f"take-over {old.name} to {new.name}")
                 return
 
@@ -731,7 +754,7 @@ class World:
             with copy.may_crash(self.crashes):
                 rng.choice((copy.compact, copy.compact, copy.apply_by_id))()
         elif dice < 0.92 and not copy.is_down:
-            copy.crash()
+            (copy.stop if rng.random() < 0.3 else copy.crash)()
         elif dice < 0.923 and not copy.is_down and not copy.is_active:
             self.trace(f"{copy.name} loses its files")
             copy.lose_files()
@@ -829,6 +852,8 @@ class World:
             copy.check("at the end")
             assert copy.documents(purge) == active.documents(purge), copy.name
             assert copy.partition.state in (ACTIVE, REPLICA)
+            assert copy.is_intact, f"{copy.name} has all again"
+            assert copy.is_whole, f"{copy.name} has all again"
         for reader in self.readers:
             assert reader.values() == truth, reader.name
         alive = {change.number for change in history}

@@ -241,6 +241,7 @@ class BucketEngine:
                 last_branch=recovered.last_branch,
                 top_seqno=recovered.top_seqno,
                 range_end=recovered.range_end,
+                owed=recovered.owed,
                 queue_bytes_max=queue_bytes_max // partition_count,
                 memory=memory,
             )

@@ -16,7 +16,7 @@ from __future__ import annotations
 from millstream.kv.core.partition import Partition
 from millstream.kv.core.replica import Replica
 from millstream.model.partitions import PartitionState
-from millstream.storage.core.store import RecoveredPartition
+from millstream.storage.core.summary import RecoveredPartition
 
 __all__ = ["activate", "rename", "restore"]
 
@@ -57,6 +57,8 @@ def _take_over(partition: Partition, recovered: RecoveredPartition) -> None:
     partition.persisted_seqno = recovered.high_seqno
     is_active = recovered.state is PartitionState.ACTIVE
     partition.replica = (
-        None if is_active else Replica(partition, recovered.high_seqno, recovered.range_end)
+        None
+        if is_active
+        else Replica(partition, recovered.high_seqno, recovered.range_end, recovered.owed)
     )
     partition.begin_branch()

@@ -40,6 +40,7 @@ from millstream.kv.core.states import refusal_in
 from millstream.model.lineage import born, decode, with_run
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog
+from millstream.storage.core.records import NOTHING_OWED, Owed
 from millstream.storage.core.store import FlushBatch
 from millstream.wire.frames import deletion, expiration, mutation, pack_mutation
 from millstream.wire.mcbp import Status
@@ -112,6 +113,7 @@ class Partition(ReadCopy):
         last_branch: int = 0,
         top_seqno: int = 0,
         range_end: int = 0,
+        owed: Owed = NOTHING_OWED,
         memory: Memory | None = None,
     ) -> None:
         """Take what is durable.
@@ -129,6 +131,7 @@ class Partition(ReadCopy):
             last_branch: the largest branch heard of, if larger than that of the log.
             top_seqno: of the newest record, if above the mark.
             range_end: where the snapshot ends that an unfinished copy is inside of.
+            owed: what a copy that is not active must have again before it counts.
             memory: of the bucket; None: there is no quota.
         """
         self.partition_id = partition_id
@@ -159,7 +162,7 @@ class Partition(ReadCopy):
         self._branch_seqno = high_seqno
         self._birth_prefix = born(failover_log[0].branch, 0)[:-1]
         is_active = state is PartitionState.ACTIVE
-        self.replica = None if is_active else Replica(self, high_seqno, range_end)
+        self.replica = None if is_active else Replica(self, high_seqno, range_end, owed)
 
     # -- reading
 

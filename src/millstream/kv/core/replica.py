@@ -1,6 +1,6 @@
 """What a copy that follows another one knows: the snapshot it is inside of, and how it grows.
 
-    replica.on_opened(log, purge_seqno)       # the source accepted our position
+    replica.on_opened(log, purge_seqno, high) # the source accepted our position
     replica.apply_marker(start, end)          # a snapshot begins, or goes on with a later end
     replica.apply_change(frame, lineage)      # as the source had it: seqno, CAS, rev, lineage
     replica.apply_advance(seqno)              # the source has nothing else up to there
@@ -20,6 +20,8 @@ Invariants:
 3. A batch for the log says, before its changes, where the snapshot ends that they are of, and the
    failover log and low points of the source if they are new. Only complete ends are marks.
 4. Nothing is taken from a source of a lower branch than the copy has heard of.
+5. A copy that lost something it may have acknowledged says so (`is_intact`, `is_whole`) until it
+   has what its source had when it came back; so does the log, across restarts.
 
 Elsewhere: the position as its reader keeps it (`upr.core.follower`), moves between states
 (`partition`), the log's records (`storage.core.commit`).
@@ -38,9 +40,17 @@ from millstream.kv.core.expiry import Expiries
 from millstream.kv.core.mutation_queue import MutationQueue
 from millstream.kv.core.residents import Residents
 from millstream.kv.core.states import FOLLOWING
+from millstream.model.limits import UINT64_MAX
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog, Position, position_at
-from millstream.storage.core.records import ChangeColumns, CopyNews, LowPoints, key_of
+from millstream.storage.core.records import (
+    NOTHING_OWED,
+    ChangeColumns,
+    CopyNews,
+    LowPoints,
+    Owed,
+    key_of,
+)
 
 __all__ = ["SPARSE_SEQNOS", "Copy", "Replica"]
 
@@ -60,6 +70,7 @@ class Copy(Protocol):
     last_branch: int
     last_cas: int
     purge_seqno: int
+    persisted_seqno: int
     queue: MutationQueue
     residents: Residents
     expiries: Expiries
@@ -82,13 +93,21 @@ class Replica:
         "_frozen_range_end",
         "_has_new_log",
         "_low_points",
+        "_new_owed",
         "_partition",
         "complete_end",
         "frozen_mark",
+        "owed",
         "range_end",
     )
 
-    def __init__(self, partition: Copy, complete_end: int, range_end: int = 0) -> None:
+    def __init__(
+        self,
+        partition: Copy,
+        complete_end: int,
+        range_end: int = 0,
+        owed: Owed = NOTHING_OWED,
+    ) -> None:
         self._partition = partition
         self.complete_end = complete_end
         self.range_end = max(range_end, complete_end)
@@ -97,6 +116,10 @@ class Replica:
         self._frozen_range_end = range_end
         self._has_new_log = False
         self._low_points: LowPoints | None = None
+        self.owed = owed
+        """Where it must come to again before it counts in a promotion; for the levels in memory,
+        and those on disk."""
+        self._new_owed: Owed | None = None
         partition.queue.settle(complete_end)
 
     @property
@@ -109,18 +132,31 @@ class Replica:
         purge_seqno = None if end else partition.purge_seqno
         return position_at(log, top, end, self.range_end, purge_seqno)
 
+    @property
+    def is_intact(self) -> bool:
+        """Whether it has all it ever acknowledged: nothing was lost with its memory."""
+        return self.complete_end >= self.owed.memory
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has on disk all it ever acknowledged to have there."""
+        return self._partition.persisted_seqno >= self.owed.disk
+
     # -- what the source says
 
     def accepts(self, log: FailoverLog) -> bool:
         """Return whether a source with this failover log may be followed, or undone for."""
         return log[0].branch >= self._partition.last_branch
 
-    def on_opened(self, log: FailoverLog, purge_seqno: int) -> None:
+    def on_opened(self, log: FailoverLog, purge_seqno: int, source_high: int = UINT64_MAX) -> None:
         """Take the failover log of a source that accepted `position`, branches included.
 
         Args:
             log: newest first.
             purge_seqno: of the source, asked for before the stream; counts in a load from 0.
+            source_high: its high seqno, asked for after it accepted, or before if it is the same
+                history since: where a copy that lost something is whole again. By default that
+                is not known, and the copy stays as it is.
 
         Raises:
             LocalProtocolError: `bad_state`; `stale_source`: its history is older than what this
@@ -138,11 +174,21 @@ class Replica:
         if log != partition.failover_log:
             partition.replace_log(log)
             self._has_new_log = True
+        self._owe(source_high)
         if top == self.complete_end:
             self.range_end = top
         if top == 0:
             partition.purge_seqno = purge_seqno
             self._low_points = LowPoints(purge_seqno, purge_seqno)
+
+    def _owe(self, source_high: int) -> None:
+        """Take note where what is still missing will be there again."""
+        memory, disk = self.owed
+        owed = Owed(
+            memory if self.is_intact else source_high, disk if self.is_whole else source_high
+        )
+        if owed != self.owed:
+            self.owed = self._new_owed = owed
 
     def apply_marker(self, start: int, end: int) -> None:
         """Open a snapshot, or go on with the one that is open.
@@ -217,7 +263,8 @@ class Replica:
     @property
     def is_dirty(self) -> bool:
         """Whether the log lacks the newest complete end as a mark, or the source's history."""
-        return self.complete_end > self.frozen_mark or self._has_new_log
+        is_new = self._has_new_log or self._new_owed is not None
+        return is_new or self.complete_end > self.frozen_mark
 
     def freeze(self) -> ChangeColumns:
         """Return what the log lacks, which becomes frozen."""
@@ -225,8 +272,8 @@ class Replica:
         frozen = partition.queue.freeze()
         log = partition.failover_log if self._has_new_log else ()
         range_end = self.range_end if self.range_end > self._frozen_range_end else 0
-        news = CopyNews(log, self._low_points, range_end)
+        news = CopyNews(log, self._low_points, range_end, self._new_owed)
         mark = end if end > self.frozen_mark else 0
-        self._has_new_log, self._low_points = False, None
+        self._has_new_log, self._low_points, self._new_owed = False, None, None
         self._frozen_range_end, self.frozen_mark = self.range_end, end
         return ChangeColumns(partition.partition_id, *frozen, sidecars=None, mark=mark, news=news)

@@ -14,8 +14,7 @@ __all__ = ["standing_of"]
 
 def standing_of(partition: Partition) -> Standing:
     """Return how a copy stands now. An active one has all there is to have."""
-    log, end = partition.failover_log, partition.high_seqno
-    is_active = partition.replica is None
+    log, end, replica = partition.failover_log, partition.high_seqno, partition.replica
     return Standing(
         partition=partition.partition_id,
         state=partition.state,
@@ -24,6 +23,6 @@ def standing_of(partition: Partition) -> Standing:
         complete_end=end,
         persisted_end=min(partition.persisted_seqno, end),
         branch_at_end=entry_below(log, end).branch,
-        is_intact=is_active,
-        is_whole=is_active,
+        is_intact=replica is None or replica.is_intact,
+        is_whole=replica is None or replica.is_whole,
     )

@@ -1,26 +1,29 @@
-"""What the log has to say when a copy promises a branch, and when it becomes active in one.
+"""What the log has to say when a copy promises a branch, becomes active in one, or loses changes.
 
 Invariants:
 1. A promise stands before the state that it ends: wherever a crash cuts, a copy that stood down
    for it has promised.
 2. A history begins at the copy's mark. What lies above belongs to it, and its end becomes a mark;
    low points come down to its beginning.
+3. What a copy owes stands before the rollback that takes it: wherever a crash cuts, a copy that
+   lost something says so.
 
 Elsewhere: writing it (`store`), what it means once it is read again (`summary`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
+from millstream.model.limits import UINT64_MAX
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
 from millstream.storage.core.commit import Control, control
-from millstream.storage.core.records import Kind, LowPoints
+from millstream.storage.core.records import NOTHING_OWED, Kind, LowPoints, Owed
 from millstream.storage.core.summary import PartitionSummary
 
-__all__ = ["activation", "promise"]
+__all__ = ["activation", "memory_owed", "promise", "state_of_copy", "with_all_owed"]
 
 _SERVING: Final = (PartitionState.ACTIVE, PartitionState.PENDING)
 
@@ -41,6 +44,24 @@ def activation(p: int, summary: PartitionSummary, entry: FailoverEntry) -> Itera
         low_points = LowPoints(*(min(point, mark) for point in summary.low_points))
         yield control(Kind.LOW_POINTS, p, low_points)
     yield control(Kind.ENTRY, p, entry)
-    yield control(Kind.STATE, p, PartitionState.ACTIVE)
+    yield from state_of_copy(p, PartitionState.ACTIVE)
     if summary.top > mark:
         yield control(Kind.MARK, p, summary.top)
+
+
+def state_of_copy(p: int, state: PartitionState) -> Iterator[Control]:
+    """A copy plays another part; an active one has everything by definition."""
+    yield control(Kind.STATE, p, state)
+    if state is PartitionState.ACTIVE:
+        yield control(Kind.OWED, p, NOTHING_OWED)
+
+
+def memory_owed(p: int, summary: PartitionSummary) -> Control:
+    """What a copy had in memory is lost: it owes that until somebody says how far it was."""
+    return control(Kind.OWED, p, Owed(UINT64_MAX, summary.owed.disk))
+
+
+def with_all_owed(p: int, rollback: Iterable[Control]) -> Iterator[Control]:
+    """A copy goes back, or has nothing: it owes all it ever acknowledged."""
+    yield control(Kind.OWED, p, Owed(UINT64_MAX, UINT64_MAX))
+    yield from rollback

@@ -28,6 +28,7 @@ from millstream.storage.core.records import (
     history_record,
     low_points_record,
     mark_record,
+    owed_record,
     range_record,
     rollback_record,
     state_record,
@@ -82,6 +83,7 @@ _ENCODERS: Final[Mapping[Kind, Callable[[int, Any], bytes]]] = {
     Kind.STATE: state_record,
     Kind.HISTORY: history_record,
     Kind.RANGE: range_record,
+    Kind.OWED: owed_record,
 }
 
 
@@ -142,6 +144,8 @@ def _pieces_of_copy(batch: ChangeColumns) -> list[Control | tuple[ChangeColumns,
         pieces.append(control(Kind.HISTORY, p, news.failover_log))
     if news.low_points is not None:
         pieces.append(control(Kind.LOW_POINTS, p, news.low_points))
+    if news.owed is not None:
+        pieces.append(control(Kind.OWED, p, news.owed))
     if news.range_end:
         pieces.append(control(Kind.RANGE, p, news.range_end))
     mark, total = batch.mark, len(batch.frames)

@@ -6,7 +6,7 @@ older segment holds anything that it killed.
 
 Invariants:
 1. What is left of a partition's controls builds the same failover log, last branch, state, low
-   points and end of range as all of them did.
+   points, end of range and debt as all of them did.
 2. A kind that is not known here is kept.
 
 Elsewhere: changes and marks (`compaction`), building summaries (`recovery`).
@@ -84,6 +84,7 @@ class _Built(NamedTuple):
     state: int
     low_points: Any
     range_end: int
+    owed: Any
 
 
 def _built(controls: Sequence[ControlRecord]) -> _Built:
@@ -95,7 +96,7 @@ def _built(controls: Sequence[ControlRecord]) -> _Built:
             take_in(summary, control.kind, control.content)
     return _Built(
         summary.failover_log, summary.last_branch, summary.state, summary.low_points,
-        summary.range_end,
+        summary.range_end, summary.owed,
     )  # fmt: skip
 
 
@@ -127,4 +128,4 @@ def _is_needed(control: ControlRecord, index: int, newest: dict[int, int], final
         return is_newest and content == final.low_points and max(content) > 0
     if kind == Kind.RANGE:
         return is_newest and content == final.range_end and content > 0
-    return is_newest or kind != Kind.STATE
+    return is_newest or kind not in (Kind.STATE, Kind.OWED)

@@ -41,12 +41,14 @@ __all__ = [
     "FRAME_IN_BODY",
     "MARK_BIT",
     "MUTATION",
+    "NOTHING_OWED",
     "NO_PARTITION",
     "WALK_BYTES",
     "ChangeColumns",
     "CopyNews",
     "Kind",
     "LowPoints",
+    "Owed",
     "Record",
     "StoredChange",
     "branch_record",
@@ -70,6 +72,8 @@ __all__ = [
     "low_points_record",
     "mark_record",
     "named_change",
+    "owed_of",
+    "owed_record",
     "range_record",
     "record",
     "record_head",
@@ -123,6 +127,7 @@ class Kind(IntEnum):
     STATE = 10
     HISTORY = 11
     RANGE = 12
+    OWED = 13
 
 
 class StoredChange(NamedTuple):
@@ -137,12 +142,14 @@ class StoredChange(NamedTuple):
 class CopyNews(NamedTuple):
     """What a replica must make durable together with changes; nothing of it if they are torn off.
 
-    `range_end`: where the snapshot ends that the changes are of, 0: as it was.
+    `range_end`: where the snapshot ends that the changes are of, 0: as it was. `owed`: None: as
+    it was.
     """
 
     failover_log: FailoverLog = ()
     low_points: LowPoints | None = None
     range_end: int = 0
+    owed: Owed | None = None
 
 
 class ChangeColumns(NamedTuple):
@@ -193,6 +200,19 @@ class LowPoints(NamedTuple):
 
     history_seqno: int
     purge_seqno: int
+
+
+class Owed(NamedTuple):
+    """Where a copy must come to again before it has all that it ever acknowledged.
+
+    `memory`: what it said to have in memory, `disk`: on disk. 2^64-1: nobody has said yet.
+    """
+
+    memory: int
+    disk: int
+
+
+NOTHING_OWED: Final = Owed(0, 0)
 
 
 class Record(NamedTuple):
@@ -353,6 +373,11 @@ def history_record(partition_id: int, log: FailoverLog) -> bytes:
     return record(Kind.HISTORY, partition_id, b"".join(_ENTRY.pack(*entry) for entry in log))
 
 
+def owed_record(partition_id: int, owed: Owed) -> bytes:
+    """Return the record that a copy has lost what it acknowledged, until it is there again."""
+    return record(Kind.OWED, partition_id, _LOW_POINTS.pack(*owed))
+
+
 def range_record(partition_id: int, end: int) -> bytes:
     """Return the record of where the snapshot ends that a replica is receiving."""
     return record(Kind.RANGE, partition_id, _SEQNO.pack(end))
@@ -390,6 +415,11 @@ def seqno_payload(payload: bytes) -> int:
     """Return the number in a ROLLBACK, MARK, BRANCH or RANGE record."""
     seqno: int = _SEQNO.unpack(payload)[0]
     return seqno
+
+
+def owed_of(payload: bytes) -> Owed:
+    """Return what an OWED record says."""
+    return Owed(*_LOW_POINTS.unpack(payload))
 
 
 def low_points_of(payload: bytes) -> LowPoints:

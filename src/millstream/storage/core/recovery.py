@@ -34,6 +34,7 @@ from millstream.storage.core.records import (
     history_of,
     key_of,
     low_points_of,
+    owed_of,
     seqno_payload,
     state_of,
 )
@@ -114,6 +115,7 @@ _CONTENTS: Final[Mapping[int, Callable[[bytes], Any]]] = {
     Kind.STATE: state_of,
     Kind.HISTORY: history_of,
     Kind.RANGE: seqno_payload,
+    Kind.OWED: owed_of,
 }
 
 
@@ -139,6 +141,8 @@ def take_in(summary: PartitionSummary, kind: int, content: Any) -> None:
         summary.on_history(content)
     elif kind == Kind.RANGE:
         summary.range_end = content
+    elif kind == Kind.OWED:
+        summary.owed = content
 
 
 def replay(live: LiveLog, by_id: ById, applied: Place) -> None:

@@ -7,7 +7,7 @@ Invariants:
 2. `find` and by-id know a change only after `absorb`, so only after its fdatasync.
 3. After a start without an accepted receipt the records above an active partition's last mark are
    dead and it has a new failover entry, durable before `open` returns. A copy that follows another
-   keeps them: it goes on inside the snapshot it was receiving.
+   keeps them: it goes on inside the snapshot it was receiving, and owes what it had in memory.
 4. The receipt is gone before anything is appended; the engine withdraws it before it accepts the
    first mutation, also one that stays in memory.
 5. A rollback is durable before by-id and the summaries follow it.
@@ -28,7 +28,7 @@ from millstream.errors import UnavailableError
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
 from millstream.ports.disk import Disk
-from millstream.storage.core.branches import activation, promise
+from millstream.storage.core import branches
 from millstream.storage.core.by_id import (
     Applied,
     ById,
@@ -207,10 +207,13 @@ class LogStore:
         for p, summary in enumerate(self._summaries):
             is_active = summary.state is PartitionState.ACTIVE
             if begins_absent and not summary.failover_log:
-                yield from self._without_history(p)
-            elif is_active and is_alone:
+                yield from branches.with_all_owed(p, self._without_history(p))
+                continue
+            if is_active and is_alone:
                 yield from self._new_branch(p, summary.mark)
-            elif is_active or summary.top > summary.range_end:
+                continue
+            yield branches.memory_owed(p, summary)
+            if is_active or summary.top > summary.range_end:
                 yield from self._kill_above(p, summary.mark)
                 if is_active:
                     yield control(Kind.STATE, p, PartitionState.REPLICA)
@@ -512,7 +515,7 @@ class LogStore:
     def set_state(self, partition_id: int, state: PartitionState) -> None:
         """Give this copy another part to play, in the same history. Durable on return."""
         self.withdraw_receipt()
-        self._write_controls([control(Kind.STATE, partition_id, state)])
+        self._write_controls([*branches.state_of_copy(partition_id, state)])
 
     def promise(self, partition_ids: Iterable[int], branch: int) -> None:
         """See to it that later branches of these are larger, and that none of them serves.
@@ -520,7 +523,7 @@ class LogStore:
         In one commit, durable on return.
         """
         summaries = self._summaries
-        controls = [c for p in partition_ids for c in promise(p, summaries[p], branch)]
+        controls = [c for p in partition_ids for c in branches.promise(p, summaries[p], branch)]
         if controls:
             self.withdraw_receipt()
             self._write_controls(controls)
@@ -538,16 +541,16 @@ class LogStore:
         if branch is not None:
             assert summary.failover_log[0].branch < branch == summary.last_branch
             entry = entry._replace(branch=branch)
-        self._write_controls([*activation(partition_id, summary, entry)])
+        self._write_controls([*branches.activation(partition_id, summary, entry)])
         return self.partition(partition_id)
 
     def remove(self, partition_id: int) -> RecoveredPartition:
         """Forget the partition: nothing is left but its last branch. Durable on return."""
         self.withdraw_receipt()
-        self._write_controls(
-            [*self._kill_above(partition_id, 0), *self._without_history(partition_id)]
-        )
-        return self.partition(partition_id)
+        p = partition_id
+        emptied = [*self._kill_above(p, 0), *self._without_history(p)]
+        self._write_controls([*branches.with_all_owed(p, emptied)])
+        return self.partition(p)
 
     def roll_back(self, partition_id: int, seqno: int) -> RecoveredPartition:
         """Go back to the newest mark <= `seqno` not below history_seqno; empty if there is none.
@@ -558,8 +561,11 @@ class LogStore:
         self.withdraw_receipt()
         summary = self._summaries[partition_id]
         mark = self.newest_mark(partition_id, seqno)
-        back = self._new_branch if summary.state is PartitionState.ACTIVE else self._kill_above
-        self._write_controls(list(back(partition_id, mark)))
+        if summary.state is PartitionState.ACTIVE:
+            controls = self._new_branch(partition_id, mark)
+        else:
+            controls = branches.with_all_owed(partition_id, self._kill_above(partition_id, mark))
+        self._write_controls([*controls])
         return self.partition(partition_id)
 
     def withdraw_receipt(self) -> None:

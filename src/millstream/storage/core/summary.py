@@ -25,13 +25,14 @@ from typing import Final, NamedTuple
 from millstream.model.limits import UINT64_MAX
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry, FailoverLog, undone_log, with_new_entry
-from millstream.storage.core.records import LowPoints
+from millstream.storage.core.records import NOTHING_OWED, LowPoints, Owed
 
 __all__ = ["Kill", "PartitionSummary", "RecoveredPartition"]
 
 _FIXED: Final = Struct(">QQQQQQBHI")
 _ENTRY: Final = Struct(">QQQ")
 _KILL: Final = Struct(">IQ")
+_OWED: Final = Struct(">QQ")
 
 
 class Kill(NamedTuple):
@@ -45,7 +46,7 @@ class RecoveredPartition(NamedTuple):
     """The durable state of a partition; `high_seqno` is its newest mark.
 
     `top_seqno`: the newest record; above the mark only on a copy that is inside a snapshot of its
-    source, which ends at `range_end`.
+    source, which ends at `range_end`. `owed`: what it must have again before it counts.
     """
 
     failover_log: FailoverLog
@@ -56,6 +57,7 @@ class RecoveredPartition(NamedTuple):
     state: PartitionState
     top_seqno: int
     range_end: int
+    owed: Owed = NOTHING_OWED
 
     @property
     def is_empty(self) -> bool:
@@ -72,6 +74,7 @@ class PartitionSummary:
         "last_branch",
         "low_points",
         "mark",
+        "owed",
         "range_end",
         "state",
         "top",
@@ -85,6 +88,7 @@ class PartitionSummary:
         self.top = 0
         self.range_end = 0
         self.low_points = LowPoints(0, 0)
+        self.owed = NOTHING_OWED
         self.kills: list[Kill] = []
 
     def on_change(self, seqno: int, *, is_mark: bool) -> None:
@@ -137,7 +141,7 @@ class PartitionSummary:
         history_seqno, purge_seqno = self.low_points
         return RecoveredPartition(
             self.failover_log, self.mark, purge_seqno, history_seqno, self.last_branch,
-            self.state, self.top, self.range_end,
+            self.state, self.top, self.range_end, self.owed,
         )  # fmt: skip
 
     def encode(self) -> bytes:
@@ -150,6 +154,7 @@ class PartitionSummary:
                 ),
                 *(_ENTRY.pack(*entry) for entry in self.failover_log),
                 *(_KILL.pack(*kill) for kill in self.kills),
+                _OWED.pack(*self.owed),
             )
         )  # fmt: skip
 
@@ -167,10 +172,13 @@ class PartitionSummary:
         ) = _FIXED.unpack_from(data)  # fmt: skip
         at = _FIXED.size
         stop = at + entries * _ENTRY.size
-        if len(data) != stop + kills * _KILL.size:
+        end = stop + kills * _KILL.size
+        if len(data) not in (end, end + _OWED.size):  # the shorter form is of older programs
             raise StructError(f"a summary of {len(data)} bytes")
         summary.state = PartitionState(state)
         summary.low_points = LowPoints(history_seqno, purge_seqno)
         summary.failover_log = tuple(map(FailoverEntry._make, _ENTRY.iter_unpack(data[at:stop])))
-        summary.kills = list(map(Kill._make, _KILL.iter_unpack(data[stop:])))
+        summary.kills = list(map(Kill._make, _KILL.iter_unpack(data[stop:end])))
+        if len(data) > end:
+            summary.owed = Owed(*_OWED.unpack_from(data, end))
         return summary

@@ -9,10 +9,11 @@ from millstream.kv.core import moves
 from millstream.kv.core.partition import Partition
 from millstream.kv.core.replica import SPARSE_SEQNOS, Replica
 from millstream.kv.core.session import KvSession
+from millstream.model.limits import UINT64_MAX
 from millstream.model.lineage import born
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry, Position
-from millstream.storage.core.records import CopyNews, LowPoints
+from millstream.storage.core.records import CopyNews, LowPoints, Owed
 from millstream.upr.core.consumer import (
     ChangesReceived,
     ConsumerCore,
@@ -447,3 +448,35 @@ def test_a_consumer_drives_it() -> None:
     again = Wire(source, copy, lineages)
     assert [type(event).__name__ for event in again.run()] == ["StreamOpened"]
     assert copy.replica.position == again.core.position(0)
+
+
+def test_a_copy_that_lost_something_is_whole_where_its_source_was_when_it_came_back() -> None:
+    everything = Owed(UINT64_MAX, UINT64_MAX)
+    partition = new_partition()
+    moves.rename(partition, PartitionState.REPLICA)
+    partition.replica = replica = Replica(partition, 0, owed=everything)
+    replica.on_opened(LOG, 0)
+    assert replica.freeze().news == CopyNews(LOG, LowPoints(0, 0)), "nobody said how far"
+    replica.on_opened(LOG, 0, 6)
+    assert (replica.is_intact, replica.is_whole) == (False, False)
+    assert replica.is_dirty
+    assert replica.freeze().news == CopyNews(low_points=LowPoints(0, 0), owed=Owed(6, 6))
+    assert not replica.is_dirty
+    replica.apply_marker(1, 5)
+    feed(replica, "a5")
+    replica.on_opened(LOG, 0, 8)
+    replica.apply_marker(6, 9)
+    feed(replica, "b8")
+    assert not replica.is_intact, "it is inside of a snapshot"
+    feed(replica, "c9")
+    assert (replica.is_intact, replica.is_whole) == (True, False)
+    partition.freeze()
+    partition.persisted(9)
+    assert replica.is_whole
+    replica.on_opened(LOG, 0, 20)
+    assert (replica.is_intact, replica.is_whole, replica.is_dirty) == (True, True, False)
+
+
+def test_a_copy_that_stands_down_has_everything() -> None:
+    _, replica = new_replica()
+    assert (replica.is_intact, replica.is_whole) == (True, True)

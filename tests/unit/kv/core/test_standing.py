@@ -3,9 +3,11 @@ from __future__ import annotations
 from log_double import BRANCH, NOW, new_partition
 
 from millstream.kv.core import moves
+from millstream.kv.core.replica import Replica
 from millstream.kv.core.standing import standing_of
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
+from millstream.storage.core.records import Owed
 from millstream.wire.frames import mutation
 
 LOG = (FailoverEntry(0xB, 5, BRANCH + 2), FailoverEntry(0xA, 0, BRANCH + 1))
@@ -39,3 +41,13 @@ def test_a_copy_stands_at_its_complete_end_in_the_history_of_that() -> None:
     found = standing_of(partition)
     assert (found.branch, found.last_branch) == (BRANCH + 2, BRANCH + 7)
     assert found.state is PartitionState.REPLICA
+
+
+def test_a_copy_says_what_it_lost() -> None:
+    partition = new_partition()
+    moves.rename(partition, PartitionState.REPLICA)
+    assert standing_of(partition)[-2:] == (True, True)
+    partition.replica = Replica(partition, 0, owed=Owed(5, 0))
+    assert standing_of(partition)[-2:] == (False, True)
+    partition.replica = Replica(partition, 0, owed=Owed(5, 5))
+    assert standing_of(partition)[-2:] == (False, False)

@@ -1,9 +1,17 @@
 import pytest
 
+from millstream.model.limits import UINT64_MAX
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
-from millstream.storage.core.branches import activation, promise
-from millstream.storage.core.records import Kind, LowPoints
+from millstream.storage.core.branches import (
+    activation,
+    memory_owed,
+    promise,
+    state_of_copy,
+    with_all_owed,
+)
+from millstream.storage.core.commit import control
+from millstream.storage.core.records import Kind, LowPoints, Owed
 from millstream.storage.core.summary import PartitionSummary
 
 ACTIVE, REPLICA, PENDING = (PartitionState[n] for n in ("ACTIVE", "REPLICA", "PENDING"))
@@ -29,14 +37,31 @@ def test_who_follows_only_promises() -> None:
 def test_an_active_copy_has_its_history_and_what_lies_above_the_mark() -> None:
     entry = FailoverEntry(0xE, 6, 5)
     of = summary(REPLICA, top=9)
-    assert [c.kind for c in activation(3, of, entry)] == [Kind.ENTRY, Kind.STATE, Kind.MARK]
+    assert [c.kind for c in activation(3, of, entry)] == [
+        Kind.ENTRY, Kind.STATE, Kind.OWED, Kind.MARK,
+    ]  # fmt: skip
     of.low_points = LowPoints(8, 7)
     found = {c.kind: c.content for c in activation(3, of, entry)}
     assert found == {
         Kind.LOW_POINTS: LowPoints(6, 6),
         Kind.ENTRY: entry,
         Kind.STATE: ACTIVE,
+        Kind.OWED: (0, 0),
         Kind.MARK: 9,
     }
     of.top, of.low_points = 6, LowPoints(6, 6)
-    assert [c.kind for c in activation(3, of, entry)] == [Kind.ENTRY, Kind.STATE]
+    assert [c.kind for c in activation(3, of, entry)][2:] == [Kind.OWED]
+
+
+def test_what_is_owed_stands_before_the_rollback_that_takes_it() -> None:
+    rollback = control(Kind.ROLLBACK, 3, 5)
+    owed, then = with_all_owed(3, [rollback])
+    assert (owed.kind, owed.content, then) == (Kind.OWED, (UINT64_MAX, UINT64_MAX), rollback)
+    of = summary(REPLICA)
+    of.owed = Owed(7, 5)
+    assert memory_owed(3, of).content == (UINT64_MAX, 5)
+
+
+def test_a_copy_that_becomes_active_owes_nothing() -> None:
+    assert [c.kind for c in state_of_copy(3, ACTIVE)] == [Kind.STATE, Kind.OWED]
+    assert [c.kind for c in state_of_copy(3, PENDING)] == [Kind.STATE]

@@ -10,6 +10,7 @@ from millstream.storage.core.records import (
     CopyNews,
     Kind,
     LowPoints,
+    Owed,
     StoredChange,
     commit_record,
     walk,
@@ -60,9 +61,9 @@ def test_the_mark_of_a_replica_stands_where_its_snapshot_ended(seqnos, mark, rig
 
 
 def test_what_must_be_known_of_changes_stands_before_them():
-    news = CopyNews(LOG, LowPoints(4, 4), 12)
+    news = CopyNews(LOG, LowPoints(4, 4), 12, Owed(20, 20))
     commit = encode_batches(HEAD, [batch([4, 12], 0, news)])
-    assert kinds(commit) == ["HISTORY", "LOW_POINTS", "RANGE", "CHANGE4", "CHANGE12"]
+    assert kinds(commit) == ["HISTORY", "LOW_POINTS", "OWED", "RANGE", "CHANGE4", "CHANGE12"]
     commit = encode_batches(HEAD, [batch([12], None, CopyNews(range_end=12))])
     assert kinds(commit) == ["RANGE", "CHANGE12*"]
     assert kinds(encode_batches(HEAD, [batch([], None, CopyNews(LOG))])) == ["HISTORY"]

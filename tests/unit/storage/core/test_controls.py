@@ -5,7 +5,14 @@ from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
 from millstream.storage.core.commit import control
 from millstream.storage.core.controls import ControlRecord, control_of, kept_controls
-from millstream.storage.core.records import Kind, LowPoints, clean_stop_record, record, walk
+from millstream.storage.core.records import (
+    Kind,
+    LowPoints,
+    Owed,
+    clean_stop_record,
+    record,
+    walk,
+)
 from millstream.storage.core.recovery import take_in
 from millstream.storage.core.summary import PartitionSummary
 
@@ -67,15 +74,17 @@ def test_only_the_newest_of_a_kind_stays():
     written = [
         (1, Kind.STATE, PartitionState.REPLICA),
         (1, Kind.RANGE, 9),
+        (1, Kind.OWED, Owed(9, 9)),
         (1, Kind.LOW_POINTS, LowPoints(3, 1)),
         (2, Kind.RANGE, 20),
         (2, Kind.LOW_POINTS, LowPoints(5, 1)),
+        (2, Kind.OWED, Owed(0, 0)),
         (3, Kind.STATE, PartitionState.ACTIVE),
     ]
-    assert kept(written, 1, 2, 3) == written[3:]
+    assert kept(written, 1, 2, 3) == written[4:]
     assert kept(written, 1) == []
     rolled_back = [*written, (4, Kind.ROLLBACK, 0)]
-    assert kept(rolled_back, 1, 2, 3, 4) == [written[-1]]
+    assert kept(rolled_back, 1, 2, 3, 4) == written[-2:]
     assert kept(rolled_back, 4) == [rolled_back[-1]]
 
 
@@ -110,6 +119,7 @@ CONTENTS = st.one_of(
     st.tuples(st.just(Kind.BRANCH), st.integers(1, 9)),
     st.tuples(st.just(Kind.STATE), st.sampled_from(PartitionState)),
     st.tuples(st.just(Kind.RANGE), st.integers(1, 6)),
+    st.tuples(st.just(Kind.OWED), st.builds(Owed, SEQNOS, SEQNOS)),
 )
 
 

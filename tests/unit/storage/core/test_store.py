@@ -5,11 +5,12 @@ from unittest.mock import Mock
 import pytest
 
 from millstream.errors import CorruptionError, UnavailableError, UsageError
+from millstream.model.limits import UINT64_MAX
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
 from millstream.runtime.disk import OsDisk, OsFile
 from millstream.storage.core import store as store_module
-from millstream.storage.core.records import CopyNews, LowPoints
+from millstream.storage.core.records import CopyNews, LowPoints, Owed
 from millstream.storage.core.segment import encode_header
 from millstream.storage.core.segment_log import LogSizes
 from millstream.storage.core.store import FlushBatch, StoredChange
@@ -420,6 +421,33 @@ def test_a_copy_inside_a_snapshot_goes_on_there(directory, how):
     state = store.partition(0)
     assert (state.high_seqno, state.top_seqno) == (12, 12)
     assert directory.state(0, 12)[b"key1"] == b"10"
+
+
+@pytest.mark.parametrize("is_by_id_lost", [False, True])
+def test_what_a_copy_lost_is_known_until_it_is_there_again(directory, is_by_id_lost):
+    def stands(**how):
+        directory.store.withdraw_receipt()
+        return reopened(directory, is_by_id_lost=is_by_id_lost, **how).partition(0)[-1]
+
+    directory.is_alone = False
+    store = directory.open()
+    assert store.partition(0).owed == (UINT64_MAX, UINT64_MAX), "there may have been one before"
+    store.set_state(0, PartitionState.REPLICA)
+    receive(directory, 0, [2, 3], 3, CopyNews(COPY, range_end=3, owed=Owed(3, 3)))
+    assert stands(is_clean=True) == (3, 3), "it has all of that, and so it is whole"
+    assert stands() == (UINT64_MAX, 3), "what was in memory got lost"
+    assert stands(is_clean=True) == (UINT64_MAX, 3)
+    receive(directory, 0, [6], 6, CopyNews(range_end=6, owed=Owed(6, 3)))
+    assert directory.store.roll_back(0, 3).owed == (UINT64_MAX, UINT64_MAX)
+    assert stands(is_clean=True) == (UINT64_MAX, UINT64_MAX)
+    assert directory.store.activate(0).owed == (0, 0)
+    assert directory.store.roll_back(0, 0).owed == (0, 0), "it begins a history of its own"
+    assert stands(is_clean=True) == (0, 0)
+    assert stands() == (UINT64_MAX, 0)
+    directory.store.set_state(0, PartitionState.ACTIVE)
+    assert stands(is_clean=True) == (0, 0)
+    directory.store.set_state(0, PartitionState.DEAD)
+    assert directory.store.remove(0).owed == (UINT64_MAX, UINT64_MAX)
 
 
 def test_records_outside_any_range_are_dead(directory):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from millstream.model.limits import UINT64_MAX
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
-from millstream.storage.core.records import LowPoints
+from millstream.storage.core.records import LowPoints, Owed
 from millstream.storage.core.summary import Kill, PartitionSummary
 
 kills = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 50)), max_size=12)
@@ -90,6 +90,9 @@ def test_summaries_are_read_back(pairs, seqno, entries, state):
         summary.on_entry(FailoverEntry(number, seqno, number))
     summary.on_low_points(LowPoints(seqno, seqno // 2))
     summary.kills = [Kill(*pair) for pair in pairs]
+    older = summary.encode()[:-16]
+    assert fields(PartitionSummary.decode(older)) == fields(summary)
+    summary.owed = Owed(UINT64_MAX, seqno)
     data = summary.encode()
     assert fields(PartitionSummary.decode(data)) == fields(summary)
     with pytest.raises(struct.error):
