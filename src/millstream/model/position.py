@@ -14,14 +14,16 @@ docs/concepts/rollback.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from millstream.model.limits import FAILOVER_ENTRIES_MAX
 
 __all__ = [
+    "BRANCH_NOISE_BITS",
     "FailoverEntry",
     "FailoverLog",
     "Position",
+    "branch_by_clock",
     "entry_below",
     "position_at",
     "position_from_json",
@@ -43,6 +45,19 @@ class FailoverEntry(NamedTuple):
 
 FailoverLog = tuple[FailoverEntry, ...]
 """Newest first."""
+BRANCH_NOISE_BITS: Final = 12
+"""What keeps two nodes apart that choose a branch in the same millisecond."""
+_MILLISECOND_NS: Final = 1_000_000
+
+
+def branch_by_clock(now_ns: int, noise: int) -> int:
+    """Return a branch that copies which cannot see each other do not take as well; below 2^53.
+
+    Args:
+        now_ns: Unix time.
+        noise: `BRANCH_NOISE_BITS` random bits.
+    """
+    return now_ns // _MILLISECOND_NS << BRANCH_NOISE_BITS | noise
 
 
 class Position(NamedTuple):

@@ -41,7 +41,7 @@ from millstream.kv.core.mutation_queue import Entry
 from millstream.kv.core.partition import Partition
 from millstream.model.bucket_map import BucketMap
 from millstream.model.limits import QUEUE_BYTES_MAX, UINT48_MAX
-from millstream.model.position import FailoverEntry
+from millstream.model.position import BRANCH_NOISE_BITS, FailoverEntry, branch_by_clock
 from millstream.runtime.disk import OsDisk
 from millstream.runtime.metrics import free_bytes
 from millstream.storage.aio.by_id import LmdbByIdMap
@@ -51,15 +51,13 @@ from millstream.wire.frames import change_of, described, seqno_of
 __all__ = ["BucketEngine", "cas_to_go_on_from", "new_failover_entry"]
 
 _LOG = logging.getLogger(__name__)
-_BRANCH_RANDOM_BITS = 12
 CAS_GAP_NS: Final = 60 * 1_000_000_000
 """Left out at a start under a clock that was set back: more CAS than can have got lost."""
 
 
 def new_failover_entry(seqno: int, last_branch: int) -> FailoverEntry:
     """Return an entry for a history that begins after `seqno`, with a larger branch number."""
-    now_ms = time.time_ns() // 1_000_000
-    by_clock = now_ms << _BRANCH_RANDOM_BITS | secrets.randbits(_BRANCH_RANDOM_BITS)
+    by_clock = branch_by_clock(time.time_ns(), secrets.randbits(BRANCH_NOISE_BITS))
     uuid = secrets.randbelow(UINT48_MAX) + 1
     return FailoverEntry(uuid, seqno, max(last_branch + 1, by_clock))
 

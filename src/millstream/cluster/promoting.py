@@ -1,0 +1,264 @@
+"""A promotion's way over the nodes of a bucket: ask all, let them promise, activate, tell all.
+
+Each step asks every node at once, and each node for all its partitions in one request. What was
+done stays done when this process dies, and a second run goes on from there: promises only ask for
+larger ones, who is active is found out, and the map follows from that.
+
+Invariants:
+1. Nothing is asked to promise before enough copies have said how they stand.
+2. A copy is activated only by standings told with promises, in the branch of these promises.
+3. Every wait is bounded: by the time limit of a request, and by `ROUNDS_MAX`.
+
+Elsewhere: the decisions (`cluster.core`), requests (`cluster.pages`), what nodes do
+(`kv.aio.copies`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
+
+from millstream.cluster.core.promotion import Answers, next_branch
+from millstream.cluster.core.survey import (
+    Outcome,
+    Survey,
+    Winner,
+    choose,
+    fences,
+    map_after,
+    sort_out,
+)
+from millstream.cluster.pages import Pages
+from millstream.errors import (
+    MillstreamError,
+    RemoteProtocolError,
+    UnavailableError,
+)
+from millstream.model.bucket_map import (
+    BucketMap,
+    NodeAddress,
+    bucket_map_from_json,
+    bucket_map_to_json,
+)
+from millstream.model.standing import Standing, standing_from_json
+
+__all__ = ["Promoter", "Report"]
+
+ROUNDS_MAX: Final = 3
+"""How often what another promotion came in between of is tried, in one run."""
+_T = TypeVar("_T")
+_OLD_MAP: Final = ("older_map", "other_map")
+_NO_MAP: Final = ("bucket_not_found", "map_not_found")
+
+
+class Report(NamedTuple):
+    """What a run did; `silent`: why a node took no part."""
+
+    revision: int
+    outcomes: list[Outcome]
+    silent: Mapping[str, str]
+
+
+class Promoter:
+    """Promotions in one bucket.
+
+    Args:
+        uuid: of the bucket.
+        open_pages: the pages of a node that the map names.
+        new_branch: by the clock.
+        pause: waits before a further round; called with its number.
+    """
+
+    def __init__(
+        self,
+        uuid: str,
+        open_pages: Callable[[NodeAddress], Pages],
+        *,
+        new_branch: Callable[[], int],
+        pause: Callable[[int], None],
+    ) -> None:
+        self._uuid = uuid
+        self._open_pages = open_pages
+        self._new_branch = new_branch
+        self._pause = pause
+
+    def run(
+        self, bucket_map: BucketMap, wanted: Collection[int], to: str | None, *, is_forced: bool
+    ) -> Report:
+        """Promote those of the wanted partitions that are not served, or not by `to`."""
+        outcomes: dict[int, Outcome] = {}
+        for number in range(ROUNDS_MAX):
+            if number:
+                self._pause(number)
+            survey = self._survey(bucket_map)
+            bucket_map = survey.bucket_map
+            decided, open_ = sort_out(survey, wanted, to, is_forced=is_forced)
+            done = self._promote(survey, open_, to, is_forced=is_forced)
+            outcomes |= {one.partition: one for one in (*decided, *done)}
+            wanted = [one.partition for one in done if one.what == "failed"]
+            if not wanted:
+                break
+        revision, silent = self._publish(bucket_map)
+        return Report(revision, [outcomes[p] for p in sorted(outcomes)], silent)
+
+    # -- the steps
+
+    def _survey(self, bucket_map: BucketMap) -> Survey:
+        """Ask all nodes for map and standings; once more if one knows a newer map."""
+        for _ in range(ROUNDS_MAX):
+            maps, no_map = self._each(bucket_map.nodes, self._map_of)
+            newest = max([bucket_map, *maps.values()], key=lambda one: one.revision)
+            if newest.nodes == bucket_map.nodes:
+                bucket_map = newest
+                break
+            bucket_map = newest
+        ours = [node for node in bucket_map.nodes if node.name in maps]
+        count = len(bucket_map.rows)
+        standings, unheard = self._each(ours, lambda node: self._standings_of(node, count))
+        without = frozenset(name for name, error in no_map.items() if error.code in _NO_MAP)
+        silent = {name: str(error) for name, error in (no_map | unheard).items()}
+        return Survey(bucket_map, maps, standings, silent, without)
+
+    def _map_of(self, node: NodeAddress) -> BucketMap:
+        content = self._open_pages(node).ask("GET", "map")
+        if content.get("uuid") != self._uuid:
+            raise UnavailableError(f"node {node.name} has another bucket of that name")
+        return bucket_map_from_json(content)
+
+    def _standings_of(self, node: NodeAddress, count: int) -> list[Standing]:
+        found = _standings(self._open_pages(node).ask("GET", "standings"), "standings")
+        if [one.partition for one in found] != list(range(count)):
+            raise RemoteProtocolError(f"node {node.name} does not tell how each copy stands")
+        return found
+
+    def _promote(
+        self, survey: Survey, partitions: Collection[int], to: str | None, *, is_forced: bool
+    ) -> list[Outcome]:
+        if not partitions:
+            return []
+        every = [one for p in partitions for one in survey.answers(p).values()]
+        branch = next_branch(every, self._new_branch())
+        promised = self._promises(survey, partitions, branch)
+        failed, winners = choose(survey, promised, to, is_forced=is_forced)
+        active = self._activate(survey, winners, branch)
+        return failed + [
+            _outcome(survey, p, winner, branch, is_active=p in active)
+            for p, winner in winners.items()
+        ]
+
+    def _promises(
+        self, survey: Survey, partitions: Collection[int], branch: int
+    ) -> dict[int, Answers]:
+        rows = survey.bucket_map.rows
+        asked = {
+            name: [p for p in partitions if name in rows[p]] for name in survey.standings
+        }  # fmt: skip
+
+        def ask(node: NodeAddress) -> list[Standing]:
+            content = {"branch": branch, "partitions": asked[node.name]}
+            return _standings(self._open_pages(node).ask("POST", "promises", content), "promised")
+
+        answered, _ = self._each(_nodes(survey, [n for n in asked if asked[n]]), ask)
+        return {
+            p: {
+                name: one
+                for name, every in answered.items()
+                for one in every
+                if one.partition == p
+            }
+            for p in partitions
+        }
+
+    def _activate(self, survey: Survey, winners: Mapping[int, Winner], branch: int) -> set[int]:
+        by_node: dict[str, list[dict[str, int]]] = defaultdict(list)
+        for p, winner in winners.items():
+            end = winner.standing.complete_end
+            by_node[winner.name].append({"partition": p, "complete_end": end})
+
+        def ask(node: NodeAddress) -> list[Standing]:
+            content = {"branch": branch, "partitions": by_node[node.name]}
+            return _standings(self._open_pages(node).ask("POST", "activations", content), "active")
+
+        answered, _ = self._each(_nodes(survey, by_node), ask)
+        return {one.partition for every in answered.values() for one in every}
+
+    # -- afterwards
+
+    def _publish(self, bucket_map: BucketMap) -> tuple[int, dict[str, str]]:
+        """Give all nodes a map that says who is active, and fence what was away."""
+        for number in range(ROUNDS_MAX):
+            if number:
+                self._pause(number)
+            survey = self._survey(bucket_map)
+            every = range(len(survey.bucket_map.rows))
+            found = {p: survey.serving(p) for p in every}
+            bucket_map = map_after(survey, {p: at for p, at in found.items() if at is not None})
+            behind = [
+                node
+                for node in bucket_map.nodes
+                if survey.maps.get(node.name) != bucket_map
+                and (node.name in survey.maps or node.name in survey.without)
+            ]
+            _, refused = self._each(behind, partial(self._tell, bucket_map))
+            if not any(error.code in _OLD_MAP for error in refused.values()):
+                break
+        told = survey if not survey.without else self._survey(bucket_map)
+        silent = {**told.silent, **{name: str(error) for name, error in refused.items()}}
+        return bucket_map.revision, silent | self._fence(told)
+
+    def _tell(self, bucket_map: BucketMap, node: NodeAddress) -> None:
+        content = bucket_map_to_json(bucket_map) | {
+            "uuid": self._uuid, "partitions": len(bucket_map.rows), "this": node.name,
+        }  # fmt: skip
+        self._open_pages(node).ask("PUT", "map", content)
+
+    def _fence(self, survey: Survey) -> dict[str, str]:
+        wanted: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for name, branch, p in fences(survey):
+            wanted[name][branch].append(p)
+
+        def ask(node: NodeAddress) -> None:
+            for branch, partitions in wanted[node.name].items():
+                content = {"branch": branch, "partitions": partitions}
+                self._open_pages(node).ask("POST", "promises", content)
+
+        _, failed = self._each(_nodes(survey, wanted), ask)
+        return {name: str(error) for name, error in failed.items()}
+
+    def _each(
+        self, nodes: Collection[NodeAddress], ask: Callable[[NodeAddress], _T]
+    ) -> tuple[dict[str, _T], dict[str, MillstreamError]]:
+        """Ask nodes at the same time; return their answers, and the errors of the others."""
+        answers: dict[str, _T] = {}
+        errors: dict[str, MillstreamError] = {}
+        if nodes:
+            with ThreadPoolExecutor(len(nodes), "promotion") as threads:
+                asked = {node.name: threads.submit(ask, node) for node in nodes}
+                for name, future in asked.items():
+                    try:
+                        answers[name] = future.result()
+                    except MillstreamError as error:
+                        errors[name] = error
+        return answers, errors
+
+
+def _nodes(survey: Survey, names: Iterable[str]) -> list[NodeAddress]:
+    return [survey.bucket_map.node(name) for name in names]
+
+
+def _outcome(survey: Survey, p: int, winner: Winner, branch: int, *, is_active: bool) -> Outcome:
+    was, risk, standing = survey.bucket_map.rows[p][0], winner.at_risk, winner.standing
+    if is_active:
+        return Outcome(p, "promoted", was, winner.name, branch, standing.complete_end, risk)
+    reason = f"{winner.name} did not become active: it is asked again, or run this again"
+    return Outcome(p, "failed", was, None, branch, 0, risk, reason)
+
+
+def _standings(content: Mapping[str, Any], member: str) -> list[Standing]:
+    try:
+        return [standing_from_json(one) for one in content[member]]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RemoteProtocolError(f"a node answers no standings: {error}") from error
