@@ -19,6 +19,7 @@ from millstream.kv.core.locks import granted_seconds
 from millstream.kv.core.partition import Partition, absolute_expiry, value_of
 from millstream.kv.core.session import Command, KvSession
 from millstream.model.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from millstream.model.partitions import PartitionState
 from millstream.wire.frames import change_of
 from millstream.wire.mcbp import (
     Feature,
@@ -210,6 +211,35 @@ def _get(*, quiet: bool, with_key: bool) -> Command:
     return command
 
 
+def _get_replica(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
+    """GET_REPLICA: what a replica has of a document, as of its last complete snapshot."""
+    partition = _replica(session, packet)
+    if isinstance(partition, Status):
+        return session.refusal(packet, partition)
+    frame = partition.newest(packet.key)
+    if frame is None:
+        return session.refusal(packet, Status.KEY_ENOENT)
+    change = change_of(frame)
+    if change.seqno > partition.high_seqno:
+        return session.refusal(packet, Status.ETMPFAIL)  # of the snapshot that it is receiving
+    if change.is_deleted or 0 < change.expiry <= now_ns // _SECOND_NS:
+        return session.refusal(packet, Status.KEY_ENOENT)
+    return _found(session, packet, frame, change.cas)
+
+
+def _replica(session: KvSession, packet: Packet) -> Partition | Status:
+    if session.hashes_keys:
+        return Status.UNKNOWN_COMMAND
+    found = _checked(session, packet, extras=(0,), for_write=False)
+    if isinstance(found, Partition):
+        return Status.NOT_MY_VBUCKET  # the active copy answers GET
+    if found == Status.NOT_MY_VBUCKET and session.bucket is not None:
+        partition = session.bucket.partition(packet.vbucket)
+        if partition is not None and partition.state is PartitionState.REPLICA:
+            return partition
+    return found
+
+
 def _get_and_touch(*, quiet: bool) -> Command:
     def command(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
         partition = _checked_for_both(session, packet, extras=(4,))
@@ -355,6 +385,7 @@ DOCUMENT_COMMANDS: Final[dict[int, Command]] = {
     Opcode.GET_LOCKED: _get_locked,
     Opcode.UNLOCK: _unlock,
     Opcode.GET_META: _get_meta,
+    Opcode.GET_REPLICA: _get_replica,
     Opcode.OBSERVE: _observe,
     Opcode.FLUSH: _flush(quiet=False),
     Opcode.FLUSHQ: _flush(quiet=True),

@@ -6,8 +6,12 @@ import pytest
 from log_double import NOW, SECOND
 from session_double import HostDouble, UserDouble, ask, new_session
 
+from millstream.kv.core import moves
+from millstream.kv.core.replica import Replica
 from millstream.kv.core.session import KvSession
-from millstream.model.partitions import partition_of
+from millstream.model.partitions import PartitionState, partition_of
+from millstream.model.position import FailoverEntry
+from millstream.wire.frames import deletion, mutation
 from millstream.wire.mcbp import Feature, Opcode, Packet, Status, cut_packets, request
 
 KEY = b"k"
@@ -234,3 +238,80 @@ def test_what_reads_and_changes_needs_both_rights() -> None:
         for opcode in (Opcode.GAT, Opcode.GATQ):
             assert do(session, opcode, extras=bytes(4)).status == Status.EACCESS
         assert do(session, Opcode.GET_LOCKED).status == Status.EACCESS
+
+
+# -- reading replicas
+
+
+def following(session: KvSession) -> Replica:
+    """Make the session's partition a replica that a source follows."""
+    assert session.bucket is not None
+    partition = session.bucket.partitions[PARTITION]
+    partition.suspend()
+    moves.rename(partition, PartitionState.REPLICA)
+    partition.resume()
+    assert partition.replica is not None
+    partition.replica.on_opened((FailoverEntry(5, 0, partition.last_branch + 1),), 0)
+    return partition.replica
+
+
+def sent(key: bytes, seqno: int, *, expiry: int = 0) -> bytes:
+    return mutation(PARTITION, key, b"v%d" % seqno, seqno, 1, 1000 + seqno, 7, expiry, 0)
+
+
+def test_a_replica_shows_what_it_has_up_to_its_last_complete_snapshot() -> None:
+    session = new_session()
+    replica = following(session)
+    replica.apply_marker(1, 3)
+    replica.apply_change(sent(KEY, 1), b"\1\1")
+    assert do(session, Opcode.GET_REPLICA).status == Status.ETMPFAIL
+    replica.apply_change(sent(b"other", 3), b"\1\3")
+    found = do(session, Opcode.GET_REPLICA)
+    assert (found.value, found.cas, found.extras) == (b"v1", 1001, b"\0\0\0\7")
+    assert do(session, Opcode.GET_REPLICA, key=b"none").status == Status.KEY_ENOENT
+    assert do(session, Opcode.GET).status == Status.NOT_MY_VBUCKET
+    replica.apply_marker(4, 6)
+    replica.apply_change(deletion(PARTITION, KEY, 5, 2, 1005, 0), b"\1\5")
+    assert do(session, Opcode.GET_REPLICA).status == Status.ETMPFAIL
+    replica.apply_advance(6)
+    assert do(session, Opcode.GET_REPLICA).status == Status.KEY_ENOENT
+
+
+def test_a_replica_does_not_show_what_has_expired_and_leaves_it() -> None:
+    session = new_session()
+    replica = following(session)
+    replica.apply_marker(1, 2)
+    replica.apply_change(sent(KEY, 1, expiry=NOW // SECOND), b"\1\1")
+    replica.apply_change(sent(b"later", 2, expiry=NOW // SECOND + 1), b"\1\2")
+    assert do(session, Opcode.GET_REPLICA).status == Status.KEY_ENOENT
+    assert do(session, Opcode.GET_REPLICA, key=b"later").status == 0
+    assert session.bucket is not None
+    assert session.bucket.partitions[PARTITION].high_seqno == 2
+
+
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [("ACTIVE", "NOT_MY_VBUCKET"), ("DEAD", "NOT_MY_VBUCKET"), ("PENDING", "ETMPFAIL")],
+)
+def test_only_replicas_answer_as_such(state: str, status: str) -> None:
+    session = new_session()
+    assert session.bucket is not None
+    partition = session.bucket.partitions[PARTITION]
+    if state != "ACTIVE":
+        moves.rename(partition, PartitionState[state])
+    assert do(session, Opcode.GET_REPLICA).status == Status[status]
+    assert do(session, Opcode.GET_REPLICA, vbucket=4).status == Status.NOT_MY_VBUCKET
+    assert do(session, Opcode.GET_REPLICA, extras=b"1").status == Status.EINVAL
+    assert do(session, Opcode.GET_REPLICA, key=b"_local/x").status == Status.EINVAL
+
+
+def test_reading_a_replica_needs_the_right_to_read_and_is_not_for_plain_clients() -> None:
+    session = new_session()
+    following(session)
+    session.host.users.is_empty = False  # type: ignore[misc]
+    session.user = UserDouble("write")  # type: ignore[assignment]
+    session.select(session.bucket)
+    assert do(session, Opcode.GET_REPLICA).status == Status.EACCESS
+    plain = new_session(hashes_keys=True)
+    following(plain)
+    assert do(plain, Opcode.GET_REPLICA).status == Status.UNKNOWN_COMMAND
