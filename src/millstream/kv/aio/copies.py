@@ -17,7 +17,7 @@ Source: docs/design/0006-copies.md.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from millstream.kv.aio.flusher import Flusher
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.moves import activate, rename, restore
 from millstream.kv.core.partition import Partition
-from millstream.kv.core.states import SERVING, Move, move_between
+from millstream.kv.core.states import FOLLOWING, SERVING, Move, move_between
 from millstream.model.partitions import PartitionState
 from millstream.storage.core.store import LogStore
 
@@ -57,6 +57,8 @@ class Copies:
         self._move_total = 0
         self._rollback_total = 0
         self._rolled_back_total = 0
+        self.on_moved: Callable[[int], None] | None = None
+        """Called after a copy became another, was rolled back or has promised something."""
         bucket.set_state = self.set_state
         bucket.stop_copy = self.stop
 
@@ -167,19 +169,44 @@ class Copies:
         """
         partition = self._bucket.partitions[partition_id]
         async with self._suspended(partition):
-            before = partition.queue.high_seqno
-            partition.epoch += 1  # what streams read from here on might be half of the one state
-            recovered = await self._flusher.in_thread(self._store.roll_back, partition_id, seqno)
-            restore(partition, recovered)
-            self._flusher.undone(partition)
-            self._rollback_total += 1
-            self._rolled_back_total += before - recovered.high_seqno
-            _LOG.warning(
-                "bucket %s: partition %d was at %d, is rolled back to %d%s", self._bucket.name,
-                partition_id, before, recovered.high_seqno,
-                "" if recovered.high_seqno else ": no later mark can be restored, it is empty",
-            )  # fmt: skip
-            return recovered.high_seqno
+            return await self._roll_back(partition, seqno)
+
+    async def undo(self, partition_id: int, seqno: int, epoch: int, branch: int) -> int:
+        """Roll back a copy that follows, as its source demands; see `roll_back`.
+
+        Args:
+            partition_id: of the copy.
+            seqno: it goes to this one or below.
+            epoch: of the copy when it asked the source.
+            branch: the newest of the source.
+
+        Raises:
+            ConditionError: `moved_on`: it is another copy by now, or may not follow that source.
+            UnavailableError: as `roll_back`.
+        """
+        partition = self._bucket.partitions[partition_id]
+        async with self._suspended(partition):
+            is_same = partition.state in FOLLOWING and partition.epoch == epoch
+            if not is_same or branch < partition.last_branch:
+                raise ConditionError(
+                    f"partition {partition_id} has moved on: it asks again", code="moved_on"
+                )
+            return await self._roll_back(partition, seqno)
+
+    async def _roll_back(self, partition: Partition, seqno: int) -> int:
+        p, before = partition.partition_id, partition.queue.high_seqno
+        partition.epoch += 1  # what streams read from here on might be half of the one state
+        recovered = await self._flusher.in_thread(self._store.roll_back, p, seqno)
+        restore(partition, recovered)
+        self._flusher.undone(partition)
+        self._rollback_total += 1
+        self._rolled_back_total += before - recovered.high_seqno
+        _LOG.warning(
+            "bucket %s: partition %d was at %d, is rolled back to %d%s", self._bucket.name,
+            p, before, recovered.high_seqno,
+            "" if recovered.high_seqno else ": no later mark can be restored, it is empty",
+        )  # fmt: skip
+        return recovered.high_seqno
 
     async def take_places(self) -> None:
         """Become a replica where the map places one here and there is no copy.
@@ -211,6 +238,7 @@ class Copies:
             raise_durably = self._store.raise_last_branch
             await self._flusher.in_thread(raise_durably, partition_id, branch)
             partition.last_branch = max(partition.last_branch, branch)
+        self._tell_moved(partition)
 
     async def promise(self, partition_ids: Collection[int], branch: int) -> list[int]:
         """Let copies promise a branch to whoever wants to promote one; return those that did.
@@ -295,4 +323,10 @@ class Copies:
             finally:
                 for partition in partitions:
                     partition.resume()
+                self._tell_moved(*partitions)
                 self._bucket.changed()
+
+    def _tell_moved(self, *partitions: Partition) -> None:
+        if self.on_moved is not None:
+            for partition in partitions:
+                self.on_moved(partition.partition_id)

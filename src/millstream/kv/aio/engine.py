@@ -28,6 +28,7 @@ from millstream.kv.aio.flusher import Flusher
 from millstream.kv.aio.memory_keeper import MemoryKeeper
 from millstream.kv.aio.pager import NoExpiries, Pager
 from millstream.kv.aio.reading_back import ReadingBack, telling_of_damage
+from millstream.kv.aio.replicator import LinkTo, Replicator, plain_link
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.low_points import PURGE_AGE_S, HistoryWindow
 from millstream.kv.core.memory import (
@@ -159,11 +160,13 @@ class BucketEngine:
         compactor: Compactor,
         keeper: MemoryKeeper,
         reading: ReadingBack,
+        replicator: Replicator,
     ) -> None:
         self.bucket = bucket
         self.store = store
         self.flusher = flusher
         self.copies = copies
+        self.replicator = replicator
         self.pager = pager
         self._mark = mark
         self.compactor = compactor
@@ -186,6 +189,7 @@ class BucketEngine:
         purge_age_s: int = PURGE_AGE_S,
         bucket_map: BucketMap | None = None,
         node_name: str = "",
+        link_to: LinkTo = plain_link,
     ) -> BucketEngine:
         """Recover the bucket in `path` (created if new) and make it ready to serve.
 
@@ -202,6 +206,7 @@ class BucketEngine:
             purge_age_s: age at which deletions may be forgotten; 0: never.
             bucket_map: which nodes have copies; None: this one has all, alone.
             node_name: of this node in the map.
+            link_to: how other nodes with copies are reached.
 
         Raises:
             CorruptionError: a record in the middle of the log is damaged; names file and offset.
@@ -270,8 +275,10 @@ class BucketEngine:
             now_ns=time.time_ns, monotonic_ns=time.monotonic_ns, on_corrupt=on_corrupt,
             window=HistoryWindow(), purge_age_s=purge_age_s,
         )  # fmt: skip
+        replicator = Replicator(bucket, copies, link_to)
         published = bucket.published
         published.add("copies", copies.statistics)
+        published.add("replication", replicator.statistics)
         published.add("flusher", flusher.statistics)
         published.add("expiry", pager.statistics)
         published.add("compaction", compactor.statistics)
@@ -283,7 +290,9 @@ class BucketEngine:
         if not store.was_clean_stop and not store.is_new:
             _LOG.info("bucket %s: started without a clean stop, new failover entries", name)
         flusher.catch_up()
-        return cls(bucket, store, flusher, copies, pager, mark, compactor, keeper, reading)
+        return cls(
+            bucket, store, flusher, copies, pager, mark, compactor, keeper, reading, replicator
+        )
 
     async def until_persisted(self, partition_id: int, seqno: int) -> None:
         """Return once everything of the partition up to `seqno` is durable."""
@@ -294,6 +303,7 @@ class BucketEngine:
 
         An error met here is told as any other: by `on_fatal`.
         """
+        await self.replicator.stop()
         await self.pager.stop()
         await self.compactor.stop()
         await self.flusher.stop()

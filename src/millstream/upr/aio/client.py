@@ -318,7 +318,7 @@ class Consumer:
         return None
 
     def _on_opened(self, event: StreamOpened) -> RolledBack | None:
-        partition_id, position, log = event
+        partition_id, position, log, _ = event
         self._pause_s = PAUSE_S_MIN
         standing = self._standings[partition_id]._replace(failover_log=log)
         point = self._undone.pop(partition_id, None)

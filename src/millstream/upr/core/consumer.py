@@ -29,21 +29,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final
 
 from millstream.errors import LocalProtocolError, RemoteProtocolError
 from millstream.model.limits import FRAME_BYTES_MAX
 from millstream.model.position import FailoverLog, Position
 from millstream.upr.core.answers import Answers, StateRequested
 from millstream.upr.core.descriptions import Run, cut_run, is_of_a_pair, needed_bytes
+from millstream.upr.core.events import (
+    BarrierReached,
+    ChangesReceived,
+    Event,
+    ReplyReceived,
+    RollbackRequired,
+    SnapshotCompleted,
+    SnapshotStarted,
+    StreamEnded,
+    StreamOpened,
+    StreamRefused,
+)
 from millstream.upr.core.follower import Follower, FollowerState, StreamOptions
 from millstream.upr.core.messages import (
-    Reached,
     check_accepted,
     decode_barrier_reached,
     decode_branch_log,
     decode_failover_log,
-    decode_purge_seqno,
+    decode_high_and_purge,
+    encode_acknowledgement,
     encode_barrier,
     encode_stream_request,
     with_branches,
@@ -93,100 +105,13 @@ _CONTROL_OPAQUE_MIN: Final = 0x7FFF0000
 """Opaques of OPEN, CONTROL and BARRIER; those of streams are partition ids, far below."""
 
 
-class StreamOpened(NamedTuple):
-    """The position was accepted. `failover_log[0].branch` is the branch of what follows."""
-
-    partition_id: int
-    position: Position
-    failover_log: FailoverLog
-
-
-class SnapshotStarted(NamedTuple):
-    """A snapshot was opened or continued; the reader's state is consistent only at its end."""
-
-    partition_id: int
-    position: Position
-    flags: int
-
-
-class ChangesReceived(NamedTuple):
-    """Whole frames in order, `wire.frames.change_of` cuts one; all of the snapshot announced.
-
-    `lineages`: of each frame, empty where they were not asked for.
-    """
-
-    partition_id: int
-    position: Position
-    frames: list[bytes]
-    lineages: Sequence[bytes] = ()
-
-
-class SnapshotCompleted(NamedTuple):
-    """All of the snapshot was received: the position is closed."""
-
-    partition_id: int
-    position: Position
-
-
-class RollbackRequired(NamedTuple):
-    """History diverged: undo to `seqno` or below, then call `undone_to`."""
-
-    partition_id: int
-    seqno: int
-
-
-class StreamEnded(NamedTuple):
-    """The stream is over (`reason`: a StreamEndReason); the position stands."""
-
-    partition_id: int
-    position: Position
-    reason: int
-
-
-class StreamRefused(NamedTuple):
-    """The request was refused with `status`, for another reason than history."""
-
-    partition_id: int
-    status: int
-
-
-class BarrierReached(NamedTuple):
-    """A cookie came back: everything accepted before it was sent has been returned.
-
-    `reached`: by partition how far; who is not named had ended its stream before.
-    """
-
-    cookie: bytes
-    reached: dict[int, Reached]
-
-
-class ReplyReceived(NamedTuple):
-    """A response to a request that the core did not send."""
-
-    packet: Packet
-
-
-Event = (
-    StreamOpened
-    | SnapshotStarted
-    | ChangesReceived
-    | SnapshotCompleted
-    | RollbackRequired
-    | StreamEnded
-    | StreamRefused
-    | BarrierReached
-    | StateRequested
-    | ReplyReceived
-)
-
-
 class ConsumerCore:
     """Streams of many partitions on one connection.
 
     Args:
         window_bytes: flow control window, at least 1.
-        has_extensions: HELLO granted the feature of our own: branch numbers are asked for, and
-            the purge seqno that lets a first load go on after a pause.
+        has_extensions: HELLO granted the feature of our own: branch numbers are asked for, how
+            far the source is, and the purge seqno that lets a first load go on after a pause.
         document_meta: bring each change's lineage; needs the extensions.
     """
 
@@ -202,7 +127,7 @@ class ConsumerCore:
         self._document_meta = document_meta
         self._followers: dict[int, Follower] = {}
         self._branch_logs: dict[int, FailoverLog] = {}
-        self._purge_seqnos: dict[int, int] = {}
+        self._high_and_purge: dict[int, tuple[int, int]] = {}
         self._out: list[bytes] = []
         self._answers = Answers()
         self._pieces: list[bytes] = []
@@ -214,12 +139,13 @@ class ConsumerCore:
 
     # -- what the reader does
 
-    def start(self, name: bytes, *, noop_interval_s: int = 20) -> None:
+    def start(self, name: bytes, *, noop_interval_s: int = 20, consumer_name: bytes = b"") -> None:
         """Open the connection as a consumer.
 
         Args:
             name: 1..200 bytes, unique: an older connection of the same name is closed.
             noop_interval_s: seconds between the server's signs of life.
+            consumer_name: of the node that keeps copies, for what it acknowledges.
 
         Raises:
             LocalProtocolError: `not_supported`: the server has no lineages to send.
@@ -236,6 +162,9 @@ class ConsumerCore:
             ("enable_expiry_opcode", "true"),
         ):
             self._ask(key, Opcode.DCP_CONTROL, b"", key.encode(), value.encode())
+        if consumer_name:
+            key = "consumer_name"
+            self._ask(key, Opcode.DCP_CONTROL, b"", key.encode(), consumer_name)
         if self._document_meta:
             self._ask("document_meta", Opcode.DCP_CONTROL, b"", b"document_meta", b"true")
 
@@ -284,6 +213,19 @@ class ConsumerCore:
         self._ask_for(follower)
         return position
 
+    def give_up(self, partition_id: int) -> None:
+        """Do not undo: there is no stream of the partition, `follow` may ask for another one."""
+        self._followers[partition_id].on_refused()
+
+    def is_open(self, partition_id: int) -> bool:
+        """Return whether the partition has a stream, so that it can be closed."""
+        follower = self._followers.get(partition_id)
+        return follower is not None and follower.state is FollowerState.OPEN
+
+    def acknowledge(self, partition_id: int, complete_end: int, persisted_end: int) -> None:
+        """Tell the source how far this copy is complete, and complete and durable."""
+        self._out.append(encode_acknowledgement(partition_id, complete_end, persisted_end))
+
     def close_stream(self, partition_id: int) -> None:
         """Stop the stream; ends with `StreamEnded`, nothing else comes from now on."""
         self._followers[partition_id].close()
@@ -322,18 +264,20 @@ class ConsumerCore:
         return self._followers[partition_id].failover_log
 
     def _ask_for(self, follower: Follower) -> None:
-        """Queue the request; before it what tells branches and the purge point in force."""
+        """Queue the request; before it what tells branches, the high and the purge point."""
         partition_id = follower.partition_id
         if self._has_extensions:
             self._out.append(request(Opcode.BRANCH_LOG, vbucket=partition_id, opaque=partition_id))
-            if follower.position.seqno == 0:
-                value = partition_id.to_bytes(2, "big")
-                self._out.append(request(Opcode.POSITIONS, opaque=partition_id, value=value))
+            value = partition_id.to_bytes(2, "big")
+            self._out.append(request(Opcode.POSITIONS, opaque=partition_id, value=value))
         self._out.append(encode_stream_request(follower.ask(), partition_id))
 
-    def take_bytes(self) -> bytes:
-        """Return what is to be sent now, acknowledgements of everything received included."""
-        if self._unacked_bytes * 2 >= self._window_bytes:
+    def take_bytes(self, *, is_handled: bool = True) -> bytes:
+        """Return what is to be sent now, acknowledgements of everything received included.
+
+        `is_handled`: it was; else nothing is acknowledged yet.
+        """
+        if is_handled and self._unacked_bytes * 2 >= self._window_bytes:
             self._out.append(request(Opcode.DCP_BUFFER_ACK, extras=_U32.pack(self._unacked_bytes)))
             self._unacked_bytes = 0
         data = b"".join((*self._out, *self._answers.take()))
@@ -534,7 +478,7 @@ class ConsumerCore:
                 self._branch_logs[follower.partition_id] = decode_branch_log(packet.value)
         elif packet.opcode == Opcode.POSITIONS:
             if packet.status == Status.SUCCESS:
-                self._purge_seqnos[follower.partition_id] = decode_purge_seqno(packet.value)
+                self._high_and_purge[follower.partition_id] = decode_high_and_purge(packet.value)
         elif follower.state is not _REPLIES[packet.opcode]:
             message = f"an answer 0x{packet.opcode:02x} to nothing asked"
             raise RemoteProtocolError(message, code="unexpected_message")
@@ -550,19 +494,20 @@ class ConsumerCore:
     def _on_stream_reply(self, follower: Follower, packet: Packet, events: list[Event]) -> None:
         partition_id = follower.partition_id
         branches = self._branch_logs.pop(partition_id, ())
-        purge_seqno = self._purge_seqnos.pop(partition_id, None)
+        high, purge_seqno = self._high_and_purge.pop(partition_id, (None, None))
         if packet.status == Status.SUCCESS:
             log = with_branches(decode_failover_log(packet.value), branches)
             follower.on_opened(log, purge_seqno)
             if branches and not log[0].branch:  # history changed between the two answers
                 self.close_stream(partition_id)
                 return
-            events.append(StreamOpened(partition_id, follower.position, log))
+            events.append(StreamOpened(partition_id, follower.position, log, high))
         elif packet.status == Status.ROLLBACK and len(packet.value) == _U64.size:
             seqno = follower.on_rollback(_U64.unpack(packet.value)[0])
             if seqno is not None:
-                events.append(RollbackRequired(partition_id, seqno))
+                events.append(RollbackRequired(partition_id, seqno, _newest(branches)))
                 return
+            self._branch_logs[partition_id] = branches
             self._out.append(
                 request(Opcode.DCP_GET_FAILOVER_LOG, vbucket=partition_id, opaque=partition_id)
             )
@@ -571,12 +516,14 @@ class ConsumerCore:
             events.append(StreamRefused(partition_id, packet.status))
 
     def _on_failover_log(self, follower: Follower, packet: Packet, events: list[Event]) -> None:
+        partition_id = follower.partition_id
+        branch = _newest(self._branch_logs.pop(partition_id, ()))
         if packet.status == Status.SUCCESS:
             seqno = follower.on_failover_log(decode_failover_log(packet.value))
-            events.append(RollbackRequired(follower.partition_id, seqno))
+            events.append(RollbackRequired(partition_id, seqno, branch))
         else:
             follower.on_refused()
-            events.append(StreamRefused(follower.partition_id, packet.status))
+            events.append(StreamRefused(partition_id, packet.status))
 
 
 _REPLIES: Final[Mapping[int, FollowerState]] = {
@@ -587,6 +534,10 @@ _REPLIES: Final[Mapping[int, FollowerState]] = {
     Opcode.DCP_CLOSE_STREAM: FollowerState.CLOSING,
 }
 """The answers of streams, and the state in which each comes."""
+
+
+def _newest(branches: FailoverLog) -> int:
+    return branches[0].branch if branches else 0
 
 
 def _bad_change(

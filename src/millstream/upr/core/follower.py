@@ -56,7 +56,7 @@ _MOVES: Final[Mapping[FollowerState, frozenset[FollowerState]]] = {
         }
     ),
     FollowerState.COMPARING: frozenset({FollowerState.ROLLING_BACK, FollowerState.IDLE}),
-    FollowerState.ROLLING_BACK: frozenset({FollowerState.ASKING}),
+    FollowerState.ROLLING_BACK: frozenset({FollowerState.ASKING, FollowerState.IDLE}),
     FollowerState.OPEN: frozenset({FollowerState.CLOSING, FollowerState.IDLE}),
     FollowerState.CLOSING: frozenset({FollowerState.IDLE}),
 }
@@ -147,7 +147,7 @@ class Follower:
         self.position = position_at(log, seqno, snap_start, snap_end, purge)
 
     def on_refused(self) -> None:
-        """Take note that the request was refused for another reason than history."""
+        """Take note that the request was refused for another reason than history, or given up."""
         self._move(FollowerState.IDLE)
 
     def on_rollback(self, seqno: int) -> int | None:

@@ -42,7 +42,7 @@ __all__ = [
     "decode_barrier_reached",
     "decode_branch_log",
     "decode_failover_log",
-    "decode_purge_seqno",
+    "decode_high_and_purge",
     "decode_stream_request",
     "encode_acknowledgement",
     "encode_barrier",
@@ -347,13 +347,13 @@ def check_accepted(what: str, status: int) -> None:
         raise RemoteProtocolError(message, code="refused")
 
 
-def decode_purge_seqno(value: bytes) -> int:
-    """Return the purge seqno from the answer about one partition's position.
+def decode_high_and_purge(value: bytes) -> tuple[int, int]:
+    """Return the high and the purge seqno from the answer about one partition's position.
 
     Raises:
         RemoteProtocolError: not exactly one partition.
     """
     if len(value) != _POSITIONS.size:
         raise RemoteProtocolError(f"a position of {len(value)} bytes", code="bad_frame")
-    purge_seqno: int = _POSITIONS.unpack(value)[9]
-    return purge_seqno
+    found = _POSITIONS.unpack(value)
+    return found[4], found[9]

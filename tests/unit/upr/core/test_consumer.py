@@ -64,8 +64,8 @@ def branches(log: FailoverLog = LOG, partition: int = PARTITION) -> bytes:
     return response(Opcode.BRANCH_LOG, Status.SUCCESS, partition, value=value)
 
 
-def purged(purge_seqno: int, partition: int = PARTITION) -> bytes:
-    value = pack(">HB5x8Q", partition, 1, 0, 0, 0, 0, 0, 0, 0, purge_seqno)
+def purged(purge_seqno: int, partition: int = PARTITION, high: int = 0) -> bytes:
+    value = pack(">HB5x8Q", partition, 1, 0, 0, high, high, 0, 0, 0, purge_seqno)
     return response(Opcode.POSITIONS, Status.SUCCESS, partition, value=value)
 
 
@@ -166,14 +166,25 @@ def test_a_connection_that_is_refused(status: int, error: type[MillstreamError])
         core.receive_data(response(first.opcode, status, first.opaque))
 
 
+def test_a_copy_says_whose_it_is_and_how_far_it_is() -> None:
+    core = ConsumerCore()
+    core.start(b"me", consumer_name=b"node7")
+    named = sent_by(core)[-1]
+    assert (named.key, named.value) == (b"consumer_name", b"node7")
+    core.acknowledge(PARTITION, 300, 250)
+    told = sent_by(core)[0]
+    assert (told.opcode, told.vbucket) == (Opcode.DCP_SEQNO_ACKNOWLEDGED, PARTITION)
+    assert told.extras == pack(">QQ", 300, 250)
+
+
 def test_a_first_load_asks_for_branches_and_the_purge_point() -> None:
     core = ConsumerCore()
     core.follow(PARTITION)
     asked = sent_by(core)
     assert opcodes(asked) == [Opcode.BRANCH_LOG, Opcode.POSITIONS, Opcode.DCP_STREAM_REQ]
     assert all(packet.opaque == PARTITION for packet in asked)
-    events = core.receive_data(branches() + purged(70) + granted())
-    assert events == [StreamOpened(PARTITION, Position(A, 0, 0, 0, 70), LOG)]
+    events = core.receive_data(branches() + purged(70, high=91) + granted())
+    assert events == [StreamOpened(PARTITION, Position(A, 0, 0, 0, 70), LOG, 91)]
     assert core.failover_log(PARTITION) == LOG
     assert core.position(PARTITION).purge_seqno == 70
 
@@ -193,8 +204,8 @@ def test_what_is_asked_for() -> None:
     options = StreamOptions(end=315, flags=0x10, lease=7, as_of=320, end_uuid=C)
     core.follow(PARTITION, position, LOG, options)
     packets = sent_by(core)
-    assert opcodes(packets) == [Opcode.BRANCH_LOG, Opcode.DCP_STREAM_REQ]
-    asked = decode_stream_request(packets[1], is_extended=True)
+    assert opcodes(packets) == [Opcode.BRANCH_LOG, Opcode.POSITIONS, Opcode.DCP_STREAM_REQ]
+    asked = decode_stream_request(packets[2], is_extended=True)
     assert asked == (PARTITION, position, 315, 0x10, 7, 320, C)
 
 
@@ -302,15 +313,26 @@ def told_back(seqno: int) -> bytes:
 
 def test_a_rollback_is_told_undone_and_asked_again() -> None:
     core = following(Position(B, 320, 320, 320), log=LOG[1:])
-    assert core.receive_data(branches() + told_back(300)) == [RollbackRequired(PARTITION, 300)]
+    events = core.receive_data(branches() + purged(0) + told_back(300))
+    assert events == [RollbackRequired(PARTITION, 300, LOG[0].branch)]
     assert core.take_bytes() == b""
     assert core.undone_to(PARTITION, 250) == Position(B, 250, 250, 250)
     asked = sent_by(core)
-    assert opcodes(asked) == [Opcode.BRANCH_LOG, Opcode.DCP_STREAM_REQ]
-    request_ = decode_stream_request(asked[1], is_extended=True)
+    assert opcodes(asked) == [Opcode.BRANCH_LOG, Opcode.POSITIONS, Opcode.DCP_STREAM_REQ]
+    request_ = decode_stream_request(asked[2], is_extended=True)
     assert request_.position == Position(B, 250, 250, 250)
-    events = core.receive_data(branches() + granted())
-    assert events == [StreamOpened(PARTITION, Position(B, 250, 250, 250), LOG)]
+    events = core.receive_data(branches() + purged(0, high=400) + granted())
+    assert events == [StreamOpened(PARTITION, Position(B, 250, 250, 250), LOG, 400)]
+
+
+def test_a_rollback_may_be_given_up() -> None:
+    core = following(Position(B, 320, 320, 320), log=LOG[1:])
+    core.receive_data(branches() + told_back(300))
+    core.give_up(PARTITION)
+    assert not core.is_open(PARTITION)
+    core.follow(PARTITION, Position(B, 320, 320, 320), LOG[1:])
+    core.receive_data(branches() + granted())
+    assert core.is_open(PARTITION)
 
 
 def test_a_rollback_to_zero_asks_for_the_failover_log_first() -> None:
@@ -319,7 +341,7 @@ def test_a_rollback_to_zero_asks_for_the_failover_log_first() -> None:
     assert opcodes(sent_by(core)) == [Opcode.DCP_GET_FAILOVER_LOG]
     theirs = (FailoverEntry(0xD, 260, 4), *LOG[1:])
     data = response(Opcode.DCP_GET_FAILOVER_LOG, 0, PARTITION, value=encode_failover_log(theirs))
-    assert core.receive_data(data) == [RollbackRequired(PARTITION, 260)]
+    assert core.receive_data(data) == [RollbackRequired(PARTITION, 260, LOG[0].branch)]
     core.undone_to(PARTITION, 0)
     assert opcodes(sent_by(core)) == [
         Opcode.BRANCH_LOG, Opcode.POSITIONS, Opcode.DCP_STREAM_REQ,
@@ -342,6 +364,7 @@ def test_bytes_are_acknowledged_at_half_the_window() -> None:
     core.receive_data(marker(0, 9) + frame)
     assert core.take_bytes() == b""
     core.receive_data(put(2))
+    assert core.take_bytes(is_handled=False) == b""
     acked = sent_by(core)[0]
     assert acked.opcode == Opcode.DCP_BUFFER_ACK
     assert int.from_bytes(acked.extras, "big") == 44 + 2 * len(frame)

@@ -191,6 +191,7 @@ def test_every_move_of_the_table_happens() -> None:
         "ask refused",
         "ask rollback undo ask compare log undo ask open end",
         "ask compare refused",
+        "ask rollback refused",
         "ask open close end",
     ):
         follower = Follower(0, here, LOG, StreamOptions())

@@ -20,7 +20,7 @@ from millstream.upr.core.messages import (
     decode_barrier_reached,
     decode_branch_log,
     decode_failover_log,
-    decode_purge_seqno,
+    decode_high_and_purge,
     decode_stream_request,
     encode_acknowledgement,
     encode_barrier,
@@ -146,9 +146,9 @@ def test_logs_that_are_cut_short(value: bytes) -> None:
 
 
 def test_the_purge_seqno_of_a_position() -> None:
-    assert decode_purge_seqno(pack(">HB5x8Q", 3, 1, 2, 3, 4, 5, 6, 7, 8, 9)) == 9
+    assert decode_high_and_purge(pack(">HB5x8Q", 3, 1, 2, 3, 4, 5, 6, 7, 8, 9)) == (4, 9)
     with pytest.raises(RemoteProtocolError):
-        decode_purge_seqno(bytes(71))
+        decode_high_and_purge(bytes(71))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,407 @@
+"""Keeps the copies of one bucket following their sources, as the bucket's map has it.
+
+For each copy here that follows (`kv.core.states.FOLLOWING`) and whose row of the map names another
+node first there is a stream, on one connection to each such node.
+
+Invariants:
+1. What a copy follows is judged anew after each map, each move of a copy and each rollback.
+2. A lost connection is opened again after a pause that grows up to `PAUSE_S_MAX`; the copies go on
+   from where they stand.
+3. A rollback that has begun is finished, whatever becomes of the connection that asked for it.
+4. After `stop` nothing is applied any more.
+
+Elsewhere: what comes over a connection (`kv.core.feed`), the map (`model.bucket_map`), rollbacks
+(`kv.aio.copies`), acknowledgements on the other side (`kv.core.acknowledged`).
+
+Source: docs/design/0006-copies.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NamedTuple
+
+import msgspec
+
+from millstream.access.kv_login import Login
+from millstream.errors import MillstreamError, RemoteProtocolError, StreamError
+from millstream.kv.aio.copies import Copies
+from millstream.kv.aio.reading_back import BUSY_WAIT_S
+from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.feed import Feed, FeedFigures, Read, Send, Undo, Wait
+from millstream.kv.core.residents import NotInMemory
+from millstream.kv.core.states import FOLLOWING
+from millstream.model.bucket_map import NodeAddress
+from millstream.runtime.tasks import Tasks
+from millstream.upr.aio.link import TIMEOUT_S, Link
+from millstream.wire.mcbp import Feature, Opcode, request
+
+__all__ = ["LinkTo", "Replicator", "SourceStatus", "plain_link"]
+
+_LOG = logging.getLogger(__name__)
+PAUSE_S_MIN: Final = 0.1
+"""Before a lost connection to a source is opened again; doubled each time it fails."""
+PAUSE_S_MAX: Final = 5.0
+HIGHS_INTERVAL_S: Final = 1.0
+"""How often a source is asked how far it is, for the figures."""
+FULL_WAIT_S: Final = 0.1
+"""How often a feed that takes no more looks whether writes are accepted again."""
+
+LinkTo = Callable[[NodeAddress, str], Link]
+"""How a node is reached, for a bucket by name."""
+
+
+class _Config(msgspec.Struct):
+    uuid: str = ""
+
+
+class ReplicationStatistics(NamedTuple):
+    """What an operator may ask of the copies that follow."""
+
+    sources: int
+    connected: int
+    following: int
+    streams: int
+    behind: int
+    lag: int
+    unflushed_bytes: int
+    changes_total: int
+    rollbacks_total: int
+    reconnects_total: int
+
+
+class SourceStatus(NamedTuple):
+    """What a copy follows: the node, whether changes come, and why not."""
+
+    node: str
+    is_streaming: bool
+    failure: str
+
+
+def plain_link(node: NodeAddress, bucket: str) -> Link:
+    """Reach a node without users and encryption."""
+    login = Login(f"{node.host}:{node.kv}", None, "", bucket)
+    return Link(login, node.host, node.kv, tls=None, timeout_s=TIMEOUT_S)
+
+
+class Replicator:
+    """The sources of one bucket's copies; started when made, ended by `stop`."""
+
+    def __init__(self, bucket: Bucket, copies: Copies, link_to: LinkTo = plain_link) -> None:
+        self._bucket = bucket
+        self._copies = copies
+        self._link_to = link_to
+        self._sources: dict[NodeAddress, _Source] = {}
+        self._follows: list[NodeAddress | None] = [None] * bucket.partition_count
+        self._tasks = Tasks()
+        self._undoing = Tasks()
+        self._before = FeedFigures(0, 0, 0, 0, 0, 0, 0)
+        """Totals of sources that are followed no longer."""
+        self._reconnects_before = 0
+        bucket.subscribe_map(self._on_map)
+        bucket.subscribe_durable(self._on_durable)
+        copies.on_moved = self._on_moved
+        self._on_map()
+
+    async def stop(self) -> None:
+        """Follow nobody any more; rollbacks that have begun are finished."""
+        self._bucket.unsubscribe(self._on_map)
+        self._bucket.unsubscribe(self._on_durable)
+        self._copies.on_moved = None
+        await self._tasks.stop()
+        await self._undoing.finish()
+
+    def status(self, partition_id: int) -> SourceStatus | None:
+        """Return what a copy follows, None if nothing."""
+        node = self._follows[partition_id]
+        if node is None:
+            return None
+        source = self._sources[node]
+        feed = source.feed
+        if feed is None:
+            return SourceStatus(node.name, False, source.failure)
+        return SourceStatus(node.name, feed.is_streaming(partition_id), feed.failure(partition_id))
+
+    def statistics(self) -> ReplicationStatistics:
+        """Return the figures of now."""
+        sources = list(self._sources.values())
+        figures = [source.figures() for source in sources]
+        return ReplicationStatistics(
+            sources=len(sources),
+            connected=sum(source.feed is not None for source in sources),
+            following=sum(len(source.wanted) for source in sources),
+            streams=sum(one.streams for one in figures),
+            behind=sum(one.behind for one in figures),
+            lag=sum(one.lag for one in figures),
+            unflushed_bytes=sum(one.unflushed_bytes for one in figures),
+            changes_total=self._before.changes_total + sum(one.changes_total for one in figures),
+            rollbacks_total=self._before.rollbacks_total
+            + sum(one.rollbacks_total for one in figures),
+            reconnects_total=self._reconnects_before
+            + sum(source.reconnects_total for source in sources),
+        )
+
+    # -- who follows whom
+
+    def _on_map(self) -> None:
+        for partition_id in range(self._bucket.partition_count):
+            self._place(partition_id)
+        self._end_idle()
+
+    def _on_moved(self, partition_id: int) -> None:
+        self._place(partition_id)
+        self._end_idle()
+
+    def _source_of(self, partition_id: int) -> NodeAddress | None:
+        bucket_map, bucket = self._bucket.map, self._bucket
+        if bucket_map is None or bucket.partitions[partition_id].state not in FOLLOWING:
+            return None
+        name = bucket_map.active(partition_id)
+        return None if name is None or name == bucket.node_name else bucket_map.node(name)
+
+    def _place(self, partition_id: int) -> None:
+        """Let a copy follow whom it should."""
+        before, wanted = self._follows[partition_id], self._source_of(partition_id)
+        self._follows[partition_id] = wanted
+        if before is not None and before != wanted:
+            self._sources[before].leave(partition_id)
+        if wanted is not None:
+            if wanted not in self._sources:
+                source = _Source(wanted, self._bucket, self._copies, self._link_to, self._undoing)
+                self._sources[wanted] = source
+                name = f"follow {wanted.name} {self._bucket.name}"
+                source.task = self._tasks.start(source.run(), name=name)
+            self._sources[wanted].follow(partition_id)
+
+    def _end_idle(self) -> None:
+        """Give up connections that bring nothing."""
+        for node in [node for node, source in self._sources.items() if not source.wanted]:
+            source = self._sources.pop(node)
+            figures = source.figures()
+            self._before = self._before._replace(
+                changes_total=self._before.changes_total + figures.changes_total,
+                rollbacks_total=self._before.rollbacks_total + figures.rollbacks_total,
+            )
+            self._reconnects_before += source.reconnects_total
+            if source.task is not None:
+                source.task.cancel()
+
+    def _on_durable(self) -> None:
+        for source in self._sources.values():
+            source.on_durable()
+
+
+class _Source:
+    """One node that copies of the bucket follow: one connection after the other."""
+
+    def __init__(
+        self, node: NodeAddress, bucket: Bucket, copies: Copies, link_to: LinkTo, undoing: Tasks
+    ) -> None:
+        self.node = node
+        self.wanted: set[int] = set()
+        self.feed: Feed | None = None
+        """None: not connected."""
+        self.failure = "it is being connected to"
+        self.reconnects_total = 0
+        self.task: asyncio.Task[None] | None = None
+        self._bucket = bucket
+        self._copies = copies
+        self._link_to = link_to
+        self._undoing = undoing
+        self._before = FeedFigures(0, 0, 0, 0, 0, 0, 0)
+        """Totals of connections that are lost."""
+        self._news = asyncio.Event()
+        """The feed may have effects."""
+        self._progress = asyncio.Event()
+        """A document was read, or changes became durable."""
+        self._read_error: Exception | None = None
+
+    # -- what the bucket tells
+
+    def follow(self, partition_id: int) -> None:
+        """Let a copy follow this node, or look whether it still may."""
+        self.wanted.add(partition_id)
+        if self.feed is not None:
+            self.feed.follow(partition_id)
+            self.feed.look(partition_id)
+            self._news.set()
+
+    def leave(self, partition_id: int) -> None:
+        """A copy follows this node no longer."""
+        self.wanted.discard(partition_id)
+        if self.feed is not None:
+            self.feed.leave(partition_id)
+            self._news.set()
+
+    def on_durable(self) -> None:
+        """Changes became durable."""
+        if self.feed is not None:
+            self.feed.on_durable()
+            self._news.set()
+            self._progress.set()
+
+    def figures(self) -> FeedFigures:
+        """Return how far the copies are, and totals of all connections."""
+        before = self._before
+        if self.feed is None:
+            return before
+        now = self.feed.figures()
+        return now._replace(
+            changes_total=now.changes_total + before.changes_total,
+            rollbacks_total=now.rollbacks_total + before.rollbacks_total,
+        )
+
+    # -- connections
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        pause_s = PAUSE_S_MIN
+        while True:
+            before = self._before.changes_total
+            try:
+                await self._follow()
+            except* (MillstreamError, OSError) as group:
+                self._tell(group.exceptions[0])
+            if self._before.changes_total > before:
+                pause_s = PAUSE_S_MIN
+            self.reconnects_total += 1
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+    def _tell(self, error: BaseException) -> None:
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if str(error) != self.failure:
+            _LOG.warning(
+                "bucket %s: copies do not follow node %s: %s",
+                self._bucket.name, self.node.name, error,
+            )  # fmt: skip
+        self.failure = str(error)
+
+    async def _follow(self) -> None:
+        """Connect and follow until the connection is lost."""
+        bucket = self._bucket
+        link = self._link_to(self.node, bucket.name)
+        try:
+            if Feature.MILLSTREAM not in await link.open():
+                message = f"{link.address} is no Millstream node: correct the map"
+                raise RemoteProtocolError(message, code="refused")
+            await self._check_bucket(link)
+            name = f"millstream:replication:{bucket.node_name}->{self.node.name}:{bucket.name}"
+            feed = Feed(bucket, name.encode(), bucket.node_name)
+            self.feed = feed
+            for partition_id in sorted(self.wanted):
+                feed.follow(partition_id)
+            self._news.set()
+            self._read_error = None
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._read(link, feed), name="follow: read")
+                group.create_task(self._write(link, feed), name="follow: write")
+                group.create_task(self._ask_highs(feed), name="follow: ask")
+        finally:
+            self._before, self.feed = self.figures()._replace(streams=0), None
+            await link.close()
+
+    async def _check_bucket(self, link: Link) -> None:
+        """Refuse another bucket of the same name: seqnos and lineages would mean nothing."""
+        packet = await link.demand(request(Opcode.GET_CLUSTER_CONFIG), "the partition map")
+        try:
+            found = msgspec.json.decode(packet.value, type=_Config).uuid
+        except msgspec.MsgspecError as error:
+            message = f"{link.address} sent a map that is none: {error}"
+            raise RemoteProtocolError(message, code="bad_map") from error
+        if found != self._bucket.uuid:
+            raise StreamError(
+                f"bucket {self._bucket.name!r} at {link.address} is another one ({found}, here "
+                f"{self._bucket.uuid}): delete one of them, and give both nodes the same map",
+                code="bucket_recreated",
+            )
+
+    async def _read(self, link: Link, feed: Feed) -> None:
+        """Give the feed what comes, as fast as it can take it."""
+        while True:
+            feed.receive(await link.read())
+            while feed.is_busy or feed.is_full:
+                if feed.step():
+                    self._news.set()
+                    await asyncio.sleep(0)
+                elif feed.is_busy or feed.is_full:
+                    await self._until_progress()
+            self._news.set()
+
+    async def _until_progress(self) -> None:
+        """Wait until the feed may take more."""
+        self._news.set()
+        self._progress.clear()
+        try:
+            async with asyncio.timeout(FULL_WAIT_S):
+                await self._progress.wait()
+        except TimeoutError:
+            pass
+        if self._read_error is not None:
+            raise self._read_error
+
+    async def _write(self, link: Link, feed: Feed) -> None:
+        """Do what the feed wants, in order."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            for effect in feed.take_effects():
+                match effect:
+                    case Send(data):
+                        await link.write(data)
+                    case Read(absent):
+                        self._fetch(feed, absent)
+                    case Wait(partition_id, pause_s):
+                        loop = asyncio.get_running_loop()
+                        loop.call_later(pause_s, self._waited, feed, partition_id)
+                    case Undo():
+                        self._undoing.start(self._undo(feed, effect), name="undo a copy")
+
+    async def _ask_highs(self, feed: Feed) -> None:
+        while True:
+            await asyncio.sleep(HIGHS_INTERVAL_S)
+            feed.ask_highs()
+            self._news.set()
+
+    # -- effects
+
+    def _fetch(self, feed: Feed, absent: NotInMemory) -> None:
+        if not absent.fetch(partial(self._fetched, feed)):
+            loop = asyncio.get_running_loop()
+            loop.call_later(BUSY_WAIT_S, self._fetched, feed, None)
+
+    def _fetched(self, feed: Feed, error: Exception | None) -> None:
+        if self.feed is not feed:
+            return
+        try:
+            if error is not None:
+                raise error
+            feed.on_read()
+        except Exception as failure:  # noqa: BLE001 - whoever reads the connection raises it
+            self._read_error = failure
+        self._progress.set()
+        self._news.set()
+
+    def _waited(self, feed: Feed, partition_id: int) -> None:
+        if self.feed is feed:
+            feed.on_waited(partition_id)
+            self._news.set()
+
+    async def _undo(self, feed: Feed, effect: Undo) -> None:
+        partition_id = effect.partition_id
+        seqno: int | None = None
+        try:
+            seqno = await self._copies.undo(*effect)
+        except MillstreamError as error:
+            _LOG.warning("bucket %s: partition %d is not undone for node %s: %s",
+                         self._bucket.name, partition_id, self.node.name, error)  # fmt: skip
+        if self.feed is feed:
+            if seqno is None:
+                feed.on_not_undone(partition_id)
+            else:
+                feed.on_undone(partition_id, seqno)
+            self._news.set()

@@ -1,0 +1,357 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from session_double import HostDouble, new_session
+
+from millstream.errors import MillstreamError, UnavailableError
+from millstream.kv.aio import replicator as replicator_module
+from millstream.kv.aio.engine import BucketEngine
+from millstream.kv.aio.replicator import plain_link
+from millstream.kv.core import feed as feed_module
+from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.partition import value_of
+from millstream.kv.core.session import KvSession
+from millstream.model.bucket_map import BucketMap, NodeAddress
+from millstream.model.limits import FRAME_BYTES_MAX
+from millstream.model.partitions import PartitionState
+from millstream.upr.aio.server import StreamSession
+from millstream.wire.mcbp import Feature, Opcode, Packet, cut_packets, request
+
+ACTIVE, REPLICA, PENDING, DEAD = (
+    PartitionState[name] for name in ("ACTIVE", "REPLICA", "PENDING", "DEAD")
+)
+NOW = 1_700_000_000_000_000_000
+NODES = (NodeAddress("n1", "127.0.0.1", 1, 101), NodeAddress("n2", "127.0.0.1", 2, 102))
+
+
+class SocketDouble:
+    """The source's end of a connection."""
+
+    def __init__(self) -> None:
+        self.is_paused = self.is_cut = False
+        self.arrived = asyncio.Event()
+        self.data = b""
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+        self.arrived.set()
+
+    def close(self) -> None:
+        self.is_cut = True
+        self.arrived.set()
+
+
+class LinkDouble:
+    """A connection to a bucket of the same process: its session and its streams are real."""
+
+    address = "n1:1"
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.socket = SocketDouble()
+        self.stream: StreamSession | None = None
+        host = HostDouble()
+        host.buckets = {"b": cluster.source.bucket}
+        host.config = self.config  # type: ignore[method-assign]
+        host.open_stream = self.open_stream  # type: ignore[method-assign,assignment]
+        self.session = new_session(host)
+
+    def config(self, bucket: Bucket | None) -> bytes:
+        return self.cluster.config
+
+    def open_stream(self, session: KvSession, name: str, flags: int) -> StreamSession:
+        self.cluster.names.append(name)
+        bucket = self.cluster.source.bucket
+        self.stream = StreamSession(
+            self.socket, bucket, name, flags, is_extended=True, has_json=True
+        )
+        return self.stream
+
+    async def open(self) -> frozenset[int]:
+        if self.cluster.failure is not None:
+            self.cluster.failed += 1
+            raise self.cluster.failure
+        self.session.receive(request(Opcode.HELLO, value=b"\xff\x00\x00\x0b"), NOW)
+        return self.cluster.features
+
+    async def demand(self, frame: bytes, what: str) -> Packet:
+        return cut_packets(self.session.receive(frame, NOW), FRAME_BYTES_MAX)[0][0]
+
+    async def read(self) -> bytes:
+        socket = self.socket
+        while not socket.data and not socket.is_cut:
+            socket.arrived.clear()
+            await socket.arrived.wait()
+        if socket.is_cut:
+            raise UnavailableError("cut", code="connection_closed")
+        data, socket.data = socket.data, b""
+        return data
+
+    async def write(self, data: bytes) -> None:
+        self.socket.write(self.session.receive(data, NOW) + self.session.take_output())
+
+    async def close(self) -> None:
+        self.socket.close()
+        if self.stream is not None:
+            self.stream.close()
+
+
+class Cluster:
+    """Two nodes with one bucket: `source` is n1, `copy` n2."""
+
+    def __init__(self) -> None:
+        self.source: BucketEngine
+        self.copy: BucketEngine
+        self.links: list[LinkDouble] = []
+        self.names: list[str] = []
+        self.failed = 0
+        self.failure: MillstreamError | None = None
+        self.features = frozenset({int(Feature.MILLSTREAM)})
+        self.config = b'{"uuid":"00"}'
+        self.revision = 0
+
+    def link_to(self, node: NodeAddress, bucket: str) -> LinkDouble:
+        assert (node.name, bucket) == ("n1", "b")
+        self.links.append(LinkDouble(self))
+        return self.links[-1]
+
+    def set_map(self, *rows: tuple[str | None, ...]) -> None:
+        self.revision += 1
+        for engine, name in ((self.source, "n1"), (self.copy, "n2")):
+            engine.bucket.set_map(BucketMap(self.revision, NODES, rows), name)
+
+    def put(self, p: int, *pairs: str) -> None:
+        for pair in pairs:
+            key, _, value = pair.partition("=")
+            self.source.bucket.partitions[p].put(key.encode(), value.encode(), 0, 0, 0, 0, NOW)
+        self.source.bucket.changed()
+
+    def has(self, p: int) -> dict[str, str]:
+        partition, found = self.copy.bucket.partitions[p], {}
+        for key in partition.known_keys():
+            frame = partition.newest(key)
+            if frame is not None and frame[1] == Opcode.DCP_MUTATION:
+                found[key.decode()] = value_of(frame).decode()
+        return found
+
+    def is_durable(self, p: int) -> bool:
+        """Whether the copy has all that the source has, on disk."""
+        high = self.source.bucket.partitions[p].high_seqno
+        return self.copy.bucket.partitions[p].persisted_seqno == high
+
+    def figure(self, name: str) -> float:
+        found = self.copy.bucket.published.read("replication")[f"replication_{name}"]
+        assert isinstance(found, int)
+        return found
+
+
+async def opened(path: Path, cluster: Cluster | None = None) -> BucketEngine:
+    return await BucketEngine.open(
+        path,
+        name="b",
+        uuid="00",
+        partition_count=2,
+        flush_interval_ms=1,
+        on_persisted=lambda: None,
+        on_fatal=lambda error: None,
+        on_corrupt=lambda error: None,
+        link_to=plain_link if cluster is None else cluster.link_to,  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture(name="cluster")
+async def _cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
+    for module in (replicator_module, feed_module):
+        monkeypatch.setattr(module, "PAUSE_S_MIN", 0.001)
+        monkeypatch.setattr(module, "PAUSE_S_MAX", 0.01)
+    cluster = Cluster()
+    for name in ("source", "copy"):
+        (tmp_path / name).mkdir()
+    cluster.copy = await opened(tmp_path / "copy", cluster)
+    for p in range(2):
+        for state in (DEAD, PartitionState.ABSENT, REPLICA):
+            await cluster.copy.copies.set_state(p, state)
+    cluster.source = await opened(tmp_path / "source")  # later: its histories are newer
+    yield cluster
+    await cluster.copy.stop()
+    await cluster.source.stop()
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not is_so():  # noqa: ASYNC110 - the replicator's own timers are waited for
+            await asyncio.sleep(0)
+
+
+def failure_of(cluster: Cluster, p: int) -> str:
+    status = cluster.copy.replicator.status(p)
+    assert status is not None
+    return status.failure
+
+
+async def test_copies_follow_what_the_map_says(cluster: Cluster) -> None:
+    cluster.put(0, "a=1", "b=2")
+    cluster.put(1, "c=3")
+    assert cluster.figure("sources") == 0
+    cluster.set_map(("n1", "n2"), ("n1", "n2"))
+    await until(lambda: cluster.is_durable(0) and cluster.is_durable(1))
+    assert (cluster.has(0), cluster.has(1)) == ({"a": "1", "b": "2"}, {"c": "3"})
+    assert cluster.names == ["millstream:replication:n2->n1:b"]
+    source = cluster.source.bucket.partitions[0]
+    await until(lambda: source.acknowledged is not None and source.durable_seqno == 2)
+    assert (cluster.figure("following"), cluster.figure("streams")) == (2, 2)
+    assert cluster.figure("changes_total") == 3
+    status = cluster.copy.replicator.status(0)
+    assert status is not None
+    assert (status.node, status.is_streaming, status.failure) == ("n1", True, "")
+
+
+async def test_a_lost_connection_is_opened_again(cluster: Cluster) -> None:
+    cluster.put(0, "a=1")
+    cluster.set_map(("n1", "n2"), ("n1", "n2"))
+    for number in range(3):
+        await until(lambda: cluster.is_durable(0))
+        await cluster.links[-1].close()
+        cluster.put(0, f"k{number}=x")
+    await until(lambda: cluster.is_durable(0))
+    assert len(cluster.has(0)) == 4
+    assert cluster.figure("reconnects_total") == 3
+    assert cluster.figure("changes_total") == 4
+
+
+async def test_a_source_that_cannot_be_reached_is_tried_again(cluster: Cluster) -> None:
+    cluster.failure = UnavailableError("nobody there", code="unreachable")
+    cluster.set_map(("n1", "n2"), ("n1", "n2"))
+    await until(lambda: cluster.failed > 3)
+    status = cluster.copy.replicator.status(1)
+    assert status is not None
+    assert (status.is_streaming, status.failure) == (False, "nobody there")
+    assert (cluster.figure("connected"), cluster.figure("following")) == (0, 2)
+    cluster.failure = None
+    cluster.put(1, "a=1")
+    await until(lambda: cluster.is_durable(1))
+
+
+@pytest.mark.parametrize(
+    ("config", "said"), [(b'{"uuid":"ff"}', "is another one"), (b"no", "a map that is none")]
+)
+async def test_another_bucket_is_not_followed(cluster: Cluster, config: bytes, said: str) -> None:
+    cluster.config = config
+    cluster.put(0, "a=1")
+    cluster.set_map(("n1", "n2"), ("n1", "n2"))
+    await until(lambda: cluster.figure("reconnects_total") > 1)
+    status = cluster.copy.replicator.status(0)
+    assert status is not None
+    assert said in status.failure
+    assert cluster.names == []
+
+
+async def test_a_server_of_another_kind_is_not_followed(cluster: Cluster) -> None:
+    cluster.features = frozenset()
+    cluster.set_map(("n1", "n2"), ("n1", "n2"))
+    await until(lambda: cluster.figure("reconnects_total") > 1)
+    assert cluster.names == []
+
+
+async def test_a_copy_follows_as_long_as_it_may(cluster: Cluster) -> None:
+    cluster.set_map(("n1", "n2"), ("n2", "n1"))
+    assert cluster.copy.replicator.status(1) is None, "this node should have the active one"
+    cluster.put(0, "a=1")
+    await until(lambda: cluster.is_durable(0))
+    await cluster.copy.copies.set_state(0, DEAD)
+    assert cluster.figure("sources") == 0
+    cluster.put(0, "b=1")
+    await cluster.copy.copies.set_state(0, REPLICA)
+    await until(lambda: cluster.is_durable(0))
+    await cluster.copy.copies.set_state(0, PENDING)
+    cluster.put(0, "c=1")
+    await until(lambda: cluster.is_durable(0))
+    cluster.set_map((None, "n2"), ("n2", "n1"))
+    assert (cluster.figure("sources"), cluster.figure("changes_total")) == (0, 3)
+
+
+async def test_an_operator_rolls_a_copy_back_and_it_catches_up(cluster: Cluster) -> None:
+    cluster.put(0, "a=1")
+    cluster.set_map(("n1", "n2"), ("n1", "n2"))
+    await until(lambda: cluster.is_durable(0))
+    cluster.put(0, "b=1")
+    await until(lambda: cluster.is_durable(0))
+    assert await cluster.copy.copies.roll_back(0, 1) == 1
+    await until(lambda: cluster.is_durable(0))
+    assert cluster.has(0) == {"a": "1", "b": "1"}
+
+
+async def test_a_source_that_went_back_has_the_copy_undone(cluster: Cluster) -> None:
+    cluster.put(0, "a=1")
+    cluster.set_map(("n1", "n2"), ("n1", "n2"))
+    await until(lambda: cluster.is_durable(0))
+    cluster.put(0, "b=1", "a=2")
+    await until(lambda: cluster.is_durable(0))
+    assert await cluster.source.copies.roll_back(0, 1) == 1
+    cluster.put(0, "c=1")
+    await until(lambda: cluster.has(0) == {"a": "1", "c": "1"} and cluster.is_durable(0))
+    assert cluster.figure("rollbacks_total") == 1
+    copy, source = cluster.copy.bucket.partitions[0], cluster.source.bucket.partitions[0]
+    assert copy.failover_log == source.failover_log
+
+
+async def test_a_copy_that_promised_a_later_branch_does_not_follow(cluster: Cluster) -> None:
+    cluster.put(0, "a=1")
+    cluster.set_map(("n1", "n2"), ("n1", "n2"))
+    await until(lambda: cluster.is_durable(0))
+    branch = cluster.source.bucket.partitions[0].failover_log[0].branch + 1
+    await cluster.copy.copies.raise_last_branch(0, branch)
+    cluster.put(0, "b=1")
+    cluster.put(1, "c=1")
+    await until(lambda: cluster.is_durable(1))
+    status = cluster.copy.replicator.status(0)
+    assert status is not None
+    assert not status.is_streaming
+    await until(lambda: "is older than" in failure_of(cluster, 0))
+    assert cluster.has(0) == {"a": "1"}
+
+
+async def test_nothing_is_taken_while_writes_are_refused(cluster: Cluster) -> None:
+    cluster.set_map(("n1", "n2"), ("n1", "n2"))
+    await until(lambda: cluster.figure("streams") == 2)
+    cluster.copy.bucket.refuse_writes("memory")
+    cluster.put(0, "a=1")
+    await until(lambda: cluster.figure("changes_total") == 1)  # that was under way
+    taken = cluster.copy.bucket.partitions[0].queue.high_seqno
+    cluster.put(0, "b=1")
+    await until(lambda: bool(cluster.links[-1].socket.data))
+    assert cluster.copy.bucket.partitions[0].queue.high_seqno == taken
+    cluster.copy.bucket.accept_writes("memory")
+    await until(lambda: cluster.is_durable(0))
+
+
+async def test_the_lag_is_asked_for(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicator_module, "HIGHS_INTERVAL_S", 0.001)
+    cluster.set_map(("n1", "n2"), ("n1", "n2"))
+    await until(lambda: cluster.figure("streams") == 2)
+    branch = cluster.source.bucket.partitions[0].failover_log[0].branch + 1
+    await cluster.copy.copies.raise_last_branch(0, branch)
+    cluster.put(0, "a=1", "b=1")
+    await until(lambda: cluster.figure("lag") == 2)
+    assert cluster.figure("behind") == 1
+
+
+async def test_a_rollback_is_finished_before_the_end(cluster: Cluster) -> None:
+    cluster.put(0, "a=1")
+    cluster.set_map(("n1", "n2"), ("n1", "n2"))
+    await until(lambda: cluster.is_durable(0))
+    cluster.put(0, "b=1")
+    await until(lambda: cluster.is_durable(0))
+    async with cluster.copy.flusher.paused():
+        await cluster.source.copies.roll_back(0, 1)
+        await until(lambda: len(cluster.copy.replicator._undoing) == 1)
+        stopping = asyncio.get_running_loop().create_task(cluster.copy.replicator.stop())
+        await until(lambda: len(cluster.copy.replicator._tasks) == 0)
+        assert not stopping.done()
+    await stopping
+    assert cluster.copy.bucket.partitions[0].high_seqno == 1
+    assert cluster.figure("rollbacks_total") == 0, "its feed is gone"
