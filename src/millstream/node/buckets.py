@@ -32,6 +32,7 @@ from millstream.errors import (
 from millstream.gateway.core.host import BucketStatus
 from millstream.kv.aio.copies import Copies
 from millstream.kv.aio.engine import BucketEngine
+from millstream.kv.aio.replicator import Replicator
 from millstream.kv.core.bucket import Bucket
 from millstream.model.bucket_map import BucketMap
 from millstream.node.bucket_files import (
@@ -323,6 +324,10 @@ class Buckets:
     def copies(self, name: str) -> Copies:
         """Return what an operator may ask of a bucket's partitions; raises as `compact`."""
         return self._served_engine(name).copies
+
+    def replicator(self, name: str) -> Replicator:
+        """Return what keeps a bucket's copies following; raises as `compact`."""
+        return self._served_engine(name).replicator
 
     def compact(self, name: str) -> None:
         """Have a bucket's log compacted soon, as far as its history may go.

@@ -162,6 +162,10 @@ class Engine:
         """Give a copy another state, durably; raises as `kv.aio.copies.Copies` does."""
         await self._buckets.copies(name).set_state(number, state)
 
+    async def take_over(self, name: str, number: int) -> None:
+        """Take a partition over; raises as `kv.aio.replicator.Replicator` does."""
+        await self._buckets.replicator(name).take_over(number)
+
     def standings(self, name: str) -> list[Standing]:
         """Return how copies stand; raises as `node.buckets.Buckets.copies`."""
         self._buckets.copies(name)

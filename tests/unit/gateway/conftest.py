@@ -3,7 +3,7 @@
 import pytest
 
 from millstream.access.users import UserStore
-from millstream.errors import ConditionError, UsageError
+from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.gateway.core.host import BucketStatus, NodeMetrics, PartitionStatus
 from millstream.kv.core.statistics import Figures, Histogram
 from millstream.model.partitions import PartitionState
@@ -80,6 +80,11 @@ class FakeHost:
         if state is PartitionState.PENDING:
             raise UsageError("no", code="illegal_move")
         self.states[number] = state.name.lower()
+
+    async def take_over(self, name, number):
+        if number:
+            raise UnavailableError("no", code="not_taken_over")
+        self.states[number] = "active"
 
     def standings(self, name):
         if name not in self.buckets:

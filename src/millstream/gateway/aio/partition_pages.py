@@ -63,7 +63,15 @@ async def _set_state(request: web.Request) -> web.Response:
     state = _STATES.get(str(content.get("state")))
     if state is None:
         raise UsageError(f'"state" must be one of {", ".join(_STATES)}', code="bad_state")
-    if "branch" not in content:
+    is_take_over = content.get("take_over", False)
+    if not isinstance(is_take_over, bool):
+        raise UsageError('"take_over" is true or false', code="bad_state")
+    if is_take_over and (state is not PartitionState.ACTIVE or "branch" in content):
+        message = '"take_over" is of a copy that becomes active, in the branch there is'
+        raise UsageError(message, code="bad_state")
+    if is_take_over:
+        await host.take_over(name, number)
+    elif "branch" not in content:
         await host.set_partition_state(name, number, state)
     elif state is not PartitionState.ACTIVE:
         raise UsageError('"branch" is of a copy that becomes active', code="bad_state")

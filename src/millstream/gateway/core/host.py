@@ -151,6 +151,16 @@ class NodeHost(Protocol):
             UnavailableError: `disk_full`, `disk_failed`, `stopping`.
         """
 
+    async def take_over(self, name: str, number: int) -> None:
+        """Make a copy active that follows another node, which stops for it.
+
+        Raises:
+            UsageError: `not_following`.
+            ConditionError: `taking_over`.
+            UnavailableError: `not_taken_over`, `unreachable`, `disk_full`, `disk_failed`,
+                `stopping`.
+        """
+
     def standings(self, name: str) -> list[Standing]:
         """Return how the copies of a bucket's partitions stand, by number.
 

@@ -225,6 +225,37 @@ class Copies:
             if partition.state is PartitionState.ABSENT and bucket.node_name in places:
                 await self.set_state(partition.partition_id, PartitionState.REPLICA)
 
+    async def take_over(self, partition_id: int, state: PartitionState, epoch: int) -> None:
+        """Be pending, or active in the same history, as the source of a take-over wants it.
+
+        Args:
+            partition_id: of a copy that follows.
+            state: one of these.
+            epoch: of the copy as the stream left it.
+
+        Raises:
+            ConditionError: `moved_on`: it is another copy by now; `fenced`, see `set_state`.
+            UsageError: `not_complete`, see `set_state`.
+            UnavailableError: as `set_state`.
+        """
+        partition = self._bucket.partitions[partition_id]
+        async with self._suspended(partition):
+            if partition.epoch != epoch or partition.state not in FOLLOWING:
+                message = f"partition {partition_id} has moved on: it is not taken over"
+                raise ConditionError(message, code="moved_on")
+            await self._change(partition, state, is_hand_over=True)
+
+    async def stand_back(self, partition_id: int) -> None:
+        """Let a copy follow again that waited in vain to take over; others stay as they are.
+
+        Raises:
+            UnavailableError: as `set_state`.
+        """
+        partition = self._bucket.partitions[partition_id]
+        async with self._suspended(partition):
+            if partition.state is PartitionState.PENDING:
+                await self._change(partition, PartitionState.REPLICA)
+
     async def raise_last_branch(self, partition_id: int, branch: int) -> None:
         """Promise that later histories of this copy have larger branches. Durable on return.
 

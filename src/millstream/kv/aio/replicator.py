@@ -27,14 +27,23 @@ from typing import Final, NamedTuple
 import msgspec
 
 from millstream.access.kv_login import Login
-from millstream.errors import MillstreamError, RemoteProtocolError, StreamError
+from millstream.errors import (
+    ConditionError,
+    MillstreamError,
+    RemoteProtocolError,
+    StreamError,
+    UnavailableError,
+    UsageError,
+)
 from millstream.kv.aio.copies import Copies
 from millstream.kv.aio.reading_back import BUSY_WAIT_S
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.feed import Feed, FeedFigures, Read, Send, Undo, Wait
+from millstream.kv.core.feed import ChangeState, FeedFigures, Read, Send, TakenOver, Undo, Wait
 from millstream.kv.core.residents import NotInMemory
 from millstream.kv.core.states import FOLLOWING
+from millstream.kv.core.taking_feed import TakingFeed
 from millstream.model.bucket_map import NodeAddress
+from millstream.model.partitions import PartitionState
 from millstream.runtime.tasks import Tasks
 from millstream.upr.aio.link import TIMEOUT_S, Link
 from millstream.wire.mcbp import Feature, Opcode, request
@@ -45,6 +54,8 @@ _LOG = logging.getLogger(__name__)
 PAUSE_S_MIN: Final = 0.1
 """Before a lost connection to a source is opened again; doubled each time it fails."""
 PAUSE_S_MAX: Final = 5.0
+TAKE_OVER_S_MAX: Final = 300.0
+"""How long a take-over may last, from its request to the copy being active."""
 HIGHS_INTERVAL_S: Final = 1.0
 """How often a source is asked how far it is, for the figures."""
 FULL_WAIT_S: Final = 0.1
@@ -144,6 +155,32 @@ class Replicator:
             + sum(source.reconnects_total for source in sources),
         )
 
+    async def take_over(self, partition_id: int) -> None:
+        """Make a copy active that follows another node, which stops for it; harmless if it is.
+
+        Nothing is lost, and clients write on, at the one or the other. Ends within
+        `TAKE_OVER_S_MAX`; goes on if whoever waits is gone.
+
+        Raises:
+            UsageError: `not_following`.
+            ConditionError: `taking_over`: it is under way.
+            UnavailableError: `not_taken_over`: the copy follows on, the source serves on or is
+                dead; `unreachable`, and whatever the disk raises.
+        """
+        node = self._follows[partition_id]
+        if self._bucket.partitions[partition_id].state is PartitionState.ACTIVE:
+            return
+        if node is None:
+            raise UsageError(
+                f"partition {partition_id} follows no other node here: only a copy that does can "
+                "take over from it",
+                code="not_following",
+            )
+        work = self._sources[node].try_taking_over(partition_id)
+        error = await asyncio.shield(self._undoing.start(work, name="wait for a take-over"))
+        if error is not None:
+            raise error
+
     # -- who follows whom
 
     def _on_map(self) -> None:
@@ -202,7 +239,7 @@ class _Source:
     ) -> None:
         self.node = node
         self.wanted: set[int] = set()
-        self.feed: Feed | None = None
+        self.feed: TakingFeed | None = None
         """None: not connected."""
         self.failure = "it is being connected to"
         self.reconnects_total = 0
@@ -218,6 +255,9 @@ class _Source:
         self._progress = asyncio.Event()
         """A document was read, or changes became durable."""
         self._read_error: Exception | None = None
+        self._takings: dict[int, asyncio.Future[str]] = {}
+        """Partition -> why it could not be taken over, empty if it was."""
+        self._changing: dict[int, asyncio.Task[None]] = {}
 
     # -- what the bucket tells
 
@@ -291,7 +331,7 @@ class _Source:
                 raise RemoteProtocolError(message, code="refused")
             await self._check_bucket(link)
             name = f"millstream:replication:{bucket.node_name}->{self.node.name}:{bucket.name}"
-            feed = Feed(bucket, name.encode(), bucket.node_name)
+            feed = TakingFeed(bucket, name.encode(), bucket.node_name)
             self.feed = feed
             for partition_id in sorted(self.wanted):
                 feed.follow(partition_id)
@@ -303,6 +343,8 @@ class _Source:
                 group.create_task(self._ask_highs(feed), name="follow: ask")
         finally:
             self._before, self.feed = self.figures()._replace(streams=0), None
+            for partition_id in self._takings:
+                self._taken(partition_id, "the connection was lost")
             await link.close()
 
     async def _check_bucket(self, link: Link) -> None:
@@ -320,7 +362,7 @@ class _Source:
                 code="bucket_recreated",
             )
 
-    async def _read(self, link: Link, feed: Feed) -> None:
+    async def _read(self, link: Link, feed: TakingFeed) -> None:
         """Give the feed what comes, as fast as it can take it."""
         while True:
             feed.receive(await link.read())
@@ -344,7 +386,7 @@ class _Source:
         if self._read_error is not None:
             raise self._read_error
 
-    async def _write(self, link: Link, feed: Feed) -> None:
+    async def _write(self, link: Link, feed: TakingFeed) -> None:
         """Do what the feed wants, in order."""
         while True:
             await self._news.wait()
@@ -360,8 +402,77 @@ class _Source:
                         loop.call_later(pause_s, self._waited, feed, partition_id)
                     case Undo():
                         self._undoing.start(self._undo(feed, effect), name="undo a copy")
+                    case ChangeState(partition_id):
+                        self._changing[partition_id] = self._undoing.start(
+                            self._change(feed, effect), name="take a partition over"
+                        )
+                    case TakenOver(partition_id, failure):
+                        self._taken(partition_id, failure)
 
-    async def _ask_highs(self, feed: Feed) -> None:
+    # -- taking over
+
+    async def try_taking_over(self, partition_id: int) -> MillstreamError | None:
+        """See `Replicator.take_over`; returns what that raises."""
+        try:
+            await self._take_over(partition_id)
+        except MillstreamError as error:
+            return error
+        return None
+
+    async def _take_over(self, partition_id: int) -> None:
+        feed, name = self.feed, self.node.name
+        if feed is None:
+            message = f"node {name} cannot be reached to take partition {partition_id} over"
+            raise UnavailableError(f"{message}: {self.failure}", code="unreachable")
+        if partition_id in self._takings:
+            message = f"partition {partition_id} is being taken over from node {name} already"
+            raise ConditionError(f"{message}: wait for its end", code="taking_over")
+        done = self._takings[partition_id] = asyncio.get_running_loop().create_future()
+        feed.take_over(partition_id)
+        self._news.set()
+        try:
+            async with asyncio.timeout(TAKE_OVER_S_MAX):
+                failure = await done
+        except TimeoutError:
+            failure = f"it took longer than {TAKE_OVER_S_MAX} seconds"
+            feed.give_up_taking(partition_id)
+            self._news.set()
+        finally:
+            del self._takings[partition_id]
+        await self._check_taken(partition_id, failure)
+
+    async def _check_taken(self, partition_id: int, failure: str) -> None:
+        """Raise if the copy is not active, once nothing changes it any more."""
+        changing = self._changing.pop(partition_id, None)
+        if changing is not None:
+            await asyncio.wait([changing])
+        if self._bucket.partitions[partition_id].state is PartitionState.ACTIVE:
+            _LOG.info("bucket %s: partition %d was taken over from node %s",
+                      self._bucket.name, partition_id, self.node.name)  # fmt: skip
+            return
+        await self._copies.stand_back(partition_id)
+        raise UnavailableError(
+            f"partition {partition_id} was not taken over from node {self.node.name}: "
+            f"{failure}; see whether its copy there serves, and begin again, or promote one",
+            code="not_taken_over",
+        )
+
+    def _taken(self, partition_id: int, failure: str) -> None:
+        done = self._takings.get(partition_id)
+        if done is not None and not done.done():
+            done.set_result(failure)
+
+    async def _change(self, feed: TakingFeed, effect: ChangeState) -> None:
+        failure = ""
+        try:
+            await self._copies.take_over(*effect)
+        except MillstreamError as error:
+            failure = str(error)
+        if self.feed is feed:
+            feed.on_state_changed(effect.partition_id, failure)
+            self._news.set()
+
+    async def _ask_highs(self, feed: TakingFeed) -> None:
         while True:
             await asyncio.sleep(HIGHS_INTERVAL_S)
             feed.ask_highs()
@@ -369,12 +480,12 @@ class _Source:
 
     # -- effects
 
-    def _fetch(self, feed: Feed, absent: NotInMemory) -> None:
+    def _fetch(self, feed: TakingFeed, absent: NotInMemory) -> None:
         if not absent.fetch(partial(self._fetched, feed)):
             loop = asyncio.get_running_loop()
             loop.call_later(BUSY_WAIT_S, self._fetched, feed, None)
 
-    def _fetched(self, feed: Feed, error: Exception | None) -> None:
+    def _fetched(self, feed: TakingFeed, error: Exception | None) -> None:
         if self.feed is not feed:
             return
         try:
@@ -386,12 +497,12 @@ class _Source:
         self._progress.set()
         self._news.set()
 
-    def _waited(self, feed: Feed, partition_id: int) -> None:
+    def _waited(self, feed: TakingFeed, partition_id: int) -> None:
         if self.feed is feed:
             feed.on_waited(partition_id)
             self._news.set()
 
-    async def _undo(self, feed: Feed, effect: Undo) -> None:
+    async def _undo(self, feed: TakingFeed, effect: Undo) -> None:
         partition_id = effect.partition_id
         seqno: int | None = None
         try:

@@ -53,14 +53,19 @@ from millstream.upr.core.consumer import (
     StreamOpened,
     StreamRefused,
 )
+from millstream.upr.core.follower import StreamOptions
 from millstream.wire.mcbp import Opcode, Packet, Status, request
 
 __all__ = [
+    "ChangeState",
     "Effect",
     "Feed",
     "FeedFigures",
+    "Line",
     "Read",
     "Send",
+    "Stage",
+    "TakenOver",
     "Undo",
     "Wait",
 ]
@@ -112,7 +117,25 @@ class Wait(NamedTuple):
     pause_s: float
 
 
-Effect = Send | Read | Undo | Wait
+class ChangeState(NamedTuple):
+    """Give the copy that state, durably, if its epoch is still this one; then `on_state_changed`.
+
+    Active by a hand-over, in the history that it has. Wanted by a `taking_feed.TakingFeed` only.
+    """
+
+    partition_id: int
+    state: PartitionState
+    epoch: int
+
+
+class TakenOver(NamedTuple):
+    """A take-over has ended; `failure`: why the copy is not active, empty if it is."""
+
+    partition_id: int
+    failure: str
+
+
+Effect = Send | Read | Undo | Wait | ChangeState | TakenOver
 
 
 class FeedFigures(NamedTuple):
@@ -131,7 +154,7 @@ class FeedFigures(NamedTuple):
     rollbacks_total: int
 
 
-class _Stage(Enum):
+class Stage(Enum):
     """Life of one partition's stream."""
 
     RESTING = auto()
@@ -139,10 +162,12 @@ class _Stage(Enum):
     ASKED = auto()
     UNDOING = auto()
     OPEN = auto()
+    MOVING = auto()
+    """The copy is being given the state that the source wants (`taking_feed`)."""
     CLOSING = auto()
 
 
-class _Line:
+class Line:
     """One partition on this connection."""
 
     __slots__ = (
@@ -159,7 +184,7 @@ class _Line:
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
-        self.stage = _Stage.RESTING
+        self.stage = Stage.RESTING
         self.is_wanted = True
         self.epoch = 0
         """Of the copy when it asked, or as the stream's opening made it."""
@@ -173,6 +198,7 @@ class _Line:
 
     @property
     def may_follow(self) -> bool:
+        """Whether the copy takes changes now."""
         partition = self.partition
         return partition.state in FOLLOWING and not partition.is_suspended
 
@@ -185,6 +211,7 @@ class _Line:
 
     @property
     def replica(self) -> Replica:
+        """The part of the copy that takes changes; only where it may follow."""
         replica = self.partition.replica
         assert replica is not None
         return replica
@@ -206,7 +233,7 @@ class Feed:
         self._bucket = bucket
         self._core = ConsumerCore(window_bytes=window_bytes, document_meta=True)
         self._core.start(name, consumer_name=node_name.encode())
-        self._lines: dict[int, _Line] = {}
+        self._lines: dict[int, Line] = {}
         self._events: deque[Event] = deque()
         self._taken = 0
         """Changes of the first event that were applied."""
@@ -225,7 +252,7 @@ class Feed:
         """Keep the copy following; harmless if it does."""
         line = self._lines.get(partition_id)
         if line is None:
-            line = self._lines[partition_id] = _Line(self._bucket.partitions[partition_id])
+            line = self._lines[partition_id] = Line(self._bucket.partitions[partition_id])
             self._ask(line)
         line.is_wanted = True
 
@@ -235,15 +262,15 @@ class Feed:
         if line is None:
             return
         line.is_wanted = False
-        if line.stage is _Stage.OPEN:
+        if line.stage is Stage.OPEN:
             self._close(line)
-        elif line.stage is _Stage.RESTING:
+        elif line.stage is Stage.RESTING:
             del self._lines[partition_id]
 
     def look(self, partition_id: int) -> None:
         """Something happened to the copy: see whether its stream may go on."""
         line = self._lines.get(partition_id)
-        if line is not None and line.stage is _Stage.OPEN and line.is_stale:
+        if line is not None and line.stage is Stage.OPEN and line.is_stale:
             self._close(line)
 
     def ask_highs(self) -> None:
@@ -304,7 +331,7 @@ class Feed:
         if self._has_news:
             self._has_news = False
             for line in list(self._lines.values()):
-                if line.stage is _Stage.OPEN:
+                if line.stage is Stage.OPEN:
                     self._acknowledge(line)
         data = self._core.take_bytes(is_handled=not self._events and not self.is_full)
         effects, self._effects = self._effects, []
@@ -335,7 +362,7 @@ class Feed:
         partition = line.partition
         is_there = partition.queue.high_seqno == partition.high_seqno == seqno
         if line.is_wanted and line.may_follow and is_there:
-            line.stage, line.epoch = _Stage.ASKED, partition.epoch
+            line.stage, line.epoch = Stage.ASKED, partition.epoch
             self._core.undone_to(partition_id, seqno)
         else:
             self.on_not_undone(partition_id)
@@ -348,7 +375,7 @@ class Feed:
     def on_waited(self, partition_id: int) -> None:
         """The pause is over."""
         line = self._lines.get(partition_id)
-        if line is not None and line.stage is _Stage.RESTING:
+        if line is not None and line.stage is Stage.RESTING:
             self._ask(line)
 
     def on_durable(self) -> None:
@@ -368,7 +395,7 @@ class Feed:
         lags = [max(0, line.source_high - line.partition.high_seqno) for line in wanted]
         return FeedFigures(
             following=len(wanted),
-            streams=sum(line.stage is _Stage.OPEN for line in wanted),
+            streams=sum(line.stage is Stage.OPEN for line in wanted),
             behind=sum(map(bool, lags)),
             lag=sum(lags),
             unflushed_bytes=self._unflushed_bytes,
@@ -379,37 +406,43 @@ class Feed:
     def is_streaming(self, partition_id: int) -> bool:
         """Return whether the copy has a stream now."""
         line = self._lines.get(partition_id)
-        return line is not None and line.stage is _Stage.OPEN
+        return line is not None and line.stage is Stage.OPEN
 
     def failure(self, partition_id: int) -> str:
         """Return why it has none, as far as is known."""
         line = self._lines.get(partition_id)
-        return line.failure if line is not None and line.stage is not _Stage.OPEN else ""
+        return line.failure if line is not None and line.stage is not Stage.OPEN else ""
 
     # -- streams
 
-    def _ask(self, line: _Line) -> None:
+    def _ask(self, line: Line) -> None:
         """Ask for the stream from where the copy stands, or rest if it cannot follow now."""
         if not line.may_follow:
             self._rest(line)
             return
         partition = line.partition
-        line.stage, line.epoch = _Stage.ASKED, partition.epoch
-        self._core.follow(partition.partition_id, line.replica.position, partition.failover_log)
+        line.stage, line.epoch = Stage.ASKED, partition.epoch
+        self._core.follow(
+            partition.partition_id, line.replica.position, partition.failover_log,
+            self._options(line),
+        )  # fmt: skip
 
-    def _rest(self, line: _Line) -> None:
+    def _options(self, line: Line) -> StreamOptions:
+        return StreamOptions()
+
+    def _rest(self, line: Line) -> None:
         """Ask again after a pause, or forget it if it is not wanted."""
         partition_id = line.partition.partition_id
-        line.stage = _Stage.RESTING
+        line.stage = Stage.RESTING
         if line.is_wanted:
             self._effects.append(Wait(partition_id, line.pause_s))
             line.pause_s = min(2 * line.pause_s, PAUSE_S_MAX)
         else:
             del self._lines[partition_id]
 
-    def _close(self, line: _Line) -> None:
+    def _close(self, line: Line) -> None:
         """Have the stream ended; what still comes is passed over, its end is waited for."""
-        line.stage = _Stage.CLOSING
+        line.stage = Stage.CLOSING
         partition_id = line.partition.partition_id
         if self._core.is_open(partition_id):  # else its end is on the way already
             self._core.close_stream(partition_id)
@@ -438,12 +471,12 @@ class Feed:
             case ReplyReceived(packet):
                 self._on_reply(packet)
 
-    def _open_line(self, partition_id: int) -> _Line | None:
+    def _open_line(self, partition_id: int) -> Line | None:
         """Return the partition if its stream goes on; one that is stale is closed."""
         line = self._lines[partition_id]
-        if line.stage is _Stage.OPEN and line.is_stale:
+        if line.stage is Stage.OPEN and line.is_stale:
             self._close(line)
-        return line if line.stage is _Stage.OPEN else None
+        return line if line.stage is Stage.OPEN else None
 
     def _on_opened(self, event: StreamOpened) -> None:
         line, log = self._lines[event.partition_id], event.failover_log
@@ -455,22 +488,22 @@ class Feed:
             return
         line.replica.on_opened(log, event.position.purge_seqno or 0, high)
         line.source_high = max(event.source_high or 0, event.position.seqno)
-        line.stage, line.epoch, line.branch = _Stage.OPEN, partition.epoch, log[0].branch
+        line.stage, line.epoch, line.branch = Stage.OPEN, partition.epoch, log[0].branch
         line.acknowledged, line.failure = (0, 0), ""
         self._has_news = True
 
-    def _on_rollback(self, line: _Line, seqno: int, branch: int) -> None:
+    def _on_rollback(self, line: Line, seqno: int, branch: int) -> None:
         partition = line.partition
         is_same = line.may_follow and partition.epoch == line.epoch
         if line.is_wanted and is_same and self._accepts(line, branch):
-            line.stage = _Stage.UNDOING
+            line.stage = Stage.UNDOING
             self._effects.append(Undo(partition.partition_id, seqno, line.epoch, branch))
         else:
             self._core.give_up(partition.partition_id)
             self._rest(line)
 
     @staticmethod
-    def _accepts(line: _Line, branch: int) -> bool:
+    def _accepts(line: Line, branch: int) -> bool:
         """Return whether the copy may follow a source of that branch, or be undone for it."""
         promised = line.partition.last_branch
         if branch >= promised:
@@ -515,7 +548,7 @@ class Feed:
         self._unflushed.append(entry)
         self._unflushed_bytes += count
 
-    def _acknowledge(self, line: _Line) -> None:
+    def _acknowledge(self, line: Line) -> None:
         partition = line.partition
         ends = (partition.high_seqno, partition.persisted_seqno)
         if ends == line.acknowledged:

@@ -280,7 +280,8 @@ class ConsumerCore:
         if is_handled and self._unacked_bytes * 2 >= self._window_bytes:
             self._out.append(request(Opcode.DCP_BUFFER_ACK, extras=_U32.pack(self._unacked_bytes)))
             self._unacked_bytes = 0
-        data = b"".join((*self._out, *self._answers.take()))
+        answers = self._answers.take() if is_handled else ()
+        data = b"".join((*self._out, *answers))
         self._out.clear()
         return data
 

@@ -43,6 +43,17 @@ async def test_a_copy_becomes_active_in_the_branch_it_promised(client, body):
     await body(await client.put(f"{PATH}/1", json=asked | {"branch": "9"}), 400)
 
 
+async def test_a_partition_is_taken_over(client, body):
+    asked = {"state": "active", "take_over": True}
+    await body(await client.put(f"{PATH}/0", json={"state": "replica"}))
+    assert (await body(await client.put(f"{PATH}/0", json=asked)))["state"] == "active"
+    error = await body(await client.put(f"{PATH}/1", json=asked), 503)
+    assert error["error"] == "not_taken_over"
+    for wrong in ({"state": "replica"}, {"branch": 9}, {"take_over": 1}):
+        error = await body(await client.put(f"{PATH}/0", json=asked | wrong), 400)
+        assert error["error"] == "bad_state"
+
+
 async def test_copies_are_rolled_back(client, body, open_host):
     asked = len(open_host.rolled_back)
     answer = await body(await client.post(f"{PATH}/1/rollback", json={"seqno": 5}))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from session_double import HostDouble, new_session
 
-from millstream.errors import MillstreamError, UnavailableError
+from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
 from millstream.kv.aio import replicator as replicator_module
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.aio.replicator import plain_link
@@ -67,7 +67,7 @@ class LinkDouble:
         self.cluster.names.append(name)
         bucket = self.cluster.source.bucket
         self.stream = StreamSession(
-            self.socket, bucket, name, flags, is_extended=True, has_json=True
+            self.socket, bucket, name, flags, is_extended=True, has_json=True, may_take_over=True
         )
         return self.stream
 
@@ -355,3 +355,121 @@ async def test_a_rollback_is_finished_before_the_end(cluster: Cluster) -> None:
     await stopping
     assert cluster.copy.bucket.partitions[0].high_seqno == 1
     assert cluster.figure("rollbacks_total") == 0, "its feed is gone"
+
+
+# -- taking over
+
+
+def states(cluster: Cluster) -> tuple[PartitionState, PartitionState]:
+    return cluster.source.bucket.partitions[0].state, cluster.copy.bucket.partitions[0].state
+
+
+async def following(cluster: Cluster) -> None:
+    cluster.put(0, "a=1")
+    cluster.set_map(("n1", "n2"), ("n1", "n2"))
+    await until(lambda: cluster.is_durable(0))
+
+
+async def test_a_copy_takes_over_while_its_source_is_written_to(cluster: Cluster) -> None:
+    await following(cluster)
+    source, copy = cluster.source.bucket.partitions[0], cluster.copy.bucket.partitions[0]
+    log = source.failover_log
+    taking = asyncio.get_running_loop().create_task(cluster.copy.replicator.take_over(0))
+    number = 0
+    while not taking.done():
+        if source.refusal is None:
+            number += 1
+            cluster.put(0, f"k{number}=x")
+        await asyncio.sleep(0)
+    await taking
+    assert states(cluster) == (DEAD, ACTIVE)
+    assert copy.failover_log == log
+    assert len(cluster.has(0)) == number + 1
+    assert copy.high_seqno == copy.persisted_seqno == source.high_seqno
+    assert cluster.copy.replicator.status(0) is None
+    await cluster.copy.replicator.take_over(0)
+    await until(lambda: cluster.source.bucket.begin_take_over(0))
+    await until(lambda: cluster.figure("streams") == 1)
+
+
+async def test_what_cannot_be_taken_over(cluster: Cluster) -> None:
+    with pytest.raises(UsageError) as not_following:
+        await cluster.copy.replicator.take_over(0)
+    assert not_following.value.code == "not_following"
+    await following(cluster)
+    assert cluster.source.bucket.begin_take_over(0)
+    with pytest.raises(UnavailableError, match="status 0x85") as refused:
+        await cluster.copy.replicator.take_over(0)
+    assert refused.value.code == "not_taken_over"
+    assert states(cluster) == (ACTIVE, REPLICA)
+    cluster.put(0, "b=1")
+    await until(lambda: cluster.is_durable(0))
+    cluster.failure = UnavailableError("nobody there", code="unreachable")
+    await cluster.links[-1].close()
+    await until(lambda: cluster.failed > 0)
+    with pytest.raises(UnavailableError, match="nobody there") as unreachable:
+        await cluster.copy.replicator.take_over(0)
+    assert unreachable.value.code == "unreachable"
+
+
+async def test_a_take_over_whose_connection_is_lost_leaves_a_copy_that_follows(
+    cluster: Cluster,
+) -> None:
+    await following(cluster)
+    async with cluster.source.flusher.paused():  # so that the source cannot stop its copy
+        taking = asyncio.get_running_loop().create_task(cluster.copy.replicator.take_over(0))
+        await until(lambda: states(cluster)[1] is PENDING)
+        with pytest.raises(ConditionError) as twice:
+            await cluster.copy.replicator.take_over(0)
+        assert twice.value.code == "taking_over"
+        await cluster.links[-1].close()
+        with pytest.raises(UnavailableError, match="connection was lost"):
+            await taking
+    assert states(cluster)[1] is REPLICA
+    await until(lambda: states(cluster)[0] in (ACTIVE, DEAD))
+
+
+async def test_a_source_that_cannot_be_stopped_serves_on(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await following(cluster)
+    monkeypatch.setattr(cluster.source.bucket, "stop_copy", disk_is_full)
+    with pytest.raises(UnavailableError, match="ended it with reason 2"):
+        await cluster.copy.replicator.take_over(0)
+    assert states(cluster) == (ACTIVE, REPLICA)
+    cluster.put(0, "b=1")
+    await until(lambda: cluster.is_durable(0))
+
+
+async def disk_is_full(partition_id: int, epoch: int) -> None:
+    raise UnavailableError("no room", code="disk_full")
+
+
+async def test_a_take_over_that_lasts_too_long_is_given_up(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicator_module, "TAKE_OVER_S_MAX", 0.2)
+    await following(cluster)
+    stop = asyncio.Event()
+    monkeypatch.setattr(cluster.source.bucket, "stop_copy", lambda *_: stop.wait())
+    with pytest.raises(UnavailableError, match="took longer"):
+        await cluster.copy.replicator.take_over(0)
+    assert states(cluster) == (ACTIVE, REPLICA)
+    stop.set()
+    cluster.put(0, "b=1")
+    await until(lambda: cluster.is_durable(0))
+
+
+async def test_a_node_that_stops_gives_its_take_overs_up(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await following(cluster)
+    stop = asyncio.Event()
+    monkeypatch.setattr(cluster.source.bucket, "stop_copy", lambda *_: stop.wait())
+    taking = asyncio.get_running_loop().create_task(cluster.copy.replicator.take_over(0))
+    await until(lambda: states(cluster)[1] is PENDING)
+    await cluster.copy.replicator.stop()
+    with pytest.raises(UnavailableError):
+        await taking
+    assert states(cluster) == (ACTIVE, REPLICA)
+    stop.set()

@@ -16,11 +16,12 @@ from session_double import HostDouble, StreamDouble, new_session
 from millstream.kv.aio.engine import _StoreReader
 from millstream.kv.core import moves
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.feed import Feed, Read, Send, Undo, Wait
+from millstream.kv.core.feed import ChangeState, Read, Send, TakenOver, Undo, Wait
 from millstream.kv.core.flush import FlushPlan
 from millstream.kv.core.partition import Partition
 from millstream.kv.core.session import KvSession
 from millstream.kv.core.states import FOLLOWING
+from millstream.kv.core.taking_feed import TakingFeed
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
 from millstream.storage.core.segment_log import LogSizes
@@ -86,10 +87,14 @@ class Node:
             self.plan.persisted(commit)
         self.bucket.made_durable()
 
-    def set_state(self, p: int, state: PartitionState) -> None:
+    def set_state(self, p: int, state: PartitionState, *, is_hand_over: bool = False) -> None:
         partition = self.bucket.partitions[p]
         self.flush()
-        if state is ACTIVE:
+        if is_hand_over and state is ACTIVE:
+            assert partition.high_seqno == partition.queue.high_seqno
+            self.store.set_state(p, state)
+            moves.activate(partition, self.store.partition(p))
+        elif state is ACTIVE:
             moves.activate(partition, self.store.activate(p))
         else:
             self.store.set_state(p, state)
@@ -129,7 +134,7 @@ class _Host(HostDouble):
 
     def open_stream(self, session: KvSession, name: str, flags: int) -> StreamDouble:
         self.producer = producer = Producer(
-            self.buckets["b"], flags, is_extended=True, has_json=True
+            self.buckets["b"], flags, is_extended=True, has_json=True, may_take_over=True
         )
         host = self
 
@@ -160,6 +165,8 @@ class Rig:
         self.waits: list[Wait] = []
         self.undos: list[Undo] = []
         self.reads: list[Read] = []
+        self.changes: list[ChangeState] = []
+        self.taken_over: list[TakenOver] = []
         for p in range(count):
             self.source.set_state(p, ACTIVE)
             self.copy.set_state(p, REPLICA)
@@ -175,7 +182,8 @@ class Rig:
         self.session.receive(request(Opcode.HELLO, value=b"\xff\x00\x00\x0b"), NOW)
         self.to_source = self.to_copy = b""
         self.waits, self.undos, self.reads = [], [], []
-        self.feed = Feed(self.copy.bucket, b"copy", "here", window_bytes=self.window_bytes)
+        self.changes, self.taken_over = [], []
+        self.feed = TakingFeed(self.copy.bucket, b"copy", "here", window_bytes=self.window_bytes)
         for p in range(self.count):
             self.feed.follow(p)
         self.carry_out()
@@ -250,6 +258,10 @@ class Rig:
                     self.waits.append(effect)
                 case Read():
                     self.reads.append(effect)
+                case ChangeState():
+                    self.changes.append(effect)
+                case TakenOver():
+                    self.taken_over.append(effect)
 
     def undo(self) -> None:
         """Do what was asked for first, as a shell does it."""
@@ -262,6 +274,30 @@ class Rig:
             self.feed.on_undone(effect.partition_id, at)
         else:
             self.feed.on_not_undone(effect.partition_id)
+        self.carry_out()
+
+    def stop_source(self) -> None:
+        """Do what the source's shell does with a copy that is being handed over."""
+        assert self.host.producer is not None
+        for stream in self.host.producer.take_stops():
+            partition = self.source.bucket.partitions[stream.partition_id]
+            is_due = partition.epoch == stream.epoch and partition.state is ACTIVE
+            if is_due:
+                self.source.set_state(stream.partition_id, PartitionState.DEAD)
+            self.host.producer.on_stopped(stream, has_stopped=is_due)
+
+    def change_state(self) -> None:
+        """Do what was asked for first, as a shell does it."""
+        p, state, epoch = self.changes.pop(0)
+        partition = self.copy.bucket.partitions[p]
+        failure = ""
+        if partition.epoch != epoch or partition.state not in FOLLOWING:
+            failure = "moved on"
+        elif state is ACTIVE and partition.last_branch > partition.failover_log[0].branch:
+            failure = "fenced"
+        else:
+            self.copy.set_state(p, state, is_hand_over=True)
+        self.feed.on_state_changed(p, failure)
         self.carry_out()
 
     def wait(self) -> None:
