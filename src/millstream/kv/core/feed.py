@@ -15,9 +15,11 @@ Invariants:
    to follow no source that old) ends its stream before anything more is applied or acknowledged.
 3. A copy is undone only for a source of a branch that it may follow, in the state in which it was
    told to (`Undo` says both: whoever undoes checks them again once nothing else is under way).
-4. What is acknowledged is a complete end, and one that is durable with its range, of the history
+4. Only an active copy is followed. Another may lack what was acknowledged to its source, as one
+   does that was active and was killed, and would have that undone.
+5. What is acknowledged is a complete end, and one that is durable with its range, of the history
    in which the source accepted the copy.
-5. While more than `UNFLUSHED_BYTES_MAX` are not in the log, or the bucket refuses writes, the feed
+6. While more than `UNFLUSHED_BYTES_MAX` are not in the log, or the bucket refuses writes, the feed
    `is_full`: it is given no bytes, and acknowledges none to the source's flow control.
 
 Elsewhere: the stream (`upr.core.consumer`), sockets, timers and which partitions follow whom
@@ -54,7 +56,7 @@ from millstream.upr.core.consumer import (
     StreamRefused,
 )
 from millstream.upr.core.follower import StreamOptions
-from millstream.wire.mcbp import Opcode, Packet, Status, request
+from millstream.wire.mcbp import Opcode, Packet, Status, StreamFlag, request
 
 __all__ = [
     "ChangeState",
@@ -78,6 +80,7 @@ PAUSE_S_MIN: Final = 0.1
 """Before a stream that was refused or ended is asked for again; doubled each time."""
 PAUSE_S_MAX: Final = 5.0
 _HIGHS_OPAQUE: Final = 0x10000
+_FROM_ACTIVE: Final = StreamOptions(flags=StreamFlag.ACTIVE_ONLY)
 _SEQNO: Final = Struct(">HQ")
 _STATE: Final = Struct(">I")
 
@@ -428,7 +431,7 @@ class Feed:
         )  # fmt: skip
 
     def _options(self, line: Line) -> StreamOptions:
-        return StreamOptions()
+        return _FROM_ACTIVE
 
     def _rest(self, line: Line) -> None:
         """Ask again after a pause, or forget it if it is not wanted."""

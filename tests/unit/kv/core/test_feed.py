@@ -72,6 +72,26 @@ def test_a_source_that_lost_its_tail_has_the_copy_undone() -> None:
     assert rig.feed.figures().rollbacks_total == 1
 
 
+def test_a_source_that_is_not_active_any_more_has_nothing_undone() -> None:
+    """Killed, it comes back as a replica that lacks what its followers may have acknowledged."""
+    rig = new_rig()
+    put(rig, 0, b"key1")
+    rig.settle()
+    rig.source.flush()
+    put(rig, 0, b"key2")
+    rig.settle()
+    rig.source.crash()
+    rig.connect()
+    source = rig.source.bucket.partitions[0]
+    assert (source.state, source.high_seqno) == (REPLICA, 1)
+    for _ in range(100):
+        rig.exchange()
+    assert (rig.undos, rig.undone) == ([], [])
+    assert not rig.feed.is_streaming(0)
+    assert rig.copy.bucket.partitions[0].high_seqno == 2
+    assert rig.waits, "it asks again"
+
+
 def test_a_copy_that_promised_another_branch_neither_acknowledges_nor_takes() -> None:
     rig = new_rig()
     put(rig, 0, b"key1")
