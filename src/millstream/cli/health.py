@@ -152,6 +152,17 @@ def _bucket_warnings(name: str, figures: Figures) -> Iterator[str]:
         yield f"bucket {name} takes no writes: its memory quota is exhausted; raise it"
     if figures.get("flusher_disk_full_total"):
         yield f"bucket {name} has had to wait for space on the disk"
+    waiting = figures.get("map_not_active", 0)
+    if waiting:
+        yield (
+            f"{waiting:,} partitions of bucket {name} should be active here and are not: after a "
+            f"kill, `millstream cluster promote {name}` makes one copy of each active"
+        )
+    if figures.get("map_left_over"):
+        yield (
+            f"{figures['map_left_over']:,} copies of bucket {name} have no place here any more: "
+            "delete them once others have what they hold"
+        )
     lag = figures.get("readers_lag", 0)
     if lag > READERS_LAG_MAX:
         yield f"a reader of bucket {name} is {lag:,} changes behind: is it still at work?"

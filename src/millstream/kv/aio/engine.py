@@ -40,6 +40,7 @@ from millstream.kv.core.memory import (
 )
 from millstream.kv.core.mutation_queue import Entry
 from millstream.kv.core.partition import Partition
+from millstream.kv.core.places import places_of
 from millstream.model.bucket_map import BucketMap
 from millstream.model.limits import QUEUE_BYTES_MAX, UINT48_MAX
 from millstream.model.position import BRANCH_NOISE_BITS, FailoverEntry, branch_by_clock
@@ -278,6 +279,7 @@ class BucketEngine:
         replicator = Replicator(bucket, copies, link_to)
         published = bucket.published
         published.add("copies", copies.statistics)
+        published.add("map", partial(places_of, bucket))
         published.add("replication", replicator.statistics)
         published.add("flusher", flusher.statistics)
         published.add("expiry", pager.statistics)

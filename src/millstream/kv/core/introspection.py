@@ -257,7 +257,7 @@ def _stat(session: KvSession, packet: Packet, _: int) -> bytes | None:
             if not arguments[0].isdigit() or int(arguments[0]) >= len(partitions):
                 return session.refusal(packet, Status.NOT_MY_VBUCKET)
             partitions = [partitions[int(arguments[0])]]
-        items = (item for partition in partitions for item in _GROUPS[group](partition))
+        items = (item for one in partitions for item in _GROUPS[group](bucket, one))
     else:
         bucket = _bucket(session)
         if isinstance(bucket, Status):
@@ -313,7 +313,7 @@ def _take_over_stats(bucket: Bucket, arguments: list[str]) -> Iterable[tuple[str
     ]
 
 
-def _seqno_stats(partition: Partition) -> Iterator[tuple[str, str]]:
+def _seqno_stats(_: Bucket, partition: Partition) -> Iterator[tuple[str, str]]:
     name = f"vb_{partition.partition_id}"
     yield f"{name}:high_seqno", str(partition.high_seqno)
     yield f"{name}:uuid", str(partition.failover_log[0].uuid)
@@ -321,7 +321,7 @@ def _seqno_stats(partition: Partition) -> Iterator[tuple[str, str]]:
     yield f"{name}:last_persisted_seqno", str(partition.persisted_seqno)
 
 
-def _failover_stats(partition: Partition) -> Iterator[tuple[str, str]]:
+def _failover_stats(_: Bucket, partition: Partition) -> Iterator[tuple[str, str]]:
     name = f"vb_{partition.partition_id}"
     yield f"{name}:num_entries", str(len(partition.failover_log))
     for index, entry in enumerate(partition.failover_log):
@@ -329,17 +329,20 @@ def _failover_stats(partition: Partition) -> Iterator[tuple[str, str]]:
         yield f"{name}:{index}:seq", str(entry.seqno)
 
 
-def _state_stats(partition: Partition) -> Iterator[tuple[str, str]]:
+def _state_stats(_: Bucket, partition: Partition) -> Iterator[tuple[str, str]]:
     yield f"vb_{partition.partition_id}", _NAMES[partition.state]
 
 
-def _detail_stats(partition: Partition) -> Iterator[tuple[str, str]]:
+def _detail_stats(bucket: Bucket, partition: Partition) -> Iterator[tuple[str, str]]:
     name = f"vb_{partition.partition_id}"
     yield name, _NAMES[partition.state]
     yield f"{name}:entries_in_memory", str(len(partition.table))
     yield f"{name}:queue_bytes", str(partition.queue.bytes_held)
     yield f"{name}:retained_bytes", str(partition.queue.holds.bytes_kept)
-    yield from _seqno_stats(partition)
+    yield from _seqno_stats(bucket, partition)
+    if bucket.map is not None:
+        row = bucket.map.rows[partition.partition_id]
+        yield f"{name}:places", ",".join(place or "-" for place in row)
 
 
 _GROUPS: Final = {

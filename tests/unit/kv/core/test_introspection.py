@@ -8,6 +8,7 @@ from session_double import ask, new_session
 
 from millstream.kv.core import moves
 from millstream.kv.core.session import KvSession
+from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.limits import UINT64_MAX
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
@@ -152,6 +153,13 @@ def test_statistics() -> None:
     assert stats(session, b"failovers")[b"vb_3:0:id"] == b"2748"
     assert stats(session, b"vbucket")[b"vb_0"] == b"active"
     assert stats(session, b"vbucket-details 1")[b"vb_1:entries_in_memory"] == b"1"
+    assert b"vb_1:places" not in stats(session, b"vbucket-details 1")
+    assert session.bucket is not None
+    nodes = (NodeAddress("a", "h", 1, 2), NodeAddress("b", "h", 3, 4))
+    session.bucket.set_map(
+        BucketMap(1, nodes, (("a", "b"), ("b", None), ("a", "b"), ("a", "b"))), "a"
+    )
+    assert stats(session, b"vbucket-details 1")[b"vb_1:places"] == b"b,-"
     assert stats(session, b"dcp") == {}
     assert stats(session, b"changes") == {
         b"changes_high": b"2",

@@ -1,0 +1,50 @@
+"""How a bucket's map and the copies here agree, for those who look after the node.
+
+Invariants:
+1. Only compares: what follows from a difference is an operator's, or a promotion's, to do.
+
+Elsewhere: what a node does by itself about a map (`kv.aio.copies.Copies.take_places`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from millstream.kv.core.bucket import Bucket
+from millstream.model.partitions import PartitionState
+
+__all__ = ["Places", "left_over", "places_of"]
+
+
+class Places(NamedTuple):
+    """Group `map`."""
+
+    revision: int
+    nodes: int
+    not_active: int
+    missing: int
+    left_over: int
+
+
+def places_of(bucket: Bucket) -> Places:
+    """Return the figures of a bucket; all 0 if this node is alone with it."""
+    if bucket.map is None:
+        return Places(0, 0, 0, 0, 0)
+    this, not_active, missing = bucket.node_name, 0, 0
+    for row, partition in zip(bucket.map.rows, bucket.partitions, strict=True):
+        not_active += row[0] == this and partition.state is not PartitionState.ACTIVE
+        missing += this in row and partition.state is PartitionState.ABSENT
+    return Places(
+        bucket.map.revision, len(bucket.map.nodes), not_active, missing, len(left_over(bucket))
+    )
+
+
+def left_over(bucket: Bucket) -> list[int]:
+    """Return the partitions that have a copy here and no place."""
+    if bucket.map is None:
+        return []
+    return [
+        partition.partition_id
+        for row, partition in zip(bucket.map.rows, bucket.partitions, strict=True)
+        if bucket.node_name not in row and partition.state is not PartitionState.ABSENT
+    ]
