@@ -19,6 +19,7 @@ Source: docs/design/0006-copies.md.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -54,6 +55,8 @@ _LOG = logging.getLogger(__name__)
 PAUSE_S_MIN: Final = 0.1
 """Before a lost connection to a source is opened again; doubled each time it fails."""
 PAUSE_S_MAX: Final = 5.0
+REACH_S_MAX: Final = 5.0
+"""How long a take-over waits for a connection to the source."""
 TAKE_OVER_S_MAX: Final = 300.0
 """How long a take-over may last, from its request to the copy being active."""
 HIGHS_INTERVAL_S: Final = 1.0
@@ -255,6 +258,7 @@ class _Source:
         self._progress = asyncio.Event()
         """A document was read, or changes became durable."""
         self._read_error: Exception | None = None
+        self._connected = asyncio.Event()
         self._takings: dict[int, asyncio.Future[str]] = {}
         """Partition -> why it could not be taken over, empty if it was."""
         self._changing: dict[int, asyncio.Task[None]] = {}
@@ -336,6 +340,7 @@ class _Source:
             for partition_id in sorted(self.wanted):
                 feed.follow(partition_id)
             self._news.set()
+            self._connected.set()
             self._read_error = None
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._read(link, feed), name="follow: read")
@@ -343,6 +348,7 @@ class _Source:
                 group.create_task(self._ask_highs(feed), name="follow: ask")
         finally:
             self._before, self.feed = self.figures()._replace(streams=0), None
+            self._connected.clear()
             for partition_id in self._takings:
                 self._taken(partition_id, "the connection was lost")
             await link.close()
@@ -420,7 +426,11 @@ class _Source:
         return None
 
     async def _take_over(self, partition_id: int) -> None:
-        feed, name = self.feed, self.node.name
+        name = self.node.name
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REACH_S_MAX):
+                await self._connected.wait()
+        feed = self.feed
         if feed is None:
             message = f"node {name} cannot be reached to take partition {partition_id} over"
             raise UnavailableError(f"{message}: {self.failure}", code="unreachable")

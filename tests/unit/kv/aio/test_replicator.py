@@ -392,7 +392,10 @@ async def test_a_copy_takes_over_while_its_source_is_written_to(cluster: Cluster
     await until(lambda: cluster.figure("streams") == 1)
 
 
-async def test_what_cannot_be_taken_over(cluster: Cluster) -> None:
+async def test_what_cannot_be_taken_over(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicator_module, "REACH_S_MAX", 0.01)
     with pytest.raises(UsageError) as not_following:
         await cluster.copy.replicator.take_over(0)
     assert not_following.value.code == "not_following"
