@@ -21,7 +21,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-SPECIFICATION = "244fe223d812"
+SPECIFICATION = "8152d8bf75fb"
 
 cdef extern from "wire.h":
     uint16_t get16(const uint8_t *at) noexcept nogil
@@ -98,7 +98,7 @@ cdef struct Shape:
     Py_ssize_t hashes_keys, wants_tokens, datatype_mask, has_changes, needs_care, deferred_bytes
     # Partition
     Py_ssize_t table, queue, last_cas, branch_seqno, residents, partition_id, birth_prefix
-    Py_ssize_t expiries, failover_log, epoch
+    Py_ssize_t expiries, failover_log, epoch, acknowledged
     # Residents
     Py_ssize_t is_complete, ring, memory
     # Memory
@@ -147,6 +147,7 @@ def bind_receive(
     shape.expiries = _offset(partition, "expiries")
     shape.failover_log = _offset(partition, "failover_log")
     shape.epoch = _offset(partition, "epoch")
+    shape.acknowledged = _offset(partition, "acknowledged")
     shape.is_complete = _offset(residents, "is_complete")
     shape.ring = _offset(residents, "ring")
     shape.memory = _offset(residents, "memory")
@@ -446,7 +447,10 @@ cdef _answer_plain(session, bytes data, now_ns, uint64_t now, uint32_t mask):
                 ):
                     break
                 partition = partitions[vbucket]
-                if type(partition) is not partition_type:
+                if (
+                    type(partition) is not partition_type
+                    or <object>slot(<PyObject *>partition, shape.acknowledged) is not None
+                ):
                     break
                 expiry = get32(body_at + 6)
                 if 0 < expiry <= RELATIVE_SECONDS_MAX:

@@ -228,6 +228,21 @@ class BucketEngine:
             keeper.on_persisted()
             on_persisted()
 
+        is_telling = False
+
+        def tell_reached() -> None:
+            """Copies acknowledge partition by partition: what that brings is told once a turn."""
+            nonlocal is_telling
+            if not is_telling:
+                is_telling = True
+                loop.call_soon(reached)
+
+        def reached() -> None:
+            nonlocal is_telling
+            is_telling = False
+            bucket.made_durable()
+            on_persisted()
+
         reading = ReadingBack(name, store, tell_corrupt)
         reader = _LoopReader(store, tell_corrupt, reading)
         memory = Memory(memory_quota_bytes)
@@ -256,6 +271,7 @@ class BucketEngine:
             new_lease_id=lambda: secrets.randbits(53),
             now_ns=time.time_ns, monotonic_ns=time.monotonic_ns,
         )  # fmt: skip
+        bucket.tell_reached = tell_reached
         if bucket_map is not None:
             bucket.set_map(bucket_map, node_name)
         keeper = MemoryKeeper(

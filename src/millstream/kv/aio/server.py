@@ -17,7 +17,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from millstream import accelerated
 from millstream.errors import (
@@ -42,9 +42,11 @@ if TYPE_CHECKING:
     from millstream.access.users import User, UserStore
     from millstream.model.partitions import PartitionState
 
-__all__ = ["COMMANDS", "KvConnection", "KvServer", "StreamFactory", "Streamer"]
+__all__ = ["COMMANDS", "DURABLE_TICK_S", "KvConnection", "KvServer", "StreamFactory", "Streamer"]
 
 _LOG = logging.getLogger(__name__)
+DURABLE_TICK_S: Final = 0.1
+"""How long after its time is over a durable write may still wait."""
 COMMANDS: dict[int, Command] = {
     **SESSION_COMMANDS, **INTROSPECTION_COMMANDS, **DOCUMENT_COMMANDS,
     **ADMINISTRATION_COMMANDS,
@@ -85,6 +87,7 @@ class KvServer:
         self.connections: set[KvConnection] = set()
         self.waiting: set[KvConnection] = set()
         """Those with replies that wait for the disk."""
+        self._waiting_timer: asyncio.TimerHandle | None = None
         self.connection_total = 0
         self.started_ns = now_ns()
         self.node_figures: Callable[[], Mapping[str, float]] = dict
@@ -222,8 +225,18 @@ class KvServer:
         for key in [k for k, c in self._streams.items() if c is connection]:
             del self._streams[key]
 
+    def wait(self, connection: KvConnection) -> None:
+        """Replies of a connection wait: their time is bounded, so somebody has to look."""
+        self.waiting.add(connection)
+        if self._waiting_timer is None:
+            self._waiting_timer = self.loop.call_later(DURABLE_TICK_S, self._look_at_waiting)
+
+    def _look_at_waiting(self) -> None:
+        self._waiting_timer = None
+        self.on_persisted()
+
     def on_persisted(self) -> None:
-        """A group commit is durable: release the replies that waited for it."""
+        """A group commit is durable, or copies have more: release the replies that waited."""
         waiting, self.waiting = self.waiting, set()
         for connection in waiting:
             connection.on_persisted()
@@ -244,6 +257,9 @@ class KvServer:
 
     def close(self) -> None:
         """Close all connections."""
+        if self._waiting_timer is not None:
+            self._waiting_timer.cancel()
+            self._waiting_timer = None
         for connection in list(self.connections):
             connection.close()
 
@@ -352,10 +368,10 @@ class KvConnection(asyncio.Protocol):
     def on_persisted(self) -> None:
         """Writes became durable: send the replies that waited for them, and go on."""
         session = self.session
-        session.on_persisted()
+        session.on_persisted(self._now_ns())
         self._flush()
         if session.waits_for_disk:
-            self._server.waiting.add(self)
+            self._server.wait(self)
         if session.has_request or not self._is_reading:
             self.advance()
 
@@ -378,7 +394,7 @@ class KvConnection(asyncio.Protocol):
         """What a wake-up may leave to do besides its replies."""
         session = self.session
         if session.waits_for_disk:
-            self._server.waiting.add(self)
+            self._server.wait(self)
         if session.is_closing:
             self.close()
         elif session.is_clogged:

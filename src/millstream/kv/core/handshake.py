@@ -67,6 +67,16 @@ _ERRORS: Final = {
     Status.EINTERNAL: ("EINTERNAL", "internal error", ["internal"]),
     Status.EBUSY: ("EBUSY", "busy", ["temp", "retry-later"]),
     Status.ETMPFAIL: ("ETMPFAIL", "try again later", ["temp", "retry-later"]),
+    Status.DURABILITY_INVALID_LEVEL: (
+        "DURABILITY_INVALID_LEVEL",
+        "no such level",
+        ["item-only", "invalid-input"],
+    ),
+    Status.DURABILITY_IMPOSSIBLE: (
+        "DURABILITY_IMPOSSIBLE",
+        "too few copies follow",
+        ["item-only"],
+    ),
     Status.SYNC_WRITE_AMBIGUOUS: ("SYNC_WRITE_AMBIGUOUS", "outcome unknown", ["item-only"]),
 }
 ERROR_MAP: Final = {

@@ -89,7 +89,7 @@ def _positions(session: KvSession, packet: Packet, _: int) -> bytes | None:
 
 def _position(partition: Partition) -> bytes:
     newest, high = partition.failover_log[0], partition.high_seqno
-    durable = partition.persisted_seqno
+    durable = partition.durable_seqno
     end = high if partition.replica is None else partition.replica.range_end
     return _POSITION.pack(
         partition.partition_id, partition.state, newest.uuid, newest.branch,

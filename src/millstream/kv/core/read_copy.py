@@ -97,6 +97,12 @@ class ReadCopy:
         return self.acknowledged is not None and not self.acknowledged.is_alone
 
     @property
+    def majority_seqno(self) -> int:
+        """What a majority of the copies has at least in memory."""
+        acknowledged = self.acknowledged
+        return self.high_seqno if acknowledged is None else acknowledged.majority_seqno
+
+    @property
     def durable_seqno(self) -> int:
         """What nothing takes away: a majority of the copies has it on disk.
 
@@ -127,9 +133,11 @@ class ReadCopy:
         return self.high_seqno if at is None else at
 
     def purge_limit(self) -> int:
-        """Tombstones at or below it are read by nobody."""
+        """Tombstones at or below it are read by nobody, and a majority of the copies has them."""
         start = self.queue.holds.lowest_start()
         starts = [reader.sent for reader in self.queue.readers]
+        if self.has_copies and self.state is PartitionState.ACTIVE:
+            starts.append(self.durable_seqno)
         return min([self.high_seqno if start is None else start, *starts])
 
     def memory_slice(

@@ -62,18 +62,18 @@ def cut_request(data: bytes, at: int, stop: int) -> Packet:
     )  # fmt: skip
 
 
-def durability_of(packet: Packet) -> tuple[Status | None, int]:
-    """Return (why its framing extras are refused, the durability level they ask for)."""
+def durability_of(packet: Packet) -> tuple[Status | None, int, int]:
+    """Return (why its framing extras are refused, level they ask for, ms it may take, 0: any)."""
     infos = parse_frame_infos(packet.framing)
     if not _KNOWN.issuperset(infos):
-        return Status.UNKNOWN_FRAME_INFO, 0
+        return Status.UNKNOWN_FRAME_INFO, 0, 0
     durability = infos.get(FrameInfo.DURABILITY)
     if durability is None:
-        return None, 0
+        return None, 0, 0
     if len(durability) not in (1, 3) or durability[1:] in (b"\0\0", b"\xff\xff"):
-        return Status.EINVAL, 0
+        return Status.EINVAL, 0, 0
     if durability[0] not in _LEVELS:
-        return Status.DURABILITY_INVALID_LEVEL, 0
+        return Status.DURABILITY_INVALID_LEVEL, 0, 0
     if packet.opcode not in _DURABLE:
-        return Status.NOT_SUPPORTED, 0
-    return None, durability[0]
+        return Status.NOT_SUPPORTED, 0, 0
+    return None, durability[0], int.from_bytes(durability[1:], "big")

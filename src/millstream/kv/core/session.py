@@ -4,7 +4,7 @@ Bytes in by `receive`, bytes out by `take_output`. GET and SET are answered in t
 everything else goes through a table of commands. All replies of one wake-up leave as one write.
 
 Invariants:
-1. Replies leave in request order: while a durable write waits for the disk, later ones wait too;
+1. Replies leave in request order: while a durable write waits for disk or copies, later ones do;
    a request whose document is on the disk begins again once that was read, and nothing behind it
    is answered before.
 2. One wake-up answers at most `REQUESTS_PER_WAKEUP_MAX` requests, each KiB of reply counted as one
@@ -12,7 +12,8 @@ Invariants:
 3. A frame that contradicts itself, or is longer than the limit, closes the connection.
 4. A document command is answered only with a bucket selected and the right it needs.
 
-Elsewhere: cutting other requests (`requests`), document commands (`documents`), logging in
+Elsewhere: cutting other requests (`requests`), what a durable write waits for (`durability`),
+document commands (`documents`), logging in
 (`handshake`), statistics, positions and leases (`introspection`), the socket (`kv.aio.server`).
 
 Source: memcached binary protocol; docs/reference/wire/.
@@ -28,6 +29,7 @@ from zlib import crc32
 
 from millstream import accelerated
 from millstream.errors import RemoteProtocolError
+from millstream.kv.core import durability
 from millstream.kv.core.entry import ENTRY_BYTES, Entry, size_of
 from millstream.kv.core.memory import Memory
 from millstream.kv.core.mutation_queue import Block, MutationQueue
@@ -84,7 +86,6 @@ _SECOND_NS: Final = 1_000_000_000
 _LONG_GONE: Final = (b"", b"", 1)
 _UNDERSCORE: Final = ord("_")
 """Keys that begin with it may be reserved: they take the longer way."""
-_PERSISTED_LEVELS: Final = (2, 3)
 _PERSISTED_FRAMING: Final = (0x1102, 0x1103)
 _DURABLE_SET: Final = (ALT_REQUEST << 8 | Opcode.SET).to_bytes(2, "big")
 _DURABLE_SET_BYTES_MIN: Final = HEADER_BYTES + 2 + 8
@@ -95,8 +96,6 @@ _ORDINARY: Final = frozenset(
 """Answers that are no refusals: misses, unmet conditions, what old clients ask new nodes."""
 
 
-_Wait = tuple[Partition, int, bytes, int]
-"""A reply that waits for the disk: partition, seqno, reply, the partition's epoch at that time."""
 Command = Callable[["KvSession", Packet, int], bytes | None]
 """Answers one request: (session, packet, now in Unix ns) -> reply, None for no reply (yet)."""
 
@@ -147,7 +146,7 @@ class KvSession:
         self.needs_care = False
         """More is to be done than to write the output and tell of changes; the shell clears it."""
         self.out: list[bytes] = []
-        self._deferred: deque[bytes | _Wait] = deque()
+        self._deferred: deque[bytes | durability.PersistedWait | durability.Waiting] = deque()
         self._deferred_bytes = 0
         self._rest = b""
         self._pieces = bytearray()
@@ -382,21 +381,22 @@ class KvSession:
             raise RemoteProtocolError(f"magic 0x{packet.magic:02x}", code="bad_magic")
         command = self.commands.get(packet.opcode)
         status: Status | None = None
-        level = 0
+        level = patience_ms = 0
         if command is None:
             status = Status.UNKNOWN_COMMAND
         elif not self.is_logged_in and packet.opcode not in self.open_commands:
             status = Status.EACCESS
         elif packet.framing:
-            status, level = durability_of(packet)
+            status, level, patience_ms = durability_of(packet)
+            status = status or self._refusal_of_level(packet, level)
         if status is not None or command is None:
             reply: bytes | None = self.refusal(packet, status or Status.UNKNOWN_COMMAND)
         else:
             reply = command(self, packet, now_ns)
         if reply is None:
             return 0
-        if level in _PERSISTED_LEVELS and reply[6:8] == b"\0\0":
-            self._defer(packet, reply)
+        if level and reply[6:8] == b"\0\0":
+            self._reply_durably(packet, reply, level, patience_ms, now_ns)
         else:
             self.emit(reply)
         return len(reply)
@@ -429,7 +429,7 @@ class KvSession:
         ):
             return False
         partition, bucket = writers[vbucket], self.bucket
-        if partition is None or bucket is None:
+        if partition is None or bucket is None or partition.acknowledged is not None:
             return False
         if expiry:
             expiry = absolute_expiry(expiry, now_ns)
@@ -449,12 +449,29 @@ class KvSession:
         bucket.hurry()
         return True
 
-    def _defer(self, packet: Packet, reply: bytes) -> None:
-        partition = self.partition_of(packet, for_write=True)
+    def _refusal_of_level(self, packet: Packet, level: int) -> Status | None:
+        found = self.partition_of(packet, for_write=True) if level else None
+        return durability.refusal_of(found, level) if isinstance(found, Partition) else None
+
+    def _reply_durably(
+        self, packet: Packet, reply: bytes, level: int, patience_ms: int, now_ns: int
+    ) -> None:
+        """Answer a change that was just made once it has its level."""
+        partition, bucket = self.partition_of(packet, for_write=True), self.bucket
         assert isinstance(partition, Partition)
-        self._deferred.append((partition, partition.high_seqno, reply, partition.epoch))
-        assert self.bucket is not None
-        self.bucket.hurry()
+        assert bucket is not None
+        if not durability.waits_for_copies_or_disk(partition, level):
+            self.emit(reply)
+            return
+        wait_ns = patience_ms * 1_000_000 or durability.DURABLE_WAIT_S_DEFAULT * _SECOND_NS
+        self._deferred.append(
+            durability.Waiting(
+                partition, partition.high_seqno, reply, partition.epoch, level,
+                now_ns, now_ns + wait_ns,
+            )
+        )  # fmt: skip
+        if level != durability.MAJORITY:
+            bucket.hurry()
 
     def partition_of(self, packet: Packet, *, for_write: bool = False) -> Partition | Status:
         """Return the partition a document command speaks of, or why it is refused."""
@@ -504,19 +521,15 @@ class KvSession:
         """Whether `on_persisted` has something to release."""
         return bool(self._deferred)
 
-    def on_persisted(self) -> None:
-        """Release the replies whose writes are durable now."""
+    def on_persisted(self, now_ns: int) -> None:
+        """Release the replies whose writes have their level now, or never will."""
         deferred = self._deferred
         while deferred:
             head = deferred[0]
             if isinstance(head, tuple):
-                partition, seqno, reply, epoch = head
-                if partition.epoch != epoch:
-                    reply = _ambiguous(reply)
-                elif partition.persisted_seqno < seqno:
-                    if partition.doubtful_seqno < seqno:
-                        return
-                    reply = _ambiguous(reply)
+                reply = durability.answer_of(head, now_ns)
+                if reply is None:
+                    return
             else:
                 reply = head
                 self._deferred_bytes -= len(reply)
@@ -571,11 +584,6 @@ class KvSession:
         answer, self.password_reply = self.password_reply, None
         assert answer is not None
         self.emit(answer(user))
-
-
-def _ambiguous(reply: bytes) -> bytes:
-    """Return what is answered instead: the change was made, and may be undone by now."""
-    return response(reply[1], Status.SYNC_WRITE_AMBIGUOUS, int.from_bytes(reply[12:16], "big"))
 
 
 accelerated.bind(

@@ -135,7 +135,8 @@ class Producer:
         flags: of DCP_OPEN, already checked.
         is_extended: HELLO granted the feature of our own.
         has_json: HELLO granted the JSON bit.
-        may_take_over: the peer may make copies here dead, in favour of its own.
+        may_take_over: the peer may make copies here dead, in favour of its own, and say what its
+            own have.
         config: returns the cluster map, for who asks the wrong node.
     """
 
@@ -171,6 +172,7 @@ class Producer:
         self._barriers = Barriers()
         self._acknowledged: dict[int, _Acknowledged] = {}
         """By partition, of streams that feed a copy."""
+        self._may_acknowledge = may_take_over
         self._take_overs = TakeOvers(bucket, is_allowed=may_take_over)
         self._replies: list[bytes] = []
         self._has_asked = False
@@ -296,6 +298,8 @@ class Producer:
             self._full_since_ms = None
 
     def _on_control(self, packet: Packet) -> None:
+        if packet.key == b"consumer_name" and not self._may_acknowledge:
+            raise RefusedError(Status.EACCESS, "only nodes say what their copies have")
         self._reply(packet, self.settings.set(packet.key, packet.value))
         if not self.settings.window_bytes:
             self.unacked_bytes = 0  # nobody will acknowledge it

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from millstream.kv.aio.engine import BucketEngine, new_failover_entry
 from millstream.kv.aio.flusher import DISK_FULL_STOP_SECONDS_MAX
 from millstream.kv.aio.reading_back import with_documents
 from millstream.kv.core.partition import value_of
+from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.storage.core.by_id import ByIdBatch
 from millstream.storage.core.store import EncodedCommit
 from millstream.wire.frames import seqno_of
@@ -23,6 +24,7 @@ async def opened(
     path: Path,
     failures: list[Exception] | None = None,
     damages: list[CorruptionError] | None = None,
+    on_persisted: Callable[[], None] = lambda: None,
 ) -> BucketEngine:
     return await BucketEngine.open(
         path,
@@ -30,7 +32,7 @@ async def opened(
         uuid="00",
         partition_count=4,
         flush_interval_ms=1,
-        on_persisted=lambda: None,
+        on_persisted=on_persisted,
         on_fatal=(failures if failures is not None else []).append,
         on_corrupt=(damages if damages is not None else []).append,
     )
@@ -60,6 +62,25 @@ async def test_a_clean_stop_keeps_everything_and_the_history(tmp_path: Path) -> 
     assert partition.last_cas > NOW, "CAS goes on although the clock may have gone back"
     frames = [frame for chunk, _ in partition.backfill(0, 101) for frame in chunk]
     assert [seqno_of(frame) for frame in frames] == [91, 92, 93, 95, 96, 97, 98, 99, 100, 101]
+    await engine.stop()
+
+
+async def test_what_copies_acknowledge_is_told_once_a_turn(tmp_path: Path) -> None:
+    told: list[str] = []
+    engine = await opened(tmp_path, on_persisted=lambda: told.append("answers"))
+    bucket = engine.bucket
+    bucket.subscribe_durable(lambda: told.append("durable"))
+    nodes = tuple(NodeAddress(name, "h", port, port) for port, name in enumerate("ab", 1))
+    bucket.set_map(BucketMap(1, nodes, (("a", "b"),) * 4), "a")
+    await asyncio.sleep(0)
+    told.clear()
+    for partition in bucket.partitions:
+        partition.put(b"k", b"v", 0, 0, 0, 0, NOW)
+        bucket.on_joined("b", partition.partition_id, 1)
+        bucket.on_acknowledged("b", partition.partition_id, 1, 1, 0)
+    assert told == []
+    await asyncio.sleep(0)
+    assert told == ["durable", "answers"]
     await engine.stop()
 
 

@@ -5,11 +5,13 @@ import struct
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from log_double import NOW, new_bucket
 from msgspec import json
 from session_double import UserDouble, UsersDouble
 
 from millstream.errors import MillstreamError, UnavailableError, UsageError
+from millstream.kv.aio import server as server_module
 from millstream.kv.aio.server import KvConnection, KvServer
 from millstream.model.limits import FRAME_BYTES_MAX, STREAM_OUT_BYTES_MAX
 from millstream.model.partitions import PartitionState, partition_of
@@ -140,6 +142,26 @@ async def test_subscribers_hear_of_changes_once_and_the_disk_is_hurried() -> Non
     server.on_persisted()
     await asyncio.sleep(0)
     assert [packet.status for packet in transport.take()] == [0]
+
+
+async def test_durable_writes_are_looked_at_without_any_news(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server_module, "DURABLE_TICK_S", 0.001)
+    server = new_server()
+    clock = iter([NOW, NOW + 2_000_000, NOW + 6_000_000])
+    server.now_ns = lambda: next(clock)
+    connection, transport = connect(server)
+    durable = request(Opcode.SET, key=b"k", extras=bytes(8), framing=b"\x13\2\0\5")
+    connection.data_received(durable)
+    assert transport.take() == []
+    wrote, write = asyncio.Event(), transport.write
+    transport.write = lambda data: (write(data), wrote.set())  # type: ignore[method-assign]
+    async with asyncio.timeout(10):
+        await wrote.wait()
+    assert [packet.status for packet in transport.take()] == [Status.SYNC_WRITE_AMBIGUOUS]
+    assert server.waiting == set()
+    server.close()
 
 
 async def test_a_client_that_does_not_read_is_not_read_from() -> None:

@@ -3,10 +3,11 @@ from __future__ import annotations
 import struct
 
 import pytest
-from log_double import BRANCH, NOW
+from log_double import BRANCH, NOW, persist
 from session_double import ask, new_session
 
 from millstream.kv.core import moves
+from millstream.kv.core.acknowledged import Acknowledged
 from millstream.kv.core.session import KvSession
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.limits import UINT64_MAX
@@ -41,6 +42,26 @@ def test_positions() -> None:
     assert struct.unpack(">HB5x8Q", named) == (1, 1, 0xABC, BRANCH, 2, 2, 2, 0, 0, 0)
     assert ask(session, request(Opcode.POSITIONS, value=b"\0\4"))[0].status == 7
     assert ask(session, request(Opcode.POSITIONS, value=b"\0"))[0].status == Status.EINVAL
+
+
+def test_positions_tell_what_a_majority_has_on_disk() -> None:
+    session = own_session()
+    assert session.bucket is not None
+    partition = session.bucket.partitions[1]
+    persist(partition)
+
+    def told() -> tuple[int, int]:
+        value = ask(session, request(Opcode.POSITIONS, value=b"\0\1"))[0].value
+        found = struct.unpack(">HB5x8Q", value)
+        return found[7], found[8]
+
+    assert told() == (2, 2)
+    acknowledged = partition.acknowledged = Acknowledged(partition)
+    acknowledged.set_row(("a", "b"), "a")
+    assert told() == (2, 0)
+    acknowledged.join("b", 1)
+    acknowledged.acknowledge("b", 1, 2, 1)
+    assert told() == (2, 1)
 
 
 def test_histories() -> None:

@@ -90,3 +90,17 @@ def test_only_the_active_of_several_copies_knows_what_is_durable() -> None:
     assert partition.durable_mark() == 1
     moves.rename(partition, PartitionState.REPLICA)
     assert (partition.durable_seqno, partition.durable_mark()) == (0, 0)
+
+
+def test_deletions_are_not_forgotten_before_a_majority_has_them() -> None:
+    log = LogDouble()
+    partition = filled(log)
+    assert partition.purge_limit() == 4
+    partition.acknowledged = Acknowledged(partition)
+    partition.acknowledged.set_row(("a", "b"), "a")
+    assert (partition.history_limit(), partition.purge_limit()) == (4, 0)
+    partition.acknowledged.join("b", 1)
+    partition.acknowledged.acknowledge("b", 1, 4, 3)
+    assert partition.purge_limit() == 3
+    moves.rename(partition, PartitionState.REPLICA)
+    assert partition.purge_limit() == 4, "what its source may still need is its source's business"

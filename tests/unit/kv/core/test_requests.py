@@ -47,4 +47,12 @@ def test_framing_extras_say_how_durable(
     opcode: Opcode, framing: bytes, refusal: Status | None, level: int
 ) -> None:
     data = packet(ALT_REQUEST, opcode, framing=framing, key=b"k")
-    assert durability_of(cut_request(data, 0, len(data))) == (refusal, level)
+    assert durability_of(cut_request(data, 0, len(data)))[:2] == (refusal, level)
+
+
+@pytest.mark.parametrize(
+    ("framing", "patience_ms"), [(b"\x11\x01", 0), (b"\x13\x01\x01\x05", 261)]
+)
+def test_framing_extras_say_how_long_that_may_take(framing: bytes, patience_ms: int) -> None:
+    data = packet(ALT_REQUEST, Opcode.SET, framing=framing, key=b"k")
+    assert durability_of(cut_request(data, 0, len(data)))[2] == patience_ms

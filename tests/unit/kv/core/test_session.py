@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,9 +9,13 @@ from log_double import NOW, SECOND, LogDouble, new_bucket, persist
 from session_double import HostDouble, ask, new_session
 
 from millstream.errors import RemoteProtocolError
+from millstream.kv.core import moves
+from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.durability import DURABLE_WAIT_S_DEFAULT
 from millstream.kv.core.session import DEFERRED_BYTES_MAX, DEFERRED_MAX, KvSession
+from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.limits import REQUESTS_PER_WAKEUP_MAX
-from millstream.model.partitions import partition_of
+from millstream.model.partitions import PartitionState, partition_of
 from millstream.wire.mcbp import (
     Feature,
     Opcode,
@@ -141,12 +147,12 @@ def test_replies_behind_a_durable_write_wait_for_the_disk() -> None:
         get(b"k", opaque=1) + put(b"k", b"v", framing=durable(2), opaque=2) + get(b"k", opaque=3)
     )
     assert [reply.opaque for reply in ask(session, data)] == [1]
-    session.on_persisted()
+    session.on_persisted(NOW)
     assert not session.out
     partition = session.bucket.partition_for(b"k")
     partition.freeze()
     partition.persisted(1)
-    session.on_persisted()
+    session.on_persisted(NOW)
     assert [reply.opaque for reply in ask(session, b"")] == [2, 3]
     assert not session.waits_for_disk
 
@@ -156,7 +162,7 @@ def test_a_durable_write_that_a_rollback_took_is_ambiguous() -> None:
     assert session.bucket is not None
     assert ask(session, put(b"k", b"v", framing=durable(2), opaque=2)) == []
     session.bucket.partition_for(b"k").epoch += 1
-    session.on_persisted()
+    session.on_persisted(NOW)
     (reply,) = ask(session, b"")
     assert (reply.status, reply.opcode) == (Status.SYNC_WRITE_AMBIGUOUS, Opcode.SET)
     assert (reply.opaque, reply.extras) == (2, b"")
@@ -214,7 +220,7 @@ def test_the_short_way_of_durable_writes_answers_as_the_long_one(
         for partition in session.bucket.partitions:
             partition.freeze()
             partition.persisted(partition.high_seqno)
-        session.on_persisted()
+        session.on_persisted(NOW)
         tables = [partition.table for partition in session.bucket.partitions]
         answers.append((at_once, ask(session, b""), tables))
     assert answers[0] == answers[1]
@@ -252,7 +258,7 @@ def test_replies_behind_a_durable_write_are_bounded_in_bytes() -> None:
     partition = session.bucket.partition_for(b"k")
     partition.freeze()
     partition.persisted(partition.high_seqno)
-    session.on_persisted()
+    session.on_persisted(NOW)
     assert session._deferred_bytes == 0
     assert not session.is_clogged
 
@@ -478,7 +484,7 @@ def test_replies_behind_a_durable_write_are_sent_once_while_a_document_is_read()
     assert fetched(session, log_of(logs, b"k1")) == []
     for partition in bucket.partitions:
         persist(partition)
-    session.on_persisted()
+    session.on_persisted(NOW)
     assert [one.opaque for one in cut_packets(session.take_output(), 1000)[0]] == [1, 2, 3]
 
 
@@ -523,13 +529,154 @@ def test_durable_writes_that_nobody_waits_for_any_longer_are_ambiguous() -> None
     assert ask(session, put(b"k", b"v", framing=durable(2), opaque=1)) == []
     bucket.give_up_waiting()
     assert ask(session, put(b"k", b"w", framing=durable(2), opaque=2)) == []
-    session.on_persisted()
+    session.on_persisted(NOW)
     (reply,) = cut_packets(session.take_output(), 1000)[0]
     assert (reply.opaque, reply.status) == (1, Status.SYNC_WRITE_AMBIGUOUS)
     persist(bucket.partition_for(b"k"))
-    session.on_persisted()
+    session.on_persisted(NOW)
     (reply,) = cut_packets(session.take_output(), 1000)[0]
     assert (reply.opaque, reply.status) == (2, 0)
+
+
+# -- copies elsewhere
+
+NODES = tuple(NodeAddress(name, "h", port, port) for port, name in enumerate("abc", 1))
+
+
+def with_copies(*row: str | None) -> tuple[KvSession, Bucket]:
+    session = new_session()
+    bucket = session.bucket
+    assert bucket is not None
+    bucket.set_map(BucketMap(1, NODES, (row,) * 4), "a")
+    return session, bucket
+
+
+def released(session: KvSession, now_ns: int = NOW) -> list[tuple[int, int]]:
+    session.on_persisted(now_ns)
+    replies = cut_packets(session.take_output(), 1000)[0]
+    return [(reply.opaque, reply.status) for reply in replies]
+
+
+DURABLE_WRITES = [
+    {"opcode": Opcode.SET, "extras": EXTRAS},
+    {"opcode": Opcode.ADD, "extras": EXTRAS, "key": b"new"},
+    {"opcode": Opcode.REPLACE, "extras": EXTRAS},
+    {"opcode": Opcode.DELETE, "value": b""},
+    {"opcode": Opcode.INCREMENT, "extras": bytes(20), "key": b"number", "value": b""},
+    {"opcode": Opcode.DECREMENT, "extras": bytes(20), "key": b"number", "value": b""},
+    {"opcode": Opcode.APPEND},
+    {"opcode": Opcode.PREPEND},
+]
+
+
+@pytest.mark.parametrize("level", [1, 2, 3])
+@pytest.mark.parametrize("write", DURABLE_WRITES, ids=lambda write: write["opcode"].name)
+def test_each_kind_of_write_waits_for_its_level(level: int, write: dict[str, Any]) -> None:
+    session, bucket = with_copies("a", "b")
+    partition = bucket.partitions[0]
+    partition.put(b"k", b"v", 0, 0, 0, 0, NOW)
+    persist(partition)
+    fields = {"key": b"k", "value": b"w", "framing": durable(level), "opaque": 7, **write}
+    data = request(**fields, vbucket=0)
+    before = partition.high_seqno
+    assert [one.status for one in ask(session, data)] == [Status.DURABILITY_IMPOSSIBLE]
+    assert partition.high_seqno == before, "nothing is stored"
+    bucket.on_joined("b", 0, 1)
+    assert ask(session, data) == []
+    seqno = partition.high_seqno
+    assert seqno == before + 1
+    assert released(session) == []
+    bucket.on_acknowledged("b", 0, 1, before, before)
+    assert released(session) == []
+    bucket.on_acknowledged("b", 0, 1, seqno, before)
+    assert released(session) == ([(7, 0)] if level == 1 else [])
+    persist(partition)
+    assert released(session) == ([(7, 0)] if level == 2 else [])
+    bucket.on_acknowledged("b", 0, 1, seqno, seqno)
+    assert released(session) == ([(7, 0)] if level == 3 else [])
+
+
+def test_of_three_copies_two_are_enough() -> None:
+    session, bucket = with_copies("a", None, "c")
+    data = [put(b"k", b"v", framing=durable(level), opaque=level) for level in (1, 2, 3)]
+    assert [one.status for one in ask(session, data[0])] == [Status.DURABILITY_IMPOSSIBLE]
+    p = partition_of(b"k", 4)
+    bucket.on_joined("x", p, 1)
+    bucket.on_joined("c", p, 2)
+    assert ask(session, b"".join(data)) == []
+    bucket.on_acknowledged("x", p, 1, 3, 3)
+    assert released(session) == []
+    bucket.on_acknowledged("c", p, 2, 3, 2)
+    assert released(session) == [(1, 0)]
+    persist(bucket.partitions[p])
+    assert released(session) == [(2, 0)]
+    bucket.on_acknowledged("c", p, 2, 3, 3)
+    assert released(session) == [(3, 0)]
+
+
+def test_when_too_few_copies_are_left_what_waits_is_ambiguous() -> None:
+    session, bucket = with_copies("a", "b", "c")
+    p = partition_of(b"k", 4)
+    bucket.on_joined("b", p, 1)
+    bucket.on_joined("c", p, 2)
+    data = put(b"k", b"v", framing=durable(1), opaque=1) + get(b"k", opaque=2)
+    assert ask(session, data) == []
+    bucket.on_left("b", p, 1)
+    assert released(session) == [], "one of them is enough"
+    bucket.on_left("c", p, 2)
+    assert released(session) == [(1, Status.SYNC_WRITE_AMBIGUOUS), (2, 0)]
+    bucket.on_joined("c", p, 3)
+    assert ask(session, put(b"k", b"v", framing=durable(1), opaque=3)) == []
+    bucket.on_acknowledged("c", p, 3, 2, 0)
+    bucket.on_left("c", p, 3)
+    assert released(session) == [(3, 0)], "it had been reached"
+
+
+@pytest.mark.parametrize(
+    ("framing", "patience_ns"),
+    [(durable(1), DURABLE_WAIT_S_DEFAULT * SECOND), (b"\x13\1\0\5", 5_000_000)],
+)
+def test_after_its_time_a_durable_write_is_ambiguous(framing: bytes, patience_ns: int) -> None:
+    session, bucket = with_copies("a", "b")
+    bucket.on_joined("b", partition_of(b"k", 4), 1)
+    ask(session, put(b"k", b"v", framing=framing, opaque=1))
+    assert released(session, NOW + patience_ns - 1) == []
+    assert released(session, NOW + patience_ns) == [(1, Status.SYNC_WRITE_AMBIGUOUS)]
+    ask(session, put(b"k", b"v", framing=framing, opaque=2))
+    assert released(session, NOW - 1) == [(2, Status.SYNC_WRITE_AMBIGUOUS)], "clock set back"
+
+
+def test_a_durable_write_whose_copy_stands_down_is_ambiguous() -> None:
+    session, bucket = with_copies("a", "b")
+    p = partition_of(b"k", 4)
+    partition = bucket.partitions[p]
+    bucket.on_joined("b", p, 1)
+    ask(session, put(b"k", b"v", framing=durable(1), opaque=1))
+    persist(partition)
+    moves.rename(partition, PartitionState.REPLICA)
+    bucket.on_acknowledged("b", p, 1, 1, 1)
+    assert released(session) == [(1, Status.SYNC_WRITE_AMBIGUOUS)]
+    reply = ask(session, put(b"k", b"v", framing=durable(1)))[0]
+    assert reply.status == Status.NOT_MY_VBUCKET
+
+
+def test_level_majority_does_not_hurry_the_disk() -> None:
+    session, bucket = with_copies("a", "b")
+    hurried = []
+    bucket.hurry = lambda: hurried.append(1)
+    bucket.on_joined("b", partition_of(b"k", 4), 1)
+    ask(session, put(b"k", b"v", framing=durable(1)))
+    assert not hurried
+    ask(session, put(b"k", b"v", framing=durable(3)))
+    assert hurried
+
+
+def test_a_map_of_one_copy_leaves_the_levels_to_this_node() -> None:
+    session, bucket = with_copies("a")
+    assert ask(session, put(b"k", b"v", framing=durable(1)))[0].status == 0
+    assert ask(session, put(b"k", b"v", framing=durable(3), opaque=3)) == []
+    persist(bucket.partition_for(b"k"))
+    assert released(session) == [(3, 0)]
 
 
 def test_reading_marks_documents_as_used() -> None:

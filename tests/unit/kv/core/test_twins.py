@@ -127,7 +127,7 @@ class World:
             if is_durable:
                 partition.persisted(partition.queue.frozen_seqno)
         for session in self.sessions:
-            session.on_persisted()
+            session.on_persisted(NOW)
             self.seen.append(session.take_output() if session.out else b"")
 
     def shrink(self) -> None:

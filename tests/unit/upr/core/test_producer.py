@@ -151,7 +151,7 @@ def acknowledge(talk: Talk, complete_end: int, persisted_end: int | None = None)
 
 def named(keys: str = "abc", at: Position = BEGINNING, *, is_extended: bool = True) -> Talk:
     """A stream that feeds the copy on node b."""
-    talk = Talk(filled(keys), is_extended=is_extended)
+    talk = Talk(filled(keys), is_extended=is_extended, may_take_over=True)
     assert talk.control("consumer_name", "b") == Status.SUCCESS
     assert talk.stream(at=at).status == Status.SUCCESS
     return talk
@@ -182,7 +182,8 @@ def test_a_stream_that_ends_by_itself_leaves() -> None:
 
 
 def test_who_does_not_name_itself_acknowledges_nothing() -> None:
-    talk = Talk(filled("abc"), is_extended=True)
+    assert Talk().control("consumer_name", "b") == Status.EACCESS
+    talk = Talk(filled("abc"), is_extended=True, may_take_over=True)
     talk.stream()
     talk.sent()
     acknowledge(talk, 9, 9)
