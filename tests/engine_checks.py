@@ -4,7 +4,8 @@ Invariants, each an assertion:
 1. A look-up gives the exact frame and lineage of the newest change, in memory or not; what is in
    memory is counted.
 2. A read as of a hold, or of a mark that can be restored, gives the newest of each key, each
-   once, seqnos ascending; only tombstones that compaction may purge can be missing.
+   once, seqnos ascending; only tombstones that compaction may purge can be missing. Every other
+   reader asks for lineages: each is what the document had when the change was accepted.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from engine_model import PartitionModel, lineage_bytes
+from engine_model import Made, PartitionModel, lineage_bytes
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.entry import Entry, size_of
 from millstream.kv.core.memory import Memory
@@ -23,7 +24,7 @@ from millstream.kv.core.states import STREAMED
 from millstream.model.partitions import PartitionState
 from millstream.storage.core.store import LogStore, StoredChange
 from millstream.upr.core.source import Hold
-from millstream.wire.frames import change_of, seqno_of
+from millstream.wire.frames import Change, change_of, described, description_bytes, seqno_of
 
 KEYS: Final = (b"a", b"b", b"c", b"dd")
 
@@ -41,6 +42,11 @@ class Read:
     upto: int = 0
     chunks: Iterator[tuple[list[bytes], int]] | None = None
     frames: list[bytes] = field(default_factory=list)
+
+    @property
+    def asks(self) -> bool:
+        """Whether it asks for lineages."""
+        return bool(self.hold.hold_id & 1)
 
     @property
     def memory_after(self) -> int:
@@ -72,10 +78,13 @@ class EngineChecks:
         elif read.sent < hold.at:
             chunk = None
             if not hold.is_logged:
-                chunk = partition.memory_slice(read.sent, hold.at, 100, 3)
+                take = partition.described_slice if read.asks else partition.memory_slice
+                chunk = take(read.sent, hold.at, 150, 3)
             if chunk is None:
                 read.upto = hold.at if hold.is_logged else min(hold.at, partition.memory_floor)
-                read.chunks = partition.backfill(read.sent, hold.at, is_logged=hold.is_logged)
+                read.chunks = partition.backfill(
+                    read.sent, hold.at, is_logged=hold.is_logged, is_described=read.asks
+                )
             else:
                 self._take(read, *chunk)
         else:
@@ -149,11 +158,14 @@ class EngineChecks:
         while read.sent < at:
             chunk = None
             if not hold.is_logged:
-                chunk = partition.memory_slice(read.sent, at, 100, 1000)
+                take = partition.described_slice if read.asks else partition.memory_slice
+                chunk = take(read.sent, at, 150, 1000)
             if chunk is not None:
                 self._take(read, *chunk)
                 continue
-            for frames, last in partition.backfill(read.sent, at, is_logged=hold.is_logged):
+            for frames, last in partition.backfill(
+                read.sent, at, is_logged=hold.is_logged, is_described=read.asks
+            ):
                 self._take(read, frames, last)
         return read.frames
 
@@ -165,10 +177,10 @@ class EngineChecks:
         assert seqnos == sorted(set(seqnos))
         found = dict(zip(seqnos, frames, strict=True))
         right = {made.seqno: made for made in model.as_of(at, after)}
-        wrong = [f for s, f in found.items() if s not in right or right[s].frame != f]
+        wrong = [f for s, f in found.items() if s not in right or not _is_right(f, right[s])]
         gone = [m for s, m in right.items() if s not in found]
         gone = [made for made in gone if not model.may_be_gone(made, purge_seqno)]
-        assert not wrong, f"p{p} ({after}, {at}]: sent {[change_of(frame) for frame in wrong]}"
+        assert not wrong, f"p{p} ({after}, {at}]: sent {[_told(frame) for frame in wrong]}"
         assert not gone, f"p{p} ({after}, {at}]: not sent {gone}"
 
     def check_marks(self) -> None:
@@ -195,3 +207,13 @@ class EngineChecks:
         assert all(read.sent < seqno_of(frame) <= last for frame in frames)
         read.frames += frames
         read.sent = last
+
+
+def _is_right(item: bytes, made: Made) -> bool:
+    is_described = bool(description_bytes(item))
+    return item == (described(made.frame, lineage_bytes(made)) if is_described else made.frame)
+
+
+def _told(item: bytes) -> tuple[bytes, Change]:
+    size = description_bytes(item)
+    return item[:size], change_of(item[size:])

@@ -5,7 +5,8 @@ The reader keeps its state with its position and restores old ones exactly where
 Invariants, each an assertion:
 1. Every completed snapshot equals the source's state at that seqno, in the history it was read
    from: `truth` says which that is.
-2. No request is refused but by a rollback, or where nothing is streamed from: then the reader
+2. Who asks for lineages is brought one for each change, the one that `lineage_of` tells.
+3. No request is refused but by a rollback, or where nothing is streamed from: then the reader
    waits. No opened history is nameless.
 """
 
@@ -77,6 +78,8 @@ class Line:
 
     def __init__(self, rng: random.Random, count: int, truth: Truth, window_bytes: int) -> None:
         self.rng, self.truth, self.window_bytes = rng, truth, window_bytes
+        self.lineage_of: Callable[[bytes], bytes] | None = None
+        """Of a frame; None: this reader does not ask for lineages."""
         self.readers = [Reader() for _ in range(count)]
         self.refused: set[int] = set()
         self.consumer: ConsumerCore | None = None
@@ -88,7 +91,9 @@ class Line:
 
     def connect(self, bucket: BucketSource) -> None:
         self.bucket = bucket
-        self.consumer = ConsumerCore(window_bytes=self.window_bytes, has_extensions=True)
+        self.consumer = ConsumerCore(
+            window_bytes=self.window_bytes, document_meta=self.lineage_of is not None
+        )
         self.producer = Producer(bucket, 0x21, is_extended=True, has_json=True)
         self.consumer.start(b"reader", noop_interval_s=1)
         self.to_consumer = self.to_producer = b""
@@ -185,6 +190,8 @@ class Line:
             return
         if isinstance(event, ChangesReceived):
             reader.apply(event.frames)
+            right = map(self.lineage_of, event.frames) if self.lineage_of else ()
+            assert list(event.lineages) == list(right)
         elif isinstance(event, StreamOpened):
             reader.failover_log = event.failover_log
             assert event.failover_log[0].branch > 0

@@ -12,6 +12,7 @@ that a failover log and a seqno name a whole history.
 Checked:
 1. a replica's position is that of its follower, message by message; after every restart a copy
    holds its history up to its last complete end, exactly, and its log reads as of it;
+   whichever copy a change is read from, the lineage before it is the one it was accepted with;
 2. every schedule ends: once healed, all copies and readers come to hold what the active one does,
    and that is the replay of its history;
 3. nothing acknowledged by a majority is lost, in memory or persisted, as promised.
@@ -43,9 +44,15 @@ from millstream.storage.core.store import LogStore
 from millstream.upr.core.decision import RollbackError, decide
 from millstream.upr.core.follower import Follower, StreamOptions
 from millstream.upr.core.messages import RefusedError
-from millstream.upr.core.profile import Profile
+from millstream.upr.core.profile import DescribedProfile, Profile
 from millstream.upr.core.stream import Stream, StreamState
-from millstream.wire.frames import change_of, iter_frames, seqno_of
+from millstream.wire.frames import (
+    change_of,
+    described,
+    description_bytes,
+    iter_items,
+    seqno_of,
+)
 from millstream.wire.mcbp import Opcode, OpenFlag, Status
 from simulated_disk import Crash, SimulatedById, SimulatedDisk
 
@@ -56,6 +63,7 @@ RING_SIZE = 9
 SIZES = LogSizes(700, 2800, fill_from_bytes=1400, fill_bytes=300)
 CANONICAL = OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES
 ACTIVE, REPLICA = PartitionState.ACTIVE, PartitionState.REPLICA
+_LINEAGE_AT = 34
 _CHANGES = (Opcode.DCP_MUTATION, Opcode.DCP_DELETION, Opcode.DCP_EXPIRATION)
 
 
@@ -77,6 +85,7 @@ class Reading:
     """One reader of one source: the position's rules, and the stream that serves it."""
 
     name = ""
+    profile: type[Profile] = Profile
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -95,7 +104,7 @@ class Reading:
 
     def on_opened(self, source: Copy, log: FailoverLog, purge_seqno: int) -> None: ...
     def on_marker(self, start: int, end: int) -> None: ...
-    def on_change(self, frame: bytes) -> None: ...
+    def on_change(self, frame: bytes, lineage: bytes) -> None: ...
     def on_advanced(self, seqno: int) -> None: ...
     def on_completed(self) -> None: ...
     def undo(self, seqno: int, source: Copy) -> int:
@@ -117,8 +126,8 @@ class Reading:
             items_max = self.world.rng.randint(1, 3)
             data, _ = stream.step(1 << 20, items_max, may_backfill=True)
             idle = 0 if data else idle + 1
-            for frame in iter_frames(data):
-                self.receive(frame)
+            for item in iter_items(data):
+                self.receive(item)
                 count -= 1
             if stream.state is StreamState.BACKFILLING and (read := stream.take_read()):
                 stream.on_chunk(read, next(read.chunks, None))
@@ -150,13 +159,16 @@ class Reading:
         follower.on_opened(log, partition.purge_seqno)
         self.on_opened(source, log, partition.purge_seqno)
         self.log, self.position, self.source = log, follower.position, source
-        profile = Profile(CANONICAL, has_json=True, has_expiry_opcode=True)
+        profile = self.profile(CANONICAL, has_json=True, has_expiry_opcode=True)
         self.stream = Stream(partition, grant, 0, profile, has_advances=True, skips_deletes=False)
         if self.position.seqno == source.end == 0:
             self.on_completed()  # an empty partition is a complete snapshot
         return True
 
-    def receive(self, frame: bytes) -> None:
+    def receive(self, item: bytes) -> None:
+        size = description_bytes(item)
+        frame, lineage = item[size:], item[_LINEAGE_AT:size]
+        assert not size or item == described(frame, self.world.lineages[frame])
         follower, opcode = self.follower, frame[1]
         assert follower is not None
         is_complete = False
@@ -174,7 +186,7 @@ class Reading:
         else:
             assert opcode in _CHANGES
             is_complete = follower.on_advanced(seqno_of(frame))
-            self.on_change(frame)
+            self.on_change(frame, lineage)
         self.position = follower.position
         if is_complete:
             self.on_completed()
@@ -182,6 +194,8 @@ class Reading:
 
 class Copy(Reading):
     """One copy: active, replica, or down."""
+
+    profile = DescribedProfile
 
     def __init__(self, world: World, number: int) -> None:
         super().__init__(world)
@@ -303,9 +317,9 @@ class Copy(Reading):
         self.partition.replica.apply_marker(start, end)
         self.check_position()
 
-    def on_change(self, frame: bytes) -> None:
+    def on_change(self, frame: bytes, lineage: bytes) -> None:
         assert self.partition.replica is not None
-        self.partition.replica.apply_change(frame, self.world.lineages[frame])
+        self.partition.replica.apply_change(frame, lineage)
         self.check_position()
 
     def on_advanced(self, seqno: int) -> None:
@@ -557,7 +571,7 @@ class Reader(Reading):
         else:
             self.state[key] = value, self.load
 
-    def on_change(self, frame: bytes) -> None:
+    def on_change(self, frame: bytes, lineage: bytes) -> None:
         seqno, value = self.world.name_of(frame)
         key = key_of(frame)
         self.remember(seqno, key)

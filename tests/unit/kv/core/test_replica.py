@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from log_double import BRANCH, NOW, LogDouble, new_partition
 from session_double import HostDouble, StreamDouble, ask, new_session
 
@@ -20,6 +24,7 @@ from millstream.upr.core.consumer import (
     Event,
     SnapshotCompleted,
     SnapshotStarted,
+    StreamEnded,
     StreamOpened,
 )
 from millstream.upr.core.producer import Producer
@@ -362,8 +367,8 @@ class SourceHost(HostDouble):
 class Wire:
     """A consumer of one partition, its source's session, and the copy that follows."""
 
-    def __init__(self, source: Partition, copy: Partition, lineages: dict[bytes, bytes]) -> None:
-        self.host, self.lineages = SourceHost(), lineages
+    def __init__(self, source: Partition, copy: Partition, window_bytes: int = 1 << 20) -> None:
+        self.host = SourceHost()
         self.bucket = self.host.buckets["b"]
         self.bucket.partitions[0] = source
         self.bucket.reopen(0)
@@ -371,14 +376,14 @@ class Wire:
         self.copy, self.replica = copy, copy.replica
         self.session = new_session(self.host)
         ask(self.session, request(Opcode.HELLO, value=b"\xff\x00\x00\x0b"))
-        self.core = ConsumerCore()
+        self.core = ConsumerCore(document_meta=True, window_bytes=window_bytes)
         self.core.start(b"copy")
         self.core.follow(0, self.replica.position, copy.failover_log)
 
-    def run(self) -> list[Event]:
+    def run(self, turns: int = 1 << 20) -> list[Event]:
         """Hand bytes over both ways until nothing is said any more."""
         seen: list[Event] = []
-        while True:
+        for _ in range(turns):
             data = self.session.receive(self.core.take_bytes(), NOW)
             producer = getattr(self.host.stream, "producer", None)
             if producer is not None:
@@ -390,6 +395,7 @@ class Wire:
             if not data and not self.session.out:
                 return seen
             seen += self.take(data + self.session.take_output())
+        return seen
 
     def take(self, data: bytes) -> list[Event]:
         events = self.core.receive_data(data) if data else []
@@ -404,8 +410,8 @@ class Wire:
         elif isinstance(event, SnapshotStarted):
             replica.apply_marker(event.position.snap_start + 1, event.position.snap_end)
         elif isinstance(event, ChangesReceived):
-            for one in event.frames:
-                replica.apply_change(one, self.lineages[one])
+            for one, lineage in zip(event.frames, event.lineages, strict=True):
+                replica.apply_change(one, lineage)
         elif isinstance(event, SnapshotCompleted) and replica.position != event.position:
             replica.apply_advance(event.position.seqno)
         is_move = isinstance(event, SnapshotStarted | ChangesReceived | SnapshotCompleted)
@@ -414,20 +420,17 @@ class Wire:
 
 
 def test_a_consumer_drives_it() -> None:
-    source, lineages = new_partition(), dict[bytes, bytes]()
+    source = new_partition()
 
     def put(*keys: bytes) -> None:
         for key in keys:
             source.put(key, b"v", 0, 0, 0, 0, NOW)
-            entry = source.entry(key)
-            assert entry is not None
-            lineages[entry.frame] = entry.lineage
 
     put(b"a", b"b", b"a", b"c")
     source.purge_seqno = 2
     copy = new_partition()
     moves.rename(copy, PartitionState.REPLICA)
-    wire = Wire(source, copy, lineages)
+    wire = Wire(source, copy)
     events = wire.run()
     assert [type(event).__name__ for event in events] == [
         "StreamOpened", "SnapshotStarted", "ChangesReceived", "SnapshotCompleted"
@@ -436,16 +439,13 @@ def test_a_consumer_drives_it() -> None:
     assert copy.failover_log == source.failover_log
     put(b"b", b"d", b"d")
     source.delete(b"d", 0, NOW)
-    entry = source.entry(b"d")
-    assert entry is not None
-    lineages[entry.frame] = entry.lineage
     wire.run()
     assert copy.high_seqno == source.high_seqno == 8
     assert {key: (e.frame, e.lineage) for key, e in copy.table.items()} == {
         key: (e.frame, e.lineage) for key, e in source.table.items()
     }
     assert copy.replica is not None
-    again = Wire(source, copy, lineages)
+    again = Wire(source, copy)
     assert [type(event).__name__ for event in again.run()] == ["StreamOpened"]
     assert copy.replica.position == again.core.position(0)
 
@@ -480,3 +480,128 @@ def test_a_copy_that_lost_something_is_whole_where_its_source_was_when_it_came_b
 def test_a_copy_that_stands_down_has_everything() -> None:
     _, replica = new_replica()
     assert (replica.is_intact, replica.is_whole) == (True, True)
+
+
+class Chain:
+    """A partition, a copy that follows it, and one that follows the copy; each with its log."""
+
+    def __init__(self, window_bytes: int) -> None:
+        self.window_bytes = window_bytes
+        self.lineages: dict[bytes, bytes] = {}
+        self.wires: dict[int, Wire] = {}
+        self.logs = [LogDouble() for _ in range(3)]
+        self.copies = [new_partition(log=log) for log in self.logs]
+        for copy in self.copies[1:]:
+            moves.rename(copy, PartitionState.REPLICA)
+
+    def write(self, key: bytes, kind: int) -> None:
+        source = self.copies[0]
+        if kind == 0:
+            source.delete(key, 0, NOW)
+        elif kind == 1:
+            source.count(key, 1, 0, 0, 0, NOW)
+        else:
+            source.put(key, b"1" * kind, 0, 0, 0, 0, NOW)
+        entry = source.entry(key)
+        if entry is not None:
+            self.lineages.setdefault(entry.frame, entry.lineage)
+
+    def write_in_a_new_branch(self, keys: list[bytes]) -> None:
+        source = self.copies[0]
+        newest = source.failover_log[0]
+        entry = FailoverEntry(newest.uuid + 1, source.high_seqno, newest.branch + 1)
+        source.replace_log((entry, *source.failover_log))
+        source.begin_branch()
+        for key in keys:
+            self.write(key, 3)
+
+    def follow(self, number: int, turns: int = 1 << 20) -> None:
+        wire = self.wires.get(number)
+        if wire is None:
+            source, copy = self.copies[number - 1], self.copies[number]
+            wire = self.wires[number] = Wire(source, copy, self.window_bytes)
+        if any(isinstance(event, StreamEnded) for event in wire.run(turns)):
+            self.drop(number)
+
+    def drop(self, number: int) -> None:
+        wire = self.wires.pop(number, None)
+        if wire is not None and hasattr(wire.host.stream, "producer"):
+            wire.host.stream.producer.close()
+
+    def flush(self, number: int) -> None:
+        copy, log = self.copies[number], self.logs[number]
+        batch = copy.freeze()
+        log.items += zip(batch.frames, batch.previous_seqnos, batch.lineages, strict=True)
+        mark = batch.mark if batch.mark is not None else copy.queue.frozen_seqno
+        if mark:
+            log.marks.append(mark)
+        copy.persisted(copy.queue.frozen_seqno)
+
+    def shrink(self, number: int) -> None:
+        copy = self.copies[number]
+        copy.queue.collect(0)
+        ring = copy.residents.ring
+        for at in reversed(range(len(ring))):
+            if seqno_of(ring[at].frame) <= copy.queue.floor:
+                copy.residents.evict(at)
+
+    def restart(self, number: int) -> None:
+        """Cleanly: everything is durable, nothing is in memory."""
+        self.flush(number)
+        for link in (number, number + 1):
+            self.drop(link)
+        old = self.copies[number]
+        assert old.replica is not None
+        self.copies[number] = Partition(
+            0, failover_log=old.failover_log, high_seqno=old.persisted_seqno,
+            purge_seqno=old.purge_seqno, is_resident=False, log=self.logs[number],
+            state=PartitionState.REPLICA, top_seqno=old.queue.high_seqno,
+            range_end=old.replica.range_end,
+        )  # fmt: skip
+
+    def check(self) -> None:
+        for copy, log in zip(self.copies, self.logs, strict=True):
+            found = [(entry.frame, entry.lineage) for entry in copy.table.values()]
+            found += [(item[0], item[2]) for item in log.items]
+            assert all(self.lineages[frame] == lineage for frame, lineage in found)
+            copy.queue.check()
+
+    def newest(self, number: int) -> dict[bytes, tuple[bytes, bytes]]:
+        copy = self.copies[number]
+        entries = [copy.entry(key) for key in copy.known_keys()]
+        return {entry.key: (entry.frame, entry.lineage) for entry in entries if entry}
+
+
+NUMBER = st.sampled_from([1, 2])
+KEY = st.sampled_from([b"a", b"b", b"c"])
+STEPS = st.one_of(
+    st.tuples(st.just("write"), KEY, st.integers(0, 4)),
+    st.tuples(st.just("write"), KEY, st.integers(0, 4)),
+    st.tuples(st.just("follow"), NUMBER, st.integers(1, 3)),
+    st.tuples(st.just("follow"), NUMBER),
+    st.tuples(st.just("write_in_a_new_branch"), st.lists(KEY, min_size=1, max_size=4)),
+    st.tuples(st.just("flush"), st.integers(0, 2)),
+    st.tuples(st.just("shrink"), st.integers(0, 2)),
+    st.tuples(st.just("drop"), NUMBER),
+    st.tuples(st.just("restart"), NUMBER),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(STEPS, max_size=40), st.sampled_from([1, 300, 1 << 20]))
+def test_lineages_are_the_same_on_every_copy(
+    steps: list[tuple[Any, ...]], window_bytes: int
+) -> None:
+    chain = Chain(window_bytes)
+    for name, *arguments in [*steps, ("write_in_a_new_branch", [b"a"])]:
+        getattr(chain, name)(*arguments)
+        chain.check()
+    for name, *arguments in [("follow", 1), ("follow", 2)] * 4:  # streams end where histories do
+        getattr(chain, name)(*arguments)
+    chain.check()
+    right = chain.newest(0)
+    assert right
+    assert right == chain.newest(1) == chain.newest(2)
+    for number in (1, 2):
+        chain.restart(number)
+        assert chain.newest(number) == right

@@ -1,10 +1,11 @@
 """Streams over a real queue: whatever memory forgets meanwhile, readers see states that were.
 
 Each schedule is a random sequence of writes, deletions, counters, flushes that take their time,
-bounds of memory, lost holds, compaction up to what readers allow, and log reads that come late.
-Two readers follow, of which one wants only what is durable. Checked at every snapshot's end: the
-reader's state is the partition's at that seqno; the durable one's is that of a mark. A failing
-seed is in the message.
+bounds of memory, lost holds, new branches, eviction, compaction up to what readers allow, and log
+reads that come late. Three readers follow, of which one wants only what is durable, and one
+lineages, too. Checked at every snapshot's end: the reader's state is the partition's at that
+seqno; the durable one's is that of a mark. Every lineage is the one that the change was accepted
+with. A failing seed is in the message.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pytest
 from log_double import NOW, Item, LogDouble, items_of, new_bucket, new_partition
 
 from millstream.model.limits import QUEUE_SECONDS_MAX
+from millstream.model.position import FailoverEntry
 from millstream.wire.frames import change_of, seqno_of
 from stream_line import Line
 
@@ -36,7 +38,10 @@ class World:
         self.lines = [
             Line(rng, 1, self.state_at, window_bytes),
             Line(rng, 1, self.durable_state_at, window_bytes),
+            Line(rng, 1, self.state_at, window_bytes),
         ]
+        self.lineages: dict[bytes, bytes] = {}
+        self.lines[2].lineage_of = self.lineages.__getitem__
 
     def state_at(self, _: int, seqno: int, branch: int = 0) -> dict[bytes, bytes]:
         newest = dict(self.history[:seqno])
@@ -65,6 +70,21 @@ class World:
         if isinstance(changed, bytes):
             change = change_of(changed)
             self.history.append((key, None if change.is_deleted else change.value))
+            self.lineages[changed] = self.partition.table[key].lineage
+
+    def begin_branch(self) -> None:
+        """What comes now is written in another branch, wherever readers are."""
+        newest = self.partition.failover_log[0]
+        entry = FailoverEntry(newest.uuid + 1, self.partition.high_seqno, newest.branch + 1)
+        self.partition.replace_log((entry, newest))
+        self.partition.begin_branch()
+
+    def evict(self) -> None:
+        """What the queue does not have leaves memory: keys whose deletion is purged begin anew."""
+        residents, floor = self.partition.residents, self.partition.queue.floor
+        for at in reversed(range(len(residents.ring))):
+            if seqno_of(residents.ring[at].frame) <= floor:
+                residents.evict(at)
 
     def flush(self) -> None:
         """Freeze, or make durable what was frozen."""
@@ -99,7 +119,11 @@ class World:
         elif dice < 0.82:
             self.clock_s += self.rng.choice([1.0, QUEUE_SECONDS_MAX])
             queue.age(self.clock_s)
-        elif dice < 0.92:
+        elif dice < 0.86:
+            self.begin_branch()
+        elif dice < 0.9:
+            self.evict()
+        elif dice < 0.95:
             self.compact()
         else:
             self.rng.choice(self.lines).disconnect()
