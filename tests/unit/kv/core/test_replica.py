@@ -389,8 +389,8 @@ class Wire:
             if producer is not None:
                 producer.on_news()
                 data += b"".join(iter(producer.produce, None))
-                for read in producer.take_reads():
-                    producer.on_chunk(read, next(read.chunks, None))
+                while reads := producer.take_reads():
+                    producer.on_chunk(reads[0], next(reads[0].chunks, None))
                     data += b"".join(iter(producer.produce, None))
             if not data and not self.session.out:
                 return seen
