@@ -68,6 +68,18 @@ class RawClient:
         except (BrokenPipeError, ConnectionResetError) as error:
             raise Closed from error
 
+    def receive_bytes(self) -> bytes:
+        """Return what comes next, as it comes.
+
+        Raises:
+            Closed: the server closed.
+            TimeoutError: nothing came.
+        """
+        data = self._socket.recv(1 << 18)
+        if not data:
+            raise Closed
+        return data
+
     def receive(self) -> Packet:
         """Return the next packet, whoever asked for it.
 

@@ -32,7 +32,7 @@ from millstream.errors import (
 from millstream.gateway.core.host import BucketStatus
 from millstream.kv.aio.copies import Copies
 from millstream.kv.aio.engine import BucketEngine
-from millstream.kv.aio.replicator import Replicator
+from millstream.kv.aio.replicator import LinkTo, Replicator, plain_link
 from millstream.kv.core.bucket import Bucket
 from millstream.model.bucket_map import BucketMap
 from millstream.node.bucket_files import (
@@ -71,6 +71,7 @@ class Buckets:
             not served any more. Not for one that is being deleted.
         on_stopped: called with a bucket in which a damaged record was met; it is not served any
             more, the other buckets are.
+        link_to: how other nodes with copies are reached.
         open_bucket: how a bucket is brought up.
     """
 
@@ -83,6 +84,7 @@ class Buckets:
         on_persisted: Callable[[], None],
         on_fatal: Callable[[str, Exception], None],
         on_stopped: Callable[[Bucket], None],
+        link_to: LinkTo = plain_link,
         open_bucket: Callable[..., Awaitable[BucketEngine]] = BucketEngine.open,
     ) -> None:
         self.served: dict[str, Bucket] = {}
@@ -93,6 +95,7 @@ class Buckets:
         self._on_persisted = on_persisted
         self._on_fatal = on_fatal
         self._on_stopped = on_stopped
+        self._link_to = link_to
         self._open_bucket = open_bucket
         self._records: dict[str, BucketRecord] = {}
         self._running: dict[str, BucketEngine] = {}
@@ -393,6 +396,7 @@ class Buckets:
             on_corrupt=on_corrupt,
             purge_age_s=record.purge_age_s,
             memory_quota_bytes=self._quota_of(record),
+            link_to=self._link_to,
             bucket_map=placed.bucket_map if placed else None,
             node_name=placed.node_name if placed else "",
         )

@@ -22,20 +22,22 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
-from millstream.access.users import UserStore
+from millstream.access.kv_login import Login
+from millstream.access.users import NODE_USER, UserStore
 from millstream.gateway.aio.server import BACKLOG, HttpServer
-from millstream.gateway.core.host import BucketStatus, NodeMetrics, PartitionStatus
+from millstream.gateway.core.host import BucketStatus, FollowStatus, NodeMetrics, PartitionStatus
+from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.aio.server import KvServer
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.partition import Partition
 from millstream.kv.core.standing import standing_of
-from millstream.model.bucket_map import BucketMap
+from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.limits import PARTITIONS_DEFAULT
 from millstream.model.partitions import PartitionState
 from millstream.model.standing import Standing
 from millstream.node.buckets import Buckets
 from millstream.node.data_directory import DataDirectory
-from millstream.node.listeners import BUILT, bind_all, bound_address, tls_context
+from millstream.node.listeners import BUILT, bind_all, bound_address, peer_tls_context, tls_context
 from millstream.node.map_file import PlacedMap
 from millstream.node.settings import (
     LISTENERS,
@@ -51,6 +53,7 @@ from millstream.runtime.metrics import (
     resident_bytes,
 )
 from millstream.runtime.tasks import Tasks
+from millstream.upr.aio.link import TIMEOUT_S, Link
 from millstream.upr.aio.server import StreamSession
 
 __all__ = ["DEFAULT_BUCKET", "Engine"]
@@ -76,6 +79,7 @@ class Engine:
             on_persisted=self._persisted,
             on_fatal=self._bucket_failed,
             on_stopped=self._bucket_stopped,
+            link_to=self._link_to,
         )
         self._kv = KvServer(
             self._buckets.served, self.users, StreamSession, advertise=settings.advertised_host
@@ -155,8 +159,8 @@ class Engine:
     def partition_statuses(self, name: str) -> list[PartitionStatus]:
         """Return the copies of a bucket's partitions; raises as `node.buckets.Buckets.copies`."""
         self._buckets.copies(name)
-        bucket = self.served[name]
-        return [_partition_status(bucket, partition) for partition in bucket.partitions]
+        running = self._buckets.running[name]
+        return [_partition_status(running, one) for one in running.bucket.partitions]
 
     async def set_partition_state(self, name: str, number: int, state: PartitionState) -> None:
         """Give a copy another state, durably; raises as `kv.aio.copies.Copies` does."""
@@ -295,6 +299,15 @@ class Engine:
                 bucket.drop_ended_locks()
                 bucket.age_queues(time.monotonic())
 
+    def _link_to(self, node: NodeAddress, bucket: str) -> Link:
+        """Reach another node with copies of a bucket, as this one is reached itself."""
+        secret, tls = self.settings.cluster_secret, peer_tls_context(self.settings)
+        login = Login(
+            f"{node.host}:{node.kv}", NODE_USER if secret else None, secret, bucket,
+            tls is not None, "millstream-node",
+        )  # fmt: skip
+        return Link(login, node.host, node.kv, tls=tls, timeout_s=TIMEOUT_S)
+
     # -- what the parts tell
 
     def _raise_revision(self) -> None:
@@ -320,10 +333,11 @@ def _warn_of_what_is_not_built(settings: Settings) -> None:
         _LOG.warning("--join %s: this version runs single nodes only", settings.join)
 
 
-def _partition_status(bucket: Bucket, partition: Partition) -> PartitionStatus:
-    places = bucket.map.rows[partition.partition_id] if bucket.map is not None else ()
+def _partition_status(running: BucketEngine, partition: Partition) -> PartitionStatus:
+    bucket_map, followed = running.bucket.map, running.replicator.status(partition.partition_id)
+    places = bucket_map.rows[partition.partition_id] if bucket_map is not None else ()
     return PartitionStatus(
         partition.partition_id, partition.state.name.lower(), partition.high_seqno,
         partition.persisted_seqno, partition.purge_seqno, partition.queue.high_seqno,
-        partition.failover_log, places,
+        partition.failover_log, places, FollowStatus(*followed) if followed else None,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from typing import Final
 from millstream.errors import UnavailableError, UsageError
 from millstream.node.settings import Address, Settings
 
-__all__ = ["BUILT", "bind", "bind_all", "bound_address", "tls_context"]
+__all__ = ["BUILT", "bind", "bind_all", "bound_address", "peer_tls_context", "tls_context"]
 
 BUILT: Final = ("kv", "memcached", "http")
 """The listeners there are yet; the others stay closed."""
@@ -82,6 +82,24 @@ def bound_address(address: Address, listening: socket.socket) -> Address:
     return Address(address.host, listening.getsockname()[1])
 
 
+def peer_tls_context(settings: Settings) -> ssl.SSLContext | None:
+    """Return what connections to other nodes of a cluster encrypt with; None without `--tls-cert`.
+
+    Their certificates are checked against `--tls-ca`, or must be the same as this node's.
+
+    Raises:
+        UsageError: `bad_certificate`.
+    """
+    if settings.tls_cert is None:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=settings.tls_ca or settings.tls_cert)
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    except (OSError, ValueError) as error:
+        raise _bad_certificate(settings, error) from error
+    return context
+
+
 def tls_context(settings: Settings) -> ssl.SSLContext | None:
     """Return what the kv and http listeners encrypt with; None without `--tls-cert`.
 
@@ -98,8 +116,12 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
             context.load_verify_locations(settings.tls_ca)
             context.verify_mode = ssl.CERT_OPTIONAL
     except (OSError, ValueError) as error:
-        raise UsageError(
-            f"--tls-cert {settings.tls_cert}: certificate, key or CA cannot be read: {error}",
-            code="bad_certificate",
-        ) from error
+        raise _bad_certificate(settings, error) from error
     return context
+
+
+def _bad_certificate(settings: Settings, error: Exception) -> UsageError:
+    return UsageError(
+        f"--tls-cert {settings.tls_cert}: certificate, key or CA cannot be read: {error}",
+        code="bad_certificate",
+    )

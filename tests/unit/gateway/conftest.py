@@ -4,7 +4,7 @@ import pytest
 
 from millstream.access.users import UserStore
 from millstream.errors import ConditionError, UnavailableError, UsageError
-from millstream.gateway.core.host import BucketStatus, NodeMetrics, PartitionStatus
+from millstream.gateway.core.host import BucketStatus, FollowStatus, NodeMetrics, PartitionStatus
 from millstream.kv.core.statistics import Figures, Histogram
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
@@ -64,8 +64,9 @@ class FakeHost:
         log = (FailoverEntry(0xBEEF, 3, 9), FailoverEntry(0xA, 0, 1))
         bucket_map, _ = self.maps.get(name, (None, ""))
         rows = ((), ()) if bucket_map is None else bucket_map.rows
+        follows = None if bucket_map is None else FollowStatus("other", False, "not there")
         return [
-            PartitionStatus(number, state, 7, 6, 2, 8, log, rows[number])
+            PartitionStatus(number, state, 7, 6, 2, 8, log, rows[number], follows)
             for number, state in enumerate(self.states)
         ]
 

@@ -4,7 +4,13 @@ import ssl
 import pytest
 
 from millstream.errors import UnavailableError, UsageError
-from millstream.node.listeners import bind, bind_all, bound_address, tls_context
+from millstream.node.listeners import (
+    bind,
+    bind_all,
+    bound_address,
+    peer_tls_context,
+    tls_context,
+)
 from millstream.node.settings import Address
 
 
@@ -38,6 +44,7 @@ def test_an_address_that_is_not_ours_is_refused(host):
 
 def test_without_a_certificate_there_is_no_tls(make_settings):
     assert tls_context(make_settings()) is None
+    assert peer_tls_context(make_settings()) is None
 
 
 def test_an_unreadable_certificate_is_named(make_settings, tmp_path):
@@ -45,4 +52,6 @@ def test_an_unreadable_certificate_is_named(make_settings, tmp_path):
     for name in ("/nothing", str(tmp_path / "c.pem")):
         with pytest.raises(UsageError, match=name):
             tls_context(make_settings(tls_cert=name))
+        with pytest.raises(UsageError, match=name):
+            peer_tls_context(make_settings(tls_cert=name))
     assert issubclass(ssl.SSLError, OSError)

@@ -39,6 +39,15 @@ class BucketStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class FollowStatus:
+    """Which node a copy follows, whether changes come from it, and why not."""
+
+    node: str
+    is_streaming: bool
+    failure: str
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionStatus:
     """This node's copy of one partition as shown to people."""
 
@@ -53,6 +62,8 @@ class PartitionStatus:
     failover_log: FailoverLog
     places: tuple[str | None, ...]
     """The map's row: the node that is to have the active copy, then replicas; empty if alone."""
+    follows: FollowStatus | None
+    """None: nobody."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ async def test_copies_are_shown(client, body):
             {"uuid": "00000000000a", "seqno": 0, "branch": 1},
         ],
         "places": [],
+        "follows": None,
     }
 
 
