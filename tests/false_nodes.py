@@ -20,7 +20,9 @@ from millstream.model.bucket_map import (
 from millstream.model.partitions import PartitionState
 from millstream.model.standing import Standing, standing_to_json
 
-ACTIVE, REPLICA, ABSENT = (PartitionState[n] for n in ("ACTIVE", "REPLICA", "ABSENT"))
+ACTIVE, REPLICA, DEAD, ABSENT = (
+    PartitionState[name] for name in ("ACTIVE", "REPLICA", "DEAD", "ABSENT")
+)
 UUID = "b" * 32
 Hook = Callable[[int, str, str], None]
 """(number of the request, name of the node, page): raises to cut it off before it is done."""
@@ -37,6 +39,7 @@ class FalseNode:
         self.map = bucket_map
         self.copies = [standing(p, end) for p, end in enumerate(ends)]
         self.is_up = True
+        self.others: list[FalseNode] = []
         if bucket_map is not None:
             for p, row in enumerate(bucket_map.rows):
                 if row[0] == name:
@@ -49,7 +52,10 @@ class FalseNode:
     def ask(self, method: str, page: str, content: Any) -> dict[str, Any]:
         if self.map is None and (method, page) != ("PUT", "map"):
             raise ConditionError("no bucket", code="bucket_not_found")
-        found: dict[str, Any] = getattr(self, f"_{method.lower()}_{page}")(content)
+        kind, _, number = page.partition("/")
+        if number:
+            return self._put_partition(int(number), content)
+        found: dict[str, Any] = getattr(self, f"_{method.lower()}_{kind}")(content)
         return found
 
     def _get_map(self, _: Any) -> dict[str, Any]:
@@ -101,6 +107,21 @@ class FalseNode:
                 done.append(p)
         return {"active": self._shown(done)}
 
+    def _put_partition(self, p: int, content: Any) -> dict[str, Any]:
+        """Follow, or take over from whoever is active and not ahead."""
+        mine = self.copies[p]
+        if content == {"state": "replica"}:
+            self.copies[p] = mine._replace(state=REPLICA)
+            return {}
+        assert content == {"state": "active", "take_over": True}
+        for other in self.others:
+            copy = other.copies[p]
+            if copy.state is ACTIVE and other.is_up and copy.last_branch >= mine.last_branch:
+                other.copies[p] = copy._replace(state=DEAD)
+                self.copies[p] = copy
+                return {}
+        raise UnavailableError("nobody hands it over", code="not_taken_over")
+
 
 class FalseNodes:
     """The nodes of a bucket, of which each partition has copies on all; the first is active."""
@@ -111,6 +132,8 @@ class FalseNodes:
         addresses = tuple(NodeAddress(n, "h", 2 * i + 1, 2 * i + 2) for i, n in enumerate(ends))
         self.map = BucketMap(3, addresses, rows)
         self.nodes = {name: FalseNode(name, self.map, own) for name, own in ends.items()}
+        for node in self.nodes.values():
+            node.others = [other for other in self.nodes.values() if other is not node]
         self.calls: list[tuple[str, str]] = []
         self.before: Hook = lambda number, name, page: None
         self.after: Hook = lambda number, name, page: None
@@ -140,5 +163,7 @@ class _FalsePages:
     def __init__(self, nodes: FalseNodes, name: str) -> None:
         self._nodes, self._name = nodes, name
 
-    def ask(self, method: str, page: str, content: Any = None) -> dict[str, Any]:
+    def ask(
+        self, method: str, page: str, content: Any = None, *, timeout_s: float = 1
+    ) -> dict[str, Any]:
         return self._nodes.ask(self._name, method, page, content)

@@ -166,7 +166,8 @@ def _as_json(bucket: str, report: Report) -> dict[str, Any]:
 def _alike(one: Outcome) -> tuple[str, ...]:
     risk = "acknowledged at " + ", ".join(one.at_risk) if one.at_risk else ""
     is_lost = one.what in ("promoted", "refused")
-    return one.was or "-", one.now or "-", one.what, risk if is_lost else "", one.reason
+    what = one.what.replace("_", " ")
+    return one.was or "-", one.now or "-", what, risk if is_lost else "", one.reason
 
 
 def _show(bucket: str, report: Report) -> None:

@@ -79,8 +79,16 @@ class Pages:
             credentials = b64encode(f"{user}:{password}".encode()).decode()
             self._headers["Authorization"] = f"Basic {credentials}"
 
-    def ask(self, method: str, page: str, content: Any = None) -> dict[str, Any]:
+    def ask(
+        self, method: str, page: str, content: Any = None, *, timeout_s: float | None = None
+    ) -> dict[str, Any]:
         """Return what a page answers, its name being what stands behind the bucket's.
+
+        Args:
+            method: of HTTP.
+            page: without the leading slash.
+            content: sent as JSON; None sends nothing.
+            timeout_s: longest wait, if it is another than that of all requests.
 
         Raises:
             UnavailableError: `unreachable`; or the node says so.
@@ -91,7 +99,7 @@ class Pages:
         url = f"{self._base}/{page}"
         asked = urllib.request.Request(url, body, self._headers, method=method)
         try:
-            with self._opener.open(asked, timeout=self._timeout_s) as answer:
+            with self._opener.open(asked, timeout=timeout_s or self._timeout_s) as answer:
                 data = answer.read(ANSWER_BYTES_MAX)
         except urllib.error.HTTPError as error:
             raise self._refusal(error) from error

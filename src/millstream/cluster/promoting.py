@@ -8,6 +8,7 @@ Invariants:
 1. Nothing is asked to promise before enough copies have said how they stand.
 2. A copy is activated only by standings told with promises, in the branch of these promises.
 3. Every wait is bounded: by the time limit of a request, and by `ROUNDS_MAX`.
+4. What is served and wanted elsewhere is handed over, in the same history.
 
 Elsewhere: the decisions (`cluster.core`), requests (`cluster.pages`), what nodes do
 (`kv.aio.copies`).
@@ -28,6 +29,7 @@ from millstream.cluster.core.survey import (
     Winner,
     choose,
     fences,
+    idle_copies,
     map_after,
     sort_out,
 )
@@ -49,6 +51,12 @@ __all__ = ["Promoter", "Report"]
 
 ROUNDS_MAX: Final = 3
 """How often what another promotion came in between of is tried, in one run."""
+HAND_OVERS_MAX: Final = 4
+"""Partitions that one node takes over at a time."""
+HAND_OVER_S: Final = 120.0
+"""Longest wait for one of them: the copy may have to catch up first."""
+_FOLLOW: Final = {"state": "replica"}
+_TAKE_OVER: Final = {"state": "active", "take_over": True}
 _T = TypeVar("_T")
 _OLD_MAP: Final = ("older_map", "other_map")
 _NO_MAP: Final = ("bucket_not_found", "map_not_found")
@@ -95,9 +103,11 @@ class Promoter:
                 self._pause(number)
             survey = self._survey(bucket_map)
             bucket_map = survey.bucket_map
-            decided, open_ = sort_out(survey, wanted, to, is_forced=is_forced)
-            done = self._promote(survey, open_, to, is_forced=is_forced)
-            outcomes |= {one.partition: one for one in (*decided, *done)}
+            plan = sort_out(survey, wanted, to, is_forced=is_forced)
+            done = self._promote(survey, plan.promotions, to, is_forced=is_forced)
+            if to is not None:
+                done += self._hand_over(survey, plan.hand_overs, to)
+            outcomes |= {one.partition: one for one in (*plan.decided, *done)}
             wanted = [one.partition for one in done if one.what == "failed"]
             if not wanted:
                 break
@@ -185,6 +195,21 @@ class Promoter:
         answered, _ = self._each(_nodes(survey, by_node), ask)
         return {one.partition for every in answered.values() for one in every}
 
+    def _hand_over(self, survey: Survey, partitions: Collection[int], to: str) -> list[Outcome]:
+        """Let a node take partitions over from those that serve them, a few at a time."""
+        pages = self._open_pages(survey.bucket_map.node(to))
+
+        def ask(p: int) -> Outcome:
+            was, at = survey.bucket_map.rows[p][0], survey.serving(p)
+            try:
+                pages.ask("PUT", f"partitions/{p}", _TAKE_OVER, timeout_s=HAND_OVER_S)
+            except MillstreamError as error:
+                return Outcome(p, "failed", was, at, reason=str(error))
+            return Outcome(p, "handed_over", was, to, survey.standings[to][p].branch)
+
+        with ThreadPoolExecutor(HAND_OVERS_MAX, "hand over") as threads:
+            return list(threads.map(ask, partitions))
+
     # -- afterwards
 
     def _publish(self, bucket_map: BucketMap) -> tuple[int, dict[str, str]]:
@@ -205,7 +230,7 @@ class Promoter:
             _, refused = self._each(behind, partial(self._tell, bucket_map))
             if not any(error.code in _OLD_MAP for error in refused.values()):
                 break
-        told = survey if not survey.without else self._survey(bucket_map)
+        told = self._survey(bucket_map) if survey.without else survey
         silent = {**told.silent, **{name: str(error) for name, error in refused.items()}}
         return bucket_map.revision, silent | self._fence(told)
 
@@ -216,16 +241,23 @@ class Promoter:
         self._open_pages(node).ask("PUT", "map", content)
 
     def _fence(self, survey: Survey) -> dict[str, str]:
+        """See to it that no copy follows, or serves, an older history than the one there is."""
         wanted: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         for name, branch, p in fences(survey):
             wanted[name][branch].append(p)
 
-        def ask(node: NodeAddress) -> None:
-            for branch, partitions in wanted[node.name].items():
-                content = {"branch": branch, "partitions": partitions}
-                self._open_pages(node).ask("POST", "promises", content)
+        idle = defaultdict[str, list[int]](list)
+        for name, p in idle_copies(survey):
+            idle[name].append(p)
 
-        _, failed = self._each(_nodes(survey, wanted), ask)
+        def ask(node: NodeAddress) -> None:
+            pages = self._open_pages(node)
+            for branch, partitions in wanted[node.name].items():
+                pages.ask("POST", "promises", {"branch": branch, "partitions": partitions})
+            for p in idle[node.name]:
+                pages.ask("PUT", f"partitions/{p}", _FOLLOW)
+
+        _, failed = self._each(_nodes(survey, {*wanted, *idle}), ask)
         return {name: str(error) for name, error in failed.items()}
 
     def _each(
@@ -253,8 +285,8 @@ def _outcome(survey: Survey, p: int, winner: Winner, branch: int, *, is_active: 
     was, risk, standing = survey.bucket_map.rows[p][0], winner.at_risk, winner.standing
     if is_active:
         return Outcome(p, "promoted", was, winner.name, branch, standing.complete_end, risk)
-    reason = f"{winner.name} did not become active: it is asked again, or run this again"
-    return Outcome(p, "failed", was, None, branch, 0, risk, reason)
+    reason = f"{winner.name} did not say that it is active: run this again"
+    return Outcome(p, "failed", was, None, at_risk=risk, reason=reason)
 
 
 def _standings(content: Mapping[str, Any], member: str) -> list[Standing]:

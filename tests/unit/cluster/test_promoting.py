@@ -119,10 +119,38 @@ def test_a_copy_that_others_are_fenced_against_is_replaced() -> None:
     assert report.revision == 3
 
 
-def test_another_node_is_wanted_and_has_everything() -> None:
-    nodes = three(c=[9, 4])
+def test_what_is_served_is_handed_over_to_another_node() -> None:
+    nodes = three()
     report = promote(nodes, to="c")
-    assert ends_of(report) == [("promoted", "c"), ("promoted", "b")]
+    assert ends_of(report) == [("handed_over", "c"), ("handed_over", "c")]
+    assert nodes.nodes["c"].states == ["active", "active"]
+    assert nodes.nodes["a"].states == nodes.nodes["b"].states == ["replica", "replica"]
+    assert report.outcomes[0].branch == nodes.nodes["c"].copies[0].branch == 1
+    assert [row[0] for row in nodes.nodes["a"].map.rows] == ["c", "c"]  # type: ignore[union-attr]
+
+
+def test_what_cannot_be_handed_over_stays_where_it_is() -> None:
+    nodes = three()
+
+    def lose(number: int, name: str, page: str) -> None:
+        if page == "partitions/1":
+            raise UnavailableError("in time it was not", code="not_taken_over")
+
+    nodes.before = lose
+    report = promote(nodes, to="c")
+    assert ends_of(report) == [("handed_over", "c"), ("failed", "b")]
+    assert report.outcomes[1].reason == "in time it was not"
+    assert_one_serves(nodes)
+    nodes.down("a")
+    nodes.down("b")
+    nodes.before = lambda number, name, page: None
+    assert ends_of(promote(nodes, to="c", force=True)) == [("served", "c"), ("promoted", "c")]
+
+
+def test_of_those_that_are_as_far_the_wanted_one_wins() -> None:
+    nodes = three(b=[8, 5])
+    nodes.down("a")
+    assert ends_of(promote(nodes, [0], to="c")) == [("promoted", "c")]
 
 
 @pytest.mark.parametrize("is_done", [False, True])

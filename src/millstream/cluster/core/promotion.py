@@ -48,7 +48,6 @@ Answers = Mapping[str, Standing]
 """By the name of the node."""
 Level = Literal["majority", "persisted"]
 _ACTIVE: Final = PartitionState.ACTIVE
-_DEAD: Final = PartitionState.DEAD
 
 
 class Verdict(NamedTuple):
@@ -59,7 +58,7 @@ class Verdict(NamedTuple):
     """So many answers are more than a majority can do without."""
     answered: tuple[str, ...]
     silent: tuple[str, ...]
-    """Copies that have to answer and do not, a dead one included; empty places are not named."""
+    """Copies that have to answer and do not; empty places are not named."""
     at_risk: tuple[Level, ...]
     """Levels of which acknowledged writes may be lost."""
 
@@ -82,17 +81,17 @@ class Verdict(NamedTuple):
 
 
 def judge(row: Row, answers: Answers) -> Verdict:
-    """Judge the answers to a promotion. A dead copy keeps what it has, so it does not answer."""
-    copies, able = len(row), _able(row, answers)
+    """Judge the answers to a promotion. A dead copy counts: it has what it acknowledged."""
+    copies, known = len(row), _known(row, answers)
     spare = copies - (copies // 2 + 1)
-    intact = sum(standing.is_intact for standing in able.values())
-    whole = sum(standing.is_whole for standing in able.values())
+    intact = sum(standing.is_intact for standing in known.values())
+    whole = sum(standing.is_whole for standing in known.values())
     counts: tuple[tuple[Level, int], ...] = (("majority", intact), ("persisted", whole))
     return Verdict(
         copies,
         spare + 1,
-        tuple(able),
-        tuple(name for name in row if name is not None and name not in able),
+        tuple(known),
+        tuple(name for name in row if name is not None and name not in known),
         tuple(level for level, count in counts if count <= spare),
     )
 
@@ -103,19 +102,19 @@ def next_branch(standings: Iterable[Standing], by_clock: int) -> int:
 
 
 def winner_of(row: Row, answers: Answers, wanted: str | None = None) -> str | None:
-    """Return the copy that must become active, None if none may.
+    """Return the copy that must become active, None if none answered.
 
     Args:
         row: decides among equals, the first of them wins.
         answers: told with the promises.
         wanted: wins among those that are as far as the furthest.
     """
-    able = _able(row, answers)
-    furthest = max(map(_reach, able.values()), default=None)
-    equal = [name for name, standing in able.items() if _reach(standing) == furthest]
+    known = _known(row, answers)
+    furthest = max(map(_reach, known.values()), default=None)
+    equal = [name for name, standing in known.items() if _reach(standing) == furthest]
     if wanted in equal:
         return wanted
-    return max(equal, key=lambda name: able[name].persisted_end, default=None)
+    return max(equal, key=lambda name: known[name].persisted_end, default=None)
 
 
 def serving(row: Row, answers: Answers) -> str | None:
@@ -166,11 +165,6 @@ def _led_by(row: Row, first: str | None) -> Row:
 
 def _known(row: Row, answers: Answers) -> dict[str, Standing]:
     return {name: answers[name] for name in row if name is not None and name in answers}
-
-
-def _able(row: Row, answers: Answers) -> dict[str, Standing]:
-    known = _known(row, answers)
-    return {name: standing for name, standing in known.items() if standing.state is not _DEAD}
 
 
 def _reach(standing: Standing) -> tuple[int, int]:

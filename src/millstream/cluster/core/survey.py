@@ -1,7 +1,8 @@
 """What all nodes of a bucket say of it, and what a promotion makes of that for each partition.
 
 Invariants:
-1. A partition that is served is left alone, unless another node is wanted.
+1. A partition that is served is left alone, unless another node is wanted: then it is handed over,
+   which costs no history.
 2. Where the rule of quorums speaks against it, nothing is asked of any copy without force.
 3. Of several maps the one with the largest revision counts; if two of that revision differ, the
    next one is newer than both.
@@ -23,11 +24,22 @@ from millstream.cluster.core.promotion import (
     winner_of,
 )
 from millstream.model.bucket_map import BucketMap
+from millstream.model.partitions import PartitionState
 from millstream.model.standing import Standing
 
-__all__ = ["Outcome", "Survey", "Winner", "choose", "fences", "map_after", "sort_out"]
+__all__ = [
+    "Outcome",
+    "Plan",
+    "Survey",
+    "Winner",
+    "choose",
+    "fences",
+    "idle_copies",
+    "map_after",
+    "sort_out",
+]
 
-What = Literal["served", "promoted", "refused", "failed"]
+What = Literal["served", "promoted", "handed_over", "refused", "failed"]
 AWAY = "a copy did not promise: another promotion is under way, or its node went away; try again"
 
 
@@ -66,6 +78,16 @@ class Outcome(NamedTuple):
     reason: str = ""
 
 
+class Plan(NamedTuple):
+    """What to do about each partition."""
+
+    decided: list[Outcome]
+    promotions: list[int]
+    """Those for which promises have to be asked."""
+    hand_overs: list[int]
+    """Those that are served, and wanted elsewhere."""
+
+
 class Winner(NamedTuple):
     """A copy that is to become active."""
 
@@ -74,23 +96,25 @@ class Winner(NamedTuple):
     at_risk: tuple[Level, ...]
 
 
-def sort_out(
-    survey: Survey, wanted: Iterable[int], to: str | None, *, is_forced: bool
-) -> tuple[list[Outcome], list[int]]:
-    """Return what is decided already, and the partitions for which promises have to be asked."""
-    decided, open_ = [], []
+def sort_out(survey: Survey, wanted: Iterable[int], to: str | None, *, is_forced: bool) -> Plan:
+    """Return what to do about these partitions; nothing where rules or nodes are against it."""
+    plan = Plan([], [], [])
     for p in wanted:
         row, answers, at = survey.bucket_map.rows[p], survey.answers(p), survey.serving(p)
         verdict = judge(row, answers)
         if at is not None and to in (None, at):
-            branch = answers[at].branch
-            decided.append(Outcome(p, "served", row[0], at, branch))
+            plan.decided.append(Outcome(p, "served", row[0], at, answers[at].branch))
+        elif at is not None and to in answers:
+            plan.hand_overs.append(p)
+        elif at is not None:
+            reason = f"{to} does not answer; {at} serves it"
+            plan.decided.append(Outcome(p, "refused", row[0], at, reason=reason))
         elif verdict.is_safe or (is_forced and verdict.answered):
-            open_.append(p)
+            plan.promotions.append(p)
         else:
-            risk = verdict.at_risk
-            decided.append(Outcome(p, "refused", row[0], at, 0, 0, risk, verdict.reason))
-    return decided, open_
+            risk, reason = verdict.at_risk, verdict.reason
+            plan.decided.append(Outcome(p, "refused", row[0], None, at_risk=risk, reason=reason))
+    return plan
 
 
 def choose(
@@ -106,7 +130,7 @@ def choose(
         row = survey.bucket_map.rows[p]
         verdict, name = judge(row, answers), winner_of(row, answers, to)
         if name is None or not (verdict.is_safe or is_forced):
-            failed.append(Outcome(p, "failed", row[0], None, 0, 0, verdict.at_risk, AWAY))
+            failed.append(Outcome(p, "failed", row[0], None, at_risk=verdict.at_risk, reason=AWAY))
         else:
             winners[p] = Winner(name, answers[name], verdict.at_risk)
     return failed, winners
@@ -120,6 +144,19 @@ def map_after(survey: Survey, actives: Mapping[int, str]) -> BucketMap:
     if new is base and any(one != base for one in rivals):
         return BucketMap(base.revision + 1, base.nodes, base.rows)
     return new
+
+
+def idle_copies(survey: Survey) -> Iterator[tuple[str, int]]:
+    """Yield (node, partition) of copies that are dead and should follow the one that serves.
+
+    A hand-over leaves the copy so that it was made from.
+    """
+    for p, row in enumerate(survey.bucket_map.rows):
+        answers = survey.answers(p)
+        if serving(row, answers) is not None:
+            for name in row:
+                if name in answers and answers[name].state is PartitionState.DEAD:
+                    yield name, p
 
 
 def fences(survey: Survey) -> Iterator[tuple[str, int, int]]:

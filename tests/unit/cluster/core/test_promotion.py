@@ -65,14 +65,17 @@ def test_if_all_answer_nothing_better_can_come() -> None:
     assert verdict.at_risk == ("majority", "persisted")
 
 
-def test_an_empty_place_and_a_dead_copy_do_not_answer() -> None:
-    verdict = judge((None, "b", "c"), {"b": standing(5, state=DEAD), "c": standing(3)})
-    assert not verdict.is_safe
-    assert (verdict.answered, verdict.silent) == (("c",), ("b",))
-    assert winner_of((None, "b", "c"), {"b": standing(5, state=DEAD)}) is None
+def test_an_empty_place_does_not_answer_and_a_dead_copy_does() -> None:
+    answers = {"b": standing(5, state=DEAD), "c": standing(3)}
+    verdict = judge((None, "b", "c"), answers)
+    assert verdict.is_safe
+    assert (verdict.answered, verdict.silent) == (("b", "c"), ())
+    assert winner_of((None, "b", "c"), answers) == "b"
     verdict = judge((None, "b", "c"), {"b": standing(1)})
+    assert not verdict.is_safe
     assert "not c;" in verdict.reason
     assert "an empty place" in judge((None, None, "c"), {"c": standing()}).reason
+    assert winner_of((None, "b", "c"), {}) is None
 
 
 def test_the_branch_at_the_end_counts_before_the_end() -> None:

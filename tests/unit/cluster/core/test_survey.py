@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from false_nodes import ACTIVE, standing
-from millstream.cluster.core.survey import Survey, choose, fences, map_after, sort_out
+from false_nodes import ACTIVE, DEAD, standing
+from millstream.cluster.core.survey import (
+    Survey,
+    choose,
+    fences,
+    idle_copies,
+    map_after,
+    sort_out,
+)
 from millstream.model.bucket_map import BucketMap, NodeAddress
 
 NODES = tuple(NodeAddress(name, "h", n + 1, n + 9) for n, name in enumerate("abc"))
@@ -18,24 +25,28 @@ def survey(**standings: list[object]) -> Survey:
 
 
 def test_the_served_are_left_the_others_judged() -> None:
-    decided, open_ = sort_out(survey(a=A, b=B, c=C), [0, 1], None, is_forced=False)
+    decided, open_, _ = sort_out(survey(a=A, b=B, c=C), [0, 1], None, is_forced=False)
     assert [(one.what, one.was, one.now) for one in decided] == [
         ("served", "a", "a"),
         ("served", "b", "b"),
     ]
     assert open_ == []
-    decided, open_ = sort_out(survey(b=B, c=C), [0, 1], None, is_forced=False)
+    decided, open_, _ = sort_out(survey(b=B, c=C), [0, 1], None, is_forced=False)
     assert ([one.partition for one in decided], open_) == ([1], [0])
-    decided, open_ = sort_out(survey(c=C), [0], None, is_forced=False)
+    decided, open_, _ = sort_out(survey(c=C), [0], None, is_forced=False)
     assert [(one.what, one.at_risk) for one in decided] == [("refused", ("majority", "persisted"))]
-    assert sort_out(survey(c=C), [0], None, is_forced=True) == ([], [0])
+    assert sort_out(survey(c=C), [0], None, is_forced=True) == ([], [0], [])
     assert sort_out(survey(), [0], None, is_forced=True)[0][0].what == "refused"
 
 
 def test_another_node_may_be_wanted() -> None:
-    everybody = survey(a=A, b=B, c=C)
-    decided, open_ = sort_out(everybody, [0, 1], "b", is_forced=False)
-    assert ([one.partition for one in decided], open_) == ([1], [0])
+    plan = sort_out(survey(a=A, b=B, c=C), [0, 1], "b", is_forced=False)
+    assert [one.partition for one in plan.decided] == [1]
+    assert (plan.promotions, plan.hand_overs) == ([], [0])
+    plan = sort_out(survey(a=A, c=C), [0, 1], "b", is_forced=True)
+    assert [(one.what, one.now) for one in plan.decided] == [("refused", "a")]
+    assert plan.decided[0].reason == "b does not answer; a serves it"
+    assert plan.promotions == [1]
 
 
 def test_who_wins_is_decided_by_what_was_told_with_the_promises() -> None:
@@ -69,3 +80,9 @@ def test_copies_that_missed_a_promotion_are_fenced() -> None:
     assert list(fences(survey(a=A, b=B, c=C))) == []
     unserved = [standing(0, 8, last_branch=7), C[1]]
     assert list(fences(survey(a=A, c=unserved))) == []
+
+
+def test_copies_that_are_dead_follow_again_who_serves() -> None:
+    dead = [standing(0, 7, state=DEAD), standing(1, 6, state=DEAD)]
+    assert list(idle_copies(survey(a=A, b=B, c=dead))) == [("c", 0), ("c", 1)]
+    assert list(idle_copies(survey(a=A, c=dead))) == [("c", 0)]

@@ -1,0 +1,210 @@
+"""Promotions between real nodes: kills, returns, two at once, no quorum, and readers meanwhile."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import millstream
+from bucket_nodes import BUCKET, MAJORITY, PERSISTED_ON_MAJORITY, BucketNodes, ended
+from millstream.model.partitions import partition_of
+from millstream.wire.mcbp import Status
+from node_process import NodeProcess
+
+Make = Callable[[int, list[str]], BucketNodes]
+
+
+@pytest.fixture
+def make(make_node: Callable[..., NodeProcess]) -> Make:
+    def of(count: int, rows: list[str]) -> BucketNodes:
+        names = "abc"[:count]
+        nodes = BucketNodes([make_node("--no-memcached", name=name) for name in names], rows)
+        done = nodes.promote("a")  # in a new bucket nothing is active
+        assert [one["now"] for one in done["partitions"]] == [row[0] for row in rows]
+        nodes.until_whole(*names)
+        return nodes
+
+    return of
+
+
+def ends_of(done: dict[str, Any]) -> list[tuple[str, str | None]]:
+    return [(one["what"], one["now"]) for one in done["partitions"]]
+
+
+def test_an_old_active_copy_comes_back_and_is_rolled_back_where_it_was_ahead(make: Make) -> None:
+    nodes = make(2, ["ab"])
+    assert nodes.put("a", b"k", b"both", framing=PERSISTED_ON_MAJORITY).status == 0
+    nodes.until(lambda: nodes.standing("b")["persisted_end"] == 1)
+    nodes.nodes["b"].kill()
+    assert nodes.put("a", b"k", b"only a").status == 0
+    assert nodes.put("a", b"more", b"only a").status == 0
+    nodes.until(lambda: nodes.standing("a")["persisted_end"] == 3)
+    nodes.nodes["a"].kill()
+    nodes.nodes["b"].start()
+    # b has not lost anything that it acknowledged as persisted, perhaps something in its memory
+    refused = nodes.promote("b", code=1)
+    assert refused["partitions"][0]["at_risk"] == ["majority"]
+    assert nodes.actives() == []
+    done = nodes.promote("b", "--force")
+    assert ends_of(done) == [("promoted", "b")]
+    assert (done["partitions"][0]["seqno"], done["revision"]) == (1, 2)
+    assert nodes.get("b", b"k").value == b"both"
+    assert nodes.put("b", b"k", b"new").status == 0
+    nodes.nodes["a"].start()
+    assert nodes.copy("a")["state"] == "replica"
+    assert nodes.put("a", b"k", b"x").status == Status.NOT_MY_VBUCKET
+    assert ends_of(nodes.promote("a")) == [("served", "b")]
+    nodes.until_level("a", "b")
+    branches = [entry["branch"] for entry in nodes.copy("a")["failover_log"]]
+    assert branches == sorted(branches, reverse=True)
+    assert [entry["seqno"] for entry in nodes.copy("a")["failover_log"]] == [1, 0, 0]
+    nodes.until(lambda: nodes.standing("a")["is_intact"])
+    nodes.nodes["b"].kill()
+    assert ends_of(nodes.promote("a")) == [("promoted", "a")]
+    assert nodes.get("a", b"k").value == b"new"
+    assert nodes.get("a", b"more").status == Status.KEY_ENOENT
+
+
+def test_what_a_majority_acknowledged_outlives_any_one_node(make: Make) -> None:
+    nodes = make(3, ["abc", "bca", "cab", "abc"])
+    keys = [b"k%d" % n for n in range(40)]
+    for key in keys:
+        owner = nodes.map["rows"][_partition(key)][0]
+        assert nodes.put(owner, key, b"v", framing=MAJORITY).status == 0
+    nodes.nodes["a"].kill()
+    done = nodes.promote("c")
+    for one, row in zip(done["partitions"], nodes.map["rows"], strict=True):
+        assert one["what"] == ("promoted" if row[0] == "a" else "served")
+        assert one["at_risk"] == []
+    owners = [one["now"] for one in done["partitions"]]
+    for key in keys:
+        assert nodes.get(owners[_partition(key)], key).value == b"v"
+        assert nodes.put(owners[_partition(key)], key, b"w", framing=MAJORITY).status == 0
+    nodes.nodes["a"].start()
+    nodes.promote("a")
+    nodes.until_level("a", "b", "c")
+
+
+def _partition(key: bytes) -> int:
+    return partition_of(key, 4)
+
+
+def test_of_two_promotions_at_once_one_wins(make: Make) -> None:
+    nodes = make(3, ["abc", "abc"])
+    nodes.nodes["a"].kill()
+    for _ in range(3):
+        running = [nodes.start_promotion(at) for at in "bc"]
+        for process in running:
+            ended(process, 0, 1)
+        done = nodes.promote("b")
+        for p, one in enumerate(done["partitions"]):
+            assert nodes.actives(p) == [one["now"]]
+            branch = nodes.standing(one["now"], p)["branch"]
+            assert {nodes.standing(name, p)["last_branch"] for name in "bc"} == {branch}
+        owner = done["partitions"][0]["now"]
+        # next time there is something to promote again
+        for p in range(2):
+            nodes.call(nodes.actives(p)[0], "PUT", f"/partitions/{p}", {"state": "replica"})
+    assert owner in "bc"
+
+
+def test_without_a_quorum_only_force_does_it(make: Make) -> None:
+    nodes = make(3, ["abc"])
+    assert nodes.put("a", b"k", b"v", framing=MAJORITY).status == 0
+    nodes.until_level("a", "b", "c")
+    for name in "ab":
+        nodes.nodes[name].kill()
+    nodes.until(lambda: nodes.standing("c")["persisted_end"] == 1)
+    before = nodes.standing("c")
+    refused = nodes.promote("c", code=1)
+    assert refused["partitions"][0]["what"] == "refused"
+    assert "2 are needed" in refused["partitions"][0]["reason"]
+    assert set(refused["silent"]) == {"a", "b"}
+    assert nodes.standing("c") == before
+    done = nodes.promote("c", "--force")
+    assert ends_of(done) == [("promoted", "c")]
+    assert done["partitions"][0]["at_risk"] == ["majority", "persisted"]
+    assert nodes.get("c", b"k").value == b"v"
+
+
+def test_a_copy_cut_off_from_the_promotion_acknowledges_nothing_more(make: Make) -> None:
+    nodes = make(3, ["abc"])
+    assert nodes.put("a", b"k", b"v", framing=MAJORITY).status == 0
+    branch = nodes.standing("a")["branch"] + 1
+    for name in "bc":  # the promoter does not see a, which sees b and c
+        content = {"branch": branch, "partitions": [0]}
+        assert nodes.call(name, "POST", "/promises", content)[1]["refused"] == []
+    ends = {name: nodes.standing(name)["complete_end"] for name in "bc"}
+    winner = max("bc", key=lambda name: ends[name])
+    assert ends[winner] == 1
+    asked = {"branch": branch, "partitions": [{"partition": 0, "complete_end": 1}]}
+    assert len(nodes.call(winner, "POST", "/activations", asked)[1]["active"]) == 1
+    assert sorted(nodes.actives()) == ["a", winner]
+    assert nodes.put("a", b"k", b"x").status == 0  # in its memory; nobody else takes it
+    done = nodes.promote("c")
+    assert ends_of(done) == [("served", winner)]
+    assert nodes.actives() == [winner]
+    nodes.until_level("a", "b", "c")
+    assert nodes.get(winner, b"k").value == b"v"
+
+
+def test_a_reader_goes_on_at_the_new_node_and_undoes_what_was_lost(
+    make: Make, tmp_path: Path
+) -> None:
+    nodes = make(2, ["ab"])
+    kept = str(tmp_path / "place")
+
+    def tail(at: str) -> list[Any]:
+        command = [sys.executable, "-m", "millstream", "tail", BUCKET, "--from-start"]
+        command += ["--until-now", "--checkpoint", kept, "--connect"]
+        command.append(str(nodes.nodes[at].ready["kv"]))
+        done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr.decode()
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    assert nodes.put("a", b"k", b"1", framing=MAJORITY).status == 0
+    assert [line["value"] for line in tail("a")] == [1]
+    nodes.until_level("a", "b")
+    nodes.nodes["b"].stop()
+    assert nodes.put("a", b"k", b"2").status == 0
+    assert [line["value"] for line in tail("a")] == [2]
+    nodes.nodes["a"].kill()
+    nodes.nodes["b"].start()
+    nodes.promote("b")
+    assert nodes.put("b", b"k", b"3").status == 0
+    rollback, change = tail("b")
+    assert (rollback["event"], rollback["seqno"]) == ("rollback", 1)
+    assert (change["value"], change["seqno"]) == (3, 2)
+    assert change["branch"] == nodes.standing("b")["branch"]
+
+
+def test_served_partitions_are_handed_over_while_clients_write(make: Make) -> None:
+    nodes = make(2, ["ab", "ab", "ba", "ab"])
+    before = [nodes.standing(row[0], p)["branch"] for p, row in enumerate(nodes.map["rows"])]
+    written = dict[bytes, bytes]()
+    with millstream.connect(str(nodes.nodes["a"].ready["kv"]), bucket=BUCKET) as client:
+        moving = nodes.start_promotion("a", "--to", "b")
+        for number in itertools.count():
+            key, value = b"k%d" % (number % 50), b"%d" % number
+            client.upsert(key, value)
+            written[key] = value
+            if moving.poll() is not None and number > 100:
+                break
+        done = ended(moving, 0)
+        what = ["handed_over", "handed_over", "served", "handed_over"]
+        assert ends_of(done) == [(one, "b") for one in what]
+        for p, branch in enumerate(before):
+            assert nodes.actives(p) == ["b"]
+            assert nodes.standing("b", p)["branch"] == branch
+        for key, value in written.items():
+            found = client.get(key)
+            assert found is not None
+            assert found.value == value
+    nodes.until_level("a", "b")
