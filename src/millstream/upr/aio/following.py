@@ -11,6 +11,9 @@ Invariants:
 3. A slow sink slows the source down: a connection is read on when its effects are durable, and at
    most `WRITTEN_MAX` writes wait for whoever iterates.
 4. A bucket that was re-created, lost rights, a broken protocol and a sink that fails are errors.
+5. With `durable_only` nothing is ever undone, and nothing read from a source that was superseded
+   (`upr.core.durable`).
+6. A barrier is over when what came before its cookies is durable in the sink.
 
 Elsewhere: the order of effects (`upr.core.bookkeeper`), connections (`upr.aio.link`), a reader
 without a state of its own (`upr.aio.client`).
@@ -28,14 +31,23 @@ from struct import Struct
 from typing import Final
 
 from millstream.access.kv_login import Login
-from millstream.errors import RoutingError, StreamError, UnavailableError, UsageError
+from millstream.errors import (
+    LocalProtocolError,
+    MillstreamError,
+    RoutingError,
+    StreamError,
+    UnavailableError,
+    UsageError,
+)
 from millstream.model.addresses import parse_address
 from millstream.runtime.tasks import Tasks
 from millstream.upr.aio.link import TIMEOUT_S, Link
 from millstream.upr.aio.sinks import Sink
+from millstream.upr.core.awaited import Awaited
 from millstream.upr.core.bookkeeper import Answer, Bookkeeper, Effect, Question
 from millstream.upr.core.consumer import (
     WINDOW_BYTES,
+    BarrierReached,
     ChangesReceived,
     ConsumerCore,
     Event,
@@ -45,8 +57,15 @@ from millstream.upr.core.consumer import (
     StreamOpened,
     StreamRefused,
 )
+from millstream.upr.core.durable import (
+    Judgement,
+    decode_history,
+    encode_history_question,
+    judge,
+)
 from millstream.upr.core.fetching import decode_answer, encode_question
 from millstream.upr.core.follower import StreamOptions
+from millstream.upr.core.kept import Kept
 from millstream.upr.core.ring import RING_CHANGES_DEFAULT, RING_CHANGES_MAX
 from millstream.wire.cluster_map import ClusterMap, NodeAddress, cluster_map_from
 from millstream.wire.mcbp import Feature, Opcode, Status, StreamEndReason, StreamFlag, request
@@ -79,25 +98,30 @@ def _losing() -> Iterator[None]:
 class _Session:
     """Two connections to one node: streams, and documents to go back to."""
 
-    def __init__(self, streams: Link, documents: Link, window_bytes: int) -> None:
+    def __init__(
+        self, streams: Link, documents: Link, *, window_bytes: int, durable_only: bool
+    ) -> None:
         self.streams, self.documents = streams, documents
         self.partitions: set[int] = set()
+        self.opened: set[int] = set()
         self.asking = asyncio.Lock()
         self.has_extensions = False
         self.core = ConsumerCore()
-        self._window_bytes = window_bytes
+        self._window_bytes, self._durable_only = window_bytes, durable_only
 
     async def open(self) -> None:
         try:
             self.has_extensions = Feature.MILLSTREAM in await self.streams.open()
             await self.documents.open()
+            self.core = ConsumerCore(
+                window_bytes=self._window_bytes,
+                has_extensions=self.has_extensions,
+                durable_only=self._durable_only,
+            )
+            self.core.start(f"millstream-reader-{secrets.token_hex(8)}".encode())
         except BaseException:
             await self.close()
             raise
-        self.core = ConsumerCore(
-            window_bytes=self._window_bytes, has_extensions=self.has_extensions
-        )
-        self.core.start(f"millstream-reader-{secrets.token_hex(8)}".encode())
 
     async def close(self) -> None:
         await self.streams.close()
@@ -108,6 +132,11 @@ class _Session:
         async with self.asking:
             replies = await self.documents.ask_all(frames)
         return decode_answer(question, replies, address=self.documents.address)
+
+    async def judge(self, partition_id: int, kept: Kept) -> Judgement:
+        async with self.asking:
+            replies = await self.documents.ask_all(encode_history_question(partition_id))
+        return judge(kept, *decode_history(replies, address=self.documents.address))
 
     async def high_seqnos(self) -> dict[int, int]:
         async with self.asking:
@@ -126,6 +155,8 @@ class BucketReader:
         password: that user's.
         partitions: which to follow; all by default.
         until_now: end when everything that was there has been read.
+        durable_only: read nothing that could have to be undone; for a sink that was never followed
+            into without. Nodes of ours only.
         tls: context of encrypted connections; None for plain.
         ring_changes: changes of a partition that can be undone without reading it anew.
         window_bytes: bytes that may be under way or unhandled, per node.
@@ -145,6 +176,7 @@ class BucketReader:
         password: str | None = None,
         partitions: Sequence[int] | None = None,
         until_now: bool = False,
+        durable_only: bool = False,
         tls: ssl.SSLContext | None = None,
         ring_changes: int = RING_CHANGES_DEFAULT,
         window_bytes: int = WINDOW_BYTES,
@@ -159,6 +191,7 @@ class BucketReader:
         self._partitions = partitions
         flags = StreamFlag.ACTIVE_ONLY | (StreamFlag.TO_LATEST if until_now else 0)
         self._options = StreamOptions(flags=flags)
+        self._durable_only = durable_only
         self._ring_changes = ring_changes
         self._window_bytes, self._timeout_s = window_bytes, timeout_s
         self._bookkeepers: dict[int, Bookkeeper] = {}
@@ -171,6 +204,9 @@ class BucketReader:
         self._queue: asyncio.Queue[Sequence[Effect] | None] | None = None
         self._slots = asyncio.Semaphore(WRITTEN_MAX)
         self._pause_s = PAUSE_S_MIN
+        self._begun, self._finished = asyncio.Event(), asyncio.Event()
+        self._awaited = Awaited()
+        self._barriers: dict[int, asyncio.Future[None]] = {}
 
     async def run(self) -> None:
         """Follow until cancelled, or until all was read that was to be read.
@@ -178,7 +214,9 @@ class BucketReader:
         Raises:
             UnavailableError: no node answers at the start, or the sink cannot write.
             AccessError: bad credentials, or a right is lacking or was lost.
-            StreamError: `bucket_recreated`.
+            StreamError: `bucket_recreated`; `durable_lost` with `durable_only`: more was lost than
+                the level of durability bears.
+            LocalProtocolError: `not_supported`: `durable_only` at a node that is none of ours.
             RemoteProtocolError: a node broke the protocol.
         """
         await self._begin()
@@ -187,6 +225,8 @@ class BucketReader:
                 await self._find_homes(group)
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
+        finally:
+            self._give_up_barriers(StreamError("the reader has ended", code="reader_ended"))
 
     async def __aiter__(self) -> AsyncIterator[Sequence[Effect]]:
         """Follow, and yield what was made durable; leaving the loop ends it.
@@ -207,6 +247,47 @@ class BucketReader:
         finally:
             self._queue = None
             await tasks.stop()
+
+    async def barrier(self) -> None:
+        """Return once the sink has, durably, all that was accepted before the call.
+
+        To be called while the reader runs; several may wait at a time.
+
+        Raises:
+            LocalProtocolError: `not_supported`: a node is none of ours.
+            StreamError: `reader_ended`.
+        """
+        await self._begun.wait()
+        done = asyncio.get_running_loop().create_future()
+        self._barriers[self._awaited.add(self._unfinished)] = done
+        for session in list(self._sessions.values()):
+            self._send_cookies(session)
+            with contextlib.suppress(UnavailableError):
+                await session.streams.write(session.core.take_bytes())
+        self._end_barriers()
+        await done
+
+    def _send_cookies(self, session: _Session) -> None:
+        """Have a node say when it has sent what barriers wait for."""
+        try:
+            while (cookie := self._awaited.cookie_for(session, session.opened)) is not None:
+                session.core.ask_barrier(cookie)
+        except LocalProtocolError as error:
+            self._give_up_barriers(error)
+
+    def _end_barriers(self) -> None:
+        for number in self._awaited.take_done():
+            done = self._barriers.pop(number)
+            if not done.done():
+                done.set_result(None)
+
+    def _give_up_barriers(self, error: MillstreamError) -> None:
+        self._end_barriers()
+        for done in self._barriers.values():
+            if not done.done():
+                done.set_exception(error)
+        self._barriers.clear()
+        self._awaited = Awaited()
 
     async def lag(self) -> dict[int, int]:
         """Return how many seqnos each followed partition is behind its node at present.
@@ -238,11 +319,18 @@ class BucketReader:
                 code="unknown_partition",
             )
         self._bookkeepers = {
-            number: Bookkeeper(number, *stored.get(number, ()), ring_changes=self._ring_changes)
+            number: Bookkeeper(
+                number,
+                *stored.get(number, ()),
+                ring_changes=self._ring_changes,
+                is_durable_only=self._durable_only,
+            )
             for number in wanted
         }
         self._unfinished = set(wanted)
         self._homeless = set(wanted)
+        self._finished.clear()
+        self._begun.set()
 
     async def _find_homes(self, group: asyncio.TaskGroup) -> None:
         """Ask for streams until all came to their end."""
@@ -257,9 +345,9 @@ class BucketReader:
                     await self._refresh_map()
                 is_fresh = False
                 await self._settle(group)
-            if self._homeless:
-                await asyncio.sleep(self._pause_s)
-                self._pause_s = min(self._pause_s * 2, PAUSE_S_MAX)
+            pause_s, self._pause_s = self._pause_s, min(self._pause_s * 2, PAUSE_S_MAX)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._finished.wait(), pause_s)
 
     async def _settle(self, group: asyncio.TaskGroup) -> None:
         """Ask for the streams of homeless partitions, at the nodes that the map names."""
@@ -281,15 +369,22 @@ class BucketReader:
     ) -> None:
         session = self._sessions.get(node)
         if session is None:
-            session = _Session(self._link(node), self._link(node), self._window_bytes)
+            session = _Session(
+                self._link(node),
+                self._link(node),
+                window_bytes=self._window_bytes,
+                durable_only=self._durable_only,
+            )
             await session.open()
             self._sessions[node] = session
             group.create_task(self._read(node, session))
         for number in numbers:
             self._homeless.discard(number)
             session.partitions.add(number)
-            place = self._bookkeepers[number].start_again()
-            session.core.follow(number, *place, self._options)
+            position, log = self._bookkeepers[number].start_again()
+            branch_min = log[0].branch if self._durable_only and log else 0
+            options = self._options._replace(branch_min=branch_min)
+            session.core.follow(number, position, log, options)
         await session.streams.write(session.core.take_bytes())
 
     def _link(self, node: NodeAddress) -> Link:
@@ -344,6 +439,7 @@ class BucketReader:
                 del self._sessions[node]
             self._homeless |= session.partitions & self._unfinished
             session.partitions.clear()
+            self._awaited.on_lost(session)
             self._news.set()
             await session.close()
 
@@ -357,11 +453,18 @@ class BucketReader:
                 case SnapshotCompleted(number, position):
                     effects += self._bookkeepers[number].on_moved(position)
                 case RollbackRequired(number, seqno):
+                    if self._durable_only:
+                        seqno = 0
+                        if not await self._may_load_anew(session, number):
+                            session.core.give_up(number)
+                            self._leave(session, number)
+                            continue
                     point = self._bookkeepers[number].on_rollback(seqno)
                     session.core.undone_to(number, point)
                 case StreamOpened(number, position, log):
-                    self._pause_s = PAUSE_S_MIN
                     bookkeeper = self._bookkeepers[number]
+                    self._pause_s = PAUSE_S_MIN
+                    session.opened.add(number)
                     effects += bookkeeper.on_opened(position, log)
                     while (question := bookkeeper.question) is not None:
                         await self._write(effects)
@@ -372,26 +475,55 @@ class BucketReader:
                     self._on_ended(session, number, reason)
                 case StreamRefused(number, status):
                     self._on_refused(session, number, status)
+                case BarrierReached(cookie, reached):
+                    await self._write(effects)
+                    effects = []
+                    self._awaited.on_reached(cookie, reached)
         await self._write(effects)
+        self._send_cookies(session)
+        self._end_barriers()
+
+    async def _may_load_anew(self, session: _Session, number: int) -> bool:
+        """Whether a reader of durable changes, told to go back, begins anew there; else elsewhere.
+
+        Raises:
+            StreamError: `durable_lost`.
+        """
+        with _losing():
+            judgement = await session.judge(number, self._bookkeepers[number].kept)
+        if judgement is Judgement.LOST:
+            raise StreamError(
+                f"partition {number} of bucket {self._bucket!r} at {session.streams.address} "
+                "lacks changes that were durable: more copies were lost than the level bears; "
+                "begin anew with another sink",
+                code="durable_lost",
+            )
+        return judgement is Judgement.PURGED
+
+    def _leave(self, session: _Session, number: int) -> None:
+        """Ask for a partition again, after a pause, where a fresh map says that it is."""
+        session.partitions.discard(number)
+        session.opened.discard(number)
+        self._homeless.add(number)
+        self._news.set()
 
     def _on_ended(self, session: _Session, number: int, reason: int) -> None:
         if reason == StreamEndReason.LOST_PRIVILEGES:
             self._on_refused(session, number, Status.EACCESS)
-        session.partitions.discard(number)
+        self._leave(session, number)
         if reason == StreamEndReason.OK:
             self._unfinished.discard(number)
-        else:
-            self._homeless.add(number)
-        self._news.set()
+            self._homeless.discard(number)
+            self._awaited.on_end(number)
+            if not self._unfinished:
+                self._finished.set()
 
     def _on_refused(self, session: _Session, number: int, status: int) -> None:
         what = f"stream of partition {number} of bucket {self._bucket!r}"
         error = error_of_status(status, address=session.streams.address, what=what)
         if not isinstance(error, UnavailableError | RoutingError):
             raise error
-        session.partitions.discard(number)
-        self._homeless.add(number)
-        self._news.set()
+        self._leave(session, number)
 
     async def _write(self, effects: Sequence[Effect]) -> None:
         """Hand effects to the sink; whoever is cancelled meanwhile waits for the end of it."""

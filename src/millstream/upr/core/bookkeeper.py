@@ -157,6 +157,8 @@ class Bookkeeper:
         kept: as stored; the default is a reader that has nothing.
         recent: the ring as stored.
         ring_changes: size of the ring.
+        is_durable_only: it is brought durable changes alone: those are in every later history, so
+            that nothing need be fetched to undo them.
     """
 
     def __init__(
@@ -166,9 +168,11 @@ class Bookkeeper:
         recent: Iterable[Recent] = (),
         *,
         ring_changes: int = RING_CHANGES_DEFAULT,
+        is_durable_only: bool = False,
     ) -> None:
         self.partition_id = partition_id
         self.kept = kept
+        self._is_durable_only = is_durable_only
         self._ring = Ring(recent, changes_max=ring_changes)
         self._point: int | None = None
         self._to_fetch: tuple[bytes, ...] = ()
@@ -205,6 +209,7 @@ class Bookkeeper:
             effects += self._load_anew(position, log)
         else:
             is_new = not old.failover_log or old.failover_log[0].uuid != newest.uuid
+            is_new = is_new and not self._is_durable_only
             is_dirty = is_new or point is not None or old.is_undoing
             replaced = self._ring.above(position.seqno) if is_dirty else ()
             kept = replace(old, position=position, failover_log=log, is_undoing=bool(replaced))

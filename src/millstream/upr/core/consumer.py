@@ -22,7 +22,8 @@ Invariants:
 5. Opaques from 0x10000 to 0x7ffeffff are free for requests of the shell's own; their responses
    come back as `ReplyReceived`.
 
-Elsewhere: positions (`upr.core.follower`), sockets and login (`upr.aio.client`).
+Elsewhere: the events (`upr.core.events`), positions (`upr.core.follower`), sockets and login
+(`upr.aio.client`).
 """
 
 from __future__ import annotations
@@ -113,6 +114,7 @@ class ConsumerCore:
         has_extensions: HELLO granted the feature of our own: branch numbers are asked for, how
             far the source is, and the purge seqno that lets a first load go on after a pause.
         document_meta: bring each change's lineage; needs the extensions.
+        durable_only: bring only what no stop of a machine can take away; needs the extensions.
     """
 
     def __init__(
@@ -121,10 +123,12 @@ class ConsumerCore:
         window_bytes: int = WINDOW_BYTES,
         has_extensions: bool = True,
         document_meta: bool = False,
+        durable_only: bool = False,
     ) -> None:
         self._window_bytes = window_bytes
         self._has_extensions = has_extensions
         self._document_meta = document_meta
+        self._durable_only = durable_only
         self._followers: dict[int, Follower] = {}
         self._branch_logs: dict[int, FailoverLog] = {}
         self._high_and_purge: dict[int, tuple[int, int]] = {}
@@ -148,10 +152,12 @@ class ConsumerCore:
             consumer_name: of the node that keeps copies, for what it acknowledges.
 
         Raises:
-            LocalProtocolError: `not_supported`: the server has no lineages to send.
+            LocalProtocolError: `not_supported`: the server is none of ours.
         """
-        if self._document_meta and not self._has_extensions:
-            message = "this server sends no lineages: it is no Millstream node"
+        if (self._document_meta or self._durable_only) and not self._has_extensions:
+            message = (
+                "this server has no document_meta and no durable_only: it is no Millstream node"
+            )
             raise LocalProtocolError(message, code="not_supported")
         flags = OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES
         self._ask("open", Opcode.DCP_OPEN, _U32.pack(0) + _U32.pack(flags), name, b"")
@@ -167,6 +173,8 @@ class ConsumerCore:
             self._ask(key, Opcode.DCP_CONTROL, b"", key.encode(), consumer_name)
         if self._document_meta:
             self._ask("document_meta", Opcode.DCP_CONTROL, b"", b"document_meta", b"true")
+        if self._durable_only:
+            self._ask("durable_only", Opcode.DCP_CONTROL, b"", b"durable_only", b"true")
 
     def _ask(self, what: str, opcode: int, extras: bytes, key: bytes, value: bytes) -> None:
         opaque = self._new_opaque(what)
@@ -499,7 +507,8 @@ class ConsumerCore:
         if packet.status == Status.SUCCESS:
             log = with_branches(decode_failover_log(packet.value), branches)
             follower.on_opened(log, purge_seqno)
-            if branches and not log[0].branch:  # history changed between the two answers
+            if branches and log[0].branch < max(1, follower.options.branch_min):
+                # A source that was superseded; or history changed between the two answers.
                 self.close_stream(partition_id)
                 return
             events.append(StreamOpened(partition_id, follower.position, log, high))

@@ -63,13 +63,17 @@ _MOVES: Final[Mapping[FollowerState, frozenset[FollowerState]]] = {
 
 
 class StreamOptions(NamedTuple):
-    """What a reader asks for beside its position; see `StreamRequest`."""
+    """What a reader asks for beside its position; see `StreamRequest`.
+
+    `branch_min`: a source whose newest branch is lower is left alone: the stream ends as closed.
+    """
 
     end: int = UINT64_MAX
     flags: int = 0
     lease: int | None = None
     as_of: int | None = None
     end_uuid: int | None = None
+    branch_min: int = 0
 
 
 def common_point(position: Position, mine: FailoverLog, theirs: FailoverLog) -> int:
@@ -119,7 +123,7 @@ class Follower:
     def ask(self) -> StreamRequest:
         """Return the request that goes on from the position."""
         self._move(FollowerState.ASKING)
-        end, flags, lease, as_of, end_uuid = self.options
+        end, flags, lease, as_of, end_uuid, _ = self.options
         return StreamRequest(self.partition_id, self.position, end, flags, lease, as_of, end_uuid)
 
     def undone_to(self, seqno: int) -> None:

@@ -5,19 +5,24 @@ import random
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import millstream
-from millstream.errors import StreamError, UnavailableError, UsageError
+from millstream.access import kv_login
+from millstream.errors import LocalProtocolError, StreamError, UnavailableError, UsageError
 from millstream.model.addresses import parse_address
 from millstream.model.partitions import PartitionState
 from millstream.upr import BucketReader, CallbackSink, SqliteSink
 from millstream.upr.aio import following
 from millstream.upr.core.bookkeeper import Apply, Effect, Keep
-from millstream.wire.mcbp import Opcode
+from millstream.upr.core.consumer import ConsumerCore
+from millstream.upr.core.durable import Judgement
+from millstream.upr.core.kept import Kept
+from millstream.wire.mcbp import Feature, Opcode
 from raw_client import RawClient
 
 
@@ -38,6 +43,7 @@ async def write(node: millstream.Node, documents: dict[str, Any], *gone: str) ->
             client.upsert_many(documents).raise_first()
             for key in gone:
                 client.remove(key)
+            client.wait_persisted()
 
     await asyncio.to_thread(do)
 
@@ -115,6 +121,23 @@ async def test_streams_that_end_are_asked_for_again_and_lag_is_told(
     assert set(documents(tmp_path / "orders.db").values()) == {b'"again"'}
     assert await reader.lag() == {}
     sink.close()
+
+
+async def test_pauses_grow_while_a_partition_is_refused(
+    node: millstream.Node, tmp_path: Path
+) -> None:
+    await write(node, {f"k{n}": n for n in range(20)})
+    await asyncio.to_thread(set_state, node, 2, PartitionState.DEAD)
+    sink = SqliteSink(tmp_path / "orders.db")
+    reader = BucketReader(node.kv, bucket="orders", sink=sink, until_now=True)
+    running = asyncio.ensure_future(reader.run())
+    async with asyncio.timeout(20):
+        while reader._pause_s < 8 * following.PAUSE_S_MIN:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.001)
+        await asyncio.to_thread(set_state, node, 2, PartitionState.ACTIVE)
+        await running
+    sink.close()
+    assert len(documents(tmp_path / "orders.db")) == 20
 
 
 async def test_a_callback_that_fails_ends_the_reader_and_is_called_again(
@@ -205,3 +228,166 @@ async def test_what_cannot_be_followed_is_refused(node: millstream.Node, tmp_pat
     database.close()
     with pytest.raises(UsageError, match="follows bucket 'x'"):
         await read(node, path)
+
+
+# -- durable changes alone
+
+
+def stored(path: Path) -> dict[int, Kept]:
+    sink = SqliteSink(path)
+    try:
+        return {number: one.kept for number, one in sink.load().items()}
+    finally:
+        sink.close()
+
+
+def store(path: Path, *places: tuple[int, Kept]) -> None:
+    sink = SqliteSink(path)
+    sink.write([Keep(number, kept) for number, kept in places])
+    sink.close()
+
+
+async def test_durable_changes_are_followed_into_a_table(
+    node: millstream.Node, tmp_path: Path
+) -> None:
+    path = tmp_path / "orders.db"
+    await write(node, {f"k{n}": n for n in range(100)}, "k7")
+    sink = SqliteSink(path)
+    reader = BucketReader(node.kv, bucket="orders", sink=sink, durable_only=True)
+    async with aclosing(reader.__aiter__()) as steps:
+        await all_seen(steps, 99)
+        await write(node, {"k8": "new"})
+        while b"new" not in documents(path)["k8"]:
+            await anext(steps)
+    sink.close()
+    assert len(documents(path)) == 99
+
+
+async def test_a_superseded_source_is_not_followed_but_waited_out(
+    node: millstream.Node, tmp_path: Path
+) -> None:
+    path = tmp_path / "orders.db"
+    await write(node, {f"k{n}": n for n in range(40)})
+    await read(node, path, durable_only=True)
+    for number, kept in stored(path).items():
+        newest = kept.failover_log[0]
+        newer = newest._replace(branch=newest.branch + 1)  # as if read from one promoted since
+        store(path, (number, replace(kept, failover_log=(newer, *kept.failover_log[1:]))))
+    await write(node, {f"k{n}": "again" for n in range(40)})
+    sink = SqliteSink(path)
+    reader = BucketReader(node.kv, bucket="orders", sink=sink, until_now=True, durable_only=True)
+    closed = asyncio.Event()
+    close_stream = ConsumerCore.close_stream
+
+    def closing(core: ConsumerCore, partition_id: int) -> None:
+        close_stream(core, partition_id)
+        closed.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ConsumerCore, "close_stream", closing)
+        running = asyncio.ensure_future(reader.run())
+        await closed.wait()
+        closed.clear()
+        await closed.wait()  # it was asked again, and left alone again
+    assert set(documents(path).values()) == {b"%d" % n for n in range(40)}
+    for number in range(4):
+        for state in (PartitionState.DEAD, PartitionState.ACTIVE):
+            await asyncio.to_thread(set_state, node, number, state)
+    async with asyncio.timeout(20):
+        await running
+    sink.close()
+    assert set(documents(path).values()) == {b'"again"'}
+
+
+async def beyond(node: millstream.Node, path: Path) -> None:
+    """Leave a table of durable changes that has read of partition 1 what no node knows."""
+    await write(node, {f"k{n}": n for n in range(40)})
+    await read(node, path, durable_only=True)
+    kept = stored(path)[1]
+    far = kept.position.seqno + 100
+    store(path, (1, replace(kept, position=kept.position._replace(
+        seqno=far, snap_start=far, snap_end=far
+    ))))  # fmt: skip
+
+
+async def test_durable_changes_that_are_lost_are_an_error(
+    node: millstream.Node, tmp_path: Path
+) -> None:
+    path = tmp_path / "orders.db"
+    await beyond(node, path)
+    with pytest.raises(StreamError, match="lacks changes that were durable") as caught:
+        await read(node, path, durable_only=True)
+    assert caught.value.code == "durable_lost"
+
+
+@pytest.mark.parametrize("is_superseded", [False, True])
+async def test_after_a_purge_the_partition_is_read_anew(
+    node: millstream.Node,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_superseded: bool,
+) -> None:
+    path = tmp_path / "orders.db"
+    await beyond(node, path)
+    await write(node, {"other": 1}, *(f"k{n}" for n in range(40)))
+    answers = [Judgement.PURGED]
+    if is_superseded:
+        answers.append(Judgement.SUPERSEDED)
+
+    async def judged(*_: object) -> Judgement:
+        return answers.pop()
+
+    monkeypatch.setattr(following._Session, "judge", judged)
+    await read(node, path, durable_only=True)
+    assert answers == []
+    assert documents(path) == {"other": b"1"}
+    assert stored(path)[1].load == 2
+
+
+# -- barriers
+
+
+async def test_a_barrier_waits_until_the_sink_has_it(
+    node: millstream.Node, tmp_path: Path
+) -> None:
+    path = tmp_path / "orders.db"
+    sink = SqliteSink(path)
+    reader = BucketReader(node.kv, bucket="orders", sink=sink)
+    first = asyncio.ensure_future(reader.barrier())  # before it runs
+    running = asyncio.ensure_future(reader.run())
+    async with asyncio.timeout(20):
+        await first
+        for round_ in range(5):
+            await write(node, {f"k{n}": round_ for n in range(40)})
+            barriers = [asyncio.ensure_future(reader.barrier()) for _ in range(3)]
+            if round_ == 2:
+                for state in (PartitionState.DEAD, PartitionState.ACTIVE):
+                    await asyncio.to_thread(set_state, node, 1, state)
+            await asyncio.gather(*barriers)
+            assert set(documents(path).values()) == {b"%d" % round_}
+    waiting = asyncio.ensure_future(reader.barrier())
+    await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait((running, waiting))
+    assert waiting.exception() is None or waiting.exception().code == "reader_ended"  # type: ignore[union-attr]
+    sink.close()
+
+
+async def test_barriers_and_durable_changes_are_for_nodes_of_ours(
+    node: millstream.Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await write(node, {"a": 1})
+    features = tuple(set(kv_login._FEATURES) - {Feature.MILLSTREAM})
+    monkeypatch.setattr(kv_login, "_FEATURES", features)
+    with pytest.raises(LocalProtocolError, match="durable_only"):
+        await read(node, tmp_path / "a.db", durable_only=True)
+    sink = SqliteSink(tmp_path / "b.db")
+    reader = BucketReader(node.kv, bucket="orders", sink=sink)
+    async with aclosing(reader.__aiter__()) as steps:
+        await all_seen(steps, 1)
+        with pytest.raises(LocalProtocolError, match="barrier"):
+            await reader.barrier()
+        monkeypatch.undo()
+        await write(node, {"b": 1})
+        await all_seen(steps, 1)
+    sink.close()
