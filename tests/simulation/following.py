@@ -1,106 +1,107 @@
-"""What a node's copies follow: one connection to each source node.
+"""What a node's copies follow: one connection to each source node, with the real feed behind it.
 
-Elsewhere: what a copy does with what it is sent (`kv.core.replica`).
+What the shell of a feed does is done late, in any order: documents are read, copies rolled back,
+pauses over.
+
+Invariant, an assertion: a copy's position is the one its stream says whenever nothing of the
+stream waits to be applied.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from millstream.upr.core.consumer import (
-    ChangesReceived,
-    ConsumerCore,
-    Event,
-    RollbackRequired,
-    SnapshotCompleted,
-    SnapshotStarted,
-    StreamEnded,
-    StreamOpened,
-    StreamRefused,
-)
-from millstream.wire.mcbp import Status
+from millstream.errors import ConditionError
+from millstream.kv.core.feed import Feed, Read, Send, Undo, Wait
 from simulation.link import Link
 
 if TYPE_CHECKING:
-    from simulation.node import Copy, Node
+    from simulation.node import Node
 
 
 class Following:
     """One connection from a node to another."""
 
     def __init__(self, node: Node, source: Node) -> None:
-        world = node.world
-        self.node, self.source, self.world = node, source, world
-        window_bytes = world.rng.choice((1, 300, 100_000))
-        self.consumer = ConsumerCore(window_bytes=window_bytes, has_extensions=True)
-        self.consumer.start(node.name.encode(), noop_interval_s=1)
-        self.link = Link(world.rng, source.bucket, self.consumer, self.handle)
-        self.asked: set[int] = set()
-        self.opened: dict[int, int] = {}
-        """Partition -> epoch of the source when it opened the stream."""
+        self.node, self.source, self.world = node, source, node.world
+        name = f"{node.name}->{source.name}"
+        self.feed = Feed(node.bucket, name.encode(), node.name)
+        self.out: list[bytes] = []
+        self.todo: list[Undo | Wait] = []
+        self.wanted: set[int] = set()
+        self.link = Link(node.world.rng, source.bucket, self)
         source.served.add(self.link)
         node.following[source] = self
+        node.bucket.subscribe_durable(self.feed.on_durable)
 
-    def leave(self) -> None:
+    def cut(self) -> None:
+        """The connection is lost."""
         self.link.cut()
         self.source.served.discard(self.link)
         self.node.following.pop(self.source, None)
-        self.asked.clear()
-
-    def copy(self, partition_id: int) -> Copy:
-        return self.node.copies[partition_id]
+        self.node.bucket.unsubscribe(self.feed.on_durable)
 
     def follow(self, partition_id: int) -> None:
-        """Ask for a stream, unless there is one."""
-        if partition_id not in self.asked:
-            self.asked.add(partition_id)
-            partition = self.copy(partition_id).partition
-            assert partition.replica is not None
-            position = partition.replica.position
-            self.consumer.follow(partition_id, position, partition.failover_log)
+        self.wanted.add(partition_id)
+        self.feed.follow(partition_id)
 
-    def handle(self, event: Event) -> None:
-        p = event.partition_id
-        copy, partition = self.copy(p), self.copy(p).partition
-        replica = partition.replica
-        assert replica is not None
-        match event:
-            case StreamOpened(_, position, log):
-                if not replica.accepts(log):
-                    self.leave()
-                    return
-                replica.on_opened(log, position.purge_seqno or 0)
-                source = self.source.copies[p]
-                self.opened[p] = source.partition.epoch
-                copy.rejoined_at = source.partition.queue.high_seqno
-                if position.seqno == source.end == 0:
-                    copy.confirm()
-            case SnapshotStarted(_, position):
-                replica.apply_marker(position.snap_start + 1, position.snap_end)
-            case ChangesReceived(_, position, frames):
-                for frame in frames:
-                    replica.apply_change(frame, self.world.truth.lineages[frame])
-            case SnapshotCompleted(_, position):
-                if partition.queue.high_seqno < position.seqno:
-                    replica.apply_advance(position.seqno)
-                copy.check("completed")
-                copy.confirm()
-            case RollbackRequired(_, seqno):
-                if not replica.accepts(self.source.copies[p].partition.failover_log):
-                    self.leave()
-                    return
-                point = copy.roll_back(seqno)
-                self.world.trace(f"{copy.name} told by {self.source.name}: {seqno}, at {point}")
-                self.consumer.undone_to(p, point)
-            case StreamEnded():
-                self.opened.pop(p, None)
-                self.asked.discard(p)
-            case StreamRefused(_, status):
-                assert status in (Status.NOT_MY_VBUCKET, Status.ETMPFAIL), event
-                self.asked.discard(p)
-            case _:
-                raise AssertionError(f"unexpected {event}")
-        position = getattr(event, "position", None)
-        if position is not None and position.seqno and partition.replica is not None:
-            mine = partition.replica.position
-            assert mine == position, f"{copy.name} says {mine}, its stream {position}"
+    def leave(self, partition_id: int) -> None:
+        self.wanted.discard(partition_id)
+        self.feed.leave(partition_id)
+
+    # -- an end of a link
+
+    def receive(self, data: bytes) -> int:
+        before = self.feed.figures().changes_total
+        self.feed.receive(data)
+        self._step()
+        return 1 + self.feed.figures().changes_total - before
+
+    def take_bytes(self) -> bytes:
+        self._take_effects()
+        data, self.out = b"".join(self.out), []
+        return data
+
+    def work(self) -> bool:
+        """Something that the shell does may come to its end."""
+        rng, reading = self.world.rng, self.node.reading
+        self._take_effects()
+        if reading.is_busy:
+            reading.step(rng.randrange(8))
+        if self.todo and rng.random() < 0.7:
+            self._perform(self.todo.pop(rng.randrange(len(self.todo))))
+        self._step()
+        return bool(self.todo or reading.is_busy or self.feed.is_busy)
+
+    def _step(self) -> None:
+        while not self.link.is_cut and self.feed.step():
+            pass
+
+    def _take_effects(self) -> None:
+        for effect in self.feed.take_effects():
+            match effect:
+                case Send(data):
+                    self.out.append(data)
+                case Read(absent):
+                    assert absent.fetch(self._fetched)
+                case _:
+                    self.todo.append(effect)
+
+    def _fetched(self, error: Exception | None) -> None:
+        assert error is None, error
+        if not self.link.is_cut:
+            self.feed.on_read()
+
+    def _perform(self, effect: Undo | Wait) -> None:
+        p = effect.partition_id
+        if isinstance(effect, Wait):
+            self.feed.on_waited(p)
+            return
+        try:
+            point = self.node.copies[p].undo(effect)
+        except ConditionError:
+            self.feed.on_not_undone(p)
+            return
+        copy = self.node.copies[p]
+        self.world.trace(f"{copy.name} told by {self.source.name}: {effect.seqno}, at {point}")
+        self.feed.on_undone(p, point)

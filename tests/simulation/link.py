@@ -1,40 +1,47 @@
 """One connection of a reader to a node: bytes both ways, late, in pieces, cut at any moment.
 
-On the one side the real consumer, on the other what the kv port answers itself, and the real
-producer. Threads that read the log are the schedule's.
+On the one side whoever reads, on the other what the kv port answers itself, and the real producer.
+Threads that read the log, and copies that are stopped for a take-over, are the schedule's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
-from struct import Struct
+from typing import Protocol
 
-from millstream.upr.core.consumer import ConsumerCore, Event
+from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.introspection import _position
 from millstream.upr.core.messages import encode_branch_log
 from millstream.upr.core.producer import Producer
-from millstream.upr.core.source import BucketSource
 from millstream.upr.core.stream import LogRead
 from millstream.wire.mcbp import Opcode, OpenFlag, Packet, Status, cut_packets, response
 
-_POSITIONS = Struct(">HB5x8Q")
 UNDER_WAY_MAX = 5000
 """Bytes to the consumer that wait: a producer is not asked for more."""
 IDLE_MAX = 3
 """Exchanges that moved nothing, after which nothing is under way."""
+EXCHANGES_MAX = 80
+"""Of one run: who waits for a pause to be over is never idle."""
+
+
+class End(Protocol):
+    """The reader's end of a connection."""
+
+    def receive(self, data: bytes) -> int:
+        """Take bytes; return how many events were handled. It may cut the link."""
+
+    def take_bytes(self) -> bytes:
+        """What it has to send."""
+
+    def work(self) -> bool:
+        """Go on with what waits for something else; return whether there is more."""
 
 
 class Link:
-    """`handle` is called with each event; it may cut the link."""
+    """From one end to the bucket of a node."""
 
-    def __init__(
-        self,
-        rng: Random,
-        bucket: BucketSource,
-        consumer: ConsumerCore,
-        handle: Callable[[Event], None],
-    ) -> None:
-        self.rng, self.bucket, self.consumer, self.handle = rng, bucket, consumer, handle
+    def __init__(self, rng: Random, bucket: Bucket, end: End) -> None:
+        self.rng, self.bucket, self.end = rng, bucket, end
         self.producer = Producer(bucket, 0x21, is_extended=True, has_json=True)
         self.to_consumer = self.to_producer = b""
         self.reads: list[LogRead] = []
@@ -50,7 +57,9 @@ class Link:
     def run(self, events_max: int) -> None:
         """Let some events arrive, or all there are."""
         idle = 0
-        while events_max > 0 and idle < IDLE_MAX and not self.is_cut:
+        for _ in range(EXCHANGES_MAX):
+            if events_max <= 0 or idle == IDLE_MAX or self.is_cut:
+                return
             moved, events = self.exchange()
             idle = 0 if moved else idle + 1
             events_max -= events
@@ -60,18 +69,19 @@ class Link:
         rng, events = self.rng, 0
         size = rng.choice((7, 60, 200, 10_000, 10_000))
         part, self.to_consumer = self.to_consumer[:size], self.to_consumer[size:]
-        for event in self.consumer.receive_data(part) if part else ():
-            self.handle(event)
-            events += 1
-            if self.is_cut:
-                return True, events
-        sent = self.consumer.take_bytes()
+        if part:
+            events = self.end.receive(part)
+        is_busy = not self.is_cut and self.end.work()
+        if self.is_cut:
+            return True, events
+        sent = self.end.take_bytes()
         self.to_producer += sent
         if self.to_producer:
             size = rng.choice((30, 10_000, 10_000))
             self._serve(size)
         made = self._produce()
-        return bool(part or sent or self.to_producer or made or self.reads), events
+        moved = bool(part or sent or self.to_producer or made or self.reads)
+        return moved or is_busy, events
 
     def _serve(self, size: int) -> None:
         """What the kv port does: cut packets, answer some itself, hand the rest on."""
@@ -85,15 +95,10 @@ class Link:
             assert packet.extras[7] == OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES
             return response(packet.opcode, Status.SUCCESS, packet.opaque)
         if packet.opcode == Opcode.BRANCH_LOG:
-            source = self.bucket.partition(packet.vbucket)
-            assert source is not None
-            value = encode_branch_log(source.failover_log)
+            value = encode_branch_log(self.bucket.partitions[packet.vbucket].failover_log)
             return response(packet.opcode, Status.SUCCESS, packet.opaque, value=value)
         if packet.opcode == Opcode.POSITIONS:
-            number = int.from_bytes(packet.value, "big")
-            source = self.bucket.partition(number)
-            assert source is not None
-            value = _POSITIONS.pack(number, 1, 0, 0, 0, 0, 0, 0, 0, source.purge_seqno)
+            value = _position(self.bucket.partitions[int.from_bytes(packet.value, "big")])
             return response(packet.opcode, Status.SUCCESS, packet.opaque, value=value)
         self.producer.on_packet(packet)
         assert not self.producer.wants_close, f"the producer gave up at {packet}"

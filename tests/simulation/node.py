@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from compacting import compact
 from millstream.kv.aio.copies import Copies
-from millstream.kv.aio.engine import _StoreReader
 from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.entry import Entry
 from millstream.kv.core.eviction import Evictor
+from millstream.kv.core.feed import Undo
 from millstream.kv.core.flush import FlushPlan, GroupCommit
 from millstream.kv.core.memory import Memory
 from millstream.kv.core.partition import Partition, value_of
@@ -29,6 +30,7 @@ from millstream.storage.core.store import EncodedCommit, LogStore
 from millstream.wire.frames import change_of, seqno_of
 from millstream.wire.mcbp import Opcode
 from simulated_disk import Crash, SimulatedById, SimulatedDisk, nothing_happens
+from simulated_reading import SimulatedReading
 from simulation.following import Following
 from simulation.truth import Change, name_of
 
@@ -76,8 +78,8 @@ class Flushing:
 class Node:
     """One directory, and the process that serves it, if it lives."""
 
-    def __init__(self, world: World, number: int) -> None:
-        self.world, self.name = world, f"node{number}"
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
         self.is_down = self.is_isolated = False
         self.copies = [Copy(self, p) for p in range(world.partition_count)]
         self.new_disk()
@@ -97,13 +99,15 @@ class Node:
         )  # fmt: skip
         store.withdraw_receipt()
         self.memory = Memory()
-        reader = _StoreReader(store, damaged)
+        self.reading = SimulatedReading()
+        reader = self.reading.reader(store, damaged)
         self.partitions = [
             Partition(
                 p, failover_log=found.failover_log, high_seqno=found.high_seqno,
                 purge_seqno=found.purge_seqno, is_resident=not store.has_records(p),
                 log=reader, state=found.state, last_branch=found.last_branch,
-                top_seqno=found.top_seqno, range_end=found.range_end, memory=self.memory,
+                top_seqno=found.top_seqno, range_end=found.range_end, owed=found.owed,
+                memory=self.memory,
             )
             for p, found in enumerate(store.partitions)
         ]  # fmt: skip
@@ -114,6 +118,8 @@ class Node:
         self.plan: FlushPlan[None] = FlushPlan(self.partitions)
         self.evictor = Evictor(self.partitions, self.memory)
         self.moves = Copies(self.bucket, store, Flushing(self))  # type: ignore[arg-type]
+        self.moves.on_moved = self.on_moved
+        self.bucket.set_map(world.map, self.name)
         self.commit: tuple[GroupCommit, EncodedCommit] | None = None
         self.served: set[Link] = set()
         self.following: dict[Node, Following] = {}
@@ -136,8 +142,7 @@ class Node:
             self.store.absorb(encoded)
             self.plan.persisted(plan)
             self.commit = None
-        for copy in self.copies:
-            copy.confirm()
+            self.bucket.made_durable()
 
     def flush(self) -> None:
         """Everything."""
@@ -208,7 +213,7 @@ class Node:
         world.inherits = []
         self.is_down = True
         for copy in self.copies:
-            copy.is_intact, copy.rejoined_at, copy.pending = False, None, []
+            copy.pending, copy.promised = [], copy.last_branch
         if world.rng.random() < 0.5:
             self.disk.lose_power()
 
@@ -217,19 +222,29 @@ class Node:
         for link in list(self.served):
             link.cut(is_server_gone=True)
         self.served.clear()
-        self.leave_all()
+        self.cut_all()
 
-    def leave_all(self) -> None:
+    def cut_all(self) -> None:
+        """What it follows is out of reach."""
         for following in list(self.following.values()):
-            following.leave()
+            following.cut()
+
+    def on_moved(self, partition_id: int) -> None:
+        """A copy became another: what the replicator does."""
+        for following in list(self.following.values()):
+            if partition_id not in following.wanted:
+                continue
+            if self.partitions[partition_id].state is REPLICA:
+                following.feed.follow(partition_id)
+                following.feed.look(partition_id)
+            else:
+                following.leave(partition_id)
 
     def lose_files(self) -> None:
         """Replaced by an empty one."""
         self.world.trace(f"{self.name} loses its files")
         self.die()
         self.new_disk()
-        for copy in self.copies:
-            copy.is_whole = False
 
     def restart(self) -> None:
         self.is_down = False
@@ -245,9 +260,15 @@ class Copy:
 
     def __init__(self, node: Node, partition_id: int) -> None:
         self.node, self.world, self.partition_id = node, node.world, partition_id
-        self.is_intact = self.is_whole = True  # has all it ever acknowledged in memory, on disk
-        self.rejoined_at: int | None = None
-        self.pending: list[tuple[Change, str]] = []
+        self.pending: list[tuple[Change, str, int]] = []
+        """Changes that a client waits for, the level, and the epoch they belong to."""
+
+        self.promised = 0
+        """What it had heard of when its process died last: the cluster remembers for it."""
+
+    @property
+    def last_branch(self) -> int:
+        return max(self.promised, self.partition.last_branch)
 
     @property
     def name(self) -> str:
@@ -294,19 +315,29 @@ class Copy:
         return self.world.truth.history(self.partition.failover_log, self.end)
 
     def values(self) -> dict[bytes, bytes]:
-        frames = {key: self.partition.newest(key) for key in KEYS}
+        frames = {key: self.newest(key) for key in KEYS}
         return {
             key: value_of(frame)
             for key, frame in frames.items()
             if frame is not None and frame[1] == Opcode.DCP_MUTATION
         }
 
+    def entry(self, key: bytes) -> Entry | None:
+        """The newest change of a key, wherever it is."""
+        found: list[Entry | None] = []
+        self.node.reading.wait_for(lambda: found.append(self.partition.entry(key)))
+        return found[-1]
+
+    def newest(self, key: bytes) -> bytes | None:
+        entry = self.entry(key)
+        return None if entry is None else entry.frame
+
     def is_purgeable(self, seqno: int, value: bytes | None) -> bool:
         return value is None and seqno <= self.partition.purge_seqno
 
     def documents(self, purge_seqno: int) -> dict[bytes, tuple[bytes, bytes]]:
         """Frames, with CAS and revision, and lineages, but tombstones that may be gone."""
-        entries = [self.partition.entry(key) for key in KEYS]
+        entries = [self.entry(key) for key in KEYS]
         return {
             entry.key: (entry.frame, entry.lineage)
             for entry in entries
@@ -351,62 +382,64 @@ class Copy:
         world, partition = self.world, self.partition
         known = {made.key: made for made in self.history()}.get(key)
         before = partition.high_seqno
-        change()
+        self.node.reading.wait_for(change)
         if partition.high_seqno == before:
             return  # there was nothing to delete, nothing is due
         assert partition.high_seqno == before + 1 or value is None
-        frame = partition.newest(key)
-        assert frame is not None
-        if known and change_of(frame).rev == 1 and self.is_purgeable(known.seqno, known.value):
+        entry = self.entry(key)
+        assert entry is not None
+        if (
+            known
+            and change_of(entry.frame).rev == 1
+            and self.is_purgeable(known.seqno, known.value)
+        ):
             known = None
-        made = world.truth.written(partition, key, known, value)
+        made = world.truth.written(partition, entry, known, value)
         if level != "memory":
-            self.pending.append((made, level))
+            self.pending.append((made, level, partition.epoch))
+
+    def take_acknowledged(self) -> list[tuple[Change, str]]:
+        """The changes whose clients are told now that they are what they asked for."""
+        known, partition = self.partition.acknowledged, self.partition
+        assert known is not None
+        reached = {"majority": known.majority_seqno, "persisted": known.durable_seqno}
+        waiting = [one for one in self.pending if one[2] == partition.epoch]
+        done = [one for one in waiting if one[0].seqno <= reached[one[1]]]
+        self.pending = [one for one in waiting if one not in done]
+        return [one[:2] for one in done]
 
     # -- what happens to it
 
-    def confirm(self) -> None:
-        """Loss ends when the copy is again complete up to the high that its source had."""
-        if self.rejoined_at is not None:
-            self.is_intact |= self.end >= self.rejoined_at
-            self.is_whole |= self.partition.persisted_seqno >= self.rejoined_at
-
     def set_state(self, state: PartitionState, *, is_hand_over: bool = False) -> None:
-        if state is not ACTIVE:
-            self.pending = []
         done(self.node.moves.set_state(self.partition_id, state, is_hand_over=is_hand_over))
 
     def stand_down(self) -> None:
-        """Follow nobody, and serve no document."""
+        """Serve no document."""
         if self.is_active:
             self.set_state(REPLICA)
-        self.leave()
 
-    def leave(self) -> None:
-        """Follow nobody."""
-        for following in list(self.node.following.values()):
-            if self.partition_id in following.asked:
-                following.leave()
+    def following(self) -> list[Following]:
+        """The connections by which it is to follow somebody; more than one where it moves."""
+        return [f for f in self.node.following.values() if self.partition_id in f.wanted]
+
+    def is_fed_by(self, source: Copy) -> bool:
+        """Whether it follows that copy now, and the other side knows."""
+        known = source.partition.acknowledged
+        return known is not None and self.node.name in known._following
 
     def promise(self, branch: int) -> bool:
         """To whoever promotes; then it follows nobody of a lower branch."""
         p = self.partition_id
-        is_promised = done(self.node.moves.promise([p], branch)) == [p]
-        if not self.is_active:
-            self.pending = []
-        self.leave()
-        return is_promised
+        return bool(done(self.node.moves.promise([p], branch)) == [p])
 
     def standing(self) -> Standing:
-        return standing_of(self.partition)._replace(
-            is_intact=self.is_intact, is_whole=self.is_whole
-        )
+        return standing_of(self.partition)
 
     def activate(self, branch: int, end: int) -> bool:
         """Begin a new history at the complete end, as promised."""
         partition, world, p = self.partition, self.world, self.partition_id
         mark, top, log = self.end, partition.queue.high_seqno, partition.failover_log
-        frames = [partition.newest(key) for key in KEYS]
+        frames = [self.newest(key) for key in KEYS]
         above = [f for f in frames if f is not None and seqno_of(f) > mark]
         world.inherits = [world.truth.of(log, frame) for frame in above]
         is_done = done(self.node.moves.activate(branch, {p: end})) == [p]
@@ -417,22 +450,17 @@ class Copy:
             assert found.purge_seqno <= found.history_seqno <= mark
             assert partition.purge_seqno == found.purge_seqno
             assert self.end == top
-            self.became_active()
+            self.check("activated")
         return is_done
 
-    def became_active(self) -> None:
-        self.rejoined_at = None
-        self.is_intact = self.is_whole = True
-        self.check("activated")
-
-    def roll_back(self, seqno: int) -> int:
+    def undo(self, effect: Undo) -> int:
         """As told by a source; return where that is."""
-        self.is_intact = self.is_whole = False
-        self.node.flush()
-        right = max((mark for mark in self.marks() if mark <= seqno), default=0)
-        assert done(self.node.moves.roll_back(self.partition_id, seqno)) == right == self.end
+        self.node.finish_commit()
+        right = max((mark for mark in self.marks() if mark <= effect.seqno), default=0)
+        point: int = done(self.node.moves.undo(*effect))
+        assert point == right == self.end, f"{self.name} back to {point}, not {right}"
         self.check("undone")
-        return right
+        return point
 
     def marks(self) -> list[int]:
         store, p = self.node.store, self.partition_id

@@ -16,8 +16,9 @@ from millstream.kv.core.mutation_queue import MutationQueue
 from millstream.kv.core.partition import Partition
 from millstream.kv.core.replica import Replica
 from millstream.kv.core.standing import standing_of
+from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog, Position
-from millstream.storage.core import branches, store
+from millstream.storage.core import branches
 from millstream.storage.core.commit import Control, control
 from millstream.storage.core.records import Kind
 from millstream.storage.core.store import LogStore
@@ -90,19 +91,22 @@ def completes_without_settling(self: Replica) -> None:
 _on_opened = Replica.on_opened
 
 
-def purge_not_taken_over(self: Replica, log: FailoverLog, purge_seqno: int) -> None:
-    _on_opened(self, log, 0)
+def purge_not_taken_over(self: Replica, log: FailoverLog, purge_seqno: int, *high: int) -> None:
+    _on_opened(self, log, 0, *high)
+
+
+_activation = branches.activation
 
 
 def keeps_low_points(p: int, summary: PartitionSummary, entry: Any) -> Iterator[Control]:
-    for one in branches.activation(p, summary, entry):
+    for one in _activation(p, summary, entry):
         if one.kind != Kind.LOW_POINTS:
             yield one
 
 
 def begins_at_the_top(p: int, summary: PartitionSummary, entry: Any) -> Iterator[Control]:
     yield control(Kind.ENTRY, p, entry._replace(seqno=summary.top))
-    yield control(Kind.STATE, p, store.PartitionState.ACTIVE)
+    yield from branches.state_of_copy(p, PartitionState.ACTIVE)
     if summary.top > summary.mark:
         yield control(Kind.MARK, p, summary.top)
 
@@ -226,11 +230,11 @@ PLANTS: dict[str, Plant] = {
     ),
     "purge_kept": Plant(
         "a copy promoted inside its first load keeps the purge seqno of that load",
-        swap(store, "activation", keeps_low_points),
+        swap(branches, "activation", keeps_low_points),
     ),
     "entry_at_top": Plant(
         "a promotion begins its history at the top, not at the complete end",
-        swap(store, "activation", begins_at_the_top),
+        swap(branches, "activation", begins_at_the_top),
     ),
     "restart_as_active": Plant(
         "an active copy that was killed serves again at once",

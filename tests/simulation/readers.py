@@ -107,7 +107,7 @@ class Reader:
         self.consumer.start(self.name.encode(), noop_interval_s=1)
         if self.is_durable_only:
             self.consumer._ask("durable", Opcode.DCP_CONTROL, b"", b"durable_only", b"true")
-        self.link = Link(world.rng, source.bucket, self.consumer, self.handle)
+        self.link = Link(world.rng, source.bucket, self)
         source.served.add(self.link)
         self.ask()
 
@@ -129,12 +129,29 @@ class Reader:
         self.awaited[cookie] = self.copy.partition.epoch, self.copy.end
         self.consumer.ask_barrier(cookie)
 
+    # -- an end of a link
+
+    def receive(self, data: bytes) -> int:
+        handled = 0
+        for event in self.consumer.receive_data(data):
+            self.handle(event)
+            handled += 1
+            if self.link is None:
+                break
+        return handled
+
+    def take_bytes(self) -> bytes:
+        return self.consumer.take_bytes()
+
+    def work(self) -> bool:
+        return False
+
     # -- what comes
 
     def handle(self, event: Event) -> None:
         match event:
             case StreamOpened(_, position, log):
-                if not self.accepts(log):
+                if not self.accepts(log[0].branch):
                     self.disconnect()
                     return
                 self.log, self.is_open = log, True
@@ -148,7 +165,10 @@ class Reader:
                 self.on_changes(position, frames)
             case SnapshotCompleted(_, position):
                 self.on_completed(position)
-            case RollbackRequired(_, seqno):
+            case RollbackRequired(_, seqno, branch):
+                if not self.accepts(branch):
+                    self.disconnect()
+                    return
                 point = self.undo(seqno)
                 self.world.trace(f"{self.name} told by {self.source.name}: {seqno}, at {point}")
                 self.on_undone(self.consumer.undone_to(self.partition_id, point))
@@ -162,7 +182,8 @@ class Reader:
             case _:
                 raise AssertionError(f"unexpected {event}")
 
-    def accepts(self, log: FailoverLog) -> bool:
+    def accepts(self, branch: int) -> bool:
+        """Whether a source of that branch is read, or undone for."""
         return True
 
     def check_change(self, change: Change) -> None:
@@ -265,8 +286,8 @@ class Durable(Keeping):
         self.held: dict[int, Change] = {}
         self.is_excused = False  # more copies lost their data than the level tolerates
 
-    def accepts(self, log: FailoverLog) -> bool:
-        return not self.log or log[0].branch >= self.log[0].branch
+    def accepts(self, branch: int) -> bool:
+        return not self.log or branch >= self.log[0].branch
 
     def follow(self, source: Node, events_max: int) -> None:
         is_read = self.link is not None and not self.link.is_cut

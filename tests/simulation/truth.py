@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from millstream.kv.core.entry import Entry
 from millstream.kv.core.partition import Partition, value_of
 from millstream.model.lineage import Lineage, decode
 from millstream.model.position import FailoverLog, entry_below
@@ -42,18 +43,15 @@ class Truth:
     def __init__(self, numbers: Iterator[int]) -> None:
         self.numbers = numbers
         self.changes: dict[tuple[int, int], Change] = {}
-        self.lineages: dict[bytes, bytes] = {}
-        """Frame -> lineage."""
 
     def written(
-        self, partition: Partition, key: bytes, known: Change | None, value: bytes | None
+        self, partition: Partition, entry: Entry, known: Change | None, value: bytes | None
     ) -> Change:
         """An active copy has just made a change; `known`: that before it, if it may count.
 
         Its revision and lineage are checked against what they should be.
         """
-        entry, log = partition.entry(key), partition.failover_log
-        assert entry is not None
+        log = partition.failover_log
         seqno, branch = partition.high_seqno, log[0].branch
         assert seqno_of(entry.frame) == seqno
         rev = known.rev + 1 if known else 1
@@ -63,10 +61,9 @@ class Truth:
             new = () if runs[-1][0] == branch else ((branch, rev),)
             lineage = known.lineage._replace(runs=(*runs, *new))
         assert (change_of(entry.frame).rev, decode(entry.lineage)) == (rev, lineage)
-        change = Change(seqno, key, value, next(self.numbers), rev, lineage)
+        change = Change(seqno, entry.key, value, next(self.numbers), rev, lineage)
         assert (log[0].uuid, seqno) not in self.changes, "one seqno, two changes"
         self.changes[log[0].uuid, seqno] = change
-        self.lineages[entry.frame] = entry.lineage
         return change
 
     def inherit(self, uuid: int, changes: Iterable[Change]) -> None:

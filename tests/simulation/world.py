@@ -19,6 +19,7 @@ import random
 from collections.abc import Iterable
 
 from millstream.cluster.core.promotion import Verdict, judge, next_branch, winner_of
+from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.position import FailoverEntry
 from simulation.following import Following
 from simulation.node import ACTIVE, KEYS, REPLICA, SECOND, Copy, Node
@@ -43,9 +44,11 @@ class World:
         self.crashes = rng.choice((0, 0.02, 0.1))
         self.is_restless = rng.random() < 0.5  # readers disconnect after every few items
         self.partition_count = rng.choice((1, 1, 1, 2))
+        names = [f"node{number}" for number in range(rng.choice((2, 3)))]
+        self.map = self.make_map(names)
         self.nodes: list[Node] = []
-        for number in range(rng.choice((2, 3))):
-            self.nodes.append(Node(self, number))
+        for name in names:
+            self.nodes.append(Node(self, name))
         self.majority = len(self.nodes) // 2 + 1
         self.partition_ids = range(self.partition_count)
         for p in self.partition_ids:
@@ -54,9 +57,13 @@ class World:
                 node.copies[p].set_state(REPLICA)
         self.readers: list[Reader] = []
         for p in self.partition_ids:
-            for number, kind in enumerate((Keeping, Exact)):
+            for number, kind in enumerate((Keeping, Exact, Durable)):
                 self.readers.append(kind(self, number, p))
         self.acknowledged: list[tuple[int, Change, str]] = []
+
+    def make_map(self, names: list[str]) -> BucketMap:
+        addresses = tuple(NodeAddress(name, name, 1, 1) for name in names)
+        return BucketMap(1, addresses, (tuple(names),) * self.partition_count)
 
     def trace(self, line: str) -> None:
         if self.lines is not None:
@@ -76,23 +83,9 @@ class World:
     def newest_active(self, p: int) -> Copy | None:
         return max(self.actives(p), key=lambda copy: copy.branch, default=None)
 
-    def sources_of(self, copy: Copy) -> list[Following]:
-        """The connection by which a copy follows another one now, if it does."""
-        p = copy.partition_id
-        return [
-            following
-            for following in copy.node.following.values()
-            if following.opened.get(p) == following.source.copies[p].partition.epoch
-            and p in following.asked
-        ]
-
     def replicas_of(self, source: Copy) -> list[Copy]:
-        return [
-            copy
-            for copy in self.copies(source.partition_id)
-            if not copy.node.is_down
-            and any(following.source is source.node for following in self.sources_of(copy))
-        ]
+        copies = self.copies(source.partition_id)
+        return [c for c in copies if c.is_replica and c is not source and c.is_fed_by(source)]
 
     # -- the cluster's rules
 
@@ -102,21 +95,13 @@ class World:
         return FailoverEntry(uuid, seqno, max(last_branch + 1, self.clock))
 
     def admit(self, copy: Copy) -> None:
-        """A copy that lost its files promises what anybody has promised."""
-        up = [other.partition.last_branch for other in self.copies(copy.partition_id)]
-        copy.promise(max(up))
+        """A copy that lost its files promises again what it, or anybody, has promised."""
+        copy.promise(max(other.last_branch for other in self.copies(copy.partition_id)))
         copy.set_state(REPLICA)
 
     def acknowledge(self, source: Copy) -> None:
-        holders = [source, *self.replicas_of(source)]
-        if len(holders) < self.majority or not source.pending:
-            return
-        ends = sorted((copy.end for copy in holders), reverse=True)
-        marks = sorted((copy.partition.persisted_seqno for copy in holders), reverse=True)
-        reached = {"majority": ends[self.majority - 1], "persisted": marks[self.majority - 1]}
-        done = [pair for pair in source.pending if pair[0].seqno <= reached[pair[1]]]
-        source.pending = [pair for pair in source.pending if pair not in done]
-        self.acknowledged += [(source.partition_id, *pair) for pair in done]
+        for done in source.take_acknowledged():
+            self.acknowledged.append((source.partition_id, *done))
 
     def promote(self, p: int, *, forced: bool) -> None:
         """Ask those that are reached, let them promise, make the furthest active."""
@@ -158,29 +143,28 @@ class World:
                 and partition.failover_log == old.partition.failover_log
             ):  # fmt: skip
                 old.stand_down()
-                new.leave()
                 new.set_state(ACTIVE, is_hand_over=True)
-                new.became_active()
+                new.check("handed over")
                 self.trace(f"take-over {old.name} to {new.name}")
                 return
 
     def pull(self, replica: Copy, source: Copy | None, events_max: int) -> None:
-        """A replica follows on, else begins to follow `source`."""
+        """A replica follows on, or begins to follow `source`, now and then another one's place."""
         node, p = replica.node, replica.partition_id
         if not replica.is_replica:
             return
-        following = next((f for f in node.following.values() if p in f.asked), None)
-        if following is not None and following.link.is_cut:
-            following.leave()
-            following = None
-        if following is None:
-            if source is None:
-                return
-            following = node.following.get(source.node)
-            if following is None or following.link.is_cut:
-                following = Following(node, source.node)
-            following.follow(p)
-        following.link.run(events_max)
+        for following in replica.following():
+            if following.link.is_cut:
+                following.cut()
+            elif source is not None and following.source is not source.node:
+                following.leave(p)
+        if source is not None:
+            known = node.following.get(source.node)
+            if known is None or known.link.is_cut:
+                known = Following(node, source.node)
+            known.follow(p)
+        for following in list(node.following.values()):
+            following.link.run(events_max)
 
     # -- the schedule
 
@@ -200,40 +184,43 @@ class World:
         p, node, reader = rng.choice(self.partition_ids), rng.choice(self.nodes), None
         copy, reader = node.copies[p], rng.choice(self.readers)
         dice, actives = rng.random(), self.actives(p)
-        if dice < 0.30 and actives:
-            self.write(rng.choice(actives))
-        elif dice < 0.38 and not node.is_down:
+        if dice < 0.28 and actives:
+            for _ in range(rng.choice((1, 1, 3))):
+                self.write(rng.choice(actives))
+        elif dice < 0.36 and not node.is_down:
             with node.may_crash(self.crashes):
                 rng.choice((node.flush, node.freeze, node.finish_commit))()
-        elif dice < 0.56:
+        elif dice < 0.51:
             sources = [one for one in actives if one is not copy]
+            is_same = copy.is_replica and copy.following() and rng.random() < 0.8
+            source = rng.choice(sources) if sources and not is_same else None
             with node.may_crash(self.crashes):
-                self.pull(copy, rng.choice(sources) if sources else None, rng.randint(1, 6))
-        elif dice < 0.76 and self.up() and reader.is_awake:
+                self.pull(copy, source, rng.choice((1, 4, 6, 9, 30)))
+        elif dice < 0.72 and self.up() and reader.is_awake:
             actives = self.actives(reader.partition_id)
             nodes = [one.node for one in actives] if actives and rng.random() < 0.8 else self.up()
-            reader.follow(rng.choice(nodes), rng.randint(1, 6))
-        elif dice < 0.82:
-            rng.choice((node.leave_all, reader.disconnect))()
-            reader.is_awake = rng.random() < 0.7
-        elif dice < 0.86 and not node.is_down:
+            reader.follow(rng.choice(nodes), rng.choice((1, 4, 6, 9, 30)))
+        elif dice < 0.75:
+            rng.choice((node.cut_all, reader.disconnect))()
+            reader.is_awake = rng.random() < 0.8
+        elif dice < 0.79 and not node.is_down:
             copy.lose_holds()
-        elif dice < 0.90 and not node.is_down:
+        elif dice < 0.84 and not node.is_down:
             with node.may_crash(self.crashes):
                 node.tend()
-        elif dice < 0.92 and not node.is_down:
+        elif dice < 0.855 and not node.is_down:
             node.crash()
-        elif dice < 0.923 and not node.is_down and not any(c.is_active for c in node.copies):
+        elif dice < 0.858 and not node.is_down and not any(c.is_active for c in node.copies):
             node.lose_files()
-        elif dice < 0.95 and node.is_down:
+        elif dice < 0.90 and node.is_down:
             node.restart()
-        elif dice < 0.96:
+        elif dice < 0.93:
             node.is_isolated = not node.is_isolated
         elif dice < 0.98 and (
-            rng.random() < 0.2 or not [c for c in actives if not c.node.is_isolated]
+            rng.random() < 0.1 or not [c for c in actives if not c.node.is_isolated]
         ):
             self.promote(p, forced=rng.random() < 0.2)
-        elif dice < 0.985 and actives:
+        elif dice < 0.99 and actives:
             self.take_over(rng.choice(actives))
         for q in self.partition_ids:
             for active in self.actives(q):
@@ -261,7 +248,7 @@ class World:
             active.node.restart()
             self.promote(p, forced=True)
             for newest in self.actives(p):
-                if newest.partition.last_branch == newest.branch:
+                if newest.last_branch == newest.branch:
                     for key in self.rng.sample(KEYS, 2):
                         newest.write(key, b"%d" % next(self.numbers), "memory")
                     for reader in self.readers:
@@ -294,7 +281,7 @@ class World:
 
     def _heal(self, p: int) -> Copy:
         newest = self.newest_active(p)
-        promised = max(copy.partition.last_branch for copy in self.copies(p))
+        promised = max(copy.last_branch for copy in self.copies(p))
         if newest is None or newest.branch < promised:
             self.promote(p, forced=True)
             newest = self.actives(p)[0]
