@@ -58,6 +58,27 @@ def test_a_bucket_is_shared_by_two_nodes(nodes: Nodes) -> None:
     assert accepted == len(keys)
 
 
+def test_a_client_goes_on_where_a_node_is_gone(nodes: Nodes) -> None:
+    give_map(nodes, "shared", ROWS)
+    activate_first(nodes, "shared", ROWS)
+    host, port = nodes["a"].kv
+    with millstream.connect(f"{host}:{port}", bucket="shared") as client:
+        for number in range(20):
+            client.upsert(b"%d" % number, b"before")
+        newest = map_of(nodes, [["b", "a"]] * 8, revision=2)
+        nodes["a"].kill()
+        for number in range(4):
+            place = f"/buckets/shared/partitions/{number}"
+            assert ask(nodes["b"], "PUT", place, {"state": "active"})[0] == 200
+        status, _ = ask(nodes["b"], "PUT", "/buckets/shared/map", {**newest, "this": "b"})
+        assert status == 200
+        for number in range(20):
+            client.upsert(b"%d" % number, b"after")
+            found = client.get(b"%d" % number)
+            assert found is not None
+            assert found.value == b"after"
+
+
 def test_who_asks_the_wrong_node_is_told_of_the_right_one(nodes: Nodes) -> None:
     give_map(nodes, "shared", ROWS)
     activate_first(nodes, "shared", ROWS)

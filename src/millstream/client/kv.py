@@ -525,8 +525,7 @@ class Client:
 
     def _keeps_json(self) -> bool:
         """Whether the node may be told that a value is JSON (the same on all nodes)."""
-        node = self._router.map.nodes[0]
-        return Feature.JSON in self._router.connection_to(node).features
+        return Feature.JSON in self._router.features
 
     def _extended(self, connection: Connection) -> Connection:
         if not connection.is_extended:

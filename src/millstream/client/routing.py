@@ -3,9 +3,10 @@
 Invariants:
 1. At most one connection per node, opened when first needed, reopened when found closed
    (a node that was restarted in between is not noticed).
-2. A map is replaced only by a newer one.
+2. A map is replaced only by a newer one; a node with an older one does not hide it.
 3. A request answered "not mine" or "not now" is repeated with growing pauses until the client's
-   timeout has passed; anything else is the caller's to judge.
+   timeout has passed; so is one whose node cannot be connected to, where there are others: one of
+   them may take its place. Anything else is the caller's to judge.
 
 Elsewhere: the map's form (`wire.cluster_map`), many requests at once (`client.pipeline`).
 """
@@ -15,10 +16,11 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from millstream.client.connection import Connection
-from millstream.errors import MillstreamError, RoutingError, UnavailableError
+from millstream.errors import RoutingError, UnavailableError
 from millstream.wire.cluster_map import ClusterMap, NodeAddress, cluster_map_from
 from millstream.wire.mcbp import Opcode, Packet, Status
 
@@ -78,7 +80,9 @@ class Router:
         self._seeds = [NodeAddress(*seed) for seed in seeds]
         self._user, self._password, self._tls = user, password, tls
         self._connections: dict[NodeAddress, Connection] = {}
-        self.map: ClusterMap = self._fetch_map()
+        self.features: frozenset[int] = frozenset()
+        """Granted by the node that was asked for the map last; all grant the same."""
+        self.map: ClusterMap = self._first_map()
 
     def close(self) -> None:
         """Close all connections."""
@@ -87,10 +91,26 @@ class Router:
         self._connections.clear()
 
     def refresh_map(self) -> None:
-        """Ask for the map again and keep the newer one."""
-        found = self._fetch_map()
-        if found.version > self.map.version:
-            self.map = found
+        """Ask for the map again, one node after the other, until one has a newer one.
+
+        Raises:
+            UnavailableError: no node answers.
+        """
+        failure: UnavailableError | None = None
+        has_answer = False
+        open_ones = [node for node, one in self._connections.items() if not one.has_ended]
+        for node in dict.fromkeys([*open_ones, *self.map.nodes, *self._seeds]):
+            try:
+                found = self._map_of(node)
+            except UnavailableError as error:
+                failure = error
+                continue
+            has_answer = True
+            if found.version > self.map.version:
+                self.map = found
+                return
+        if not has_answer and failure is not None:
+            raise failure
 
     def connection_of(self, partition_id: int) -> Connection:
         """Return the connection of the node that serves a partition.
@@ -140,20 +160,32 @@ class Router:
         """Ask the node that serves a partition, again while the answer is transient."""
         backoff = Backoff(self.timeout_s)
         while True:
-            packet = ask(self.connection_of(partition_id))
+            try:
+                connection = self.connection_of(partition_id)
+            except UnavailableError:
+                if len(self.map.nodes) == 1 or not backoff.wait():
+                    raise
+                with suppress(UnavailableError):
+                    self.refresh_map()
+                continue
+            packet = ask(connection)
             if not is_transient(packet.status) or not backoff.wait():
                 return packet
             if packet.status == Status.NOT_MY_VBUCKET:
                 self.refresh_map()
 
-    def _fetch_map(self) -> ClusterMap:
-        failure: MillstreamError | None = None
-        for node in [*self._connections, *self._seeds]:
+    def _first_map(self) -> ClusterMap:
+        failure: UnavailableError | None = None
+        for node in self._seeds:
             try:
-                connection = self.connection_to(node)
-                packet = connection.ask(Opcode.GET_CLUSTER_CONFIG, "the partition map")
-                return cluster_map_from(packet.value, host=node.host, port=node.port)
+                return self._map_of(node)
             except UnavailableError as error:
                 failure = error
         assert failure is not None
         raise failure
+
+    def _map_of(self, node: NodeAddress) -> ClusterMap:
+        connection = self.connection_to(node)
+        packet = connection.ask(Opcode.GET_CLUSTER_CONFIG, "the partition map")
+        self.features = connection.features
+        return cluster_map_from(packet.value, host=node.host, port=node.port)

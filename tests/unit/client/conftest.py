@@ -31,6 +31,8 @@ class FakeNode:
         self.documents: dict[bytes, tuple[bytes, bytes, int]] = {}
         self.requests: list[Packet] = []
         self.revision = 1
+        self.config: dict[str, object] | None = None
+        """What it sends as the map, if that is another one than its own."""
         self.features = [Feature.JSON, Feature.MUTATION_SEQNO, Feature.MILLSTREAM]
         self.handlers: dict[int, Handler] = {
             Opcode.HELLO: self._hello,
@@ -95,7 +97,8 @@ class FakeNode:
             "nodesExt": [{"thisNode": True, "services": {"kv": self.port, "mgmt": 5984}}],
             "vBucketServerMap": {"vBucketMap": [[0]] * PARTITIONS},
         }
-        return response(packet.opcode, 0, packet.opaque, value=json.dumps(config).encode())
+        value = json.dumps(config if self.config is None else self.config).encode()
+        return response(packet.opcode, 0, packet.opaque, value=value)
 
     def _get(self, packet: Packet) -> bytes:
         found = self.documents.get(packet.key)
@@ -121,10 +124,21 @@ class FakeNode:
 
 
 @pytest.fixture
-def node() -> Iterator[FakeNode]:
-    made = FakeNode()
-    yield made
-    made.stop()
+def make_fake_node() -> Iterator[Callable[[], FakeNode]]:
+    made: list[FakeNode] = []
+
+    def make() -> FakeNode:
+        made.append(FakeNode())
+        return made[-1]
+
+    yield make
+    for node in made:
+        node.stop()
+
+
+@pytest.fixture
+def node(make_fake_node: Callable[[], FakeNode]) -> FakeNode:
+    return make_fake_node()
 
 
 @pytest.fixture

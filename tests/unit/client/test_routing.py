@@ -1,4 +1,5 @@
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -124,3 +125,72 @@ def test_pauses_grow_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pauses == sorted(pauses)
     assert max(pauses) <= routing.PAUSE_S_MAX
     assert now[0] <= 3.0
+
+
+# -- several nodes
+
+
+@pytest.fixture
+def other(make_fake_node: Callable[[], Any]) -> Any:
+    return make_fake_node()
+
+
+def config_of(revision: int, owner: int, *addresses: tuple[str, int]) -> dict[str, Any]:
+    nodes = [{"hostname": host, "services": {"kv": port}} for host, port in addresses]
+    return {
+        "rev": revision,
+        "revEpoch": 1,
+        "nodesExt": nodes,
+        "vBucketServerMap": {"vBucketMap": [[owner]] * 8},
+    }
+
+
+def test_a_node_that_is_gone_is_asked_no_more_once_another_has_its_place(node: Any) -> None:
+    addresses = (("127.0.0.1", 1), (node.host, node.port))
+    maps = iter([config_of(1, 0, *addresses), config_of(1, 0, *addresses)])
+    node.handlers[Opcode.NOOP] = lambda packet: response(packet.opcode, 0, packet.opaque)
+    answer = node.handlers[Opcode.GET_CLUSTER_CONFIG]
+
+    def next_map(packet: Any) -> Any:
+        node.config = next(maps, config_of(2, 1, *addresses))
+        return answer(packet)
+
+    node.handlers[Opcode.GET_CLUSTER_CONFIG] = next_map
+    router = make(node)
+    assert router.map.owners == (0,) * 8
+    assert router.call(3, noop).status == 0
+    assert router.map.owners == (1,) * 8
+    router.close()
+
+
+def test_an_older_map_does_not_hide_a_newer_one(node: Any, other: Any) -> None:
+    addresses = ((node.host, node.port), (other.host, other.port))
+    node.config = config_of(1, 0, *addresses)
+    other.config = config_of(2, 1, *addresses)
+    router = make(node)
+    assert router.map.version == (1, 1)
+    router.refresh_map()
+    assert router.map.version == (1, 2)
+    router.refresh_map()
+    assert router.map.version == (1, 2)
+    router.close()
+
+
+def test_where_nobody_answers_that_is_told_when_time_is_up(node: Any) -> None:
+    node.config = config_of(1, 0, ("127.0.0.1", 1), ("127.0.0.1", 2))
+    router = make(node, timeout_s=0.02)
+    router.close()
+    node.stop()
+    with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1"):
+        router.call(0, noop)
+    with pytest.raises(UnavailableError, match="cannot connect"):
+        router.refresh_map()
+
+
+def test_who_is_alone_is_not_waited_for(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    router = make(node, timeout_s=60)
+    router.close()
+    node.stop()
+    monkeypatch.setattr(routing.time, "sleep", lambda _: pytest.fail("it waits"))
+    with pytest.raises(UnavailableError, match="cannot connect"):
+        router.call(0, noop)
