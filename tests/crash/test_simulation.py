@@ -18,7 +18,6 @@ QUICKLY_FOUND = {
     "bare_position": 40,
     "diverted_marker": 40,
     "end_inside_snapshot": 40,
-    "entry_at_top": 80,
     "memory_switch": 40,
     "replica_purge": 80,
     "restart_as_active": 40,

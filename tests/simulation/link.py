@@ -42,7 +42,7 @@ class Link:
 
     def __init__(self, rng: Random, bucket: Bucket, end: End) -> None:
         self.rng, self.bucket, self.end = rng, bucket, end
-        self.producer = Producer(bucket, 0x21, is_extended=True, has_json=True)
+        self.producer = Producer(bucket, 0x21, is_extended=True, has_json=True, may_take_over=True)
         self.to_consumer = self.to_producer = b""
         self.reads: list[LogRead] = []
         self.is_cut = False
