@@ -136,7 +136,7 @@ def ensure_store(endpoint: Endpoint, bucket: str) -> None:
         if error.code != "unknown_bucket":
             raise
         with endpoint.client(bucket) as client:
-            host = client.cluster_map.nodes[0].host
+            host = client.cluster_map.here.host
             port = client.cluster_map.services.get("mgmt", 0)
         _create(endpoint, host, port, name)
 

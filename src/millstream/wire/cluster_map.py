@@ -30,8 +30,8 @@ class ClusterMap(NamedTuple):
     """Owners of the partitions of one bucket.
 
     `owners[partition_id]` is an index into `nodes`, -1 where nobody serves the partition.
-    `services` are the first node's other ports by name. `bucket_uuid` tells a bucket from an
-    earlier one of the same name.
+    `here` is the node that sent the map (the first if none says so), `services` are its ports by
+    name. `bucket_uuid` tells a bucket from an earlier one of the same name.
     """
 
     epoch: int
@@ -40,6 +40,7 @@ class ClusterMap(NamedTuple):
     owners: tuple[int, ...]
     services: dict[str, int]
     bucket_uuid: str = ""
+    here: NodeAddress = NodeAddress("", 0)
 
     @property
     def partition_count(self) -> int:
@@ -55,6 +56,7 @@ class ClusterMap(NamedTuple):
 class _Node(msgspec.Struct):
     services: dict[str, int] = {}
     hostname: str = ""
+    thisNode: bool = False
 
 
 class _ServerMap(msgspec.Struct):
@@ -97,8 +99,9 @@ def cluster_map_from(config: bytes, *, host: str, port: int) -> ClusterMap:
     owners = tuple(row[0] if row else -1 for row in parsed.vBucketServerMap.vBucketMap)
     if not nodes or not owners or max(owners) >= len(nodes):
         raise RemoteProtocolError(f"{host} sent a map without nodes or owners", code="bad_map")
-    services = parsed.nodesExt[0].services
-    return ClusterMap(parsed.revEpoch, parsed.rev, nodes, owners, services, parsed.uuid)
+    at = next((at for at, node in enumerate(parsed.nodesExt) if node.thisNode), 0)
+    services = parsed.nodesExt[at].services
+    return ClusterMap(parsed.revEpoch, parsed.rev, nodes, owners, services, parsed.uuid, nodes[at])
 
 
 def _host(named: str, connected: str) -> str:

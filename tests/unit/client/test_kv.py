@@ -6,6 +6,7 @@ import pytest
 import millstream
 from millstream.client.kv import connect
 from millstream.errors import ConditionError, StreamError, UsageError
+from millstream.wire.cluster_map import NodeAddress
 from millstream.wire.mcbp import Datatype, Opcode, Packet, Status, parse_frame_infos, response
 
 
@@ -38,6 +39,15 @@ def test_json_bit_only_if_granted(node: Any) -> None:
         client.upsert("k", {"a": 1})
         client.apply_many([("l", {"a": 1})])
     assert [found[2] for found in node.documents.values()] == [0, 0]
+
+
+def test_a_write_asks_nobody_but_the_owner(client: Any) -> None:
+    gone = NodeAddress("127.0.0.1", 1)
+    router = client._router
+    router.map = router.map._replace(nodes=(gone, *router.map.nodes), owners=(1,) * 8)
+    client.upsert("a", {"n": 1})
+    assert client.upsert_many({"b": {"n": 2}}).done == 1
+    assert client.get("b").value == {"n": 2}
 
 
 def test_conditions(node: Any, client: Any) -> None:

@@ -35,6 +35,7 @@ def test_nodes_and_owners() -> None:
     assert found.version == (2, 7)
     assert found.bucket_uuid == "3f0c5a"
     assert found.services["mgmt"] == 8091
+    assert found.here == found.nodes[0]
 
 
 @pytest.mark.parametrize(
