@@ -158,6 +158,11 @@ def _bucket_warnings(name: str, figures: Figures) -> Iterator[str]:
             f"{waiting:,} partitions of bucket {name} should be active here and are not: after a "
             f"kill, `millstream cluster promote {name}` makes one copy of each active"
         )
+    if figures.get("map_not_first"):
+        yield (
+            f"{figures['map_not_first']:,} partitions of bucket {name} are active here, by its "
+            f"map elsewhere: `millstream cluster promote {name}` has one copy stand down"
+        )
     if figures.get("map_left_over"):
         yield (
             f"{figures['map_left_over']:,} copies of bucket {name} have no place here any more: "

@@ -65,7 +65,7 @@ def test_what_to_look_at():
     assert node_line(node).endswith("1 GiB of memory, loop late by up to 250.0 ms")
     figures = {
         "memory_is_refusing": 1, "flusher_disk_full_total": 1, "readers_lag": 2_000_000,
-        "disk_free_bytes": 5 * 2**20, "map_not_active": 3, "map_left_over": 1,
+        "disk_free_bytes": 5 * 2**20, "map_not_active": 3, "map_left_over": 1, "map_not_first": 2,
     }  # fmt: skip
     buckets = [{**BUCKET, "figures": figures}, {**BUCKET, "state": "failed", "reason": "damage"}]
     found = list(warnings_of(node, buckets))
@@ -73,10 +73,11 @@ def test_what_to_look_at():
     for words in (
         "3 partitions",
         "1 copies",
+        "2 partitions",
         "takes no writes",
         "2,000,000 changes",
         "5 MiB of disk",
         "late by 250 ms",
     ):
         assert any(words in warning for warning in found), words
-    assert len(found) == 8
+    assert len(found) == 9

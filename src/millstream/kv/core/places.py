@@ -22,6 +22,7 @@ class Places(NamedTuple):
     revision: int
     nodes: int
     not_active: int
+    not_first: int
     missing: int
     left_over: int
 
@@ -29,14 +30,17 @@ class Places(NamedTuple):
 def places_of(bucket: Bucket) -> Places:
     """Return the figures of a bucket; all 0 if this node is alone with it."""
     if bucket.map is None:
-        return Places(0, 0, 0, 0, 0)
-    this, not_active, missing = bucket.node_name, 0, 0
+        return Places(0, 0, 0, 0, 0, 0)
+    this, not_active, not_first, missing = bucket.node_name, 0, 0, 0
     for row, partition in zip(bucket.map.rows, bucket.partitions, strict=True):
-        not_active += row[0] == this and partition.state is not PartitionState.ACTIVE
+        is_active = partition.state is PartitionState.ACTIVE
+        not_active += row[0] == this and not is_active
+        not_first += row[0] != this and is_active
         missing += this in row and partition.state is PartitionState.ABSENT
     return Places(
-        bucket.map.revision, len(bucket.map.nodes), not_active, missing, len(left_over(bucket))
-    )
+        bucket.map.revision, len(bucket.map.nodes), not_active, not_first, missing,
+        len(left_over(bucket)),
+    )  # fmt: skip
 
 
 def left_over(bucket: Bucket) -> list[int]:

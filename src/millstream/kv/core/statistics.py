@@ -194,6 +194,7 @@ BUCKET_FIGURES: Final[Mapping[str, str]] = {
     "map_revision": "Revision of the bucket's map; 0 if this node is alone with it",
     "map_nodes": "Nodes that the map lists",
     "map_not_active": "Partitions whose row begins with this node and which are not active here",
+    "map_not_first": "Partitions active here whose row begins with another node",
     "map_missing": "Places that the map gives to this node and of which it has no copy",
     "map_left_over": "Copies here of partitions whose row does not name this node",
     "copies_moves_total": "Changes of these states",
