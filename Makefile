@@ -27,7 +27,7 @@ WIDE_SUITES  := $(wildcard tests/crash tests/conformance tests/e2e)
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup accelerator lock format lint types unit quick test ci test-tools java demo \
-	bench conformance pipelines e2e crash soak simulate coverage docs reference wheel clean distclean
+	bench conformance pipelines e2e crash soak simulate kills coverage docs reference wheel clean distclean
 
 help: ## list the targets
 	@echo 'Millstream. Targets (PYTHON=... chooses the interpreter, 3.11 or newer; ARGS=... goes to pytest):'
@@ -130,6 +130,9 @@ soak: $(TEST) ## 50,000 examples of the engine's machine (EXAMPLES=...; half an 
 
 simulate: $(TEST) ## 20,000 schedules of several nodes; ARGS="--seed N" repeats one with its trace
 	@PYTHONPATH=tests $(PY) -m simulation --seeds 20000 $(ARGS)
+
+kills: $(TEST) accelerator ## kill -9 of reader or node between changes, 100 rounds per sink (ROUNDS=...; 15 min)
+	@MILLSTREAM_KILL_ROUNDS=$(or $(ROUNDS),100) $(PYTEST) tests/e2e/test_following.py
 
 coverage: $(TEST) ## line and branch coverage of the unit tests
 	@MILLSTREAM_PURE=1 $(PY) -m coverage run -m pytest $(QUICK_SUITES)

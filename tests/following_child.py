@@ -1,10 +1,10 @@
-"""A bucket reader in a process of its own, which kills itself before an effect of its choice.
+"""A bucket reader in a process of its own, which kills itself, or its node, before an effect.
 
-    python following_child.py ADDRESS SINK PATH KILL_AT
+    python following_child.py ADDRESS SINK PATH KILL_AT VICTIM
 
 SINK is `sqlite`, `plain` (the same, without extensions of the protocol) or `lines`. Before effect
-number KILL_AT (0: never) it is gone, as by kill -9; else it ends when everything there is was
-read. One change comes per window.
+number KILL_AT (0: never) process VICTIM (0: this one) is gone, as by kill -9; who lives on ends
+when everything there is was read. One change comes per window.
 """
 
 import asyncio
@@ -21,18 +21,18 @@ from millstream.wire.mcbp import Feature
 
 
 class Countdown:
-    def __init__(self, kill_at: int) -> None:
-        self.left = kill_at
+    def __init__(self, kill_at: int, victim: int) -> None:
+        self.left, self.victim = kill_at, victim or os.getpid()
 
     def tick(self) -> None:
         self.left -= 1
         if self.left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(self.victim, signal.SIGKILL)
 
 
 def main() -> None:
-    address, kind, path, kill_at = sys.argv[1:]
-    countdown = Countdown(int(kill_at))
+    address, kind, path, kill_at, victim = sys.argv[1:]
+    countdown = Countdown(int(kill_at), int(victim))
     sink = JsonLinesSink(path) if kind == "lines" else SqliteSink(path)
     if kind == "plain":
         kv_login._FEATURES = tuple(set(kv_login._FEATURES) - {Feature.MILLSTREAM})  # type: ignore[misc]

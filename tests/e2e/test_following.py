@@ -1,7 +1,12 @@
-"""Bucket readers killed before any of their effects, of nodes that lose what was not flushed."""
+"""Readers and nodes killed before any effect of a reader; nodes lose what was not flushed.
+
+`MILLSTREAM_KILL_ROUNDS=N` (`make kills`) makes N rounds instead of a few, and kills nodes as often
+as readers.
+"""
 
 import asyncio
 import json
+import os
 import random
 import signal
 import sqlite3
@@ -24,7 +29,12 @@ from raw_client import RawClient
 
 MakeNode = Callable[..., NodeProcess]
 CHILD = Path(__file__).parent.parent / "following_child.py"
-ROUNDS = 25
+ROUNDS_ASKED = int(os.environ.get("MILLSTREAM_KILL_ROUNDS", "0"))
+ROUNDS = ROUNDS_ASKED or 25
+NODE_EVERY = 2 if ROUNDS_ASKED else 8
+"""One round in so many kills the node in the middle of a stream, the others kill the reader."""
+ROUND_S = 10.0
+"""Time limit of a round of many."""
 KEYS = 40
 
 
@@ -83,13 +93,19 @@ def replayed(path: Path) -> dict[str, Any]:
     return {key: value for key, (value, _, _) in state.items()}
 
 
-def follow(node: NodeProcess, kind: str, path: Path, kill_at: int) -> int:
+def follow(
+    node: NodeProcess, kind: str, path: Path, kill_at: int, *, kills_node: bool = False
+) -> bool:
+    """Run a reader; return whether somebody was killed."""
+    engine = node.pids()[1]
     command = [sys.executable, str(CHILD), address_of(node), kind, str(path), str(kill_at)]
+    command.append(str(engine if kills_node else 0))
     done = subprocess.run(command, capture_output=True, timeout=60, check=False)
     assert done.returncode in (0, -signal.SIGKILL), done.stderr.decode()
-    return done.returncode
+    return done.returncode != 0 or engine not in node.pids()
 
 
+@pytest.mark.timeout(max(120, ROUNDS_ASKED * ROUND_S))
 @pytest.mark.parametrize(
     ("kind", "state_of"), [("sqlite", table), ("plain", table), ("lines", replayed)]
 )
@@ -98,19 +114,22 @@ def test_killed_before_any_effect(
 ) -> None:
     options = ("--bucket", "default:2", "--flush-interval", "600000")
     node = make_node(*options).start()
-    rng, path, kills = random.Random(kind), tmp_path / "state", 0
+    rng, path, kills = random.Random(kind), tmp_path / "state", [0, 0]
     write(address_of(node), rng, durability="persisted")
     for number in range(ROUNDS):
         # Now and then all is read, so that what the node then loses has to be undone.
         kill_at = rng.randint(1, 40) if number % 5 != 3 else 0
-        kills += follow(node, kind, path, kill_at) != 0
-        if number % 5 == 4:
+        is_node = number % NODE_EVERY == NODE_EVERY - 1
+        killed = follow(node, kind, path, kill_at, kills_node=is_node)
+        kills[is_node] += killed
+        if number % 5 == 4 or (is_node and killed):  # a supervisor starts it a few times only
             node.kill()
             node.start()
         durability = "persisted" if rng.random() < 0.3 else "memory"
         write(address_of(node), rng, durability=durability)
-    assert kills > ROUNDS // 2
-    assert follow(node, kind, path, 0) == 0
+    assert sum(kills) > ROUNDS // 2
+    assert kills[True] > 0
+    assert not follow(node, kind, path, 0)
     assert state_of(path) == truth(address_of(node))
     if kind == "lines":
         events = {json.loads(line).get("event") for line in path.read_bytes().splitlines()}
