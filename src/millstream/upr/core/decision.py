@@ -107,6 +107,9 @@ def decide(
     )
     if back_to is not None:
         raise RollbackError(back_to)
+    if is_durable_only and latest < start and asked.flags & StreamFlag.TO_LATEST:
+        message = f"it is not known yet that what is up to {start} is durable, ask again"
+        raise RefusedError(Status.ETMPFAIL, message)
     end = _end_of(asked, source, latest)
     if start > end or start > source.high_seqno:
         raise RefusedError(Status.ERANGE, f"start {start} is beyond the end {end}")

@@ -610,6 +610,20 @@ def test_a_durable_only_stream_to_the_latest_ends_at_the_newest_mark() -> None:
     assert talk.sent() == "[0,3] disk a1 b2 c3 end 0"
 
 
+def test_a_durable_only_stream_to_the_latest_waits_until_that_is_known() -> None:
+    """A copy that was just promoted has not heard yet what the others have on disk."""
+    talk = Talk(filled("abc"), is_extended=True)
+    uuid = talk.partition.failover_log[0].uuid
+    talk.control("durable_only", "true")
+    asked = {"at": Position(uuid, 3, 3, 3), "flags": StreamFlag.TO_LATEST}
+    assert talk.stream(**asked).status == Status.ETMPFAIL  # type: ignore[arg-type]
+    flushed(talk.partition)
+    assert talk.stream(**asked).status == Status.SUCCESS  # type: ignore[arg-type]
+    talk = Talk(filled("abc"), is_extended=True)
+    talk.control("durable_only", "true")
+    assert talk.stream(at=Position(uuid, 3, 3, 3)).status == Status.SUCCESS, "it can wait itself"
+
+
 def test_a_durable_only_stream_reads_no_lease_of_what_is_in_memory_only() -> None:
     talk = Talk(filled("abc"), is_extended=True)
     leased(talk)
@@ -945,3 +959,25 @@ def test_statistics_tell_the_flow() -> None:
     assert found["num_streams"] == "1"
     assert change_of(data[44:]).key == b"a"
     assert talk.producer.room_bytes < UINT64_MAX
+
+
+def test_steady_writers_do_not_keep_a_snapshot_open() -> None:
+    """A copy has more to acknowledge after each round: a write waits for two snapshots at most."""
+    talk = named("")
+    high_at_begin, ends, waits = 0, [], dict[int, int]()
+    for turn in range(200):
+        talk.partition.fill("abcdefgh"[turn % 8] * 3)  # somebody always writes
+        waits[talk.partition.high_seqno] = turn
+        talk.producer.on_news()
+        data = talk.producer.produce()
+        for packet in packets_of(data or b""):
+            if packet.opcode == Opcode.DCP_SNAPSHOT_MARKER:
+                ends.append(int.from_bytes(packet.extras[8:16], "big"))
+                assert ends[-1] == talk.partition.high_seqno > high_at_begin, "as of now"
+                high_at_begin = ends[-1]
+        acknowledge(talk, ends[-1], 0)
+        assert talk.bucket.told[-1] == f"b has {ends[-1]} 0 of 0"
+        waits = {seqno: since for seqno, since in waits.items() if seqno > ends[-1]}
+        assert all(turn - since < 2 for since in waits.values())
+    assert len(ends) == 200
+    assert not talk.producer.wants_close
