@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_source import FakePartition, lineage_of
 from millstream.errors import LocalProtocolError, RemoteProtocolError
-from millstream.model.lineage import born
+from millstream.model.lineage import born, with_run
 from millstream.model.position import FailoverEntry
 from millstream.upr.core.consumer import (
     ChangesReceived,
@@ -19,6 +22,7 @@ from millstream.upr.core.consumer import (
 )
 from millstream.upr.core.descriptions import cut_run, needed_bytes
 from millstream.upr.core.messages import encode_branch_log, encode_failover_log
+from millstream.upr.core.profile import DescribedProfile
 from millstream.wire.frames import (
     deletion,
     described,
@@ -80,6 +84,18 @@ def check_pairs(packets: list[Packet]) -> list[int]:
 def test_a_described_change_byte_for_byte() -> None:
     frame = deletion(PARTITION, b"k1", 9, 4, 0x77, 0x6553F100)
     assert described(frame, born(3, 9), b"\xa1\xb2") == PAIR
+
+
+def test_the_example_of_the_documents() -> None:
+    text = (Path(__file__).parents[4] / "docs/reference/wire/extensions.md").read_text()
+    shown = re.findall(r"^(80 6f .*?)   |^(00 .*?)   ", text, re.MULTILINE)
+    data = bytes.fromhex(" ".join(filter(None, (part for row in shown for part in row))))
+    frame = mutation(5, b"k1", b"v", 17, 9, 1, 0, 0, 0)
+    profile = DescribedProfile(OpenFlag.PRODUCER | 0x20, has_json=True, has_expiry_opcode=True)
+    item = described(frame, with_run(born(3, 9), 200, 4))
+    sent = profile.join([item], 5, 0x1000)
+    assert sent[: len(data)] == data
+    assert sent[len(data) :][:5] == bytes.fromhex("80 57 00 02 1f")
 
 
 @pytest.mark.parametrize("floor", [0, 3, 6])
