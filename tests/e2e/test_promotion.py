@@ -27,7 +27,8 @@ def make(make_node: Callable[..., NodeProcess]) -> Make:
         names = "abc"[:count]
         nodes = BucketNodes([make_node("--no-memcached", name=name) for name in names], rows)
         done = nodes.promote("a")  # in a new bucket nothing is active
-        assert [one["now"] for one in done["partitions"]] == [row[0] for row in rows]
+        assert ends_of(done) == [("promoted", row[0]) for row in rows]
+        assert not any(one["at_risk"] for one in done["partitions"])
         nodes.until_whole(*names)
         return nodes
 

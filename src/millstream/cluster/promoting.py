@@ -53,6 +53,9 @@ ROUNDS_MAX: Final = 3
 """How often what another promotion came in between of is tried, in one run."""
 HAND_OVERS_MAX: Final = 4
 """Partitions that one node takes over at a time."""
+WRITE_S: Final = 60.0
+"""Longest wait for promises and activations, of a node that answered a moment ago: its disk may be
+slow, and a promotion that gives up half way leaves nobody active."""
 HAND_OVER_S: Final = 120.0
 """Longest wait for one of them: the copy may have to catch up first."""
 _FOLLOW: Final = {"state": "replica"}
@@ -161,7 +164,7 @@ class Promoter:
 
     def _promises(
         self, survey: Survey, partitions: Collection[int], branch: int
-    ) -> dict[int, Answers]:
+    ) -> Mapping[int, Answers]:
         rows = survey.bucket_map.rows
         asked = {
             name: [p for p in partitions if name in rows[p]] for name in survey.standings
@@ -169,18 +172,16 @@ class Promoter:
 
         def ask(node: NodeAddress) -> list[Standing]:
             content = {"branch": branch, "partitions": asked[node.name]}
-            return _standings(self._open_pages(node).ask("POST", "promises", content), "promised")
+            pages = self._open_pages(node)
+            done = pages.ask("POST", "promises", content, timeout_s=WRITE_S)
+            return _standings(done, "promised")
 
         answered, _ = self._each(_nodes(survey, [n for n in asked if asked[n]]), ask)
-        return {
-            p: {
-                name: one
-                for name, every in answered.items()
-                for one in every
-                if one.partition == p
-            }
-            for p in partitions
-        }
+        promised: dict[int, dict[str, Standing]] = {p: {} for p in partitions}
+        for name, every in answered.items():
+            for one in every:
+                promised[one.partition][name] = one
+        return promised
 
     def _activate(self, survey: Survey, winners: Mapping[int, Winner], branch: int) -> set[int]:
         by_node: dict[str, list[dict[str, int]]] = defaultdict(list)
@@ -190,7 +191,9 @@ class Promoter:
 
         def ask(node: NodeAddress) -> list[Standing]:
             content = {"branch": branch, "partitions": by_node[node.name]}
-            return _standings(self._open_pages(node).ask("POST", "activations", content), "active")
+            pages = self._open_pages(node)
+            done = pages.ask("POST", "activations", content, timeout_s=WRITE_S)
+            return _standings(done, "active")
 
         answered, _ = self._each(_nodes(survey, by_node), ask)
         return {one.partition for every in answered.values() for one in every}

@@ -87,6 +87,8 @@ def judge(row: Row, answers: Answers) -> Verdict:
     intact = sum(standing.is_intact for standing in known.values())
     whole = sum(standing.is_whole for standing in known.values())
     counts: tuple[tuple[Level, int], ...] = (("majority", intact), ("persisted", whole))
+    if len(known) == copies and not any(standing.branch for standing in known.values()):
+        counts = ()  # a new bucket: nobody has any history, so nothing was acknowledged
     return Verdict(
         copies,
         spare + 1,

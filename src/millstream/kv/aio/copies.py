@@ -97,12 +97,7 @@ class Copies:
             await self._change(partition, PartitionState.DEAD)
 
     async def _change(
-        self,
-        partition: Partition,
-        state: PartitionState,
-        *,
-        is_hand_over: bool = False,
-        branch: int | None = None,
+        self, partition: Partition, state: PartitionState, *, is_hand_over: bool = False
     ) -> None:
         before = partition.state
         move = move_between(before, state)
@@ -119,7 +114,7 @@ class Copies:
         if move is Move.ACTIVATE and is_hand_over:
             await self._take_over(partition)
         else:
-            await self._move(partition, state, move, branch)
+            await self._move(partition, state, move)
         self._bucket.map_changes += 1
         self._move_total += 1
         _LOG.info(
@@ -128,15 +123,13 @@ class Copies:
             partition.failover_log[0],
         )  # fmt: skip
 
-    async def _move(
-        self, partition: Partition, state: PartitionState, move: Move, branch: int | None
-    ) -> None:
+    async def _move(self, partition: Partition, state: PartitionState, move: Move) -> None:
         p, store, flusher = partition.partition_id, self._store, self._flusher
         if move is Move.REMOVE:
             partition.epoch += 1
             restore(partition, await flusher.in_thread(store.remove, p))
         elif move is Move.ACTIVATE:
-            activate(partition, await flusher.in_thread(store.activate, p, branch))
+            activate(partition, await flusher.in_thread(store.activate, p))
         else:
             await flusher.in_thread(store.set_state, p, state)
             rename(partition, state)
@@ -312,24 +305,35 @@ class Copies:
             ends: partition -> the least complete end that it must have.
 
         Raises:
-            UsageError: `illegal_move`.
-            UnavailableError: `disk_full`, nothing more changed; `disk_failed`, `stopping`.
+            UnavailableError: `disk_full`: nothing changed; `disk_failed`, `stopping`.
         """
-        done = []
-        for p, end in ends.items():
-            partition = self._bucket.partitions[p]
-            async with self._suspended(partition):
-                newest = partition.failover_log[0].branch
-                if partition.state is PartitionState.ACTIVE:
-                    is_done = newest == branch
-                else:
-                    is_promised = newest < branch == partition.last_branch
-                    is_done = is_promised and partition.high_seqno >= end
-                    if is_done:
-                        await self._change(partition, PartitionState.ACTIVE, branch=branch)
-                if is_done:
-                    done.append(p)
-        return done
+        asked = [self._bucket.partitions[p] for p in ends]
+        active = PartitionState.ACTIVE
+        async with self._suspended(*asked):
+            ready = [
+                partition
+                for partition in asked
+                if partition.state is not active
+                and partition.failover_log[0].branch < branch == partition.last_branch
+                and partition.high_seqno >= ends[partition.partition_id]
+            ]
+            for partition in ready:
+                await self._flusher.flush(partition)
+            numbers = [partition.partition_id for partition in ready]
+            await self._flusher.in_thread(self._store.activate_all, numbers, branch)
+            for partition in ready:
+                activate(partition, self._store.partition(partition.partition_id))
+            self._bucket.map_changes += bool(ready)
+            self._move_total += len(ready)
+        _LOG.warning(
+            "bucket %s: %d of %d copies became active in branch %d",
+            self._bucket.name, len(ready), len(asked), branch,
+        )  # fmt: skip
+        return [
+            partition.partition_id
+            for partition in asked
+            if partition.state is active and partition.failover_log[0].branch == branch
+        ]
 
     def statistics(self) -> CopiesStatistics:
         """Return how many copies play which part, and what happened to them."""

@@ -13,7 +13,7 @@ Elsewhere: writing it (`store`), what it means once it is read again (`summary`)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from millstream.model.limits import UINT64_MAX
@@ -36,9 +36,21 @@ def promise(p: int, summary: PartitionSummary, branch: int) -> Iterator[Control]
         yield control(Kind.STATE, p, PartitionState.REPLICA)
 
 
-def activation(p: int, summary: PartitionSummary, entry: FailoverEntry) -> Iterator[Control]:
-    """A new history begins at the newest mark, and this copy is active in it."""
+def activation(
+    p: int,
+    summary: PartitionSummary,
+    new_entry: Callable[[int, int], FailoverEntry],
+    branch: int | None,
+) -> Iterator[Control]:
+    """A new history begins at the newest mark, and this copy is active in it.
+
+    `branch`: that it promised last, and no history has; None: one larger than any.
+    """
     mark = summary.mark
+    entry = new_entry(mark, summary.last_branch)
+    if branch is not None:
+        assert summary.failover_log[0].branch < branch == summary.last_branch
+        entry = entry._replace(branch=branch)
     assert entry.seqno == mark
     if max(summary.low_points) > mark:
         low_points = LowPoints(*(min(point, mark) for point in summary.low_points))

@@ -529,20 +529,21 @@ class LogStore:
             self._write_controls(controls)
 
     def activate(self, partition_id: int, branch: int | None = None) -> RecoveredPartition:
-        """Make this copy active in a new branch, from its newest mark on. Durable on return.
+        """Make one copy active, see `activate_all`; return what it is now."""
+        self.activate_all((partition_id,), branch)
+        return self.partition(partition_id)
 
-        Args:
-            partition_id: of the bucket.
-            branch: that it has promised last and no history has; None: one larger than any.
+    def activate_all(self, partition_ids: Iterable[int], branch: int | None = None) -> None:
+        """Make copies active in new histories, each from its newest mark on.
+
+        In one commit, durable on return. `branch`: that they have promised last and no history
+        has; None: one larger than any.
         """
         self.withdraw_receipt()
-        summary = self._summaries[partition_id]
-        entry = self._new_entry(summary.mark, summary.last_branch)
-        if branch is not None:
-            assert summary.failover_log[0].branch < branch == summary.last_branch
-            entry = entry._replace(branch=branch)
-        self._write_controls([*branches.activation(partition_id, summary, entry)])
-        return self.partition(partition_id)
+        controls = list[Control]()
+        for p in partition_ids:
+            controls += branches.activation(p, self._summaries[p], self._new_entry, branch)
+        self._write_controls(controls)
 
     def remove(self, partition_id: int) -> RecoveredPartition:
         """Forget the partition: nothing is left but its last branch. Durable on return."""

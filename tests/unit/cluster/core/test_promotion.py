@@ -65,6 +65,17 @@ def test_if_all_answer_nothing_better_can_come() -> None:
     assert verdict.at_risk == ("majority", "persisted")
 
 
+def test_in_a_new_bucket_there_is_nothing_to_lose() -> None:
+    new = standing(0, branch=0, is_intact=False, is_whole=False)
+    verdict = judge(("a", "b"), {"a": new, "b": new})
+    assert (verdict.is_safe, verdict.at_risk) == (True, ())
+    promised = new._replace(last_branch=3)
+    assert judge(("a", "b"), {"a": promised, "b": promised}).at_risk == ()
+    heard = new._replace(branch=3)
+    assert judge(("a", "b"), {"a": new, "b": heard}).at_risk == ("majority", "persisted")
+    assert not judge(("a", "b", "c"), {"a": new, "b": new}).is_safe
+
+
 def test_an_empty_place_does_not_answer_and_a_dead_copy_does() -> None:
     answers = {"b": standing(5, state=DEAD), "c": standing(3)}
     verdict = judge((None, "b", "c"), answers)

@@ -35,13 +35,15 @@ def test_who_follows_only_promises() -> None:
 
 
 def test_an_active_copy_has_its_history_and_what_lies_above_the_mark() -> None:
-    entry = FailoverEntry(0xE, 6, 5)
-    of = summary(REPLICA, top=9)
-    assert [c.kind for c in activation(3, of, entry)] == [
+    def new_entry(seqno: int, last_branch: int) -> FailoverEntry:
+        return FailoverEntry(0xE, seqno, last_branch + 1)
+
+    entry, of = FailoverEntry(0xE, 6, 5), summary(REPLICA, top=9)
+    assert [c.kind for c in activation(3, of, new_entry, None)] == [
         Kind.ENTRY, Kind.STATE, Kind.OWED, Kind.MARK,
     ]  # fmt: skip
     of.low_points = LowPoints(8, 7)
-    found = {c.kind: c.content for c in activation(3, of, entry)}
+    found = {c.kind: c.content for c in activation(3, of, new_entry, None)}
     assert found == {
         Kind.LOW_POINTS: LowPoints(6, 6),
         Kind.ENTRY: entry,
@@ -50,7 +52,12 @@ def test_an_active_copy_has_its_history_and_what_lies_above_the_mark() -> None:
         Kind.MARK: 9,
     }
     of.top, of.low_points = 6, LowPoints(6, 6)
-    assert [c.kind for c in activation(3, of, entry)][2:] == [Kind.OWED]
+    assert [c.kind for c in activation(3, of, new_entry, None)][2:] == [Kind.OWED]
+    of.failover_log, of.last_branch = (FailoverEntry(0xA, 0, 1),), 70
+    assert next(activation(3, of, new_entry, 70)).content == FailoverEntry(0xE, 6, 70)
+    for branch in (71, 1):
+        with pytest.raises(AssertionError):
+            next(activation(3, of, new_entry, branch))
 
 
 def test_what_is_owed_stands_before_the_rollback_that_takes_it() -> None:
