@@ -52,7 +52,7 @@ class SimulatedReading:
 
     def reader(self, store: LogStore, on_corrupt: Callable[[CorruptionError], None]):
         """What partitions read the log through."""
-        with patch.object(asyncio, "get_running_loop", return_value=self._loop):
+        with patch.object(asyncio, "get_running_loop", lambda: self._loop):
             return _LoopReader(store, on_corrupt, ReadingBack("b", store, on_corrupt))
 
     def ask(self, partition: Partition, call: Callable[[], object]) -> None:

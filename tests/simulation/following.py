@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from millstream.errors import ConditionError
-from millstream.kv.core.feed import Feed, Read, Send, Undo, Wait
-from simulation.link import Link
+from millstream.errors import ConditionError, MillstreamError
+from millstream.kv.core.feed import ChangeState, Read, Send, TakenOver, Undo, Wait
+from millstream.kv.core.taking_feed import TakingFeed
+from simulation.link import Link, done
 
 if TYPE_CHECKING:
     from simulation.node import Node
@@ -25,20 +26,22 @@ class Following:
     def __init__(self, node: Node, source: Node) -> None:
         self.node, self.source, self.world = node, source, node.world
         name = f"{node.name}->{source.name}"
-        self.feed = Feed(node.bucket, name.encode(), node.name)
+        self.feed = TakingFeed(node.bucket, name.encode(), node.name)
         self.out: list[bytes] = []
-        self.todo: list[Undo | Wait] = []
+        self.todo: list[Undo | Wait | ChangeState | TakenOver] = []
+        self.takings: set[int] = set()
         self.wanted: set[int] = set()
-        self.link = Link(node.world.rng, source.bucket, self)
-        source.served.add(self.link)
+        self.link = Link(source, self)
         node.following[source] = self
         node.bucket.subscribe_durable(self.feed.on_durable)
 
     def cut(self) -> None:
         """The connection is lost."""
         self.link.cut()
-        self.source.served.discard(self.link)
         self.node.following.pop(self.source, None)
+        if not self.node.is_down:
+            for p in sorted(self.takings):
+                self._taken(p)
         self.node.bucket.unsubscribe(self.feed.on_durable)
 
     def follow(self, partition_id: int) -> None:
@@ -48,6 +51,12 @@ class Following:
     def leave(self, partition_id: int) -> None:
         self.wanted.discard(partition_id)
         self.feed.leave(partition_id)
+
+    def take_over(self, partition_id: int) -> None:
+        """Take the partition over from the source, if the copy follows it."""
+        if self.feed.is_streaming(partition_id) and partition_id not in self.takings:
+            self.takings.add(partition_id)
+            self.feed.take_over(partition_id)
 
     # -- an end of a link
 
@@ -92,11 +101,34 @@ class Following:
         if not self.link.is_cut:
             self.feed.on_read()
 
-    def _perform(self, effect: Undo | Wait) -> None:
+    def _perform(self, effect: Undo | Wait | ChangeState | TakenOver) -> None:
         p = effect.partition_id
-        if isinstance(effect, Wait):
-            self.feed.on_waited(p)
-            return
+        match effect:
+            case Wait():
+                self.feed.on_waited(p)
+            case ChangeState():
+                self._change(effect)
+            case TakenOver():
+                self._taken(p)
+            case Undo():
+                self._undo(effect)
+
+    def _change(self, effect: ChangeState) -> None:
+        failure, p = "", effect.partition_id
+        try:
+            done(self.node.moves.take_over(*effect))
+        except MillstreamError as error:
+            failure = str(error)
+        self.world.trace(f"{self.node.copies[p].describe()} to take over {failure}")
+        self.feed.on_state_changed(p, failure)
+
+    def _taken(self, p: int) -> None:
+        """A take-over has ended, one way or the other."""
+        self.takings.discard(p)
+        done(self.node.moves.stand_back(p))
+
+    def _undo(self, effect: Undo) -> None:
+        p = effect.partition_id
         try:
             point = self.node.copies[p].undo(effect)
         except ConditionError:

@@ -6,15 +6,19 @@ Threads that read the log, and copies that are stopped for a take-over, are the 
 
 from __future__ import annotations
 
-from random import Random
-from typing import Protocol
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Protocol
 
-from millstream.kv.core.bucket import Bucket
+from millstream.errors import MillstreamError
 from millstream.kv.core.introspection import _position
 from millstream.upr.core.messages import encode_branch_log
 from millstream.upr.core.producer import Producer
 from millstream.upr.core.stream import LogRead
+from millstream.upr.core.takeover import TakeOverStream
 from millstream.wire.mcbp import Opcode, OpenFlag, Packet, Status, cut_packets, response
+
+if TYPE_CHECKING:
+    from simulation.node import Node
 
 UNDER_WAY_MAX = 5000
 """Bytes to the consumer that wait: a producer is not asked for more."""
@@ -38,19 +42,25 @@ class End(Protocol):
 
 
 class Link:
-    """From one end to the bucket of a node."""
+    """From one end to a node."""
 
-    def __init__(self, rng: Random, bucket: Bucket, end: End) -> None:
-        self.rng, self.bucket, self.end = rng, bucket, end
-        self.producer = Producer(bucket, 0x21, is_extended=True, has_json=True, may_take_over=True)
+    def __init__(self, source: Node, end: End) -> None:
+        self.source, self.end = source, end
+        self.rng, self.bucket = source.world.rng, source.bucket
+        self.producer = Producer(
+            self.bucket, 0x21, is_extended=True, has_json=True, may_take_over=True
+        )
         self.to_consumer = self.to_producer = b""
         self.reads: list[LogRead] = []
+        self.stops: list[TakeOverStream] = []
         self.is_cut = False
+        source.served.add(self)
 
     def cut(self, *, is_server_gone: bool = False) -> None:
         """Nothing that is under way arrives; harmless if it is cut already."""
         if not self.is_cut:
             self.is_cut = True
+            self.source.served.discard(self)
             if not is_server_gone:
                 self.producer.close()
 
@@ -79,8 +89,8 @@ class Link:
         if self.to_producer:
             size = rng.choice((30, 10_000, 10_000))
             self._serve(size)
-        made = self._produce()
-        moved = bool(part or sent or self.to_producer or made or self.reads)
+        made = self._produce() or self._stop()
+        moved = bool(part or sent or self.to_producer or made or self.reads or self.stops)
         return moved or is_busy, events
 
     def _serve(self, size: int) -> None:
@@ -115,4 +125,32 @@ class Link:
         if has_read:
             read = self.reads.pop(self.rng.randrange(len(self.reads)))
             producer.on_chunk(read, next(read.chunks, None))
+        if self.rng.random() < 0.1:
+            producer.on_tick(self.source.world.now_ns // 1_000_000)
+            self.to_consumer += producer.take_replies()
         return data is not None or has_read
+
+    def _stop(self) -> bool:
+        """A copy is stopped that is handed over, sooner or later."""
+        self.stops += self.producer.take_stops()
+        if not self.stops or self.rng.random() < 0.3:
+            return False
+        stream, world = self.stops.pop(0), self.source.world
+        has_stopped = True
+        with self.source.may_crash(world.crashes):
+            try:
+                done(self.bucket.stop_copy(stream.partition_id, stream.epoch))
+            except MillstreamError:
+                has_stopped = False
+        if not self.is_cut:
+            self.producer.on_stopped(stream, has_stopped=has_stopped)
+        return True
+
+
+def done(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """What a coroutine returns that never has to wait."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("it waits")

@@ -8,7 +8,7 @@ Invariants, each an assertion:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from millstream.kv.core.flush import FlushPlan, GroupCommit
 from millstream.kv.core.memory import Memory
 from millstream.kv.core.partition import Partition, value_of
 from millstream.kv.core.standing import standing_of
+from millstream.kv.core.states import FOLLOWING
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog, Position
 from millstream.model.standing import Standing
@@ -32,10 +33,10 @@ from millstream.wire.mcbp import Opcode
 from simulated_disk import Crash, SimulatedById, SimulatedDisk, nothing_happens
 from simulated_reading import SimulatedReading
 from simulation.following import Following
+from simulation.link import Link, done
 from simulation.truth import Change, name_of
 
 if TYPE_CHECKING:
-    from simulation.link import Link
     from simulation.world import World
 
 KEYS = (b"a", b"b", b"c", b"d")
@@ -43,15 +44,6 @@ SIZES = LogSizes(700, 2800, fill_from_bytes=1400, fill_bytes=300)
 ACTIVE, REPLICA = PartitionState.ACTIVE, PartitionState.REPLICA
 SECOND = 1_000_000_000
 EVICTION_STEPS = 8
-
-
-def done(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """What a coroutine returns that never has to wait."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        return end.value
-    raise AssertionError("it waits")
 
 
 class Flushing:
@@ -234,7 +226,7 @@ class Node:
         for following in list(self.following.values()):
             if partition_id not in following.wanted:
                 continue
-            if self.partitions[partition_id].state is REPLICA:
+            if self.partitions[partition_id].state in FOLLOWING:
                 following.feed.follow(partition_id)
                 following.feed.look(partition_id)
             else:
@@ -293,6 +285,10 @@ class Copy:
     @property
     def is_replica(self) -> bool:
         return not self.node.is_down and self.partition.state is REPLICA
+
+    @property
+    def may_follow(self) -> bool:
+        return not self.node.is_down and self.partition.state in FOLLOWING
 
     @property
     def end(self) -> int:
@@ -431,6 +427,11 @@ class Copy:
         """To whoever promotes; then it follows nobody of a lower branch."""
         p = self.partition_id
         return bool(done(self.node.moves.promise([p], branch)) == [p])
+
+    def follow_again(self) -> None:
+        """Stopped for a hand-over, or waiting for one in vain: be a replica."""
+        if self.partition.state in (PartitionState.DEAD, PartitionState.PENDING):
+            self.set_state(REPLICA)
 
     def standing(self) -> Standing:
         return standing_of(self.partition)

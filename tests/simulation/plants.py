@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from millstream.cluster.core import promotion
+from millstream.kv.core.acknowledged import Acknowledged
+from millstream.kv.core.feed import Line
 from millstream.kv.core.mutation_queue import MutationQueue
 from millstream.kv.core.partition import Partition
 from millstream.kv.core.replica import Replica
-from millstream.kv.core.standing import standing_of
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog, Position
 from millstream.storage.core import branches
@@ -126,7 +127,13 @@ def forgets_only_the_newest(self: LogStore, partition_id: int, seqno: int) -> An
     return _roll_back(self, partition_id, self._summaries[partition_id].mark)
 
 
-# -- promotion
+# -- acknowledgement and promotion
+
+_set_row = Acknowledged.set_row
+
+
+def half_is_a_majority(self: Acknowledged, row: tuple[str | None, ...], own: str) -> None:
+    _set_row(self, row[:-1], own)
 
 
 def newest_branch_wins(standing: Any) -> tuple[int, int]:
@@ -135,14 +142,6 @@ def newest_branch_wins(standing: Any) -> tuple[int, int]:
 
 def highest_end_wins(standing: Any) -> tuple[int, int]:
     return standing.complete_end, 0
-
-
-def promises_nothing(p: int, summary: PartitionSummary, branch: int) -> Iterator[Control]:
-    return iter(())
-
-
-def all_count(copy: Any) -> Any:
-    return standing_of(copy.partition)._replace(is_intact=True, is_whole=True)
 
 
 # -- the reader
@@ -243,6 +242,30 @@ PLANTS: dict[str, Plant] = {
     "no_fencing": Plant(
         "a copy follows a source of a lower branch than it has promised",
         swap(Replica, "accepts", lambda self, log: True),
+    ),
+    "promise_not_looked_at": Plant(
+        "a stream goes on after its copy has promised a later branch",
+        swap(Line, "is_stale", property(lambda self: False)),
+    ),
+    "half_is_a_majority": Plant(
+        "one copy too few is taken for a majority",
+        swap(Acknowledged, "set_row", half_is_a_majority),
+    ),
+    "stale_acknowledgement": Plant(
+        "what was acknowledged in one history counts in another",
+        swap(Acknowledged, "_check_epoch", lambda self: None),
+    ),
+    "own_disk_is_durable": Plant(
+        "durable-only readers get what one copy has on disk",
+        swap(Partition, "durable_seqno", property(lambda self: self.persisted_seqno)),
+    ),
+    "always_intact": Plant(
+        "a copy that lost its memory counts as an answer to a promotion",
+        swap(Replica, "is_intact", property(lambda self: True)),
+    ),
+    "always_whole": Plant(
+        "a copy that was rolled back or lost its files counts as an answer",
+        swap(Replica, "is_whole", property(lambda self: True)),
     ),
     "newest_branch_wins": Plant(
         "promotion goes by the newest branch of the log, not the one at the end",

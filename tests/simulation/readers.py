@@ -95,7 +95,6 @@ class Reader:
     def disconnect(self) -> None:
         if self.link is not None:
             self.link.cut()
-            self.source.served.discard(self.link)
         self.link, self.is_open = None, False
         self.awaited.clear()
 
@@ -107,8 +106,7 @@ class Reader:
         self.consumer.start(self.name.encode(), noop_interval_s=1)
         if self.is_durable_only:
             self.consumer._ask("durable", Opcode.DCP_CONTROL, b"", b"durable_only", b"true")
-        self.link = Link(world.rng, source.bucket, self)
-        source.served.add(self.link)
+        self.link = Link(source, self)
         self.ask()
 
     def ask(self) -> None:

@@ -151,7 +151,7 @@ class World:
     def pull(self, replica: Copy, source: Copy | None, events_max: int) -> None:
         """A replica follows on, or begins to follow `source`, now and then another one's place."""
         node, p = replica.node, replica.partition_id
-        if not replica.is_replica:
+        if not replica.may_follow:
             return
         for following in replica.following():
             if following.link.is_cut:
@@ -220,14 +220,24 @@ class World:
             rng.random() < 0.1 or not [c for c in actives if not c.node.is_isolated]
         ):
             self.promote(p, forced=rng.random() < 0.2)
-        elif dice < 0.99 and actives:
-            self.take_over(rng.choice(actives))
+        elif dice < 0.99:
+            if copy.may_follow and rng.random() < 0.7:
+                for following in copy.following():
+                    following.take_over(p)
+            elif actives:
+                self.take_over(rng.choice(actives))
+        elif not node.is_down and not copy.following():
+            copy.follow_again()
         for q in self.partition_ids:
+            uuids = [active.partition.failover_log[0].uuid for active in self.actives(q)]
+            assert len(set(uuids)) == len(uuids), f"two active copies of one history: {uuids}"
             for active in self.actives(q):
                 self.acknowledge(active)
 
     def write(self, active: Copy) -> None:
         rng, key = self.rng, self.rng.choice(KEYS)
+        if active.node.bucket.refuses_writes_of(active.partition_id):
+            return
         dice = rng.random()
         if dice < 0.1:
             active.expire(key)
@@ -277,6 +287,10 @@ class World:
             node.is_isolated = False
             if node.is_down:
                 node.restart()
+        for node in self.nodes:
+            node.cut_all()  # a hand-over under way ends
+            for copy in node.copies:
+                copy.follow_again()
         return [self._heal(p) for p in self.partition_ids]
 
     def _heal(self, p: int) -> Copy:
