@@ -37,6 +37,7 @@ class FakePartition:
     high_seqno: int = 0
     persisted_seqno: int = 0
     purge_seqno: int = 0
+    awaited_seqno: int = 0
     memory_floor: int = 0
     chunk_items: int = 2
     writes: list[Write] = field(default_factory=list)

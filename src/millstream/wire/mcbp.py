@@ -247,6 +247,8 @@ class SnapshotFlag(IntFlag):
     ACK = 0x08
     HISTORY = 0x10
     MAY_REPEAT_KEYS = 0x20
+    AWAITED = 0x10000
+    """Our own: somebody waits until the copy that is fed has it on disk."""
 
 
 class StreamEndReason(IntEnum):

@@ -56,7 +56,7 @@ from millstream.upr.core.consumer import (
     StreamRefused,
 )
 from millstream.upr.core.follower import StreamOptions
-from millstream.wire.mcbp import Opcode, Packet, Status, StreamFlag, request
+from millstream.wire.mcbp import Opcode, Packet, SnapshotFlag, Status, StreamFlag, request
 
 __all__ = [
     "ChangeState",
@@ -178,6 +178,7 @@ class Line:
         "branch",
         "epoch",
         "failure",
+        "is_awaited",
         "is_wanted",
         "partition",
         "pause_s",
@@ -194,6 +195,8 @@ class Line:
         self.branch = 0
         """The newest of the source that the stream belongs to."""
         self.acknowledged = (0, 0)
+        self.is_awaited = False
+        """Somebody at the source waits until this copy has the open snapshot on disk."""
         self.failure = ""
         """Why there was no stream when it was asked for last."""
         self.source_high = 0
@@ -452,14 +455,18 @@ class Feed:
 
     def _on_event(self, event: Event) -> None:
         match event:
-            case SnapshotStarted(partition_id, position):
+            case SnapshotStarted(partition_id, position, flags):
                 line = self._open_line(partition_id)
                 if line is not None:
+                    line.is_awaited |= bool(flags & SnapshotFlag.AWAITED)
                     line.replica.apply_marker(position.snap_start + 1, position.snap_end)
             case SnapshotCompleted(partition_id, position):
                 line = self._open_line(partition_id)
                 if line is not None and line.partition.queue.high_seqno < position.seqno:
                     line.replica.apply_advance(position.seqno)
+                if line is not None and line.is_awaited:
+                    line.is_awaited = False
+                    self._bucket.hurry()
                 self._has_news = True
             case StreamOpened():
                 self._on_opened(event)

@@ -55,6 +55,7 @@ def _take_over(partition: Partition, recovered: RecoveredPartition) -> None:
     partition.last_branch = recovered.last_branch
     partition.purge_seqno = recovered.purge_seqno
     partition.persisted_seqno = recovered.high_seqno
+    partition.awaited_seqno = 0
     is_active = recovered.state is PartitionState.ACTIVE
     partition.replica = (
         None

@@ -78,6 +78,7 @@ class Partition(ReadCopy):
         "_branch_seqno",
         "_log",
         "acknowledged",
+        "awaited_seqno",
         "doubtful_seqno",
         "epoch",
         "expired_total",
@@ -158,6 +159,8 @@ class Partition(ReadCopy):
         self.on_plain: Callable[[int], None] = _nobody_asks
         self.acknowledged: Acknowledged | None = None
         """What other copies have of it; None: there was never another one."""
+        self.awaited_seqno = 0
+        """Somebody waits until others have this change on their disks."""
         self._log = log
         self._branch_seqno = high_seqno
         self._birth_prefix = born(failover_log[0].branch, 0)[:-1]

@@ -470,6 +470,8 @@ class KvSession:
                 now_ns, now_ns + wait_ns,
             )
         )  # fmt: skip
+        if level == durability.PERSISTED_ON_MAJORITY:
+            partition.awaited_seqno = partition.high_seqno
         if level != durability.MAJORITY:
             bucket.hurry()
 

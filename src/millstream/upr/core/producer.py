@@ -240,6 +240,7 @@ class Producer:
         self._has_asked = self._is_dirty = True
         if self.settings.consumer_name:
             self._acknowledged[asked.partition_id] = _Acknowledged(self.settings.consumer_name)
+            stream.tells_awaited = self.settings.is_extended
             self._bucket.on_joined(self.settings.consumer_name, asked.partition_id, stream)
         self._reply(packet, Status.SUCCESS, encode_failover_log(source.failover_log))
 

@@ -86,6 +86,10 @@ class PartitionSource(Protocol):
         """Everything at or below is durable."""
 
     @property
+    def awaited_seqno(self) -> int:
+        """The newest change that somebody wants on the disks of other copies; 0: none."""
+
+    @property
     def purge_seqno(self) -> int:
         """Tombstones below may be gone."""
 

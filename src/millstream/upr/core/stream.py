@@ -118,6 +118,7 @@ class Stream:
         "sent",
         "source",
         "state",
+        "tells_awaited",
     )
 
     def __init__(
@@ -139,6 +140,8 @@ class Stream:
         self.complete = grant.start if grant.start >= grant.snap_end else grant.snap_start
         """End of the last complete snapshot that the consumer has or is sent."""
         self._slice = source.described_slice if profile.is_described else source.memory_slice
+        self.tells_awaited = False
+        """The consumer is a copy, and hurries its disk for what somebody waits for."""
         self._profile = profile
         self._grant = grant
         self._epoch = source.epoch
@@ -335,6 +338,8 @@ class Stream:
             self._marker_start = before + 1 if self._is_disk else first_item
         flags = SnapshotFlag.DISK if self._is_disk else SnapshotFlag.MEMORY
         flags |= self._marker_flags
+        if self.tells_awaited and self.source.awaited_seqno > before:
+            flags |= SnapshotFlag.AWAITED
         if self._disk_before and not self._is_disk:
             flags |= SnapshotFlag.CHECKPOINT
         self._disk_before = self._is_disk

@@ -38,6 +38,23 @@ def test_a_copy_takes_what_the_source_has_and_acknowledges_it() -> None:
     assert (figures.behind, figures.lag, figures.unflushed_bytes) == (0, 0, 0)
 
 
+def test_a_copy_hurries_its_disk_for_what_somebody_waits_for() -> None:
+    rig = new_rig()
+    hurried: list[int] = []
+    partition = rig.copy.bucket.partitions[0]
+    rig.copy.bucket.hurry = lambda: hurried.append(partition.high_seqno)
+    put(rig, 0, b"key1", b"key2")
+    rig.settle()
+    assert hurried == []
+    put(rig, 0, b"key3", b"key4")
+    rig.source.bucket.partitions[0].awaited_seqno = 4
+    rig.settle()
+    assert hurried == [4], "once the snapshot is complete"
+    put(rig, 0, b"key5")
+    rig.settle()
+    assert hurried == [4]
+
+
 def test_nothing_is_acknowledged_inside_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "STEP_CHANGES_MAX", 1)
     rig = new_rig()

@@ -12,10 +12,12 @@ from millstream.errors import RemoteProtocolError
 from millstream.kv.core import moves
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.durability import DURABLE_WAIT_S_DEFAULT
+from millstream.kv.core.partition import Partition
 from millstream.kv.core.session import DEFERRED_BYTES_MAX, DEFERRED_MAX, KvSession
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.limits import REQUESTS_PER_WAKEUP_MAX
 from millstream.model.partitions import PartitionState, partition_of
+from millstream.storage.core.summary import RecoveredPartition
 from millstream.wire.mcbp import (
     Feature,
     Opcode,
@@ -660,6 +662,14 @@ def test_a_durable_write_whose_copy_stands_down_is_ambiguous() -> None:
     assert reply.status == Status.NOT_MY_VBUCKET
 
 
+def settled(partition: Partition) -> RecoveredPartition:
+    persist(partition)
+    high = partition.high_seqno
+    return RecoveredPartition(
+        partition.failover_log, high, 0, 0, 9, PartitionState.ACTIVE, high, 0
+    )
+
+
 def test_level_majority_does_not_hurry_the_disk() -> None:
     session, bucket = with_copies("a", "b")
     hurried = []
@@ -667,8 +677,13 @@ def test_level_majority_does_not_hurry_the_disk() -> None:
     bucket.on_joined("b", partition_of(b"k", 4), 1)
     ask(session, put(b"k", b"v", framing=durable(1)))
     assert not hurried
+    partition = bucket.partition_for(b"k")
+    assert partition.awaited_seqno == 0
     ask(session, put(b"k", b"v", framing=durable(3)))
     assert hurried
+    assert partition.awaited_seqno == 2, "the copies are told to hurry, too"
+    moves.activate(partition, settled(partition))
+    assert partition.awaited_seqno == 0
 
 
 def test_a_map_of_one_copy_leaves_the_levels_to_this_node() -> None:

@@ -17,6 +17,7 @@ from millstream.wire.mcbp import (
     Datatype,
     Opcode,
     OpenFlag,
+    SnapshotFlag,
     Status,
     StreamEndReason,
     StreamFlag,
@@ -215,6 +216,26 @@ def test_a_copy_inside_a_snapshot_has_what_was_before_it() -> None:
     assert not talk.producer.wants_close
     acknowledge(talk, 4, 0)
     assert talk.producer.wants_close
+
+
+def test_a_copy_is_told_that_somebody_waits_for_its_disk() -> None:
+    def flags(talk: Talk) -> list[int]:
+        talk.partition.fill("a")
+        markers = [p for p in talk.packets() if p.opcode == Opcode.DCP_SNAPSHOT_MARKER]
+        return [
+            int.from_bytes(marker.extras[16:], "big") & SnapshotFlag.AWAITED for marker in markers
+        ]
+
+    talk = named()
+    talk.partition.awaited_seqno = 3
+    assert flags(talk) == [SnapshotFlag.AWAITED]
+    assert flags(talk) == [0], "that was sent"
+    talk.partition.awaited_seqno = 6
+    assert flags(talk) == [SnapshotFlag.AWAITED]
+    for other in (named(is_extended=False), Talk(filled("a"), is_extended=True)):
+        other.stream()
+        other.partition.awaited_seqno = 9
+        assert flags(other) == [0]
 
 
 @pytest.mark.parametrize("ends", [(4, 3), (3, 4), (2, 2), (3, 1)])
