@@ -4,7 +4,8 @@ Invariants:
 1. One step of stream data per turn of the loop, none while the connection is paused.
 2. The log is read in worker threads only, a chunk ahead at most.
 3. After `close` nothing is written and nothing is held.
-4. News of the bucket are looked at once per `GATHER_S`: under load changes leave in batches.
+4. After a look at what there is to send the next one waits `GATHER_FACTOR` times as long as that
+   took, `GATHER_S` at most: under load changes leave in batches.
 
 Elsewhere: every decision (`upr.core.producer`), the socket and the opening of the stream (the kv
 port).
@@ -16,6 +17,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
+from time import perf_counter
 from typing import Final, Protocol
 
 from millstream.errors import MillstreamError
@@ -29,7 +31,10 @@ from millstream.wire.mcbp import Packet
 __all__ = ["GATHER_S", "StreamConnection", "StreamSession"]
 
 GATHER_S: Final = 0.001
-"""How long changes may gather before they are sent, if some were sent just before."""
+"""The longest that changes gather before they are sent, if some were sent just before."""
+GATHER_FACTOR: Final = 4
+"""They gather so many times as long as the last look took: a stream looks after a few changes at a
+time for a fifth of the loop's time at most."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -86,7 +91,7 @@ class StreamSession:
         self._is_scheduled = False
         self._is_closed = False
         self._hears_of_durable = False
-        self._pumped_at = 0.0
+        self._look_at_s = 0.0
         self._tick_ms = self._producer.tick_ms
         self._timer = self._loop.call_later(self._tick_ms / 1000, self._tick)
         source.subscribe(self._on_news)
@@ -132,7 +137,7 @@ class StreamSession:
         self._producer.on_news()
         if not (self._is_scheduled or self._is_closed):
             self._is_scheduled = True
-            pause_s = self._pumped_at + GATHER_S - self._loop.time()
+            pause_s = self._look_at_s - perf_counter()
             if pause_s > 0:
                 self._loop.call_later(pause_s, self._pump)
             else:
@@ -148,13 +153,15 @@ class StreamSession:
         self._is_scheduled = False
         if self._is_closed or self._connection.is_paused:
             return
-        self._pumped_at = self._loop.time()
+        began_s = perf_counter()
         data = self._producer.produce()
         if data:
             self._connection.write(data)
         for read in self._producer.take_reads():
             future = self._loop.run_in_executor(None, _next_chunk, read)
             future.add_done_callback(partial(self._on_read, read))
+        ended_s = perf_counter()
+        self._look_at_s = ended_s + min(GATHER_S, GATHER_FACTOR * (ended_s - began_s))
         if data is not None:
             self._wake()
 

@@ -1,6 +1,7 @@
 """The shell of a producer connection: in turns, in order, never while paused, gone when closed."""
 
 import asyncio
+import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -9,6 +10,7 @@ from fake_source import FakeBucket, FakePartition
 from millstream.errors import UnavailableError
 from millstream.model.partitions import PartitionState
 from millstream.model.position import Position
+from millstream.upr.aio import server as server_module
 from millstream.upr.aio.server import StreamSession
 from millstream.upr.core import producer as producer_module
 from millstream.upr.core.messages import StreamRequest, encode_stream_request
@@ -105,6 +107,22 @@ async def test_news_within_a_moment_leave_together() -> None:
     await peer.connection.until(lambda _: len(peer.keys()) == 4)
     markers = [p for p in peer.connection.packets() if p.opcode == Opcode.DCP_SNAPSHOT_MARKER]
     assert len(markers) == 2
+    peer.session.close()
+
+
+@pytest.mark.parametrize(
+    ("look_s", "gather_s"),
+    [(0.00002, 4 * 0.00002), (0.0002, 4 * 0.0002), (0.005, server_module.GATHER_S)],
+)
+async def test_the_next_look_waits_by_what_the_last_one_took(
+    monkeypatch: pytest.MonkeyPatch, look_s: float, gather_s: float
+) -> None:
+    clock = itertools.count(100.0, look_s)
+    monkeypatch.setattr(server_module, "perf_counter", lambda: next(clock))
+    peer = Peer(filled("a"))
+    peer.session._pump()
+    ended = 100.0 + look_s
+    assert peer.session._look_at_s == pytest.approx(ended + gather_s)
     peer.session.close()
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from millstream.model.limits import UINT64_MAX
 from millstream.upr.core import producer as producer_module
+from millstream.upr.core.control import Settings
 from millstream.upr.core.stream import Stream
 from millstream.wire.mcbp import Opcode, Packet, Status, StreamFlag, request
 from stream_talk import OPAQUE, Talk, filled
@@ -222,6 +223,18 @@ def test_what_a_stuck_peer_held_is_free_once_it_is_cut_off() -> None:
     assert talk.producer.wants_close
     talk.producer.close()
     assert left_behind(talk) == {}
+
+
+def test_a_thousand_unknown_control_keys_change_nothing() -> None:
+    talk = talk_of_two()
+    before = {name: getattr(talk.producer.settings, name) for name in Settings.__slots__}
+    for number in range(1000):
+        refused = talk.control(f"unknown_{number}" * (1 + number % 20), "true")
+        assert refused in {Status.EINVAL, Status.E2BIG}
+    assert before == {name: getattr(talk.producer.settings, name) for name in Settings.__slots__}
+    assert not talk.producer.wants_close
+    asked(talk)
+    assert talk.sent() == "[0,5] memory a1 b2 c3 d4 e5"
 
 
 def test_acknowledging_what_was_never_sent_gives_no_credit() -> None:
