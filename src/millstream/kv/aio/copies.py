@@ -208,15 +208,31 @@ class Copies:
         it holds beyond its places stays until somebody takes it away.
 
         Raises:
-            UnavailableError: as `set_state`; what was done by then stays so.
+            UnavailableError: as `set_state`.
         """
+        bucket, wanted = self._bucket, self._missing_replicas()
+        if not wanted:
+            return
+        async with self._suspended(*wanted):
+            missing = [one for one in wanted if one.state is PartitionState.ABSENT]
+            numbers = [partition.partition_id for partition in missing]
+            replica = PartitionState.REPLICA
+            await self._flusher.in_thread(self._store.set_states, numbers, replica)
+            for partition in missing:
+                rename(partition, replica)
+            bucket.map_changes += 1
+            self._move_total += len(missing)
+        _LOG.info("bucket %s: %d copies follow from now on", bucket.name, len(missing))
+
+    def _missing_replicas(self) -> list[Partition]:
         bucket = self._bucket
         if bucket.map is None:
-            return
-        for partition in bucket.partitions:
-            places = bucket.map.rows[partition.partition_id][1:]
-            if partition.state is PartitionState.ABSENT and bucket.node_name in places:
-                await self.set_state(partition.partition_id, PartitionState.REPLICA)
+            return []
+        return [
+            partition
+            for partition, row in zip(bucket.partitions, bucket.map.rows, strict=True)
+            if partition.state is PartitionState.ABSENT and bucket.node_name in row[1:]
+        ]
 
     async def take_over(self, partition_id: int, state: PartitionState, epoch: int) -> None:
         """Be pending, or active in the same history, as the source of a take-over wants it.

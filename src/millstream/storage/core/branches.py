@@ -23,7 +23,7 @@ from millstream.storage.core.commit import Control, control
 from millstream.storage.core.records import NOTHING_OWED, Kind, LowPoints, Owed
 from millstream.storage.core.summary import PartitionSummary
 
-__all__ = ["activation", "memory_owed", "promise", "state_of_copy", "with_all_owed"]
+__all__ = ["absence", "activation", "memory_owed", "promise", "state_of_copy", "with_all_owed"]
 
 _SERVING: Final = (PartitionState.ACTIVE, PartitionState.PENDING)
 
@@ -59,6 +59,14 @@ def activation(
     yield from state_of_copy(p, PartitionState.ACTIVE)
     if summary.top > mark:
         yield control(Kind.MARK, p, summary.top)
+
+
+def absence(
+    p: int, summary: PartitionSummary, new_entry: Callable[[int, int], FailoverEntry]
+) -> Iterator[Control]:
+    """A copy has nothing. A branch that no history was written in is older than any."""
+    yield control(Kind.ENTRY, p, new_entry(0, summary.last_branch)._replace(branch=0))
+    yield control(Kind.STATE, p, PartitionState.ABSENT)
 
 
 def state_of_copy(p: int, state: PartitionState) -> Iterator[Control]:

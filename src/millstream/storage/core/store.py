@@ -137,8 +137,7 @@ class LogStore:
             is_alone: no other node has copies. Else nobody but an operator makes a copy active:
                 new partitions are absent, and an active copy comes back from an unclean stop as
                 a replica, for another one may have taken its place.
-            begins_absent: new partitions are absent also in a bucket whose nodes are alone with
-                what they have: each has a share.
+            begins_absent: new partitions are, also where each node is alone with its share.
 
         Raises:
             CorruptionError: records inside the log are damaged; names file and offset.
@@ -207,7 +206,7 @@ class LogStore:
         for p, summary in enumerate(self._summaries):
             is_active = summary.state is PartitionState.ACTIVE
             if begins_absent and not summary.failover_log:
-                yield from branches.with_all_owed(p, self._without_history(p))
+                yield from branches.with_all_owed(p, branches.absence(p, summary, self._new_entry))
                 continue
             if is_active and is_alone:
                 yield from self._new_branch(p, summary.mark)
@@ -217,12 +216,6 @@ class LogStore:
                 yield from self._kill_above(p, summary.mark)
                 if is_active:
                     yield control(Kind.STATE, p, PartitionState.REPLICA)
-
-    def _without_history(self, p: int) -> Iterator[Control]:
-        """Be absent. A branch that no history was written in is older than any."""
-        entry = self._new_entry(0, self._summaries[p].last_branch)._replace(branch=0)
-        yield control(Kind.ENTRY, p, entry)
-        yield control(Kind.STATE, p, PartitionState.ABSENT)
 
     def _new_branch(self, p: int, mark: int) -> Iterator[Control]:
         """Kill what lies above the mark and begin a new branch there."""
@@ -514,8 +507,12 @@ class LogStore:
 
     def set_state(self, partition_id: int, state: PartitionState) -> None:
         """Give this copy another part to play, in the same history. Durable on return."""
+        self.set_states([partition_id], state)
+
+    def set_states(self, partition_ids: Iterable[int], state: PartitionState) -> None:
+        """Do the same for several copies, in one commit."""
         self.withdraw_receipt()
-        self._write_controls([*branches.state_of_copy(partition_id, state)])
+        self._write_controls([c for p in partition_ids for c in branches.state_of_copy(p, state)])
 
     def promise(self, partition_ids: Iterable[int], branch: int) -> None:
         """See to it that later branches of these are larger, and that none of them serves.
@@ -549,7 +546,8 @@ class LogStore:
         """Forget the partition: nothing is left but its last branch. Durable on return."""
         self.withdraw_receipt()
         p = partition_id
-        emptied = [*self._kill_above(p, 0), *self._without_history(p)]
+        absence = branches.absence(p, self._summaries[p], self._new_entry)
+        emptied = [*self._kill_above(p, 0), *absence]
         self._write_controls([*branches.with_all_owed(p, emptied)])
         return self.partition(p)
 

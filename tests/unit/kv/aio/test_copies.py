@@ -144,6 +144,9 @@ async def test_with_a_map_nothing_is_active_by_itself_and_replicas_take_their_pl
     assert (first.state, second.state) == (ABSENT, ABSENT)
     await engine.copies.take_places()
     assert (first.state, second.state) == (ABSENT, REPLICA)
+    moves = engine.copies.statistics().moves_total
+    await engine.copies.take_places()
+    assert engine.copies.statistics().moves_total == moves == 1
     await engine.copies.set_state(0, ACTIVE)
     put(first, "a=1")
     await persisted(engine, first)

@@ -4,6 +4,7 @@ from millstream.model.limits import UINT64_MAX
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
 from millstream.storage.core.branches import (
+    absence,
     activation,
     memory_owed,
     promise,
@@ -58,6 +59,17 @@ def test_an_active_copy_has_its_history_and_what_lies_above_the_mark() -> None:
     for branch in (71, 1):
         with pytest.raises(AssertionError):
             next(activation(3, of, new_entry, branch))
+
+
+def test_a_copy_without_a_history_is_older_than_any() -> None:
+    def new_entry(seqno: int, last_branch: int) -> FailoverEntry:
+        return FailoverEntry(0xE, seqno, last_branch + 1)
+
+    found = [(c.kind, c.content) for c in absence(3, summary(ACTIVE), new_entry)]
+    assert found == [
+        (Kind.ENTRY, FailoverEntry(0xE, 0, 0)),
+        (Kind.STATE, PartitionState.ABSENT),
+    ]
 
 
 def test_what_is_owed_stands_before_the_rollback_that_takes_it() -> None:
