@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -11,13 +12,23 @@ from typing import Any
 
 import pytest
 
+from millstream.model.limits import PARTITIONS_DEFAULT
 from millstream.model.partitions import partition_of
 from millstream.model.position import Position
 from millstream.upr.core.messages import StreamRequest, encode_stream_request
-from millstream.wire.mcbp import Opcode, OpenFlag, Status
+from millstream.wire import mcbp
+from millstream.wire.mcbp import (
+    RESPONSE,
+    Opcode,
+    OpenFlag,
+    Packet,
+    Status,
+    StreamFlag,
+    request,
+)
 from node_process import NodeProcess
 from nodes_with_map import activate_first, ask, give_map, states
-from raw_client import RawClient
+from raw_client import Closed, RawClient
 
 PARTITIONS = 4
 ROWS = [["a", "b"]] * PARTITIONS
@@ -213,3 +224,84 @@ def _killed_meanwhile(
 def _try_taking_over(node: NodeProcess, partition: int, bucket: str) -> None:
     with contextlib.suppress(OSError, http.client.HTTPException, ValueError):  # it was killed
         take_over(node, partition, bucket)
+
+
+# -- fed by whoever runs the cluster
+
+
+class Proxy(threading.Thread):
+    """Passes frames between a producer and a consumer, which is told to take partition 0 over."""
+
+    def __init__(self, source: NodeProcess, target: NodeProcess) -> None:
+        super().__init__(daemon=True)
+        self.source = RawClient(source.kv, "default")
+        self.target = RawClient(target.kv, "default")
+        producer = bytes(4) + int(OpenFlag.PRODUCER).to_bytes(4, "big")
+        assert self.source.ask(Opcode.DCP_OPEN, key=b"proxy", extras=producer).status == 0
+        assert self.target.ask(Opcode.DCP_OPEN, key=b"proxy", extras=bytes(8)).status == 0
+        self.answers: queue.Queue[Packet] = queue.Queue()
+
+    def run(self) -> None:
+        """Everything the source says goes to the target."""
+        with contextlib.suppress(Closed, OSError):
+            while True:
+                self.target.send(again(self.source.receive()))
+
+    def listen(self) -> None:
+        """Everything the target says goes to the source, but answers to what was asked here."""
+        with contextlib.suppress(Closed, OSError):
+            while True:
+                packet = self.target.receive()
+                if packet.magic == RESPONSE and packet.opcode == Opcode.DCP_ADD_STREAM:
+                    self.answers.put(packet)
+                else:
+                    self.source.send(again(packet))
+
+    def close(self) -> None:
+        for client in (self.source, self.target):
+            client.close_sending()
+            client.close()
+
+
+def again(packet: Packet) -> bytes:
+    parts = packet._asdict()
+    return mcbp.packet(parts.pop("magic"), parts.pop("opcode"), **parts)
+
+
+def test_a_proxy_moves_a_partition_between_nodes_that_know_nothing_of_each_other(
+    make_node: Callable[..., NodeProcess],
+) -> None:
+    a, b = (make_node("--no-memcached", "--bucket", "default", name=name).start() for name in "ab")
+    path = "/buckets/default/partitions/0"
+    for state in ("dead", "replica"):
+        assert ask(b, "PUT", path, {"state": state})[0] == 200
+    keys = [key for key in (b"%d" % number for number in range(9000)) if is_of_0(key)]
+    with RawClient(a.kv, "default") as client:
+        for key in keys:
+            answer = client.ask(Opcode.SET, key=key, extras=bytes(8), value=b"of " + key)
+            assert answer.status == Status.SUCCESS
+    proxy = Proxy(a, b)
+    proxy.start()
+    listener = threading.Thread(target=proxy.listen, daemon=True)
+    listener.start()
+    add = request(
+        Opcode.DCP_ADD_STREAM, opaque=5, extras=int(StreamFlag.TAKEOVER).to_bytes(4, "big")
+    )
+    proxy.target.send(add)
+    answer = proxy.answers.get(timeout=WAIT_S)
+    assert (answer.status, answer.opaque, answer.extras) == (Status.SUCCESS, 5, bytes(4))
+    until(lambda: copies(b, "default")[0]["state"] == "active")
+    proxy.close()
+    assert copies(a, "default")[0]["state"] == "dead"
+    before, after = copies(a, "default")[0], copies(b, "default")[0]
+    assert [entry["uuid"] for entry in after["failover_log"]] == [
+        entry["uuid"] for entry in before["failover_log"]
+    ]
+    with RawClient(b.kv, "default") as client:
+        for key in keys:
+            assert client.ask(Opcode.GET, key=key).value == b"of " + key
+        assert client.ask(Opcode.SET, key=keys[0], extras=bytes(8)).status == Status.SUCCESS
+
+
+def is_of_0(key: bytes) -> bool:
+    return partition_of(key, PARTITIONS_DEFAULT) == 0

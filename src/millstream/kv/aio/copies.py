@@ -61,6 +61,8 @@ class Copies:
         """Called after a copy became another, was rolled back or has promised something."""
         bucket.set_state = self.set_state
         bucket.stop_copy = self.stop
+        bucket.undo_copy = self.undo
+        bucket.take_copy_over = self.take_over
 
     async def set_state(
         self, partition_id: int, state: PartitionState, *, is_hand_over: bool = False

@@ -26,6 +26,7 @@ from millstream.errors import (
     RemoteProtocolError,
     UsageError,
 )
+from millstream.kv.aio.feeding import FeedSession
 from millstream.kv.core.administration import ADMINISTRATION_COMMANDS
 from millstream.kv.core.bucket import Bucket, Streaming
 from millstream.kv.core.cluster_config import cluster_config
@@ -131,6 +132,21 @@ class KvServer:
             config=partial(self.config, session.bucket),
         )  # fmt: skip
         return connection.streamer
+
+    def open_feed(self, session: KvSession, name: str) -> StreamPort:
+        """Make a connection one that feeds copies; an older one of the same name is closed."""
+        connection = next(c for c in self.connections if c.session is session)
+        assert session.bucket is not None
+        older = self._streams.get((session.bucket.name, name))
+        if older is not None:
+            older.close()
+        self._streams[session.bucket.name, name] = connection
+        connection.feeder = FeedSession(
+            connection, session.bucket, name, session.refusal,
+            is_extended=Feature.MILLSTREAM in session.features,
+            now_s=lambda: self.now_ns() // 1_000_000_000,
+        )  # fmt: skip
+        return connection.feeder
 
     def check_password(self, session: KvSession, name: str, password: str) -> None:
         """Check a plain password off the loop (it is slow on purpose)."""
@@ -276,6 +292,7 @@ class KvConnection(asyncio.Protocol):
         self._is_scheduled = False
         self._is_reading = True
         self.streamer: Streamer | None = None
+        self.feeder: FeedSession | None = None
         self.streamed: tuple[Bucket, str] | None = None
         """What is streamed, and under which name."""
         self.is_paused = False
@@ -304,6 +321,10 @@ class KvConnection(asyncio.Protocol):
         """The peer is gone, or we closed."""
         self._transport = None
         self._server.forget(self)
+        if self.feeder is not None:
+            self.feeder.close()
+            self.feeder = None
+            self.session.stream = None
         if self.streamer is not None:
             assert self.streamed is not None
             bucket, name = self.streamed

@@ -56,6 +56,13 @@ async def _nobody_changes(partition_id: int, state: PartitionState) -> None: ...
 async def _nobody_stops(partition_id: int, epoch: int) -> None: ...
 
 
+async def _nobody_takes(partition_id: int, state: PartitionState, epoch: int) -> None: ...
+
+
+async def _nobody_undoes(partition_id: int, seqno: int, epoch: int, branch: int) -> int:
+    return 0
+
+
 class Lease(NamedTuple):
     """Holds by partition id; `expires_ns` is a time of the monotonic clock."""
 
@@ -121,6 +128,11 @@ class Bucket:
         self.held_back: set[int] = set()
         """Partitions whose writes are answered as a temporary failure: who takes them over does
         not keep up."""
+        self.undo_copy: Callable[[int, int, int, int], Awaitable[int]] = _nobody_undoes
+        """Rolls a copy back for its source; as `kv.aio.copies.Copies.undo`."""
+        self.take_copy_over: Callable[[int, PartitionState, int], Awaitable[None]] = _nobody_takes
+        """Gives a copy the state that a take-over wants; as `Copies.take_over`."""
+        self._fed: set[int] = set()
         self.map_changes = 0
         """How often it changed which partitions are active here, or where copies are."""
         self.wipe: Callable[[int, Callable[[], None]], None] = self._wipe_now
@@ -173,6 +185,18 @@ class Bucket:
         """That stream is over; writes held back for it are accepted again."""
         self._take_overs.discard(partition_id)
         self.accept_writes_again(partition_id)
+
+    def begin_feeding(self, partition_id: int) -> bool:
+        """Let one connection feed the copy that others brought; False: it is fed already."""
+        source = None if self.map is None else self.map.active(partition_id)
+        if partition_id in self._fed or source not in (None, self.node_name):
+            return False
+        self._fed.add(partition_id)
+        return True
+
+    def end_feeding(self, partition_id: int) -> None:
+        """That connection feeds it no longer."""
+        self._fed.discard(partition_id)
 
     def hold_back_writes(self, partition_id: int) -> None:
         """Answer new writes of the partition as a temporary failure."""

@@ -237,8 +237,7 @@ class Feed:
         self, bucket: Bucket, name: bytes, node_name: str, *, window_bytes: int = WINDOW_BYTES
     ) -> None:
         self._bucket = bucket
-        self._core = ConsumerCore(window_bytes=window_bytes, document_meta=True)
-        self._core.start(name, consumer_name=node_name.encode())
+        self._core = self._new_core(name, node_name.encode(), window_bytes)
         self._lines: dict[int, Line] = {}
         self._events: deque[Event] = deque()
         self._taken = 0
@@ -251,6 +250,11 @@ class Feed:
         self._effects: list[Effect] = []
         self._asks_highs = False
         self._changes_total = self._rollbacks_total = 0
+
+    def _new_core(self, name: bytes, node_name: bytes, window_bytes: int) -> ConsumerCore:
+        core = ConsumerCore(window_bytes=window_bytes, document_meta=True)
+        core.start(name, consumer_name=node_name)
+        return core
 
     # -- what the shell wants
 

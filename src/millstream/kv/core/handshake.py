@@ -225,11 +225,20 @@ def _open_stream(session: KvSession, packet: Packet, _: int) -> bytes | None:
     is_alone = is_alone or (flags & OpenFlag.SKIP_DELETES_IN_BACKFILL and not is_producer)
     if flags & ~_OPEN_FLAGS or flags & both == both or is_alone or not _is_object(packet.value):
         return session.refusal(packet, Status.EINVAL)
-    if not is_producer:
-        return session.refusal(packet, Status.NOT_SUPPORTED)
     name = packet.key.decode(errors="backslashreplace")
+    if not is_producer:
+        return _open_feed(session, packet, name)
     session.stream = session.host.open_stream(session, name, flags)
     return _success(packet)
+
+
+def _open_feed(session: KvSession, packet: Packet, name: str) -> bytes | None:
+    """The other direction: whoever runs the cluster brings changes for copies here."""
+    if not session.may("admin"):
+        return session.refusal(packet, Status.EACCESS)
+    session.emit(_success(packet))  # before what the node asks for
+    session.stream = session.host.open_feed(session, name)
+    return None
 
 
 def _is_object(value: bytes) -> bool:

@@ -47,6 +47,9 @@ class Host(Protocol[_Session]):
     def open_stream(self, session: _Session, name: str, flags: int) -> StreamPort:
         """Make the connection a producer; an older one of the same name is closed."""
 
+    def open_feed(self, session: _Session, name: str) -> StreamPort:
+        """Make the connection one that feeds copies here; an older one of the name is closed."""
+
     def tell_changed(self, bucket: Bucket) -> None:
         """Tell the bucket's subscribers of changes, soon."""
 

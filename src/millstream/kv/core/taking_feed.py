@@ -68,7 +68,7 @@ class TakingFeed(Feed):
         """Take over a partition that follows the source; harmless while that is under way."""
         if partition_id in self._takings:
             return
-        self._takings[partition_id] = _Taking()
+        self._begin_taking(partition_id)
         line = self._lines[partition_id]
         if line.stage is Stage.OPEN:
             self._close(line)
@@ -100,6 +100,9 @@ class TakingFeed(Feed):
             self._end(partition_id)
 
     # -- inside
+
+    def _begin_taking(self, partition_id: int) -> None:
+        self._takings[partition_id] = _Taking()
 
     def _end(self, partition_id: int) -> None:
         taking = self._takings.pop(partition_id)

@@ -161,6 +161,10 @@ class ConsumerCore:
             raise LocalProtocolError(message, code="not_supported")
         flags = OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES
         self._ask("open", Opcode.DCP_OPEN, _U32.pack(0) + _U32.pack(flags), name, b"")
+        self.configure(noop_interval_s=noop_interval_s, consumer_name=consumer_name)
+
+    def configure(self, *, noop_interval_s: int = 20, consumer_name: bytes = b"") -> None:
+        """Say how the streams of a connection should be, that is open or being opened."""
         for key, value in (
             ("enable_noop", "true"),
             ("set_noop_interval", str(noop_interval_s)),
@@ -229,6 +233,15 @@ class ConsumerCore:
         """Return whether the partition has a stream, so that it can be closed."""
         follower = self._followers.get(partition_id)
         return follower is not None and follower.state is FollowerState.OPEN
+
+    @property
+    def unacked_bytes(self) -> int:
+        """Of stream messages that the source was not told yet to have been handled."""
+        return self._unacked_bytes
+
+    def count(self, size: int) -> None:
+        """Have bytes acknowledged that the source sent and that were not given to the core."""
+        self._unacked_bytes += size
 
     def acknowledge(self, partition_id: int, complete_end: int, persisted_end: int) -> None:
         """Tell the source how far this copy is complete, and complete and durable."""

@@ -60,12 +60,17 @@ class HostDouble:
         self.users = UsersDouble()
         self.checks: list[tuple[str, str]] = []
         self.stream = StreamDouble()
+        self.fed: list[str] = []
         self.changed: list[Bucket] = []
 
     def config(self, bucket: Bucket | None) -> bytes:
         return b'{"rev":1}'
 
     def open_stream(self, session: KvSession, name: str, flags: int) -> StreamDouble:
+        return self.stream
+
+    def open_feed(self, session: KvSession, name: str) -> StreamDouble:
+        self.fed.append(name)
         return self.stream
 
     def check_password(self, session: KvSession, name: str, password: str) -> None:

@@ -21,6 +21,17 @@ def test_one_stream_takes_a_partition_over_and_writes_are_accepted_when_it_ends(
     assert bucket.begin_take_over(0)
 
 
+def test_one_connection_feeds_a_copy_and_none_that_follows_a_node() -> None:
+    bucket = new_bucket(2)
+    assert bucket.begin_feeding(0)
+    assert not bucket.begin_feeding(0)
+    bucket.end_feeding(0)
+    assert bucket.begin_feeding(0)
+    nodes = tuple(NodeAddress(name, "h", 1, 2) for name in "ab")
+    bucket.set_map(BucketMap(1, nodes, (("b", "a"), ("a", "b"))), "b")
+    assert not bucket.begin_feeding(1), "it follows node a"
+
+
 def test_keys_find_their_partition() -> None:
     bucket = new_bucket(8)
     assert bucket.partition_for(b"a").partition_id == partition_of(b"a", 8) == 7

@@ -126,7 +126,6 @@ def test_a_stream_is_opened_once_and_takes_its_requests() -> None:
         (b"n", 0x101, Status.EINVAL),
         (b"n", 0x8001, Status.EINVAL),
         (b"n", 0x200, Status.EINVAL),
-        (b"n", 0, Status.NOT_SUPPORTED),
     ],
 )
 def test_bad_opens_are_refused(key: bytes, flags: int, status: int) -> None:
@@ -140,6 +139,26 @@ def test_every_flag_of_the_protocol_opens_a_stream(flags: int) -> None:
     for value, status in ((b"", 0), (b'{"consumer_name":"c"}', 0), (b"[]", 4), (b"{", 4)):
         opened = request(Opcode.DCP_OPEN, key=b"n" * 200, extras=extras, value=value)
         assert ask(new_session(), opened)[0].status == status
+
+
+def test_whoever_runs_the_cluster_opens_a_connection_that_feeds_copies() -> None:
+    host = HostDouble()
+    session = new_session(host)
+    opened = request(Opcode.DCP_OPEN, key=b"name", extras=bytes(8))
+    assert ask(session, opened)[0].status == 0
+    assert host.fed == ["name"]
+    add = request(Opcode.DCP_ADD_STREAM, extras=bytes(4))
+    assert ask(session, add + put_frame()) == []
+    assert [packet.opcode for packet in host.stream.packets] == [0x51, 0x57]
+    host = locked_host()
+    session = new_session(host)
+    session.user = UserDouble("read", "write", "stream")  # type: ignore[assignment]
+    assert ask(session, opened)[0].status == Status.EACCESS
+    assert host.fed == []
+
+
+def put_frame() -> bytes:
+    return request(Opcode.DCP_MUTATION, extras=bytes(31), key=b"k", value=b"v")
 
 
 def test_barriers_are_unknown_to_who_did_not_ask_for_our_feature() -> None:
