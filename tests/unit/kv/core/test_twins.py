@@ -14,6 +14,7 @@ from session_double import HostDouble, new_session
 
 from millstream import accelerated
 from millstream.errors import RemoteProtocolError
+from millstream.kv.core.acknowledged import Acknowledged
 from millstream.kv.core.partition import Partition
 from millstream.kv.core.session import DEFERRED_MAX
 from millstream.model.limits import KEY_BYTES_MAX, REQUESTS_PER_WAKEUP_MAX
@@ -127,8 +128,21 @@ class World:
             if is_durable:
                 partition.persisted(partition.queue.frozen_seqno)
         for session in self.sessions:
-            session.on_persisted(NOW)
+            session.on_persisted(self.now_ns)
             self.seen.append(session.take_output() if session.out else b"")
+
+    def follow(self, number: int, *, is_known: bool) -> None:
+        """There is another copy, which has all there is up to now, or has left."""
+        partition = self.partitions[number]
+        if partition.acknowledged is None:
+            partition.acknowledged = Acknowledged(partition)
+            partition.acknowledged.set_row(("a", "b"), "a")
+        if is_known:
+            high = partition.high_seqno
+            partition.acknowledged.join("b", self)
+            partition.acknowledged.acknowledge("b", self, high, high)
+        else:
+            partition.acknowledged.leave("b", self)
 
     def shrink(self) -> None:
         """The queue may hold nothing: what is persisted goes."""
@@ -318,11 +332,16 @@ durable_sets = st.builds(
                 st.fixed_dictionaries({"is_durable": st.booleans()}),
             ),
             st.tuples(st.just(World.tell), st.just(()), st.just({})),
+            st.tuples(
+                st.just(World.follow),
+                st.tuples(st.integers(0, 3)),
+                st.fixed_dictionaries({"is_known": st.booleans()}),
+            ),
         ),
         max_size=12,
     )
 )
-def test_so_they_do_with_writes_that_wait_for_the_disk(actions: list[Action]) -> None:
+def test_so_they_do_with_writes_that_wait_for_disk_or_copies(actions: list[Action]) -> None:
     check(actions)
 
 
