@@ -5,14 +5,19 @@ States are compared key by key: each copy is streamed from its beginning, with l
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
 import os
 import random
 import select
 import socket
+import ssl
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Self
 
 import pytest
@@ -30,6 +35,7 @@ from raw_client import RawClient
 PARTITIONS = 4
 ROWS = [["a", "b"]] * PARTITIONS
 WAIT_S = 40.0
+TLS = Path(__file__).parent / "tls"
 MakeNode = Callable[..., NodeProcess]
 Content = dict[bytes, tuple[bytes, bytes]]
 """Key -> the frame of its newest change, and its lineage."""
@@ -302,3 +308,51 @@ def test_a_replica_with_cut_connections(make_node: MakeNode) -> None:
                 until(lambda accepted=accepted: proxy.accepted > accepted, pair.b.log)
         pair.check_equal()
         assert pair.figure("reconnects_total") >= 8
+
+
+def test_nodes_with_users_and_encryption(make_node: MakeNode) -> None:
+    secret = "sixteen letters or more"
+    nodes = {
+        name: make_node(
+            "--no-memcached", "--kv", f"127.0.0.1:{free_port()}", "--user", "ada:secret",
+            "--tls-cert", str(TLS / "node.pem"), "--tls-ca", str(TLS / "authority.pem"),
+            name=name, env={"MILLSTREAM_CLUSTER_SECRET": secret},
+        ).start()
+        for name in "ab"
+    }  # fmt: skip
+    trust = ssl.create_default_context(cafile=str(TLS / "authority.pem"))
+    login = base64.b64encode(f"@node:{secret}".encode()).decode()
+
+    def call(name: str, method: str, path: str, content: Any = None) -> Any:
+        asked = urllib.request.Request(
+            f"https://{nodes[name].ready['http']}/_millstream/buckets/shared{path}",
+            None if content is None else json.dumps(content).encode(),
+            {"Content-Type": "application/json", "Authorization": f"Basic {login}"},
+            method=method,
+        )
+        with urllib.request.urlopen(asked, context=trust) as answer:
+            return json.load(answer)
+
+    for name in nodes:
+        call(name, "PUT", "/map", {**map_of(nodes, ROWS), "this": name})
+    for number in range(PARTITIONS):
+        call("a", "PUT", f"/partitions/{number}", {"state": "active"})
+    host, port = nodes["a"].kv
+    who = {"user": "ada", "password": "secret", "tls": trust}
+    with millstream.connect(f"{host}:{port}", bucket="shared", **who) as client:
+        for number in range(50):
+            client.upsert(f"key-{number}", b"x", durability="persisted")
+
+    def durable(name: str) -> int:
+        copies = call(name, "GET", "/partitions")["partitions"]
+        return sum(copy["persisted_seqno"] for copy in copies)
+
+    until(lambda: durable("b") == durable("a") == 50, nodes["b"].log)
+    assert call("b", "GET", "/partitions/0")["follows"]["is_streaming"]
+    nodes["b"].stop()
+    nodes["b"].env["MILLSTREAM_CLUSTER_SECRET"] = "another one, of a stranger"
+    login = base64.b64encode(b"ada:secret").decode()
+    nodes["b"].start()
+    until(lambda: "password" in call("b", "GET", "/partitions/0")["follows"]["failure"],
+          nodes["b"].log)  # fmt: skip
+    assert secret not in nodes["b"].log()
