@@ -192,6 +192,7 @@ def test_a_source_that_lost_its_tail_takes_it_from_the_replica_too(make_node: Ma
     pair.begin()
     with pair.client() as client:
         pair.write(client, 200)
+        until(lambda: pair.figure("streams") == PARTITIONS, pair.b.log)
         client.upsert("last", b"one", durability="persisted")  # and with it all before
         pair.write(client, 200)
     until(lambda: [one[0] for one in pair.ends(pair.a)] == [one[0] for one in pair.ends(pair.b)],
@@ -341,7 +342,7 @@ def test_nodes_with_users_and_encryption(make_node: MakeNode) -> None:
     who = {"user": "ada", "password": "secret", "tls": trust}
     with millstream.connect(f"{host}:{port}", bucket="shared", **who) as client:
         for number in range(50):
-            client.upsert(f"key-{number}", b"x", durability="persisted")
+            client.upsert(f"key-{number}", b"x")
 
     def durable(name: str) -> int:
         copies = call(name, "GET", "/partitions")["partitions"]
