@@ -520,7 +520,7 @@ class ConsumerCore:
         if packet.status == Status.SUCCESS:
             log = with_branches(decode_failover_log(packet.value), branches)
             follower.on_opened(log, purge_seqno)
-            if branches and log[0].branch < max(1, follower.options.branch_min):
+            if log[0].branch < max(bool(branches), follower.options.branch_min):
                 # A source that was superseded; or history changed between the two answers.
                 self.close_stream(partition_id)
                 return

@@ -218,6 +218,30 @@ def test_history_that_changes_between_two_answers_is_asked_for_again() -> None:
     core.follow(PARTITION, core.position(PARTITION))
 
 
+@pytest.mark.parametrize(
+    ("branch_min", "told", "is_left"),
+    [(3, True, False), (4, True, True), (1, False, True), (0, False, False)],
+)
+def test_a_source_whose_branch_is_too_low_is_left(
+    branch_min: int, told: bool, is_left: bool
+) -> None:
+    core = ConsumerCore()
+    core.follow(PARTITION, Position(), (), StreamOptions(branch_min=branch_min))
+    core.take_bytes()
+    refusal = response(Opcode.BRANCH_LOG, Status.EACCESS, PARTITION)
+    events = core.receive_data((branches() if told else refusal) + granted() + marker(0, 5))
+    assert opcodes(sent_by(core)) == [Opcode.DCP_CLOSE_STREAM] * is_left
+    assert [type(event) for event in events] == [StreamOpened, SnapshotStarted] * (not is_left)
+
+
+def test_durable_changes_alone_are_asked_for_of_nodes_of_ours() -> None:
+    core = ConsumerCore(durable_only=True)
+    core.start(b"me")
+    assert (b"durable_only", b"true") in {(p.key, p.value) for p in sent_by(core)}
+    with pytest.raises(LocalProtocolError, match="durable_only"):
+        ConsumerCore(durable_only=True, has_extensions=False).start(b"me")
+
+
 def test_a_server_that_refuses_to_tell_branches() -> None:
     core = following()
     refusal = response(Opcode.BRANCH_LOG, Status.EACCESS, PARTITION)
