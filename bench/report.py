@@ -54,7 +54,8 @@ How it is measured:
   16 sinks less that with one, per item. The canonical profile is how our own readers ask; the
   other one is how clients such as gocbcore do (opaques of their own, no delete times). Redis,
   read from its start by a pipelined reader, and node take turns; so they do when writes at a fixed
-  rate are timed from their sending to their arrival at a reader.
+  rate are timed from their sending to their arrival at a reader. One row alone:
+  `make bench ARGS="--rows latency"` (sinks, log, python, redis, latency, stalled).
 - **Spark**: a batch read of a whole bucket through `format("millstream")` into Spark's `noop`
   sink, all columns, node and Spark on the same processors. The first read (Python workers and the
   JVM start) is shown apart; then one warm-up, and the best of three.
@@ -223,9 +224,11 @@ def _stream_peers(redis: Figures, latency: Figures) -> Iterator[str]:
         yield f"| {server} | {' | '.join(cells)} |"
     yield ""
     if latency:
+        rows = [latency[server] for server in ("node", "redis") if server in latency]
         yield (
             f"Seen after: at {latency['writes_per_s']:,} writes/s, each sent when it is due, the "
-            "time from its sending to its arrival at a reader on another connection."
+            "time from its sending to its arrival at a reader on another connection; the writer "
+            f"was {max(row['writer_late_s'] for row in rows) * 1000:.0f} ms late in the end."
         )
         yield ""
 
