@@ -118,6 +118,11 @@ class Node:
         for copy in self.copies:
             copy.check("started")
 
+    @property
+    def is_reached(self) -> bool:
+        """By whoever promotes."""
+        return not (self.is_down or self.is_isolated)
+
     # -- the disk
 
     def freeze(self) -> None:

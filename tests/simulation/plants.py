@@ -17,7 +17,6 @@ from millstream.kv.core.feed import Line
 from millstream.kv.core.mutation_queue import MutationQueue
 from millstream.kv.core.partition import Partition
 from millstream.kv.core.replica import Replica
-from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog, Position
 from millstream.storage.core import branches
 from millstream.storage.core.commit import Control, control
@@ -99,17 +98,14 @@ def purge_not_taken_over(self: Replica, log: FailoverLog, purge_seqno: int, *hig
 _activation = branches.activation
 
 
-def keeps_low_points(p: int, summary: PartitionSummary, entry: Any) -> Iterator[Control]:
-    for one in _activation(p, summary, entry):
-        if one.kind != Kind.LOW_POINTS:
-            yield one
+def keeps_low_points(*asked: Any) -> Iterator[Control]:
+    return (one for one in _activation(*asked) if one.kind != Kind.LOW_POINTS)
 
 
-def begins_at_the_top(p: int, summary: PartitionSummary, entry: Any) -> Iterator[Control]:
-    yield control(Kind.ENTRY, p, entry._replace(seqno=summary.top))
-    yield from branches.state_of_copy(p, PartitionState.ACTIVE)
-    if summary.top > summary.mark:
-        yield control(Kind.MARK, p, summary.top)
+def begins_at_the_top(p: int, summary: PartitionSummary, *asked: Any) -> Iterator[Control]:
+    for one in _activation(p, summary, *asked):
+        is_entry = one.kind == Kind.ENTRY
+        yield control(one.kind, p, one.content._replace(seqno=summary.top)) if is_entry else one
 
 
 _after_unclean_stop = LogStore._after_unclean_stop

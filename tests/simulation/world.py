@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from millstream.cluster.core.promotion import Verdict, judge, next_branch, winner_of
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.position import FailoverEntry
+from millstream.model.standing import Standing
 from simulation.following import Following
 from simulation.node import ACTIVE, KEYS, REPLICA, SECOND, Copy, Node
 from simulation.readers import Durable, Exact, Keeping, Reader
@@ -60,6 +61,8 @@ class World:
             for number, kind in enumerate((Keeping, Exact, Durable)):
                 self.readers.append(kind(self, number, p))
         self.acknowledged: list[tuple[int, Change, str]] = []
+        self.promotions: list[Iterator[None]] = []
+        """Under way."""
 
     def make_map(self, names: list[str]) -> BucketMap:
         addresses = tuple(NodeAddress(name, name, 1, 1) for name in names)
@@ -104,27 +107,43 @@ class World:
             self.acknowledged.append((source.partition_id, *done))
 
     def promote(self, p: int, *, forced: bool) -> None:
-        """Ask those that are reached, let them promise, make the furthest active."""
+        """All of a promotion at once."""
+        for _ in self.promotion(p, forced=forced):
+            pass
+
+    def promotion(self, p: int, *, forced: bool) -> Iterator[None]:
+        """Ask those that are reached, let them promise, make the furthest active.
+
+        Anything happens in between, another promotion too; nodes crash at any effect.
+        """
         row = tuple(node.name for node in self.nodes)
-        asked = {node.name: node.copies[p] for node in self.up() if not node.is_isolated}
-        standings = {name: copy.standing() for name, copy in asked.items()}
+        asked = [node for node in self.nodes if node.is_reached]
+        standings = {node.name: node.copies[p].standing() for node in asked}
         verdict = judge(row, standings)
         if len(verdict.answered) < verdict.needed or not (verdict.is_safe or forced):
             return
         branch = next_branch(standings.values(), self.clock)
-        promised = {name: copy.standing() for name, copy in asked.items() if copy.promise(branch)}
-        verdict = judge(row, promised)
-        winner = winner_of(row, promised)
-        if winner is None or len(verdict.answered) < verdict.needed:
+        promised: dict[str, Standing] = {}
+        for node in asked:
+            yield
+            with node.may_crash(self.crashes):
+                if node.is_reached and node.copies[p].promise(branch):
+                    promised[node.name] = node.copies[p].standing()
+        verdict, name = judge(row, promised), winner_of(row, promised)
+        if len(verdict.answered) < verdict.needed or not (verdict.is_safe or forced):
             return
-        self.forgive(p, verdict)
-        copy = asked[winner]
-        assert copy.activate(branch, promised[winner].complete_end)
-        self.trace(f"promoted {copy.describe()} of {list(promised)}")
+        yield
+        winner = next(node for node in self.nodes if node.name == name)
+        if winner.is_reached:
+            has_history = any(standing.branch for standing in promised.values())
+            self.forgive(p, verdict, has_history=has_history)
+            with winner.may_crash(self.crashes):
+                is_done = winner.copies[p].activate(branch, promised[winner.name].complete_end)
+                self.trace(f"promoted {is_done} {winner.copies[p].describe()} of {[*promised]}")
 
-    def forgive(self, p: int, verdict: Verdict) -> None:
-        """What a promotion says is at risk may be lost by it."""
-        risk = verdict.at_risk
+    def forgive(self, p: int, verdict: Verdict, *, has_history: bool) -> None:
+        """What is at risk may be lost; so is all where nobody has any history."""
+        risk = verdict.at_risk if has_history else LEVELS
         self.acknowledged = [a for a in self.acknowledged if a[0] != p or a[2] not in risk]
         if "persisted" in risk:
             self.excuse(p)
@@ -141,6 +160,7 @@ class World:
             if (
                 partition.queue.high_seqno == new.end == old.end and not old.node.is_isolated
                 and partition.failover_log == old.partition.failover_log
+                and partition.last_branch == new.branch
             ):  # fmt: skip
                 old.stand_down()
                 new.set_state(ACTIVE, is_hand_over=True)
@@ -219,7 +239,7 @@ class World:
         elif dice < 0.98 and (
             rng.random() < 0.1 or not [c for c in actives if not c.node.is_isolated]
         ):
-            self.promote(p, forced=rng.random() < 0.2)
+            self.promotions.append(self.promotion(p, forced=rng.random() < 0.2))
         elif dice < 0.99:
             if copy.may_follow and rng.random() < 0.7:
                 for following in copy.following():
@@ -228,6 +248,10 @@ class World:
                 self.take_over(rng.choice(actives))
         elif not node.is_down and not copy.following():
             copy.follow_again()
+        while self.promotions and rng.random() < 0.7:
+            promotion = rng.choice(self.promotions)
+            if next(promotion, "end") == "end":
+                self.promotions.remove(promotion)
         for q in self.partition_ids:
             uuids = [active.partition.failover_log[0].uuid for active in self.actives(q)]
             assert len(set(uuids)) == len(uuids), f"two active copies of one history: {uuids}"
@@ -283,6 +307,8 @@ class World:
 
     def heal(self) -> list[Copy]:
         """Return the active copy of each partition."""
+        self.crashes = 0
+        self.promotions.clear()
         for node in self.nodes:
             node.is_isolated = False
             if node.is_down:
