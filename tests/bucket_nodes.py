@@ -12,18 +12,16 @@ import os
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from millstream.model.partitions import partition_of
 from millstream.wire.mcbp import Opcode, Packet
 from node_process import NodeProcess
+from nodes_with_map import ask, give_map, map_of
 from raw_client import RawClient
 
 BUCKET = "orders"
-UUID = "0123456789abcdef" * 2
 MAJORITY, PERSISTED_ON_MAJORITY = b"\x11\x01", b"\x11\x03"
 WAIT_S = 30.0
 
@@ -37,36 +35,14 @@ class BucketNodes:
         for node in nodes:
             node.start()
             node.options += ("--kv", str(node.ready["kv"]), "--http", str(node.ready["http"]))
-        self.map = {
-            "revision": 1,
-            "uuid": UUID,
-            "partitions": len(rows),
-            "nodes": [self._address(name) for name in self.nodes],
-            "rows": [list(row) for row in rows],
-        }
-        for name in self.nodes:
-            status, answer = self.call(name, "PUT", "/map", {**self.map, "this": name})
-            assert status == 200, answer
-
-    def _address(self, name: str) -> dict[str, Any]:
-        node = self.nodes[name]
-        ports = {listener: node.address(listener)[1] for listener in ("kv", "http")}
-        return {"name": name, "host": "127.0.0.1", **ports}
+        self.map = map_of(self.nodes, rows)
+        give_map(self.nodes, BUCKET, rows)
 
     # -- pages
 
     def call(self, name: str, method: str, path: str, content: Any = None) -> tuple[int, Any]:
         """Ask a page of the bucket; return status and answer."""
-        body = None if content is None else json.dumps(content).encode()
-        asked = urllib.request.Request(
-            f"{self.nodes[name].http}/_millstream/buckets/{BUCKET}{path}", body,
-            {"Content-Type": "application/json"}, method=method,
-        )  # fmt: skip
-        try:
-            with urllib.request.urlopen(asked, timeout=WAIT_S) as answer:
-                return answer.status, json.load(answer)
-        except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
+        return ask(self.nodes[name], method, f"/buckets/{BUCKET}{path}", content)
 
     def standing(self, name: str, p: int = 0) -> dict[str, Any]:
         """Return how a node's copy stands."""

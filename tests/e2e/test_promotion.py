@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 
 import millstream
 from bucket_nodes import BUCKET, MAJORITY, PERSISTED_ON_MAJORITY, BucketNodes, ended
+from millstream.errors import MillstreamError
 from millstream.model.partitions import partition_of
 from millstream.wire.mcbp import Status
 from node_process import NodeProcess
@@ -95,6 +98,48 @@ def test_what_a_majority_acknowledged_outlives_any_one_node(make: Make) -> None:
 
 def _partition(key: bytes) -> int:
     return partition_of(key, 4)
+
+
+@pytest.mark.timeout(120)
+def test_nothing_acknowledged_by_a_majority_is_lost_while_nodes_come_and_go(make: Make) -> None:
+    nodes = make(3, ["abc", "bca", "cab", "abc"])
+    kept, stop = dict[bytes, bytes](), threading.Event()
+
+    def write(first: int) -> None:
+        while not stop.is_set():
+            with contextlib.suppress(MillstreamError):  # who is asked has just gone
+                addresses = [str(node.ready["kv"]) for node in nodes.nodes.values()]
+                with millstream.connect(addresses, bucket=BUCKET, timeout_s=5.0) as client:
+                    for number in itertools.count(len(kept) * 2 + first, 2):
+                        if stop.is_set():
+                            return
+                        key = b"k%d" % number
+                        client.upsert(key, key, durability="majority")
+                        kept[key] = key
+
+    writers = [threading.Thread(target=write, args=(n,)) for n in range(2)]
+    for writer in writers:
+        writer.start()
+    try:
+        for gone, asked in ("ab", "bc"):
+            before = len(kept)
+            nodes.until(lambda before=before: len(kept) > before + 20)
+            nodes.until_whole("a", "b", "c")
+            nodes.nodes[gone].kill()
+            done = nodes.promote(asked)
+            assert not any(one["at_risk"] for one in done["partitions"])
+            before = len(kept)
+            nodes.until(lambda before=before: len(kept) > before + 20)
+            nodes.nodes[gone].start()
+            nodes.promote(asked)
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join()
+    nodes.until_level("a", "b", "c")
+    with millstream.connect(str(nodes.nodes["a"].ready["kv"]), bucket=BUCKET) as client:
+        found = client.get_many(list(kept))
+        assert set(kept) - set(found) == set()
 
 
 def test_of_two_promotions_at_once_one_wins(make: Make) -> None:

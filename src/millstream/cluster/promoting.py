@@ -56,8 +56,8 @@ HAND_OVERS_MAX: Final = 4
 WRITE_S: Final = 60.0
 """Longest wait for promises and activations, of a node that answered a moment ago: its disk may be
 slow, and a promotion that gives up half way leaves nobody active."""
-HAND_OVER_S: Final = 120.0
-"""Longest wait for one of them: the copy may have to catch up first."""
+HAND_OVER_S: Final = 310.0
+"""Longest wait for one of them: a node gives it up itself before."""
 _FOLLOW: Final = {"state": "replica"}
 _TAKE_OVER: Final = {"state": "active", "take_over": True}
 _T = TypeVar("_T")
