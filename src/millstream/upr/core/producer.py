@@ -52,7 +52,7 @@ from millstream.upr.core.profile import DescribedProfile, Profile
 from millstream.upr.core.source import BucketSource, PartitionSource
 from millstream.upr.core.stream import Chunk, LogRead, Stream, StreamState
 from millstream.upr.core.takeover import TAKE_OVER_TICK_MS, TakeOvers, TakeOverStream
-from millstream.wire.frames import item_end, iter_items
+from millstream.wire.frames import item_end, iter_items, stream_end
 from millstream.wire.mcbp import (
     RESPONSE,
     Datatype,
@@ -262,11 +262,17 @@ class Producer:
         )
 
     def _on_close_stream(self, packet: Packet) -> None:
-        stream = self._streams.get(packet.vbucket)
+        partition_id = packet.vbucket
+        held_back = (
+            stream for stream, _ in self._held_back if stream.partition_id == partition_id
+        )
+        stream = self._streams.get(partition_id) or next(held_back, None)
         if stream is None:
-            raise RefusedError(Status.KEY_ENOENT, f"partition {packet.vbucket} is not streamed")
-        end = stream.end(StreamEndReason.CLOSED)
-        self._forget(stream)
+            raise RefusedError(Status.KEY_ENOENT, f"partition {partition_id} is not streamed")
+        if not stream.is_over:
+            stream.abandon()
+            self._forget(stream)
+        end = stream_end(partition_id, stream.opaque, StreamEndReason.CLOSED)
         self._held_back = deque(one for one in self._held_back if one[0] is not stream)
         self._reply(packet, Status.SUCCESS)
         if self.settings.sends_end_on_close:

@@ -789,6 +789,23 @@ def test_what_was_held_back_is_not_sent_after_a_close() -> None:
     assert talk.sent() == "[0,1] memory c1"
 
 
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_stream_whose_end_is_held_back_can_be_closed(is_told: bool) -> None:
+    talk = Talk(filled("a"))
+    if is_told:
+        talk.control("send_stream_end_on_client_close_stream", "true")
+    talk.control("connection_buffer_size", "50")
+    talk.stream(flags=StreamFlag.TO_LATEST)
+    sent = [words(p) for p in packets_of(talk.producer.produce() or b"")]
+    assert sent == ["[0,1] memory", "a1"]
+    replies = talk.ask(request(Opcode.DCP_CLOSE_STREAM))
+    assert replies[0].status == Status.SUCCESS, "its end has not been sent"
+    assert [(words(p), p.opaque) for p in replies[1:]] == ([("end 1", OPAQUE)] if is_told else [])
+    assert talk.ask(request(Opcode.DCP_CLOSE_STREAM))[0].status == Status.KEY_ENOENT
+    talk.control("connection_buffer_size", "0")
+    assert talk.sent() == ""
+
+
 def test_a_window_that_is_turned_off_forgets_what_was_not_acknowledged() -> None:
     talk = Talk(filled("abc"))
     talk.control("connection_buffer_size", "45")
