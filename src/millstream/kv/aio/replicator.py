@@ -57,7 +57,7 @@ PAUSE_S_MIN: Final = 0.1
 PAUSE_S_MAX: Final = 5.0
 REACH_S_MAX: Final = 5.0
 """How long a take-over waits for a connection to the source."""
-TAKE_OVER_S_MAX: Final = 300.0
+TAKE_OVER_S_MAX: Final = 100.0
 """How long a take-over may last, from its request to the copy being active."""
 HIGHS_INTERVAL_S: Final = 1.0
 """How often a source is asked how far it is, for the figures."""
