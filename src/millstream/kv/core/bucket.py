@@ -29,6 +29,7 @@ from millstream.kv.core.statistics import (
     Documents,
     HeldLocks,
     Leases,
+    Majority,
     Published,
     Queue,
     Readers,
@@ -472,10 +473,20 @@ def _publish(bucket: Bucket) -> None:
         every = [partition.locks for partition in partitions]
         return HeldLocks(sum(map(len, every)), sum(one.taken_total for one in every))
 
+    def majority() -> Majority:
+        active = [p for p in partitions if p.state is PartitionState.ACTIVE]
+        known = [one for p in active if (one := p.acknowledged) is not None]
+        return Majority(
+            following=sum(one.following for one in known),
+            impossible=sum(not one.is_possible for one in known),
+            lag=max((p.high_seqno - p.majority_seqno for p in active), default=0),
+        )
+
     published.add("changes", changes)
     published.add("documents", lambda: Documents(sum(len(p.table) for p in partitions)))
     published.add("queue", queue)
     published.add("readers", readers)
     published.add("leases", lambda: Leases(len(bucket.leases)))
     published.add("locks", locks)
+    published.add("majority", majority)
     published.add("refused", lambda: Refused(dict(bucket.refused)))

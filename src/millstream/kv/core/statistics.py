@@ -143,6 +143,14 @@ class HeldLocks(NamedTuple):
     taken_total: int
 
 
+class Majority(NamedTuple):
+    """Group `majority`."""
+
+    following: int
+    impossible: int
+    lag: int
+
+
 class Refused(NamedTuple):
     """Group `refused`."""
 
@@ -255,6 +263,9 @@ BUCKET_FIGURES: Final[Mapping[str, str]] = {
     "expiry_unscanned_partitions": "Partitions of which not every coming expiry is known yet",
     "expiry_scans_total": "Partitions read to find what expires next",
     "expiry_scanned_changes_total": "Changes read by these",
+    "majority_following": "Copies on other nodes that follow partitions which are active here",
+    "majority_impossible": "Active partitions of which fewer than a majority of the copies follow",
+    "majority_lag": "The most changes of one active partition that a majority does not have yet",
     "refused_total": "Requests refused, by status; misses and unmet conditions are not counted",
 }
 """Name -> meaning, for people; units are in the name or the meaning. What is said to be a

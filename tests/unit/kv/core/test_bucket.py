@@ -1,10 +1,12 @@
 from __future__ import annotations
 
-from log_double import NOW, SECOND, LogDouble, new_bucket
+from log_double import NOW, SECOND, LogDouble, new_bucket, persist
 
+from millstream.kv.core import moves
+from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.partition import value_of
 from millstream.model.bucket_map import BucketMap, NodeAddress
-from millstream.model.partitions import partition_of
+from millstream.model.partitions import PartitionState, partition_of
 
 
 def test_one_stream_takes_a_partition_over_and_writes_are_accepted_when_it_ends() -> None:
@@ -86,21 +88,29 @@ def test_a_map_is_in_force_when_those_who_want_to_know_are_told() -> None:
     assert told == [(maps[0], "b"), (maps[1], "b")]
 
 
+def read_majority(bucket: Bucket) -> tuple[object, ...]:
+    figures = bucket.published.read("majority")
+    return tuple(figures[f"majority_{name}"] for name in ("following", "impossible", "lag"))
+
+
 def test_what_copies_acknowledge_is_counted_by_the_row_and_told() -> None:
     bucket, told = new_bucket(2), []
     bucket.tell_reached = lambda: told.append(1)
     for partition in bucket.partitions:
         partition.put(b"k", b"v", 0, 0, 0, 0, NOW)
     bucket.on_joined("b", 0, 1)  # knows the map already
+    assert read_majority(bucket) == (0, 0, 0)
     nodes = (NodeAddress("a", "h", 1, 2), NodeAddress("b", "h", 3, 4))
     bucket.set_map(BucketMap(1, nodes, (("a", "b"), ("a", "b"))), "a")
     told.clear()
+    assert read_majority(bucket) == (1, 1, 1)
     first, second = bucket.partitions
     assert [p.has_copies for p in (first, second)] == [True, True]
     bucket.on_acknowledged("b", 1, 1, 1, 1)  # it has no stream there
     bucket.on_acknowledged("b", 0, 1, 1, 1)
     bucket.on_acknowledged("b", 0, 1, 1, 1)
     assert told == [1]
+    assert read_majority(bucket) == (1, 1, 1)
     log = first._log
     assert isinstance(log, LogDouble)
     assert (first.durable_seqno, first.durable_mark()) == (0, 0)
@@ -112,6 +122,10 @@ def test_what_copies_acknowledge_is_counted_by_the_row_and_told() -> None:
     assert first.doubtful_seqno == 0
     bucket.on_left("b", 0, 1)
     assert (first.doubtful_seqno, told) == (2, [1, 1])
+    assert read_majority(bucket) == (0, 2, 1)
+    persist(second)
+    moves.rename(second, PartitionState.REPLICA)
+    assert read_majority(bucket) == (0, 1, 1), "of what is active here"
 
 
 def test_a_map_of_one_copy_each_changes_nothing() -> None:
