@@ -4,8 +4,8 @@ Invariants:
 1. One step of stream data per turn of the loop, none while the connection is paused.
 2. The log is read in worker threads only, a chunk ahead at most.
 3. After `close` nothing is written and nothing is held.
-4. After a look at what there is to send the next one waits `GATHER_FACTOR` times as long as that
-   took, `GATHER_S` at most: under load changes leave in batches.
+4. News of the bucket are looked at as they come while that takes little of the time
+   (`LOOK_SHARE`), else once per `GATHER_S`: under load changes leave in batches.
 
 Elsewhere: every decision (`upr.core.producer`), the socket and the opening of the stream (the kv
 port).
@@ -32,9 +32,9 @@ __all__ = ["GATHER_S", "StreamConnection", "StreamSession"]
 
 GATHER_S: Final = 0.001
 """The longest that changes gather before they are sent, if some were sent just before."""
-GATHER_FACTOR: Final = 4
-"""They gather so many times as long as the last look took: a stream looks after a few changes at a
-time for a fifth of the loop's time at most."""
+LOOK_SHARE: Final = 4
+"""They do not gather as long as looking after a few at a time takes less than one part in so many
+of the time."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -91,7 +91,9 @@ class StreamSession:
         self._is_scheduled = False
         self._is_closed = False
         self._hears_of_durable = False
-        self._look_at_s = 0.0
+        self._looked_at_s = self._credited_at_s = 0.0
+        self._credit_s = 0.0
+        """Time that looks may take now without waiting."""
         self._tick_ms = self._producer.tick_ms
         self._timer = self._loop.call_later(self._tick_ms / 1000, self._tick)
         source.subscribe(self._on_news)
@@ -137,11 +139,18 @@ class StreamSession:
         self._producer.on_news()
         if not (self._is_scheduled or self._is_closed):
             self._is_scheduled = True
-            pause_s = self._look_at_s - perf_counter()
+            pause_s = self._pause_s(perf_counter())
             if pause_s > 0:
                 self._loop.call_later(pause_s, self._pump)
             else:
                 self._loop.call_soon(self._pump)
+
+    def _pause_s(self, now_s: float) -> float:
+        """Return how long changes should gather that have just come."""
+        earned_s = (now_s - self._credited_at_s) / LOOK_SHARE
+        self._credit_s = min(max(self._credit_s, -GATHER_S) + earned_s, GATHER_S / LOOK_SHARE)
+        self._credited_at_s = now_s
+        return 0.0 if self._credit_s > 0 else self._looked_at_s + GATHER_S - now_s
 
     def _wake(self) -> None:
         """Send what there is, in the next turn of the loop."""
@@ -160,8 +169,8 @@ class StreamSession:
         for read in self._producer.take_reads():
             future = self._loop.run_in_executor(None, _next_chunk, read)
             future.add_done_callback(partial(self._on_read, read))
-        ended_s = perf_counter()
-        self._look_at_s = ended_s + min(GATHER_S, GATHER_FACTOR * (ended_s - began_s))
+        self._looked_at_s = perf_counter()
+        self._credit_s -= self._looked_at_s - began_s
         if data is not None:
             self._wake()
 

@@ -1,7 +1,6 @@
 """The shell of a producer connection: in turns, in order, never while paused, gone when closed."""
 
 import asyncio
-import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -111,18 +110,30 @@ async def test_news_within_a_moment_leave_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("look_s", "gather_s"),
-    [(0.00002, 4 * 0.00002), (0.0002, 4 * 0.0002), (0.005, server_module.GATHER_S)],
+    ("look_us", "at_once"),
+    [(20, 1000), (240, 1000), (260, 25), (2000, 0)],
 )
-async def test_the_next_look_waits_by_what_the_last_one_took(
-    monkeypatch: pytest.MonkeyPatch, look_s: float, gather_s: float
+async def test_news_are_looked_at_as_they_come_while_that_takes_little_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, look_us: int, at_once: int
 ) -> None:
-    clock = itertools.count(100.0, look_s)
-    monkeypatch.setattr(server_module, "perf_counter", lambda: next(clock))
+    now_us = 10**9
+    monkeypatch.setattr(server_module, "perf_counter", lambda: now_us / 1e6)
     peer = Peer(filled("a"))
-    peer.session._pump()
-    ended = 100.0 + look_s
-    assert peer.session._look_at_s == pytest.approx(ended + gather_s)
+    session = peer.session
+
+    def look() -> None:
+        nonlocal now_us
+        now_us += look_us
+
+    monkeypatch.setattr(session._producer, "produce", look)
+    pauses = []
+    for _ in range(1000):  # news come once per millisecond
+        before_us = now_us
+        pauses.append(session._pause_s(now_us / 1e6))
+        assert 0 <= pauses[-1] <= server_module.GATHER_S
+        session._pump()
+        now_us = max(now_us, before_us + 1000)
+    assert abs(pauses.count(0.0) - at_once) <= 50
     peer.session.close()
 
 
