@@ -17,6 +17,7 @@ from millstream.kv.core.partition import value_of
 from millstream.kv.core.session import KvSession
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.limits import FRAME_BYTES_MAX
+from millstream.model.lineage import decode
 from millstream.model.partitions import PartitionState
 from millstream.upr.aio.server import StreamSession
 from millstream.wire.mcbp import Feature, Opcode, Packet, cut_packets, request
@@ -208,6 +209,26 @@ async def test_copies_follow_what_the_map_says(cluster: Cluster) -> None:
     status = cluster.copy.replicator.status(0)
     assert status is not None
     assert (status.node, status.is_streaming, status.failure) == ("n1", True, "")
+
+
+async def test_lineages_are_the_same_on_both_disks(cluster: Cluster) -> None:
+    cluster.put(0, "a=1", "b=2")
+    await cluster.source.copies.set_state(0, DEAD)
+    await cluster.source.copies.set_state(0, ACTIVE)
+    cluster.put(0, "a=3", "c=4")
+    cluster.set_map(("n1", "n2"), ("n1", "n2"))
+    await until(lambda: cluster.is_durable(0))
+    await until(lambda: cluster.source.bucket.partitions[0].persisted_seqno == 4)
+    found = [
+        {key: engine.store.find(0, key) for key in (b"a", b"b", b"c")}
+        for engine in (cluster.source, cluster.copy)
+    ]
+    kept = [{key: one and one[::2] for key, one in side.items()} for side in found]
+    assert kept[0] == kept[1], "frames and lineages"
+    lineage = decode(found[1][b"a"].lineage)  # type: ignore[union-attr]
+    old, new = (entry.branch for entry in reversed(cluster.copy.bucket.partitions[0].failover_log))
+    assert (lineage.birth_branch, lineage.birth_seqno) == (old, 1)
+    assert lineage.runs == ((old, 1), (new, 2))
 
 
 async def test_a_lost_connection_is_opened_again(cluster: Cluster) -> None:
