@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,18 @@ def config_of(node: NodeProcess) -> dict[str, Any]:
     with RawClient(node.kv, "shared") as client:
         config: dict[str, Any] = json.loads(client.ask(Opcode.GET_CLUSTER_CONFIG).value)
     return config
+
+
+def seqnos(node: NodeProcess) -> list[int]:
+    _, answer = ask(node, "GET", "/buckets/shared/partitions")
+    return [copy["high_seqno"] for copy in answer["partitions"]]
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    until = time.monotonic() + 30
+    while not is_true():
+        assert time.monotonic() < until
+        time.sleep(0.05)  # between looks at another process
 
 
 def test_a_bucket_is_shared_by_two_nodes(nodes: Nodes) -> None:
@@ -120,6 +133,8 @@ def test_a_bucket_that_there_is_is_given_a_second_node(nodes: Nodes) -> None:
     give_map(nodes, "shared", rows, uuid=made["uuid"])
     assert states(a, "shared") == ["active"] * 8
     assert states(b, "shared") == ["replica"] * 8
+    wait_until(lambda: seqnos(b) == seqnos(a))
+    assert sum(seqnos(b)) == 50
     after = config_of(a)
     assert (after["revEpoch"], after["rev"]) > (before["revEpoch"], before["rev"])
     a.kill()

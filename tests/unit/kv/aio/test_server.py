@@ -13,6 +13,8 @@ from session_double import UserDouble, UsersDouble
 from millstream.errors import MillstreamError, UnavailableError, UsageError
 from millstream.kv.aio import server as server_module
 from millstream.kv.aio.server import KvConnection, KvServer
+from millstream.kv.core.bucket import Bucket
+from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.limits import FRAME_BYTES_MAX, STREAM_OUT_BYTES_MAX
 from millstream.model.partitions import PartitionState, partition_of
 from millstream.upr.core.producer import StreamFigures
@@ -308,3 +310,27 @@ async def test_a_change_of_state_is_answered_when_it_is_done_and_maps_grow() -> 
         assert [reply.vbucket for reply in replies] == [status, 0]
     assert asked == [(1, PartitionState.DEAD)] * 3
     assert json.decode(server.config(bucket))["rev"] == before + 1
+
+
+async def test_a_map_is_encoded_once_for_each_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = new_server()
+    encode = server_module.cluster_config
+    encoded: list[Bucket | None] = []
+
+    def counted(bucket: Bucket | None, **fields: Any) -> bytes:
+        encoded.append(bucket)
+        return encode(bucket, **fields)
+
+    monkeypatch.setattr(server_module, "cluster_config", counted)
+    bucket = server.buckets["default"]
+    nodes = (NodeAddress("a", "h", 1, 2), NodeAddress("b", "h", 3, 4))
+    rows = (("a", "b"),) * bucket.partition_count
+    before = server.config(bucket)
+    assert server.config(bucket) is before
+    bucket.set_map(BucketMap(1, nodes, rows), "a")
+    mapped = server.config(bucket)
+    assert server.config(bucket) is mapped
+    assert json.decode(mapped)["revEpoch"] > json.decode(before)["revEpoch"]
+    server.map_revision += 1
+    assert server.config(bucket) == mapped, "as all nodes show it"
+    assert len(encoded) == 3
