@@ -177,6 +177,7 @@ def test_one_of_three_copies_may_be_gone(
     collection = collection_of(nodes["a"])
     until_all_are("done", collection)
     nodes["c"].kill()
+    until_all_are("done", collection)  # perhaps only `c` followed until now
     for level in LEVELS:
         for number in range(20):
             collection.upsert(f"k{number}", {}, UpsertOptions(durability=at(level)))
