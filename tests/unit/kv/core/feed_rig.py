@@ -115,6 +115,10 @@ class Node:
         frames = {key: self.bucket.partitions[p].newest(key) for key in KEYS}
         return {key: frame for key, frame in frames.items() if frame is not None}
 
+    def lineages(self, p: int) -> dict[bytes, bytes]:
+        entries = [self.bucket.partitions[p].entry(key) for key in KEYS]
+        return {entry.key: entry.lineage for entry in entries if entry is not None}
+
 
 @dataclass(frozen=True)
 class Ends:
@@ -313,6 +317,8 @@ class Rig:
         """Go on until nothing happens any more."""
         for _ in range(5000):
             moved = self.exchange()
+            if self.feed.is_full:
+                self.flush_copy()
             while self.undos:
                 self.undo()
                 moved = True
@@ -341,6 +347,9 @@ class Rig:
     def check_told(self, data: bytes) -> None:
         """What is acknowledged is a complete end, and in the log."""
         for packet in cut_packets(data, 1 << 20)[0]:
+            if packet.opcode == Opcode.DCP_BUFFER_ACK:
+                assert not self.feed.is_full
+                assert not self.feed.is_busy
             if packet.opcode == Opcode.DCP_SEQNO_ACKNOWLEDGED:
                 p, ends = packet.vbucket, packet.extras
                 complete, persisted = (int.from_bytes(ends[at : at + 8], "big") for at in (0, 8))
@@ -357,4 +366,5 @@ class Rig:
             assert copy.persisted_seqno == copy.high_seqno
             assert copy.failover_log == source.failover_log
             assert self.copy.documents(p) == self.source.documents(p) == self.replay(p, 1 << 60)
+            assert self.copy.lineages(p) == self.source.lineages(p)
             assert all(seqno_of(f) <= copy.high_seqno for f in self.copy.documents(p).values())

@@ -132,6 +132,53 @@ def test_a_copy_that_promised_another_branch_neither_acknowledges_nor_takes() ->
     assert rig.acknowledged == []
 
 
+def test_what_becomes_durable_after_a_promise_is_not_acknowledged() -> None:
+    rig = new_rig()
+    put(rig, 0, b"key1")
+    while rig.copy.bucket.partitions[0].high_seqno < 1:
+        rig.exchange()
+    rig.acknowledged.clear()
+    branch = rig.source.bucket.partitions[0].failover_log[0].branch + 1
+    rig.copy.promise(0, branch)
+    rig.flush_copy()
+    assert not rig.feed.is_streaming(0)
+    for _ in range(50):
+        rig.exchange()
+    assert all(ends.persisted == 0 for ends in rig.acknowledged), "what was said before"
+
+
+def test_a_copy_that_became_another_since_it_asked_asks_again() -> None:
+    rig = new_rig()
+    for key in (b"key1", b"key2"):
+        put(rig, 0, key)
+        rig.settle()
+    rig.connect()  # it asks from 2 on
+    assert rig.copy.roll_back(0, 1) == 1
+    put(rig, 0, b"key3")
+    rig.settle()
+    rig.check_equal()
+
+
+def test_a_copy_that_became_another_since_it_was_undone_asks_from_there() -> None:
+    rig = new_rig()
+    for key in (b"key1", b"key2"):
+        put(rig, 0, key)
+        rig.settle()
+    rig.source.flush()
+    put(rig, 0, b"key3")
+    rig.settle()
+    rig.crash_source()
+    while not rig.undos:
+        rig.exchange()
+    effect = rig.undos.pop()
+    assert rig.copy.roll_back(0, effect.seqno) == 2
+    assert rig.copy.roll_back(0, 1) == 1
+    rig.feed.on_undone(0, 2)
+    rig.carry_out()
+    rig.settle()
+    rig.check_equal()
+
+
 def test_a_copy_that_promised_another_branch_is_not_undone_for_an_older_one() -> None:
     rig = new_rig()
     put(rig, 0, b"key1")
@@ -254,6 +301,19 @@ def test_bytes_wait_while_too_much_is_unflushed(monkeypatch: pytest.MonkeyPatch)
     assert rig.feed.is_full
     taken = rig.copy.bucket.partitions[0].queue.high_seqno
     assert 0 < taken < 6
+    rig.flush_copy()
+    assert not rig.feed.is_full
+    rig.settle()
+    rig.check_equal()
+
+
+def test_what_a_rollback_took_is_no_longer_unflushed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "UNFLUSHED_BYTES_MAX", 150)
+    rig = new_rig()
+    put(rig, 0, *[b"key%d" % number for number in range(6)])
+    while not rig.feed.is_full:
+        rig.exchange()
+    rig.copy.roll_back(0, 0)
     rig.flush_copy()
     assert not rig.feed.is_full
     rig.settle()
