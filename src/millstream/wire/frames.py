@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from struct import Struct
 from typing import Final, NamedTuple
 
-from millstream.wire.mcbp import HEADER, HEADER_BYTES, REQUEST, Opcode
+from millstream.wire.mcbp import HEADER, HEADER_BYTES, REQUEST, Opcode, request
 
 __all__ = [
     "Change",
@@ -41,6 +41,7 @@ __all__ = [
     "pack_mutation",
     "seqno_of",
     "snapshot_marker",
+    "snapshot_marker_2",
     "stream_end",
     "with_profile",
 ]
@@ -52,6 +53,8 @@ _DELETION: Final = Struct(">BBHBBHIIQQQIB")
 _EXPIRATION: Final = Struct(">BBHBBHIIQQQI")
 _EXPIRATION_EXTRAS: Final = 20
 _MARKER: Final = Struct(">BBHBBHIIQQQI")
+_MARKER_2: Final = Struct(">QQIQQ")
+_MARKER_2_2: Final = Struct(">QQ")
 _END: Final = Struct(">BBHBBHIIQI")
 _SEQNO: Final = Struct(">Q")
 _DESCRIPTION: Final = Struct(">HHHHIIQQH")
@@ -160,6 +163,27 @@ def snapshot_marker(
     return _MARKER.pack(
         REQUEST, Opcode.DCP_SNAPSHOT_MARKER, 0, 20, 0, partition_id, 20, opaque, 0,
         start_seqno, end_seqno, flags,
+    )  # fmt: skip
+
+
+def snapshot_marker_2(
+    partition_id: int,
+    opaque: int,
+    start_seqno: int,
+    end_seqno: int,
+    flags: int,
+    purge_seqno: int | None = None,
+) -> bytes:
+    """Return a snapshot marker of version 2.0, or of 2.2, which has the purge seqno.
+
+    There are no prepared writes: what would be said of them is 0, and everything is visible.
+    """
+    value = _MARKER_2.pack(start_seqno, end_seqno, flags, end_seqno, 0)
+    if purge_seqno is not None:
+        value += _MARKER_2_2.pack(purge_seqno, 0)
+    return request(
+        Opcode.DCP_SNAPSHOT_MARKER, vbucket=partition_id, opaque=opaque,
+        extras=b"\0" if purge_seqno is None else b"\2", value=value,
     )  # fmt: skip
 
 

@@ -42,10 +42,10 @@ _UNSUPPORTED: Final = frozenset(
         "flatbuffers_system_events",
         "change_streams",
         "supports_hifi_MFU",
-        "max_marker_version",
         "cache_transfer",
     }
 )
+_MARKER_VERSIONS: Final = frozenset({"1.0", "2.0", "2.2"})
 _OWN_UNSUPPORTED: Final = frozenset({"column_batches"})
 
 
@@ -61,6 +61,7 @@ class Settings:
         "has_noop",
         "is_durable_only",
         "is_extended",
+        "marker_version",
         "noop_interval_ms",
         "sends_end_on_close",
         "window_bytes",
@@ -72,6 +73,8 @@ class Settings:
         """Flow control window; 0: no flow control."""
         self.consumer_name = ""
         """Of the node whose copies the streams asked for from here on feed; empty: of none."""
+        self.marker_version = "1.0"
+        """Of the streams asked for from here on."""
         self.has_noop = False
         self.noop_interval_ms = NOOP_INTERVAL_MS_DEFAULT
         self.sends_end_on_close = False
@@ -101,6 +104,8 @@ class Settings:
             self.noop_interval_ms = _interval_ms(text)
         elif name == "consumer_name":
             self.consumer_name = _name(text)
+        elif name == "max_marker_version":
+            self.marker_version = _one_of(text, _MARKER_VERSIONS)
         elif name == "enable_noop":
             self.has_noop = _boolean(text)
         elif name == "send_stream_end_on_client_close_stream":
@@ -131,6 +136,12 @@ def _boolean(text: str) -> bool:
     if text not in _BOOLEANS:
         raise ValueError(f"not true or false: {text!r}")
     return text == "true"
+
+
+def _one_of(text: str, known: frozenset[str]) -> str:
+    if text not in known:
+        raise ValueError(f"none of {sorted(known)}: {text!r}")
+    return text
 
 
 def _name(text: str) -> str:

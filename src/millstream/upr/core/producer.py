@@ -250,6 +250,7 @@ class Producer:
             self._flags,
             has_json=self._has_json,
             has_expiry_opcode=self.settings.has_expiry_opcode,
+            marker_version=self.settings.marker_version,
         )
         has_advances = self.settings.is_extended
         if grant.is_take_over:

@@ -16,7 +16,12 @@ from operator import itemgetter
 from struct import Struct
 from typing import Final
 
-from millstream.wire.frames import description_bytes, with_profile
+from millstream.wire.frames import (
+    description_bytes,
+    snapshot_marker,
+    snapshot_marker_2,
+    with_profile,
+)
 from millstream.wire.mcbp import Datatype, Opcode, OpenFlag
 
 __all__ = ["DescribedProfile", "Profile"]
@@ -38,19 +43,39 @@ class Profile:
         flags: of DCP_OPEN.
         has_json: the connection was granted the JSON bit.
         has_expiry_opcode: asked for by CONTROL; effective only with delete times.
+        marker_version: the newest form of markers that was asked for: 1.0, 2.0 or 2.2.
     """
 
-    __slots__ = ("_delete_times", "_expiry_opcode", "_has_json", "_keep_datatype", "_with_values")
+    __slots__ = (
+        "_delete_times",
+        "_expiry_opcode",
+        "_has_json",
+        "_keep_datatype",
+        "_marker_version",
+        "_with_values",
+    )
 
     is_described = False
     """Frames come with descriptions in front."""
 
-    def __init__(self, flags: int, *, has_json: bool, has_expiry_opcode: bool) -> None:
+    def __init__(
+        self, flags: int, *, has_json: bool, has_expiry_opcode: bool, marker_version: str = "1.0"
+    ) -> None:
         self._has_json = has_json
+        self._marker_version = marker_version
         self._delete_times = bool(flags & OpenFlag.INCLUDE_DELETE_TIMES)
         self._expiry_opcode = self._delete_times and has_expiry_opcode
         self._keep_datatype = bool(flags & OpenFlag.NO_VALUE_KEEP_DATATYPE)
         self._with_values = not (self._keep_datatype or flags & OpenFlag.NO_VALUE)
+
+    def marker(
+        self, partition_id: int, opaque: int, start: int, end: int, flags: int, purge_seqno: int
+    ) -> bytes:
+        """Return a snapshot marker."""
+        if self._marker_version == "1.0":
+            return snapshot_marker(partition_id, opaque, start, end, flags)
+        purge = purge_seqno if self._marker_version == "2.2" else None
+        return snapshot_marker_2(partition_id, opaque, start, end, flags, purge)
 
     def join(
         self,

@@ -35,7 +35,7 @@ from millstream.model.partitions import PartitionState
 from millstream.upr.core.decision import Grant
 from millstream.upr.core.profile import Profile
 from millstream.upr.core.source import Hold, PartitionSource
-from millstream.wire.frames import is_put, seqno_of, snapshot_marker, stream_end
+from millstream.wire.frames import is_put, seqno_of, stream_end
 from millstream.wire.mcbp import Opcode, SnapshotFlag, StreamEndReason, request
 
 __all__ = ["Chunk", "LogRead", "Stream", "StreamState"]
@@ -344,9 +344,10 @@ class Stream:
             flags |= SnapshotFlag.CHECKPOINT
         self._disk_before = self._is_disk
         self._is_marked = True
-        return snapshot_marker(
-            self.partition_id, self.opaque, self._marker_start, self._hold.at, flags
-        )
+        return self._profile.marker(
+            self.partition_id, self.opaque, self._marker_start, self._hold.at, flags,
+            self.source.purge_seqno,
+        )  # fmt: skip
 
     def _finish(self, before: int) -> bytes:
         """Close the snapshot, or the part of it that was asked for."""

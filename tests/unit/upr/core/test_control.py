@@ -74,9 +74,16 @@ def test_unknown_keys_and_bad_values(key: str, value: str) -> None:
     assert settings.set(key.encode(), value.encode()) == Status.EINVAL
 
 
-@pytest.mark.parametrize(
-    "key", [b"stream_buffer_size", b"enable_stream_id", b"max_marker_version"]
-)
+def test_versions_of_markers() -> None:
+    settings = Settings(is_extended=False)
+    assert settings.marker_version == "1.0"
+    for version in ("2.0", "2.2", "1.0"):
+        assert settings.set(b"max_marker_version", version.encode()) == Status.SUCCESS
+        assert settings.marker_version == version
+    assert settings.set(b"max_marker_version", b"2.1") == Status.EINVAL
+
+
+@pytest.mark.parametrize("key", [b"stream_buffer_size", b"enable_stream_id"])
 def test_what_is_known_and_not_supported(key: bytes) -> None:
     assert Settings(is_extended=False).set(key, b"true") == Status.NOT_SUPPORTED
 

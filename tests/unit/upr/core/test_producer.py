@@ -1,6 +1,7 @@
 """Dialogues with a producer: packets in, bytes out, over a bucket of plain lists."""
 
 from collections.abc import Callable
+from struct import Struct
 
 import pytest
 from hypothesis import given, settings
@@ -1019,3 +1020,19 @@ def test_steady_writers_do_not_keep_a_snapshot_open() -> None:
         assert all(turn - since < 2 for since in waits.values())
     assert len(ends) == 200
     assert not talk.producer.wants_close
+
+
+@pytest.mark.parametrize(
+    ("version", "extras", "value_bytes"), [("2.0", b"\0", 36), ("2.2", b"\2", 52)]
+)
+def test_markers_of_version_2_for_who_asks(version: str, extras: bytes, value_bytes: int) -> None:
+    partition = filled("aAb")
+    partition.purge_seqno = 1
+    talk = Talk(partition)
+    assert talk.control("max_marker_version", version) == Status.SUCCESS
+    talk.stream()
+    marker = talk.packets()[0]
+    assert (marker.opcode, marker.extras) == (Opcode.DCP_SNAPSHOT_MARKER, extras)
+    fields = Struct(">QQIQQQQ").unpack(marker.value + bytes(52 - value_bytes))
+    assert len(marker.value) == value_bytes
+    assert fields == (0, 3, 1, 3, 0, 1 if version == "2.2" else 0, 0)
