@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import json
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -18,6 +20,7 @@ import millstream
 from bucket_nodes import BUCKET, MAJORITY, PERSISTED_ON_MAJORITY, BucketNodes, ended
 from millstream.errors import MillstreamError
 from millstream.model.partitions import partition_of
+from millstream.upr import BucketReader, SqliteSink
 from millstream.wire.mcbp import Status
 from node_process import NodeProcess
 
@@ -254,3 +257,62 @@ def test_served_partitions_are_handed_over_while_clients_write(make: Make) -> No
             assert found is not None
             assert found.value == value
     nodes.until_level("a", "b")
+
+
+def table(path: Path) -> dict[str, Any]:
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        rows = database.execute("SELECT key, value FROM documents").fetchall()
+    return {key.decode(): json.loads(value) for key, value in rows}
+
+
+async def test_readers_follow_to_the_new_node_and_those_of_durable_changes_never_undo(
+    make: Make, tmp_path: Path
+) -> None:
+    nodes = await asyncio.to_thread(make, 2, ["ab", "ab"])
+    address = str(nodes.nodes["a"].ready["kv"])
+    paths = {name: tmp_path / name for name in ("all", "durable")}
+    readers = [
+        BucketReader(address, bucket=BUCKET, sink=SqliteSink(path), durable_only=name == "durable")
+        for name, path in paths.items()
+    ]
+    seen: dict[str, Any] = {}
+    running = [asyncio.ensure_future(reader.run()) for reader in readers]
+
+    async def until(which: str, expected: dict[str, Any]) -> None:
+        while (found := table(paths[which])) != expected:
+            seen[which] = found
+            assert "lost" not in table(paths["durable"])
+            for task in running:
+                assert not task.done(), task.exception()
+            await asyncio.sleep(0.05)  # the table tells nobody: looked at again
+
+    async def at(name: str, key: str, value: int, *, framing: bytes = b"") -> None:
+        encoded = str(value).encode()
+        done = await asyncio.to_thread(nodes.put, name, key.encode(), encoded, framing=framing)
+        assert done.status == 0
+
+    try:
+        async with asyncio.timeout(60):
+            for key in ("k0", "k1", "k2"):
+                await at("a", key, 1, framing=PERSISTED_ON_MAJORITY)
+            both = {"k0": 1, "k1": 1, "k2": 1}
+            for which in paths:
+                await until(which, both)
+            await asyncio.to_thread(nodes.nodes["b"].stop)
+            await at("a", "k0", 2)
+            await at("a", "lost", 2)
+            await until("all", {**both, "k0": 2, "lost": 2})
+            await asyncio.to_thread(nodes.nodes["a"].kill)
+            await asyncio.to_thread(nodes.nodes["b"].start)
+            await asyncio.to_thread(nodes.promote, "b")
+            await at("b", "k1", 3)
+            await until("all", {**both, "k1": 3})
+            assert table(paths["durable"]) == both  # one of two disks is no majority
+            await asyncio.to_thread(nodes.nodes["a"].start)
+            await asyncio.to_thread(nodes.promote, "b")
+            await until("durable", {**both, "k1": 3})
+            await until("all", {**both, "k1": 3})
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

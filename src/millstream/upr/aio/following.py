@@ -397,18 +397,19 @@ class BucketReader:
     async def _fetch_map(self) -> ClusterMap:
         """Ask the nodes known, one after the other; the last one's failure is raised."""
         known = () if self._map is None else self._map.nodes
-        for node in dict.fromkeys((*self._sessions, *known, self._seed)):
+        nodes = list(dict.fromkeys((*self._sessions, *known, self._seed)))
+        for node in nodes:
             link = self._link(node)
             try:
                 await link.open()
                 packet = await link.demand(request(Opcode.GET_CLUSTER_CONFIG), "the partition map")
                 return cluster_map_from(packet.value, host=node.host, port=node.port)
             except UnavailableError:
-                if node == self._seed:
+                if node == nodes[-1]:
                     raise
             finally:
                 await link.close()
-        raise AssertionError("the seed is asked last")
+        raise AssertionError("the seed is asked at least")
 
     async def _refresh_map(self) -> None:
         map_, old = await self._fetch_map(), self._map
