@@ -17,9 +17,11 @@ BATCH = 50
 QUICKLY_FOUND = {
     "bare_position": 40,
     "diverted_marker": 40,
+    "early_barrier": 40,
     "end_inside_snapshot": 40,
     "half_is_a_majority": 40,
     "memory_switch": 40,
+    "no_fencing": 40,
     "restart_as_active": 40,
     "rollback_skipped": 40,
     "rollback_too_short": 40,

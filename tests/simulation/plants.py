@@ -7,13 +7,14 @@ docs/design/0008-simulator.md says within how many seeds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from millstream.cluster.core import promotion
 from millstream.kv.core.acknowledged import Acknowledged
-from millstream.kv.core.feed import Line
+from millstream.kv.core.feed import Feed, Line
 from millstream.kv.core.mutation_queue import MutationQueue
 from millstream.kv.core.partition import Partition
 from millstream.kv.core.replica import Replica
@@ -37,6 +38,17 @@ class Plant(NamedTuple):
 
 def swap(owner: object, name: str, wrong: Any) -> Callable[[], Any]:
     return lambda: patch.object(owner, name, wrong)
+
+
+def together(*makes: Callable[[], Any]) -> Callable[[], Any]:
+    @contextmanager
+    def make() -> Iterator[None]:
+        with ExitStack() as stack:
+            for one in makes:
+                stack.enter_context(one())
+            yield
+
+    return make
 
 
 # -- the source
@@ -237,7 +249,11 @@ PLANTS: dict[str, Plant] = {
     ),
     "no_fencing": Plant(
         "a copy follows a source of a lower branch than it has promised",
-        swap(Replica, "accepts", lambda self, log: True),
+        together(
+            swap(Replica, "accepts", lambda self, log: True),
+            swap(Line, "is_stale", property(lambda self: False)),
+            swap(Feed, "_accepts", staticmethod(lambda line, branch: True)),
+        ),
     ),
     "promise_not_looked_at": Plant(
         "a stream goes on after its copy has promised a later branch",

@@ -273,35 +273,61 @@ class World:
             active.write(key, value, rng.choice(LEVELS), expiry)
 
     def end_badly(self, p: int) -> None:
-        """Two endings that chance finds too seldom; from their causes on nothing is written."""
+        """Endings that chance finds too seldom; from their causes on little is written."""
         active, ending = self.newest_active(p), self.rng.random()
-        if active is None or ending < 0.6:
+        if active is None or ending < 0.5:
             return
-        if ending < 0.8:  # a second fail-over between a reader's undo and its next items
-            active.node.crash()
-            active.node.restart()
-            self.promote(p, forced=True)
-            for newest in self.actives(p):
-                if newest.last_branch == newest.branch:
-                    for key in self.rng.sample(KEYS, 2):
-                        newest.write(key, b"%d" % next(self.numbers), "memory")
-                    for reader in self.readers:
-                        if reader.partition_id == p and not reader.is_durable_only:
-                            reader.disconnect()
-                            reader.follow(newest.node, 2)
-                    newest.node.crash()
-            return
+        if ending < 0.7:
+            self.fail_over_twice(p, active)
+        elif ending < 0.85:
+            self.promote_in_first_load(p, active)
+        else:
+            self.leave_behind(p, active)
+
+    def undoing_readers(self, p: int) -> list[Reader]:
+        return [r for r in self.readers if r.partition_id == p and not r.is_durable_only]
+
+    def fail_over_twice(self, p: int, active: Copy) -> None:
+        """A second time between a reader's undo and its next items."""
+        for reader in self.undoing_readers(p):
+            self.write(active)
+            reader.follow(active.node, 20)
+        active.node.crash()
+        active.node.restart()
+        self.promote(p, forced=True)
+        for newest in self.actives(p):
+            if newest.last_branch == newest.branch:
+                for key in self.rng.sample(KEYS, 2):
+                    newest.write(key, b"%d" % next(self.numbers), "memory")
+                for reader in self.undoing_readers(p):
+                    reader.disconnect()
+                    reader.follow(newest.node, 2)
+                newest.node.crash()
+
+    def promote_in_first_load(self, p: int, active: Copy) -> None:
         replica = next(copy for copy in self.copies(p) if copy is not active)
         if any(copy.is_active for copy in replica.node.copies):
             return
         active.node.flush()
         active.node.compact()
-        if not replica.node.is_down:  # promoted inside its first load
+        if not replica.node.is_down:
             replica.node.lose_files()
             replica.node.restart()
             self.pull(replica, active, 4)
         active.node.crash()
         self.promote(p, forced=True)
+
+    def leave_behind(self, p: int, active: Copy) -> None:
+        """Deletions are forgotten twice in one history that readers have not seen."""
+        for _ in range(2):
+            for reader in self.undoing_readers(p):
+                reader.disconnect()
+            for _ in range(4):
+                self.write(active)
+            active.node.flush()
+            active.node.compact()
+            for reader in self.undoing_readers(p):
+                reader.follow(active.node, self.rng.choice((4, 30)))
 
     # -- its end
 
