@@ -623,6 +623,17 @@ def test_a_durable_only_stream_sends_nothing_that_can_be_taken_away() -> None:
     assert talk.partition.holds == talk.partition.logged_holds == {}
 
 
+def test_a_snapshot_that_was_begun_elsewhere_is_not_ended_before_what_was_promised() -> None:
+    talk = Talk(filled("abcd"), is_extended=True)
+    talk.control("durable_only", "true")
+    talk.partition.marks, talk.partition.persisted_seqno = [3], 3
+    uuid = talk.partition.failover_log[0].uuid
+    assert talk.stream(at=Position(uuid, 2, 0, 4)).status == Status.SUCCESS
+    assert talk.sent() == "", "3 is durable, 4 was promised"
+    flushed(talk.partition)
+    assert talk.sent() == "[0,4] memory c3 d4"
+
+
 def test_a_durable_only_stream_to_the_latest_ends_at_the_newest_mark() -> None:
     talk = Talk(filled("abc"), is_extended=True)
     flushed(talk.partition)
