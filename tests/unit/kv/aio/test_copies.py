@@ -254,6 +254,37 @@ async def test_a_copy_to_be_handed_over_is_stopped_unless_it_changed(tmp_path: P
     await engine.stop()
 
 
+async def test_a_copy_takes_over_only_as_what_it_was_when_it_asked(tmp_path: Path) -> None:
+    engine = await opened(tmp_path)
+    copies, partition = engine.copies, engine.bucket.partitions[0]
+    log = partition.failover_log
+    for state in (ACTIVE, DEAD):
+        await copies.set_state(0, state)
+        with pytest.raises(ConditionError) as serving:
+            await copies.take_over(0, PENDING, partition.epoch)
+        assert serving.value.code == "moved_on"
+    await copies.set_state(0, REPLICA)
+    with pytest.raises(ConditionError):
+        await copies.take_over(0, PENDING, partition.epoch - 1)
+    assert partition.state is REPLICA
+    await copies.take_over(0, PENDING, partition.epoch)
+    await copies.take_over(0, ACTIVE, partition.epoch)
+    assert (partition.state, partition.failover_log) == (ACTIVE, log)
+    await engine.stop()
+
+
+async def test_who_waited_in_vain_to_take_over_follows_again(tmp_path: Path) -> None:
+    engine = await opened(tmp_path)
+    partition = engine.bucket.partitions[0]
+    await engine.copies.stand_back(0)
+    assert partition.state is ACTIVE
+    for state in (REPLICA, PENDING):
+        await engine.copies.set_state(0, state)
+        await engine.copies.stand_back(0)
+        assert partition.state is REPLICA
+    await engine.stop()
+
+
 async def test_illegal_moves_change_nothing(tmp_path: Path) -> None:
     engine = await opened(tmp_path)
     partition = engine.bucket.partitions[0]
