@@ -78,7 +78,7 @@ STEP_CHANGES_MAX: Final = 500
 """Changes applied in one step: the loop is busy meanwhile."""
 PAUSE_S_MIN: Final = 0.1
 """Before a stream that was refused or ended is asked for again; doubled each time."""
-PAUSE_S_MAX: Final = 5.0
+PAUSE_S_MAX: Final = 2.0
 _HIGHS_OPAQUE: Final = 0x10000
 _FROM_ACTIVE: Final = StreamOptions(flags=StreamFlag.ACTIVE_ONLY)
 _SEQNO: Final = Struct(">HQ")
@@ -259,12 +259,14 @@ class Feed:
     # -- what the shell wants
 
     def follow(self, partition_id: int) -> None:
-        """Keep the copy following; harmless if it does."""
+        """Keep the copy following; one that rests asks now: what it waits for may have come."""
         line = self._lines.get(partition_id)
         if line is None:
             line = self._lines[partition_id] = Line(self._bucket.partitions[partition_id])
-            self._ask(line)
         line.is_wanted = True
+        if line.stage is Stage.RESTING:
+            line.pause_s = PAUSE_S_MIN
+            self._ask(line)
 
     def leave(self, partition_id: int) -> None:
         """Let the copy follow this source no longer."""

@@ -286,6 +286,12 @@ def test_a_refused_stream_is_asked_for_again_with_growing_pauses() -> None:
         rig.wait()
     assert pauses[:3] == [0.1, 0.2, 0.4]
     assert pauses[-1] == feed_module.PAUSE_S_MAX
+    while not rig.waits:
+        rig.exchange()
+    rig.feed.follow(0)  # somebody has news
+    while len(rig.waits) < 2:
+        rig.exchange()
+    assert rig.waits.pop().pause_s == feed_module.PAUSE_S_MIN
     rig.source.set_state(0, ACTIVE)
     put(rig, 0, b"key1")
     rig.settle()
