@@ -179,7 +179,7 @@ def _show(bucket: str, report: Report) -> None:
     console.print(f"bucket {bucket}, map {report.revision}", style="bold")
     console.print(table)
     for name, reason in report.silent.items():
-        console.print(f"! {name} took no part: {reason}", style="yellow")
+        console.print(f"! {name} took no part: {reason}", style="yellow", soft_wrap=True)
 
 
 def _ranges(numbers: Iterable[int]) -> Iterator[str]:
