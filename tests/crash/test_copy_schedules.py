@@ -310,6 +310,7 @@ class Copy(Reading):
         assert self.partition.replica is not None
         self.rejoined_at = source.partition.queue.high_seqno
         self.partition.replica.on_opened(log, purge_seqno, self.rejoined_at)
+        self.confirm()  # it may have all that already
         self.check_position()
 
     def on_marker(self, start: int, end: int) -> None:
