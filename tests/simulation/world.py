@@ -129,7 +129,7 @@ class World:
             with node.may_crash(self.crashes):
                 if node.is_reached and node.copies[p].promise(branch):
                     promised[node.name] = node.copies[p].standing()
-        verdict, name = judge(row, promised), winner_of(row, promised)
+        verdict, name = judge(row, promised, standings), winner_of(row, promised)
         if len(verdict.answered) < verdict.needed or not (verdict.is_safe or forced):
             return
         yield

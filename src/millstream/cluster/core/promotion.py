@@ -80,21 +80,35 @@ class Verdict(NamedTuple):
         return f"{found}; {self.needed} are needed: bring the others back, or use --force"
 
 
-def judge(row: Row, answers: Answers) -> Verdict:
-    """Judge the answers to a promotion. A dead copy counts: it has what it acknowledged."""
+def judge(row: Row, answers: Answers, before: Answers | None = None) -> Verdict:
+    """Judge the answers to a promotion. A dead copy counts: it has what it acknowledged.
+
+    Args:
+        row: of the map.
+        answers: the newest standings.
+        before: those told before promises were asked; `answers` if none were.
+    """
     copies, known = len(row), _known(row, answers)
     spare = copies - (copies // 2 + 1)
     intact = sum(standing.is_intact for standing in known.values())
     whole = sum(standing.is_whole for standing in known.values())
     counts: tuple[tuple[Level, int], ...] = (("majority", intact), ("persisted", whole))
-    if len(known) == copies and not any(standing.branch for standing in known.values()):
-        counts = ()  # a new bucket: nobody has any history, so nothing was acknowledged
+    if _is_new(row, answers if before is None else before):
+        counts = ()
     return Verdict(
         copies,
         spare + 1,
         tuple(known),
         tuple(name for name in row if name is not None and name not in known),
         tuple(level for level, count in counts if count <= spare),
+    )
+
+
+def _is_new(row: Row, before: Answers) -> bool:
+    """Whether nothing was acknowledged ever: no copy has, or has heard of, any history."""
+    known = _known(row, before)
+    return len(known) == len(row) and not any(
+        standing.branch or standing.last_branch for standing in known.values()
     )
 
 

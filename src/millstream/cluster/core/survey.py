@@ -128,7 +128,8 @@ def choose(
     failed, winners = [], {}
     for p, answers in promised.items():
         row = survey.bucket_map.rows[p]
-        verdict, name = judge(row, answers), winner_of(row, answers, to)
+        verdict = judge(row, answers, before=survey.answers(p))
+        name = winner_of(row, answers, to)
         if name is None or not (verdict.is_safe or is_forced):
             failed.append(Outcome(p, "failed", row[0], None, at_risk=verdict.at_risk, reason=AWAY))
         else:

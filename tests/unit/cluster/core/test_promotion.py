@@ -70,10 +70,24 @@ def test_in_a_new_bucket_there_is_nothing_to_lose() -> None:
     verdict = judge(("a", "b"), {"a": new, "b": new})
     assert (verdict.is_safe, verdict.at_risk) == (True, ())
     promised = new._replace(last_branch=3)
-    assert judge(("a", "b"), {"a": promised, "b": promised}).at_risk == ()
+    asked = {"a": promised, "b": promised}
+    assert judge(("a", "b"), asked, {"a": new, "b": new}).at_risk == ()
     heard = new._replace(branch=3)
     assert judge(("a", "b"), {"a": new, "b": heard}).at_risk == ("majority", "persisted")
     assert not judge(("a", "b", "c"), {"a": new, "b": new}).is_safe
+
+
+def test_copies_that_all_lost_what_they_had_are_no_new_bucket() -> None:
+    emptied = standing(0, branch=0, is_intact=False, is_whole=False, last_branch=3)
+    before = {"a": emptied, "b": emptied}
+    verdict = judge(("a", "b"), before)
+    assert (verdict.is_safe, verdict.at_risk) == (True, ("majority", "persisted"))
+    promised = emptied._replace(last_branch=4)
+    verdict = judge(("a", "b"), {"a": promised, "b": promised}, before)
+    assert verdict.at_risk == ("majority", "persisted")
+    new = emptied._replace(last_branch=0)
+    assert judge(("a", "b"), before, {"a": emptied, "b": new}).at_risk == verdict.at_risk
+    assert judge(("a", "b"), before, {"a": new}).at_risk == verdict.at_risk
 
 
 def test_an_empty_place_does_not_answer_and_a_dead_copy_does() -> None:
