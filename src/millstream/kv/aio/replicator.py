@@ -9,6 +9,7 @@ Invariants:
    from where they stand.
 3. A rollback that has begun is finished, whatever becomes of the connection that asked for it.
 4. After `stop` nothing is applied any more.
+5. An error that nobody foresaw is logged, and everything is tried again after the longest pause.
 
 Elsewhere: what comes over a connection (`kv.core.feed`), the map (`model.bucket_map`), rollbacks
 (`kv.aio.copies`), acknowledgements on the other side (`kv.core.acknowledged`).
@@ -304,26 +305,34 @@ class _Source:
         """Follow until cancelled."""
         pause_s = PAUSE_S_MIN
         while True:
-            before = self._before.changes_total
+            before, is_mistake = self._before.changes_total, False
             try:
                 await self._follow()
             except* (MillstreamError, OSError) as group:
-                self._tell(group.exceptions[0])
+                self._tell(group, logging.WARNING)
+            except* Exception as group:  # noqa: BLE001 - one copy must not end all others for ever
+                is_mistake = True
+                self._tell(group, logging.ERROR)
             if self._before.changes_total > before:
                 pause_s = PAUSE_S_MIN
             self.reconnects_total += 1
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(PAUSE_S_MAX if is_mistake else pause_s)
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
-    def _tell(self, error: BaseException) -> None:
+    def _tell(self, error: BaseException, level: int) -> None:
+        """Keep why nothing comes; log it once, what nobody foresaw with where it happened."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-        if str(error) != self.failure:
-            _LOG.warning(
-                "bucket %s: copies do not follow node %s: %s",
-                self._bucket.name, self.node.name, error,
+        is_mistake = level == logging.ERROR
+        failure = (
+            f"a mistake in this node, its log has more: {error!r}" if is_mistake else str(error)
+        )
+        if failure != self.failure:
+            _LOG.log(
+                level, "bucket %s: copies do not follow node %s: %s",
+                self._bucket.name, self.node.name, failure, exc_info=error if is_mistake else None,
             )  # fmt: skip
-        self.failure = str(error)
+        self.failure = failure
 
     async def _follow(self) -> None:
         """Connect and follow until the connection is lost."""
@@ -478,6 +487,10 @@ class _Source:
             await self._copies.take_over(*effect)
         except MillstreamError as error:
             failure = str(error)
+        except Exception as error:  # noqa: BLE001 - who waits is told
+            failure = f"a mistake in this node, its log has more: {error!r}"
+            _LOG.exception("bucket %s: partition %d is not taken over from node %s",
+                           self._bucket.name, effect.partition_id, self.node.name)  # fmt: skip
         if self.feed is feed:
             feed.on_state_changed(effect.partition_id, failure)
             self._news.set()
@@ -520,6 +533,9 @@ class _Source:
         except MillstreamError as error:
             _LOG.warning("bucket %s: partition %d is not undone for node %s: %s",
                          self._bucket.name, partition_id, self.node.name, error)  # fmt: skip
+        except Exception:  # noqa: BLE001 - it rests and asks again
+            _LOG.exception("bucket %s: partition %d is not undone for node %s",
+                           self._bucket.name, partition_id, self.node.name)  # fmt: skip
         if self.feed is feed:
             if seqno is None:
                 feed.on_not_undone(partition_id)

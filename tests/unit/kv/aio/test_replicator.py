@@ -15,6 +15,7 @@ from millstream.kv.core import feed as feed_module
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.partition import value_of
 from millstream.kv.core.session import KvSession
+from millstream.kv.core.taking_feed import TakingFeed
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.limits import FRAME_BYTES_MAX
 from millstream.model.lineage import decode
@@ -378,6 +379,52 @@ async def test_a_rollback_is_finished_before_the_end(cluster: Cluster) -> None:
     assert cluster.figure("rollbacks_total") == 0, "its feed is gone"
 
 
+async def test_a_mistake_with_one_copy_does_not_end_the_following_of_the_others(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    take, broken = TakingFeed.receive, True
+
+    def receive(feed: TakingFeed, data: bytes) -> None:
+        take(feed, data)
+        if broken and b"bad" in data:
+            raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(TakingFeed, "receive", receive)
+    cluster.set_map(("n1", "n2"), ("n1", "n2"))
+    await until(lambda: cluster.figure("streams") == 2)
+    cluster.put(0, "bad=1")
+    await until(lambda: "ZeroDivisionError" in failure_of(cluster, 1))
+    await until(lambda: len(cluster.links) > 2)
+    broken = False
+    cluster.put(1, "good=1")
+    await until(lambda: cluster.is_durable(0) and cluster.is_durable(1))
+    assert (cluster.has(0), cluster.has(1)) == ({"bad": "1"}, {"good": "1"})
+    logged = [record for record in caplog.records if record.exc_info]
+    assert [record.levelname for record in logged] == ["ERROR"], "once, with where it happened"
+
+
+async def test_a_mistake_while_undoing_is_tried_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    undo, failures = cluster.copy.copies.undo, [ZeroDivisionError("planted")]
+
+    async def fail_first(*effect: int) -> int | None:
+        if failures:
+            raise failures.pop()
+        return await undo(*effect)
+
+    monkeypatch.setattr(cluster.copy.copies, "undo", fail_first)
+    cluster.put(0, "a=1")
+    cluster.set_map(("n1", "n2"), ("n1", "n2"))
+    await until(lambda: cluster.is_durable(0))
+    cluster.put(0, "b=1")
+    await until(lambda: cluster.is_durable(0))
+    await cluster.source.copies.roll_back(0, 1)
+    await until(lambda: cluster.copy.bucket.partitions[0].high_seqno == 1)
+    assert not failures
+    assert "is not undone for node n1" in caplog.text
+
+
 # -- taking over
 
 
@@ -411,6 +458,22 @@ async def test_a_copy_takes_over_while_its_source_is_written_to(cluster: Cluster
     await cluster.copy.replicator.take_over(0)
     await until(lambda: cluster.source.bucket.begin_take_over(0))
     await until(lambda: cluster.figure("streams") == 1)
+
+
+async def test_a_mistake_while_taking_over_is_told_at_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*effect: int) -> None:
+        raise ZeroDivisionError("planted")
+
+    await following(cluster)
+    with monkeypatch.context() as patched:
+        patched.setattr(cluster.copy.copies, "take_over", fail)
+        with pytest.raises(UnavailableError, match="ZeroDivisionError"):
+            await cluster.copy.replicator.take_over(0)
+    await until(lambda: states(cluster) == (ACTIVE, REPLICA))
+    cluster.put(0, "b=1")
+    await until(lambda: cluster.is_durable(0))
 
 
 async def test_what_cannot_be_taken_over(
