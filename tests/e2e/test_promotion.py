@@ -6,7 +6,10 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
+import signal
 import sqlite3
+import ssl
 import subprocess
 import sys
 import threading
@@ -18,13 +21,17 @@ import pytest
 
 import millstream
 from bucket_nodes import BUCKET, MAJORITY, PERSISTED_ON_MAJORITY, BucketNodes, ended
+from millstream.cluster.pages import Pages
 from millstream.errors import MillstreamError
 from millstream.model.partitions import partition_of
 from millstream.upr import BucketReader, SqliteSink
 from millstream.wire.mcbp import Status
 from node_process import NodeProcess
+from nodes_with_map import map_of
 
 Make = Callable[[int, list[str]], BucketNodes]
+TLS = Path(__file__).parent / "tls"
+SECRET = "sixteen letters or more"
 
 
 @pytest.fixture
@@ -316,3 +323,96 @@ async def test_readers_follow_to_the_new_node_and_those_of_durable_changes_never
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+
+class SafeNodes:
+    """Nodes a and b with users and encryption, each at the addresses it got first."""
+
+    def __init__(self, make_node: Callable[..., NodeProcess], tmp_path: Path) -> None:
+        self.nodes = {
+            name: make_node(
+                "--no-memcached", "--user", "ada:secret", "--tls-cert", str(TLS / "node.pem"),
+                "--tls-ca", str(TLS / "authority.pem"),
+                name=name, env={"MILLSTREAM_CLUSTER_SECRET": SECRET},
+            ).start()
+            for name in "ab"
+        }  # fmt: skip
+        for node in self.nodes.values():
+            node.options += ("--kv", str(node.ready["kv"]), "--http", str(node.ready["http"]))
+        self.passwords = {word: tmp_path / word for word in ("secret", "wrong")}
+        for word, path in self.passwords.items():
+            path.write_text(word)
+        self.trust = ssl.create_default_context(cafile=str(TLS / "authority.pem"))
+        shared = map_of(self.nodes, [["a", "b"], ["b", "a"]])
+        for name, node in self.nodes.items():
+            pages = Pages(
+                *node.address("http"), BUCKET,
+                user="ada", password="secret", tls=self.trust, timeout_s=20.0,
+            )  # fmt: skip
+            pages.ask("PUT", "map", {**shared, "this": name})
+
+    def promote(
+        self, at: str, *words: str, bucket: str = BUCKET, password: str = "secret"
+    ) -> subprocess.CompletedProcess[bytes]:
+        command = [sys.executable, "-m", "millstream", "cluster", "promote", bucket, *words]
+        command += ["--connect", str(self.nodes[at].ready["kv"]), "--user", "ada"]
+        command += ["--password-file", str(self.passwords[password])]
+        command += ["--tls-ca", str(TLS / "authority.pem")]
+        return subprocess.run(command, capture_output=True, timeout=120, check=False)
+
+    def ends(self, at: str, *words: str) -> list[tuple[str, str | None]]:
+        done = self.promote(at, "--json", *words)
+        assert done.returncode == 0, done.stderr.decode()
+        return ends_of(json.loads(done.stdout))
+
+    def client(self, at: str) -> millstream.Client:
+        return millstream.connect(
+            str(self.nodes[at].ready["kv"]), bucket=BUCKET, user="ada", password="secret",
+            tls=self.trust, timeout_s=20.0,
+        )  # fmt: skip
+
+
+@pytest.mark.timeout(180)
+def test_promotions_with_users_and_encryption(
+    make_node: Callable[..., NodeProcess], tmp_path: Path
+) -> None:
+    nodes = SafeNodes(make_node, tmp_path)
+    for done, said in (
+        (nodes.promote("a", password="wrong"), b"does not accept user 'ada'"),
+        (nodes.promote("a", bucket="none"), b"no bucket 'none'"),
+    ):
+        assert (done.returncode, said in done.stderr, done.stdout) == (1, True, b""), done.stderr
+    assert nodes.ends("a") == [("promoted", "a"), ("promoted", "b")]
+    with nodes.client("a") as client:
+        for number in range(40):
+            client.upsert(f"k{number}", number, durability="majority")
+    assert nodes.ends("a", "--to", "b", "--partition", "0") == [("handed_over", "b")]
+    assert nodes.ends("b", "--to", "a") == [("handed_over", "a")] * 2
+
+    hanging = nodes.nodes["a"].pids()
+    for pid in hanging:
+        os.kill(pid, signal.SIGSTOP)
+    shown = nodes.promote("b").stdout.decode()
+    for pid in hanging:
+        os.kill(pid, signal.SIGCONT)
+    assert "promoted" in shown
+    assert "! a took no part: " in shown
+    assert nodes.ends("a") == [("served", "b")] * 2
+
+    nodes.nodes["b"].kill()
+    left = nodes.promote("a", "--json", "--force")
+    assert left.returncode == 0, left.stderr.decode()
+    assert ends_of(json.loads(left.stdout)) == [("promoted", "a")] * 2
+    with nodes.client("a") as client:
+        assert len(client.get_many([f"k{number}" for number in range(40)])) == 40
+        client.upsert("k0", "new")
+    nodes.nodes["b"].start()
+    assert nodes.ends("a") == [("served", "a")] * 2
+    assert nodes.ends("b", "--to", "b") == [("handed_over", "b")] * 2
+    with nodes.client("b") as client:
+        found = client.get("k0")
+        assert found is not None
+        assert found.value == "new"
+    assert not any(
+        word in node.log() for node in nodes.nodes.values() for word in ("Traceback", SECRET)
+    )
