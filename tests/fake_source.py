@@ -13,6 +13,7 @@ from millstream.errors import MillstreamError
 from millstream.model.lineage import born
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry, FailoverLog, with_new_entry
+from millstream.upr.core.shared_slices import SharedSlices
 from millstream.upr.core.source import Hold, Reader
 from millstream.wire.frames import deletion, described, mutation, seqno_of
 
@@ -156,6 +157,14 @@ class FakePartition:
                 frames.append(frame)
         return frames, last
 
+    def slots(self, after: int, at: int, items_max: int) -> tuple[list[bytes], int, int] | None:
+        if after < self.memory_floor:
+            return None
+        frames = [b""] * (at + 1)
+        for write in self._as_of(at):
+            frames[write.seqno] = self.frame(write)
+        return frames, after + 1, min(at, after + items_max) + 1
+
     def described_slice(
         self, after: int, at: int, bytes_max: int, items_max: int
     ) -> tuple[list[bytes], int] | None:
@@ -205,6 +214,7 @@ class FakeBucket:
     take_overs: set[int] = field(default_factory=set)
     held_back: set[int] = field(default_factory=set)
     stop_error: MillstreamError | None = None
+    shared_slices: SharedSlices | None = None
 
     @property
     def partition_count(self) -> int:

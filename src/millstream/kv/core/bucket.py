@@ -39,6 +39,7 @@ from millstream.model.bucket_map import BucketMap
 from millstream.model.limits import LEASE_SECONDS_DEFAULT, LEASE_SECONDS_MAX, LEASES_MAX
 from millstream.model.partitions import PartitionState, partition_of
 from millstream.upr.core.producer import StreamFigures
+from millstream.upr.core.shared_slices import SharedSlices
 from millstream.upr.core.source import Hold
 
 __all__ = ["Bucket", "Lease", "Streaming"]
@@ -139,6 +140,7 @@ class Bucket:
         self.wipe: Callable[[int, Callable[[], None]], None] = self._wipe_now
         """Deletes all documents at a time (Unix ns), and calls back once they are gone, or will
         be later. In the engine: in steps (`kv.aio.pager`)."""
+        self._shared_slices = SharedSlices()
         self.streams: dict[str, Streaming] = {}
         """The connections that stream, by the name that each has given itself."""
         self.sent_bytes_before = self.stuck_readers = self.dead_readers = 0
@@ -313,6 +315,13 @@ class Bucket:
         self.dead_readers += figures.is_dead
         if self.streams.get(name) is stream:
             del self.streams[name]
+        if len(self.streams) <= 1:
+            self._shared_slices.clear()
+
+    @property
+    def shared_slices(self) -> SharedSlices | None:
+        """See `BucketSource.shared_slices`."""
+        return self._shared_slices if len(self.streams) > 1 else None
 
     def wiping(self) -> Iterator[Callable[[], None]]:
         """Yield calls that delete every document there is now (memcached's FLUSH), one each."""

@@ -337,6 +337,21 @@ class MutationQueue:
                 chunk = chunk[: max(1, bisect_left(sizes, bytes_max))]
         return chunk if all(chunk) else list(filter(None, chunk)), after + len(chunk)
 
+    def slots(self, after: int, at: int, items_max: int) -> tuple[list[bytes], int, int] | None:
+        """Return the block of seqno `after` + 1 and the range of it that `memory_slice` would cut.
+
+        None: there are counters, or versions kept for readers, or it is not in memory.
+        """
+        number = after + 1 >> BITS
+        block = self.blocks.get(number)
+        is_plain = number not in self.counters and number not in self.holds.kept
+        if after < self.floor or block is None or not is_plain:
+            return None
+        base = number << BITS
+        begin = after + 1 - base
+        end = min(at + 1 - base, begin + items_max, BLOCK_SLOTS)
+        return (block.frames, begin, end) if end <= len(block.frames) else None
+
     def _is_within(self, number: int, bytes_max: int) -> bool:
         """Return whether all frames of a number are known to have at most so many bytes."""
         block = self.blocks.get(number)

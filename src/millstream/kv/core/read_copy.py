@@ -146,6 +146,10 @@ class ReadCopy:
         """See `MutationQueue.memory_slice`."""
         return self.queue.memory_slice(after, at, bytes_max, items_max)
 
+    def slots(self, after: int, at: int, items_max: int) -> tuple[list[bytes], int, int] | None:
+        """See `MutationQueue.slots`."""
+        return self.queue.slots(after, at, items_max)
+
     def described_slice(
         self, after: int, at: int, bytes_max: int, items_max: int
     ) -> tuple[list[bytes], int] | None:

@@ -259,8 +259,9 @@ class Producer:
             )
         skips = bool(self._flags & OpenFlag.SKIP_DELETES_IN_BACKFILL)
         return Stream(
-            source, grant, opaque, profile, has_advances=has_advances, skips_deletes=skips
-        )
+            source, grant, opaque, profile,
+            has_advances=has_advances, skips_deletes=skips, bucket=self._bucket,
+        )  # fmt: skip
 
     def _on_close_stream(self, packet: Packet) -> None:
         partition_id = packet.vbucket

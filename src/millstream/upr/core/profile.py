@@ -16,6 +16,7 @@ from operator import itemgetter
 from struct import Struct
 from typing import Final
 
+from millstream.upr.core.shared_slices import SharedSlice
 from millstream.wire.frames import (
     description_bytes,
     snapshot_marker,
@@ -100,6 +101,24 @@ class Profile:
             return _patched(frames, opaque, self._has_json, head, tail)
         return b"".join([head, *frames, tail] if head or tail else frames)
 
+    def shares(self, shared: SharedSlice) -> bool:
+        """Return whether frames that were joined already need no look at each."""
+        return self._with_values and (self._expiry_opcode or shared.is_mutations)
+
+    def join_shared(
+        self, shared: SharedSlice, partition_id: int, opaque: int, head: bytes, tail: bytes
+    ) -> bytes:
+        """Do what `join` does with frames that were joined already, and that it `shares`."""
+        if opaque == partition_id and self._has_json:
+            return b"".join([head, shared.body, tail]) if head or tail else shared.body
+        chunk, pack = bytearray().join([head, shared.body, tail]), _OPAQUE.pack_into
+        for at in shared.offsets:
+            pack(chunk, at + len(head) + _OPAQUE_AT, opaque)
+        if not self._has_json:
+            for at in shared.offsets:
+                chunk[at + len(head) + _DATATYPE_AT] &= ~_JSON
+        return bytes(chunk)
+
     def _rewritten(self, frames: list[bytes], opaque: int) -> list[bytes]:
         return with_profile(
             frames,
@@ -118,6 +137,10 @@ class DescribedProfile(Profile):
     __slots__ = ()
 
     is_described = True
+
+    def shares(self, shared: SharedSlice) -> bool:
+        """Return False: shared frames have no descriptions."""
+        return False
 
     def join(
         self,

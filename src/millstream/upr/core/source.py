@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog
+from millstream.upr.core.shared_slices import SharedSlices
 
 __all__ = ["BucketSource", "Hold", "PartitionSource", "Reader"]
 
@@ -130,6 +131,13 @@ class PartitionSource(Protocol):
         however large its frame. None: `after` is below `memory_floor`.
         """
 
+    def slots(self, after: int, at: int, items_max: int) -> tuple[list[bytes], int, int] | None:
+        """Return the newest frames and the range of them that are after `after`.
+
+        As of `at`, at most `items_max` seqnos; blank where there is nothing to send. The list is
+        the live one, not to be changed. None: there is more to it, ask `memory_slice`.
+        """
+
     def described_slice(
         self, after: int, at: int, bytes_max: int, items_max: int
     ) -> tuple[list[bytes], int] | None:
@@ -170,6 +178,10 @@ class BucketSource(Protocol):
 
     def unsubscribe(self, callback: Callable[[], None]) -> None:
         """Stop calling `callback`; harmless if unknown."""
+
+    @property
+    def shared_slices(self) -> SharedSlices | None:
+        """Slices that others are sent, too; None while nobody else streams."""
 
     def lease_hold(self, lease_id: int, partition_id: int, start: int) -> Hold | None:
         """Return the hold of a lease on a partition; None: not held (any more).

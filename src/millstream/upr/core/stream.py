@@ -34,7 +34,7 @@ from typing import Final, NamedTuple
 from millstream.model.partitions import PartitionState
 from millstream.upr.core.decision import Grant
 from millstream.upr.core.profile import Profile
-from millstream.upr.core.source import Hold, PartitionSource
+from millstream.upr.core.source import BucketSource, Hold, PartitionSource
 from millstream.wire.frames import is_put, seqno_of, stream_end
 from millstream.wire.mcbp import Opcode, SnapshotFlag, StreamEndReason, request
 
@@ -86,6 +86,7 @@ class Stream:
         opaque: of the request, carried by every message.
         profile: how frames look on the connection.
         has_advances: the peer knows SEQNO_ADVANCED.
+        bucket: whose other streams may share what is joined; None: there are none.
         skips_deletes: leave tombstones out of the first snapshot, as far as it is read from the
             log; only from the beginning.
     """
@@ -109,6 +110,7 @@ class Stream:
         "_next_chunk",
         "_profile",
         "_role",
+        "_sharing",
         "_skips_deletes",
         "_slice",
         "_upto",
@@ -130,8 +132,10 @@ class Stream:
         *,
         has_advances: bool,
         skips_deletes: bool,
+        bucket: BucketSource | None = None,
     ) -> None:
         self.source = source
+        self._sharing = bucket
         self.opaque = opaque
         self.state = StreamState.PENDING
         self.has_advances = has_advances
@@ -294,6 +298,9 @@ class Stream:
         if self._hold is None:  # a fixed view that must wait for its turn to read the log
             return _NOTHING
         before = self.sent
+        data = self._send_shared(bytes_max, items_max)
+        if data is not None:
+            return data, self.sent - before
         found = self._next_frames(bytes_max, items_max)
         if found is None:
             return _NOTHING
@@ -316,6 +323,23 @@ class Stream:
         if frames:
             tail = self._profile.join(frames, self.partition_id, self.opaque, head, tail)
         return tail, work
+
+    def _send_shared(self, bytes_max: int, items_max: int) -> bytes | None:
+        """Send what was joined for another reader, or is for one; None: go frame by frame."""
+        slices = self._sharing.shared_slices if self._sharing is not None else None
+        if slices is None or self.state is not StreamState.IN_MEMORY or self.sent >= self._limit:
+            return None
+        before = self.sent
+        shared = slices.take(self.source, before, self._limit, bytes_max, items_max)
+        if shared is None or not self._profile.shares(shared):
+            return None
+        head = tail = b""
+        if not self._is_marked:
+            head = self._marker(before, shared.first_seqno)
+        self.sent, self._last_item = shared.covered, shared.last_seqno
+        if self.sent >= self._limit:
+            tail = self._finish(before)
+        return self._profile.join_shared(shared, self.partition_id, self.opaque, head, tail)
 
     def _next_frames(self, bytes_max: int, items_max: int) -> Chunk | None:
         """Return frames after what was sent; None while the log is being read."""

@@ -7,6 +7,7 @@ from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.partition import value_of
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.partitions import PartitionState, partition_of
+from millstream.upr.core.producer import StreamFigures
 
 
 def test_one_stream_takes_a_partition_over_and_writes_are_accepted_when_it_ends() -> None:
@@ -245,3 +246,24 @@ class Behind:
     """A reader that stands at the beginning."""
 
     sent = memory_after = 0
+
+
+def test_slices_are_shared_while_more_than_one_connection_streams() -> None:
+    class Stream:
+        def figures(self) -> StreamFigures:
+            return StreamFigures(0, 0, 0, 0, 0, is_stuck=False, is_dead=False)
+
+        def statistics(self) -> list[tuple[str, str]]:
+            return []
+
+    bucket, one, other = new_bucket(1), Stream(), Stream()
+    bucket.streams["one"] = one
+    assert bucket.shared_slices is None
+    bucket.streams["other"] = other
+    assert bucket.shared_slices is not None
+    bucket.shared_slices.kept_bytes = 7
+    bucket.stream_ended("other", other)
+    assert bucket.shared_slices is None
+    bucket.streams["other"] = other
+    assert bucket.shared_slices is not None
+    assert bucket.shared_slices.kept_bytes == 0

@@ -17,10 +17,16 @@ from log_double import NOW, Item, LogDouble, items_of, new_bucket, new_partition
 
 from millstream.model.limits import QUEUE_SECONDS_MAX
 from millstream.model.position import FailoverEntry
+from millstream.upr.core import shared_slices
 from millstream.wire.frames import change_of, seqno_of
 from stream_line import Line
 
 SEEDS_PER_TEST = 50
+
+
+@pytest.fixture(autouse=True)
+def _even_the_smallest_slices_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_slices, "SHARED_ITEMS_MIN", 1)
 
 
 class World:
@@ -28,6 +34,8 @@ class World:
         self.rng = rng = random.Random(seed)
         self.log = LogDouble()
         self.bucket = new_bucket(1)
+        if seed % 2:
+            self.bucket.streams |= dict.fromkeys("ab")  # others stream, too: slices are shared
         self.partition = self.bucket.partitions[0] = new_partition(log=self.log)
         self.partition.queue.bytes_max = rng.choice([600, 3000, 1 << 20])
         self.keys = [b"k%d" % number for number in range(rng.randint(1, 6))]

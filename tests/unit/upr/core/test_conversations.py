@@ -16,7 +16,9 @@ import pytest
 from fake_source import FakePartition
 from millstream.model.limits import UINT64_MAX
 from millstream.model.position import Position
+from millstream.upr.core import shared_slices
 from millstream.upr.core.messages import StreamRequest, encode_barrier, encode_stream_request
+from millstream.upr.core.shared_slices import SharedSlices
 from millstream.wire.mcbp import REQUEST, Opcode, Packet, Status, StreamFlag, request
 from stream_talk import Talk, packets_of
 
@@ -38,6 +40,11 @@ class Heard:
     is_over: bool = False
 
 
+@pytest.fixture(autouse=True)
+def _even_the_smallest_slices_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_slices, "SHARED_ITEMS_MIN", 1)
+
+
 class Peer:
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
@@ -46,6 +53,8 @@ class Peer:
         self.asks = self.is_extended and rng.random() < 0.5
         self.is_told = rng.random() < 0.5
         self.talk = Talk(*self.parts, is_extended=self.is_extended, has_json=rng.random() < 0.7)
+        if seed % 2:
+            self.talk.bucket.shared_slices = SharedSlices()
         self.streams: dict[int, Heard] = {}
         self.open: dict[int, int] = {}
         self.cookies: list[tuple[bytes, dict[int, int]]] = []

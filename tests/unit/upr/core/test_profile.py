@@ -5,11 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.upr.core.profile import DescribedProfile, Profile
+from millstream.upr.core.shared_slices import SharedSlice
 from millstream.wire.frames import (
     deletion,
     described,
     description_bytes,
     expiration,
+    is_put,
     iter_frames,
     mutation,
     with_profile,
@@ -62,6 +64,16 @@ def test_chunks_are_the_rewritten_frames(
     between = profile.join(canonical, PARTITION, opaque, b"a marker", b"an end")
     assert between == b"".join([b"a marker", *expected, b"an end"])
     assert canonical == before
+    sizes = list(map(len, canonical))
+    offsets = [sum(sizes[:number]) for number in range(len(sizes))]
+    is_mutations = all(map(is_put, canonical))
+    shared = SharedSlice(b"".join(canonical), offsets, 0, 0, 0, is_mutations)
+    if profile.shares(shared):
+        assert profile.join_shared(shared, PARTITION, opaque, b"", b"") == b"".join(expected)
+        again = profile.join_shared(shared, PARTITION, opaque, b"a marker", b"an end")
+        assert again == between
+    else:
+        assert flags & 0x48 or not is_mutations
     items = [described(frame, b"%d" % n) for n, frame in enumerate(canonical)]
     profile = DescribedProfile(flags, has_json=has_json, has_expiry_opcode=has_expiry)
     marker, *pieces, end = iter_frames(profile.join(items, PARTITION, opaque, PUT, PUT))

@@ -12,9 +12,16 @@ import random
 import pytest
 
 from fake_source import FakeBucket, FakePartition
+from millstream.upr.core import shared_slices
+from millstream.upr.core.shared_slices import SharedSlices
 from stream_line import Line
 
 SEEDS_PER_TEST = 250
+
+
+@pytest.fixture(autouse=True)
+def _even_the_smallest_slices_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_slices, "SHARED_ITEMS_MIN", 1)
 
 
 class World:
@@ -22,6 +29,8 @@ class World:
         self.rng = random.Random(seed)
         count = self.rng.randint(1, 3)
         self.bucket = FakeBucket([FakePartition(number) for number in range(count)])
+        if seed % 2:
+            self.bucket.shared_slices = SharedSlices()
         self.keys = [b"k%d" % number for number in range(self.rng.randint(1, 6))]
         window_bytes = self.rng.choice([1, 30, 100, 400, 100_000])
         self.line = Line(self.rng, count, self.state_at, window_bytes)
