@@ -62,6 +62,7 @@ _FOLLOW: Final = {"state": "replica"}
 _TAKE_OVER: Final = {"state": "active", "take_over": True}
 _T = TypeVar("_T")
 _OLD_MAP: Final = ("older_map", "other_map")
+_NOBODY: Final[Mapping[str, str]] = {}
 _NO_MAP: Final = ("bucket_not_found", "map_not_found")
 
 
@@ -114,15 +115,17 @@ class Promoter:
             wanted = [one.partition for one in done if one.what == "failed"]
             if not wanted:
                 break
-        revision, silent = self._publish(bucket_map)
+        away = {n: why for n, why in survey.silent.items() if n not in survey.without}
+        revision, silent = self._publish(bucket_map, away)
         return Report(revision, [outcomes[p] for p in sorted(outcomes)], silent)
 
     # -- the steps
 
-    def _survey(self, bucket_map: BucketMap) -> Survey:
-        """Ask all nodes for map and standings; once more if one knows a newer map."""
+    def _survey(self, bucket_map: BucketMap, away: Mapping[str, str] = _NOBODY) -> Survey:
+        """Ask all nodes, but those away, for map and standings; again if one knows a newer map."""
         for _ in range(ROUNDS_MAX):
-            maps, no_map = self._each(bucket_map.nodes, self._map_of)
+            asked = [node for node in bucket_map.nodes if node.name not in away]
+            maps, no_map = self._each(asked, self._map_of)
             newest = max([bucket_map, *maps.values()], key=lambda one: one.revision)
             if newest.nodes == bucket_map.nodes:
                 bucket_map = newest
@@ -132,7 +135,7 @@ class Promoter:
         count = len(bucket_map.rows)
         standings, unheard = self._each(ours, lambda node: self._standings_of(node, count))
         without = frozenset(name for name, error in no_map.items() if error.code in _NO_MAP)
-        silent = {name: str(error) for name, error in (no_map | unheard).items()}
+        silent = dict(away) | {name: str(error) for name, error in (no_map | unheard).items()}
         return Survey(bucket_map, maps, standings, silent, without)
 
     def _map_of(self, node: NodeAddress) -> BucketMap:
@@ -215,12 +218,18 @@ class Promoter:
 
     # -- afterwards
 
-    def _publish(self, bucket_map: BucketMap) -> tuple[int, dict[str, str]]:
-        """Give all nodes a map that says who is active, and fence what was away."""
+    def _publish(
+        self, bucket_map: BucketMap, away: Mapping[str, str]
+    ) -> tuple[int, dict[str, str]]:
+        """Give all nodes a map that says who is active, and fence what was away before.
+
+        Who did not answer in this run is not waited for again: the copies of the others follow,
+        and acknowledge, only once they have the map.
+        """
         for number in range(ROUNDS_MAX):
             if number:
                 self._pause(number)
-            survey = self._survey(bucket_map)
+            survey = self._survey(bucket_map, away)
             every = range(len(survey.bucket_map.rows))
             found = {p: survey.serving(p) for p in every}
             bucket_map = map_after(survey, {p: at for p, at in found.items() if at is not None})
@@ -233,7 +242,7 @@ class Promoter:
             _, refused = self._each(behind, partial(self._tell, bucket_map))
             if not any(error.code in _OLD_MAP for error in refused.values()):
                 break
-        told = self._survey(bucket_map) if survey.without else survey
+        told = self._survey(bucket_map, away) if survey.without else survey
         silent = {**told.silent, **{name: str(error) for name, error in refused.items()}}
         return bucket_map.revision, silent | self._fence(told)
 

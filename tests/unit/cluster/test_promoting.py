@@ -66,6 +66,14 @@ def test_the_furthest_of_the_others_takes_the_place_of_a_dead_node() -> None:
     assert "a" in report.silent
 
 
+def test_a_node_that_hangs_is_waited_for_once() -> None:
+    nodes = three()
+    nodes.down("a")
+    report = promote(nodes)
+    assert [page for name, page in nodes.calls if name == "a"] == ["GET map"]
+    assert dict(report.silent) == {"a": "a does not answer"}
+
+
 def test_a_node_that_comes_back_is_fenced_and_learns_the_map() -> None:
     nodes = three()
     nodes.down("a")
