@@ -5,5 +5,6 @@
     make simulate ARGS="--plant no_fencing"        # how soon a planted mistake is found
 
 `truth` knows what is right, `node` is one node, `link` one connection, `readers` who reads,
-`world` the schedule and the checks, `plants` the mistakes, `__main__` the command.
+`world` the schedule and the checks, `endings` what chance finds too seldom, `plants` the mistakes,
+`__main__` the command.
 """

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from compacting import compact
 from millstream.kv.aio.copies import Copies
@@ -26,15 +26,17 @@ from millstream.kv.core.states import FOLLOWING
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog, Position
 from millstream.model.standing import Standing
+from millstream.storage.core.records import key_of
 from millstream.storage.core.segment_log import LogSizes
 from millstream.storage.core.store import EncodedCommit, LogStore
+from millstream.upr.core.source import Hold
 from millstream.wire.frames import change_of, seqno_of
 from millstream.wire.mcbp import Opcode
 from simulated_disk import Crash, SimulatedById, SimulatedDisk, nothing_happens
 from simulated_reading import SimulatedReading
 from simulation.following import Following
 from simulation.link import Link, done
-from simulation.truth import Change, name_of
+from simulation.truth import Change, name_of, replay
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -44,6 +46,8 @@ SIZES = LogSizes(700, 2800, fill_from_bytes=1400, fill_bytes=300)
 ACTIVE, REPLICA = PartitionState.ACTIVE, PartitionState.REPLICA
 SECOND = 1_000_000_000
 EVICTION_STEPS = 8
+VIEWS_MAX = 2
+"""Frozen views of one copy at a time."""
 
 
 class Flushing:
@@ -158,18 +162,22 @@ class Node:
             self.finish_commit()
             self.store.commit_by_id()
         else:
-            self.memory.low_bytes = self.memory.table_bytes * rng.randint(0, 3) // 4
-            for _ in range(EVICTION_STEPS):
-                if not self.evictor.step() and not self.evictor.press():
-                    break
+            self.evict(rng.randint(0, 3))
 
-    def compact(self) -> None:
-        """Let go of what nobody needs, as far as luck says."""
+    def evict(self, quarters: int) -> None:
+        """Keep so much of the documents in memory."""
+        self.memory.low_bytes = self.memory.table_bytes * quarters // 4
+        for _ in range(EVICTION_STEPS):
+            if not self.evictor.step() and not self.evictor.press():
+                break
+
+    def compact(self, *, is_full: bool = False) -> None:
+        """Let go of what nobody needs, all of it or as far as luck says."""
         rng = self.world.rng
         for copy in self.copies:
-            copy.move_low_points()
+            copy.move_low_points(is_full=is_full)
         self.store._log.roll()
-        compact(self.store, lambda numbers: numbers[: rng.randint(1, len(numbers))])
+        compact(self.store, lambda n: n[: len(n) if is_full else rng.randint(1, len(n))])
         for copy in self.copies:
             copy.check("compacted")
 
@@ -252,6 +260,20 @@ class Node:
         self.world.trace(f"{self.name} is back, {[copy.describe() for copy in self.copies]}")
 
 
+class View(NamedTuple):
+    """A frozen view that somebody holds, and what it must show."""
+
+    partition: Partition
+    epoch: int
+    hold: Hold
+    right: dict[bytes, bytes]
+
+    def is_held_by(self, partition: Partition) -> bool:
+        """Whether it can still be read: neither lost, nor of a process or history that is gone."""
+        is_same = partition is self.partition and partition.epoch == self.epoch
+        return is_same and partition.is_held(self.hold)
+
+
 class Copy:
     """One copy of one partition; what of it outlives the process."""
 
@@ -260,6 +282,7 @@ class Copy:
         self.pending: list[tuple[Change, str, int]] = []
         """Changes that a client waits for, the level, and the epoch they belong to."""
 
+        self.views: list[View] = []
         self.promised = 0
         """What it had heard of when its process died last: the cluster remembers for it."""
 
@@ -362,7 +385,30 @@ class Copy:
             right = {(change.seqno, change.value) for change in newest.values()}
             gone = {name for name in right - found if self.is_purgeable(*name)}
             assert found == right - gone, f"{self.name} {when}, {end}: {found}, right is {right}"
+        self.check_views()
         partition.queue.check()
+
+    # -- frozen views
+
+    def look(self) -> None:
+        """Somebody opens a frozen view of the present state, or gives one up."""
+        partition = self.partition
+        if len(self.views) == VIEWS_MAX:
+            view = self.views.pop(0)
+            if view.is_held_by(partition):
+                partition.release_hold(view.hold)
+        elif partition.state in (ACTIVE, REPLICA) and (hold := partition.open_hold()) is not None:
+            self.views.append(View(partition, partition.epoch, hold, replay(self.history())))
+
+    def check_views(self) -> None:
+        """As long as they are held they can be read."""
+        partition = self.partition
+        self.views = [view for view in self.views if view.is_held_by(partition)]
+        for view in self.views:
+            at = view.hold.at
+            frames = read_all(partition, at, is_logged=view.hold.is_logged)
+            found = {key_of(f): value_of(f) for f in frames if f[1] == Opcode.DCP_MUTATION}
+            assert found == view.right, f"{self.name}, view of {at}: {found}, not {view.right}"
 
     # -- what clients do
 
@@ -381,6 +427,7 @@ class Copy:
 
     def _change(self, key: bytes, value: bytes | None, level: str, change) -> None:
         world, partition = self.world, self.partition
+        assert self.is_active
         known = {made.key: made for made in self.history()}.get(key)
         before = partition.high_seqno
         self.node.reading.wait_for(change)
@@ -479,14 +526,16 @@ class Copy:
             if live.low_points.history_seqno <= mark <= live.limit(number)
         ]
 
-    def move_low_points(self) -> None:
+    def move_low_points(self, *, is_full: bool) -> None:
         rng, partition, store = self.world.rng, self.partition, self.node.store
         found = store.partition(self.partition_id)
         limit = min(found.high_seqno, partition.history_limit())
-        history = max(found.history_seqno, limit if rng.random() < 0.6 else rng.randint(0, limit))
+        history = max(
+            found.history_seqno, limit if is_full or rng.random() < 0.6 else rng.randint(0, limit)
+        )
         if history <= found.high_seqno:
             purge = found.purge_seqno
-            if rng.random() < 0.5:
+            if is_full or rng.random() < 0.5:
                 purge = max(purge, min(history, partition.purge_limit()))
             store.set_low_points({self.partition_id: (history, purge)})
             partition.purge_seqno = max(partition.purge_seqno, purge)

@@ -163,28 +163,39 @@ def no_refetch(self: Bookkeeper, position: Position, log: FailoverLog) -> list[E
     return _opened(self, position, log)
 
 
-_load_anew = Bookkeeper._load_anew
-
-
 def load_by_branch(self: Bookkeeper, position: Position, log: FailoverLog) -> list[Effect]:
-    effects = _load_anew(self, position, log)
+    """Documents carry the branch that they were read in."""
+    effects = _opened(self, position, log)
     self.kept = replace(self.kept, load=max(log[0].branch, 1))
-    return [Keep(self.partition_id, self.kept), *effects[1:]]
+    return [*effects, Keep(self.partition_id, self.kept)]
 
 
 def undoes_below_the_purge(self: Bookkeeper, position: Position, log: FailoverLog) -> list[Effect]:
     effects = _opened(self, position, log)
     if position.seqno == 0:
         self.kept = replace(self.kept, floor=0)
+        effects.append(Keep(self.partition_id, self.kept))
     return effects
 
 
-_on_marker = Follower.on_marker
+_load_anew = Bookkeeper._load_anew
 
 
-def start_of_the_marker(self: Follower, start: int, end: int) -> None:
-    _on_marker(self, start, end)
-    self.position = self.position._replace(snap_start=min(start, self.position.seqno))
+def undoes_below_a_later_purge(self: Bookkeeper, *stands: Any) -> list[Effect]:
+    effects = _load_anew(self, *stands)
+    self.kept = replace(self.kept, floor=0)
+    return [*effects, Keep(self.partition_id, self.kept)]
+
+
+_on_advanced = Follower.on_advanced
+
+
+def start_at_the_first_item(self: Follower, seqno: int) -> bool:
+    is_first = self.position.seqno == self.position.snap_start > 0
+    is_complete = _on_advanced(self, seqno)
+    if is_first and not is_complete:
+        self.position = self.position._replace(snap_start=seqno)
+    return is_complete
 
 
 _start_again = Bookkeeper.start_again
@@ -300,15 +311,19 @@ PLANTS: dict[str, Plant] = {
         reader_of("on_opened", no_refetch),
     ),
     "sweep_by_branch": Plant(
-        "a reader sweeps by branch instead of load", reader_of("_load_anew", load_by_branch)
+        "a reader sweeps by branch instead of load", reader_of("on_opened", load_by_branch)
     ),
     "ring_floor": Plant(
         "a reader undoes below the purge seqno at which its load began",
         reader_of("on_opened", undoes_below_the_purge),
     ),
+    "ring_floor_anew": Plant(
+        "a reader undoes below the purge seqno at which it loaded anew",
+        reader_of("_load_anew", undoes_below_a_later_purge),
+    ),
     "own_snap_start": Plant(
-        "a position's snapshot starts where the marker says",
-        swap(Follower, "on_marker", start_of_the_marker),
+        "a position's snapshot starts at its first item, not at the complete end before it",
+        swap(Follower, "on_advanced", start_at_the_first_item),
     ),
     "bare_position": Plant(
         "the snapshot's range is not kept", reader_of("start_again", bare_position)

@@ -22,6 +22,7 @@ from millstream.cluster.core.promotion import Verdict, judge, next_branch, winne
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.position import FailoverEntry
 from millstream.model.standing import Standing
+from simulation.endings import end_badly
 from simulation.following import Following
 from simulation.node import ACTIVE, KEYS, REPLICA, SECOND, Copy, Node
 from simulation.readers import Durable, Exact, Keeping, Reader
@@ -44,6 +45,7 @@ class World:
         self.inherits: list[Change] = []
         self.crashes = rng.choice((0, 0.02, 0.1))
         self.is_restless = rng.random() < 0.5  # readers disconnect after every few items
+        self.has_views = rng.random() < 0.5  # frozen ones, for long
         self.partition_count = rng.choice((1, 1, 1, 2))
         names = [f"node{number}" for number in range(rng.choice((2, 3)))]
         self.map = self.make_map(names)
@@ -135,15 +137,14 @@ class World:
         yield
         winner = next(node for node in self.nodes if node.name == name)
         if winner.is_reached:
-            has_history = any(standing.branch for standing in promised.values())
-            self.forgive(p, verdict, has_history=has_history)
+            self.forgive(p, verdict)
             with winner.may_crash(self.crashes):
                 is_done = winner.copies[p].activate(branch, promised[winner.name].complete_end)
                 self.trace(f"promoted {is_done} {winner.copies[p].describe()} of {[*promised]}")
 
-    def forgive(self, p: int, verdict: Verdict, *, has_history: bool) -> None:
-        """What is at risk may be lost; so is all where nobody has any history."""
-        risk = verdict.at_risk if has_history else LEVELS
+    def forgive(self, p: int, verdict: Verdict) -> None:
+        """What was said to be at risk may be lost."""
+        risk = verdict.at_risk
         self.acknowledged = [a for a in self.acknowledged if a[0] != p or a[2] not in risk]
         if "persisted" in risk:
             self.excuse(p)
@@ -192,7 +193,7 @@ class World:
         for _ in range(self.rng.choice(STEPS)):
             self.step()
         for p in self.partition_ids:
-            self.end_badly(p)
+            end_badly(self, p)
         actives = self.heal()
         self.trace("healed")
         self.compare(self.converge(actives))
@@ -248,6 +249,8 @@ class World:
                 self.take_over(rng.choice(actives))
         elif not node.is_down and not copy.following():
             copy.follow_again()
+        if self.has_views and not node.is_down and rng.random() < 0.15:
+            copy.look()
         while self.promotions and rng.random() < 0.7:
             promotion = rng.choice(self.promotions)
             if next(promotion, "end") == "end":
@@ -272,67 +275,15 @@ class World:
             value = b"%d" % next(self.numbers) + bytes(rng.choice((0, 0, 90)))
             active.write(key, value, rng.choice(LEVELS), expiry)
 
-    def end_badly(self, p: int) -> None:
-        """Endings that chance finds too seldom; from their causes on little is written."""
-        active, ending = self.newest_active(p), self.rng.random()
-        if active is None or ending < 0.5:
-            return
-        if ending < 0.7:
-            self.fail_over_twice(p, active)
-        elif ending < 0.85:
-            self.promote_in_first_load(p, active)
-        else:
-            self.leave_behind(p, active)
-
-    def undoing_readers(self, p: int) -> list[Reader]:
-        return [r for r in self.readers if r.partition_id == p and not r.is_durable_only]
-
-    def fail_over_twice(self, p: int, active: Copy) -> None:
-        """A second time between a reader's undo and its next items."""
-        for reader in self.undoing_readers(p):
-            self.write(active)
-            reader.follow(active.node, 20)
-        active.node.crash()
-        active.node.restart()
-        self.promote(p, forced=True)
-        for newest in self.actives(p):
-            if newest.last_branch == newest.branch:
-                for key in self.rng.sample(KEYS, 2):
-                    newest.write(key, b"%d" % next(self.numbers), "memory")
-                for reader in self.undoing_readers(p):
-                    reader.disconnect()
-                    reader.follow(newest.node, 2)
-                newest.node.crash()
-
-    def promote_in_first_load(self, p: int, active: Copy) -> None:
-        replica = next(copy for copy in self.copies(p) if copy is not active)
-        if any(copy.is_active for copy in replica.node.copies):
-            return
-        active.node.flush()
-        active.node.compact()
-        if not replica.node.is_down:
-            replica.node.lose_files()
-            replica.node.restart()
-            self.pull(replica, active, 4)
-        active.node.crash()
-        self.promote(p, forced=True)
-
-    def leave_behind(self, p: int, active: Copy) -> None:
-        """Deletions are forgotten twice in one history that readers have not seen."""
-        for _ in range(2):
-            for reader in self.undoing_readers(p):
-                reader.disconnect()
-            for _ in range(4):
-                self.write(active)
-            active.node.flush()
-            active.node.compact()
-            for reader in self.undoing_readers(p):
-                reader.follow(active.node, self.rng.choice((4, 30)))
-
     # -- its end
 
     def heal(self) -> list[Copy]:
         """Return the active copy of each partition."""
+        self.quiet_down()
+        return [self.heal_one(p) for p in self.partition_ids]
+
+    def quiet_down(self) -> None:
+        """Everybody is there, and nothing is under way."""
         self.crashes = 0
         self.promotions.clear()
         for node in self.nodes:
@@ -343,9 +294,9 @@ class World:
             node.cut_all()  # a hand-over under way ends
             for copy in node.copies:
                 copy.follow_again()
-        return [self._heal(p) for p in self.partition_ids]
 
-    def _heal(self, p: int) -> Copy:
+    def heal_one(self, p: int) -> Copy:
+        """One active copy, of the newest history; return it."""
         newest = self.newest_active(p)
         promised = max(copy.last_branch for copy in self.copies(p))
         if newest is None or newest.branch < promised:
