@@ -109,14 +109,15 @@ class Profile:
         self, shared: SharedSlice, partition_id: int, opaque: int, head: bytes, tail: bytes
     ) -> bytes:
         """Do what `join` does with frames that were joined already, and that it `shares`."""
-        if opaque == partition_id and self._has_json:
+        json_offsets = () if self._has_json else shared.json_offsets
+        if opaque == partition_id and not json_offsets:
             return b"".join([head, shared.body, tail]) if head or tail else shared.body
         chunk, pack = bytearray().join([head, shared.body, tail]), _OPAQUE.pack_into
+        opaque_at, datatype_at = len(head) + _OPAQUE_AT, len(head) + _DATATYPE_AT
         for at in shared.offsets:
-            pack(chunk, at + len(head) + _OPAQUE_AT, opaque)
-        if not self._has_json:
-            for at in shared.offsets:
-                chunk[at + len(head) + _DATATYPE_AT] &= ~_JSON
+            pack(chunk, at + opaque_at, opaque)
+        for at in json_offsets:
+            chunk[at + datatype_at] ^= _JSON
         return bytes(chunk)
 
     def _rewritten(self, frames: list[bytes], opaque: int) -> list[bytes]:

@@ -20,6 +20,7 @@ from itertools import accumulate
 from typing import Final, NamedTuple, Protocol
 
 from millstream.wire.frames import is_put, seqno_of
+from millstream.wire.mcbp import Datatype
 
 __all__ = ["SHARED_BYTES_MAX", "SHARED_ITEMS_MIN", "SharedSlice", "SharedSlices", "Slots"]
 
@@ -27,6 +28,7 @@ SHARED_BYTES_MAX: Final = 24 * 1024 * 1024
 """Joined slices kept for other readers, per bucket, while more than one connection streams."""
 SHARED_ITEMS_MIN: Final = 64
 """Seqnos that a slice covers at least: of fewer, joining costs little."""
+_DATATYPE_AT: Final = 5
 
 
 class Slots(Protocol):
@@ -45,10 +47,11 @@ class Slots(Protocol):
 
 
 class SharedSlice(NamedTuple):
-    """Canonical frames, joined; `offsets` of each, seqnos of the first and the last."""
+    """Canonical frames, joined; offsets of each and of those with the JSON bit, and seqnos."""
 
     body: bytes
     offsets: list[int]
+    json_offsets: list[int]
     first_seqno: int
     last_seqno: int
     covered: int
@@ -89,7 +92,8 @@ class SharedSlices:
         offsets = [0, *accumulate(map(len, present))]
         offsets.pop()
         shared = SharedSlice(
-            body, offsets, seqno_of(present[0]), seqno_of(present[-1]), after + end - begin,
+            body, offsets, [at for at in offsets if body[at + _DATATYPE_AT] & Datatype.JSON],
+            seqno_of(present[0]), seqno_of(present[-1]), after + end - begin,
             all(map(is_put, present)),
         )  # fmt: skip
         old = self._kept.pop(key, None)

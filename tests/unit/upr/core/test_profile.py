@@ -67,7 +67,8 @@ def test_chunks_are_the_rewritten_frames(
     sizes = list(map(len, canonical))
     offsets = [sum(sizes[:number]) for number in range(len(sizes))]
     is_mutations = all(map(is_put, canonical))
-    shared = SharedSlice(b"".join(canonical), offsets, 0, 0, 0, is_mutations)
+    json = [at for at, frame in zip(offsets, canonical, strict=True) if frame[5] & 1]
+    shared = SharedSlice(b"".join(canonical), offsets, json, 0, 0, 0, is_mutations)
     if profile.shares(shared):
         assert profile.join_shared(shared, PARTITION, opaque, b"", b"") == b"".join(expected)
         again = profile.join_shared(shared, PARTITION, opaque, b"a marker", b"an end")

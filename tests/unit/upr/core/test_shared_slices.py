@@ -39,6 +39,7 @@ def test_a_slice_is_joined_once(block: Block) -> None:
     assert [first.body[at:][:2] for at in first.offsets] == [b"\x80\x57"] * 100
     assert (first.first_seqno, first.last_seqno, first.covered) == (51, 150, 150)
     assert first.is_mutations
+    assert first.json_offsets == []
     assert slices.take(block, 50, 200, LARGE, 100) is first
     slices.clear()
     assert slices.take(block, 50, 200, LARGE, 100) is not first
@@ -48,6 +49,7 @@ def test_what_changed_is_joined_anew(block: Block) -> None:
     slices = SharedSlices()
     first = slices.take(block, 50, 200, LARGE, 100)
     block.frames[51] = block.frames[150] = b""
+    block.frames[88] = mutation(3, b"k88", b"{}", 88, 1, 88, 0, 0, 1)
     block.frames[77] = deletion(3, b"k", seqno=77, rev=2, cas=1, delete_time=1)
     again = slices.take(block, 50, 200, LARGE, 100)
     assert again is not None
@@ -55,6 +57,7 @@ def test_what_changed_is_joined_anew(block: Block) -> None:
     assert (again.first_seqno, again.last_seqno, again.covered) == (52, 149, 150)
     assert not again.is_mutations
     assert len(again.offsets) == 98
+    assert again.json_offsets == [again.offsets[88 - 52]]
     assert first != again
 
 
