@@ -13,6 +13,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 
 import millstream
-from bucket_nodes import BUCKET, MAJORITY, PERSISTED_ON_MAJORITY, BucketNodes, ended
+from bucket_nodes import BUCKET, MAJORITY, PERSISTED_ON_MAJORITY, WAIT_S, BucketNodes, ended
 from millstream.cluster.pages import Pages
 from millstream.errors import MillstreamError
 from millstream.model.partitions import partition_of
@@ -344,11 +345,14 @@ class SafeNodes:
             path.write_text(word)
         self.trust = ssl.create_default_context(cafile=str(TLS / "authority.pem"))
         shared = map_of(self.nodes, [["a", "b"], ["b", "a"]])
-        for name, node in self.nodes.items():
-            pages = Pages(
+        self.pages = {
+            name: Pages(
                 *node.address("http"), BUCKET,
                 user="ada", password="secret", tls=self.trust, timeout_s=20.0,
-            )  # fmt: skip
+            )
+            for name, node in self.nodes.items()
+        }  # fmt: skip
+        for name, pages in self.pages.items():
             pages.ask("PUT", "map", {**shared, "this": name})
 
     def promote(
@@ -364,6 +368,19 @@ class SafeNodes:
         done = self.promote(at, "--json", *words)
         assert done.returncode == 0, done.stderr.decode()
         return ends_of(json.loads(done.stdout))
+
+    def until_followed(self) -> None:
+        """Wait until every replica follows: before, no majority can be had."""
+        end = time.monotonic() + WAIT_S
+        while not all(map(self._is_following, self.pages.values())):
+            assert time.monotonic() < end, {name: n.log() for name, n in self.nodes.items()}
+            time.sleep(0.02)
+
+    @staticmethod
+    def _is_following(pages: Pages) -> bool:
+        copies = pages.ask("GET", "partitions")["partitions"]
+        followed = [one["follows"] for one in copies if one["state"] == "replica"]
+        return all(one is not None and one["is_streaming"] for one in followed)
 
     def client(self, at: str) -> millstream.Client:
         return millstream.connect(
@@ -383,6 +400,7 @@ def test_promotions_with_users_and_encryption(
     ):
         assert (done.returncode, said in done.stderr, done.stdout) == (1, True, b""), done.stderr
     assert nodes.ends("a") == [("promoted", "a"), ("promoted", "b")]
+    nodes.until_followed()
     with nodes.client("a") as client:
         for number in range(40):
             client.upsert(f"k{number}", number, durability="majority")
