@@ -1,0 +1,53 @@
+"""Rows in a tree: order of keys, and what comes back."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millstream.views.core.collation import encode_key
+from millstream.views.core.rows import (
+    ekey_of,
+    pairs_of,
+    pairs_of_all,
+    row_key,
+    row_value,
+    split_row_key,
+)
+
+# Few distinct bytes, so that ids are often prefixes of one another.
+IDS = st.binary(max_size=12) | st.lists(st.sampled_from([b"\0", b"\xff", b"a"])).map(b"".join)
+KEYS = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.text("ab\0", max_size=3),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=4,
+).map(encode_key)
+PAIRS = st.lists(st.tuples(st.binary(max_size=9), st.binary(max_size=300)), min_size=1)
+
+
+@given(KEYS, IDS)
+def test_a_key_comes_apart_again(ekey: bytes, doc_id: bytes) -> None:
+    key = row_key(ekey, doc_id)
+    assert split_row_key(key) == (ekey, doc_id)
+    assert ekey_of(key) == ekey
+
+
+@given(st.tuples(KEYS, IDS), st.tuples(KEYS, IDS))
+def test_keys_sort_by_encoded_key_and_then_by_id(
+    one: tuple[bytes, bytes], other: tuple[bytes, bytes]
+) -> None:
+    assert (row_key(*one) < row_key(*other)) == (one < other)
+    assert (row_key(*one) == row_key(*other)) == (one == other)
+
+
+def test_an_id_of_full_length_sorts_too() -> None:
+    long = b"\0" * 250
+    ids = [long[:-1], long, b"\0" * 249 + b"\x01", b"\0" * 249 + b"\x01\0"]
+    assert sorted(ids, key=lambda doc_id: row_key(b"\x01", doc_id)) == ids
+
+
+@given(st.lists(PAIRS))
+def test_pairs_come_back_in_order(rows: list[list[tuple[bytes, bytes]]]) -> None:
+    values = [row_value(pairs) for pairs in rows]
+    assert [pairs_of(value) for value in values] == rows
+    assert pairs_of_all(values) == [[text for pair in pairs for text in pair] for pairs in rows]
