@@ -1,24 +1,35 @@
 #!/bin/sh
 # Installs the outside programs the widest tests and the benchmarks talk with. Needs root on Debian.
 set -eu
+cd "$(dirname "$0")/.."
 
-programs='memcached memccapable memcslap'
-packages='memcached libmemcached-tools'
-
-missing=''
+# Programs of Debian, and the package each is in; then what npm has, by the lock in tests/npm.
+programs='memcached memccapable memcslap node npm'
+packages=''
 for program in $programs; do
-    command -v "$program" >/dev/null || missing="$missing $program"
+    command -v "$program" >/dev/null && continue
+    case $program in
+        memccapable | memcslap) packages="$packages libmemcached-tools" ;;
+        node) packages="$packages nodejs" ;;
+        *) packages="$packages $program" ;;
+    esac
 done
-if [ -z "$missing" ]; then
-    echo "test tools: all there ($programs)"
-    exit 0
+if [ -n "$packages" ]; then
+    if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+        echo "test tools: missing. As root on Debian: apt-get install$packages" >&2
+        exit 1
+    fi
+    echo "test tools: installing$packages"
+    export DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 # run level 1: no service is started
+    apt-get update -q
+    # shellcheck disable=SC2086  # a list of words
+    apt-get install -q -y --no-install-recommends $packages
 fi
-if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-    echo "test tools: missing:$missing. As root on Debian: apt-get install $packages" >&2
-    exit 1
+
+installed=tests/npm/node_modules/.package-lock.json
+if [ -z "$(find $installed -newer tests/npm/package-lock.json 2>/dev/null)" ]; then
+    echo "test tools: installing the peers of tests/npm"
+    (cd tests/npm && npm ci --ignore-scripts)
+    touch $installed
 fi
-echo "test tools: installing $packages"
-export DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 # run level 1: no service is started
-apt-get update -q
-# shellcheck disable=SC2086  # a list of words
-apt-get install -q -y --no-install-recommends $packages
+echo "test tools: all there ($programs, tests/npm)"

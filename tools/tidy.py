@@ -197,7 +197,7 @@ def _texts(root: Path) -> Iterator[Path]:
             continue
         if path.suffix == ".c" and path.with_suffix(".pyx").exists():  # compiled from it
             continue
-        if path != Path(__file__) and "__pycache__" not in inside.parts:
+        if path != Path(__file__) and not {"__pycache__", "node_modules"} & {*inside.parts}:
             yield path
 
 
