@@ -95,7 +95,7 @@ def test_bars(call: Any, tmp_path: Any) -> None:
         (["d/missing"], "has no view 'missing'"),
         (["d/listed", "--group"], "grouping needs a reduce"),
         (["d/delay", "--no-reduce"], "only the reduced rows"),
-        (["d/delay", "--startkey", "2", "--endkey", "1"], "no rows can match"),
+        (["d/delay", "--startkey", "2", "--endkey", "1"], "No rows can match"),
     ],
 )
 def test_mistakes(call: Any, words: list[str], said: str) -> None:

@@ -9,12 +9,20 @@ from hypothesis import strategies as st
 from millstream.errors import UsageError
 from millstream.views.core.collation import encode_key
 from millstream.views.core.query import (
+    MISSING,
+    QUERIES_MAX,
+    QUERY_BODY_BYTES_MAX,
+    QUERY_TIMEOUT_MS_MAX,
     MapRow,
     Query,
+    body_options,
+    multi_options,
     parse_query,
     query_map,
+    query_options,
     query_reduced,
     reduce_rows,
+    url_options,
 )
 
 
@@ -113,6 +121,9 @@ def test_an_empty_range_has_no_rows_at_all():
         (True, {"keys": [1], "group_level": 1}),
         (False, {"keys": [1, 2], "startkey": 1}),
         (False, {"keys": [1], "key": 2}),
+        (False, {"key": 1, "endkey": 2}),
+        (True, {"include_docs": True}),
+        (True, {"conflicts": True}),
     ],
 )
 def test_contradictions_are_refused(has_reduce, options):
@@ -124,7 +135,11 @@ def test_contradictions_are_refused(has_reduce, options):
 @pytest.mark.parametrize(
     "options",
     [{"limit": -1}, {"skip": 1.5}, {"group_level": "2"}, {"reduce": "yes"}, {"keys": 1},
-     {"startkey_docid": 1}, {"nonsense": 1}, {"limit": True}],
+     {"startkey_docid": 1}, {"nonsense": 1}, {"limit": True}, {"limit": 2**53}, {"skip": None},
+     {"partition": "p"}, {"update": "maybe"}, {"update": 1}, {"update": []}, {"stale": "yes"},
+     {"stale": True}, {"stale": "ok", "update": True}, {"on_error": "ignore"},
+     {"timeout": QUERY_TIMEOUT_MS_MAX + 1}, {"timeout": -1}, {"at": 5}, {"at": {"x": []}},
+     {"sorted": "true"}, {"include_docs": 1}],
 )  # fmt: skip
 def test_wrong_values_are_refused(options):
     with pytest.raises(UsageError) as caught:
@@ -176,3 +191,112 @@ def test_random_queries_against_a_filter(pairs, options):
     skip = options.get("skip", 0)
     expected = expected[skip : skip + options["limit"] if "limit" in options else None]
     assert answered == [(row.key, row.id.decode()) for row in expected]
+
+
+def from_url(*parameters):
+    return parse_query(url_options(parameters))
+
+
+def test_a_url_has_keys_as_json_and_the_rest_as_words():
+    query = from_url(
+        ("startkey", '["a",1]'), ("end_key", "null"), ("startkey_docid", "1"), ("limit", "5"),
+        ("descending", "true"), ("include_docs", "true"), ("inclusive_end", "false"),
+        ("update", "lazy"), ("update_seq", "true"), ("sorted", "false"), ("timeout", "100"),
+        ("at", '{"3":["a",9]}'), ("on_error", "continue"),
+    )  # fmt: skip
+    assert query.startkey == ["a", 1]
+    assert query.endkey is None
+    assert query.key is MISSING
+    assert (query.startkey_docid, query.limit, query.timeout) == ("1", 5, 100)
+    assert (query.descending, query.include_docs, query.inclusive_end) == (True, True, False)
+    assert (query.update, query.update_seq, query.sorted) == ("lazy", True, False)
+    assert query.at is not None
+    assert query.at[3].position.seqno == 9
+    assert query.on_error == "continue"
+
+
+def test_old_names_of_update():
+    assert from_url(("stale", "ok")) == Query(update="false", stable=True)
+    assert from_url(("stale", "update_after")) == Query(update="lazy", stable=True)
+    assert from_url(("stale", "false")) == Query()
+    assert parse_query({"stale": False}) == Query()
+    assert parse_query({"update": False}) == from_url(("update", "false")) == Query(update="false")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("limit", "-1"), ("limit", "x"), ("limit", "1.5"), ("skip", ""), ("group_level", "-3"),
+     ("limit", "9" * 40), ("limit", "\u0663"), ("reduce", "maybe"), ("partition", "a"),
+     ("nonsense", "1"), ("at", "x")],
+)  # fmt: skip
+def test_wrong_texts_are_refused(name, text):
+    with pytest.raises(UsageError) as caught:
+        from_url((name, text))
+    assert caught.value.code == "query_parse_error"
+
+
+@pytest.mark.parametrize("text", ["", "abc", "[1", "[" * 100_000, "\ud800", "NaN"])
+@pytest.mark.parametrize("name", ["key", "keys", "startkey", "endkey"])
+def test_a_key_that_is_no_json_is_a_bad_request(name, text):
+    with pytest.raises(UsageError) as caught:
+        from_url((name, text))
+    assert caught.value.code == "bad_request"
+
+
+def test_a_key_nested_too_deep_is_refused():
+    deep = "[" * 300 + "]" * 300
+    for options in (url_options([("key", deep)]), body_options(b'{"keys":[%b]}' % deep.encode())):
+        with pytest.raises(UsageError) as caught:
+            parse_query(options)
+        assert caught.value.code == "query_parse_error"
+
+
+def test_a_body_has_plain_members_and_the_url_wins_over_it():
+    assert body_options(b" ") == {}
+    options = body_options(b'{"start_key":1,"limit":5}') | url_options([("startkey", "2")])
+    assert parse_query(options) == Query(startkey=2, limit=5)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[]",
+        b"5",
+        b"{",
+        b"\xff",
+        b"[" * 5000,
+        b'{"a":' * 5000,
+        b" " * QUERY_BODY_BYTES_MAX + b"{}",
+    ],
+)
+def test_a_body_that_is_no_object_or_too_long_is_a_bad_request(body):
+    with pytest.raises(UsageError) as caught:
+        body_options(body)
+    assert caught.value.code == "bad_request"
+
+
+def test_several_queries_in_one_body():
+    several = multi_options(b'{"queries":[{"start_key":1},{}]}')
+    assert several == [{"startkey": 1}, {}]
+    too_many = b'{"queries":[%b]}' % b",".join([b"{}"] * (QUERIES_MAX + 1))
+    for body in (b"{}", b'{"queries":1}', b'{"queries":[1]}', too_many):
+        with pytest.raises(UsageError) as caught:
+            multi_options(body)
+        assert caught.value.code == "query_parse_error"
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "key": keys | st.none(), "startkey": keys, "keys": st.lists(keys),
+            "limit": st.integers(0, 9), "reduce": st.booleans(), "group": st.booleans(),
+            "update": st.sampled_from(["true", "false", "lazy"]), "sorted": st.booleans(),
+            "at": st.just({"1": ["0000000000ab", 4]}), "timeout": st.integers(0, 1000),
+            "on_error": st.sampled_from(["stop", "continue"]), "startkey_docid": st.text(),
+        },
+    )
+)  # fmt: skip
+def test_a_query_goes_to_another_process_as_its_options(options):
+    query = parse_query(options)
+    assert parse_query(query_options(query)) == query
