@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import ssl
 import time
@@ -37,8 +38,11 @@ from millstream.model.partitions import PartitionState
 from millstream.model.standing import Standing
 from millstream.node.buckets import Buckets
 from millstream.node.data_directory import DataDirectory
+from millstream.node.index_child import IndexOrder
+from millstream.node.indexes import Indexes
 from millstream.node.listeners import BUILT, bind_all, bound_address, peer_tls_context, tls_context
 from millstream.node.map_file import PlacedMap
+from millstream.node.run_directory import RunDirectory
 from millstream.node.settings import (
     LISTENERS,
     Address,
@@ -53,7 +57,7 @@ from millstream.runtime.metrics import (
     resident_bytes,
 )
 from millstream.runtime.tasks import Tasks
-from millstream.upr.aio.link import TIMEOUT_S, Link
+from millstream.upr.aio.link import TIMEOUT_S, UNIX, Link
 from millstream.upr.aio.server import StreamSession
 
 __all__ = ["DEFAULT_BUCKET", "Engine"]
@@ -86,6 +90,14 @@ class Engine:
         )
         self._kv.node_figures = self._figures
         self._addresses: dict[str, Address] = {}
+        self._run_directory = RunDirectory(directory.path)
+        self.indexes = Indexes(
+            IndexOrder(
+                os.getpid(), str(directory.buckets_path.absolute()),
+                f"{UNIX}{self._run_directory.kv}", str(self._run_directory.index), (),
+                settings.log_level, settings.log_json,
+            )
+        )  # fmt: skip
         self._lag = LoopLag()
         self._tasks = Tasks()
         self._started_ns = time.time_ns()
@@ -239,6 +251,7 @@ class Engine:
 
     async def _bring_up(self, stack: AsyncExitStack) -> None:
         settings = self.settings
+        stack.callback(self._run_directory.close)
         refuse_exposure(settings, has_users=bool(settings.users) or not self.users.is_empty)
         tls = tls_context(settings)
         bound = bind_all(settings)
@@ -276,13 +289,18 @@ class Engine:
         protocols = {"kv": self._kv.kv_protocol, "memcached": self._kv.memcached_protocol}
         for name, protocol in protocols.items():
             if name in bound:
-                server = await loop.create_server(
+                listener = await loop.create_server(
                     protocol,
                     sock=bound[name],
                     ssl=tls if name == "kv" else None,
                     backlog=BACKLOG,
                 )
-                stack.callback(server.close)
+                stack.callback(listener.close)
+        run = await asyncio.to_thread(RunDirectory, self._directory.path)
+        stack.callback(run.close)
+        server = await loop.create_unix_server(self._kv.own_protocol, str(run.kv), backlog=BACKLOG)
+        stack.callback(server.close)
+        stack.push_async_callback(self.indexes.stop)
         if "http" in bound:
             http = HttpServer(self)
             stack.push_async_callback(http.stop)

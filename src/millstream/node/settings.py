@@ -48,6 +48,7 @@ __all__ = [
     "memory_quota_of",
     "parse_address",
     "refuse_exposure",
+    "secretless_environment",
 ]
 
 DEFAULT_DATA: Final = "millstream-data"
@@ -309,6 +310,15 @@ def load_settings(given: Mapping[str, object], environment: Mapping[str, str]) -
     if "users" in fields:
         fields["users"] = _credentials(fields["users"], environment)
     return _checked(Settings(**fields))
+
+
+def secretless_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a child process: ours without passwords and secrets."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(LOGIN_VARIABLE_PREFIX) and name != CLUSTER_VARIABLE
+    }
 
 
 def refuse_exposure(settings: Settings, *, has_users: bool) -> None:

@@ -30,13 +30,13 @@ import msgspec
 
 from millstream.errors import CorruptionError, MillstreamError, UnavailableError, UsageError
 from millstream.node.settings import (
-    CLUSTER_VARIABLE,
     LISTENERS,
-    LOGIN_VARIABLE_PREFIX,
     Settings,
     parse_address,
+    secretless_environment,
 )
 from millstream.runtime.logs import set_up_logs
+from millstream.runtime.process import end_in_words
 
 __all__ = [
     "EXIT_DISK_FAILED",
@@ -114,7 +114,7 @@ class Supervisor:
             self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=_environment(),
+            env=secretless_environment(os.environ),
         ) as engine:
             self._engine = engine
             if self._is_stopping:
@@ -133,7 +133,7 @@ class Supervisor:
                 code="disk_failed",
                 retry="never",
             )
-        return UnavailableError(f"the engine {_end_in_words(code)}", code="engine_died")
+        return UnavailableError(f"the engine {end_in_words(code)}", code="engine_died")
 
     def _start(self, engine: subprocess.Popen[bytes]) -> dict[str, Any]:
         assert engine.stdin is not None
@@ -208,15 +208,6 @@ def ready_line(listeners: dict[str, str | None]) -> str:
     return msgspec.json.encode(event).decode()
 
 
-def _environment() -> dict[str, str]:
-    """The engine's environment: ours without passwords and secrets."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(LOGIN_VARIABLE_PREFIX) and name != CLUSTER_VARIABLE
-    }
-
-
 def _as_error(event: dict[str, Any]) -> MillstreamError:
     message = str(event["message"])
     if event["is_usage"]:
@@ -224,9 +215,3 @@ def _as_error(event: dict[str, Any]) -> MillstreamError:
     if event["is_final"]:
         return CorruptionError(message, code="cannot_start")
     return UnavailableError(message)
-
-
-def _end_in_words(code: int) -> str:
-    if code < 0:
-        return f"was killed by signal {-code} ({signal.strsignal(-code)})"
-    return f"ended with code {code}"

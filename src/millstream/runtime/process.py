@@ -23,7 +23,10 @@ from typing import Final
 
 from millstream.errors import UnavailableError
 
-__all__ = ["DirectoryLock", "FileLock", "calm_collector", "die_with_parent", "new_event_loop"]
+__all__ = [
+    "DirectoryLock", "FileLock", "calm_collector", "die_with_parent", "end_in_words",
+    "new_event_loop",
+]  # fmt: skip
 
 _PR_SET_PDEATHSIG: Final = 1
 _LOCK_STEP_S: Final = 0.05
@@ -116,6 +119,13 @@ def calm_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
+
+
+def end_in_words(code: int) -> str:
+    """Return how a process ended, from its exit code as `subprocess` has it."""
+    if code < 0:
+        return f"was killed by signal {-code} ({signal.strsignal(-code)})"
+    return f"ended with code {code}"
 
 
 def new_event_loop() -> Callable[[], asyncio.AbstractEventLoop]:

@@ -12,6 +12,62 @@ from millstream.model.standing import Standing
 from millstream.node.bucket_names import checked_bucket_name, checked_partition_count
 
 
+class FakeAnswer:
+    """A view's answer in pieces; `failure` comes after them."""
+
+    def __init__(self, pieces, head, failure=None):
+        self.head = head
+        self.pieces = pieces
+        self.failure = failure
+        self.is_closed = False
+
+    async def __aiter__(self):
+        for piece in self.pieces:
+            yield piece
+        if self.failure is not None:
+            raise self.failure
+
+    async def close(self):
+        self.is_closed = True
+
+
+class FakeIndexes:
+    """Answers every query with `pieces`, or raises `refusal`."""
+
+    def __init__(self):
+        self.refusal = None
+        self.failure = None
+        self.pieces = [b'{"total_rows":0,"offset":0,"rows":[', b"]}\n"]
+        self.head = {"etag": "e1"}
+        self.asked = []
+        self.answers = []
+        self.compacted = []
+        self.cleaned = []
+
+    async def query(self, bucket, design, view, options):
+        self.asked.append((bucket, design, view, dict(options)))
+        if self.refusal is not None:
+            raise self.refusal
+        self.answers.append(FakeAnswer(self.pieces, self.head, self.failure))
+        return self.answers[-1]
+
+    async def info(self, bucket, design):
+        if self.refusal is not None:
+            raise self.refusal
+        return {"signature": "s1", "updates_pending": {"total": 0}}
+
+    async def compact(self, bucket, design):
+        if self.refusal is not None:
+            raise self.refusal
+        self.compacted.append((bucket, design))
+
+    async def cleanup(self, bucket):
+        self.cleaned.append(bucket)
+
+    async def tasks(self):
+        return [{"type": "indexer", "database": "orders", "progress": 50}]
+
+
 class FakeHost:
     uuid = "f" * 32
     hosts = frozenset({"127.0.0.1", "db.example"})
@@ -20,6 +76,7 @@ class FakeHost:
         self.users = UserStore()
         for name, roles in users:
             self.users.put(name, "secret", roles)
+        self.indexes = FakeIndexes()
         self.dropped = []
         self.states = ["active", "dead"]
         self.branches = [9, 9]

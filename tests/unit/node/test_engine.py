@@ -1,11 +1,13 @@
 import asyncio
 import errno
 import json
+import struct
 import urllib.request
 from pathlib import Path
 
 import pytest
 
+from millstream.access.kv_login import Login
 from millstream.client.connection import Connection
 from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.kv.aio import flusher
@@ -13,6 +15,8 @@ from millstream.kv.core.statistics import BUCKET_FIGURES, NODE_FIGURES, Histogra
 from millstream.node.engine import Engine
 from millstream.node.settings import Address, BucketSpec, Credential
 from millstream.runtime.disk import OsFile
+from millstream.upr.aio.link import UNIX, Link
+from millstream.wire.mcbp import Feature, Opcode, Status, request
 
 
 def port_of(engine, name):
@@ -172,3 +176,28 @@ async def test_a_failed_disk_is_told(make_settings):
     await engine.stop()
     running.flusher._thread.shutdown()
     running.store.close()
+
+
+async def test_the_nodes_own_processes_read_every_bucket_without_a_password(make_settings):
+    engine = await Engine.start(make_settings(users=(Credential("ada", "secret"),)))
+    data = Path(engine.settings.data)
+    path = data / "run" / "kv.sock"
+    try:
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+        engine.served["default"].partitions[0].put(b"k", b"v", 0, 0, 0, 0, 1)
+        address = f"{UNIX}{path.absolute()}"
+        link = Link(Login(address, bucket="default"), address, 0, tls=None, timeout_s=10)
+        features = await link.open()
+        assert Feature.MILLSTREAM in features
+        get = await link.ask(request(Opcode.GET, key=b"k"))
+        assert get.status == Status.SUCCESS
+        put = await link.ask(request(Opcode.SET, key=b"k", value=b"w", extras=bytes(8)))
+        assert put.status == Status.EACCESS
+        for flags, status in ((0, Status.EACCESS), (1, Status.SUCCESS)):
+            extras = struct.pack(">II", 0, flags)  # feeding copies is refused, following is not
+            opened = await link.ask(request(Opcode.DCP_OPEN, key=b"n", extras=extras))
+            assert opened.status == status
+        await link.close()
+    finally:
+        await engine.stop()
+    assert not path.exists()

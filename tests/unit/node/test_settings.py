@@ -14,6 +14,7 @@ from millstream.node.settings import (
     load_settings,
     memory_quota_of,
     refuse_exposure,
+    secretless_environment,
 )
 
 
@@ -206,3 +207,8 @@ def test_a_bad_secret_is_refused_and_not_told(secret):
     with pytest.raises(UsageError, match="printable ASCII") as caught:
         load({"MILLSTREAM_CLUSTER_SECRET": secret})
     assert secret not in str(caught.value)
+
+
+def test_children_inherit_no_passwords():
+    environment = {"MILLSTREAM_PASSWORD_ada": "x", "MILLSTREAM_CLUSTER_SECRET": "x", "OTHER": "y"}
+    assert secretless_environment(environment) == {"OTHER": "y"}

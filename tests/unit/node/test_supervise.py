@@ -141,13 +141,3 @@ def test_a_signal_ends_the_wait_before_a_restart(make, monkeypatch):
     monkeypatch.setattr(supervise._LOG, "error", log)
     assert make(READY).run() == 0
     timers[0].join()
-
-
-def test_passwords_stay_with_the_supervisor(monkeypatch):
-    monkeypatch.setenv("MILLSTREAM_PASSWORD_ada", "x")
-    monkeypatch.setenv("MILLSTREAM_CLUSTER_SECRET", "x")
-    monkeypatch.setenv("OTHER", "y")
-    environment = supervise._environment()
-    assert "MILLSTREAM_CLUSTER_SECRET" not in environment
-    assert "MILLSTREAM_PASSWORD_ada" not in environment
-    assert environment["OTHER"] == "y"

@@ -5,9 +5,9 @@ Elsewhere: the node that has this shape (`node.engine`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from millstream.access.users import UserStore
 from millstream.kv.core.statistics import Figures
@@ -16,7 +16,9 @@ from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog
 from millstream.model.standing import Standing
 
-__all__ = ["BucketStatus", "NodeHost", "NodeMetrics", "PartitionStatus"]
+__all__ = [
+    "BucketStatus", "IndexHost", "NodeHost", "NodeMetrics", "PartitionStatus", "ViewAnswer",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +77,61 @@ class NodeMetrics:
     """By the name of the bucket."""
 
 
+class ViewAnswer(Protocol):
+    """The answer to a query of a view, as it arrives."""
+
+    @property
+    def head(self) -> Mapping[str, Any]:
+        """What is known before the first row, as `etag`."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """Return the JSON text in pieces; an error in the course of it is raised here."""
+
+    async def close(self) -> None:
+        """No more of it is wanted; to be called at the end in any case."""
+
+
+class IndexHost(Protocol):
+    """The views of a node as the pages see them; all calls run in the loop.
+
+    Every call may raise `UnavailableError` (`index_unavailable`: the index process is being
+    started again), and `ConditionError` (`bucket_not_found`; `missing`: no such design document).
+    """
+
+    async def query(
+        self, bucket: str, design: str, view: str, options: Mapping[str, object]
+    ) -> ViewAnswer:
+        """Ask a view.
+
+        Args:
+            bucket: its name.
+            design: name of the design document, without `_design/`.
+            view: its name.
+            options: parameters by their names in the address, values decoded from JSON.
+
+        Raises:
+            UsageError: a parameter that is refused, `missing_named_view`.
+        """
+
+    async def info(self, bucket: str, design: str) -> dict[str, Any]:
+        """Return what `_info` shows as `view_index`."""
+
+    async def compact(self, bucket: str, design: str) -> None:
+        """Have an index written anew, densely; returns once it has begun."""
+
+    async def cleanup(self, bucket: str) -> None:
+        """Remove the files of indexes that no design document has any more."""
+
+    async def tasks(self) -> list[dict[str, Any]]:
+        """Return what is being built and compacted, as `_active_tasks` shows it."""
+
+
 class NodeHost(Protocol):
     """The node as the pages see it; all calls run in the loop."""
+
+    @property
+    def indexes(self) -> IndexHost:
+        """The views."""
 
     @property
     def uuid(self) -> str:

@@ -5,6 +5,7 @@ Invariants:
 2. Nothing is read from a client whose replies are not drained (`CONNECTION_OUT_BYTES_MAX`), nor
    while its login is being checked.
 3. A connection that streams closes an older one of the same name in the same bucket.
+4. The node's own processes need no password, and may only read: file permissions say who they are.
 
 Elsewhere: every decision (`kv.core`), the streams themselves (`upr`).
 """
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 from weakref import WeakKeyDictionary
 
 from millstream import accelerated
+from millstream.access.users import NODE_USER, User
 from millstream.errors import (
     CorruptionError,
     MillstreamError,
@@ -41,14 +43,19 @@ from millstream.model.limits import CONNECTION_OUT_BYTES_MAX, STREAM_OUT_BYTES_M
 from millstream.wire.mcbp import Feature, Status
 
 if TYPE_CHECKING:
-    from millstream.access.users import User, UserStore
+    from millstream.access.users import UserStore
     from millstream.model.partitions import PartitionState
 
-__all__ = ["COMMANDS", "DURABLE_TICK_S", "KvConnection", "KvServer", "StreamFactory", "Streamer"]
+__all__ = [
+    "COMMANDS", "DURABLE_TICK_S", "OWN_USER", "KvConnection", "KvServer", "StreamFactory",
+    "Streamer",
+]  # fmt: skip
 
 _LOG = logging.getLogger(__name__)
 DURABLE_TICK_S: Final = 0.1
 """How long after its time is over a durable write may still wait."""
+OWN_USER: Final = User(NODE_USER, ("read:*", "stream:*"), {})
+"""Who comes by the socket of the node's own processes: they follow and read, nothing else."""
 COMMANDS: dict[int, Command] = {
     **SESSION_COMMANDS, **INTROSPECTION_COMMANDS, **DOCUMENT_COMMANDS,
     **ADMINISTRATION_COMMANDS,
@@ -104,6 +111,10 @@ class KvServer:
     def kv_protocol(self) -> KvConnection:
         """Make the protocol of one kv connection (SASL, buckets, streams)."""
         return KvConnection(self, default_bucket=None)
+
+    def own_protocol(self) -> KvConnection:
+        """Make the protocol of one connection of the node's own processes: no login."""
+        return KvConnection(self, default_bucket=None, user=OWN_USER)
 
     def memcached_protocol(self) -> KvConnection:
         """Make the protocol of one plain memcached connection: bucket `default`, no login."""
@@ -297,9 +308,12 @@ class KvServer:
 class KvConnection(asyncio.Protocol):
     """One socket. Also the connection that a stream session writes to."""
 
-    def __init__(self, server: KvServer, *, default_bucket: str | None) -> None:
+    def __init__(
+        self, server: KvServer, *, default_bucket: str | None, user: User | None = None
+    ) -> None:
         self._server = server
         self._default_bucket = default_bucket
+        self._user = user
         self._transport: asyncio.Transport | None = None
         self._now_ns = server.now_ns
         self._loop = server.loop
@@ -324,8 +338,9 @@ class KvConnection(asyncio.Protocol):
         is_plain = self._default_bucket is not None
         self.session = KvSession(
             self._server, COMMANDS, open_commands=BEFORE_LOGIN, hashes_keys=is_plain,
-            peer=str(peer),
+            peer=str(peer) if self._user is None else "the node's own process",
         )  # fmt: skip
+        self.session.user = self._user
         if self._default_bucket is not None:
             self.session.select(self._server.buckets.get(self._default_bucket))
         self._server.connections.add(self)

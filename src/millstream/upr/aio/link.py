@@ -22,8 +22,10 @@ from millstream.model.limits import FRAME_BYTES_MAX
 from millstream.wire.mcbp import Packet, Status, cut_packets
 from millstream.wire.replies import error_of
 
-__all__ = ["Link"]
+__all__ = ["UNIX", "Link"]
 
+UNIX: Final = "unix:"
+"""Before the path, in the address of a socket of this machine."""
 TIMEOUT_S: Final = 10.0
 SILENCE_S: Final = 65.0
 """Longest silence of the node, which says it is alive every 20 s."""
@@ -35,8 +37,8 @@ class Link:
 
     Args:
         login: who, and which bucket; `login.address` is for messages.
-        host: name or address of the node.
-        port: its kv port.
+        host: name or address of the node, or `unix:` and the path of a socket of this machine.
+        port: its kv port; of no meaning with a path.
         tls: context of an encrypted connection; None for plain.
         timeout_s: longest wait for the connection and for each answer, in seconds.
     """
@@ -61,9 +63,7 @@ class Link:
         """
         try:
             async with asyncio.timeout(self._timeout_s):
-                self._reader, self._writer = await asyncio.open_connection(
-                    self._host, self._port, ssl=self._tls, limit=_READ_BYTES
-                )
+                self._reader, self._writer = await self._connect()
         except OSError as error:  # TimeoutError included
             raise UnavailableError(
                 f"cannot connect to {self.address}: {error or 'no answer in time'}; check that "
@@ -82,6 +82,14 @@ class Link:
             except StopIteration as done:
                 features: frozenset[int] = done.value
                 return features
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._host.startswith(UNIX):
+            path = self._host.removeprefix(UNIX)
+            return await asyncio.open_unix_connection(path, limit=_READ_BYTES)
+        return await asyncio.open_connection(
+            self._host, self._port, ssl=self._tls, limit=_READ_BYTES
+        )
 
     async def close(self) -> None:
         """Close the connection; harmless if there is none."""

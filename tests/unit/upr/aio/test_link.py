@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from millstream.access.kv_login import Login
 from millstream.errors import AccessError, UnavailableError
-from millstream.upr.aio.link import Link
+from millstream.upr.aio.link import UNIX, Link
 from millstream.wire.mcbp import Opcode, Status, cut_packets, request, response
 
 
@@ -75,3 +76,19 @@ async def test_silence_a_cut_and_a_closed_link_are_told_apart(peer: tuple[Peer, 
     for work in (link.read(), link.write(b"x")):
         with pytest.raises(UnavailableError, match="was closed"):
             await work
+
+
+async def test_a_socket_of_this_machine_is_reached_by_its_path(tmp_path: Path) -> None:
+    made = Peer()
+    path = tmp_path / "k.sock"
+    server = await asyncio.start_unix_server(made.serve, path)
+    address = f"{UNIX}{path}"
+    link = Link(Login(address, bucket="b"), address, 0, tls=None, timeout_s=5)
+    await link.open()
+    assert (await link.ask(request(Opcode.GET, key=b"k"))).value == b"k"
+    await link.close()
+    server.close()
+    await server.wait_closed()
+    path.unlink(missing_ok=True)
+    with pytest.raises(UnavailableError, match=r"k\.sock"):
+        await link.open()

@@ -1,0 +1,87 @@
+"""Where the sockets of a node's own processes are: `DIR/run`, open to the node's user alone.
+
+The path of a socket has at most `SOCKET_PATH_BYTES_MAX` bytes. Where the data directory's is too
+long the sockets are in a directory of their own beside other temporary files, and `DIR/run` says
+in the file `elsewhere` which.
+
+Invariants:
+1. The directory lets nobody in but the node's user (0700): whoever may connect is the node.
+2. What an earlier node left behind, there and elsewhere, is removed at the start.
+
+Elsewhere: who listens there (`node.engine`, `views.aio.index_server`).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+__all__ = ["SOCKET_PATH_BYTES_MAX", "RunDirectory"]
+
+SOCKET_PATH_BYTES_MAX: Final = 107
+"""What the kernel takes, its last byte being a zero."""
+_LONGEST_NAME: Final = "index.sock"
+_ELSEWHERE: Final = "elsewhere"
+_PREFIX: Final = "millstream-run-"
+
+
+class RunDirectory:
+    """Made at the start of a node that has its data directory; `close` removes the sockets.
+
+    Args:
+        data: the data directory; only its one server makes this.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+
+    def __init__(self, data: Path) -> None:
+        self._run = data.absolute() / "run"
+        self._run.mkdir(mode=0o700, exist_ok=True)
+        self._run.chmod(0o700)
+        self._remove_leftovers()
+        self.path = self._run
+        if len(os.fsencode(self._run / _LONGEST_NAME)) > SOCKET_PATH_BYTES_MAX:
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+            (self._run / _ELSEWHERE).write_bytes(os.fsencode(self.path))
+
+    @property
+    def kv(self) -> Path:
+        """Socket of the engine: documents and change streams."""
+        return self.path / "kv.sock"
+
+    @property
+    def index(self) -> Path:
+        """Socket of the index process."""
+        return self.path / _LONGEST_NAME
+
+    def close(self) -> None:
+        """Remove the sockets."""
+        self._remove_leftovers()
+
+    def _remove_leftovers(self) -> None:
+        note = self._run / _ELSEWHERE
+        with suppress(FileNotFoundError):
+            elsewhere = Path(os.fsdecode(note.read_bytes()))
+            if elsewhere.name.startswith(_PREFIX) and _is_own_directory(elsewhere):
+                _remove_sockets(elsewhere)
+                with suppress(OSError):  # something else is in there
+                    elsewhere.rmdir()
+            note.unlink()
+        _remove_sockets(self._run)
+
+
+def _is_own_directory(path: Path) -> bool:
+    with suppress(OSError):
+        found = path.lstat()
+        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return False
+
+
+def _remove_sockets(directory: Path) -> None:
+    for path in directory.glob("*.sock"):
+        path.unlink(missing_ok=True)
