@@ -7,6 +7,7 @@ import json
 import random
 import ssl
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 
@@ -382,6 +383,19 @@ def test_source_and_store_over_tls(spark, own_node, tmp_path):
     pipeline.run(spark, once=True)
     frame = view_rows(spark, address, "b", "tls", "v", **options)
     assert [(row.key, row.value) for row in frame.collect()] == [("1", "2")]
+
+
+def test_pipelines_that_begin_together_share_no_environment_in_spark(spark, bucket, tmp_path):
+    manager = spark._jsparkSession.sessionState().dataSourceManager()
+    shared = manager.lookupDataSource("millstream").dataSourceCls().envVars()
+    # Every stream puts this into the map of its format, unlocked: two at once break the map.
+    shared.remove("SPARK_BUFFER_SIZE")
+    both = [Views(bucket, COUNT, tmp_path / name) for name in "ab"]
+    bucket.write({"a": {"g": 1, "n": 2}})
+    with ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(views.run, spark) for views in both]
+        assert [run.result()[-1].documents for run in runs] == [1, 1]
+    assert "SPARK_BUFFER_SIZE" not in list(shared.keySet())
 
 
 def test_a_rollback_ends_the_pipeline_and_names_partition_and_seqno(spark, own_node, tmp_path):

@@ -57,12 +57,32 @@ __all__ = [
 ]
 
 
-def register(spark: SparkSession) -> None:
-    """Make `format("millstream")` known to a session.
+def register(spark: SparkSession, name: str = "") -> None:
+    """Make `format("millstream")` known to a session, or the same format under another name.
 
-    Not needed where this package is installed: Spark finds `pyspark_millstream` by itself.
+    Not needed for `millstream` where this package is installed: Spark finds `pyspark_millstream`
+    by itself.
+
+    Streaming queries of one process that may begin at the same moment need a name each. Spark
+    keeps one map of environment variables per registered format, puts four into it whenever a
+    stream begins, and does not lock it (PySpark 4.3): two that begin together can break the map,
+    and then every batch of every query that reads this format ends with "Task not serializable
+    ... Illegal size 5 of collection, expected 6" until the process ends.
+
+    Args:
+        spark: the session.
+        name: of letters, digits, - and _; no other format of the session has it.
     """
-    spark.dataSource.register(MillstreamDataSource)
+    if not name:
+        spark.dataSource.register(MillstreamDataSource)
+        return
+
+    class Named(MillstreamDataSource):
+        @classmethod
+        def name(cls) -> str:
+            return name
+
+    spark.dataSource.register(Named)
 
 
 class RangesPartition(InputPartition):

@@ -10,6 +10,7 @@ Invariants:
    whose header names it; otherwise it is not used, and the rows are built anew.
 3. The header of the store is written after all rows of a batch, and names the offset up to which
    they are true.
+4. Pipelines of one process read formats of their own: see `source.register`.
 
 Cost: each batch reads the state of all documents, O(documents), whatever the number of changes.
 
@@ -36,6 +37,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from millstream.client.kv import Client
 from millstream.errors import MillstreamError, StreamError, UnavailableError, UsageError
 from millstream.pipelines.bucket_changes import BucketChanges, Endpoint
+from millstream.pipelines.source import register
 from millstream.pipelines.view_map import IN_COLUMNS, OUT_COLUMNS, map_batches
 from millstream.pipelines.view_reduce import (
     OWN_COLUMNS,
@@ -164,7 +166,9 @@ class ViewsPipeline:
         }
         if self.endpoint.user:
             options["user"] = self.endpoint.user
-        changes = spark.readStream.format("millstream").options(**options).schema(IN_COLUMNS)
+        format_name = f"millstream-{self._run}"
+        register(spark, format_name)
+        changes = spark.readStream.format(format_name).options(**options).schema(IN_COLUMNS)
         mapped = changes.load().mapInArrow(
             partial(map_batches, design_json, self.modules), OUT_COLUMNS
         )

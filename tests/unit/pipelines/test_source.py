@@ -159,19 +159,23 @@ def test_a_reader_leaves_its_query_behind_when_it_is_sent_away(node: FalseNode) 
     reader.stop()
 
 
-def test_register_hands_the_class_over() -> None:
-    given: list[type] = []
+def test_register_hands_the_class_over_under_its_own_name_or_another() -> None:
+    given: list[type[MillstreamDataSource]] = []
 
     class Registry:
         dataSource: Any = None
 
-        def register(self, kind: type) -> None:
+        def register(self, kind: type[MillstreamDataSource]) -> None:
             given.append(kind)
 
     session = Registry()
     session.dataSource = session
     source.register(session)  # type: ignore[arg-type]
     assert given == [MillstreamDataSource]
+    source.register(session, "mine")  # type: ignore[arg-type]
+    source.register(session, "yours")  # type: ignore[arg-type]
+    assert [kind.name() for kind in given] == ["millstream", "mine", "yours"]
+    assert issubclass(given[2], MillstreamDataSource)
 
 
 def test_columns_of_other_types_are_refused() -> None:
