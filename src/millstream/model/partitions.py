@@ -10,9 +10,13 @@ Source: the customary CRC-32 mapping of memcached clients that know partitions.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 from zlib import crc32
 
-__all__ = ["PartitionState", "key_from_text", "partition_of", "text_of_key"]
+__all__ = ["DESIGN_PREFIX", "PartitionState", "key_from_text", "partition_of", "text_of_key"]
+
+DESIGN_PREFIX: Final = b"_design/"
+"""What the keys of design documents begin with."""
 
 
 class PartitionState(IntEnum):

@@ -31,6 +31,7 @@ from millstream.errors import (
 )
 from millstream.gateway.core.host import BucketStatus
 from millstream.kv.aio.copies import Copies
+from millstream.kv.aio.design_documents import DesignStore
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.aio.replicator import LinkTo, Replicator, plain_link
 from millstream.kv.core.bucket import Bucket
@@ -331,6 +332,10 @@ class Buckets:
     def replicator(self, name: str) -> Replicator:
         """Return what keeps a bucket's copies following; raises as `compact`."""
         return self._served_engine(name).replicator
+
+    def designs(self, name: str) -> DesignStore:
+        """Return a bucket's design documents; raises as `compact`."""
+        return self._served_engine(name).designs
 
     def compact(self, name: str) -> None:
         """Have a bucket's log compacted soon, as far as its history may go.

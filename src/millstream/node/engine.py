@@ -38,6 +38,7 @@ from millstream.model.partitions import PartitionState
 from millstream.model.standing import Standing
 from millstream.node.buckets import Buckets
 from millstream.node.data_directory import DataDirectory
+from millstream.node.design_documents import Designs
 from millstream.node.index_child import IndexOrder
 from millstream.node.indexes import Indexes
 from millstream.node.listeners import BUILT, bind_all, bound_address, peer_tls_context, tls_context
@@ -89,6 +90,7 @@ class Engine:
             self._buckets.served, self.users, StreamSession, advertise=settings.advertised_host
         )
         self._kv.node_figures = self._figures
+        self.designs = Designs(self._buckets)
         self._addresses: dict[str, Address] = {}
         self._run_directory = RunDirectory(directory.path)
         self.indexes = Indexes(

@@ -5,11 +5,61 @@ import pytest
 from millstream.access.users import UserStore
 from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.gateway.core.host import BucketStatus, FollowStatus, NodeMetrics, PartitionStatus
+from millstream.kv.aio.design_documents import DesignStore
+from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.design_documents import DesignDocuments
+from millstream.kv.core.partition import Partition
 from millstream.kv.core.statistics import Figures, Histogram
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
 from millstream.model.standing import Standing
 from millstream.node.bucket_names import checked_bucket_name, checked_partition_count
+
+NOW = 1_700_000_000 * 10**9
+
+
+class FakeDesigns:
+    """Real documents in memory; what `views` says is not compiled but believed."""
+
+    def __init__(self):
+        self.refusal = None
+        self.persisted = 0
+        log = (FailoverEntry(0xA, 0, 1),)
+        partitions = [
+            Partition(
+                number, failover_log=log, high_seqno=0, purge_seqno=0, is_resident=True, log=None
+            )
+            for number in range(4)
+        ]
+        bucket = Bucket(
+            "orders", "u1", partitions,
+            new_lease_id=lambda: 1, now_ns=lambda: NOW, monotonic_ns=lambda: 0,
+        )  # fmt: skip
+
+        async def until_persisted(partition_id, seqno):
+            self.persisted += 1
+
+        store = DesignStore(bucket, DesignDocuments(bucket), until_persisted, lambda: NOW)
+        self.stores = {"orders": store, "a/b": store}
+
+    def _store(self, bucket):
+        if bucket not in self.stores:
+            raise ConditionError(f"no bucket {bucket!r}", code="bucket_not_found")
+        return self.stores[bucket]
+
+    async def read(self, bucket, name):
+        return await self._store(bucket).read(name)
+
+    async def check(self, bucket, name, content):
+        self._store(bucket)
+        if self.refusal is not None:
+            raise self.refusal
+
+    async def write(self, bucket, name, body, rev, *, is_durable):
+        return await self._store(bucket).write(name, body, rev, is_durable=is_durable)
+
+    async def all(self, bucket):
+        return await self._store(bucket).all(is_complete=True)
 
 
 class FakeAnswer:
@@ -76,6 +126,7 @@ class FakeHost:
         self.users = UserStore()
         for name, roles in users:
             self.users.put(name, "secret", roles)
+        self.designs = FakeDesigns()
         self.indexes = FakeIndexes()
         self.dropped = []
         self.states = ["active", "dead"]
@@ -187,4 +238,5 @@ def open_host():
 
 @pytest.fixture(scope="session")
 def guarded_host():
-    return FakeHost([("ada", ["admin"]), ("bob", ["read:orders"])])
+    users = [("ada", ["admin"]), ("bob", ["read:orders"]), ("cleo", ["design:orders"])]
+    return FakeHost(users)

@@ -16,7 +16,21 @@ from millstream.errors import AccessError, UsageError
 from millstream.gateway.core.cookies import CookieSigner
 from millstream.gateway.core.host import NodeHost
 
-__all__ = ["BODY_SECONDS", "HOST", "SIGNER", "USER", "answer", "read_object", "require"]
+__all__ = [
+    "BODY_SECONDS",
+    "DATABASE",
+    "DATABASE_PATH",
+    "DESIGN",
+    "HOST",
+    "SIGNER",
+    "USER",
+    "answer",
+    "design_of",
+    "raw_answer",
+    "read_body",
+    "read_object",
+    "require",
+]
 
 BODY_SECONDS: Final = 30.0
 """How long a request's body may take to arrive."""
@@ -24,14 +38,54 @@ HOST: Final = web.AppKey("host", NodeHost)
 SIGNER: Final = web.AppKey("signer", CookieSigner)
 USER: Final[web.RequestKey[User | None]] = web.RequestKey("user", cast("type[User | None]", User))
 """Key under which a request holds its user, None for nobody."""
+DATABASE: Final = "db"
+DATABASE_PATH: Final = "/{db:[A-Za-z0-9][^/]*}"
+"""Where a bucket is a database; its name is percent-encoded."""
+DESIGN: Final = DATABASE_PATH + "/{design:_design(?:/|%2F)[^/]+}"
+"""The same of a design document, whose slash may be percent-encoded, too."""
 
 
 def answer(
     content: Any, *, status: int = 200, headers: dict[str, str] | None = None
 ) -> web.Response:
     """Return JSON, with a line end for people's terminals."""
-    body = msgspec.json.encode(content) + b"\n"
+    return raw_answer(msgspec.json.encode(content) + b"\n", status=status, headers=headers)
+
+
+def raw_answer(
+    body: bytes, *, status: int = 200, headers: dict[str, str] | None = None
+) -> web.Response:
+    """Return JSON text."""
     return web.Response(body=body, status=status, headers=headers, content_type="application/json")
+
+
+def design_of(request: web.Request) -> tuple[str, str]:
+    """Return (bucket, name of the design document) that an address speaks of."""
+    return request.match_info[DATABASE], request.match_info["design"].removeprefix("_design/")
+
+
+async def read_body(request: web.Request, bytes_max: int) -> bytes:
+    """Return a request's body.
+
+    Raises:
+        UsageError: `too_large`, `body_timeout`.
+    """
+    pieces, size = list[bytes](), 0
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for piece in request.content.iter_any():
+                size += len(piece)
+                if size > bytes_max:
+                    raise UsageError(
+                        f"the body is longer than the {bytes_max} bytes of this address",
+                        code="too_large",
+                    )
+                pieces.append(piece)
+    except TimeoutError as error:
+        raise UsageError(
+            f"the body did not arrive within {BODY_SECONDS:g} s", code="body_timeout"
+        ) from error
+    return b"".join(pieces)
 
 
 async def read_object(request: web.Request) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from millstream.access.users import User, UserStore
 from millstream.errors import AccessError, MillstreamError, UsageError
 from millstream.gateway.aio.answers import HOST, SIGNER, USER, answer
 from millstream.gateway.core.cookies import COOKIE_NAME
-from millstream.gateway.core.errors import body_of_status, status_of
+from millstream.gateway.core.errors import body_of, body_of_status, status_of
 from millstream.gateway.core.origins import refuse_foreign_page
 
 __all__ = ["MIDDLEWARES"]
@@ -41,8 +41,7 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         headers = {"WWW-Authenticate": 'Basic realm="millstream"'} if status == 401 else None
         if status >= 500:
             _LOG.warning("%s %s: %s", request.method, request.path, error)
-        body = {"error": error.code, "reason": str(error)}
-        return answer(body, status=status, headers=headers)
+        return answer(body_of(error, request.path), status=status, headers=headers)
     except web.HTTPException as error:
         allowed = error.headers.get("Allow")
         headers = {"Allow": allowed} if allowed else None

@@ -22,6 +22,7 @@ from aiohttp import web
 
 from millstream.gateway.aio import (
     bucket_pages,
+    design_pages,
     map_pages,
     node_pages,
     partition_pages,
@@ -49,7 +50,7 @@ LINGER_SECONDS: Final = 1.0
 BACKLOG: Final = 1024
 PAGES: Final = (
     node_pages, session_pages, bucket_pages, map_pages, partition_pages, promotion_pages,
-    user_pages,
+    user_pages, design_pages,
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 Invariants:
 1. Every error answer of the front door has such a body, also 404, 405, 413 and malformed requests.
 2. The body of an unforeseen error tells nothing about the inside.
+3. Where a bucket is a database, errors have the codes that CouchDB's clients know.
 
 Elsewhere: the errors themselves (`errors`).
 """
@@ -21,7 +22,7 @@ from millstream.errors import (
     UsageError,
 )
 
-__all__ = ["STATUS_TEXTS", "body_of_status", "status_of"]
+__all__ = ["STATUS_TEXTS", "body_of", "body_of_status", "status_of"]
 
 _BY_CODE: Final = {
     "unauthorized": 401,
@@ -36,6 +37,8 @@ _BY_CODE: Final = {
     "body_timeout": 408,
     "too_large": 413,
     "bad_content_type": 415,
+    "missing": 404,
+    "missing_named_view": 404,
 }
 _BY_CLASS: Final[tuple[tuple[type[MillstreamError], int], ...]] = (
     (UsageError, 400),
@@ -45,6 +48,17 @@ _BY_CLASS: Final[tuple[tuple[type[MillstreamError], int], ...]] = (
     (ConditionError, 409),
     (UnavailableError, 503),
 )
+_AS_COUCHDB: Final = {
+    "bucket_not_found": ("not_found", "Database does not exist."),
+    "bucket_exists": (
+        "file_exists", "The database could not be created, the file already exists.",
+    ),
+    "bad_bucket_name": ("illegal_database_name", ""),
+    "bad_json": ("bad_request", ""),
+    "missing": ("not_found", "missing"),
+    "missing_named_view": ("not_found", "missing_named_view"),
+}  # fmt: skip
+"""Our code -> that of CouchDB, and its reason where that is one that programs look at."""
 STATUS_TEXTS: Final = {
     400: ("bad_request", "the request is malformed"),
     404: ("not_found", "there is nothing at this address"),
@@ -61,6 +75,15 @@ def status_of(error: MillstreamError) -> int:
     if error.code in _BY_CODE:
         return _BY_CODE[error.code]
     return next((status for kind, status in _BY_CLASS if isinstance(error, kind)), 500)
+
+
+def body_of(error: MillstreamError, path: str) -> dict[str, str]:
+    """Return the body that says an error, at an address."""
+    code, reason = error.code, str(error)
+    if not path.startswith("/_"):
+        code, fixed = _AS_COUCHDB.get(code, (code, ""))
+        reason = fixed or reason
+    return {"error": code, "reason": reason}
 
 
 def body_of_status(status: int) -> dict[str, str]:

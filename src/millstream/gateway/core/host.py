@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from millstream.access.users import UserStore
+from millstream.kv.core.design_documents import StoredDesign
 from millstream.kv.core.statistics import Figures
 from millstream.model.bucket_map import BucketMap
 from millstream.model.partitions import PartitionState
@@ -17,7 +18,8 @@ from millstream.model.position import FailoverLog
 from millstream.model.standing import Standing
 
 __all__ = [
-    "BucketStatus", "IndexHost", "NodeHost", "NodeMetrics", "PartitionStatus", "ViewAnswer",
+    "BucketStatus", "DesignHost", "IndexHost", "NodeHost", "NodeMetrics", "PartitionStatus",
+    "ViewAnswer",
 ]  # fmt: skip
 
 
@@ -77,6 +79,38 @@ class NodeMetrics:
     """By the name of the bucket."""
 
 
+class DesignHost(Protocol):
+    """The design documents of a node's buckets, named without `_design/`.
+
+    Every call may raise `ConditionError` (`bucket_not_found`), `UsageError` (`illegal_docid`) and
+    `UnavailableError` (`bucket_failed`; `not_my_partition`: the message names the node to ask;
+    `temporarily_unavailable`).
+    """
+
+    async def read(self, bucket: str, name: str) -> StoredDesign | None:
+        """Return a document, or what its deletion left; None if there was never one."""
+
+    async def check(self, bucket: str, name: str, content: dict[str, Any]) -> None:
+        """Refuse what is no design document, or has functions that do not compile.
+
+        Raises:
+            UsageError: `invalid_design_doc`, `compilation_error`, `unknown_function`.
+        """
+
+    async def write(
+        self, bucket: str, name: str, body: bytes | None, rev: str | None, *, is_durable: bool
+    ) -> StoredDesign:
+        """Replace the revision `rev` (None: there is no document) by a body; None deletes.
+
+        Raises:
+            ConditionError: `conflict`; `not_found`, there is nothing to delete.
+            UnavailableError: `ambiguous`, it may have got lost again.
+        """
+
+    async def all(self, bucket: str) -> list[StoredDesign]:
+        """Return those that are not deleted, by name."""
+
+
 class ViewAnswer(Protocol):
     """The answer to a query of a view, as it arrives."""
 
@@ -132,6 +166,10 @@ class NodeHost(Protocol):
     @property
     def indexes(self) -> IndexHost:
         """The views."""
+
+    @property
+    def designs(self) -> DesignHost:
+        """The design documents."""
 
     @property
     def uuid(self) -> str:

@@ -24,12 +24,14 @@ from typing import Final, NamedTuple
 from millstream.errors import CorruptionError, MillstreamError
 from millstream.kv.aio.compactor import Compactor
 from millstream.kv.aio.copies import Copies
+from millstream.kv.aio.design_documents import DesignStore
 from millstream.kv.aio.flusher import Flusher
 from millstream.kv.aio.memory_keeper import MemoryKeeper
 from millstream.kv.aio.pager import NoExpiries, Pager
 from millstream.kv.aio.reading_back import ReadingBack, telling_of_damage
 from millstream.kv.aio.replicator import LinkTo, Replicator, plain_link
 from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.design_documents import DesignDocuments
 from millstream.kv.core.low_points import PURGE_AGE_S, HistoryWindow
 from millstream.kv.core.memory import (
     BY_ID_SHARE,
@@ -43,6 +45,7 @@ from millstream.kv.core.partition import Partition
 from millstream.kv.core.places import places_of
 from millstream.model.bucket_map import BucketMap
 from millstream.model.limits import QUEUE_BYTES_MAX, UINT48_MAX
+from millstream.model.partitions import DESIGN_PREFIX
 from millstream.model.position import BRANCH_NOISE_BITS, FailoverEntry, branch_by_clock
 from millstream.runtime.disk import OsDisk
 from millstream.runtime.metrics import free_bytes
@@ -173,6 +176,9 @@ class BucketEngine:
         self.compactor = compactor
         self._keeper = keeper
         self._reading = reading
+        self.designs = DesignStore(
+            bucket, DesignDocuments(bucket), self.until_persisted, time.time_ns
+        )
 
     @classmethod
     async def open(
@@ -266,6 +272,9 @@ class BucketEngine:
             )
             for partition_id, recovered in enumerate(store.partitions)
         ]
+        known = await asyncio.to_thread(store.keys_beginning, DESIGN_PREFIX)
+        for partition, keys in zip(partitions, known, strict=True):
+            partition.design_keys |= keys
         bucket = Bucket(
             name, uuid, partitions,
             new_lease_id=lambda: secrets.randbits(53),

@@ -79,6 +79,7 @@ class Partition(ReadCopy):
         "_log",
         "acknowledged",
         "awaited_seqno",
+        "design_keys",
         "doubtful_seqno",
         "epoch",
         "expired_total",
@@ -161,6 +162,8 @@ class Partition(ReadCopy):
         """What other copies have of it; None: there was never another one."""
         self.awaited_seqno = 0
         """Somebody waits until others have this change on their disks."""
+        self.design_keys: set[bytes] = set()
+        """Keys under which it has, or had, design documents; see `design_documents`."""
         self._log = log
         self._branch_seqno = high_seqno
         self._birth_prefix = born(failover_log[0].branch, 0)[:-1]

@@ -41,7 +41,7 @@ from millstream.kv.core.mutation_queue import MutationQueue
 from millstream.kv.core.residents import Residents
 from millstream.kv.core.states import FOLLOWING
 from millstream.model.limits import UINT64_MAX
-from millstream.model.partitions import PartitionState
+from millstream.model.partitions import DESIGN_PREFIX, PartitionState
 from millstream.model.position import FailoverLog, Position, position_at
 from millstream.storage.core.records import (
     NOTHING_OWED,
@@ -74,6 +74,7 @@ class Copy(Protocol):
     queue: MutationQueue
     residents: Residents
     expiries: Expiries
+    design_keys: set[bytes]
 
     @property
     def is_suspended(self) -> bool:
@@ -218,6 +219,8 @@ class Replica:
         entry, old_seqno = partition.former(key)
         if entry is None:
             entry = partition.residents.add(key, b"", lineage)
+            if key.startswith(DESIGN_PREFIX):
+                partition.design_keys.add(key)
         old = entry.frame
         is_sparse = seqno - queue.high_seqno > SPARSE_SEQNOS
         append = queue.append_counter if is_sparse else queue.append

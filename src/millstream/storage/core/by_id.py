@@ -242,6 +242,19 @@ class ById:
             if value is not None and key not in recent:
                 yield key
 
+    def keys_beginning(self, prefix: bytes, partition_count: int) -> list[set[bytes]]:
+        """Return the keys with a prefix by partition; perhaps also some that are gone."""
+        found: list[set[bytes]] = [set() for _ in range(partition_count)]
+        for key in (*self._applying.changes, *self.pending):
+            if key.startswith(prefix, 2) and (p := int.from_bytes(key[:2], "big")) < len(found):
+                found[p].add(key[2:])
+        for waits in (self._applying.recent, self._recent):
+            for p, recent in waits.items():
+                found[p].update(key for key in recent.merged() if key.startswith(prefix))
+        for p, keys in enumerate(found):
+            keys.update(key[2:] for key in self._map.keys(partition_prefix(p) + prefix))
+        return found
+
     def count_pending(self) -> int:
         """Return how many changes wait."""
         applying = self._applying

@@ -422,6 +422,10 @@ class LogStore:
         """
         return self._by_id.keys(partition_id)
 
+    def keys_beginning(self, prefix: bytes) -> list[set[bytes]]:
+        """Return the keys with a prefix by partition, also some that are gone; nothing appends."""
+        return self._by_id.keys_beginning(prefix, len(self.partitions))
+
     def scan(
         self, partition_id: int, after: int, upto: int, skip: Collection[int] = ()
     ) -> Iterator[list[StoredChange]]:

@@ -44,3 +44,8 @@ def ada():
 @pytest.fixture
 def bob():
     return _basic("bob")
+
+
+@pytest.fixture
+def cleo():
+    return _basic("cleo")

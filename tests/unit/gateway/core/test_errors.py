@@ -10,7 +10,7 @@ from millstream.errors import (
     UnavailableError,
     UsageError,
 )
-from millstream.gateway.core.errors import body_of_status, status_of
+from millstream.gateway.core.errors import body_of, body_of_status, status_of
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,11 @@ def test_every_error_has_a_status(error, status):
 @pytest.mark.parametrize("status", [400, 404, 405, 413, 418, 500, 507])
 def test_every_status_has_a_body(status):
     assert set(body_of_status(status)) == {"error", "reason"}
+
+
+def test_databases_have_the_codes_of_couchdb():
+    error = ConditionError("no bucket 'a'", code="bucket_not_found")
+    assert body_of(error, "/a/_design/x")["reason"] == "Database does not exist."
+    assert body_of(error, "/_millstream/buckets/a")["error"] == "bucket_not_found"
+    bad = UsageError("why", code="bad_json")
+    assert body_of(bad, "/a") == {"error": "bad_request", "reason": "why"}

@@ -191,3 +191,17 @@ def test_what_is_recent_is_merged_in_pieces(monkeypatch):
     assert recent.seqno_of(b"never") is None
     recent.add([b"never"], [9999])
     assert recent.seqno_of(b"never") == 9999
+
+
+def test_keys_are_found_by_what_they_begin_with_wherever_they_wait():
+    by_id = ById(DictMap())
+    by_id.pending.update({b"\0\1d/old": (1, 1, 64), b"\0\1e": (2, 1, 64), b"\0\0d/0": (1, 1, 9)})
+    list(by_id.apply_steps(by_id.take(APPLIED, {}), nowhere))
+    by_id.pending.update({b"\0\1d/pending": (3, 1, 64), b"\0\7d/other": None})
+    by_id.note(1, [b"d/applied", b"x"], [4, 5])
+    by_id.take(APPLIED, {})
+    by_id.note(1, [b"d/recent", b"d/old", b"dx"], [6, 7, 8])
+    found = by_id.keys_beginning(b"d/", 3)
+    assert found == [
+        {b"d/0"}, {b"d/old", b"d/pending", b"d/applied", b"d/recent"}, set(),
+    ]  # fmt: skip

@@ -1,0 +1,178 @@
+"""Documents as they come and go over HTTP: special members, revisions, conditions.
+
+Invariants:
+1. What is stored is the object's members as they were written, texts of numbers included, without
+   those whose name begins with `_`.
+2. A revision given in several places is the same in all of them, or the request is refused.
+
+Elsewhere: the pages (`gateway.aio.design_pages`), the revisions themselves (`model.revision`).
+Source: CouchDB's document API.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
+
+import msgspec
+
+from millstream.errors import UsageError
+
+__all__ = [
+    "SentDocument",
+    "as_etag",
+    "checked_rev",
+    "document_text",
+    "is_batch",
+    "named_rev",
+    "parse_destination",
+    "parse_document",
+    "refuse_document_options",
+]
+
+_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_REV: Final = re.compile(r"[1-9][0-9]{0,17}-[0-9a-f]{1,64}")
+_IGNORED: Final = frozenset(
+    {"_revisions", "_revs_info", "_conflicts", "_deleted_conflicts", "_local_seq"}
+)
+"""What a document that was read with options brings back with it."""
+_REFUSED_OPTIONS: Final = ("open_revs", "revs", "revs_info", "meta", "local_seq", "atts_since")
+"""Options of documents that would change the answer, and that are not there for these."""
+
+
+class SentDocument(NamedTuple):
+    """A document in a request's body."""
+
+    body: bytes
+    """What is stored: a JSON object."""
+    content: dict[str, Any]
+    """The same, decoded."""
+    rev: str | None
+    is_deleted: bool
+
+
+def parse_document(data: bytes, doc_id: str) -> SentDocument:
+    """Return the document that a request sent.
+
+    Raises:
+        UsageError: `bad_json`, `bad_request`, `doc_validation`.
+    """
+    try:
+        members = _MEMBERS.decode(data)
+        rev, is_deleted = _special(members, doc_id)
+        kept = {name: raw for name, raw in members.items() if not name.startswith("_")}
+        body = msgspec.json.encode(kept)
+        return SentDocument(body, msgspec.json.decode(body), rev, is_deleted)
+    except msgspec.ValidationError as error:
+        raise UsageError("Document must be a JSON object", code="bad_request") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"the body is not JSON: {error}", code="bad_json") from error
+
+
+def _special(members: Mapping[str, msgspec.Raw], doc_id: str) -> tuple[str | None, bool]:
+    rev, is_deleted = None, False
+    for name, raw in members.items():
+        if not name.startswith("_") or name in _IGNORED:
+            continue
+        value = msgspec.json.decode(raw)
+        if name == "_id":
+            if value != doc_id:
+                raise UsageError(
+                    f"_id is {value!r}, but the address says {doc_id!r}", code="bad_request"
+                )
+        elif name == "_rev":
+            rev = checked_rev(value)
+        elif name == "_deleted":
+            is_deleted = value is True
+        elif name != "_attachments" or value:
+            raise UsageError(f"Bad special document member: {name}", code="doc_validation")
+    return rev, is_deleted
+
+
+def document_text(doc_id: str, rev: str, body: bytes) -> bytes:
+    """Return a stored object with its `_id` and `_rev` in front."""
+    names = msgspec.json.encode({"_id": doc_id, "_rev": rev})
+    return names[:-1] + (b"}" if body == b"{}" else b"," + body[1:])
+
+
+def checked_rev(value: object) -> str:
+    """Return a revision's text.
+
+    Raises:
+        UsageError: `bad_request`, it is none.
+    """
+    if not isinstance(value, str) or not _REV.fullmatch(value):
+        raise UsageError("Invalid rev format", code="bad_request")
+    return value
+
+
+def as_etag(rev: str) -> str:
+    """Return the header that a revision is shown in."""
+    return f'"{rev}"'
+
+
+def named_rev(
+    options: Mapping[str, str], if_match: str | None, body_rev: str | None = None
+) -> str | None:
+    """Return the revision that a change names, by option, header or body; None if it names none.
+
+    Raises:
+        UsageError: `bad_request`: none, or several different ones.
+    """
+    given = {body_rev} if body_rev is not None else set()
+    if options.get("rev"):
+        given.add(checked_rev(options["rev"]))
+    if if_match:
+        given.add(checked_rev(if_match.strip().strip('"')))
+    if len(given) > 1:
+        raise UsageError(
+            "Document rev from request body, query string and If-Match have different values",
+            code="bad_request",
+        )
+    return given.pop() if given else None
+
+
+def is_batch(options: Mapping[str, str]) -> bool:
+    """Return whether a change need not be durable when it is answered."""
+    return options.get("batch") == "ok"
+
+
+def refuse_document_options(options: Mapping[str, str]) -> None:
+    """Refuse what these documents do not have: trees of revisions.
+
+    Raises:
+        UsageError: `not_supported`.
+    """
+    if options.get("new_edits", "true") != "true":
+        raise UsageError(
+            "new_edits=false is not supported for design documents: their revisions are given "
+            "here; put the document without it",
+            code="not_supported",
+        )
+    for name in _REFUSED_OPTIONS:
+        if options.get(name, "false") != "false":
+            raise UsageError(
+                f"option {name!r} is not supported for design documents", code="not_supported"
+            )
+
+
+def parse_destination(header: str | None) -> tuple[str, str | None]:
+    """Return (name of the design document, revision that is replaced) of a COPY's Destination.
+
+    Raises:
+        UsageError: `bad_request`.
+    """
+    if not header:
+        raise UsageError("Destination header is mandatory for COPY.", code="bad_request")
+    target, _, option = header.strip().partition("?")
+    name = unquote(target).lstrip("/").removeprefix("_design/")
+    if name == unquote(target).lstrip("/") or not name:
+        raise UsageError(
+            f"Destination {header!r}: a design document, _design/NAME, is wanted",
+            code="bad_request",
+        )
+    if option and not option.startswith("rev="):
+        raise UsageError(f"Destination {header!r}: only ?rev= may follow", code="bad_request")
+    return name, checked_rev(option.removeprefix("rev=")) if option else None

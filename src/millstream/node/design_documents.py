@@ -1,0 +1,51 @@
+"""The design documents of a node's buckets, checked before they are stored.
+
+Invariants:
+1. Functions are compiled in a sandbox of their own, in a thread: the loop goes on.
+
+Elsewhere: the documents (`kv.aio.design_documents`), what may stand in one (`views.core.design`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from millstream.kv.core.design_documents import StoredDesign
+from millstream.node.buckets import Buckets
+from millstream.views.aio.mapping import open_mapper
+from millstream.views.core.design import parse_design
+
+__all__ = ["Designs"]
+
+
+class Designs:
+    """Has the shape of `gateway.core.host.DesignHost`."""
+
+    def __init__(self, buckets: Buckets) -> None:
+        self._buckets = buckets
+
+    async def read(self, bucket: str, name: str) -> StoredDesign | None:
+        """Return a document, or what its deletion left; None if there was never one."""
+        return await self._buckets.designs(bucket).read(name)
+
+    async def check(self, bucket: str, name: str, content: dict[str, Any]) -> None:
+        """Refuse what is no design document, or has functions that do not compile."""
+        self._buckets.designs(bucket)
+        if content.get("views") or ("views" in content and not isinstance(content["views"], dict)):
+            await asyncio.to_thread(_compile, content, name)
+
+    async def write(
+        self, bucket: str, name: str, body: bytes | None, rev: str | None, *, is_durable: bool
+    ) -> StoredDesign:
+        """Replace the revision `rev` (None: there is no document) by a body; None deletes."""
+        designs = self._buckets.designs(bucket)
+        return await designs.write(name, body, rev, is_durable=is_durable)
+
+    async def all(self, bucket: str) -> list[StoredDesign]:
+        """Return those that are not deleted, by name."""
+        return await self._buckets.designs(bucket).all(is_complete=True)
+
+
+def _compile(content: dict[str, Any], name: str) -> None:
+    open_mapper(parse_design(content, name)).close()

@@ -1,0 +1,102 @@
+import pytest
+
+from millstream.errors import UsageError
+from millstream.gateway.core.documents import (
+    checked_rev,
+    document_text,
+    is_batch,
+    named_rev,
+    parse_destination,
+    parse_document,
+    refuse_document_options,
+)
+
+REV = "2-" + "ab" * 16
+
+
+def test_members_are_kept_as_they_were_written():
+    sent = parse_document(
+        b'{"_id":"_design/x", "_rev":"%s","views":{ "a":1.0,"b":100000000000000000000}, "n":1.50}'
+        % REV.encode(),
+        "_design/x",
+    )
+    assert sent.body == b'{"views":{ "a":1.0,"b":100000000000000000000},"n":1.50}'
+    assert (sent.rev, sent.is_deleted, sent.content["n"]) == (REV, False, 1.5)
+    text = document_text("_design/x", REV, sent.body)
+    assert text.startswith(b'{"_id":"_design/x","_rev":"2-abab')
+    assert text.endswith(b',"n":1.50}')
+    assert document_text("a", "1-b", b"{}") == b'{"_id":"a","_rev":"1-b"}'
+
+
+def test_what_reading_brings_along_may_come_back():
+    sent = parse_document(
+        b'{"_revisions":{},"_conflicts":[],"_local_seq":1,"_attachments":{}}', "_design/x"
+    )
+    assert (sent.body, sent.rev) == (b"{}", None)
+    assert parse_document(b'{"_deleted":true}', "_design/x").is_deleted
+    assert not parse_document(b'{"_deleted":1}', "_design/x").is_deleted
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"", "bad_json"),
+        (b"{", "bad_json"),
+        (b"\xff", "bad_json"),
+        (b'{"a":"\xff"}', "bad_json"),
+        (b"[" * 100_000, "bad_request"),
+        (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "bad_json"),
+        (b"[]", "bad_request"),
+        (b"7", "bad_request"),
+        (b'{"_id":"_design/y"}', "bad_request"),
+        (b'{"_rev":"x"}', "bad_request"),
+        (b'{"_rev":1}', "bad_request"),
+        (b'{"_other":1}', "doc_validation"),
+        (b'{"_attachments":{"a":{}}}', "doc_validation"),
+        (rb'{"\u005fother":1}', "doc_validation"),
+    ],
+)
+def test_what_is_no_document_is_refused(data, code):
+    with pytest.raises(UsageError) as caught:
+        parse_document(data, "_design/x")
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize("value", ["", "1", "1-", "-a", "0-a", "01-a", "1-G", "1-a b", None, 1])
+def test_revisions_have_a_form(value):
+    with pytest.raises(UsageError, match="Invalid rev format"):
+        checked_rev(value)
+
+
+def test_a_revision_may_be_named_in_three_places():
+    assert named_rev({}, None) is None
+    assert named_rev({"rev": REV}, None) == REV
+    assert named_rev({}, f'"{REV}"') == named_rev({}, REV) == REV
+    assert named_rev({"rev": REV}, f'"{REV}"', REV) == REV
+    with pytest.raises(UsageError, match="different values"):
+        named_rev({"rev": REV}, "1-a")
+    with pytest.raises(UsageError, match="Invalid rev"):
+        named_rev({}, "*")
+
+
+@pytest.mark.parametrize(
+    "options", [{"new_edits": "false"}, {"open_revs": "all"}, {"revs": "true"}, {"meta": "true"}]
+)
+def test_trees_of_revisions_are_refused(options):
+    with pytest.raises(UsageError) as caught:
+        refuse_document_options(options)
+    assert caught.value.code == "not_supported"
+
+
+def test_other_options_are_no_harm():
+    refuse_document_options({"new_edits": "true", "revs": "false", "conflicts": "true"})
+    assert is_batch({"batch": "ok"})
+    assert not is_batch({"batch": "no"})
+
+
+def test_destinations_are_design_documents():
+    assert parse_destination("_design/y") == ("y", None)
+    assert parse_destination(" /_design%2Fa%2Fb?rev=1-a") == ("a/b", "1-a")
+    for wrong in (None, "", "y", "_design/", "_design/y?rev=", "_design/y?x=1", "_local/y"):
+        with pytest.raises(UsageError):
+            parse_destination(wrong)
