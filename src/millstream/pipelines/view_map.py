@@ -95,13 +95,13 @@ def map_batches(
 
 def mapper_of(design: DesignDocument, modules: Sequence[str]) -> Mapper:
     """Return this process's mapper of a design document; workers are used again and again."""
-    mapper = _mappers.get(design.signature)
+    mapper = _mappers.get(design.named_signature)
     if mapper is None:
         for other in _mappers.values():
             other.close()
         _mappers.clear()
         import_modules(modules)
-        mapper = _mappers[design.signature] = open_mapper(design)
+        mapper = _mappers[design.named_signature] = open_mapper(design)
     return mapper
 
 

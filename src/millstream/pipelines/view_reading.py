@@ -144,7 +144,7 @@ def read_view(endpoint: Endpoint, bucket: str, ddoc: str, view: str) -> ViewRows
 
 def _sort(rows: ViewRows, stored: Sequence[_StoredRow]) -> None:
     for row in stored:
-        if row.signature != rows.design.signature:
+        if row.signature != rows.design.named_signature:
             continue
         ekey = encode_key(row.key)
         if row.id is None:

@@ -29,6 +29,7 @@ from millstream.views.core.design import (
     design_name,
     parse_design,
 )
+from millstream.views.core.reduce import BUILTIN_REDUCES
 
 __all__ = ["check_functions", "ensure_store", "find_design", "load_modules"]
 
@@ -39,7 +40,7 @@ _ANSWER_BYTES_MAX: Final = 64 * 1024
 
 
 def find_design(endpoint: Endpoint, bucket: str, ddoc: str | None) -> DesignDocument:
-    """Return the design document to run.
+    """Return the design document to run, checked for what a pipeline can keep.
 
     Args:
         endpoint: of a node.
@@ -47,11 +48,11 @@ def find_design(endpoint: Endpoint, bucket: str, ddoc: str | None) -> DesignDocu
         ddoc: a JSON file, or a name; None for the only one the bucket has.
 
     Raises:
-        UsageError: `invalid_design_doc`, `bad_file`, `which_design`.
+        UsageError: `invalid_design_doc`, `bad_file`, `which_design`, `not_in_pipelines`.
         ConditionError: `missing`.
     """
     if ddoc is not None and (ddoc.endswith(".json") or Path(ddoc).is_file()):
-        return _design_in(Path(ddoc))
+        return _checked(_design_in(Path(ddoc)))
     with endpoint.client(bucket) as client:
         name = _only_design(endpoint, client) if ddoc is None else design_name(ddoc)
         found = client.get(DESIGN_PREFIX + name)
@@ -61,7 +62,27 @@ def find_design(endpoint: Endpoint, bucket: str, ddoc: str | None) -> DesignDocu
             f"{bucket} {DESIGN_PREFIX}{name} FILE`, or give its file with --ddoc",
             code="missing",
         )
-    return parse_design(found.value, name)
+    return _checked(parse_design(found.value, name))
+
+
+def _checked(design: DesignDocument) -> DesignDocument:
+    refused = f"design document {design.name!r} cannot run as a Spark pipeline:"
+    if not design.views:
+        raise UsageError(f"{refused} it has no views", code="not_in_pipelines")
+    if design.local_seq or design.include_design:
+        message = f"{refused} there are neither `_local_seq` nor design documents in it"
+        raise UsageError(message, code="not_in_pipelines")
+    for view in design.views:
+        if view.collation != "unicode" or (
+            view.has_builtin_reduce and view.reduce not in BUILTIN_REDUCES
+        ):
+            raise UsageError(
+                f"{refused} view {view.name!r} has raw collation or the reduce {view.reduce!r}; "
+                f"there are {', '.join(BUILTIN_REDUCES)} and own functions. The bucket's own "
+                "indexes can do it",
+                code="not_in_pipelines",
+            )
+    return design
 
 
 def _design_in(path: Path) -> DesignDocument:

@@ -72,7 +72,11 @@ def row_key(ddoc: str, view: str, key: str, doc_id: str | None) -> bytes:
 def row_body(design: DesignDocument, row: ViewRow) -> bytes:
     """Return the text of a row's document up to its stamp."""
     head = msgspec.json.encode(
-        {"ddoc": design.name, "view": design.views[row.view].name, "signature": design.signature}
+        {
+            "ddoc": design.name,
+            "view": design.views[row.view].name,
+            "signature": design.named_signature,
+        }
     )
     body = head[:-1] + b',"key":' + row.key.encode()
     if row.doc_id is None:
@@ -196,7 +200,7 @@ class ViewStore:
         content = {
             **header,
             "ddoc": self._design.name,
-            "signature": self._design.signature,
+            "signature": self._design.named_signature,
             "design": self._design.as_json(),
             "run": self._run,
         }

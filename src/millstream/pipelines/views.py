@@ -83,7 +83,7 @@ class BatchReport:
 
 def checkpoint_name(bucket: str, bucket_uuid: str, design: DesignDocument) -> str:
     """Return the directory name of a checkpoint: one per bucket, design document and signature."""
-    return f"{bucket}-{bucket_uuid[:8]}-{design.name}-{design.signature[:12]}"
+    return f"{bucket}-{bucket_uuid[:8]}-{design.name}-{design.named_signature[:12]}"
 
 
 @dataclass(slots=True)

@@ -27,14 +27,14 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         if name == "delay":
             documents = [
                 _StoredRow(
-                    "d", name, DESIGN.signature, key,
+                    "d", name, DESIGN.named_signature, key,
                     {"sum": n, "count": 1, "min": n, "max": n, "sumsqr": n * n},
                 )
                 for key, n in (("AA", 3), ("BB", -6))
             ]  # fmt: skip
         else:
             documents = [
-                _StoredRow("d", name, DESIGN.signature, [n], id=f"doc{n}", rows=[n])
+                _StoredRow("d", name, DESIGN.named_signature, [n], id=f"doc{n}", rows=[n])
                 for n in range(3)
             ]
         _sort(rows, documents)

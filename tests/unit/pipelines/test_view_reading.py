@@ -22,7 +22,7 @@ DESIGN = parse_design(
 LISTED, OWN, SUMMED = range(3)
 
 
-def stored(key, value=None, signature=DESIGN.signature, **members):
+def stored(key, value=None, signature=DESIGN.named_signature, **members):
     return _StoredRow("d", "v", signature, key, value, **members)
 
 

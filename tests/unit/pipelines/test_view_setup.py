@@ -34,6 +34,23 @@ def test_a_bad_file_is_refused(tmp_path, content):
         find_design(NOWHERE, "b", str(path))
 
 
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"options": {"local_seq": True}},
+        {"options": {"include_design": True}},
+        {"views": {"v": {"map": "m", "reduce": "_top_3"}}},
+        {"views": {"v": {"map": "m", "options": {"collation": "raw"}}}},
+    ],
+)
+def test_what_only_indexes_can_do_is_refused(tmp_path, members):
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps({**VIEWS, **members}))
+    with pytest.raises(UsageError) as caught:
+        find_design(NOWHERE, "b", str(path))
+    assert caught.value.code == "not_in_pipelines"
+
+
 def test_functions_are_checked_before_spark_starts():
     check_functions(parse_design(VIEWS, "d"))
     with pytest.raises(UsageError) as caught:

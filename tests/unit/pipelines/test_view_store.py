@@ -127,7 +127,7 @@ def test_a_row_says_what_it_is():
         ViewRow(1, "null", "doc/1", b'[{"x":1},null]'),
     ]
     store.apply(5, ReducedBatch(rows=rows), {})
-    named = {"ddoc": "d", "signature": DESIGN.signature, "stamp": {"run": "r1", "batch": 5}}
+    named = {"ddoc": "d", "signature": DESIGN.named_signature, "stamp": {"run": "r1", "batch": 5}}
     assert bucket.documents[b'd/v/["k",1]'].value == {
         **named, "view": "v", "key": ["k", 1], "value": 7,
     }  # fmt: skip

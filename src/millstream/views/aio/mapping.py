@@ -21,6 +21,7 @@ import msgspec
 from millstream.model.partitions import key_from_text
 from millstream.views.aio.sandbox import MapError, Mapped, Sandbox
 from millstream.views.core.reduce import is_error, overflow_error
+from millstream.views.core.reductions import REDUCE_VALUES_MAX
 from millstream.views.core.registered import find_registered
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from millstream.views.core.design import DesignDocument, View
 
 __all__ = [
-    "REDUCE_VALUES_MAX",
     "Mapper",
     "PythonMapper",
     "document_id",
@@ -38,8 +38,6 @@ __all__ = [
     "reduce_groups",
 ]
 
-REDUCE_VALUES_MAX: Final = 1000
-"""Values given to one call of a reduce function; its results are reduced again."""
 _INTEGRAL_MAX: Final = float(2**53)
 _MESSAGE_CHARACTERS_MAX: Final = 200
 

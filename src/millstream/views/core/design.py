@@ -1,38 +1,46 @@
 """Design documents: which views a bucket has, checked once and then trusted.
 
-    {"language": "javascript" | "python",
-     "views": {"<view>": {"map": source, "reduce": source or built-in or absent}, ...}}
+    {"language": "javascript" | "python", "options": {"include_design", "local_seq"},
+     "autoupdate": true,
+     "views": {"lib": {"<module>": source, ...},
+               "<view>": {"map": source, "reduce": source or built-in or absent,
+                          "options": {"collation": "raw"}}, ...}}
 
 In the language `python` a map is "registered:<name>": a callable which the operator registered
-under that name; Python source that came over the network is never run.
+under that name; Python source that came over the network is never run. Views of the same map and
+options share one tree; each different reduce of them is one more value in its nodes.
 
 Invariants:
-1. The signature is a function of what decides the rows (views, language) and of nothing else.
-2. A parsed design document has at least one view; view numbers are positions in `views`.
+1. The signature is a function of what decides the rows of the trees (maps, reduces, options,
+   language, lib) and of nothing else: neither of names of views nor of filters and the like.
+2. View numbers are positions in `views` (by name), tree numbers positions in `trees`, numbers of
+   reduces positions in `Tree.reduces`; the latter two are functions of what the signature covers.
 
 Elsewhere: whether a source compiles (`views.aio.sandbox`), the registered callables
-(`views.core.registered`).
+(`views.core.registered`), the built-in reduces (`views.core.builtin_reduces`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from millstream.errors import UsageError
-from millstream.views.core.reduce import BUILTIN_REDUCES
+from millstream.views.core.builtin_reduces import is_builtin
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 __all__ = [
     "DESIGN_PREFIX",
+    "LIB_DEPTH_MAX",
     "REGISTERED",
     "VIEWS_MAX",
     "DesignDocument",
+    "Tree",
     "View",
     "design_name",
     "parse_design",
@@ -41,21 +49,33 @@ __all__ = [
 DESIGN_PREFIX: Final = "_design/"
 REGISTERED: Final = "registered:"
 VIEWS_MAX: Final = 100
+LIB_DEPTH_MAX: Final = 8
+"""Nested objects of modules in `views.lib`."""
 _NAME_BYTES_MAX: Final = 100
+_LIB: Final = "lib"
+_OPTIONS: Final = ("include_design", "local_seq")
+
+Collation = Literal["unicode", "raw"]
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One view: `map` and `reduce` are sources, `registered:` names or, for reduce, built-ins."""
+    """One view: `map` and `reduce` are sources, `registered:` names or, for reduce, built-ins.
+
+    `tree` is the number of its tree, `number` that of its reduce there, -1 without one.
+    """
 
     name: str
     map: str
     reduce: str = ""
+    collation: Collation = "unicode"
+    tree: int = 0
+    number: int = -1
 
     @property
     def has_builtin_reduce(self) -> bool:
-        """Whether the reduce is one of `_count`, `_sum`, `_stats`."""
-        return self.reduce in BUILTIN_REDUCES
+        """Whether the reduce is one that comes with the database."""
+        return is_builtin(self.reduce)
 
     @property
     def has_own_reduce(self) -> bool:
@@ -63,15 +83,32 @@ class View:
         return bool(self.reduce) and not self.has_builtin_reduce
 
 
+class Tree(NamedTuple):
+    """What the views of one tree share: the map, the row order, and all their reduces."""
+
+    map: str
+    collation: Collation
+    reduces: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class DesignDocument:
-    """A checked design document."""
+    """A checked design document.
+
+    `lib` is the JSON text of its modules, empty where it has none. `named_signature` is for who
+    keeps rows under names and numbers of views: it covers names too.
+    """
 
     name: str
     language: Literal["javascript", "python"]
     views: tuple[View, ...]
+    trees: tuple[Tree, ...]
     include_design: bool
+    local_seq: bool
+    lib: str
+    autoupdate: bool
     signature: str
+    named_signature: str
 
     def number_of(self, view_name: str) -> int:
         """Return the position of a view.
@@ -82,21 +119,38 @@ class DesignDocument:
         for number, view in enumerate(self.views):
             if view.name == view_name:
                 return number
-        names = ", ".join(view.name for view in self.views)
+        names = ", ".join(view.name for view in self.views) or "none"
         raise UsageError(
             f"design document {self.name!r} has no view {view_name!r}; it has: {names}",
             code="missing_named_view",
         )
 
+    def names_of(self, tree: int) -> tuple[str, ...]:
+        """Return the names of the views that share a tree."""
+        return tuple(view.name for view in self.views if view.tree == tree)
+
     def as_json(self) -> dict[str, Any]:
         """Return the document from which this one can be parsed again."""
-        views = {
-            view.name: {"map": view.map} | ({"reduce": view.reduce} if view.reduce else {})
-            for view in self.views
+        views: dict[str, Any] = {view.name: _view_as_json(view) for view in self.views}
+        if self.lib:
+            views[_LIB] = msgspec.json.decode(self.lib)
+        options = {name: True for name in _OPTIONS if getattr(self, name)}
+        return {
+            "_id": DESIGN_PREFIX + self.name,
+            "language": self.language,
+            "views": views,
+            **({"options": options} if options else {}),
+            **({} if self.autoupdate else {"autoupdate": False}),
         }
-        options = {"options": {"include_design": True}} if self.include_design else {}
-        return {"_id": DESIGN_PREFIX + self.name, "language": self.language, "views": views,
-                **options}  # fmt: skip
+
+
+def _view_as_json(view: View) -> dict[str, Any]:
+    member: dict[str, Any] = {"map": view.map}
+    if view.reduce:
+        member["reduce"] = view.reduce
+    if view.collation != "unicode":
+        member["options"] = {"collation": view.collation}
+    return member
 
 
 def design_name(text: str) -> str:
@@ -114,7 +168,7 @@ def design_name(text: str) -> str:
 
 
 def parse_design(document: Mapping[str, Any], name: str = "") -> DesignDocument:
-    """Check a design document.
+    """Check a design document. One without views is good: it may be there for its filters.
 
     Args:
         document: the decoded JSON object; its `_id` is used where `name` is not given.
@@ -129,18 +183,25 @@ def parse_design(document: Mapping[str, Any], name: str = "") -> DesignDocument:
     language = document.get("language", "javascript")
     if language not in ("javascript", "python"):
         raise _invalid(f"language {language!r} is not known; javascript and python are")
-    members = document.get("views")
-    if not isinstance(members, dict) or not members:
-        raise _invalid("`views` must be an object with at least one view")
-    if len(members) > VIEWS_MAX:
-        raise _invalid(f"{len(members)} views are more than {VIEWS_MAX}")
-    if "lib" in members or "lib" in document:
-        raise _invalid("`lib` modules are not supported yet")
-    views = tuple(_parse_view(view, members[view], language) for view in sorted(members))
-    include_design = _parse_options(document.get("options", {}))
+    members = document.get("views", {})
+    if not isinstance(members, dict):
+        raise _invalid("`views` must be an object")
+    lib = _parse_lib(members.get(_LIB), language)
+    names = sorted(members.keys() - {_LIB})
+    if len(names) > VIEWS_MAX:
+        raise _invalid(f"{len(names)} views are more than {VIEWS_MAX}")
+    autoupdate = document.get("autoupdate", True)
+    if not isinstance(autoupdate, bool):
+        raise _invalid("`autoupdate` must be true or false")
+    include_design, local_seq = _parse_options(document.get("options", {}))
+    trees, views = _in_trees([_parse_view(view, members[view], language) for view in names])
+    own = [language, include_design]
+    more = [local_seq, lib] if local_seq or lib else []
     return DesignDocument(
-        name, language, views, include_design, _signature(views, language, include_design)
-    )
+        name, language, views, trees, include_design, local_seq, lib, autoupdate,
+        signature=_digest([trees, *own, local_seq, lib]),
+        named_signature=_digest([[_named(view) for view in views], *own, *more]),
+    )  # fmt: skip
 
 
 def _parse_view(name: str, member: Any, language: str) -> View:
@@ -152,12 +213,12 @@ def _parse_view(name: str, member: Any, language: str) -> View:
     if not isinstance(reduce, str):
         raise _invalid(f"`reduce` of view {name!r} must be a string")
     reduce = reduce.strip()
-    if reduce.startswith("_") and reduce not in BUILTIN_REDUCES:
-        known = ", ".join(BUILTIN_REDUCES)
-        raise _invalid(f"view {name!r}: no built-in reduce {reduce!r}; there are: {known}")
-    if member.get("options"):
-        raise _invalid(f"view {name!r}: view options are not supported yet")
-    view = View(name, member["map"].strip(), reduce)
+    if reduce.startswith("_") and not is_builtin(reduce):
+        raise _invalid(
+            f"view {name!r}: no built-in reduce {reduce!r}; there are: _count, _sum, _stats, "
+            "_approx_count_distinct, _top_N and _bottom_N (N from 1 to 100), _first, _last"
+        )
+    view = View(name, member["map"].strip(), reduce, _collation(name, member.get("options")))
     if language == "python":
         for source in (view.map, "" if view.has_builtin_reduce else view.reduce):
             if source and not source.startswith(REGISTERED):
@@ -168,17 +229,73 @@ def _parse_view(name: str, member: Any, language: str) -> View:
     return view
 
 
-def _parse_options(options: Any) -> bool:
+def _collation(name: str, options: Any) -> Collation:
+    options = {} if options is None else options
+    if not isinstance(options, dict) or options.keys() - {"collation"}:
+        raise _invalid(f"view {name!r}: `options` is an object that may have `collation`")
+    collation = options.get("collation", "unicode")
+    if collation not in ("raw", "unicode"):
+        raise _invalid(f"view {name!r}: `collation` is raw or absent, not {collation!r}")
+    return "raw" if collation == "raw" else "unicode"
+
+
+def _parse_lib(lib: Any, language: str) -> str:
+    if not lib:
+        return ""
+    if language != "javascript":
+        raise _invalid("`views.lib` has JavaScript modules: the language must be javascript")
+    if not isinstance(lib, dict) or not all(_are_modules(lib, LIB_DEPTH_MAX)):
+        raise _invalid(
+            "`views.lib` must be an object of module sources, or of such objects, "
+            f"at most {LIB_DEPTH_MAX} deep"
+        )
+    return msgspec.json.encode(lib, order="sorted").decode()
+
+
+def _are_modules(lib: dict[str, Any], depth: int) -> Iterator[bool]:
+    for member in lib.values():
+        if isinstance(member, dict) and depth:
+            yield from _are_modules(member, depth - 1)
+        else:
+            yield isinstance(member, str)
+
+
+def _parse_options(options: Any) -> tuple[bool, bool]:
     if not isinstance(options, dict):
         raise _invalid("`options` must be an object")
     for option, value in options.items():
-        if option != "include_design" and value:
-            raise _invalid(f"option {option!r} is not supported")
-    return bool(options.get("include_design", False))
+        if option == "partitioned" and value:
+            raise _invalid(
+                "option `partitioned` is not supported: views are of the whole bucket; "
+                "emit what divides it as the first element of keys that are arrays"
+            )
+        if option not in (*_OPTIONS, "partitioned"):
+            raise _invalid(f"option {option!r} is not known; there are: {', '.join(_OPTIONS)}")
+    include_design, local_seq = (bool(options.get(name, False)) for name in _OPTIONS)
+    return include_design, local_seq
 
 
-def _signature(views: tuple[View, ...], language: str, include_design: bool) -> str:
-    decides = [[[view.name, view.map, view.reduce] for view in views], language, include_design]
+def _in_trees(views: list[View]) -> tuple[tuple[Tree, ...], tuple[View, ...]]:
+    """Return the trees, and the views with their places in them."""
+    reduces: dict[tuple[str, Collation], set[str]] = {}
+    for view in views:
+        reduces.setdefault((view.map, view.collation), set()).update({view.reduce} - {""})
+    shared = sorted(reduces)
+    trees = tuple(Tree(*key, tuple(sorted(reduces[key]))) for key in shared)
+    placed = []
+    for view in views:
+        tree = shared.index((view.map, view.collation))
+        number = trees[tree].reduces.index(view.reduce) if view.reduce else -1
+        placed.append(replace(view, tree=tree, number=number))
+    return trees, tuple(placed)
+
+
+def _named(view: View) -> list[str]:
+    more = [view.collation] if view.collation != "unicode" else []
+    return [view.name, view.map, view.reduce, *more]
+
+
+def _digest(decides: list[Any]) -> str:
     return sha256(msgspec.json.encode(decides)).hexdigest()[:32]
 
 

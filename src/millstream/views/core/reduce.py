@@ -1,4 +1,4 @@
-"""Built-in reduce functions: _count, _sum, _stats, and how their results are merged.
+"""The values of _count, _sum and _stats, how their results are merged, and error values.
 
 A partial result has the form of the final one, so a partial can be stored, shown and merged.
 
@@ -7,13 +7,15 @@ Invariants:
    and the grouping; exactly for integers, up to rounding for floats.
 2. No value raises: an illegal one makes an error value, which every merge keeps.
 
-Elsewhere: reduce functions of a design document's own (`views.aio`).
+Elsewhere: all built-in reduces as an index keeps them (`views.core.builtin_reduces`), reduce
+functions of a design document's own (`views.aio`).
 Source: the built-in reduces of CouchDB 3.4; an illegal value under `_stats` stops a whole index
 there and poisons only its own groups here.
 """
 
 from __future__ import annotations
 
+from operator import mul
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -26,12 +28,18 @@ if TYPE_CHECKING:
 __all__ = [
     "BUILTIN_REDUCES",
     "REDUCE_BYTES_MAX",
+    "STATS",
+    "IllegalValueError",
     "error_value",
     "is_error",
     "merge",
     "overflow_error",
+    "overflow_reason",
+    "reduce_error",
     "reduce_values",
+    "statistics",
     "stats_of",
+    "total",
 ]
 
 REDUCE_BYTES_MAX: Final = 5000
@@ -39,7 +47,7 @@ REDUCE_BYTES_MAX: Final = 5000
 
 _ERROR: Final = "builtin_reduce_error"
 _ERRORS: Final = (_ERROR, "reduce_overflow_error", "reduce_error")
-_STATS: Final = ("sum", "count", "min", "max", "sumsqr")
+STATS: Final = ("sum", "count", "min", "max", "sumsqr")
 _SUM_RULE: Final = (
     "_sum takes numbers, arrays of numbers, and objects whose members are such values again; "
     "objects do not mix with the others"
@@ -50,8 +58,11 @@ _STATS_RULE: Final = (
 )
 
 
-class _IllegalValueError(Exception):
-    """A value that the reduce function does not take; carries it."""
+_NUMBERS: Final = frozenset({int, float})
+
+
+class IllegalValueError(Exception):
+    """A value that the reduce function does not take: carries the rule and the value."""
 
 
 def error_value(reason: str, caused_by: Any) -> dict[str, Any]:
@@ -66,14 +77,23 @@ def overflow_error(result: Any, bytes_in: int) -> dict[str, Any] | None:
         result: JSON value of a reduce function.
         bytes_in: JSON bytes of the values it was made of.
     """
-    size = len(msgspec.json.encode(result))
-    if size <= REDUCE_BYTES_MAX or 2 * size <= bytes_in:
-        return None
-    return {
-        "error": "reduce_overflow_error",
-        "reason": f"the reduce result has {size} bytes and must shrink: it was made of "
-        f"{bytes_in} bytes (results up to {REDUCE_BYTES_MAX} bytes are always accepted)",
-    }
+    reason = overflow_reason(len(msgspec.json.encode(result)), bytes_in)
+    return reduce_error(reason, "reduce_overflow_error") if reason else None
+
+
+def overflow_reason(bytes_out: int, bytes_in: int) -> str:
+    """Say why a result is too large for what it was made of; empty if it is not."""
+    if bytes_out <= REDUCE_BYTES_MAX or 2 * bytes_out <= bytes_in:
+        return ""
+    return (
+        f"the reduce result has {bytes_out} bytes and must shrink: it was made of "
+        f"{bytes_in} bytes (results up to {REDUCE_BYTES_MAX} bytes are always accepted)"
+    )
+
+
+def reduce_error(reason: str, error: str = "reduce_error") -> dict[str, str]:
+    """Return the error value of a reduce function of a design document's own."""
+    return {"error": error, "reason": reason}
 
 
 def is_error(value: Any) -> bool:
@@ -109,16 +129,28 @@ def _count(values: Sequence[Any]) -> int:
     return len(values)
 
 
+def total(values: Sequence[Any]) -> Any:
+    """Return the sum of values. O(size of them).
+
+    Raises:
+        IllegalValueError: a value that `_sum` does not take.
+    """
+    if set(map(type, values)) <= _NUMBERS:
+        return sum(values)
+    result: Any = 0
+    for at, value in enumerate(values):
+        result = _checked(value) if at == 0 else _add(result, value)
+    return result
+
+
 def _sum(values: Sequence[Any]) -> Any:
     try:
-        total: Any = 0
-        for at, value in enumerate(values):
-            total = _checked(value) if at == 0 else _add(total, value)
-    except _IllegalValueError as error:
-        return error_value(_SUM_RULE, error.args[0])
-    if isinstance(total, list | dict):
-        return overflow_error(total, len(msgspec.json.encode(values))) or total
-    return total
+        result = total(values)
+    except IllegalValueError as error:
+        return error_value(*error.args)
+    if isinstance(result, list | dict):
+        return overflow_error(result, len(msgspec.json.encode(values))) or result
+    return result
 
 
 def _is_number(value: Any) -> bool:
@@ -133,20 +165,20 @@ def _checked(value: Any) -> Any:
         return list(value)
     if isinstance(value, dict):
         return {name: _checked(member) for name, member in value.items()}
-    raise _IllegalValueError(value)
+    raise IllegalValueError(_SUM_RULE, value)
 
 
-def _add(total: Any, value: Any) -> Any:
+def _add(so_far: Any, value: Any) -> Any:
     value = _checked(value)
-    if _is_number(total) and _is_number(value):
-        return total + value
-    if isinstance(total, dict) and isinstance(value, dict):
+    if _is_number(so_far) and _is_number(value):
+        return so_far + value
+    if isinstance(so_far, dict) and isinstance(value, dict):
         for name, member in value.items():
-            total[name] = _add(total[name], member) if name in total else member
-        return total
-    if isinstance(total, dict) or isinstance(value, dict):
-        raise _IllegalValueError(value)
-    longer, shorter = _as_list(total), _as_list(value)
+            so_far[name] = _add(so_far[name], member) if name in so_far else member
+        return so_far
+    if isinstance(so_far, dict) or isinstance(value, dict):
+        raise IllegalValueError(_SUM_RULE, value)
+    longer, shorter = _as_list(so_far), _as_list(value)
     if len(longer) < len(shorter):
         longer, shorter = shorter, longer
     return [a + b for a, b in zip(longer, shorter, strict=False)] + longer[len(shorter) :]
@@ -161,28 +193,37 @@ def stats_of(value: float) -> dict[str, Any]:
     return {"sum": value, "count": 1, "min": value, "max": value, "sumsqr": value * value}
 
 
-def _stats(values: Sequence[Any]) -> Any:
-    if values and all(map(_is_number, values)):
+def statistics(values: Sequence[Any]) -> Any:
+    """Return the statistics of values: an object, or an array of them. O(size of values).
+
+    Raises:
+        IllegalValueError: a value that `_stats` does not take.
+    """
+    if values and set(map(type, values)) <= _NUMBERS:
         return {
             "sum": sum(values),
             "count": len(values),
             "min": min(values),
             "max": max(values),
-            "sumsqr": sum(value * value for value in values),
+            "sumsqr": sum(map(mul, values, values)),
         }
+    if values and isinstance(values[0], list):
+        return _stats_of_arrays(values)
+    return _merge_stats([_as_stats(value) for value in values])
+
+
+def _stats(values: Sequence[Any]) -> Any:
     try:
-        if values and isinstance(values[0], list):
-            return _stats_of_arrays(values)
-        return _merge_stats([_as_stats(value) for value in values])
-    except _IllegalValueError as error:
-        return error_value(_STATS_RULE, error.args[0])
+        return statistics(values)
+    except IllegalValueError as error:
+        return error_value(*error.args)
 
 
 def _stats_of_arrays(values: Sequence[Any]) -> list[dict[str, Any]]:
     length = len(values[0])
     for value in values:
         if not isinstance(value, list) or len(value) != length:
-            raise _IllegalValueError(value)
+            raise IllegalValueError(_STATS_RULE, value)
     return [_merge_stats([_as_stats(element) for element in column])
             for column in zip(*values, strict=True)]  # fmt: skip
 
@@ -190,14 +231,14 @@ def _stats_of_arrays(values: Sequence[Any]) -> list[dict[str, Any]]:
 def _as_stats(value: Any) -> dict[str, Any]:
     if _is_number(value):
         return stats_of(value)
-    if isinstance(value, dict) and all(_is_number(value.get(name)) for name in _STATS):
+    if isinstance(value, dict) and all(_is_number(value.get(name)) for name in STATS):
         return value
-    raise _IllegalValueError(value)
+    raise IllegalValueError(_STATS_RULE, value)
 
 
 def _merge_stats(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if not parts:
-        raise _IllegalValueError(None)
+        raise IllegalValueError(_STATS_RULE, None)
     return {
         "sum": sum(part["sum"] for part in parts),
         "count": sum(part["count"] for part in parts),

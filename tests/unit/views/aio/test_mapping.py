@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from millstream.errors import UsageError
 from millstream.views.aio.mapping import (
-    REDUCE_VALUES_MAX,
     PythonMapper,
     document_id,
     document_text,
@@ -18,6 +17,7 @@ from millstream.views.aio.mapping import (
     reduce_groups,
 )
 from millstream.views.core.design import parse_design
+from millstream.views.core.reductions import REDUCE_VALUES_MAX
 from millstream.views.core.registered import register
 
 

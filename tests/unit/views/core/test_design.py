@@ -24,22 +24,97 @@ def test_a_parsed_document_can_be_written_and_parsed_again():
     assert parse_design(design.as_json()) == design
 
 
+RICH = {
+    "options": {"include_design": True, "local_seq": True, "partitioned": False},
+    "autoupdate": False,
+    "views": {
+        "lib": {"a": "exports.a = 1;", "b": {"c": "exports.c = 2;"}},
+        "v": {"map": "m", "options": {"collation": "raw"}, "reduce": "_top_3"},
+    },
+}
+
+
+def signature(views, **members):
+    return parse_design({"views": views, **members}, "x").signature
+
+
 def test_the_signature_is_that_of_what_decides_rows():
     first = parse_design(GOOD, "x").signature
-    assert parse_design({**GOOD, "_rev": "2-a", "filters": {}}, "y").signature == first
-    assert parse_design({"views": {"a": {"map": "m"}}}, "x").signature != first
+    same = {**GOOD, "_rev": "2-a", "filters": {}, "validate_doc_update": "f", "autoupdate": False}
+    assert parse_design(same, "y").signature == first
+    views = GOOD["views"]
+    assert signature({"other": views["b"], "name": views["a"], "again": views["a"]}) == first
+    assert signature({"a": {"map": "m"}}) != first
+    a = {"map": "m", "reduce": "_sum"}
+    signatures = [
+        signature({"a": a}), signature({"a": {"map": "m"}}), signature({"a": {**a, "map": "n"}}),
+        signature({"a": {**a, "reduce": "_count"}}), signature({"a": a}, options={"local_seq": 1}),
+        signature({"a": a, "b": {"map": "m", "reduce": "_count"}}),
+        signature({"a": a}, options={"include_design": True}),
+        signature({"a": {**a, "options": {"collation": "raw"}}}),
+        signature({"a": a, "lib": {"x": "s"}}), signature({"a": a, "lib": {"x": "t"}}),
+    ]  # fmt: skip
+    assert len({*signatures}) == len(signatures)
+    assert signature({"a": {**a, "reduce": "_stats"}, "b": a}) == signature(
+        {"b": {**a, "reduce": "_stats"}, "a": a}
+    )
+
+
+def test_the_signature_of_names_covers_names():
+    first = parse_design(GOOD, "x")
+    views = GOOD["views"]
+    renamed = parse_design({"views": {"a": views["b"], "b": views["a"]}}, "x")
+    assert renamed.signature == first.signature
+    assert renamed.named_signature != first.named_signature
+    assert parse_design({**GOOD, "filters": {}}, "y").named_signature == first.named_signature
+
+
+def test_views_of_one_map_and_options_share_a_tree():
+    views = {
+        "d": {"map": "n"},
+        "c": {"map": " m ", "reduce": "_sum"},
+        "b": {"map": "m"},
+        "a": {"map": "m", "reduce": "_count"},
+        "e": {"map": "m", "reduce": "_sum", "options": {"collation": "raw"}},
+        "f": {"map": "m", "reduce": "_sum"},
+    }
+    design = parse_design({"views": views}, "x")
+    assert design.trees == (
+        ("m", "raw", ("_sum",)), ("m", "unicode", ("_count", "_sum")), ("n", "unicode", ()),
+    )  # fmt: skip
+    places = {view.name: (view.tree, view.number) for view in design.views}
+    assert places == {
+        "a": (1, 0), "b": (1, -1), "c": (1, 1), "d": (2, -1), "e": (0, 0), "f": (1, 1)
+    }  # fmt: skip
+    assert design.names_of(1) == ("a", "b", "c", "f")
+
+
+def test_all_members_come_back():
+    design = parse_design(RICH, "x")
+    assert (design.include_design, design.local_seq, design.autoupdate) == (True, True, False)
+    assert parse_design(design.as_json()) == design
+
+
+def test_a_document_without_views_is_good():
+    for document in ({}, {"views": {}}, {"views": {"lib": {"a": "s"}}, "filters": {"f": "s"}}):
+        assert parse_design(document, "x").views == ()
 
 
 @pytest.mark.parametrize(
     "document",
     [
-        [], {}, {"views": {}}, {"views": []}, {"views": {"a": 1}}, {"views": {"a": {}}},
+        [], {"views": []}, {"views": {"a": 1}}, {"views": {"a": {}}}, {"autoupdate": 1},
         {"views": {"a": {"map": 1}}}, {"views": {"a/b": {"map": "m"}}},
         {"views": {"": {"map": "m"}}}, {"views": {"a": {"map": "m", "reduce": 1}}},
         {"views": {"a": {"map": "m", "reduce": "_mean"}}}, {**GOOD, "language": "erlang"},
-        {**GOOD, "language": "python"}, {**GOOD, "options": {"local_seq": True}},
+        {**GOOD, "language": "python"}, {**GOOD, "options": {"partitioned": True}},
+        {**GOOD, "options": {"seq": 1}}, {"views": {"a": {"map": "m", "reduce": "_top_101"}}},
         {**GOOD, "options": 1}, {"views": {"a": {"map": "m", "options": {"x": 1}}}},
-        {"views": {"lib": {}, "a": {"map": "m"}}},
+        {"views": {"a": {"map": "m", "options": {"collation": "icu"}}}},
+        {"views": {"lib": {"a": 1}, "a": {"map": "m"}}}, {"views": {"lib": "m"}},
+        {"views": {"lib": {"a": {"b": [1]}}}},
+        {"language": "python", "views": {"lib": {"a": "m"}}},
+        {"views": {"lib": {"a": {"a": {"a": {"a": {"a": {"a": {"a": {"a": {"a": {}}}}}}}}}}}},
         {"views": {f"v{at}": {"map": "m"} for at in range(101)}},
     ],
 )  # fmt: skip

@@ -1,0 +1,351 @@
+"""The reduces of one tree: what its nodes keep of them, and what a query shows.
+
+A *partial* is a msgpack array with one part per reduce of the tree: what its rule says for a
+built-in (`views.core.builtin_reduces`), JSON text as bytes for a function of the design document's
+own, an error value (an object with `error` and `reason`) where rows cannot be reduced. Integers
+that msgpack cannot hold are decimal texts of extension type 1.
+
+Invariants:
+1. No row makes it raise: an error value takes the place of the reduce it belongs to, and is kept
+   by every partial that rows with the fault went into, and by no other.
+2. Own functions are called once per order of the tree (one call of `CustomReduce` for all leaves
+   or all groups of it), with at most REDUCE_VALUES_MAX values each, in row order.
+3. A partial of rows is a function of the rows: which leaves they lie in matters only to own
+   functions that are not associative, and to results near the limit.
+
+Elsewhere: when nodes ask (`trees`), where own functions run (`views.aio`).
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+
+import msgspec
+
+from millstream.views.core.builtin_reduces import Rows, rule_of
+from millstream.views.core.reduce import (
+    IllegalValueError,
+    error_value,
+    is_error,
+    overflow_reason,
+    reduce_error,
+)
+from millstream.views.core.rows import pairs_of_all, split_row_key
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from millstream.views.core.builtin_reduces import Rule
+
+__all__ = [
+    "CAUSED_BY_BYTES_MAX",
+    "REDUCE_VALUES_MAX",
+    "CustomReduce",
+    "ReduceCall",
+    "ReduceLimit",
+    "ReduceResult",
+    "RowSlice",
+    "ViewReducer",
+]
+
+REDUCE_VALUES_MAX: Final = 1000
+"""Values given to one call of a reduce function; its results are reduced again."""
+
+CAUSED_BY_BYTES_MAX: Final = 1000
+"""JSON bytes of an illegal value that an error value shows; a longer one is left out."""
+
+ReduceCall = tuple[bytes, bytes, bool]
+"""JSON texts of keys ([[key, id], ...] or null) and of values, and whether they are results."""
+ReduceResult = bytes | dict[str, str]
+"""JSON text, or an error value."""
+ReduceLimit = Literal["true", "false", "log"]
+"""What becomes of a result that does not shrink: an error value, nothing, or it is counted."""
+
+_BIG: Final = 1
+_ARRAY_OF: Final = Struct(">BI")
+_ARRAY32: Final = 0xDD
+_JOIN: Final = b","
+_NULL: Final = b"null"
+_decode_values: Final = msgspec.json.Decoder(list[Any]).decode
+_encode_json: Final = msgspec.json.encode
+_encode: Final = msgspec.msgpack.encode
+
+
+def _extension(code: int, data: memoryview) -> int:
+    return int(bytes(data))
+
+
+_decode_all: Final = msgspec.msgpack.Decoder(list[list[Any]], ext_hook=_extension).decode
+_UNREADABLE: Final = error_value("a value is nested too deeply", None)
+
+
+class RowSlice(Protocol):
+    """Rows of a tree: a leaf, or the part of one that is asked for."""
+
+    @property
+    def keys(self) -> Sequence[bytes]:
+        """Row keys, ascending."""
+
+    @property
+    def values(self) -> Sequence[bytes]:
+        """Row values."""
+
+
+class CustomReduce(Protocol):
+    """The reduce functions of a design document's own, of one tree."""
+
+    def __call__(
+        self, number: int, calls: Sequence[ReduceCall]
+    ) -> Sequence[bytes | dict[str, str]]:
+        """Return, for each call of reduce `number`, JSON text or an error value."""
+
+
+class ViewReducer:
+    """Reduces rows and partials of one tree.
+
+    Args:
+        reduces: as in the tree of a design document: built-ins or sources.
+        custom: runs the others; needed only where there are some.
+        limit: what becomes of results that do not shrink.
+    """
+
+    def __init__(
+        self,
+        reduces: Sequence[str],
+        custom: CustomReduce | None = None,
+        limit: ReduceLimit = "true",
+    ) -> None:
+        self._rules: list[Rule | None] = [rule_of(reduce) for reduce in reduces]
+        assert custom is not None or None not in self._rules
+        self._custom = custom
+        self._limit = limit
+        self._active = range(len(self._rules))
+        self.overflow_count = 0
+        """Results that did not shrink, where the limit is only logged."""
+        self.last_overflow = ""
+
+    def only(self, number: int) -> ViewReducer:
+        """Return a reducer of the same tree that works on one reduce alone, for a query.
+
+        It takes the tree's partials; its own have null in the place of the others.
+        """
+        one = ViewReducer((), self._custom, self._limit)
+        one._rules, one._active = self._rules, range(number, number + 1)
+        return one
+
+    def reduce(self, leaves: Sequence[RowSlice]) -> list[bytes]:
+        """Return the partial of each slice of at least one row. O(rows)."""
+        parts: list[list[Any]] = [[None] * len(self._rules) for _ in leaves]
+        if self._active and leaves:
+            rows = [pairs_of_all(leaf.values) for leaf in leaves]
+            rules = [self._rules[number] for number in self._active]
+            if any(rule is not None for rule in rules):
+                self._reduce_by_rules(leaves, rows, parts)
+            for number in self._active:
+                if self._rules[number] is None:
+                    for row, part in zip(parts, self._own(number, leaves, rows), strict=True):
+                        row[number] = part
+        return [_packed(row) for row in parts]
+
+    def rereduce(self, groups: Sequence[Sequence[bytes]]) -> list[bytes]:
+        """Return the partial over each group of at least one partial."""
+        parts: list[list[Any]] = [[None] * len(self._rules) for _ in groups]
+        unpacked = [_unpacked(group) for group in groups] if self._active else []
+        for number in self._active:
+            columns = [[partial[number] for partial in group] for group in unpacked]
+            rule = self._rules[number]
+            if rule is None:
+                merged = self._own_merged(number, columns)
+            else:
+                merged = [self._merged(rule, column) for column in columns]
+            for row, part in zip(parts, merged, strict=True):
+                row[number] = part
+        return [_packed(row) for row in parts]
+
+    def merge(self, number: int, partials: Sequence[bytes]) -> bytes:
+        """Return one partial over all of at least one, as to one reduce alone."""
+        return self.only(number).rereduce([partials])[0]
+
+    def finalize(self, number: int, partial: bytes) -> Any:
+        """Return the JSON value that reduce `number` shows for a partial."""
+        (part,) = (row[number] for row in _unpacked([partial]))
+        if is_error(part):
+            return part
+        rule = self._rules[number]
+        try:
+            return msgspec.json.decode(part) if rule is None else rule.final(part)
+        except RecursionError:
+            return _UNREADABLE
+
+    def _reduce_by_rules(
+        self, leaves: Sequence[RowSlice], rows: list[list[list[bytes]]], parts: list[list[Any]]
+    ) -> None:
+        rules = [(number, rule) for number in self._active if (rule := self._rules[number])]
+        needs_values = any(rule.needs_values for _, rule in rules)
+        for leaf, texts, row in zip(leaves, rows, parts, strict=True):
+            count = sum(map(len, texts)) // 2
+            values, bytes_in = _values_of(texts, count) if needs_values else ([], 0)
+            found = Rows(leaf.keys, texts, values or (), count)
+            for number, rule in rules:
+                if rule.needs_values and values is None:
+                    row[number] = _UNREADABLE
+                else:
+                    row[number] = self._checked(rule, _part(rule, found), bytes_in)
+
+    def _merged(self, rule: Rule, column: list[Any]) -> Any:
+        if len(column) == 1:
+            return column[0]
+        for part in column:
+            if is_error(part):
+                return part
+        try:
+            part = rule.merge(column)
+        except (IllegalValueError, OverflowError, RecursionError) as error:
+            return _error_of(error)
+        return self._checked(rule, part, len(_packed(column)) if rule.is_limited else 0)
+
+    def _checked(self, rule: Rule, part: Any, bytes_in: int) -> Any:
+        """Apply the limit to arrays and objects that may grow with what went in."""
+        if not rule.is_limited or not isinstance(part, list | dict) or is_error(part):
+            return part
+        try:
+            return self._limited(part, len(_encode_json(part)), bytes_in)
+        except RecursionError:
+            return _UNREADABLE
+
+    def _limited(self, part: Any, bytes_out: int, bytes_in: int) -> Any:
+        """Return a part of an own function or an array, or what the limit makes of it."""
+        if self._limit == "false" or not (reason := overflow_reason(bytes_out, bytes_in)):
+            return part
+        if self._limit == "log":
+            self.overflow_count += 1
+            self.last_overflow = reason
+            return part
+        return reduce_error(reason, "reduce_overflow_error")
+
+    def _own(
+        self, number: int, leaves: Sequence[RowSlice], rows: list[list[list[bytes]]]
+    ) -> list[Any]:
+        """Reduce the rows of each leaf by the design document's function."""
+        pieces: list[list[tuple[bytes, bytes]]] = []
+        for leaf, texts in zip(leaves, rows, strict=True):
+            pieces.append(_pieces(_own_rows(leaf.keys, texts)))
+        calls = [(keys, values, False) for leaf in pieces for keys, values in leaf]
+        results = iter(self._called(number, calls))
+        return self._own_merged(number, [[next(results) for _ in leaf] for leaf in pieces])
+
+    def _own_merged(self, number: int, columns: list[list[Any]]) -> list[Any]:
+        """Reduce each column of results to one, in as many rounds as the longest takes."""
+        columns = [_settled(column) for column in columns]
+        while any(len(column) > 1 for column in columns):
+            open_at = [at for at, column in enumerate(columns) if len(column) > 1]
+            cut = [
+                [columns[at][low : low + REDUCE_VALUES_MAX]
+                 for low in range(0, len(columns[at]), REDUCE_VALUES_MAX)]
+                for at in open_at
+            ]  # fmt: skip
+            calls = [(_NULL, b"[%b]" % _JOIN.join(piece), True) for all_ in cut for piece in all_]
+            results = iter(self._called(number, calls))
+            for at, pieces in zip(open_at, cut, strict=True):
+                columns[at] = _settled([next(results) for _ in pieces])
+        return [column[0] for column in columns]
+
+    def _called(self, number: int, calls: Sequence[ReduceCall]) -> list[Any]:
+        assert self._custom is not None
+        results = self._custom(number, calls)
+        return [
+            result if is_error(result) else self._limited(result, len(result), len(call[1]))
+            for call, result in zip(calls, results, strict=True)
+        ]
+
+
+def _values_of(texts: list[list[bytes]], count: int) -> tuple[list[Any] | None, int]:
+    """Return the decoded values of a leaf, None if they cannot be decoded, and their size."""
+    if count == len(texts):
+        joined = _JOIN.join([pair[1] for pair in texts])
+    else:
+        joined = _JOIN.join([value for pairs in texts for value in pairs[1::2]])
+    try:
+        return _decode_values(b"[%b]" % joined), len(joined)
+    except (msgspec.DecodeError, RecursionError):
+        return None, len(joined)
+
+
+def _part(rule: Rule, rows: Rows) -> Any:
+    try:
+        return rule.rows_part(rows)
+    except (IllegalValueError, OverflowError, RecursionError) as error:
+        return _error_of(error)
+
+
+def _error_of(error: Exception) -> dict[str, Any]:
+    if not isinstance(error, IllegalValueError):
+        # An integer beyond every double met a float, or a value is nested without end.
+        return error_value(f"the values cannot be reduced: {error}", None)
+    reason, value = error.args
+    try:
+        is_short = len(_encode_json(value)) <= CAUSED_BY_BYTES_MAX
+    except RecursionError:
+        is_short = False
+    return error_value(reason, value if is_short else None)
+
+
+def _own_rows(keys: Sequence[bytes], rows: list[list[bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return ([key, id], value) as JSON texts for every emit."""
+    found: list[tuple[bytes, bytes]] = []
+    for key, texts in zip(keys, rows, strict=True):
+        doc_id = _encode_json(split_row_key(key)[1].decode())
+        found += [
+            (b"[%b,%b]" % (text, doc_id), value)
+            for text, value in zip(texts[::2], texts[1::2], strict=True)
+        ]
+    return found
+
+
+def _pieces(rows: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return (keys, values) as JSON texts, per at most REDUCE_VALUES_MAX rows."""
+    pieces = []
+    for low in range(0, len(rows), REDUCE_VALUES_MAX):
+        keys, values = zip(*rows[low : low + REDUCE_VALUES_MAX], strict=True)
+        pieces.append((b"[%b]" % _JOIN.join(keys), b"[%b]" % _JOIN.join(values)))
+    return pieces
+
+
+def _settled(column: list[Any]) -> list[Any]:
+    """Return the error value alone where there is one."""
+    for part in column:
+        if is_error(part):
+            return [part]
+    return column
+
+
+def _unpacked(partials: Sequence[bytes]) -> list[list[Any]]:
+    return _decode_all(_ARRAY_OF.pack(_ARRAY32, len(partials)) + b"".join(partials))
+
+
+def _packed(parts: list[Any]) -> bytes:
+    try:
+        return _encode(parts)
+    except (OverflowError, RecursionError):
+        return _encode([_storable(part) for part in parts])
+
+
+def _storable(part: Any) -> Any:
+    try:
+        part = _with_extensions(part)
+        _encode(part)
+    except RecursionError:
+        return _UNREADABLE
+    return part
+
+
+def _with_extensions(part: Any) -> Any:
+    """Replace integers that msgpack cannot hold."""
+    if isinstance(part, int) and not -(1 << 63) <= part < 1 << 64:
+        return msgspec.msgpack.Ext(_BIG, str(part).encode())
+    if isinstance(part, list | tuple):
+        return [_with_extensions(one) for one in part]
+    if isinstance(part, dict):
+        return {name: _with_extensions(one) for name, one in part.items()}
+    return part
