@@ -1,10 +1,10 @@
-"""Design documents over HTTP: `/DB/_design/NAME` and `/DB/_design_docs`.
+"""Design documents over HTTP: `/DB/_design/NAME`.
 
 Invariants:
 1. Whoever changes one needs the right `design`, who reads one `read`; administrators have both.
 2. What is stored was compiled before; 201 and 200 mean durable, 202 (`batch=ok`) accepted.
 
-Elsewhere: bodies and conditions (`gateway.core.documents`), lists (`gateway.core.listing`), the
+Elsewhere: bodies and conditions (`gateway.core.documents`), lists (`database_pages`), the
 documents (`kv.core.design_documents`), queries (`view_pages`).
 Source: CouchDB's design document API.
 """

@@ -22,6 +22,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from millstream.access.users import User, UserStore
 from millstream.errors import AccessError, MillstreamError, UsageError
+from millstream.gateway.aio.access_log import log_access
 from millstream.gateway.aio.answers import HOST, SIGNER, USER, answer
 from millstream.gateway.core.cookies import COOKIE_NAME
 from millstream.gateway.core.errors import body_of, body_of_status, status_of
@@ -95,4 +96,4 @@ def _basic(authorization: str) -> tuple[str, str]:
     return name, password
 
 
-MIDDLEWARES: Final[tuple[Middleware, ...]] = (_errors_as_json, _who)
+MIDDLEWARES: Final[tuple[Middleware, ...]] = (log_access, _errors_as_json, _who)

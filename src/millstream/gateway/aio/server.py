@@ -22,6 +22,7 @@ from aiohttp import web
 
 from millstream.gateway.aio import (
     bucket_pages,
+    database_pages,
     design_pages,
     map_pages,
     node_pages,
@@ -29,6 +30,7 @@ from millstream.gateway.aio import (
     promotion_pages,
     session_pages,
     user_pages,
+    view_pages,
 )
 from millstream.gateway.aio.answers import HOST, SIGNER
 from millstream.gateway.aio.guard import MIDDLEWARES
@@ -50,7 +52,7 @@ LINGER_SECONDS: Final = 1.0
 BACKLOG: Final = 1024
 PAGES: Final = (
     node_pages, session_pages, bucket_pages, map_pages, partition_pages, promotion_pages,
-    user_pages, design_pages,
+    user_pages, database_pages, design_pages, view_pages,
 )  # fmt: skip
 
 

@@ -38,6 +38,8 @@ _BY_CODE: Final = {
     "too_large": 413,
     "bad_content_type": 415,
     "missing": 404,
+    "seq_unreachable": 412,
+    "timeout": 504,
     "missing_named_view": 404,
 }
 _BY_CLASS: Final[tuple[tuple[type[MillstreamError], int], ...]] = (

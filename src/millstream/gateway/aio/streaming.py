@@ -1,0 +1,101 @@
+"""Answers that arrive in pieces, as a body that leaves in pieces.
+
+Invariants:
+1. No more of an answer is asked for than the client takes: a piece is fetched when the one before
+   it is on its way.
+2. A client that goes away ends the query: while it waits within `GONE_CHECK_S`, while it is
+   answered with the next piece.
+3. An error before the first byte has left is answered as any error. After that the connection is
+   cut, so that nobody takes the beginning for the whole.
+
+Elsewhere: which answers (`view_pages`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from types import TracebackType
+from typing import Final, Self
+
+from aiohttp import web
+
+from millstream.errors import MillstreamError
+from millstream.gateway.aio.answers import raw_answer
+
+__all__ = ["GONE_CHECK_S", "WHOLE_BYTES_MAX", "WhileThere", "stream"]
+
+_LOG = logging.getLogger(__name__)
+GONE_CHECK_S: Final = 0.5
+"""How often is looked whether the client of a query that waits is still there."""
+WHOLE_BYTES_MAX: Final = 64 * 1024
+"""What an answer may have to leave as a whole, with its length in front."""
+
+
+class WhileThere:
+    """Within `with`, cancels the request's task once its client has gone."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> Self:
+        self._timer = self._loop.call_later(GONE_CHECK_S, self._look)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        transport = self._request.transport
+        if transport is None or transport.is_closing():
+            assert self._task is not None
+            self._task.cancel()
+        else:
+            self._timer = self._loop.call_later(GONE_CHECK_S, self._look)
+
+
+async def stream(
+    request: web.Request, pieces: AsyncIterator[bytes], headers: Mapping[str, str]
+) -> web.StreamResponse:
+    """Send JSON text that comes in pieces; raises what they raise while nothing has left."""
+    held, size = list[bytes](), 0
+    async for piece in pieces:
+        held.append(piece)
+        size += len(piece)
+        if size > WHOLE_BYTES_MAX:
+            break
+    else:
+        return raw_answer(b"".join(held), headers=dict(headers))
+    response = web.StreamResponse(headers=headers)
+    response.content_type = "application/json"
+    response.enable_chunked_encoding()
+    await response.prepare(request)
+    try:
+        await response.write(b"".join(held))
+        held.clear()
+        async for piece in pieces:
+            await response.write(piece)
+    except MillstreamError as error:
+        _LOG.warning("%s %s was cut off: %s", request.method, request.path, error)
+        _cut(request)
+        return response
+    except ConnectionError:
+        _LOG.debug("%s %s: the client has gone", request.method, request.path)
+        return response
+    await response.write_eof()
+    return response
+
+
+def _cut(request: web.Request) -> None:
+    if request.transport is not None:
+        request.transport.abort()

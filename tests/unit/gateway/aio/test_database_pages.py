@@ -1,0 +1,70 @@
+import pytest
+
+DESIGN = {"views": {"by": {"map": "function (doc) { emit(1) }"}}}
+
+
+async def test_a_bucket_is_a_database(client, open_host, body):
+    response = await client.put("/a%2Fb")
+    assert await body(response, 201) == {"ok": True}
+    assert response.headers["Location"] == "/a%2Fb"
+    assert open_host.buckets["a/b"].partitions == 16
+    assert (await body(await client.put("/a%2Fb"), 412))["error"] == "file_exists"
+    await body(await client.put("/small?q=4"), 201)
+    assert open_host.buckets["small"].partitions == 4
+    info = await body(await client.get("/orders"))
+    assert (info["db_name"], info["update_seq"], info["cluster"]) == ("orders", "0", {"q": 64})
+    assert (await client.head("/orders")).status == 200
+    assert await body(await client.delete("/small")) == {"ok": True}
+    missing = {"error": "not_found", "reason": "Database does not exist."}
+    assert await body(await client.get("/small"), 404) == missing
+    assert await body(await client.delete("/small"), 404) == missing
+
+
+@pytest.mark.parametrize("path", ["/a?q=x", "/a?q=3", "/a?q=9999999999", "/a?partitioned=true"])
+async def test_bad_databases(client, body, path):
+    await body(await client.put(path), 400)
+
+
+async def test_names_are_those_of_buckets(client, body):
+    error = await body(await client.put("/a%20b"), 400)
+    assert error["error"] == "illegal_database_name"
+    await body(await client.put("/_a"), 404)
+
+
+async def test_a_failed_bucket_is_not_described(client, open_host, body):
+    status = open_host.buckets["orders"]
+    open_host.buckets["orders"] = type(status)("orders", "u1", 64, "", "failed", "broken")
+    assert "broken" in (await body(await client.get("/orders"), 503))["reason"]
+
+
+async def test_only_administrators_make_databases(guarded, body, ada, bob):
+    await body(await guarded.put("/mine", headers=bob), 403)
+    await body(await guarded.put("/mine", headers=ada), 201)
+    await body(await guarded.delete("/mine", headers=bob), 403)
+    await body(await guarded.delete("/mine", headers=ada))
+    await body(await guarded.get("/orders"), 401)
+    await body(await guarded.get("/orders", headers=bob))
+    await body(await guarded.get("/other", headers=bob), 403)
+
+
+async def test_design_documents_are_listed(client, body):
+    path = "/orders/_design_docs"
+    assert await body(await client.get(path)) == {"total_rows": 0, "offset": 0, "rows": []}
+    for name in ("b", "a", "c"):
+        made = await body(await client.put(f"/orders/_design/{name}", json=DESIGN), 201)
+    await body(await client.delete(f"/orders/_design/c?rev={made['rev']}"))
+    answer = await body(await client.get(path))
+    assert [row["id"] for row in answer["rows"]] == ["_design/a", "_design/b"]
+    answer = await body(await client.get(path + '?startkey="_design/b"&include_docs=true'))
+    assert answer["rows"][0]["doc"]["views"] == DESIGN["views"]
+    answer = await body(await client.post(path, json={"keys": ["_design/b", "x"]}))
+    assert answer["rows"][1]["error"] == "not_found"
+    error = await body(await client.get(path + "?limit=-1"), 400)
+    assert error["error"] == "query_parse_error"
+    await body(await client.get(path + "?startkey=b"), 400)
+    await body(await client.get("/none/_design_docs"), 404)
+
+
+async def test_who_may_list(guarded, body, bob, cleo):
+    await body(await guarded.get("/orders/_design_docs", headers=bob))
+    await body(await guarded.get("/orders/_design_docs", headers=cleo), 403)
