@@ -114,7 +114,7 @@ class Node:
         self.plan: FlushPlan[None] = FlushPlan(self.partitions)
         self.evictor = Evictor(self.partitions, self.memory)
         self.moves = Copies(self.bucket, store, Flushing(self))  # type: ignore[arg-type]
-        self.moves.on_moved = self.on_moved
+        self.moves.subscribe_moved(self.on_moved)
         self.bucket.set_map(world.map, self.name)
         self.commit: tuple[GroupCommit, EncodedCommit] | None = None
         self.served: set[Link] = set()

@@ -130,6 +130,14 @@ def command(
             metavar="data,index,coord", help="What the node does.", rich_help_panel=_OTHER
         ),
     ] = None,
+    python_module: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE",
+            help="A module that registers Python functions for views; repeatable.",
+            rich_help_panel=_OTHER,
+        ),
+    ] = None,
     flush_interval: Annotated[
         int | None,
         typer.Option(

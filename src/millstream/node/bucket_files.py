@@ -1,7 +1,7 @@
 """The directories of buckets: found, made and removed, and what their small files say.
 
 A bucket is a directory named by its uuid, with `bucket.toml` (format, name, uuid, partitions,
-created, perhaps purge_age_s, memory_quota_bytes and has_map) beside what the engine keeps there,
+created, perhaps purge_age_s, memory_quota_bytes, has_map and index_replicas) beside what the engine keeps there,
 and with `map.json` if it has a map. A directory that is being made ends in `.creating`, one that
 is going away in `.deleted`; the next start removes both.
 
@@ -61,6 +61,8 @@ class BucketRecord(NamedTuple):
     """None: that of the node."""
     has_map: bool = False
     """Whether there must be a map; there may be one if not."""
+    index_replicas: bool = False
+    """Whether copies that are not active are indexed too."""
 
 
 def find_map(directory: Path, record: BucketRecord) -> PlacedMap | None:
@@ -119,7 +121,7 @@ def _read_record(directory: Path) -> BucketRecord:
         record = BucketRecord(
             name, str(content["uuid"]), partitions, created, "", purge_age_s,
             None if quota is None else checked_memory_quota(int(str(quota))),
-            content.get("has_map") is True,
+            content.get("has_map") is True, content.get("index_replicas") is True,
         )  # fmt: skip
         if purge_age_s < 0:
             raise ValueError(f"purge_age_s is {purge_age_s}")
@@ -160,6 +162,8 @@ def _record_as_toml(record: BucketRecord) -> bytes:
         content += f"memory_quota_bytes = {record.memory_quota_bytes}\n"
     if record.has_map:
         content += "has_map = true\n"
+    if record.index_replicas:
+        content += "index_replicas = true\n"
     return content.encode()
 
 

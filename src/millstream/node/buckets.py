@@ -73,6 +73,10 @@ class Buckets:
         on_stopped: called with a bucket in which a damaged record was met; it is not served any
             more, the other buckets are.
         link_to: how other nodes with copies are reached.
+        on_up: called with a bucket that is about to be served, and whether its replicas are to be
+            indexed.
+        on_gone: awaited with the uuid of a bucket that is not served any more, before its files
+            are removed.
         open_bucket: how a bucket is brought up.
     """
 
@@ -86,6 +90,8 @@ class Buckets:
         on_fatal: Callable[[str, Exception], None],
         on_stopped: Callable[[Bucket], None],
         link_to: LinkTo = plain_link,
+        on_up: Callable[[BucketEngine, bool], None] = lambda *_: None,
+        on_gone: Callable[[str], Awaitable[None]] | None = None,
         open_bucket: Callable[..., Awaitable[BucketEngine]] = BucketEngine.open,
     ) -> None:
         self.served: dict[str, Bucket] = {}
@@ -97,6 +103,8 @@ class Buckets:
         self._on_fatal = on_fatal
         self._on_stopped = on_stopped
         self._link_to = link_to
+        self._on_up = on_up
+        self._on_gone = on_gone
         self._open_bucket = open_bucket
         self._records: dict[str, BucketRecord] = {}
         self._running: dict[str, BucketEngine] = {}
@@ -205,7 +213,7 @@ class Buckets:
 
     def map_of(self, name: str) -> PlacedMap | None:
         """Return a served bucket's map, None if it has none; raises as `compact`."""
-        bucket = self._served_engine(name).bucket
+        bucket = self.engine(name).bucket
         return None if bucket.map is None else PlacedMap(bucket.map, bucket.node_name)
 
     async def set_map(
@@ -247,7 +255,7 @@ class Buckets:
             else:
                 _refuse_other(record, bucket_uuid, partitions)
                 await self._replace_map(record, placed)
-            await self._served_engine(name).copies.take_places()
+            await self.engine(name).copies.take_places()
 
     def _refuse_taken(self, bucket_uuid: str) -> None:
         for record in self._records.values():
@@ -264,7 +272,7 @@ class Buckets:
             await self._keep_map(record, placed)
             await self._try_again(record)
             return
-        bucket = self._served_engine(name).bucket
+        bucket = self.engine(name).bucket
         if bucket.map is not None and not _is_newer(bucket.map, bucket.node_name, placed):
             return
         await self._keep_map(record, placed)
@@ -313,6 +321,8 @@ class Buckets:
                     await running.stop()
                 except (MillstreamError, OSError) as error:
                     _LOG.warning("bucket %s was not stopped cleanly: %s", name, error)
+            if self._on_gone is not None:
+                await self._on_gone(record.uuid)
             try:
                 await asyncio.to_thread(remove_directory, self._path, record)
             except OSError as error:
@@ -327,15 +337,15 @@ class Buckets:
 
     def copies(self, name: str) -> Copies:
         """Return what an operator may ask of a bucket's partitions; raises as `compact`."""
-        return self._served_engine(name).copies
+        return self.engine(name).copies
 
     def replicator(self, name: str) -> Replicator:
         """Return what keeps a bucket's copies following; raises as `compact`."""
-        return self._served_engine(name).replicator
+        return self.engine(name).replicator
 
     def designs(self, name: str) -> DesignStore:
         """Return a bucket's design documents; raises as `compact`."""
-        return self._served_engine(name).designs
+        return self.engine(name).designs
 
     def compact(self, name: str) -> None:
         """Have a bucket's log compacted soon, as far as its history may go.
@@ -344,9 +354,10 @@ class Buckets:
             ConditionError: `bucket_not_found`.
             UnavailableError: `bucket_failed`, it is not served.
         """
-        self._served_engine(name).compactor.ask()
+        self.engine(name).compactor.ask()
 
-    def _served_engine(self, name: str) -> BucketEngine:
+    def engine(self, name: str) -> BucketEngine:
+        """Return a served bucket's engine; raises as `compact`."""
         if name not in self._records:
             raise ConditionError(f"no bucket {name!r}", code="bucket_not_found")
         if name not in self.served:
@@ -410,6 +421,7 @@ class Buckets:
             await self._take_places(name, running)
         if name not in self._failures:
             self.served[name] = running.bucket
+            self._on_up(running, record.index_replicas)
 
     async def _take_places(self, name: str, running: BucketEngine) -> None:
         """Become what the map says and the last life of the node had no time for."""

@@ -39,6 +39,7 @@ def _settings(
     memcached: str | None = None,
     buckets: Iterable[str] = (),
     users: Iterable[str] = (),
+    python_modules: Iterable[str] = (),
     flush_interval_ms: int = FLUSH_INTERVAL_MS,
     memory_quota_bytes: int | None = None,
 ) -> Settings:
@@ -48,6 +49,8 @@ def _settings(
     given |= {"no-coord": True, "no-ninep": True, "no-peer": True}
     if buckets := list(buckets):
         given["bucket"] = buckets
+    if python_modules := list(python_modules):
+        given["python-module"] = python_modules
     if memory_quota_bytes is not None:
         given["memory-quota"] = memory_quota_bytes
     if users := list(users):
@@ -62,6 +65,7 @@ class Node:
         data_dir: the data directory, made if missing.
         options: `kv`, `http`, `memcached`: "HOST:PORT", None for closed; `buckets`: "NAME" or
             "NAME:PARTITIONS" each; `users`: "NAME:PASSWORD" each, administrators;
+            `python_modules`: names of modules that register functions for views;
             `flush_interval_ms`: longest wait of a write for its group commit;
             `memory_quota_bytes`: of each bucket that has none of its own.
 

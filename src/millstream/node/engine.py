@@ -85,6 +85,8 @@ class Engine:
             on_fatal=self._bucket_failed,
             on_stopped=self._bucket_stopped,
             link_to=self._link_to,
+            on_up=lambda *bucket: self.indexes.bucket_up(*bucket),
+            on_gone=lambda uuid: self.indexes.bucket_gone(uuid),
         )
         self._kv = KvServer(
             self._buckets.served, self.users, StreamSession, advertise=settings.advertised_host
@@ -96,9 +98,10 @@ class Engine:
         self.indexes = Indexes(
             IndexOrder(
                 os.getpid(), str(directory.buckets_path.absolute()),
-                f"{UNIX}{self._run_directory.kv}", str(self._run_directory.index), (),
-                settings.log_level, settings.log_json,
-            )
+                f"{UNIX}{self._run_directory.kv}", str(self._run_directory.index),
+                settings.python_modules, settings.log_level, settings.log_json,
+            ),
+            self._buckets.engine,
         )  # fmt: skip
         self._lag = LoopLag()
         self._tasks = Tasks()
@@ -245,6 +248,7 @@ class Engine:
             "resident_bytes": resident_bytes(),
             "kv_connections": len(self._kv.connections),
             "kv_connections_accepted_total": self._kv.connection_total,
+            **self.indexes.node_figures(),
             "buckets_ready": sum(status.state == "ready" for status in statuses),
             "buckets_failed": sum(status.state == "failed" for status in statuses),
         }
@@ -303,6 +307,7 @@ class Engine:
         server = await loop.create_unix_server(self._kv.own_protocol, str(run.kv), backlog=BACKLOG)
         stack.callback(server.close)
         stack.push_async_callback(self.indexes.stop)
+        self.indexes.start()
         if "http" in bound:
             http = HttpServer(self)
             stack.push_async_callback(http.stop)
@@ -338,6 +343,7 @@ class Engine:
 
     def _bucket_stopped(self, bucket: Bucket) -> None:
         self._kv.drop_bucket(bucket)
+        self._tasks.start(self.indexes.bucket_gone(bucket.uuid), name="bucket stopped")
 
     def _bucket_failed(self, name: str, error: Exception) -> None:
         _LOG.critical("bucket %s: its disk failed, the node must restart: %s", name, error)

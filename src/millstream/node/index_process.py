@@ -56,19 +56,20 @@ class IndexProcess:
 
     Args:
         order: what the process is told, but for the process id.
-        on_ready: called with the link to a process that has just become ready.
+        on_change: called with the link to a process that has just become ready, and with None
+            when it is gone.
         command: starts it.
     """
 
     def __init__(
         self,
         order: IndexOrder,
-        on_ready: Callable[[IndexLink], None],
+        on_change: Callable[[IndexLink | None], None],
         *,
         command: tuple[str, ...] = COMMAND,
     ) -> None:
         self._order = order
-        self._on_ready = on_ready
+        self._on_change = on_change
         self._command = command
         self._tasks = Tasks()
         self._child: subprocess.Popen[bytes] | None = None
@@ -105,6 +106,11 @@ class IndexProcess:
                 async with asyncio.timeout(STOP_SECONDS):
                     await self._tasks.finish()
         await self._tasks.stop()
+
+    def kill(self) -> None:
+        """End it at once; it is started again."""
+        if self._child is not None:
+            self._child.kill()
 
     def there(self) -> IndexLink:
         """Return the link to the process.
@@ -155,6 +161,7 @@ class IndexProcess:
             if self.link is not None:
                 self.link.close()
                 self.link = None
+                self._on_change(None)
             transport.close()
             child.kill()  # harmless after its end
             assert child.stdin is not None
@@ -192,4 +199,4 @@ class IndexProcess:
     def _is_ready(self) -> None:
         _LOG.info("the index process is ready", extra={"pid": self.pid})
         self.link = IndexLink(Path(self._order.socket))
-        self._on_ready(self.link)
+        self._on_change(self.link)

@@ -1,59 +1,176 @@
-"""The views of a node, as its pages ask for them: calls go to the index process.
+"""The views of a node: what the index process is told, and calls on it.
+
+The index process is told everything about a bucket each time something of it changes: which
+partitions are active here, which of the other copies are to be indexed, and the design documents
+that are persisted.
 
 Invariants:
-1. While the index process is not there, a call ends with `index_unavailable` at once.
+1. A call on a bucket is sent only once the index process was told of the bucket as it is now.
+2. There is no index process until some bucket has a view, or a call needs it.
+3. A bucket's files are removed only after the index process has let go of them, or has ended.
+4. While the index process is away calls end with `index_unavailable` after `TOLD_S_MAX`.
 
-Elsewhere: the process (`node.index_process`), what it does (`views.aio.index_host`).
+Elsewhere: the process (`node.index_process`), what it does (`views.aio.index_host`), design
+documents (`kv.aio.design_documents`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
 
+import msgspec
+
+from millstream.errors import ConditionError, MillstreamError, UsageError
+from millstream.kv.aio.engine import BucketEngine
+from millstream.model.partitions import PartitionState
 from millstream.node.index_child import IndexOrder
 from millstream.node.index_process import IndexProcess
-from millstream.views.aio.index_link import IndexLink, StreamedAnswer
+from millstream.runtime.tasks import Tasks
+from millstream.views.aio.index_link import IndexLink, StreamedAnswer, unavailable
 
-__all__ = ["Indexes"]
+__all__ = ["FIGURES_INTERVAL_S", "PAUSE_S", "TOLD_S_MAX", "IndexFigures", "Indexes"]
+
+_LOG = logging.getLogger(__name__)
+TOLD_S_MAX: Final = 5.0
+"""How long a call waits for the index process to be there, and to know the bucket as it is."""
+FIGURES_INTERVAL_S: Final = 5.0
+"""How often the index process is asked for its figures."""
+PAUSE_S: Final = 1.0
+"""Before a bucket is told again whose design documents could not be read."""
+
+
+_PROCESS_FIGURES: Final = ("resident_bytes", "processor_seconds_total", "loop_lag_worst_ms")
+_OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
+
+
+class IndexFigures(NamedTuple):
+    """Group `index`, as the index process said last."""
+
+    indexes: int = 0
+    building: int = 0
+    rows: int = 0
+    pending: int = 0
+    file_bytes: int = 0
+    commits_total: int = 0
+    commit_seconds_total: float = 0.0
+    rollbacks_total: int = 0
+    map_errors_total: int = 0
 
 
 class Indexes:
-    """Has the shape of `gateway.core.host.IndexHost`.
+    """Has the shape of `gateway.core.host.IndexHost`; begins by `start`, ends by `stop`.
 
     Args:
         order: what the index process is told at its start.
+        find: returns a served bucket by its name, or raises why there is none.
     """
 
-    def __init__(self, order: IndexOrder) -> None:
-        self.process = IndexProcess(order, self._ready)
+    def __init__(self, order: IndexOrder, find: Callable[[str], BucketEngine]) -> None:
+        self.process = IndexProcess(order, self._process_changed)
+        self._find = find
+        self._known: dict[str, _KnownBucket] = {}
+        self._work = asyncio.Event()
+        self._tasks = Tasks()
+        self._process_figures: Mapping[str, float] = {}
+
+    def start(self) -> None:
+        """The engine can be followed now: begin."""
+        self._tasks.start(self._keep_telling(), name="telling the index process")
+        self._tasks.start(self._keep_asking(), name="figures of the index process")
 
     async def stop(self) -> None:
         """End the index process."""
+        await self._tasks.stop()
         await self.process.stop()
 
-    def _ready(self, link: IndexLink) -> None:
-        """A new index process knows nothing yet."""
+    # -- buckets
+
+    def bucket_up(self, running: BucketEngine, index_replicas: bool) -> None:
+        """A bucket is about to be served."""
+        uuid = running.bucket.uuid
+        self._known[uuid] = _KnownBucket(running, index_replicas, self._work.set)
+        running.bucket.published.add("index", lambda: self._figures(uuid))
+
+    async def bucket_gone(self, uuid: str) -> None:
+        """A bucket was stopped for ever; its files may be removed afterwards."""
+        known = self._known.pop(uuid, None)
+        if known is None:
+            return
+        known.close()
+        link = self.process.link
+        if link is None:
+            return
+        try:
+            async with asyncio.timeout(TOLD_S_MAX):
+                await link.ask("drop_bucket", uuid=uuid)
+        except (MillstreamError, TimeoutError) as error:
+            _LOG.warning("the index process is ended: it keeps a deleted bucket: %s", error)
+            self.process.kill()
+
+    async def _keep_asking(self) -> None:
+        while True:
+            await asyncio.sleep(FIGURES_INTERVAL_S)
+            if self.process.link is not None:
+                try:
+                    async with asyncio.timeout(TOLD_S_MAX):
+                        self._take_figures(await self.process.link.ask("figures"))
+                except (MillstreamError, TimeoutError) as error:
+                    _LOG.warning("the index process does not say its figures: %s", error)
+
+    def _take_figures(self, answer: dict[str, Any]) -> None:
+        self._process_figures = answer["process"]
+        for uuid, figures in answer["buckets"].items():
+            if uuid in self._known:
+                self._known[uuid].figures = IndexFigures(**figures)
+
+    def node_figures(self) -> dict[str, float]:
+        """Return the figures of the index process itself, as it said last."""
+        is_ready = self.process.link is not None
+        said = self._process_figures if is_ready else {}
+        return {
+            "index_process_up": float(is_ready),
+            "index_process_restarts_total": self.process.restarts_total,
+            **{f"index_process_{name}": said.get(name, 0.0) for name in _PROCESS_FIGURES},
+        }
+
+    def _figures(self, uuid: str) -> IndexFigures:
+        known = self._known.get(uuid)
+        return IndexFigures() if known is None else known.figures
+
+    # -- calls
 
     async def query(
         self, bucket: str, design: str, view: str, options: Mapping[str, object]
     ) -> StreamedAnswer:
         """Ask a view."""
-        return await self.process.there().call(
-            "query", bucket=bucket, design=design, view=view, options=options
+        known, link = await self._there(bucket, design)
+        views = known.designs[design].get("views")
+        if not isinstance(views, dict) or view not in views:
+            raise UsageError(
+                f"design document {design!r} has no view {view!r}", code="missing_named_view"
+            )
+        return await link.call(
+            "query", uuid=known.uuid, design=design, view=view, options=options
         )
 
     async def info(self, bucket: str, design: str) -> dict[str, Any]:
         """Return what `_info` shows as `view_index`."""
-        return await self.process.there().ask("info", bucket=bucket, design=design)
+        known, link = await self._there(bucket, design)
+        return await link.ask("info", uuid=known.uuid, design=design)
 
     async def compact(self, bucket: str, design: str) -> None:
         """Have an index written anew, densely; returns once it has begun."""
-        await self.process.there().ask("compact", bucket=bucket, design=design)
+        known, link = await self._there(bucket, design)
+        await link.ask("compact", uuid=known.uuid, design=design)
 
     async def cleanup(self, bucket: str) -> None:
         """Remove the files of indexes that no design document has any more."""
-        await self.process.there().ask("cleanup", bucket=bucket)
+        known, link = await self._there(bucket)
+        await link.ask("cleanup", uuid=known.uuid)
 
     async def tasks(self) -> list[dict[str, Any]]:
         """Return what is being built and compacted."""
@@ -61,3 +178,131 @@ class Indexes:
             return []
         found: list[dict[str, Any]] = (await self.process.link.ask("tasks"))["tasks"]
         return found
+
+    async def _there(
+        self, bucket: str, design: str | None = None
+    ) -> tuple[_KnownBucket, IndexLink]:
+        """Return a bucket that the index process knows as it is, and the link to ask.
+
+        Raises:
+            ConditionError: `missing`: no such design document is persisted.
+            MillstreamError: as `find`; `index_unavailable`.
+        """
+        known = self._known[self._find(bucket).bucket.uuid]
+        self.process.start()
+        if not known.is_told.is_set():
+            self._work.set()
+            try:
+                async with asyncio.timeout(TOLD_S_MAX):
+                    await known.is_told.wait()
+            except TimeoutError:
+                self.process.there()
+                raise unavailable(known.why or "it is busy") from None
+        if design is not None and design not in known.designs:
+            raise ConditionError("missing", code="missing")
+        return known, self.process.there()
+
+    # -- telling
+
+    def _process_changed(self, _: IndexLink | None) -> None:
+        """There is a new index process, or none: nothing is known there."""
+        for known in self._known.values():
+            known.changed()
+
+    async def _keep_telling(self) -> None:
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            is_failing = False
+            for known in list(self._known.values()):
+                if known.is_changed:
+                    is_failing |= not await self._tell(known)
+            if is_failing:
+                await asyncio.sleep(PAUSE_S)
+                self._work.set()
+
+    async def _tell(self, known: _KnownBucket) -> bool:
+        """Tell of a bucket if there is somebody to tell; False: it is to be tried again."""
+        known.is_changed = False
+        try:
+            order = await known.order()
+            if any(document.get("views") for document in order["designs"].values()):
+                self.process.start()
+            link = self.process.link
+            if link is not None:
+                await link.ask("set_bucket", **order)
+        except MillstreamError as error:
+            known.why = str(error)
+            known.is_changed = True
+            if error.code == "index_unavailable":
+                return True  # the next process is told everything
+            _LOG.warning("bucket %s: its views are not brought up to date: %s", known.name, error)
+            return False
+        if link is None:
+            known.is_changed = True
+        elif not known.is_changed and self.process.link is link:
+            known.is_told.set()
+        return True
+
+
+class _KnownBucket:
+    """What is to be told of one bucket."""
+
+    def __init__(
+        self, running: BucketEngine, index_replicas: bool, wake: Callable[[], None]
+    ) -> None:
+        self._running = running
+        self._index_replicas = index_replicas
+        self._wake = wake
+        self.name = running.bucket.name
+        self.uuid = running.bucket.uuid
+        self.designs: dict[str, dict[str, Any]] = {}
+        """Name -> document, as read last."""
+        self.figures = IndexFigures()
+        self.is_changed = True
+        self.is_told = asyncio.Event()
+        """The index process knows it as it is."""
+        self.why = ""
+        running.designs.documents.subscribe(self.changed)
+        running.copies.subscribe_moved(self.changed)
+        wake()
+
+    def close(self) -> None:
+        """Hear of no more changes."""
+        self._running.designs.documents.unsubscribe(self.changed)
+        self._running.copies.unsubscribe_moved(self.changed)
+
+    def changed(self, _: object = None) -> None:
+        """Something of it is not as it was told."""
+        self.is_changed = True
+        self.is_told.clear()
+        self._wake()
+
+    async def order(self) -> dict[str, Any]:
+        """Return what is to be told now.
+
+        Raises:
+            UnavailableError: a design document cannot be read now.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        for stored in await self._running.designs.all(is_complete=False):
+            if stored.is_persisted:
+                with suppress(msgspec.MsgspecError):  # it got here by no door that we know of
+                    found[stored.name] = _OBJECT.decode(stored.body)
+            elif stored.name in self.designs:
+                found[stored.name] = self.designs[stored.name]
+        self.designs = found
+        bucket = self._running.bucket
+        by_state: dict[PartitionState, list[int]] = {}
+        for partition in bucket.partitions:
+            by_state.setdefault(partition.state, []).append(partition.partition_id)
+        replicas = by_state.get(PartitionState.REPLICA, [])
+        return {
+            "uuid": bucket.uuid,
+            "name": bucket.name,
+            "partition_count": bucket.partition_count,
+            "active": by_state.get(PartitionState.ACTIVE, []),
+            "passive": replicas if self._index_replicas else [],
+            "resting": [] if self._index_replicas else replicas,
+            "designs": found,
+        }

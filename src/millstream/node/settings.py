@@ -137,6 +137,8 @@ class Settings:
     tls_key: str | None = None
     tls_ca: str | None = None
     roles: tuple[str, ...] = _ROLES
+    python_modules: tuple[str, ...] = ()
+    """Imported by the index process: they register the Python functions of views."""
     flush_interval_ms: int = FLUSH_INTERVAL_MS
     memory_quota_bytes: int | None = None
     """Of buckets that have none of their own; None: `memory_quota_of` the machine."""
@@ -222,6 +224,14 @@ def _roles(option: str, value: object) -> tuple[str, ...]:
     return roles
 
 
+def _modules(option: str, value: object) -> tuple[str, ...]:
+    modules = tuple(_text(option, name) for name in _list(value))
+    for name in modules:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise _bad(option, name, "the name of a module is wanted, as in an import")
+    return modules
+
+
 def _flush_interval(option: str, value: object) -> int:
     text = str(value)
     if isinstance(value, bool) or not text.isdecimal() or int(text) > FLUSH_INTERVAL_MS_MAX:
@@ -261,6 +271,7 @@ _OPTIONS: Final[Mapping[str, tuple[str, _Parser]]] = {
     "tls-key": ("tls_key", _text),
     "tls-ca": ("tls_ca", _text),
     "roles": ("roles", _roles),
+    "python-module": ("python_modules", _modules),
     "flush-interval": ("flush_interval_ms", _flush_interval),
     "memory-quota": ("memory_quota_bytes", _memory_quota),
     "log-level": ("log_level", _log_level),

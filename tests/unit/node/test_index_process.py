@@ -47,6 +47,7 @@ async def test_it_is_started_answers_and_stops_cleanly(make, caplog):
     pid = process.pid
     assert await link.ask("tasks") == {"tasks": []}
     await process.stop()
+    assert ready.get_nowait() is None
     assert ready.empty()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -61,6 +62,7 @@ async def test_one_that_dies_is_started_again_and_its_calls_end(make, monkeypatc
     link = await ready.get()
     first = process.pid
     os.kill(first, signal.SIGKILL)
+    assert await ready.get() is None
     again = await ready.get()
     assert again is not link
     assert process.pid != first

@@ -1,21 +1,130 @@
+"""Engine and index process together; what the index process does is in tests of `views`."""
+
+import asyncio
+import json
 import os
+import signal
 
 import pytest
 
-from millstream.errors import UnavailableError
-from millstream.node.index_child import IndexOrder
-from millstream.node.indexes import Indexes
+from millstream.errors import ConditionError, UnavailableError, UsageError
+from millstream.model.partitions import PartitionState
+from millstream.node import index_process, indexes
+from millstream.node.engine import Engine
+
+VIEWS = {"views": {"v": {"map": "function (doc) { emit(doc._id); }"}}}
 
 
-async def test_without_an_index_process_views_cannot_be_asked_now(tmp_path):
-    indexes = Indexes(
-        IndexOrder(os.getpid(), str(tmp_path), "unix:/no", f"{tmp_path}/i", (), "info", False)
-    )
+@pytest.fixture
+async def engine(make_settings, monkeypatch):
+    monkeypatch.setattr(index_process, "_BACKOFF_S", (0.01,))
+    monkeypatch.setattr(indexes, "FIGURES_INTERVAL_S", 0.02)
+    made = await Engine.start(make_settings())
+    yield made
+    await made.stop()
+
+
+async def put(engine, name, content, rev=None, *, is_durable=True):
+    body = None if content is None else json.dumps(content).encode()
+    return await engine.designs.write("default", name, body, rev, is_durable=is_durable)
+
+
+async def until(condition):
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - several kinds of it
+            await asyncio.sleep(0.005)
+
+
+async def test_the_index_process_is_started_by_the_first_view(engine):
+    assert await engine.indexes.tasks() == []
+    with pytest.raises(ConditionError):
+        await engine.indexes.info("no such bucket", "d")
+    await put(engine, "filters", {"filters": {"f": "function () {}"}})
+    known = next(iter(engine.indexes._known.values()))
+    await until(lambda: "filters" in known.designs)
+    assert not engine.indexes.process.is_wanted
+    await put(engine, "d", VIEWS)
+    assert await engine.indexes.info("default", "d")
+    with pytest.raises(UsageError) as missing_view:
+        await engine.indexes.query("default", "d", "other", {})
+    assert missing_view.value.code == "missing_named_view"
+    with pytest.raises(ConditionError) as missing:
+        await engine.indexes.info("default", "other")
+    assert missing.value.code == "missing"
+    assert engine.metrics().node["index_process_up"] == 1
+    await until(lambda: engine.metrics().node["index_process_resident_bytes"] > 0)
+
+
+async def test_it_is_told_what_is_so_now(engine):
+    stored = await put(engine, "d", VIEWS)
+    await engine.indexes.info("default", "d")
+    known = next(iter(engine.indexes._known.values()))
+    await put(engine, "d", None, stored.rev)
+    with pytest.raises(ConditionError):
+        await engine.indexes.info("default", "d")
+    await put(engine, "e", VIEWS)
+    await engine.set_partition_state("default", 3, PartitionState.REPLICA)
+    await engine.set_partition_state("default", 4, PartitionState.DEAD)
+    await engine.indexes.info("default", "e")
+    order = await known.order()
+    assert order["resting"] == [3]
+    assert order["active"] == [p for p in range(64) if p not in (3, 4)]
+    assert list(order["designs"]) == ["e"]
+
+
+async def test_one_that_is_not_persisted_is_not_told(engine, monkeypatch):
+    first = await put(engine, "d", VIEWS)
+    await engine.indexes.info("default", "d")
+    known = next(iter(engine.indexes._known.values()))
+    running = engine._buckets.engine("default")
+    async with running.flusher.paused():
+        await put(engine, "d", {"views": {}}, first.rev, is_durable=False)
+        await put(engine, "new", VIEWS, is_durable=False)
+        assert (await known.order())["designs"] == {"d": VIEWS}
+    await running.until_persisted(running.bucket.partition_for(b"_design/new").partition_id, 1)
+    await engine.indexes.info("default", "new")
+
+
+async def test_a_new_index_process_is_told_everything(engine):
+    await put(engine, "d", VIEWS)
+    await engine.indexes.info("default", "d")
+    first = engine.indexes.process.pid
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: engine.indexes.process.pid != first)
+    assert await engine.indexes.info("default", "d")
+    assert engine.metrics().node["index_process_restarts_total"] == 1
+
+
+async def test_while_it_cannot_run_calls_end_soon(engine, monkeypatch):
+    monkeypatch.setattr(indexes, "TOLD_S_MAX", 0.05)
+    engine.indexes.process._command = ("/bin/false",)
+    await put(engine, "d", VIEWS)
     with pytest.raises(UnavailableError) as raised:
-        await indexes.query("b", "d", "v", {})
+        await engine.indexes.info("default", "d")
     assert raised.value.code == "index_unavailable"
     assert raised.value.retry == "backoff"
-    with pytest.raises(UnavailableError):
-        await indexes.info("b", "d")
-    assert await indexes.tasks() == []
-    await indexes.stop()
+
+
+async def test_a_deleted_bucket_is_let_go_before_its_files(engine):
+    await engine.create_bucket("more", 4)
+    body = json.dumps(VIEWS).encode()
+    await engine.designs.write("more", "d", body, None, is_durable=True)
+    await engine.indexes.info("more", "d")
+    uuid = engine._buckets.engine("more").bucket.uuid
+    await engine.delete_bucket("more")
+    with pytest.raises(ConditionError):
+        await engine.indexes.process.link.ask("info", uuid=uuid, design="d")
+    with pytest.raises(ConditionError) as raised:
+        await engine.indexes.info("more", "d")
+    assert raised.value.code == "bucket_not_found"
+
+
+async def test_an_index_process_that_does_not_let_go_is_ended(engine, monkeypatch):
+    await engine.create_bucket("more", 4)
+    await put(engine, "d", VIEWS)
+    await engine.indexes.info("default", "d")
+    monkeypatch.setattr(indexes, "TOLD_S_MAX", 0.05)
+    pid = engine.indexes.process.pid
+    os.kill(pid, signal.SIGSTOP)
+    await engine.delete_bucket("more")
+    await until(lambda: engine.indexes.process.pid != pid)

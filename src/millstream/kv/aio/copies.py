@@ -57,12 +57,20 @@ class Copies:
         self._move_total = 0
         self._rollback_total = 0
         self._rolled_back_total = 0
-        self.on_moved: Callable[[int], None] | None = None
-        """Called after a copy became another, was rolled back or has promised something."""
+        self._moved_subscribers: list[Callable[[int], None]] = []
         bucket.set_state = self.set_state
         bucket.stop_copy = self.stop
         bucket.undo_copy = self.undo
         bucket.take_copy_over = self.take_over
+
+    def subscribe_moved(self, callback: Callable[[int], None]) -> None:
+        """Call `callback` after a copy became another, was rolled back or promised something."""
+        self._moved_subscribers.append(callback)
+
+    def unsubscribe_moved(self, callback: Callable[[int], None]) -> None:
+        """Reverse `subscribe_moved`."""
+        if callback in self._moved_subscribers:
+            self._moved_subscribers.remove(callback)
 
     async def set_state(
         self, partition_id: int, state: PartitionState, *, is_hand_over: bool = False
@@ -380,6 +388,6 @@ class Copies:
                 self._bucket.changed()
 
     def _tell_moved(self, *partitions: Partition) -> None:
-        if self.on_moved is not None:
+        for callback in tuple(self._moved_subscribers):
             for partition in partitions:
-                self.on_moved(partition.partition_id)
+                callback(partition.partition_id)

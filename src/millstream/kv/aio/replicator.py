@@ -118,14 +118,14 @@ class Replicator:
         self._reconnects_before = 0
         bucket.subscribe_map(self._on_map)
         bucket.subscribe_durable(self._on_durable)
-        copies.on_moved = self._on_moved
+        copies.subscribe_moved(self._on_moved)
         self._on_map()
 
     async def stop(self) -> None:
         """Follow nobody any more; rollbacks that have begun are finished."""
         self._bucket.unsubscribe(self._on_map)
         self._bucket.unsubscribe(self._on_durable)
-        self._copies.on_moved = None
+        self._copies.unsubscribe_moved(self._on_moved)
         await self._tasks.stop()
         await self._undoing.finish()
 

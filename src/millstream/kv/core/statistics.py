@@ -183,6 +183,11 @@ NODE_FIGURES: Final[Mapping[str, str]] = {
     "resident_bytes": "Memory that the engine occupies",
     "kv_connections": "Open connections of the kv and memcached ports",
     "kv_connections_accepted_total": "Connections ever accepted there",
+    "index_process_up": "1 while the index process can be asked",
+    "index_process_restarts_total": "How often it died and was started again",
+    "index_process_resident_bytes": "Memory it occupies",
+    "index_process_processor_seconds_total": "Processor time it has used, user and system",
+    "index_process_loop_lag_worst_ms": "The worst lag of its event loop in the last ten seconds",
     "buckets_ready": "Buckets that are served",
     "buckets_failed": "Buckets that are not, see `millstream status`",
 }
@@ -266,6 +271,15 @@ BUCKET_FIGURES: Final[Mapping[str, str]] = {
     "majority_following": "Copies on other nodes that follow partitions which are active here",
     "majority_impossible": "Active partitions of which fewer than a majority of the copies follow",
     "majority_lag": "The most changes of one active partition that a majority does not have yet",
+    "index_indexes": "Indexes of views; equal ones of several design documents are one",
+    "index_building": "Those of them that have not caught up for the first time",
+    "index_rows": "Rows of their views",
+    "index_pending": "Changes that all of them still lack, together",
+    "index_file_bytes": "What they take on disk",
+    "index_commits_total": "Commits of indexes, while the index process ran",
+    "index_commit_seconds_total": "Time that these took",
+    "index_rollbacks_total": "Indexes rolled back because a partition's history is another",
+    "index_map_errors_total": "Documents on which a map failed, in the indexes there are",
     "refused_total": "Requests refused, by status; misses and unmet conditions are not counted",
 }
 """Name -> meaning, for people; units are in the name or the meaning. What is said to be a

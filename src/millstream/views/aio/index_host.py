@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from millstream.errors import ConditionError, UsageError
+from millstream.runtime.metrics import processor_seconds, resident_bytes
 from millstream.views.aio.index_server import Answer
 
 __all__ = ["BucketOrder", "IndexHost"]
@@ -30,6 +31,8 @@ class BucketOrder(msgspec.Struct, frozen=True):
     """Partitions that queries are answered from."""
     passive: list[int]
     """Partitions that are indexed and not answered from."""
+    resting: list[int]
+    """Partitions whose copy here is not active: an index that has them keeps them, passive."""
     designs: dict[str, dict[str, Any]]
     """Name without `_design/` -> the document; only those that are persisted."""
 
@@ -80,9 +83,18 @@ class IndexHost:
         return Answer({"tasks": []})
 
 
+    async def _figures(self, _: dict[str, Any]) -> Answer:
+        process = {
+            "resident_bytes": resident_bytes(),
+            "processor_seconds_total": processor_seconds(),
+        }
+        return Answer({"process": process, "buckets": {}})
+
+
 _CALLS: Final[Mapping[str, Callable[[IndexHost, dict[str, Any]], Awaitable[Answer]]]] = {
     "set_bucket": IndexHost._set_bucket,
     "drop_bucket": IndexHost._drop_bucket,
     "info": IndexHost._info,
     "tasks": IndexHost._tasks,
+    "figures": IndexHost._figures,
 }

@@ -58,7 +58,7 @@ class IndexLink:
         self._free = asyncio.Semaphore(LINKS_MAX)
         self._is_closed = False
 
-    async def call(self, name: str, **arguments: Any) -> StreamedAnswer:
+    async def call(self, name: str, /, **arguments: Any) -> StreamedAnswer:
         """Send a call and return its answer once its head is there.
 
         Raises:
@@ -81,7 +81,7 @@ class IndexLink:
             raise
         return answer
 
-    async def ask(self, name: str, **arguments: Any) -> dict[str, Any]:
+    async def ask(self, name: str, /, **arguments: Any) -> dict[str, Any]:
         """Send a call that has no body and return its head; raises as `call`."""
         answer = await self.call(name, **arguments)
         async for _ in answer:
