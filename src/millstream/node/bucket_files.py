@@ -1,9 +1,9 @@
 """The directories of buckets: found, made and removed, and what their small files say.
 
 A bucket is a directory named by its uuid, with `bucket.toml` (format, name, uuid, partitions,
-created, perhaps purge_age_s, memory_quota_bytes, has_map and index_replicas) beside what the engine keeps there,
-and with `map.json` if it has a map. A directory that is being made ends in `.creating`, one that
-is going away in `.deleted`; the next start removes both.
+created, perhaps purge_age_s, memory_quota_bytes, has_map and index_replicas) beside what the
+engine keeps there, and with `map.json` if it has a map. A directory that is being made ends in
+`.creating`, one that is going away in `.deleted`; the next start removes both.
 
 Invariants:
 1. A directory under its final name is whole, and durable once `make_directory` returns.

@@ -77,6 +77,15 @@ class Engine:
         self.users = UserStore(directory.users_path, node_secret=settings.cluster_secret)
         self._directory = directory
         self._on_fatal: Callable[[Exception], None] = lambda _: None
+        self._run_directory = RunDirectory(directory.path)
+        self.indexes = Indexes(
+            IndexOrder(
+                os.getpid(), str(directory.buckets_path.absolute()),
+                f"{UNIX}{self._run_directory.kv}", str(self._run_directory.index),
+                settings.python_modules, settings.log_level, settings.log_json,
+            ),
+            self._served_engine,
+        )  # fmt: skip
         self._buckets = Buckets(
             directory.buckets_path,
             flush_interval_ms=settings.flush_interval_ms,
@@ -85,8 +94,8 @@ class Engine:
             on_fatal=self._bucket_failed,
             on_stopped=self._bucket_stopped,
             link_to=self._link_to,
-            on_up=lambda *bucket: self.indexes.bucket_up(*bucket),
-            on_gone=lambda uuid: self.indexes.bucket_gone(uuid),
+            on_up=self.indexes.bucket_up,
+            on_gone=self.indexes.bucket_gone,
         )
         self._kv = KvServer(
             self._buckets.served, self.users, StreamSession, advertise=settings.advertised_host
@@ -94,15 +103,6 @@ class Engine:
         self._kv.node_figures = self._figures
         self.designs = Designs(self._buckets)
         self._addresses: dict[str, Address] = {}
-        self._run_directory = RunDirectory(directory.path)
-        self.indexes = Indexes(
-            IndexOrder(
-                os.getpid(), str(directory.buckets_path.absolute()),
-                f"{UNIX}{self._run_directory.kv}", str(self._run_directory.index),
-                settings.python_modules, settings.log_level, settings.log_json,
-            ),
-            self._buckets.engine,
-        )  # fmt: skip
         self._lag = LoopLag()
         self._tasks = Tasks()
         self._started_ns = time.time_ns()
@@ -333,7 +333,10 @@ class Engine:
         )  # fmt: skip
         return Link(login, node.host, node.kv, tls=tls, timeout_s=TIMEOUT_S)
 
-    # -- what the parts tell
+    # -- what the parts ask and tell
+
+    def _served_engine(self, name: str) -> BucketEngine:
+        return self._buckets.engine(name)
 
     def _raise_revision(self) -> None:
         self._kv.map_revision = max(self._kv.map_revision + 1, time.time_ns() // 1_000_000)

@@ -153,9 +153,7 @@ class Indexes:
             raise UsageError(
                 f"design document {design!r} has no view {view!r}", code="missing_named_view"
             )
-        return await link.call(
-            "query", uuid=known.uuid, design=design, view=view, options=options
-        )
+        return await link.call("query", uuid=known.uuid, design=design, view=view, options=options)
 
     async def info(self, bucket: str, design: str) -> dict[str, Any]:
         """Return what `_info` shows as `view_index`."""

@@ -82,7 +82,6 @@ class IndexHost:
     async def _tasks(self, _: dict[str, Any]) -> Answer:
         return Answer({"tasks": []})
 
-
     async def _figures(self, _: dict[str, Any]) -> Answer:
         process = {
             "resident_bytes": resident_bytes(),

@@ -4,7 +4,8 @@ from millstream.errors import ConditionError, UsageError
 from millstream.views.aio.index_host import IndexHost
 
 ORDER = {
-    "uuid": "u1", "name": "orders", "partition_count": 4, "active": [0, 1], "passive": [2], "resting": [],
+    "uuid": "u1", "name": "orders", "partition_count": 4, "active": [0, 1], "passive": [2],
+    "resting": [],
     "designs": {"d": {"views": {"v": {"map": "function(d){}"}}}},
 }  # fmt: skip
 
