@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 __all__ = [
+    "COUNT",
     "DESIGN_PREFIX",
     "LIB_DEPTH_MAX",
     "REGISTERED",
@@ -52,6 +53,7 @@ VIEWS_MAX: Final = 100
 LIB_DEPTH_MAX: Final = 8
 """Nested objects of modules in `views.lib`."""
 _NAME_BYTES_MAX: Final = 100
+COUNT: Final = "_count"
 _LIB: Final = "lib"
 _OPTIONS: Final = ("include_design", "local_seq")
 
@@ -84,7 +86,10 @@ class View:
 
 
 class Tree(NamedTuple):
-    """What the views of one tree share: the map, the row order, and all their reduces."""
+    """What the views of one tree share: the map, the row order, and all their reduces.
+
+    `_count` is always among these: it tells emits from documents where total_rows is counted.
+    """
 
     map: str
     collation: Collation
@@ -279,7 +284,8 @@ def _in_trees(views: list[View]) -> tuple[tuple[Tree, ...], tuple[View, ...]]:
     """Return the trees, and the views with their places in them."""
     reduces: dict[tuple[str, Collation], set[str]] = {}
     for view in views:
-        reduces.setdefault((view.map, view.collation), set()).update({view.reduce} - {""})
+        here = reduces.setdefault((view.map, view.collation), {COUNT})
+        here.update({view.reduce} - {""})
     shared = sorted(reduces)
     trees = tuple(Tree(*key, tuple(sorted(reduces[key]))) for key in shared)
     placed = []

@@ -1,0 +1,215 @@
+"""Answers one query from one snapshot of an index, in pieces, without holding up the loop.
+
+Invariants:
+1. The snapshot is closed when the answer has been made, given up, or has failed; a short answer
+   is made at once, and its snapshot closed before anything is sent.
+2. What may take long is done in a thread, piece by piece: where rows of unwanted partitions have
+   to be left out, and where a reduce function of the design document's own has to be called.
+   Otherwise the loop is given back after every chunk.
+3. An error before the first chunk is raised; a later one ends the answer.
+
+Elsewhere: what is answered (`views.core.executor`), who keeps a snapshot's nodes, and for how
+long (`views.core.commits`), waiting for an index to be up to date (`views.aio.indexing`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+
+import msgspec
+
+from millstream.views.core.executor import View, find_groups, find_rows, wanted_partitions
+from millstream.views.core.partial_answers import group_part, row_part
+from millstream.views.core.query import Query, query_options
+from millstream.views.core.reached import vector_to_text
+from millstream.views.core.rendering import render_groups, render_rows
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+
+    from millstream.model.position import Position
+    from millstream.views.core.executor import RowReader
+    from millstream.views.core.reductions import ViewReducer
+
+__all__ = ["Answered", "AskedView", "Form", "Snapshot", "answer"]
+
+Form = Literal["json", "part"]
+"""The whole answer as text, or a part of one that another node merges."""
+_ETAG_BYTES: Final = 16
+
+
+class RootShape(Protocol):
+    """The root of a tree."""
+
+    @property
+    def partitions(self) -> int:
+        """Bitmap of those that have rows in it."""
+
+
+class HeaderShape(Protocol):
+    """What a query reads of an index's header (`views.core.header`)."""
+
+    @property
+    def signature(self) -> str:
+        """Of the index."""
+
+    @property
+    def positions(self) -> Mapping[int, Position]:
+        """Of active and passive partitions."""
+
+    @property
+    def void(self) -> int:
+        """Bitmap of partitions whose rows in the trees count for nothing."""
+
+    @property
+    def trees(self) -> Sequence[RootShape | None]:
+        """Their roots."""
+
+    def bitmap(self, state: Literal["active"]) -> int:
+        """Return the partitions in a state."""
+
+
+class Snapshot(Protocol):
+    """One commit of an index, held for reading (`views.core.commits`)."""
+
+    @property
+    def header(self) -> HeaderShape:
+        """Of the commit."""
+
+    def tree(self, number: int, reducer: ViewReducer) -> RowReader:
+        """Return the reader of one tree."""
+
+    def close(self) -> None:
+        """Let the commit go; may be called again."""
+
+
+class AskedView(NamedTuple):
+    """A view as its design document has it.
+
+    Args:
+        tree: number of its tree.
+        reduce: number of its reduce there, -1 without one.
+        reducer: of the tree.
+        emits: number of the tree's `_count`.
+        encode: the order of its keys.
+        is_own_reduce: whether its reduce is a function of the design document's own.
+    """
+
+    tree: int
+    reduce: int
+    reducer: ViewReducer
+    emits: int
+    encode: Callable[[Any], bytes]
+    is_own_reduce: bool = False
+
+
+class Answered(NamedTuple):
+    """An answer: what is known before its first byte, and its bytes."""
+
+    head: dict[str, Any]
+    chunks: tuple[bytes, ...] | AsyncIterator[bytes]
+
+
+async def answer(
+    snapshot: Snapshot,
+    view: AskedView,
+    query: Query,
+    asked: int | None = None,
+    form: Form = "json",
+) -> Answered:
+    """Answer a query; the snapshot is closed in any case.
+
+    Args:
+        snapshot: of the index.
+        view: which view of it.
+        query: as parsed.
+        asked: bitmap of the partitions to answer for; None: all that are active here.
+        form: of the answer.
+
+    Raises:
+        UsageError: `query_parse_error`: the query does not fit the view.
+        RoutingError: `not_my_partition`.
+        UnavailableError: `snapshot_expired`.
+        CorruptionError: `index_damaged`.
+    """
+    try:
+        header = snapshot.header
+        query.check(view.reduce >= 0, view.encode)
+        wanted = wanted_partitions(header.bitmap("active"), header.void, asked)
+        chunks = _chunks(snapshot, view, query, wanted, form)
+        root = header.trees[view.tree]
+        is_reduced = query.is_reduced(view.reduce >= 0)
+        is_long = (root is not None and bool(root.partitions & ~wanted)) or (
+            is_reduced and view.is_own_reduce
+        )
+        head = {"etag": _etag(header, query, wanted)}
+        first = await _next(chunks, is_long)
+        second = await _next(chunks, is_long)
+    except BaseException:
+        snapshot.close()
+        raise
+    if second is None:
+        snapshot.close()
+        return Answered(head, () if first is None else (first,))
+    return Answered(head, _streamed(snapshot, (first, second), chunks, is_long))
+
+
+async def _streamed(
+    snapshot: Snapshot, begun: tuple[bytes | None, ...], chunks: Iterator[bytes], is_long: bool
+) -> AsyncIterator[bytes]:
+    try:
+        for chunk in begun:
+            if chunk is not None:
+                yield chunk
+        while (following := await _next(chunks, is_long)) is not None:
+            yield following
+            await asyncio.sleep(0)
+    finally:
+        snapshot.close()
+
+
+async def _next(chunks: Iterator[bytes], is_long: bool) -> bytes | None:
+    if is_long:
+        return await asyncio.to_thread(next, chunks, None)
+    return next(chunks, None)
+
+
+def _chunks(
+    snapshot: Snapshot, asked: AskedView, query: Query, wanted: int, form: Form
+) -> Iterator[bytes]:
+    """Yield the answer; reads nothing before the first chunk is taken."""
+    is_reduced = query.is_reduced(asked.reduce >= 0)
+    reducer = asked.reducer.only(asked.reduce if is_reduced else asked.emits)
+    view = View(
+        snapshot.tree(asked.tree, reducer),
+        asked.encode,
+        lambda partial: int(reducer.finalize(asked.emits, partial)),
+    )
+    positions = {p: at for p, at in snapshot.header.positions.items() if wanted >> p & 1}
+    seqs = vector_to_text(positions) if query.update_seq else None
+    signature = snapshot.header.signature
+    if is_reduced:
+        groups = find_groups(view, query, wanted)
+        if form == "json":
+            yield from render_groups(groups, reducer, asked.reduce, seqs)
+        else:
+            yield from group_part(groups, signature, seqs)
+    else:
+        found = find_rows(view, query, wanted)
+        if form == "json":
+            yield from render_rows(found, seqs)
+        else:
+            yield from row_part(found, signature, seqs)
+
+
+def _etag(header: HeaderShape, query: Query, wanted: int) -> str:
+    """Return what changes whenever the answer may: it names index, rows and query."""
+    positions = [
+        (partition, header.positions[partition])
+        for partition in sorted(header.positions)
+        if wanted >> partition & 1
+    ]
+    named = msgspec.json.encode([header.signature, positions, query_options(query)])
+    return blake2b(named, digest_size=_ETAG_BYTES).hexdigest()
