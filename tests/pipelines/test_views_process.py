@@ -13,6 +13,8 @@ from collections import defaultdict
 import pytest
 
 import millstream
+from millstream.client.databases import Database
+from millstream.client.http import http_of
 from millstream.pipelines.view_reading import read_header
 
 START_S = 120.0
@@ -75,7 +77,8 @@ def start(own_node, tmp_path):
         return started[-1]
 
     with millstream.connect(node.ready["kv"], bucket="b") as client:
-        client.upsert("_design/d", DESIGN, durability="persisted")
+        http = http_of(client, user=None, password="", tls=None, timeout_s=30.0)
+        Database(http, "b").put("d", DESIGN)
         run.client = client
         yield run
     for driver in started:

@@ -23,6 +23,7 @@ from millstream.cli.connect import (
     client_of,
     key_of,
 )
+from millstream.cli.designs import database_of, is_design, refuse_options
 
 __all__ = ["command"]
 
@@ -42,6 +43,15 @@ def command(
     json: JsonOption = False,
 ) -> None:
     """Delete one document."""
+    if is_design(key):
+        refuse_options({"--cas": cas != 0})
+        database = database_of(
+            bucket, address=address, user=user, password_file=password_file, tls_ca=tls_ca
+        )
+        gone = database.delete(key)
+        if json:
+            print(msgspec.json.encode({"key": key, "rev": gone.get("rev")}).decode())
+        return
     with client_of(
         bucket, address=address, user=user, password_file=password_file, tls_ca=tls_ca
     ) as client:

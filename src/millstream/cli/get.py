@@ -2,6 +2,7 @@
 
 Invariants:
 1. Without `--json` stdout gets the value's bytes as stored, with a line end only after JSON.
+2. A design document is shown with its `_id` and `_rev`, as over HTTP.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from millstream.cli.connect import (
     client_of,
     key_of,
 )
+from millstream.cli.designs import database_of, is_design
 from millstream.client.documents import Document
 from millstream.errors import ConditionError
 
@@ -40,6 +42,15 @@ def command(
     json: JsonOption = False,
 ) -> None:
     """Print one document."""
+    if is_design(key):
+        database = database_of(
+            bucket, address=address, user=user, password_file=password_file, tls_ca=tls_ca
+        )
+        found = database.get(key)
+        shown = {"key": key, "rev": found.get("_rev"), "value": found} if json else found
+        sys.stdout.buffer.write(msgspec.json.encode(shown) + b"\n")
+        sys.stdout.buffer.flush()
+        return
     with client_of(
         bucket, address=address, user=user, password_file=password_file, tls_ca=tls_ca
     ) as client:

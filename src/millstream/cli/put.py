@@ -3,7 +3,7 @@
 Invariants:
 1. A value that is JSON is stored as JSON, unchanged; any other as bytes.
 2. Nothing on standard input is no value: a command before the pipe that failed writes no document.
-3. A design document is checked to be a JSON object before it is sent.
+3. A design document goes over HTTP, in the place of what is there: the node compiles it first.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ from millstream.cli.connect import (
     client_of,
     key_of,
 )
+from millstream.cli.designs import database_of, is_design, refuse_options
 from millstream.client.documents import Durability
 from millstream.errors import UsageError
 from millstream.model.limits import VALUE_BYTES_MAX
 
 __all__ = ["command"]
 
+_DEFAULT = "persisted"
 ValueArgument = Annotated[
     str | None,
     typer.Argument(
@@ -69,7 +71,7 @@ def command(
     file: FileOption = None,
     cas: CasOption = 0,
     expiry: ExpiryOption = 0,
-    durability: DurabilityOption = "persisted",
+    durability: DurabilityOption = _DEFAULT,
     address: ConnectOption = CONNECT_DEFAULT,
     user: UserOption = None,
     password_file: PasswordFileOption = None,
@@ -78,12 +80,23 @@ def command(
 ) -> None:
     """Write one document."""
     data = _data_of(key, value, file)
+    if is_design(key):
+        refuse_options(
+            {"--cas": cas != 0, "--expiry": expiry != 0, "--durability": durability != _DEFAULT}
+        )
+        database = database_of(
+            bucket, address=address, user=user, password_file=password_file, tls_ca=tls_ca
+        )
+        written = database.put(key, _design_of(data))
+        if json:
+            print(msgspec.json.encode({"key": key, "rev": written.get("rev")}).decode())
+        return
     level: Durability = durability  # type: ignore[assignment]  # checked by the client
     with client_of(
         bucket, address=address, user=user, password_file=password_file, tls_ca=tls_ca
     ) as client:
         stored = client.upsert(
-            key_of(key), _content_of(key, data), cas=cas, expiry=expiry, durability=level
+            key_of(key), _content_of(data), cas=cas, expiry=expiry, durability=level
         )
     if json:
         members = {
@@ -101,7 +114,7 @@ def _data_of(key: str, value: str | None, file: Path | None) -> bytes:
     if file is not None and value is not None:
         raise UsageError("give the value or --file, not both", code="bad_arguments")
     if file is None and value is not None and value != "-":
-        if not key.startswith("_design/"):
+        if not is_design(key):
             return value.encode()
         file = Path(value)
     try:
@@ -119,15 +132,21 @@ def _data_of(key: str, value: str | None, file: Path | None) -> bytes:
     return data
 
 
-def _content_of(key: str, data: bytes) -> Any:
+def _design_of(data: bytes) -> dict[str, Any]:
+    """Return the members of a design document, their values as they are written."""
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except msgspec.ValidationError as error:
+        raise UsageError("a design document is a JSON object", code="bad_design") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"a design document is JSON: {error}", code="bad_design") from error
+
+
+def _content_of(data: bytes) -> Any:
     """Return what the client is to store: JSON as it is, or bytes."""
     try:
         data.decode()
-        found = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        if key.startswith("_design/"):
-            raise UsageError(f"a design document is JSON: {error}", code="bad_design") from error
+        msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return data
-    if key.startswith("_design/") and not isinstance(found, dict):
-        raise UsageError("a design document is a JSON object", code="bad_design")
     return msgspec.Raw(data.strip())

@@ -29,6 +29,8 @@ from rich.progress import (
 )
 
 import millstream
+from millstream.client.databases import Database
+from millstream.client.http import http_of
 from millstream.demo.checks import Check, check_number, check_that, check_views
 from millstream.demo.children import Child, start_node, start_pipeline
 from millstream.demo.flights import Replay, find_flights, read_flights
@@ -146,8 +148,10 @@ class _Demo:
         stack.enter_context(node)
         self._endpoint = Endpoint(address)
         client = stack.enter_context(millstream.connect(address, bucket=BUCKET))
+        http = http_of(client, user=None, password="", tls=None, timeout_s=SPARK_START_S)
+        database = Database(http, BUCKET)
         for name, design in DESIGNS.items():
-            client.upsert(f"_design/{name}", design, durability="persisted")
+            database.put(name, design)
         self._step("node", f"running at {address}, bucket {BUCKET}, design documents put")
         pipeline = stack.enter_context(
             start_pipeline(self._work_dir, address, BUCKET, list(DESIGNS))

@@ -33,16 +33,6 @@ def test_options_and_json(call: Any, client: Any) -> None:
     assert client.calls == [("upsert", {"cas": 5, "expiry": 60, "durability": "memory"})]
 
 
-def test_design_documents_come_from_files(call: Any, client: Any, tmp_path: Path) -> None:
-    (tmp_path / "d.json").write_text('{"views": {}}')
-    (tmp_path / "bad.json").write_text("function (doc) {}")
-    (tmp_path / "list.json").write_text("[]")
-    assert call("put", "b", "_design/d", str(tmp_path / "d.json")).code == 0
-    assert client.documents[b"_design/d"].value == {"views": {}}
-    assert "is JSON" in call("put", "b", "_design/d", str(tmp_path / "bad.json")).err
-    assert "JSON object" in call("put", "b", "_design/d", str(tmp_path / "list.json")).err
-
-
 @pytest.mark.parametrize(
     "words",
     [

@@ -4,7 +4,8 @@ Invariants:
 1. A command checks lengths first, then rights and partition, then the document.
 2. A quiet command answers only what its caller cannot guess: errors of writes, hits of reads.
 3. Readers of a locked document do not see its CAS.
-4. Keys `_design/...` and `_local/...` are refused to plain memcached clients.
+4. Keys `_local/...` are refused, and `_design/...` too, but for reading by our own clients: design
+   documents are checked before they are stored (`kv.core.design_documents`).
 
 Source: memcached binary protocol; docs/reference/wire/documents.md.
 """
@@ -19,7 +20,7 @@ from millstream.kv.core.locks import granted_seconds
 from millstream.kv.core.partition import Partition, absolute_expiry, value_of
 from millstream.kv.core.session import Command, KvSession
 from millstream.model.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
-from millstream.model.partitions import PartitionState
+from millstream.model.partitions import DESIGN_PREFIX, PartitionState
 from millstream.wire.frames import change_of
 from millstream.wire.mcbp import (
     Feature,
@@ -40,7 +41,7 @@ _META: Final = Struct(">IIIQ")
 _TOKEN: Final = Struct(">Q8s")
 _OBSERVE: Final = Struct(">HH")
 _SECOND_NS: Final = 1_000_000_000
-_RESERVED: Final = (b"_design/", b"_local/")
+_RESERVED: Final = (DESIGN_PREFIX, b"_local/")
 
 
 def _checked(
@@ -55,7 +56,7 @@ def _checked(
         return Status.E2BIG
     if for_write and packet.datatype & ~session.datatype_mask:
         return Status.EINVAL
-    if packet.key.startswith(_RESERVED) and not _may_touch_designs(session, for_write):
+    if packet.key.startswith(_RESERVED) and (for_write or not _may_read_designs(session, packet)):
         return Status.EINVAL
     return session.partition_of(packet, for_write=for_write)
 
@@ -70,10 +71,8 @@ def _checked_for_both(
     return session.partition_of(packet)
 
 
-def _may_touch_designs(session: KvSession, for_write: bool) -> bool:
-    return Feature.MILLSTREAM in session.features and (
-        not for_write or session.may("design") or session.may("admin")
-    )
+def _may_read_designs(session: KvSession, packet: Packet) -> bool:
+    return Feature.MILLSTREAM in session.features and packet.key.startswith(DESIGN_PREFIX)
 
 
 def _written(session: KvSession, packet: Packet, partition: Partition, frame: bytes) -> bytes:

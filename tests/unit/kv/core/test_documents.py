@@ -157,13 +157,21 @@ def test_flush_may_come_later_and_holds_back_what_follows() -> None:
         assert [r.opaque for r in cut_packets(first + rest, 100)[0]] == reply
 
 
-def test_design_documents_are_for_our_own_clients() -> None:
+def test_design_documents_are_read_by_our_own_clients_and_written_by_none() -> None:
     session = new_session()
     name = b"_design/x"
-    fields = {"key": name, "vbucket": partition_of(name, 4), "extras": bytes(8)}
-    assert do(session, Opcode.SET, **fields).status == Status.EINVAL
+    partition_of_name = partition_of(name, 4)
+    reading = {"key": name, "vbucket": partition_of_name}
+    writing = reading | {"extras": bytes(8)}
+    session.bucket.partitions[partition_of_name].put(name, b"{}", 0, 0, 0, 0, NOW)
+    assert do(session, Opcode.SET, **writing).status == Status.EINVAL
+    assert do(session, Opcode.GET, **reading).status == Status.EINVAL
     ask(session, request(Opcode.HELLO, value=Feature.MILLSTREAM.to_bytes(2, "big")))
-    assert do(session, Opcode.SET, **fields).status == 0
+    assert do(session, Opcode.SET, **writing).status == Status.EINVAL
+    assert do(session, Opcode.DELETE, **reading).status == Status.EINVAL
+    assert do(session, Opcode.GET, **reading).value == b"{}"
+    local = reading | {"key": b"_local/x", "vbucket": partition_of(b"_local/x", 4)}
+    assert do(session, Opcode.GET, **local).status == Status.EINVAL
 
 
 @pytest.mark.parametrize("opcode", [Opcode.DELETE, Opcode.GETK, Opcode.TOUCH, Opcode.GET_META])
