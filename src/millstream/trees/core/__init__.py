@@ -1,0 +1,1 @@
+"""Pure rules of trees: nodes as bytes, rewriting, bulk loading, reading, checking."""

@@ -1,0 +1,250 @@
+"""Reading one root of a tree: rows by key, ranges of rows, counts, reductions, groups.
+
+Costs, with n rows: a key, a count and a reduction of a range are O(log n) where the partitions
+wanted are all that a subtree has, or none of them; a subtree that mixes both is read whole. Rows
+cost O(log n) and what is returned.
+
+Invariants:
+1. What is read is one root, whatever is written meanwhile, as long as its nodes are kept.
+2. At most `LEAVES_PER_CALL_MAX` leaves wait for the reducer.
+3. A node's height comes from the root, so damaged numbers cannot make a read endless.
+
+Elsewhere: groups (`grouping`), decoded nodes (`nodes`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+
+from millstream.trees.core.grouping import GroupWalk, Partials
+from millstream.trees.core.masks import Mask
+from millstream.trees.core.nodes import NodeCache, Nodes
+from millstream.trees.core.ranges import high_below, mask_below, rows_in, slice_of, slots_in
+from millstream.trees.core.shapes import NO_REDUCER, Bound, Leaf, NodeSource, Reducer, Root
+
+__all__ = ["TreeReader"]
+
+
+class TreeReader:
+    """One root.
+
+    Args:
+        source: where the nodes are.
+        root: None: an empty tree.
+        cache: decoded nodes, shared by all readers of all trees that share their numbers.
+        reducer: that of the tree; needed for `reduce` and `groups`.
+    """
+
+    __slots__ = ("_nodes", "_reducer", "_root")
+
+    def __init__(
+        self,
+        source: NodeSource,
+        root: Root | None,
+        cache: NodeCache | None = None,
+        reducer: Reducer = NO_REDUCER,
+    ) -> None:
+        self._nodes = Nodes(source, cache)
+        self._root = root
+        self._reducer = reducer
+
+    def get(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Return the values of those of these sorted keys that are in the tree.
+
+        Raises:
+            CorruptionError: here as in all methods, when a node is damaged or missing.
+        """
+        found: dict[bytes, bytes] = {}
+        if self._root is not None and keys:
+            self._get(self._root.number, self._root.height, keys, found)
+        return found
+
+    def _get(
+        self, number: int, height: int, keys: Sequence[bytes], found: dict[bytes, bytes]
+    ) -> None:
+        if not height:
+            leaf = self._nodes.leaf(number)
+            at = 0
+            for key in keys:
+                at = bisect_left(leaf.keys, key, at)
+                if at < len(leaf.keys) and leaf.keys[at] == key:
+                    found[key] = leaf.values[at]
+            return
+        inner = self._nodes.inner(number)
+        at, slot = 0, 0
+        while at < len(keys):
+            slot = bisect_left(inner.lasts, keys[at], slot)
+            if slot == len(inner.lasts):
+                return
+            end = bisect_right(keys, inner.lasts[slot], at)
+            self._get(inner.numbers[slot], height - 1, keys[at:end], found)
+            at = end
+
+    def scan(
+        self,
+        low: Bound | None = None,
+        high: Bound | None = None,
+        *,
+        descending: bool = False,
+        wanted: int | None = None,
+        skip: int = 0,
+    ) -> Iterator[Leaf]:
+        """Yield the rows of a range, some at a time.
+
+        Args:
+            low: None: from the first row on.
+            high: None: to the last row.
+            descending: from high to low; every leaf's lists are reversed, too.
+            wanted: bitmap of partitions; None: all.
+            skip: so many rows of them are left out at the beginning, by counts.
+        """
+        if self._root is None:
+            return
+        mask = self._mask(wanted)
+        left_out = [skip]
+        walk = self._scan(
+            self._root.number, self._root.height, low, high, mask, descending, left_out
+        )
+        for leaf in walk:
+            if descending:
+                leaf = Leaf(leaf.keys[::-1], leaf.values[::-1], leaf.partitions[::-1])
+            if skip := left_out[0]:
+                left_out[0] = max(0, skip - len(leaf.keys))
+                leaf = Leaf(leaf.keys[skip:], leaf.values[skip:], leaf.partitions[skip:])
+            if leaf.keys:
+                yield leaf
+
+    def _scan(
+        self,
+        number: int,
+        height: int,
+        low: Bound | None,
+        high: Bound | None,
+        mask: Mask | None,
+        descending: bool,
+        left_out: list[int],
+    ) -> Iterator[Leaf]:
+        if not height:
+            if (leaf := slice_of(self._nodes.leaf(number), low, high, mask)) is not None:
+                yield leaf
+            return
+        inner = self._nodes.inner(number)
+        slots = slots_in(inner.lasts, low, high)
+        for slot in reversed(slots) if descending else slots:
+            is_wanted, below = mask_below(mask, inner.sets[slot])
+            if not is_wanted:
+                continue
+            from_low = low if slot == slots[0] else None
+            to_high = high_below(inner.lasts[slot], high) if slot == slots[-1] else None
+            is_whole = below is None and from_low is None and to_high is None
+            if is_whole and inner.counts[slot] <= left_out[0]:
+                left_out[0] -= inner.counts[slot]
+                continue
+            yield from self._scan(
+                inner.numbers[slot], height - 1, from_low, to_high, below, descending, left_out
+            )
+
+    def count(
+        self, low: Bound | None = None, high: Bound | None = None, wanted: int | None = None
+    ) -> int:
+        """Return the number of rows in a range."""
+        if self._root is None:
+            return 0
+        mask = self._mask(wanted)
+        if mask is None and low is None and high is None:
+            return self._root.count
+        return self._count(self._root.number, self._root.height, low, high, mask)
+
+    def _count(
+        self, number: int, height: int, low: Bound | None, high: Bound | None, mask: Mask | None
+    ) -> int:
+        if not height:
+            leaf = self._nodes.leaf(number)
+            begin, end = rows_in(leaf.keys, low, high)
+            if mask is None:
+                return end - begin
+            return mask.flags(leaf.partitions).count(1, begin, end)
+        inner = self._nodes.inner(number)
+        slots = slots_in(inner.lasts, low, high)
+        total = 0
+        for slot in slots:
+            is_wanted, below = mask_below(mask, inner.sets[slot])
+            if not is_wanted:
+                continue
+            from_low = low if slot == slots[0] else None
+            to_high = high_below(inner.lasts[slot], high) if slot == slots[-1] else None
+            if below is None and from_low is None and to_high is None:
+                total += inner.counts[slot]
+            else:
+                total += self._count(inner.numbers[slot], height - 1, from_low, to_high, below)
+        return total
+
+    def reduce(
+        self, low: Bound | None = None, high: Bound | None = None, wanted: int | None = None
+    ) -> bytes | None:
+        """Return the partial of all rows in a range; None if there are none."""
+        if self._root is None:
+            return None
+        mask = self._mask(wanted)
+        if mask is None and low is None and high is None:
+            return self._root.partial
+        partials = Partials(self._reducer)
+        self._reduce(self._root.number, self._root.height, low, high, mask, partials)
+        return partials.result()
+
+    def _reduce(
+        self,
+        number: int,
+        height: int,
+        low: Bound | None,
+        high: Bound | None,
+        mask: Mask | None,
+        partials: Partials,
+    ) -> None:
+        if not height:
+            if (leaf := slice_of(self._nodes.leaf(number), low, high, mask)) is not None:
+                partials.add(leaf)
+            return
+        inner = self._nodes.inner(number)
+        slots = slots_in(inner.lasts, low, high)
+        for slot in slots:
+            is_wanted, below = mask_below(mask, inner.sets[slot])
+            if not is_wanted:
+                continue
+            from_low = low if slot == slots[0] else None
+            to_high = high_below(inner.lasts[slot], high) if slot == slots[-1] else None
+            if below is None and from_low is None and to_high is None:
+                partials.add(inner.partials[slot])
+            else:
+                self._reduce(inner.numbers[slot], height - 1, from_low, to_high, below, partials)
+
+    def groups(
+        self,
+        group_of: Callable[[bytes], bytes],
+        low: Bound | None = None,
+        high: Bound | None = None,
+        *,
+        wanted: int | None = None,
+        descending: bool = False,
+    ) -> Iterator[tuple[bytes, bytes, bytes]]:
+        """Yield each group's first row met (key, value) and the partial of its rows.
+
+        Args:
+            group_of: a key's group; the keys of a group stand together.
+            low: as in `scan`.
+            high: as in `scan`.
+            wanted: as in `scan`.
+            descending: groups from high to low, and each one's first row is its highest.
+        """
+        if self._root is None:
+            return
+        mask = self._mask(wanted)
+        walk = GroupWalk(self._nodes, self._reducer, group_of, descending)
+        yield from walk.run(self._root, low, high, mask)
+
+    def _mask(self, wanted: int | None) -> Mask | None:
+        assert self._root is not None
+        if wanted is None or not self._root.partitions & ~wanted:
+            return None
+        return Mask(wanted)

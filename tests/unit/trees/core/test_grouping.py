@@ -1,0 +1,84 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millstream.trees.core import grouping
+from millstream.trees.core.grouping import Partials
+from millstream.trees.core.reader import TreeReader
+from millstream.trees.core.shapes import Leaf
+from tree_model import Joins, Sums, Tree, key, rows_from, span_of
+
+COUNT = 3000
+
+
+@pytest.fixture(scope="module")
+def tree() -> Tree:
+    made = Tree(Joins())
+    made.load(rows_from(range(COUNT), partitions=8) | {key(n): (0, b"x") for n in range(500)})
+    return made
+
+
+@given(
+    width=st.integers(0, 10),
+    wanted=st.none() | st.integers(0, 255),
+    low=st.none() | st.tuples(st.integers(0, COUNT).map(key), st.booleans()),
+    high=st.none() | st.tuples(st.integers(0, COUNT).map(key), st.booleans()),
+    descending=st.booleans(),
+)
+def test_groups_are_those_of_the_rows(tree, width, wanted, low, high, descending) -> None:  # type: ignore[no-untyped-def]
+    expected: dict[bytes, list[bytes]] = {}
+    for one in tree.expected(low, high, wanted):
+        expected.setdefault(one[:width], []).append(one)
+    names = sorted(expected, reverse=descending)
+    groups = tree.reader().groups(
+        lambda key: key[:width], low, high, wanted=wanted, descending=descending
+    )
+    found = list(groups)
+    firsts = [expected[name][-1 if descending else 0] for name in names]
+    assert [one for one, _, _ in found] == firsts
+    assert [value for _, value, _ in found] == [tree.rows[one][1] for one in firsts]
+    assert [partial for _, _, partial in found] == [span_of(expected[name]) for name in names]
+
+
+def test_wide_groups_are_read_at_their_borders_only() -> None:
+    tree = Tree(Sums())
+    tree.load(rows_from(range(60_000)))
+    reader = TreeReader(tree.store, tree.root, None, tree.reducer)
+    tree.store.reads = 0
+    found = list(reader.groups(lambda key: key[:6]))
+    assert [partial for _, _, partial in found] == [
+        b"%d" % sum(range(begin, begin + 10_000)) for begin in range(0, 60_000, 10_000)
+    ]
+    assert tree.store.reads < 40
+
+
+def test_groups_are_reduced_many_at_a_time_but_the_first_come_soon() -> None:
+    tree = Tree(sums := Sums())
+    tree.load(rows_from(range(20_000)))
+    groups = tree.reader().groups(lambda key: key)
+    sums.calls, tree.store.reads = 0, 0
+    assert next(groups) == (key(0), b"0", b"0")
+    assert tree.store.reads < 5
+    assert sum(1 for _ in groups) == 19_999
+    assert sums.calls < 150
+
+
+@pytest.mark.parametrize("descending", [False, True])
+def test_little_waits_in_one_wide_group(monkeypatch: pytest.MonkeyPatch, descending: bool) -> None:
+    monkeypatch.setattr(grouping, "PARTIALS_WAITING_MAX", 8)
+    monkeypatch.setattr(grouping, "LEAVES_PER_CALL_MAX", 4)
+    tree = Tree(Joins())
+    tree.load(rows_from(range(3000), partitions=3))
+    for wanted in (0b111, 0b101):
+        keys = tree.expected(wanted=wanted)
+        (group,) = tree.reader().groups(lambda _: b"", wanted=wanted, descending=descending)
+        assert group[0] == keys[-1 if descending else 0]
+        assert group[2] == span_of(keys) == tree.reader().reduce(wanted=wanted)
+
+
+def test_partials_of_nothing_are_none() -> None:
+    partials = Partials(Sums())
+    assert partials.result() is None
+    partials.add(Leaf([b"a"], [b"5"], b"\x00"))
+    partials.add(b"7")
+    assert partials.result() == b"12"

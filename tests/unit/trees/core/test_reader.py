@@ -1,0 +1,123 @@
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millstream.trees.core.reader import TreeReader
+from tree_model import Joins, Sums, Tree, key, keys_of, rows_from, rows_of, span_of
+
+COUNT = 4000
+bounds = st.none() | st.tuples(
+    st.integers(-5, COUNT + 5).map(lambda n: key(n) if n >= 0 else b""), st.booleans()
+)
+wanted_sets = st.none() | st.sampled_from([0, 1, 2**64 - 1, 2**32 - 1, 1 << 70])
+wanted_sets |= st.integers(0, 2**64 - 1)
+
+
+@pytest.fixture(scope="module", params=["mixed", "by range"])
+def tree(request: pytest.FixtureRequest) -> Tree:
+    made = Tree(Joins())
+    if request.param == "mixed":
+        made.load(rows_from(range(0, COUNT, 2)))
+    else:
+        made.load({key(n): (n // 500, b"%d" % n) for n in range(0, COUNT, 2)})
+    return made
+
+
+@given(
+    low=bounds,
+    high=bounds,
+    wanted=wanted_sets,
+    descending=st.booleans(),
+    skip=st.integers(0, COUNT),
+)
+def test_ranges_masks_directions_and_skips(tree, low, high, wanted, descending, skip) -> None:  # type: ignore[no-untyped-def]
+    reader = tree.reader()
+    expected = tree.expected(low, high, wanted)
+    assert reader.count(low, high, wanted) == len(expected)
+    assert reader.reduce(low, high, wanted) == span_of(expected)
+    found = list(reader.scan(low, high, descending=descending, wanted=wanted, skip=skip))
+    if descending:
+        expected.reverse()
+    assert keys_of(found) == expected[skip:]
+    assert rows_of(found).items() <= tree.rows.items()
+
+
+def test_get_finds_what_is_there(tree: Tree) -> None:
+    keys = [b"", *(key(n) for n in range(0, COUNT + 900, 3)), b"zz"]
+    found = tree.reader().get(keys)
+    assert found == {one: tree.rows[one][1] for one in keys if one in tree.rows}
+    assert tree.reader().get([]) == {}
+
+
+def test_an_empty_tree() -> None:
+    reader = TreeReader(Tree().store, None)
+    assert list(reader.scan()) == []
+    assert list(reader.groups(lambda key: key)) == []
+    assert reader.get([b"a"]) == {}
+    assert reader.count() == 0
+    assert reader.reduce() is None
+
+
+def test_counts_reductions_and_skips_read_only_the_borders() -> None:
+    tree = Tree(Sums())
+    tree.load(rows_from(range(60_000)))
+    reader = TreeReader(tree.store, tree.root, None, tree.reducer)
+    low, high = (key(700), True), (key(58_000), False)
+    for act in (
+        lambda: reader.count(low, high) == 57_300,
+        lambda: reader.reduce(low, high) == b"%d" % sum(range(700, 58_000)),
+        lambda: next(reader.scan(low, high, skip=40_000)).keys[0] == key(40_700),
+        lambda: next(reader.scan(descending=True, skip=40_000)).keys[0] == key(19_999),
+    ):
+        tree.store.reads = 0
+        assert act()
+        assert tree.store.reads <= 6
+
+
+def test_a_mask_costs_nothing_where_subtrees_are_wanted_or_not_as_a_whole() -> None:
+    tree = Tree(Sums())
+    tree.load({key(n): (n // 1000, b"1") for n in range(60_000)})
+    reader = TreeReader(tree.store, tree.root, None, tree.reducer)
+    tree.store.reads = 0
+    assert reader.reduce(wanted=0b0110) == b"2000"
+    assert reader.count(wanted=0b0110) == 2000
+    assert tree.store.reads < 24
+    assert reader.count(wanted=2**64 - 1) == 60_000
+
+
+def test_few_leaves_wait_for_the_reducer() -> None:
+    class Bounded(Sums):
+        most = 0
+
+        def reduce(self, leaves):  # type: ignore[no-untyped-def]
+            self.most = max(self.most, len(leaves))
+            return super().reduce(leaves)
+
+    tree = Tree(bounded := Bounded())
+    tree.load(rows_from(range(60_000)))
+    bounded.most = bounded.calls = 0
+    total = sum(n for n in range(60_000) if n * 7919 % 64 == 5)
+    assert tree.reader().reduce(wanted=1 << 5) == b"%d" % total
+    assert 100 < bounded.most <= 512
+    assert bounded.calls < 10
+
+
+def test_readers_share_a_cache() -> None:
+    tree = Tree(Sums())
+    tree.load(rows_from(range(2000)))
+    keys_of(tree.reader().scan())
+    tree.store.reads = 0
+    assert len(keys_of(tree.reader().scan())) == 2000
+    assert tree.store.reads == 0
+
+
+def test_random_changes_with_a_shared_cache_never_show_old_rows() -> None:
+    tree = Tree(Sums())
+    rng = random.Random(8)
+    for turn in range(20):
+        tree.apply({key(n): (n % 64, b"%d" % turn) for n in rng.sample(range(2000), 50)})
+        low, high = sorted(key(rng.randrange(2000)) for _ in range(2))
+        bounds = (low, True), (high, True)
+        assert keys_of(tree.reader().scan(*bounds)) == tree.expected(*bounds)
