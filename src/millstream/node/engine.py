@@ -85,6 +85,7 @@ class Engine:
                 settings.python_modules, settings.log_level, settings.log_json,
             ),
             self._served_engine,
+            is_wanted="index" in settings.roles,
         )  # fmt: skip
         self._buckets = Buckets(
             directory.buckets_path,
@@ -302,9 +303,9 @@ class Engine:
                     backlog=BACKLOG,
                 )
                 stack.callback(listener.close)
-        run = await asyncio.to_thread(RunDirectory, self._directory.path)
-        stack.callback(run.close)
-        server = await loop.create_unix_server(self._kv.own_protocol, str(run.kv), backlog=BACKLOG)
+        server = await loop.create_unix_server(
+            self._kv.own_protocol, str(self._run_directory.kv), backlog=BACKLOG
+        )
         stack.callback(server.close)
         stack.push_async_callback(self.indexes.stop)
         self.indexes.start()

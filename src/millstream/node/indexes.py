@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from millstream.errors import ConditionError, MillstreamError, UsageError
+from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
 from millstream.kv.aio.engine import BucketEngine
 from millstream.model.partitions import PartitionState
 from millstream.node.index_child import IndexOrder
@@ -67,11 +67,19 @@ class Indexes:
     Args:
         order: what the index process is told at its start.
         find: returns a served bucket by its name, or raises why there is none.
+        is_wanted: whether the node has views at all; else calls are refused.
     """
 
-    def __init__(self, order: IndexOrder, find: Callable[[str], BucketEngine]) -> None:
+    def __init__(
+        self,
+        order: IndexOrder,
+        find: Callable[[str], BucketEngine],
+        *,
+        is_wanted: bool = True,
+    ) -> None:
         self.process = IndexProcess(order, self._process_changed)
         self._find = find
+        self._is_wanted = is_wanted
         self._known: dict[str, _KnownBucket] = {}
         self._work = asyncio.Event()
         self._tasks = Tasks()
@@ -79,6 +87,8 @@ class Indexes:
 
     def start(self) -> None:
         """The engine can be followed now: begin."""
+        if not self._is_wanted:
+            return
         self._tasks.start(self._keep_telling(), name="telling the index process")
         self._tasks.start(self._keep_asking(), name="figures of the index process")
 
@@ -184,8 +194,15 @@ class Indexes:
 
         Raises:
             ConditionError: `missing`: no such design document is persisted.
-            MillstreamError: as `find`; `index_unavailable`.
+            UnavailableError: `index_unavailable`; `no_index_role`.
+            MillstreamError: as `find`.
         """
+        if not self._is_wanted:
+            raise UnavailableError(
+                "this node has no views: it was started without the role index",
+                code="no_index_role",
+                retry="never",
+            )
         known = self._known[self._find(bucket).bucket.uuid]
         self.process.start()
         if not known.is_told.is_set():

@@ -219,8 +219,14 @@ def _buckets(option: str, value: object) -> tuple[BucketSpec, ...]:
 
 def _roles(option: str, value: object) -> tuple[str, ...]:
     roles = tuple(str(role) for role in _list(value))
-    if set(roles) - set(_ROLES) or "data" not in roles:
-        raise _bad(option, ",".join(roles), f"roles are {', '.join(_ROLES)}; data must be there")
+    if set(roles) - set(_ROLES):
+        raise _bad(option, ",".join(roles), f"roles are {', '.join(_ROLES)}")
+    if "data" not in roles:
+        raise _bad(
+            option, ",".join(roles),
+            "data must be among the roles: nodes that only index, or only coordinate, are not "
+            "part of this version",
+        )  # fmt: skip
     return roles
 
 

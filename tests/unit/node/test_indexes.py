@@ -128,3 +128,16 @@ async def test_an_index_process_that_does_not_let_go_is_ended(engine, monkeypatc
     os.kill(pid, signal.SIGSTOP)
     await engine.delete_bucket("more")
     await until(lambda: engine.indexes.process.pid != pid)
+
+
+async def test_a_node_without_the_role_has_no_views(make_settings):
+    engine = await Engine.start(make_settings(roles=("data",)))
+    try:
+        await put(engine, "d", VIEWS)
+        with pytest.raises(UnavailableError) as raised:
+            await engine.indexes.info("default", "d")
+        assert raised.value.code == "no_index_role"
+        assert await engine.indexes.tasks() == []
+        assert not engine.indexes.process.is_wanted
+    finally:
+        await engine.stop()

@@ -121,7 +121,7 @@ def test_without_a_memory_quota_it_is_a_share_of_the_machine():
         ({"bucket": ["_a"]}, "bucket name"),
         ({"user": ["ada"]}, "MILLSTREAM_PASSWORD_ada"),
         ({"user": [":x"]}, "no password"),
-        ({"roles": ["index"]}, "data must be there"),
+        ({"roles": ["index"]}, "data must be among the roles: nodes that only index"),
         ({"roles": "data,cook"}, "roles are"),
         ({"flush-interval": "soon"}, "milliseconds"),
         ({"flush-interval": -1}, "milliseconds"),
