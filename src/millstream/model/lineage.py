@@ -13,7 +13,16 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["Lineage", "as_of", "born", "decode", "encode", "is_lineage", "with_run"]
+__all__ = [
+    "Lineage",
+    "as_of",
+    "born",
+    "decode",
+    "encode",
+    "encode_number",
+    "is_lineage",
+    "with_run",
+]
 
 _MORE: Final = bytes(range(0x80, 0x100))
 """The bytes of a number but its last."""
@@ -27,7 +36,8 @@ class Lineage(NamedTuple):
     runs: tuple[tuple[int, int], ...]
 
 
-def _varint(number: int) -> bytes:
+def encode_number(number: int) -> bytes:
+    """Return a number as it stands in a lineage: 7 bits a byte, low ones first."""
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
@@ -51,12 +61,12 @@ def _numbers(data: bytes) -> list[int]:
 
 def born(branch: int, seqno: int) -> bytes:
     """Return the lineage of a document first written on `branch` at `seqno`."""
-    return _varint(branch) + _varint(seqno)
+    return encode_number(branch) + encode_number(seqno)
 
 
 def with_run(lineage: bytes, branch: int, first_generation: int) -> bytes:
     """Return the lineage with one more run."""
-    return lineage + _varint(branch) + _varint(first_generation)
+    return lineage + encode_number(branch) + encode_number(first_generation)
 
 
 def as_of(lineage: bytes, generation: int) -> bytes:

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import pyarrow as pa
 
-from millstream.views.aio.mapping import Mapper, document_text, open_mapper
+from millstream.views.aio.mapping import Mapper, open_mapper
 from millstream.views.core.design import DesignDocument, View, parse_design
+from millstream.views.core.documents import document_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -22,8 +22,9 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from millstream.pipelines.view_map import mapper_of
-from millstream.views.aio.mapping import document_id, reduce_groups
+from millstream.views.aio.mapping import reduce_groups
 from millstream.views.core.design import DesignDocument, parse_design
+from millstream.views.core.documents import document_id
 from millstream.views.core.reduce import error_value, merge, reduce_values
 
 if TYPE_CHECKING:

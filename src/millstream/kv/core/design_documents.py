@@ -19,15 +19,14 @@ Elsewhere: waiting for documents and disk (`kv.aio.design_documents`), what may 
 from __future__ import annotations
 
 from collections.abc import Callable
-from hashlib import md5
 from typing import TYPE_CHECKING, NamedTuple
 
 from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.kv.core.entry import Entry
 from millstream.kv.core.partition import Partition
 from millstream.model.limits import KEY_BYTES_MAX
-from millstream.model.lineage import decode
 from millstream.model.partitions import DESIGN_PREFIX, PartitionState
+from millstream.model.revision import Revisions
 from millstream.wire.frames import change_of, seqno_of
 from millstream.wire.mcbp import Datatype, Status
 
@@ -199,18 +198,11 @@ class DesignDocuments:
         return None if entry is None else _stored(self._bucket.uuid, partition, entry)
 
 
-def _revision(bucket_uuid: str, key: bytes, lineage: bytes, generation: int) -> str:
-    birth_branch, birth_seqno, runs = decode(lineage)
-    branch = max(run for run in runs if run[1] <= generation)[0]
-    named = f"{bucket_uuid} {birth_branch} {birth_seqno} {branch} {generation} ".encode()
-    return f"{generation}-{md5(named + key, usedforsecurity=False).hexdigest()}"
-
-
 def _stored(bucket_uuid: str, partition: Partition, entry: Entry) -> StoredDesign:
     change = change_of(entry.frame)
     return StoredDesign(
         change.key[len(DESIGN_PREFIX) :].decode(errors="replace"),
-        _revision(bucket_uuid, change.key, entry.lineage, change.rev),
+        Revisions(bucket_uuid).of(change.key, entry.lineage, change.rev),
         b"" if change.is_deleted else change.value,
         change.is_deleted,
         partition.partition_id,

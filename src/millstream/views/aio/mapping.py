@@ -9,7 +9,8 @@ Invariants:
    equal keys of equal form have equal texts in both languages.
 
 Elsewhere: the JavaScript process (`views.aio.sandbox`), the registry of Python functions
-(`views.core.registered`), built-in reduces (`views.core.reduce`).
+(`views.core.registered`), texts of documents (`views.core.documents`), rows for an index
+(`views.aio.index_mapping`), built-in reduces (`views.core.reduce`).
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
-from millstream.model.partitions import key_from_text
 from millstream.views.aio.sandbox import MapError, Mapped, Sandbox
-from millstream.views.core.reduce import is_error, overflow_error
+from millstream.views.core.reduce import is_error, overflow_error, reduce_error
 from millstream.views.core.reductions import REDUCE_VALUES_MAX
 from millstream.views.core.registered import find_registered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from millstream.views.core.design import DesignDocument, View
+    from millstream.views.core.design import DesignDocument, Functions
+    from millstream.views.core.reductions import ReduceCall as TextCall
+    from millstream.views.core.reductions import ReduceResult
 
 __all__ = [
     "Mapper",
     "PythonMapper",
-    "document_id",
-    "document_text",
+    "open_functions",
     "open_mapper",
     "reduce_groups",
 ]
@@ -50,90 +51,55 @@ class Mapper(Protocol):
     def map(self, documents: Sequence[bytes]) -> list[Mapped]:
         """Return rows and errors of each document (JSON object text with `_id`)."""
 
-    def reduce(self, view: int, calls: Sequence[ReduceCall]) -> list[Any]:
-        """Return the value of each (keys, values, rereduce) call of the view's own reduce."""
+    def reduce(self, number: int, calls: Sequence[ReduceCall]) -> list[Any]:
+        """Return the value of each (keys, values, rereduce) call of an own reduce."""
+
+    def reduce_texts(self, number: int, calls: Sequence[TextCall]) -> Sequence[ReduceResult]:
+        """Do the same with JSON texts."""
 
     def close(self) -> None:
         """Free what the mapper holds."""
 
 
 def open_mapper(design: DesignDocument) -> Mapper:
+    """Return a mapper with a map per view of a design document; see `open_functions`."""
+    return open_functions(design.functions_by_view())
+
+
+def open_functions(functions: Functions) -> Mapper:
     """Return a mapper with all functions compiled or found.
 
     Raises:
         UsageError: `compilation_error` or `unknown_function`.
         UnavailableError: the JavaScript process cannot be started.
     """
-    if design.language == "python":
-        return PythonMapper(design)
-    sandbox = Sandbox(design)
+    if functions.language == "python":
+        return PythonMapper(functions)
+    sandbox = Sandbox(functions)
     sandbox.compile()
     return sandbox
-
-
-class _Anything(msgspec.Struct):
-    """Decoding into it checks that a text is one JSON object, and keeps nothing."""
-
-
-_CHECK: Final = msgspec.json.Decoder(_Anything)
-_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-
-
-def document_id(key: str) -> str | None:
-    r"""Return the document id of a key in its text form, None where the key is none.
-
-    Keys that are not UTF-8, or begin with `_`, are no document ids.
-    """
-    if key.startswith("\\x"):
-        try:
-            key = key_from_text(key).decode()
-        except ValueError:
-            return None
-    return None if key.startswith("_") else key
-
-
-def document_text(key: str, value: bytes) -> bytes | None:
-    r"""Return a kv value as document text with `_id`, None where it is no JSON document.
-
-    Args:
-        key: text form of the key (`\x` + hex where it is not UTF-8 or begins with `\x`).
-        value: as stored. A document is a JSON object without a top-level member whose name
-            begins with `_`.
-    """
-    doc_id = document_id(key)
-    body = value.lstrip(b" \t\r\n")
-    if doc_id is None or not body.startswith(b"{"):
-        return None
-    try:
-        _CHECK.decode(body)
-        # A member's name may be written with escapes, so these two decide who is looked at.
-        if (b'"_' in body or b"\\u005" in body) and any(
-            name.startswith("_") for name in _MEMBERS.decode(body)
-        ):
-            return None
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return None
-    rest = body[1:].lstrip(b" \t\r\n")
-    separator = b"" if rest.startswith(b"}") else b","
-    return b'{"_id":' + msgspec.json.encode(doc_id) + separator + rest
 
 
 class PythonMapper:
     """Calls registered Python functions in this process; they are the operator's own code."""
 
-    def __init__(self, design: DesignDocument) -> None:
-        self._maps = [find_registered(view.map) for view in design.views]
-        self._reduces = [_own_reduce(view) for view in design.views]
+    def __init__(self, functions: Functions) -> None:
+        self._maps = [find_registered(source) for source in functions.maps]
+        self._reduces = {at: find_registered(source) for at, source in functions.reduces}
 
     def map(self, documents: Sequence[bytes]) -> list[Mapped]:
         """Return rows and errors of each document."""
         return [self._map_one(document) for document in documents]
 
-    def reduce(self, view: int, calls: Sequence[ReduceCall]) -> list[Any]:
-        """Return the value of each call of the view's own reduce."""
-        function = self._reduces[view]
-        assert function is not None
+    def reduce(self, number: int, calls: Sequence[ReduceCall]) -> list[Any]:
+        """Return the value of each call of an own reduce."""
+        function = self._reduces[number]
         return [_reduce_one(function, call) for call in calls]
+
+    def reduce_texts(self, number: int, calls: Sequence[TextCall]) -> Sequence[ReduceResult]:
+        """Return JSON text, or an error value, for each call given as JSON texts."""
+        function = self._reduces[number]
+        return [_reduce_text(function, *call) for call in calls]
 
     def close(self) -> None:
         """Nothing is held."""
@@ -144,15 +110,15 @@ class PythonMapper:
         for view, function in enumerate(self._maps):
             try:
                 # Decoded once per view: what one function changes, the next does not see.
-                pairs = function(msgspec.json.decode(document))
+                pairs = function(_decode(document))
                 rows += [(view, _key_text(key), _encode(value)) for key, value in pairs or ()]
             except Exception as error:  # noqa: BLE001 - the function's fault, shown as such
-                message = f"{type(error).__name__}: {error}"
-                errors.append(MapError(view, message[:_MESSAGE_CHARACTERS_MAX]))
+                errors.append(MapError(view, _said(error)))
         return Mapped(rows, errors)
 
 
 _encode: Final = msgspec.json.encode
+_decode: Final = msgspec.json.decode
 
 
 def _key_text(key: Any) -> bytes:
@@ -169,16 +135,24 @@ def _canonical(key: Any) -> Any:
     return key
 
 
-def _own_reduce(view: View) -> Callable[..., Any] | None:
-    return find_registered(view.reduce) if view.has_own_reduce else None
-
-
 def _reduce_one(function: Callable[..., Any], call: ReduceCall) -> Any:
     try:
         return msgspec.to_builtins(function(*call))
     except Exception as error:  # noqa: BLE001 - the function's fault, shown as such
-        message = f"{type(error).__name__}: {error}"
-        return {"error": "reduce_error", "reason": message[:_MESSAGE_CHARACTERS_MAX]}
+        return reduce_error(_said(error))
+
+
+def _reduce_text(
+    function: Callable[..., Any], keys: bytes, values: bytes, is_again: bool
+) -> ReduceResult:
+    try:
+        return _encode(function(_decode(keys), _decode(values), is_again))
+    except Exception as error:  # noqa: BLE001 - the function's fault, shown as such
+        return reduce_error(_said(error))
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:_MESSAGE_CHARACTERS_MAX]
 
 
 def reduce_groups(

@@ -9,8 +9,10 @@
   const isArray = Array.isArray, evaluate = global.eval, Text = String, keysOf = Object.keys;
   const TheTypeError = TypeError, define = Object.defineProperty, construct = Reflect.construct;
   const membersOf = Reflect.ownKeys, memberOf = Object.getOwnPropertyDescriptor;
-  const prototypeOf = Object.getPrototypeOf;
+  const prototypeOf = Object.getPrototypeOf, makeObject = Object.create;
+  const hasOwn = Object.hasOwn, TheError = Error;
   const maps = [], reduces = {};
+  let lib = null;
   let rows = [], view = 0, at = 0;
 
   // Rows must be a function of the document alone: no clock, no dice, no garbage collector.
@@ -117,8 +119,50 @@
     return compiled;
   }
 
+  // CommonJS modules of `views.lib`: maps call require("views/lib/a/b"), modules also require
+  // by paths relative to their own. A module runs once, when it is first asked for; who asks for
+  // one that is still running gets what it has exported so far.
+  const modules = makeObject(null);
+
+  function requireFrom(folder) {
+    return function require(path) {
+      const names = placeOf(folder, Text(path)), id = names.join("/");
+      if (id in modules) return modules[id].exports;
+      let source = lib;
+      for (const name of names.slice(2)) {
+        source = typeof source === "object" && hasOwn(source, name) ? source[name] : undefined;
+      }
+      if (names[0] !== "views" || names[1] !== "lib" || typeof source !== "string") {
+        throw new TheError("require: there is no module " + id);
+      }
+      const own = { id, exports: {} };
+      modules[id] = own;
+      try {
+        const run = evaluate("(function (exports, module, require) {" + source + "\n})");
+        run(own.exports, own, requireFrom(names.slice(0, -1)));
+      } catch (error) {
+        delete modules[id];
+        throw error;
+      }
+      return own.exports;
+    };
+  }
+
+  function placeOf(folder, path) {
+    const parts = path.split("/"), isRelative = parts[0] === "." || parts[0] === "..";
+    const names = isRelative ? [...folder] : [];
+    for (const part of parts) {
+      if (part === "..") names.pop();
+      else if (part !== "." && part !== "") names.push(part);
+    }
+    return names;
+  }
+
   global.millstream_load = function (kind, number, source) {
-    if (kind === "map") maps[number] = compile(source);
+    if (kind === "lib") {
+      lib = parse(source);
+      define(global, "require", { value: requireFrom([]) });
+    } else if (kind === "map") maps[number] = compile(source);
     else reduces[number] = compile(source);
   };
 

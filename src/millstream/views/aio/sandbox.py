@@ -34,11 +34,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 import msgspec
 
 from millstream.errors import UnavailableError, UsageError
+from millstream.views.core.reduce import reduce_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from millstream.views.core.design import DesignDocument
+    from millstream.views.core.design import Functions
+    from millstream.views.core.reductions import ReduceCall, ReduceResult
 
 __all__ = [
     "BATCH_BYTES_MAX",
@@ -92,7 +94,9 @@ class _Failure(msgspec.Struct):
 
 _Rows = list[tuple[int, msgspec.Raw, msgspec.Raw]]
 _MAP_REPLY: Final = msgspec.json.Decoder(tuple[list[_Rows], list[tuple[int, int, str]]])
-_REDUCE_REPLY: Final = msgspec.json.Decoder(list[list[Any]])
+_REDUCE_REPLY: Final = msgspec.json.Decoder(list[list[msgspec.Raw]])
+_TEXT: Final = msgspec.json.Decoder(str)
+_BOOLEAN: Final = (b"false", b"true")
 _FAILURE: Final = msgspec.json.Decoder(_Failure)
 _LATE: Final = _Failure("time", "no answer within the time limit")
 _DIED: Final = _Failure("died", "the process of the view functions ended")
@@ -104,19 +108,19 @@ class Sandbox:
     """The child process of one design document; started when first used.
 
     Args:
-        design: a checked design document in JavaScript.
+        functions: of a checked design document in JavaScript.
         time_limit_s: processor seconds of one call.
         memory_bytes: of the JavaScript engine.
     """
 
     def __init__(
         self,
-        design: DesignDocument,
+        functions: Functions,
         *,
         time_limit_s: float = TIME_LIMIT_S,
         memory_bytes: int = MEMORY_BYTES_MAX,
     ) -> None:
-        self._design = design
+        self._functions = functions
         self._time_limit_s = time_limit_s
         self._memory_bytes = memory_bytes
         self._child: subprocess.Popen[bytes] | None = None
@@ -164,23 +168,49 @@ class Sandbox:
             mapped += self._map_batch(documents[first:])
         return mapped
 
-    def reduce(self, view: int, calls: Sequence[tuple[Any, Any, bool]]) -> list[Any]:
-        """Call the view's own reduce function once per (keys, values, rereduce).
+    def reduce(self, number: int, calls: Sequence[tuple[Any, Any, bool]]) -> list[Any]:
+        """Call an own reduce function once per (keys, values, rereduce).
 
         Returns:
             One JSON value per call; `{"error": "reduce_error", "reason"}` where it failed.
         """
-        body = _VIEW_HEAD.pack(view) + msgspec.json.encode(calls)
-        answer = self._call(b"R", body)
+        encode, decode = msgspec.json.encode, msgspec.json.decode
+        texts = [(encode(keys), encode(values), bool(again)) for keys, values, again in calls]
+        return [
+            decode(result) if isinstance(result, bytes) else result
+            for result in self.reduce_texts(number, texts)
+        ]
+
+    def reduce_texts(self, number: int, calls: Sequence[ReduceCall]) -> list[ReduceResult]:
+        """Call an own reduce function once per (keys, values, rereduce) given as JSON texts.
+
+        One call of the child per BATCH_BYTES_MAX of texts.
+        """
+        results: list[ReduceResult] = []
+        first, size = 0, 0
+        for at, (keys, values, _) in enumerate(calls):
+            size += len(keys) + len(values)
+            if at > first and size > BATCH_BYTES_MAX:
+                results += self._reduce_batch(number, calls[first:at])
+                first, size = at, len(keys) + len(values)
+        if first < len(calls):
+            results += self._reduce_batch(number, calls[first:])
+        return results
+
+    def _reduce_batch(self, number: int, calls: Sequence[ReduceCall]) -> list[ReduceResult]:
+        body = b",".join([b"[%b,%b,%b]" % (*call[:2], _BOOLEAN[call[2]]) for call in calls])
+        answer = self._call(b"R", _VIEW_HEAD.pack(number) + b"[%b]" % body)
         if isinstance(answer, bytes):
             values = _reduced(answer, len(calls))
             if values is not None:
                 return values
             answer = self._spoiled()
         if len(calls) == 1:
-            return [_reduce_error(answer.message)]
+            return [reduce_error(answer.message)]
         middle = len(calls) // 2
-        return self.reduce(view, calls[:middle]) + self.reduce(view, calls[middle:])
+        return self._reduce_batch(number, calls[:middle]) + self._reduce_batch(
+            number, calls[middle:]
+        )
 
     def close(self) -> None:
         """End the child; the next call starts a new one."""
@@ -244,19 +274,19 @@ class Sandbox:
             self.close()
             if answer.kind == "compile":
                 raise UsageError(
-                    f"design document {self._design.name!r} does not compile: {answer.message}",
+                    f"design document {self._functions.name!r} does not compile: {answer.message}",
                     code="compilation_error",
                 )
             raise UnavailableError(f"the process of the view functions failed: {answer.message}")
 
     def _load_order(self) -> bytes:
-        views = list(enumerate(self._design.views))
-        own = [(at, view.reduce) for at, view in views if view.has_own_reduce]
+        _, _, maps, reduces, lib = self._functions
         return msgspec.json.encode(
             {
                 "runner": _text_of("runner.js"),
-                "maps": [(at, view.map.rstrip("; \n\t")) for at, view in views],
-                "reduces": [(at, reduce.rstrip("; \n\t")) for at, reduce in own],
+                "lib": lib,
+                "maps": [(at, source.rstrip("; \n\t")) for at, source in enumerate(maps)],
+                "reduces": [(at, source.rstrip("; \n\t")) for at, source in reduces],
                 "seconds": self._time_limit_s,
                 "bytes": self._memory_bytes,
             }
@@ -300,19 +330,18 @@ def _mapped(reply: bytes, count: int) -> list[Mapped] | None:
     return [Mapped(rows, by_document.get(at, ())) for at, rows in enumerate(all_rows)]
 
 
-def _reduced(reply: bytes, count: int) -> list[Any] | None:
+def _reduced(reply: bytes, count: int) -> list[ReduceResult] | None:
     """Return the values that a reply gives to `count` calls; None if it does not."""
     try:
         results = _REDUCE_REPLY.decode(reply)
+        if len(results) != count or not all(1 <= len(result) <= 2 for result in results):
+            return None
+        return [
+            bytes(result[0]) if len(result) == 1 else reduce_error(_TEXT.decode(result[1]))
+            for result in results
+        ]
     except _NOT_DECODED:
         return None
-    if len(results) != count or not all(1 <= len(result) <= 2 for result in results):
-        return None
-    return [result[0] if len(result) == 1 else _reduce_error(result[1]) for result in results]
-
-
-def _reduce_error(reason: str) -> dict[str, str]:
-    return {"error": "reduce_error", "reason": reason}
 
 
 def _text_of(name: str) -> str:

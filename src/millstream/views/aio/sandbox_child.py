@@ -4,9 +4,9 @@ Started as `python -I -S -c <this source> <folder of the engine>`, so it imports
 library and the engine only. Requests and replies on standard input and output are
 `kind (1 byte), length (4 bytes, big-endian), body`.
 
-    request  L load      JSON {runner, maps, reduces, seconds, bytes}     reply  O ok | E error
+    request  L load      JSON {runner, lib, maps, reduces, seconds, bytes}  reply  O ok | E error
              M map       count (4 bytes), flat (1 byte), JSON documents   reply  O rows | E error
-             R reduce    view (4 bytes), JSON calls                       reply  O values | E error
+             R reduce    number (4 bytes), JSON calls                     reply  O values | E error
 
 An error body is JSON {"kind", "message", "at"}: kind is compile, time, memory, parse or output,
 `at` the number of the document in work, or -1.
@@ -146,6 +146,8 @@ class _Runner:
             self._calls[name] = self._context.get(f"millstream_{name}")
             self._context.eval(f"delete globalThis.millstream_{name}")
         self._context.set_time_limit(order["seconds"])
+        if order["lib"]:
+            self._calls["load"]("lib", 0, order["lib"])
         for kind, sources in (("map", order["maps"]), ("reduce", order["reduces"])):
             for number, source in sources:
                 self._calls["load"](kind, number, source)

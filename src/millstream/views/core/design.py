@@ -41,9 +41,11 @@ __all__ = [
     "REGISTERED",
     "VIEWS_MAX",
     "DesignDocument",
+    "Functions",
     "Tree",
     "View",
     "design_name",
+    "own_number",
     "parse_design",
 ]
 
@@ -83,6 +85,19 @@ class View:
     def has_own_reduce(self) -> bool:
         """Whether the reduce is a function of the design document's own."""
         return bool(self.reduce) and not self.has_builtin_reduce
+
+
+class Functions(NamedTuple):
+    """What a mapper runs: sources in `language`, `registered:` names in Python.
+
+    `reduces`: the own ones, each under a number; `lib`: as in the design document.
+    """
+
+    name: str
+    language: Literal["javascript", "python"]
+    maps: tuple[str, ...]
+    reduces: tuple[tuple[int, str], ...]
+    lib: str
 
 
 class Tree(NamedTuple):
@@ -134,6 +149,23 @@ class DesignDocument:
         """Return the names of the views that share a tree."""
         return tuple(view.name for view in self.views if view.tree == tree)
 
+    def functions_by_view(self) -> Functions:
+        """Return a map per view, reduces under the number of their view."""
+        own = [(at, view.reduce) for at, view in enumerate(self.views) if view.has_own_reduce]
+        maps = tuple(view.map for view in self.views)
+        return Functions(self.name, self.language, maps, tuple(own), self.lib)
+
+    def functions_by_tree(self) -> Functions:
+        """Return a map per tree, reduces under the number that `own_number` gives."""
+        own = [
+            (own_number(at, number), reduce)
+            for at, tree in enumerate(self.trees)
+            for number, reduce in enumerate(tree.reduces)
+            if not is_builtin(reduce)
+        ]
+        maps = tuple(tree.map for tree in self.trees)
+        return Functions(self.name, self.language, maps, tuple(own), self.lib)
+
     def as_json(self) -> dict[str, Any]:
         """Return the document from which this one can be parsed again."""
         views: dict[str, Any] = {view.name: _view_as_json(view) for view in self.views}
@@ -147,6 +179,11 @@ class DesignDocument:
             **({"options": options} if options else {}),
             **({} if self.autoupdate else {"autoupdate": False}),
         }
+
+
+def own_number(tree: int, number: int) -> int:
+    """Return the number under which `functions_by_tree` has a reduce of a tree."""
+    return tree * (VIEWS_MAX + 1) + number
 
 
 def _view_as_json(view: View) -> dict[str, Any]:

@@ -5,14 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from millstream.errors import UsageError
 from millstream.views.aio.mapping import (
     PythonMapper,
-    document_id,
-    document_text,
     open_mapper,
     reduce_groups,
 )
@@ -53,48 +49,12 @@ def python_design(*names, reduce=""):
     return parse_design({"language": "python", "views": views}, "test")
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "text"),
-    [
-        ("a", b'{"n":1}', b'{"_id":"a","n":1}'),
-        ("a", b" \n{ }", b'{"_id":"a"}'),
-        ('q"', b"{}", b'{"_id":"q\\""}'),
-        ("\\x5c78", b"{}", b'{"_id":"\\\\x"}'),
-        ("a", b'{"b":{"_c":1}}', b'{"_id":"a","b":{"_c":1}}'),
-    ],
-)
-def test_documents(key, value, text):
-    assert document_text(key, value) == text
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("_design/x", b"{}"), ("\\xff00", b"{}"), ("a", b""), ("a", b"[]"), ("a", b"7"),
-        ("a", b"\xff\x00"), ("a", b'{"a":1'), ("a", b'{"a":1}x'), ("a", b'{"_id":"b"}'),
-        ("a", b'{"\\u005fid":"b"}'), ("a", b'{"a":1},{"b":2}'), ("\\xzz", b"{}"),
-        ("a", b'{"a":' * 5000),
-    ],
-)  # fmt: skip
-def test_what_is_no_document(key, value):
-    assert document_text(key, value) is None
-
-
-def test_document_ids():
-    assert document_id("a/b") == "a/b"
-    assert document_id("\\x5c783431") == "\\x41"
-    assert document_id("\\xff") is None
-    assert document_id("_design/x") is None
-
-
-@given(st.text(max_size=5), st.binary(max_size=30))
-def test_no_key_or_value_raises(key, value):
-    document_text(key, value)
-    document_text(key, b'{"' + value + b'":1}')
+def python_mapper(*names, reduce=""):
+    return PythonMapper(python_design(*names, reduce=reduce).functions_by_view())
 
 
 def test_python_maps_see_documents_of_their_own():
-    mapped = PythonMapper(python_design("words", "words", "nothing")).map(
+    mapped = python_mapper("words", "words", "nothing").map(
         [b'{"_id":"a","words":["x"]}', b'{"_id":"b"}', b'{"_id":"c","words":[]}']
     )
     assert mapped[0].rows == [(0, b'"x"', b"1.0"), (1, b'"x"', b"1.0")]
@@ -104,7 +64,7 @@ def test_python_maps_see_documents_of_their_own():
 
 
 def test_keys_are_canonical():
-    (mapped,) = PythonMapper(python_design("keys")).map([b"{}"])
+    (mapped,) = python_mapper("keys").map([b"{}"])
     assert [key for _, key, _ in mapped.rows] == [b"1", b'[2,"x"]', b'{"a":3}', b"1.5", b"null"]
 
 
@@ -118,7 +78,7 @@ def test_both_languages_open():
 
 
 def test_reduces_are_cut_in_parts_and_merged():
-    mapper = PythonMapper(python_design("words", reduce="registered:test.mapping.total"))
+    mapper = python_mapper("words", reduce="registered:test.mapping.total")
     many = list(range(2 * REDUCE_VALUES_MAX + 5))
     groups = [
         ([[n, "id"] for n in many], many),
@@ -130,6 +90,24 @@ def test_reduces_are_cut_in_parts_and_merged():
     assert results[:2] == [sum(many), 3]
     assert results[2] == {"error": "reduce_error", "reason": "ValueError: bad value"}
     assert results[3] == 7
+
+
+def test_own_reduces_take_texts_too():
+    reduce = "registered:test.mapping.total"
+    script = (
+        "(k, v, again) => { if (v[0] === 'bad') throw 'bad value'; return [k, again, sum(v)]; }"
+    )
+    javascript = open_mapper(
+        parse_design({"views": {"a": {"map": "d => 1", "reduce": script}}}, "x")
+    )
+    calls = [(b'[["k","id"]]', b"[1,2]", False), (b"null", b'["bad"]', True)]
+    for mapper, good, reason in (
+        (python_mapper("words", reduce=reduce), b"3", "ValueError: bad value"),
+        (javascript, b'[[["k","id"]],false,3]', "bad value"),
+    ):
+        found = mapper.reduce_texts(0, calls)
+        mapper.close()
+        assert found == [good, {"error": "reduce_error", "reason": reason}]
 
 
 def test_a_reduce_that_does_not_shrink_is_an_error_value():

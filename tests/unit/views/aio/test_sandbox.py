@@ -14,10 +14,12 @@ from millstream.views.aio.sandbox import Sandbox
 from millstream.views.core.design import parse_design
 
 
-def sandbox_of(*maps, reduce="", time_limit_s=5.0, memory_bytes=64 * 1024 * 1024):
+def sandbox_of(*maps, reduce="", lib=None, time_limit_s=5.0, memory_bytes=64 * 1024 * 1024):
     views = {f"v{at}": {"map": source, "reduce": reduce} for at, source in enumerate(maps)}
+    if lib:
+        views["lib"] = lib
     return Sandbox(
-        parse_design({"views": views}, "test"),
+        parse_design({"views": views}, "test").functions_by_view(),
         time_limit_s=time_limit_s,
         memory_bytes=memory_bytes,
     )
@@ -176,6 +178,55 @@ def test_a_reduce_without_end_costs_its_own_group():
     assert [result if isinstance(result, int) else "lost" for result in results] == [
         1, 1, 1, "lost", 1,
     ]  # fmt: skip
+
+
+LIB = {
+    "twice": "exports.of = function (n) { return 2 * n; }; // a comment at the end",
+    "deep": {"inner": "module.exports = function (n) { return require('../twice').of(n) + 1; };"},
+    "same": "exports.of = require('views/lib/deep/./inner');",
+    "round": {"a": "exports.a = 1; exports.b = require('./b');",
+              "b": "exports.seen = require('./a').a;"},
+    "throws": "exports.x = 1; throw new Error('in the module');",
+    "wrong": "function (",
+    "loops": "for (;;);",
+}  # fmt: skip
+
+
+def test_maps_require_modules_of_the_design_document():
+    source = """function (d) {
+        const same = require("views/lib/same"), round = require("views/lib/round/a");
+        emit(same.of(d.n), [require("views/lib/twice") === require("views/lib/twice"), round]);
+    }"""
+    with sandbox_of(source, lib=LIB) as js:
+        mapped = js.map(texts({"n": 1}, {"n": 2}))
+    round_ = {"a": 1, "b": {"seen": 1}}
+    assert [rows(m) for m in mapped] == [[(0, 3, [True, round_])], [(0, 5, [True, round_])]]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("views/lib/none", "no module views/lib/none"), ("views/lib/deep", "no module"),
+        ("twice", "no module"), ("views/lib/toString", "no module"), ("views/lib", "no module"),
+        ("../../etc/passwd", "no module"), ("views/lib/throws", "in the module"),
+        ("views/lib/wrong", "SyntaxError"), ("views/lib/twice/length", "no module"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_required_costs_the_rows_of_its_view(path, message):
+    bad = f"d => {{ emit(0); if (d.n) require({json.dumps(path)}); }}"
+    with sandbox_of(bad, "d => emit(d.n)", lib=LIB) as js:
+        good, lost, again = js.map(texts({}, {"n": 1}, {"n": 2}))
+    assert rows(good) == [(0, 0, None), (1, None, None)]
+    for document, n in ((lost, 1), (again, 2)):
+        assert rows(document) == [(1, n, None)]
+        assert message in document.errors[0].message
+
+
+def test_a_module_without_end_costs_those_who_require_it():
+    source = "d => { if (d.n === 2) require('views/lib/loops'); emit(d.n); }"
+    with sandbox_of(source, lib=LIB, time_limit_s=0.3) as js:
+        mapped = js.map(texts(*({"n": n} for n in range(4))))
+    assert [len(document.rows) for document in mapped] == [1, 1, 0, 1]
 
 
 POISON = [

@@ -1,0 +1,165 @@
+r"""Documents as map functions see them: JSON text with `_id` and `_rev`.
+
+    {"_id": id, "_rev": revision, members of the value...}
+    {"_id": id, "_rev": revision, "_attachments": {"value": {..., "stub": true}}}
+
+The second form is that of a value that is no JSON object, or has a top-level member whose name
+begins with `_`: over HTTP it is a document with one attachment.
+
+Invariants:
+1. No key or value that a client can write raises.
+2. Keys that are no UTF-8, or begin with `_`, are no documents; design documents are where asked
+   for. Deletions have no text.
+3. A text is one JSON object, valid as UTF-8, with the members of the value as they were written.
+
+Elsewhere: revisions (`model.revision`), frames (`wire.frames`).
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from hashlib import md5
+from struct import Struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from millstream.model.partitions import key_from_text
+from millstream.model.revision import Revisions
+from millstream.wire.mcbp import HEADER_BYTES, Opcode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Documents", "Seen", "document_id", "document_text"]
+
+_FIELDS: Final = Struct(">xBHBxHI12xQQ")
+_MUTATION: Final = int(Opcode.DCP_MUTATION)
+_DESIGN: Final = b"_design/"
+_SPACE: Final = b" \t\r\n"
+_ATTACHED: Final = (
+    b'"_attachments":{"value":{"content_type":"application/octet-stream","revpos":%d,'
+    b'"digest":"md5-%b","length":%d,"stub":true}}}'
+)
+
+
+class _Anything(msgspec.Struct):
+    """Decoding into it checks that a text is one JSON object, and keeps nothing."""
+
+
+_check: Final = msgspec.json.Decoder(_Anything).decode
+_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_encode: Final = msgspec.json.encode
+_NO_DOCUMENT: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+
+
+class Seen(NamedTuple):
+    """A changed document; `text` is None where it was deleted or emits nothing."""
+
+    partition: int
+    doc_id: bytes
+    text: bytes | None
+
+
+class Documents:
+    """Makes texts of the changes of one bucket.
+
+    Args:
+        bucket_uuid: of the bucket.
+        include_design: whether design documents are seen.
+        local_seq: whether documents have `_local_seq`, the seqno of the change.
+    """
+
+    def __init__(
+        self, bucket_uuid: str, *, include_design: bool = False, local_seq: bool = False
+    ) -> None:
+        self._revision_of = Revisions(bucket_uuid).of
+        self._include_design = include_design
+        self._local_seq = local_seq
+
+    def of(self, frames: Iterable[bytes], lineages: Iterable[bytes]) -> list[Seen]:
+        """Return the documents of changes, in order; keys that are none are left out. Hot path.
+
+        Args:
+            frames: whole frames of changes.
+            lineages: that of each.
+        """
+        unpack, revision_of, seen = _FIELDS.unpack_from, self._revision_of, []
+        for frame, lineage in zip(frames, lineages, strict=True):
+            opcode, key_bytes, extras_bytes, partition, body, seqno, generation = unpack(frame)
+            at = HEADER_BYTES + extras_bytes
+            key = frame[at : at + key_bytes]
+            quoted = self._quoted(key)
+            if quoted is None:
+                continue
+            text = None
+            if opcode == _MUTATION:
+                value = frame[at + key_bytes : HEADER_BYTES + body]
+                rev = revision_of(key, lineage, generation).encode()
+                rest = _rest_of(value)
+                if rest is None:
+                    digest = b64encode(md5(value, usedforsecurity=False).digest())
+                    rest = _ATTACHED % (generation, digest, len(value))
+                if self._local_seq:
+                    rest = b'"_local_seq":%d%b%b' % (seqno, _separator(rest), rest)
+                text = b'{"_id":%b,"_rev":"%b"%b%b' % (quoted, rev, _separator(rest), rest)
+            seen.append(Seen(partition, key, text))
+        return seen
+
+    def _quoted(self, key: bytes) -> bytes | None:
+        """Return the id as JSON, None where a key is none."""
+        if key[:1] == b"_" and not (self._include_design and key.startswith(_DESIGN)):
+            return None
+        try:
+            return _encode(key.decode())
+        except UnicodeDecodeError:
+            return None
+
+
+def _separator(rest: bytes) -> bytes:
+    return b"" if rest[:1] == b"}" else b","
+
+
+def _rest_of(value: bytes) -> bytes | None:
+    """Return a JSON object's text behind its opening brace, None if it is no document."""
+    try:
+        _check(value)
+        if not value.isascii():
+            value.decode()
+        # A member's name may be written with escapes, so these two decide who is looked at.
+        if (b'"_' in value or b"\\u005" in value) and any(
+            name.startswith("_") for name in _members(value)
+        ):
+            return None
+    except _NO_DOCUMENT:
+        return None
+    rest = value.lstrip(_SPACE)[1:]
+    return rest.lstrip(_SPACE) if rest[:1].isspace() else rest
+
+
+def document_id(key: str) -> str | None:
+    r"""Return the document id of a key in its text form, None where the key is none.
+
+    Keys that are not UTF-8, or begin with `_`, are no document ids.
+    """
+    if key.startswith("\\x"):
+        try:
+            key = key_from_text(key).decode()
+        except ValueError:
+            return None
+    return None if key.startswith("_") else key
+
+
+def document_text(key: str, value: bytes) -> bytes | None:
+    r"""Return a kv value as document text with `_id` alone, None where it is no JSON document.
+
+    For who has keys and values without lineages (Spark).
+
+    Args:
+        key: text form of the key (`\x` + hex where it is not UTF-8 or begins with `\x`).
+        value: as stored. A document is a JSON object without a top-level member whose name
+            begins with `_`.
+    """
+    doc_id = document_id(key)
+    rest = None if doc_id is None else _rest_of(value)
+    return None if rest is None else b'{"_id":%b%b%b' % (_encode(doc_id), _separator(rest), rest)
