@@ -1,0 +1,38 @@
+"""Random schedules over the real index: the rules of its commits hold, and each is needed."""
+
+import pytest
+
+from index_plants import PLANTS
+from index_world import World, Wrong
+
+SCHEDULES = 300
+SCHEDULES_PER_PLANT_MAX = 3000
+FIRST_SEEDS = {
+    "a_lost_lease_does_not_matter": 2100,
+    "the_position_of_the_index_is_not_judged": 440,
+    "a_header_that_lacks_a_partition_serves": 200,
+}
+"""Where mistakes that few schedules meet are looked for first; the search goes on from there."""
+
+
+@pytest.mark.parametrize("first", range(0, SCHEDULES, 100))
+def test_an_index_agrees_with_its_sources(first):
+    for seed in range(first, first + 100):
+        world = World(seed)
+        try:
+            world.run()
+        except Wrong as wrong:
+            pytest.fail(f"schedule {seed}: {wrong}\n" + "\n".join(world.trace[-30:]))
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_schedules_find_a_planted_mistake(name, monkeypatch):
+    PLANTS[name](monkeypatch)
+    first = FIRST_SEEDS.get(name, 0)
+    with pytest.raises(Wrong):
+        run_all(range(first, first + SCHEDULES_PER_PLANT_MAX))
+
+
+def run_all(seeds):
+    for seed in seeds:
+        World(seed).run()
