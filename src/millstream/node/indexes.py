@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
@@ -27,6 +28,7 @@ import msgspec
 from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
 from millstream.kv.aio.engine import BucketEngine
 from millstream.model.partitions import PartitionState
+from millstream.node.included_documents import WithDocuments
 from millstream.node.index_child import IndexOrder
 from millstream.node.index_process import IndexProcess
 from millstream.runtime.tasks import Tasks
@@ -155,7 +157,7 @@ class Indexes:
 
     async def query(
         self, bucket: str, design: str, view: str, options: Mapping[str, object]
-    ) -> StreamedAnswer:
+    ) -> StreamedAnswer | WithDocuments:
         """Ask a view."""
         known, link = await self._there(bucket, design)
         views = known.designs[design].get("views")
@@ -163,7 +165,12 @@ class Indexes:
             raise UsageError(
                 f"design document {design!r} has no view {view!r}", code="missing_named_view"
             )
-        return await link.call("query", uuid=known.uuid, design=design, view=view, options=options)
+        found = await link.call(
+            "query", uuid=known.uuid, design=design, view=view, options=options
+        )
+        if options.get("include_docs") is not True:
+            return found
+        return WithDocuments(found, self._find(bucket).bucket, time.time_ns)
 
     async def info(self, bucket: str, design: str) -> dict[str, Any]:
         """Return what `_info` shows as `view_index`."""
