@@ -10,12 +10,17 @@ from typing import NamedTuple
 
 import msgspec
 
+from millstream.trees.core.nodes import NodeCache
+from millstream.trees.core.reader import TreeReader
+from millstream.trees.core.writer import TreeWriter
 from millstream.views.core.collation import encode_key
 from millstream.views.core.executor import View
 from millstream.views.core.query import MapRow, query_map
+from millstream.views.core.reductions import ViewReducer
 from millstream.views.core.rows import pairs_of, row_key, row_value
 
 __all__ = [
+    "TREE_REDUCER",
     "Emit",
     "ListReader",
     "SumAndCount",
@@ -36,12 +41,12 @@ class Emit(NamedTuple):
     value: object
 
 
-def kept_rows(emits):
+def kept_rows(emits, padding=b""):
     """Return the rows of a tree: sorted (row key, partition, row value)."""
     rows = {}
     for emit in emits:
         key = row_key(encode_key(emit.key), emit.doc_id.encode())
-        pair = (msgspec.json.encode(emit.key), msgspec.json.encode(emit.value))
+        pair = (msgspec.json.encode(emit.key), msgspec.json.encode(emit.value) + padding)
         rows.setdefault(key, (emit.partition, []))[1].append(pair)
     return [(key, partition, row_value(pairs)) for key, (partition, pairs) in sorted(rows.items())]
 
@@ -112,6 +117,24 @@ def view_of(emits, **options):
     """A view of these emits."""
     reader = ListReader(kept_rows(emits), **options)
     return View(reader, encode_key, lambda partial: msgspec.json.decode(partial)[1])
+
+
+class _Nodes(dict):
+    def read(self, number):
+        return self[number]
+
+
+TREE_REDUCER = ViewReducer(("_count", "_sum"))
+
+
+def tree_view_of(emits):
+    """The same over a real tree; space in the values leaves room for few in a leaf."""
+    nodes, reducer = _Nodes(), TREE_REDUCER
+    writer = TreeWriter(nodes, 1, sink=nodes.update)
+    root = writer.load(iter(kept_rows(emits, b" " * 1000)), reducer)
+    nodes.update(writer.written)
+    reader = TreeReader(nodes, root, NodeCache(), reducer)
+    return View(reader, encode_key, lambda partial: int(reducer.finalize(0, partial)))
 
 
 def map_rows(emits, wanted=None):

@@ -24,7 +24,7 @@ from millstream.views.core.executor import View, find_groups, find_rows, wanted_
 from millstream.views.core.partial_answers import group_part, row_part
 from millstream.views.core.query import Query, query_options
 from millstream.views.core.reached import vector_to_text
-from millstream.views.core.rendering import render_groups, render_rows
+from millstream.views.core.rendering import in_chunks, render_groups, render_rows
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -138,7 +138,7 @@ async def answer(
         header = snapshot.header
         query.check(view.reduce >= 0, view.encode)
         wanted = wanted_partitions(header.bitmap("active"), header.void, asked)
-        chunks = _chunks(snapshot, view, query, wanted, form)
+        chunks = in_chunks(_pieces(snapshot, view, query, wanted, form))
         root = header.trees[view.tree]
         is_reduced = query.is_reduced(view.reduce >= 0)
         is_long = (root is not None and bool(root.partitions & ~wanted)) or (
@@ -153,16 +153,16 @@ async def answer(
     if second is None:
         snapshot.close()
         return Answered(head, () if first is None else (first,))
+    assert first is not None, "an answer has a first chunk"
     return Answered(head, _streamed(snapshot, (first, second), chunks, is_long))
 
 
 async def _streamed(
-    snapshot: Snapshot, begun: tuple[bytes | None, ...], chunks: Iterator[bytes], is_long: bool
+    snapshot: Snapshot, begun: tuple[bytes, ...], chunks: Iterator[bytes], is_long: bool
 ) -> AsyncIterator[bytes]:
     try:
         for chunk in begun:
-            if chunk is not None:
-                yield chunk
+            yield chunk
         while (following := await _next(chunks, is_long)) is not None:
             yield following
             await asyncio.sleep(0)
@@ -176,10 +176,10 @@ async def _next(chunks: Iterator[bytes], is_long: bool) -> bytes | None:
     return next(chunks, None)
 
 
-def _chunks(
+def _pieces(
     snapshot: Snapshot, asked: AskedView, query: Query, wanted: int, form: Form
 ) -> Iterator[bytes]:
-    """Yield the answer; reads nothing before the first chunk is taken."""
+    """Yield the answer; reads nothing before the first piece is taken."""
     is_reduced = query.is_reduced(asked.reduce >= 0)
     reducer = asked.reducer.only(asked.reduce if is_reduced else asked.emits)
     view = View(

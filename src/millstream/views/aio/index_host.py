@@ -3,8 +3,8 @@
 Invariants:
 1. A bucket is known by its uuid: one made again under an old name has nothing of the old one.
 
-Elsewhere: the socket (`index_server`), the process (`node.index_child`), how a query is answered
-(`millstream.views.aio.answering`).
+Elsewhere: the socket (`index_server`), the process (`node.index_child`), how a query is answered,
+by one node (`millstream.views.aio.answering`) and by several (`millstream.views.aio.gathering`).
 """
 
 from __future__ import annotations

@@ -67,10 +67,12 @@ class IndexSnapshot:
         self.is_expired = False
         self._store, self._commits = store, commits
 
-    def tree(self, number: int) -> TreeReader:
-        """Return the reader of one tree."""
+    def tree(self, number: int, reducer: Reducer | None = None) -> TreeReader:
+        """Return the reader of one tree; a query may give a reducer that does less."""
         commits = self._commits
-        return TreeReader(self, self.header.trees[number], commits.cache, commits.reducers[number])
+        if reducer is None:
+            reducer = commits.reducers[number]
+        return TreeReader(self, self.header.trees[number], commits.cache, reducer)
 
     @property
     def back(self) -> TreeReader:

@@ -27,6 +27,7 @@ __all__ = [
     "groups_json",
     "head_text",
     "ids_json",
+    "in_chunks",
     "render_groups",
     "render_rows",
     "rendered",
@@ -66,21 +67,29 @@ def tail_text(errors: Sequence[Any] = ()) -> bytes:
 
 
 def rendered(head: bytes, pieces: Iterable[bytes], tail: bytes) -> Iterator[bytes]:
-    """Yield an answer in chunks of at least `ANSWER_CHUNK_BYTES_MIN`, but for the last one."""
-    chunk = [head]
-    size = len(head)
+    """Yield an answer of a head, pieces with a separator between two, and a tail."""
+    yield head
     is_first = True
     for piece in pieces:
         if not is_first:
-            chunk.append(SEPARATOR)
+            yield SEPARATOR
         is_first = False
+        yield piece
+    yield tail
+
+
+def in_chunks(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Join pieces into chunks of at least `ANSWER_CHUNK_BYTES_MIN`, but for the last one."""
+    chunk: list[bytes] = []
+    size = 0
+    for piece in pieces:
         chunk.append(piece)
         size += len(piece)
         if size >= ANSWER_CHUNK_BYTES_MIN:
             yield b"".join(chunk)
             chunk, size = [], 0
-    chunk.append(tail)
-    yield b"".join(chunk)
+    if chunk:
+        yield b"".join(chunk)
 
 
 def render_rows(found: FoundRows, update_seq: str | None = None) -> Iterator[bytes]:

@@ -9,10 +9,15 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
+from memory_index_store import MemoryIndexStore
 from millstream.errors import RoutingError, UnavailableError, UsageError
-from millstream.model.position import Position
+from millstream.model.position import FailoverEntry, Position
 from millstream.views.aio.answering import AskedView, answer
 from millstream.views.core.collation import encode_key
+from millstream.views.core.commits import SNAPSHOT_MS_MAX
+from millstream.views.core.header import DocumentRows, Judged, PartRead
+from millstream.views.core.index import Index, IndexShape
+from millstream.views.core.kept_roots import KeptBounds
 from millstream.views.core.partial_answers import Counts, End, Groups, PartCutter, Rows
 from millstream.views.core.query import Query, parse_query
 from millstream.views.core.reached import Wanted, vector_from_json
@@ -207,3 +212,81 @@ async def test_the_etag_changes_with_rows_and_query():
     others = [await etag(moved), await etag(query=Query(limit=1)), await etag(asked=0b0011),
               await etag(Header(signature="t"))]  # fmt: skip
     assert len({first, *others}) == 5
+
+
+# ---- over a real index that changes meanwhile
+
+LOG = (FailoverEntry(1, 0, 1),)
+ROWS = 120
+
+
+def closed(seqno):
+    return Position(1, seqno, seqno, seqno)
+
+
+class ChangingIndex:
+    """An index of one view, published anew again and again; every version is recognisable."""
+
+    def __init__(self):
+        shape = IndexShape("s", "c", (REDUCER,), (("_count", "_sum"),))
+        self.index = Index(MemoryIndexStore(), shape, 0, KeptBounds(2, 2))
+        self.index.set_states([0, 1, 2], [3], 0)
+        self.fence = self.index.take_over("test", 0)
+        self.seqno = 0
+        self.publish(0)
+
+    def publish(self, now_ms):
+        self.seqno += 1
+        parts = {p: self._part(p) for p in range(4)}
+        judged = {p: Judged(LOG, 10_000) for p in range(4)}
+        assert self.index.publish(self.fence, parts, judged, now_ms).left_out == {}
+
+    def _part(self, partition):
+        value = b"%d" % self.seqno + b" " * 1500
+        documents = [
+            DocumentRows(partition, b"%04d" % n, ((0, encode_key(n), b"%d" % n, value),))
+            for n in range(partition, ROWS, 4)
+        ]
+        begin = closed(self.seqno - 1) if self.seqno > 1 else Position()
+        return PartRead(begin, closed(self.seqno), LOG, 0, documents)
+
+
+async def test_a_long_answer_is_of_one_commit_whatever_is_committed_meanwhile():
+    changing = ChangingIndex()
+    answered = await answer(changing.index.snapshot(0), PLAIN, Query(update_seq=True))
+    text = b""
+    assert not isinstance(answered.chunks, tuple)
+    async for chunk in answered.chunks:
+        text += chunk
+        for _ in range(4):
+            changing.publish(1)
+    found = msgspec.json.decode(text)
+    assert [row["key"] for row in found["rows"]] == [n for n in range(ROWS) if n % 4 < 3]
+    assert {row["value"] for row in found["rows"]} == {1}
+    assert vector_from_json(found["update_seq"])[0] == Wanted(closed(1))
+    assert changing.seqno > 10
+    assert changing.index.snapshots_open == 0
+    later = await bytes_of(await answer(changing.index.snapshot(1), PLAIN, Query(limit=1)))
+    assert msgspec.json.decode(later)["rows"][0]["value"] == changing.seqno
+
+
+async def test_an_answer_that_takes_longer_than_its_rows_are_kept_breaks_off_with_an_error():
+    changing = ChangingIndex()
+    answered = await answer(changing.index.snapshot(0), PLAIN, Query())
+    changing.publish(SNAPSHOT_MS_MAX + 1)
+    changing.index._commits.cache.clear()  # what is in memory stays good
+    with pytest.raises(UnavailableError) as caught:
+        await bytes_of(answered)
+    assert caught.value.code == "snapshot_expired"
+    assert changing.index.snapshots_open == 0
+
+
+async def test_groups_of_a_real_index_leave_out_passive_partitions():
+    changing = ChangingIndex()
+    answered = await answer(changing.index.snapshot(0), SUMMED, Query())
+    assert msgspec.json.decode(await bytes_of(answered)) == {
+        "rows": [{"key": None, "value": ROWS * 3 // 4}]
+    }
+    with pytest.raises(RoutingError):
+        await answer(changing.index.snapshot(0), SUMMED, Query(), asked=0b1000)
+    assert changing.index.snapshots_open == 0

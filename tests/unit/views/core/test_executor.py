@@ -18,7 +18,15 @@ from millstream.views.core.executor import (
 )
 from millstream.views.core.query import Query, parse_query
 from millstream.views.core.rows import pairs_of, split_row_key
-from view_rows import Emit, SumAndCount, answer_of, groups_of, view_of
+from view_rows import (
+    TREE_REDUCER,
+    Emit,
+    SumAndCount,
+    answer_of,
+    groups_of,
+    tree_view_of,
+    view_of,
+)
 
 EMITS = [
     Emit(doc_id, number % 3, key, number)
@@ -193,6 +201,57 @@ def test_random_queries_against_the_slow_answers(emits, options, wanted, leaf_si
         assert groups_found(view, query, wanted) == groups_of(emits, query, wanted)
     else:
         assert rows_found(view, query, wanted) == answer_of(emits, query, wanted)
+
+
+@given(emits_strategy, options_strategy, st.none() | st.integers(0, 15))
+def test_random_queries_over_a_tree(emits, options, wanted):
+    query = parse_query(options)
+    try:
+        query.check(has_reduce=True)
+    except UsageError:
+        return
+    view = tree_view_of(emits)
+    if query.is_reduced(has_reduce=True):
+        found = [
+            (
+                msgspec.json.decode(group.key_json),
+                [TREE_REDUCER.finalize(number, group.partial) for number in (1, 0)],
+            )
+            for piece in find_groups(view, query, wanted)
+            for group in piece
+        ]
+        assert found == groups_of(emits, query, wanted)
+    else:
+        assert rows_found(view, query, wanted) == answer_of(emits, query, wanted)
+
+
+def test_only_what_is_needed_is_read_of_a_tree():
+    emits = [Emit(f"{n:06}", n % 8, n, 1) for n in range(2000)]
+    view = tree_view_of(emits)
+    read = []
+    nodes = view.reader._nodes
+    nodes._cache = None
+    source, nodes._source = nodes._source, nodes
+
+    def counted(number):
+        read.append(number)
+        return source.read(number)
+
+    nodes._source = type("Source", (), {"read": staticmethod(counted)})()
+
+    def reads(query):
+        read.clear()
+        if query.is_reduced(has_reduce=True):
+            list(find_groups(view, query, None))
+        else:
+            list(find_rows(view, query, None).pieces)
+        return len(read)
+
+    assert reads(Query()) == 0
+    assert reads(Query(startkey=10, endkey=1900)) <= 8
+    assert reads(Query(reduce=False, skip=1500, limit=1)) <= 4
+    assert reads(Query(reduce=False, startkey=1000, skip=500, limit=1, descending=True)) <= 16
+    assert reads(Query(reduce=False, key=77)) <= 8
 
 
 @given(emits_strategy, st.integers(0, 3) | st.none())

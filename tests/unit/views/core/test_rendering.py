@@ -14,6 +14,7 @@ from millstream.views.core.rendering import (
     ANSWER_CHUNK_BYTES_MIN,
     head_text,
     ids_json,
+    in_chunks,
     render_groups,
     render_rows,
     rendered,
@@ -64,7 +65,7 @@ def test_a_long_answer_comes_in_chunks_and_is_made_as_they_are_taken():
             taken.append(number)
             yield b"%d" % number * (ANSWER_CHUNK_BYTES_MIN // 2)
 
-    chunks = rendered(b"[", pieces(), b"]")
+    chunks = in_chunks(rendered(b"[", pieces(), b"]"))
     first = next(chunks)
     assert len(taken) == 2
     assert ANSWER_CHUNK_BYTES_MIN <= len(first) < 2 * ANSWER_CHUNK_BYTES_MIN
