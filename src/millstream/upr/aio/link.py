@@ -122,8 +122,8 @@ class Link:
             pieces = [rest]
         return found
 
-    async def read(self, timeout_s: float = SILENCE_S) -> bytes:
-        """Return what has come, at least a byte.
+    async def read(self, timeout_s: float = SILENCE_S, bytes_max: int = _READ_BYTES) -> bytes:
+        """Return what has come, at least a byte, at most `bytes_max`.
 
         Raises:
             UnavailableError: `timeout`, `connection_closed`.
@@ -132,7 +132,7 @@ class Link:
             raise self._broken(ConnectionResetError("it was closed"))
         try:
             async with asyncio.timeout(timeout_s):
-                data = await self._reader.read(_READ_BYTES)
+                data = await self._reader.read(bytes_max)
             if not data:
                 raise ConnectionResetError("closed by the peer")
         except OSError as error:

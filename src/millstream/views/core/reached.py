@@ -88,7 +88,8 @@ def judge(
     uuid, seqno = wanted.position[:2]
     if seqno == 0:
         return "reached"
-    if has_reached(position, seqno):
+    is_there = has_reached(position, seqno)
+    if is_there:
         upper = upper_of(log, uuid, UINT64_MAX)
         if upper is not None and seqno <= upper:
             return "reached"
@@ -101,7 +102,13 @@ def judge(
         purge_seqno=source_purge_seqno,
         ignore_purge=wanted.is_token,
     )
-    return "waiting" if back_to is None else "unreachable"
+    if back_to is not None:
+        return "unreachable"
+    # A branch that began after the index's last commit, and what lies before it in both.
+    is_same = is_there and None is rollback_seqno(
+        position, log=source_log, high_seqno=UINT64_MAX, purge_seqno=source_purge_seqno
+    )
+    return "reached" if is_same else "waiting"
 
 
 def not_reached(

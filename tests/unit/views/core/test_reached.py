@@ -141,3 +141,13 @@ def test_errors_name_what_was_not_reached():
     gone = unreachable(wanted, [3])
     assert gone.code == "seq_unreachable"
     assert "partition 3 at ['00000000000a', 9, 9, 9]" in str(gone)
+
+
+def test_what_lies_before_a_new_branch_is_reached_though_the_index_has_not_heard_of_it():
+    """A restart of the source begins a branch; nothing new may ever come to tell the index."""
+    assert judge(token(0xB, 50), closed(0xA, 50), FIRST) == "waiting"
+    assert judge(token(0xB, 50), closed(0xA, 50), FIRST, FORKED) == "reached"
+    assert judge(token(0xB, 51), closed(0xA, 50), FIRST, FORKED) == "waiting"
+    # An index that is itself to be rolled back has not reached what it seems to have.
+    assert judge(token(0xB, 50), closed(0xA, 60), FIRST, FORKED) == "waiting"
+    assert judge(token(0xB, 50), closed(0xA, 50), FIRST, FORKED, 55) == "waiting"

@@ -1,0 +1,113 @@
+"""The node that an indexer reads: how it is opened, and what it says of its partitions.
+
+Invariants:
+1. A bucket that is another one than the index was made of is an error, never read.
+2. A history that began between two answers shows in the next one: positions judged by what was
+   true before are refused by the stream request.
+
+Elsewhere: connections (`upr.aio.link`), judging (`views.core.header`), streams
+(`views.aio.indexing`).
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from millstream.errors import RemoteProtocolError, StreamError
+from millstream.upr.core.messages import decode_branch_log
+from millstream.views.core.header import Judged
+from millstream.wire.mcbp import Feature, Opcode, Status, request
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from millstream.upr.aio.link import Link
+
+__all__ = ["SourceStanding", "ask_standings", "open_source"]
+
+_POSITIONS: Final = Struct(">HB5x8Q")
+_STREAMED: Final = frozenset({1, 2})
+"""States of copies that can be read: active, replica."""
+
+
+class SourceStanding(NamedTuple):
+    """A copy of a partition that can be read."""
+
+    judged: Judged
+    is_active: bool
+
+    @property
+    def uuid(self) -> int:
+        """Of the newest history."""
+        return self.judged.log[0].uuid
+
+
+class _Config(msgspec.Struct):
+    uuid: str = ""
+
+
+async def open_source(link: Link, bucket: str, bucket_uuid: str) -> None:
+    """Connect and log in.
+
+    Raises:
+        UnavailableError: `unreachable`, `timeout`, `connection_closed`.
+        AccessError: `bad_credentials`, `unknown_bucket`.
+        StreamError: `bucket_recreated`.
+        RemoteProtocolError: `refused`, `bad_map`.
+    """
+    if Feature.MILLSTREAM not in await link.open():
+        message = f"{link.address} is no Millstream node: indexes cannot be built from it"
+        raise RemoteProtocolError(message, code="refused")
+    packet = await link.demand(request(Opcode.GET_CLUSTER_CONFIG), "the partition map")
+    try:
+        found = msgspec.json.decode(packet.value, type=_Config).uuid
+    except msgspec.MsgspecError as error:
+        message = f"{link.address} sent a map that is none: {error}"
+        raise RemoteProtocolError(message, code="bad_map") from error
+    if found != bucket_uuid:
+        raise StreamError(
+            f"bucket {bucket!r} at {link.address} was deleted and created again: the indexes of "
+            "the old one are void and can be removed",
+            code="bucket_recreated",
+        )
+
+
+async def ask_standings(
+    link: Link, partitions: Iterable[int], known: Mapping[int, SourceStanding] | None = None
+) -> dict[int, SourceStanding]:
+    """Return how the copies of partitions are; those that cannot be read are left out.
+
+    Args:
+        link: opened.
+        partitions: which.
+        known: what was found before; a history that is still the newest is not asked for again.
+
+    Raises:
+        UnavailableError: `timeout`, `connection_closed`.
+        AccessError: a right was lost.
+        RemoteProtocolError: an answer that is none.
+    """
+    numbers = sorted(partitions)
+    if not numbers:
+        return {}
+    value = b"".join(number.to_bytes(2, "big") for number in numbers)
+    packet = await link.demand(request(Opcode.POSITIONS, value=value), "positions")
+    if len(packet.value) != len(numbers) * _POSITIONS.size:
+        message = f"{link.address} tells the positions of other partitions than were asked for"
+        raise RemoteProtocolError(message, code="bad_frame")
+    logs = {number: each.judged.log for number, each in (known or {}).items()}
+    rows = [row for row in _POSITIONS.iter_unpack(packet.value) if row[1] in _STREAMED]
+    new = [row[0] for row in rows if row[0] not in logs or logs[row[0]][0].uuid != row[2]]
+    asks = [request(Opcode.BRANCH_LOG, vbucket=number) for number in new]
+    for number, answer in zip(new, await link.ask_all(asks), strict=True):
+        logs.pop(number, None)
+        if answer.status == Status.SUCCESS:
+            logs[number] = decode_branch_log(answer.value)
+    return {
+        number: SourceStanding(Judged(logs[number], high, purge), is_active=state == 1)
+        for number, state, _, _, high, *_, purge in rows
+        if number in logs
+    }

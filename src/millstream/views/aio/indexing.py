@@ -1,0 +1,520 @@
+"""Keeps the indexes of one bucket fresh: what is read for which, commits, and who waits for them.
+
+    indexer = BucketIndexer(spec, link_to, executor)
+    await indexer.start()
+    await indexer.set_partitions(active=range(64))
+    await indexer.add(index, mapper)
+    await indexer.updated(signature, partitions, timeout_s)      # update=true
+    await indexer.reached(signature, wanted, timeout_s)          # at=
+    await indexer.stop()
+
+Indexes near each other share a connection (`views.core.indexer.plan`); each group has a task. A
+group that ends, for whatever reason, leaves its indexes where their headers say; they are planned
+for anew after a pause that grows up to `PAUSE_S_MAX`.
+
+Invariants:
+1. An index is changed by one thread at a time: whoever has its lock; the loop only reads headers.
+2. Mapping, sorting and commits are done in threads; the loop cuts frames, `READ_BYTES_MAX` at a
+   time.
+3. Positions are judged by the source, and rolled back if need be, before anything is read.
+4. All who wait for an index are served by one commit, and told when it never will.
+5. After `stop` nothing is changed any more.
+
+Elsewhere: one group's reading (`views.aio.reading`), the rule of `at` (`views.core.reached`),
+what an index is (`views.core.index`).
+
+Source: docs/design/0013-indexer.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from millstream.errors import (
+    MillstreamError,
+    RoutingError,
+    UnavailableError,
+    UsageError,
+)
+from millstream.model.position import Position
+from millstream.runtime.tasks import Tasks
+from millstream.views.aio.index_source import SourceStanding, ask_standings, open_source
+from millstream.views.aio.reading import GroupReader, IndexerSpec, Regroup
+from millstream.views.aio.served import ServedIndex
+from millstream.views.core.indexer import JOIN_CHANGES_MAX, Member, gap, plan
+from millstream.views.core.reached import Wanted, judge, not_reached, unreachable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+    from concurrent.futures import ThreadPoolExecutor
+
+    from millstream.upr.aio.link import Link
+    from millstream.views.aio.served import ChangeMapper
+    from millstream.views.core.index import Index
+
+__all__ = [
+    "CLEAN_PAUSE_S",
+    "LOOK_S",
+    "PAUSE_S_MAX",
+    "PAUSE_S_MIN",
+    "BucketIndexer",
+    "IndexProgress",
+    "IndexerSpec",
+]
+
+_LOG = logging.getLogger(__name__)
+_FINAL: Final = frozenset({"access_denied", "bad_credentials", "bucket_recreated"})
+"""Codes of errors that whoever waits is told at once. (A node that starts may lack the bucket.)"""
+PAUSE_S_MIN: Final = 0.05
+"""Before indexes are read for again after an error; doubled each time nothing was committed."""
+PAUSE_S_MAX: Final = 5.0
+LOOK_S: Final = 2.0
+"""How often the source is asked how far it is, and which copies it has."""
+CLEAN_PAUSE_S: Final = 0.02
+"""Between two steps of cleaning an index."""
+
+
+class IndexProgress(NamedTuple):
+    """How an index is doing.
+
+    `phase`: `first_build`, `incremental`, `cleanup`, `waiting` (for the source, or an end of a
+    pause; `error` says why) or `asleep` (nobody waits, and it is not kept fresh by itself).
+    `changes_done` and `changes_total` are seqnos of all partitions; `rate` is of the last seconds.
+    """
+
+    signature: str
+    phase: str
+    changes_done: int
+    changes_total: int
+    rate: float
+    error: str
+    waiting: int
+    positions: Mapping[int, Position]
+
+    @property
+    def pending(self) -> int:
+        """Seqnos that the index has not reached."""
+        return max(0, self.changes_total - self.changes_done)
+
+
+class BucketIndexer:
+    """The indexes of one bucket.
+
+    Args:
+        spec: which bucket.
+        link_to: makes a connection to the node that has it, logged in for the bucket.
+        executor: threads that map and commit; shared with other buckets.
+    """
+
+    def __init__(
+        self, spec: IndexerSpec, link_to: Callable[[], Link], executor: ThreadPoolExecutor
+    ) -> None:
+        self._spec = spec
+        self._link_to = link_to
+        self._executor = executor
+        self._indexes: dict[str, ServedIndex] = {}
+        self._groups: dict[str, GroupReader] = {}
+        self._group_count = 0
+        self._active: frozenset[int] = frozenset()
+        self._passive: frozenset[int] = frozenset()
+        self._standings: dict[int, SourceStanding] = {}
+        self._asking = asyncio.Lock()
+        self._asked_count = 0
+        self._link: Link | None = None
+        self._news = asyncio.Event()
+        self._tasks = Tasks()
+        self._cleaning: dict[str, asyncio.Task[None]] = {}
+
+    # -- life
+
+    async def start(self) -> None:
+        """Begin to look after indexes."""
+        self._tasks.start(self._look_after(), name=f"indexes of {self._spec.bucket}")
+        self._tasks.start(self._look_at_source(), name=f"source of {self._spec.bucket}")
+
+    async def stop(self) -> None:
+        """Read nothing more; what is being committed is finished."""
+        for served in self._indexes.values():
+            served.is_stopping = True
+        await self._tasks.stop()
+        for served in self._indexes.values():
+            async with served.lock:
+                served.mapper.close()
+        if self._link is not None:
+            await self._link.close()
+
+    # -- what there is to do
+
+    async def add(self, index: Index, mapper: ChangeMapper, *, is_automatic: bool = True) -> str:
+        """Look after an index; return its signature.
+
+        Args:
+            index: opened; nobody else may change it from now on.
+            mapper: of the same design; closed when the index is removed.
+            is_automatic: keep it fresh though nobody waits.
+        """
+        served = ServedIndex(index, mapper, self._executor, is_automatic=is_automatic)
+        assert served.signature not in self._indexes, "an index is added once"
+        await served.begin(self._active, self._passive)
+        self._indexes[served.signature] = served
+        self._clean(served)
+        self._news.set()
+        return served.signature
+
+    async def remove(self, signature: str) -> None:
+        """Forget an index; its files may be removed afterwards."""
+        served = self._indexes.pop(signature)
+        served.is_stopping = True
+        if (cleaning := self._cleaning.pop(signature, None)) is not None:
+            cleaning.cancel()
+        for group in list(self._groups.values()):
+            if served in group.served:
+                if len(group.served) == 1:
+                    await self._stop_group(group)
+                else:
+                    group.served.remove(served)
+        async with served.lock:
+            served.mapper.close()
+        served.tell()
+        self._news.set()
+
+    async def set_partitions(self, active: Collection[int], passive: Collection[int] = ()) -> None:
+        """Say which partitions are indexed: `active` ones are answered for, `passive` ones not.
+
+        Others that are in an index are cleaned out of it, step by step.
+        """
+        before = self._active | self._passive
+        self._active, self._passive = frozenset(active), frozenset(passive)
+        for served in list(self._indexes.values()):
+            await served.set_states(self._active, self._passive)
+            self._clean(served)
+        if before != self._active | self._passive:
+            for group in list(self._groups.values()):
+                if not group.is_first:  # a first build leaves out what is not wanted any more
+                    await self._stop_group(group)
+        self._news.set()
+
+    # -- waiting
+
+    async def updated(
+        self, signature: str, partitions: Collection[int], timeout_s: float
+    ) -> dict[int, Wanted]:
+        """Wait until an index has all there is now of some partitions; return what that was.
+
+        Raises:
+            UsageError: `missing`: there is no such index.
+            RoutingError: `not_my_partition`: one is not indexed here, or not served.
+            UnavailableError: `timeout`, or the source cannot be reached.
+            ConditionError: `seq_unreachable`: it was lost while it was waited for.
+        """
+        self._served(signature)
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(timeout_s):
+                standings = await self._ask()
+        except TimeoutError:
+            raise not_reached({}, {}, ()) from None
+        absent = [p for p in partitions if p not in standings]
+        if absent:
+            raise RoutingError(
+                f"partition {absent[0]} is not served from here now: ask again with the new map"
+            )
+        wanted = {
+            p: Wanted(
+                Position(standings[p].uuid, *[standings[p].judged.high_seqno] * 3), is_token=True
+            )
+            for p in partitions
+        }
+        await self.reached(signature, wanted, timeout_s - (time.monotonic() - began))
+        return wanted
+
+    async def reached(
+        self, signature: str, wanted: Mapping[int, Wanted], timeout_s: float
+    ) -> None:
+        """Wait until an index has reached a vector.
+
+        Raises:
+            UsageError: `missing`: there is no such index.
+            RoutingError: `not_my_partition`.
+            UnavailableError: `timeout`, naming what was not reached.
+            ConditionError: `seq_unreachable`.
+            AccessError, StreamError: the source will never be read again as it is.
+        """
+        served = self._served(signature)
+        served.waiting += 1
+        has_asked = False
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    changed = served.changed
+                    late, lost = self._judged(served, wanted)
+                    if lost and has_asked:
+                        raise unreachable(wanted, lost)
+                    if not late and not lost:
+                        return
+                    if lost:  # what is known of the source may be older than the write
+                        await self._ask()
+                        has_asked = True
+                        continue
+                    if served.failure is not None:
+                        raise served.failure
+                    self._wake(served)
+                    await changed.wait()
+        except TimeoutError:
+            late, _ = self._judged(served, wanted)
+            raise not_reached(wanted, served.index.newest.positions, late) from None
+        finally:
+            served.waiting -= 1
+            if not served.waiting and not served.is_automatic:
+                self._news.set()
+
+    def _judged(
+        self, served: ServedIndex, wanted: Mapping[int, Wanted]
+    ) -> tuple[list[int], list[int]]:
+        """Return the partitions that are waited for, and those that cannot be reached."""
+        header = served.index.newest
+        late, lost = [], []
+        for partition, each in wanted.items():
+            position = header.positions.get(partition)
+            if position is None:
+                raise RoutingError(f"partition {partition} is not indexed here")
+            standing = self._standings.get(partition)
+            verdict = judge(
+                each,
+                position,
+                header.failover_logs.get(partition, ()),
+                standing.judged.log if standing else None,
+                standing.judged.purge_seqno if standing else 0,
+            )
+            if verdict == "waiting":
+                late.append(partition)
+            elif verdict == "unreachable":
+                lost.append(partition)
+        return late, lost
+
+    def _wake(self, served: ServedIndex) -> None:
+        """Somebody waits: let what was gathered be committed, or reading begin."""
+        if served.group:
+            self._groups[served.group].wake()
+        else:
+            self._news.set()
+
+    def _served(self, signature: str) -> ServedIndex:
+        served = self._indexes.get(signature)
+        if served is None:
+            raise UsageError(f"no index {signature} here", code="missing")
+        return served
+
+    # -- what is seen
+
+    def progress(self) -> list[IndexProgress]:
+        """Return how each index is doing."""
+        highs = {p: each.judged.high_seqno for p, each in self._standings.items()}
+        return [self._progress_of(served, highs) for served in self._indexes.values()]
+
+    def _progress_of(self, served: ServedIndex, highs: Mapping[int, int]) -> IndexProgress:
+        header = served.index.newest
+        group = self._groups.get(served.group)
+        positions = header.positions
+        done = sum(position.seqno for position in positions.values())
+        phase = "incremental"
+        if group is not None and group.is_first:
+            phase, done = "first_build", group.seqnos_read
+        elif header.dirty:
+            phase = "cleanup"
+        elif group is None:
+            phase = "waiting" if served.is_automatic or served.waiting else "asleep"
+        total = sum(max(highs.get(p, 0), positions[p].seqno) for p in positions)
+        return IndexProgress(
+            served.signature, phase, done, total, served.rate(done), served.error, served.waiting,
+            positions,
+        )  # fmt: skip
+
+    # -- groups
+
+    async def _look_after(self) -> None:
+        """Have every index read for that should be, in the right company."""
+        while True:
+            self._news.clear()
+            now = time.monotonic()
+            for is_automatic in (True, False):
+                await self._regroup(is_automatic=is_automatic, now=now)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._next_look_s(now)):
+                    await self._news.wait()
+
+    def _next_look_s(self, now: float) -> float:
+        pauses = [each.retry_at - now for each in self._indexes.values() if not each.group]
+        return max(0.01, min([LOOK_S, *(pause for pause in pauses if pause > 0)]))
+
+    async def _regroup(self, *, is_automatic: bool, now: float) -> None:
+        """Start groups, and join those that have come near each other."""
+        members = [
+            Member(served.signature, served.places, served.group, served.is_new)
+            for served in self._indexes.values()
+            if served.is_automatic == is_automatic
+            and served.places
+            and not (served.group and self._groups[served.group].is_first)
+            and (served.group or (served.retry_at <= now and (is_automatic or served.waiting)))
+        ]
+        for group in plan(members):
+            running = {self._indexes[each].group for each in group.signatures}
+            if len(running) == 1 and running != {""}:
+                self._let_sleep(self._groups[running.pop()])
+                continue
+            for name in running - {""}:
+                await self._stop_group(self._groups[name])
+            self._start_group(group.signatures, is_first=group.is_first)
+
+    def _let_sleep(self, group: GroupReader) -> None:
+        """End a group that nobody waits for and that is not to be kept fresh."""
+        if not any(served.is_automatic or served.waiting for served in group.served):
+            group.end()
+
+    def _start_group(self, signatures: Collection[str], *, is_first: bool) -> None:
+        self._group_count += 1
+        name = f"{self._spec.bucket}/{self._group_count}"
+        served = [self._indexes[each] for each in signatures if each in self._indexes]
+        if not served:
+            return
+        group = GroupReader(
+            name, self._spec, served, self._link_to, self._on_commit, is_first=is_first
+        )
+        self._groups[name] = group
+        for each in served:
+            each.group = name
+        group.task = self._tasks.start(self._run_group(group), name=f"index {name}")
+        group.task.add_done_callback(lambda _: self._forget(group))
+
+    async def _run_group(self, group: GroupReader) -> None:
+        """Read for a group until it ends; then its indexes wait to be planned for."""
+        try:
+            await group.run()
+        except* Regroup:
+            pass
+        except* (MillstreamError, OSError) as failed:
+            group.error = _first_of(failed)
+        except* Exception as failed:  # noqa: BLE001 - one index must not end all others for ever
+            group.error = _first_of(failed)
+            _LOG.error("indexes %s: a mistake", group.name, exc_info=group.error)
+
+    def _forget(self, group: GroupReader) -> None:
+        """A group has ended, maybe before it began."""
+        del self._groups[group.name]
+        for served in group.served:
+            served.group = ""
+            self._note_end(served, group.error)
+        self._news.set()
+
+    def _note_end(self, served: ServedIndex, error: BaseException | None) -> None:
+        served.retry_at = 0.0
+        if error is None:
+            return
+        if str(error) != served.error:
+            _LOG.warning("index %s is not read for: %s", served.signature, error)
+        served.error = str(error)
+        served.pause_s = min(served.pause_s * 2, PAUSE_S_MAX) or PAUSE_S_MIN
+        served.retry_at = time.monotonic() + served.pause_s
+        code = error.code if isinstance(error, MillstreamError) else ""
+        served.failure = error if code in _FINAL else None
+        served.tell()
+
+    async def _stop_group(self, group: GroupReader) -> None:
+        assert group.task is not None
+        group.end()
+        await asyncio.wait([group.task])
+
+    def _on_commit(self, group: GroupReader) -> None:
+        """Something was committed: who waits looks, and groups may have met."""
+        for served in group.served:
+            served.pause_s = 0.0
+            served.tell()
+            self._clean(served)
+        if group.is_first:
+            return
+        here = group.served[0] if group.served else None
+        for other in self._groups.values():
+            if here is None or other is group or other.is_first or not other.served:
+                continue
+            there = other.served[0]
+            is_alike = there.is_automatic == here.is_automatic
+            if is_alike and gap(here.places, there.places) <= JOIN_CHANGES_MAX // 2:
+                self._news.set()
+
+    # -- cleaning
+
+    def _clean(self, served: ServedIndex) -> None:
+        """Have rows that count for nothing taken out, in the background."""
+        running = self._cleaning.get(served.signature)
+        if served.index.newest.dirty and (running is None or running.done()):
+            self._cleaning[served.signature] = self._tasks.start(
+                self._clean_steps(served), name=f"clean {served.signature}"
+            )
+
+    async def _clean_steps(self, served: ServedIndex) -> None:
+        pause_s = CLEAN_PAUSE_S
+        while True:
+            try:
+                if await served.clean_step():
+                    return
+                pause_s = CLEAN_PAUSE_S
+            except MillstreamError as error:
+                _LOG.warning("index %s is not cleaned: %s", served.signature, error)
+                pause_s = min(pause_s * 2, PAUSE_S_MAX)
+            await asyncio.sleep(pause_s)
+
+    # -- the source
+
+    async def _look_at_source(self) -> None:
+        """Keep what is known of the source young: for progress, and where copies come and go."""
+        while True:
+            if self._indexes:
+                with contextlib.suppress(MillstreamError):
+                    before = set(self._standings)
+                    await self._ask()
+                    if before != set(self._standings):
+                        for group in self._groups.values():
+                            if not group.is_first:
+                                group.look(self._standings)
+                        self._news.set()
+            await asyncio.sleep(LOOK_S)
+
+    async def _ask(self) -> dict[int, SourceStanding]:
+        """Ask the source how its copies are, over a connection of its own."""
+        asked_before = self._asked_count
+        async with self._asking:
+            if self._asked_count > asked_before + 1:  # one was begun and answered meanwhile
+                return self._standings
+            is_used = self._link is not None
+            try:
+                return await self._ask_once()
+            except UnavailableError:
+                if not is_used:  # else it may have been cut long ago
+                    raise
+            return await self._ask_once()
+
+    async def _ask_once(self) -> dict[int, SourceStanding]:
+        link, self._link = self._link, None
+        is_new = link is None
+        link = link or self._link_to()
+        try:
+            if is_new:
+                await open_source(link, self._spec.bucket, self._spec.bucket_uuid)
+            wanted = self._active | self._passive
+            self._standings = await ask_standings(link, wanted, self._standings)
+        except BaseException:  # cancelled as well: an answer may still come
+            await link.close()
+            raise
+        self._link = link
+        self._asked_count += 1
+        return self._standings
+
+
+def _first_of(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,311 @@
+"""One index while it is kept fresh: its writer, its lock, who waits for it.
+
+Invariants:
+1. Everything that changes the index goes through here, one thing at a time, in a thread; once
+   begun it is finished, though whoever asked for it is cancelled.
+2. Parts are mapped and published by whole partitions; what the index has already is not mapped.
+3. Rows of a first build leave memory as sorted runs; a first build that ends early leaves nothing.
+
+Elsewhere: what is read when (`millstream.views.aio.indexing`), what a commit is
+(`views.core.index`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
+
+from millstream.errors import UnavailableError
+from millstream.views.aio.sorting import Row, RowSorter
+from millstream.views.core.back_index import operations_of
+from millstream.views.core.header import DocumentRows, Judged, MapFailure, PartRead
+from millstream.views.core.indexer import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from concurrent.futures import ThreadPoolExecutor
+    from pathlib import Path
+
+    from millstream.views.core.first_build import Batch
+    from millstream.views.core.index import Index, Published
+    from millstream.views.core.indexer import Part
+
+__all__ = ["SORT_BYTES_MAX", "WRITER", "ChangeMapper", "FirstRows", "MappedChanges", "ServedIndex"]
+
+SORT_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Rows of one index in memory during its first build."""
+RATE_S: Final = 5.0
+"""Over how many seconds the rate is averaged."""
+WRITER: Final = "node indexer"
+
+_Result = TypeVar("_Result")
+
+
+class MappedChanges(NamedTuple):
+    """What some changes contribute: of each document, and where maps failed, by partition."""
+
+    documents: Sequence[DocumentRows]
+    failures: Sequence[tuple[int, MapFailure]]
+
+
+class ChangeMapper(Protocol):
+    """Runs the maps of one index. Blocking, one thread at a time."""
+
+    def map(self, frames: Sequence[bytes], lineages: Sequence[bytes]) -> MappedChanges:
+        """Map changes as they came; a deletion contributes nothing."""
+
+    def close(self) -> None:
+        """Free what the mapper holds."""
+
+
+class FirstRows:
+    """Rows of a first build: one sort for the back-index and each tree.
+
+    Args:
+        tree_count: how many trees there are.
+        folder: for the runs.
+    """
+
+    def __init__(self, tree_count: int, folder: Path) -> None:
+        bytes_max = SORT_BYTES_MAX // (tree_count + 1)
+        self._tree_count = tree_count
+        self._back = RowSorter(folder, bytes_max=bytes_max)
+        self._trees = [RowSorter(folder, bytes_max=bytes_max) for _ in range(tree_count)]
+        self.failures: dict[int, list[MapFailure]] = {}
+
+    def add(self, mapped: MappedChanges) -> None:
+        """Keep the rows of some documents, each of which comes once."""
+        back, trees = operations_of(mapped.documents, self._tree_count, lambda keys: {})
+        self._back.add(back)  # type: ignore[arg-type]  # nothing is taken out
+        for sorter, rows in zip(self._trees, trees, strict=True):
+            sorter.add(rows)  # type: ignore[arg-type]
+        for partition, failure in mapped.failures:
+            self.failures.setdefault(partition, []).append(failure)
+
+    def sorted_rows(
+        self, partitions: Collection[int], check: Callable[[], None]
+    ) -> tuple[Iterable[Row], list[Iterable[Row]]]:
+        """Return the rows of some partitions; `check` is called now and then, and may raise."""
+        wanted = frozenset(partitions)
+
+        def rows(sorter: RowSorter) -> Iterable[Row]:
+            return chain.from_iterable(_only(sorter.portions(), wanted, check))
+
+        return rows(self._back), [rows(sorter) for sorter in self._trees]
+
+    def close(self) -> None:
+        """Forget everything."""
+        for sorter in (self._back, *self._trees):
+            sorter.close()
+
+
+def _only(
+    portions: Iterator[list[Row]], wanted: frozenset[int], check: Callable[[], None]
+) -> Iterator[list[Row]]:
+    for portion in portions:
+        check()
+        yield [row for row in portion if row[1] in wanted]
+
+
+class ServedIndex:
+    """An index and everything that is known of it in this process.
+
+    Args:
+        index: opened.
+        mapper: of its design.
+        executor: threads.
+        is_automatic: it is kept fresh though nobody waits.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        mapper: ChangeMapper,
+        executor: ThreadPoolExecutor,
+        *,
+        is_automatic: bool,
+    ) -> None:
+        self.index = index
+        self.mapper = mapper
+        self.signature = index.newest.signature
+        self.is_automatic = is_automatic
+        self.lock = asyncio.Lock()
+        self.changed = asyncio.Event()
+        """Of the present header; a new one takes its place when it is set."""
+        self.waiting = 0
+        """How many wait for it."""
+        self.group = ""
+        """The name of the group in which it is read for."""
+        self.retry_at = self.pause_s = 0.0
+        self.error = ""
+        """Why it is not read for."""
+        self.failure: BaseException | None = None
+        """What whoever waits is told: it will not be read for as things are."""
+        self.is_stopping = False
+        self._executor = executor
+        self._fence = 0
+        self._was_built = False
+        self._sample = (time.monotonic(), 0)
+        self._rate = 0.0
+
+    # -- what there is
+
+    @property
+    def places(self) -> dict[int, Place]:
+        """Where it stands in each partition that is active or passive."""
+        header = self.index.newest
+        return {
+            partition: Place(position, header.failover_logs.get(partition, ()))
+            for partition, position in header.positions.items()
+        }
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it was never read for, so that it is to be built from sorted rows."""
+        header = self.index.newest
+        has_begun = any(header.roots) or any(p.seqno for p in header.positions.values())
+        return not has_begun and not self._was_built
+
+    def tell(self) -> None:
+        """Let all who wait look again."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def rate(self, done: int) -> float:
+        """Return seqnos per second of late."""
+        now = time.monotonic()
+        at, before = self._sample
+        if now - at >= RATE_S or done < before:
+            self._rate = max(0, done - before) / max(now - at, 1e-3)
+            self._sample = now, done
+        return self._rate
+
+    # -- changes of the index
+
+    async def begin(self, active: Collection[int], passive: Collection[int]) -> None:
+        """Become the one writer."""
+
+        def work() -> None:
+            self._fence = self.index.take_over(WRITER, _now_ms())
+            self.index.set_states(active, passive, _now_ms())
+
+        await self._in_thread(work)
+
+    async def set_states(self, active: Collection[int], passive: Collection[int]) -> None:
+        """Say which partitions are here; see `Index.set_states`."""
+        await self._in_thread(lambda: self.index.set_states(active, passive, _now_ms()))
+        self.tell()
+
+    async def roll_back(self, judged: Mapping[int, Judged]) -> bool:
+        """Go back where the source refuses positions; return whether that was necessary."""
+        header = self.index.newest
+        if all(
+            judged[partition].accepts(position)
+            for partition, position in header.positions.items()
+            if partition in judged
+        ):
+            return False
+        await self._in_thread(lambda: self.index.roll_back(judged, _now_ms()))
+        self.tell()
+        return True
+
+    async def publish(
+        self, parts: Mapping[int, Part], judged: Mapping[int, Judged]
+    ) -> Published | None:
+        """Map and commit parts; None: the index has all of them."""
+        return await self._in_thread(lambda: self._publish(parts, judged))
+
+    def _publish(
+        self, parts: Mapping[int, Part], judged: Mapping[int, Judged]
+    ) -> Published | None:
+        positions = self.index.newest.positions
+        taken = {
+            partition: part
+            for partition, part in parts.items()
+            if partition in positions and positions[partition].seqno < part.end.seqno
+        }
+        if not taken:
+            return None
+        mapped = self.mapper.map(
+            [frame for part in taken.values() for frame in part.frames],
+            [lineage for part in taken.values() for lineage in part.lineages],
+        )
+        documents: dict[int, list[DocumentRows]] = {partition: [] for partition in taken}
+        for document in mapped.documents:
+            documents[document.partition].append(document)
+        failures: dict[int, list[MapFailure]] = {partition: [] for partition in taken}
+        for partition, failure in mapped.failures:
+            failures[partition].append(failure)
+        reads = {
+            partition: PartRead(
+                part.start,
+                part.end,
+                part.failover_log,
+                judged[partition].purge_seqno,
+                documents[partition],
+                failures=failures[partition],
+            )
+            for partition, part in taken.items()
+        }
+        return self.index.publish(self._fence, reads, judged, _now_ms())
+
+    async def clean_step(self) -> bool:
+        """Take some rows out that count for nothing; return whether there are no more."""
+        if await self._in_thread(lambda: self.index.clean_step(_now_ms())):
+            self.tell()
+            return True
+        return False
+
+    # -- first build
+
+    async def add_first(self, rows: FirstRows, batch: Batch) -> None:
+        """Map some changes of a first build."""
+        await self._in_thread(lambda: rows.add(self.mapper.map(*batch)))
+
+    async def load(
+        self, rows: FirstRows, places: Mapping[int, Place], judged: Mapping[int, Judged]
+    ) -> None:
+        """Commit a first build."""
+        await self._in_thread(lambda: self._load(rows, places, judged))
+        self._was_built = True
+
+    def _load(
+        self, rows: FirstRows, places: Mapping[int, Place], judged: Mapping[int, Judged]
+    ) -> None:
+        start = Place().position
+        parts = {
+            partition: PartRead(
+                start,
+                position,
+                log,
+                judged[partition].purge_seqno,
+                failures=rows.failures.get(partition, ()),
+            )
+            for partition, (position, log) in places.items()
+            if partition in judged
+        }
+        back, trees = rows.sorted_rows(parts, self._check)
+        self.index.load(self._fence, parts, judged, back, trees, _now_ms())
+
+    def _check(self) -> None:
+        if self.is_stopping:
+            raise UnavailableError("the index is being given up", code="stopped")
+
+    # -- threads
+
+    async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
+        async with self.lock:
+            loop = asyncio.get_running_loop()
+            future: asyncio.Future[Any] = loop.run_in_executor(self._executor, work)
+            try:
+                result: _Result = await asyncio.shield(future)
+            except asyncio.CancelledError:
+                await asyncio.wait([future])
+                raise
+            return result
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,320 @@
+"""Indexes of a real node's bucket: built, kept fresh, gone back, together and alone."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from indexed_bucket import PARTITIONS, IndexedBucket
+from millstream.errors import (
+    ConditionError,
+    RoutingError,
+    StreamError,
+    UnavailableError,
+    UsageError,
+)
+from millstream.model.position import Position
+from millstream.views.aio import indexing, reading
+from millstream.views.core import indexer
+from millstream.views.core.reached import Wanted
+
+
+@pytest.fixture
+async def bucket(tmp_path: Path) -> AsyncIterator[IndexedBucket]:
+    async with IndexedBucket(tmp_path) as bucket:
+        yield bucket
+
+
+def some(count: int, begin: int = 0) -> dict[str, object]:
+    return {f"d{n:05d}": [n % 97, n % 7] for n in range(begin, begin + count)}
+
+
+async def test_first_build_then_changes(bucket: IndexedBucket) -> None:
+    await bucket.put(some(3000))
+    await bucket.add()
+    await bucket.updated()
+    bucket.check()
+    assert bucket.indexes["one"].newest.commit <= 4
+
+    await bucket.put(some(100, 2950))
+    await bucket.put({"d00001": [], "d00002": [5, 5, 5], "d00003": "bad"})
+    await bucket.remove(["d00010", "d00011"])
+    await bucket.updated()
+    bucket.check()
+    errors = bucket.indexes["one"].newest.map_errors[0]
+    assert (errors.total, errors.last) == (1, (("d00003", "it is bad"),))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - headers tell nobody
+            await asyncio.sleep(0.005)
+
+
+async def test_an_index_is_kept_fresh_though_nobody_waits(
+    bucket: IndexedBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexer, "COMMIT_S", 0.01)
+    await bucket.add()
+    await bucket.put(some(50))
+    await until(lambda: len(bucket.rows()) == 100)
+    await bucket.remove(["d00007"])
+    await until(lambda: len(bucket.rows()) == 98)
+    bucket.check()
+    assert bucket.indexer.progress()[0].phase == "incremental"
+
+
+async def test_one_that_is_not_kept_fresh_sleeps_until_somebody_waits(
+    bucket: IndexedBucket,
+) -> None:
+    await bucket.put(some(20))
+    await bucket.add(is_automatic=False)
+    assert bucket.indexer.progress()[0].phase == "asleep"
+    assert bucket.rows() == []
+
+    await bucket.updated()
+    bucket.check()
+    await until(lambda: bucket.indexer.progress()[0].phase == "asleep")
+
+    await bucket.put(some(20, 10))
+    assert bucket.rows() != bucket.right_rows()
+    await bucket.updated()
+    bucket.check()
+
+
+async def test_indexes_are_built_together_and_share_their_stream(bucket: IndexedBucket) -> None:
+    await bucket.put(some(500))
+    await bucket.add("one")
+    await bucket.updated("one")
+    await bucket.put(some(500, 300))
+    await bucket.add("two")
+    await bucket.add("three")
+    for signature in ("two", "three", "one"):
+        await bucket.updated(signature)
+        bucket.check(signature)
+    await until(lambda: len({each.group for each in served(bucket)}) == 1)
+    commits = bucket.indexes["two"].newest.commit
+
+    await bucket.put(some(10))
+    for signature in ("one", "two", "three"):
+        await bucket.updated(signature)
+        bucket.check(signature)
+    assert bucket.indexes["two"].newest.commit > commits
+
+
+def served(bucket: IndexedBucket) -> list[indexing.ServedIndex]:
+    return list(bucket.indexer._indexes.values())
+
+
+async def test_one_far_behind_reads_for_itself_until_they_meet(
+    bucket: IndexedBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (indexer, indexing):
+        monkeypatch.setattr(module, "JOIN_CHANGES_MAX", 100)
+    monkeypatch.setattr(indexer.plan, "__defaults__", (100,))
+    monkeypatch.setattr(indexer, "COMMIT_S", 0.01)
+    await bucket.put(some(100))
+    await bucket.add("old")
+    await bucket.updated("old")
+    await bucket.stop_indexer()
+    await bucket.put(some(2000))
+    await bucket.start_indexer()
+    await bucket.add("new")
+    await bucket.updated("new")
+    await bucket.add("old")
+    groups = set()
+
+    def has_joined() -> bool:
+        groups.update(each.group for each in served(bucket))
+        return len({each.group for each in served(bucket)} - {""}) == 1 and all(
+            each.group for each in served(bucket)
+        )
+
+    await until(has_joined)
+    assert len(groups - {""}) > 1
+    for signature in ("old", "new"):
+        await bucket.updated(signature)
+        bucket.check(signature)
+
+
+async def test_an_indexer_goes_on_after_a_restart(bucket: IndexedBucket) -> None:
+    await bucket.put(some(200))
+    await bucket.add()
+    await bucket.updated()
+    await bucket.stop_indexer()
+    assert bucket.mappers["one"].is_closed
+
+    await bucket.put(some(30, 190))
+    await bucket.start_indexer()
+    await bucket.add()
+    await bucket.updated()
+    bucket.check()
+    assert sum(bucket.mappers["one"].calls) == 30
+
+
+async def test_a_node_that_lost_its_tail_rolls_the_index_back(tmp_path: Path) -> None:
+    async with IndexedBucket(tmp_path, flush_interval_ms=100_000) as bucket:
+        await bucket.put(some(300), "persisted")
+        await bucket.add()
+        await bucket.updated()
+        kept = dict(bucket.documents)
+        await bucket.put(some(100, 250))
+        await bucket.remove(["d00001"])
+        await bucket.updated()
+        bucket.check()
+
+        await bucket.lose()
+        bucket.documents = kept
+        await bucket.put({"d00002": [1, 2, 3]})
+        await bucket.updated()
+        bucket.check()
+        assert sum(bucket.mappers["one"].calls) < 300 + 101 + 50
+
+
+async def test_a_stop_in_the_middle_of_a_first_build_leaves_nothing_behind(
+    bucket: IndexedBucket,
+) -> None:
+    await bucket.put(some(3000))
+    for pause_s in (0.0, 0.01, 0.03, 0.06):
+        await bucket.add()
+        await asyncio.sleep(pause_s)
+        await bucket.stop_indexer()
+        await bucket.start_indexer()
+    await bucket.add()
+    await bucket.updated()
+    bucket.check()
+    assert [path.name for path in tmp_files(bucket)] == []
+
+
+def tmp_files(bucket: IndexedBucket) -> list[Path]:
+    return [path for path in bucket.folder.iterdir() if path.name.startswith("tmp")]
+
+
+async def test_partitions_come_flip_and_go(bucket: IndexedBucket) -> None:
+    await bucket.put(some(400))
+    await bucket.indexer.set_partitions([0, 1, 2], [3])
+    await bucket.add()
+    await bucket.updated(partitions=[0, 1, 2, 3])
+    calls = sum(bucket.mappers["one"].calls)
+    assert bucket.rows() == bucket.right_rows([0, 1, 2, 3])
+    assert bucket.indexes["one"].newest.states[3] == "passive"
+
+    # A flip reads nothing again.
+    await bucket.indexer.set_partitions([0, 1, 2, 3])
+    await bucket.updated(partitions=range(4))
+    assert sum(bucket.mappers["one"].calls) == calls
+    assert bucket.indexes["one"].newest.states[3] == "active"
+
+    await bucket.indexer.set_partitions([1, 2, 3, 4], [5])
+    await bucket.updated(partitions=[1, 2, 3, 4, 5])
+    assert bucket.rows() == bucket.right_rows([1, 2, 3, 4, 5])
+    await until(lambda: 0 not in bucket.indexes["one"].newest.states)
+    assert bucket.indexes["one"].newest.dirty == 0
+
+    with pytest.raises(RoutingError):
+        await bucket.updated(partitions=[0])
+
+    # One that was cleaned comes back.
+    await bucket.indexer.set_partitions(range(PARTITIONS))
+    await bucket.updated()
+    bucket.check()
+
+
+async def test_a_deleted_bucket_of_the_same_name_is_another_one(bucket: IndexedBucket) -> None:
+    await bucket.put(some(10))
+    await bucket.add()
+    await bucket.updated()
+    await asyncio.to_thread(bucket.client.close)
+    await bucket.node.delete_bucket("docs")
+    await bucket.node.create_bucket("docs", PARTITIONS)
+
+    with pytest.raises(StreamError) as caught:
+        await bucket.updated()
+    assert caught.value.code == "bucket_recreated"
+    await until(lambda: "created again" in bucket.indexer.progress()[0].error)
+
+
+async def test_a_source_that_is_gone_is_tried_again(
+    bucket: IndexedBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bucket.put(some(10))
+    await bucket.add()
+    await bucket.updated()
+    port, bucket.port = bucket.port, 1
+    await bucket.stop_node()
+    with pytest.raises(UnavailableError):
+        await bucket.indexer.updated("one", range(PARTITIONS), 0.2)
+    await until(lambda: "cannot connect" in bucket.indexer.progress()[0].error)
+    assert bucket.indexer.progress()[0].phase == "waiting"
+
+    await bucket.start_node()
+    assert bucket.port not in (1, port)
+    await bucket.put(some(10, 5))
+    await bucket.updated()
+    bucket.check()
+    assert bucket.indexer.progress()[0].error == ""
+
+
+async def test_who_waits_too_long_is_told_what_was_not_reached(bucket: IndexedBucket) -> None:
+    await bucket.put(some(10))
+    await bucket.add()
+    await bucket.updated()
+    uuid = bucket.indexes["one"].newest.positions[0].uuid
+    wanted = {0: Wanted(Position(uuid, 10**6, 10**6, 10**6), is_token=True)}
+    with pytest.raises(UnavailableError, match=r"partition 0 is at .*, wanted 1000000") as caught:
+        await bucket.indexer.reached("one", wanted, 0.05)
+    assert caught.value.code == "timeout"
+
+
+async def test_a_write_that_was_lost_is_never_waited_for(bucket: IndexedBucket) -> None:
+    await bucket.put(some(100))
+    await bucket.add()
+    await bucket.updated()
+    wanted = {0: Wanted(Position(12345, 3, 3, 3), is_token=True)}
+    began = time.monotonic()
+    with pytest.raises(ConditionError) as caught:
+        await bucket.indexer.reached("one", wanted, 20.0)
+    assert caught.value.code == "seq_unreachable"
+    assert time.monotonic() - began < 10
+    with pytest.raises(UsageError):
+        await bucket.indexer.reached("none", wanted, 1.0)
+
+
+async def test_snapshots_larger_than_the_buffer_are_committed_in_pieces(
+    bucket: IndexedBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bucket.put(some(10))
+    await bucket.add()
+    await bucket.updated()
+    monkeypatch.setattr(indexer, "GATHERED_BYTES_MAX", 20_000)
+    monkeypatch.setattr(reading, "READ_BYTES_MAX", 4096)
+    await bucket.put(some(4000))
+    await bucket.updated()
+    bucket.check()
+
+
+async def test_an_index_that_is_removed_is_forgotten(bucket: IndexedBucket) -> None:
+    await bucket.put(some(10))
+    for signature in ("one", "two"):
+        await bucket.add(signature)
+        await bucket.updated(signature)
+    await bucket.indexer.remove("one")
+    assert bucket.mappers["one"].is_closed
+    with pytest.raises(UsageError):
+        await bucket.updated("one")
+    await bucket.put(some(10, 5))
+    await bucket.updated("two")
+    bucket.check("two")
+
+
+async def test_many_who_wait_are_served_by_few_commits(bucket: IndexedBucket) -> None:
+    await bucket.put(some(10))
+    await bucket.add()
+    await bucket.updated()
+    commits = bucket.indexes["one"].newest.commit
+    await bucket.put(some(200, 10))
+    await asyncio.gather(*(bucket.updated() for _ in range(20)))
+    assert bucket.indexes["one"].newest.commit <= commits + PARTITIONS
+    bucket.check()
