@@ -5,7 +5,7 @@ there, or an error of the store. What `durable()` returns is what a process that
 finds. A commit is one effect, as it is on disk; a copy takes the store's place in one, too.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from millstream.errors import CorruptionError
 from millstream.views.core.kept_roots import FreeList
@@ -41,6 +41,9 @@ class MemoryIndexStore:
             return self.nodes[number]
         except KeyError:
             raise CorruptionError(f"node {number} is missing", code="index_damaged") from None
+
+    def numbers(self) -> Iterator[int]:
+        yield from sorted(self.nodes)
 
     def write_ahead(self, nodes: Mapping[int, bytes]) -> None:
         self.before(AHEAD)

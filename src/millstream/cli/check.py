@@ -15,6 +15,7 @@ import typer
 
 from millstream.errors import CorruptionError
 from millstream.node.check import BucketCheck, check_directory
+from millstream.views.core.index_check import IndexCheck
 
 __all__ = ["command"]
 
@@ -39,8 +40,10 @@ def command(
         print(f"node {found.uuid}, format {found.format}, users {found.users}")
         for bucket in found.buckets:
             print(_line(bucket))
+            for index in bucket.indexes:
+                print(_index_line(index))
     if not found.is_sound:
-        damaged = sum(bool(bucket.damage) for bucket in found.buckets)
+        damaged = sum(not bucket.is_sound for bucket in found.buckets)
         raise CorruptionError(f"{damaged} of {len(found.buckets)} buckets are damaged")
 
 
@@ -64,3 +67,14 @@ def _line(bucket: BucketCheck) -> str:
     if bucket.leftover_files:
         line += f", {bucket.leftover_files} files that the next start removes"
     return line
+
+
+def _index_line(index: IndexCheck) -> str:
+    if index.damage:
+        return f"  index {index.signature}: DAMAGED: {index.damage}"
+    line = (
+        f"  index {index.signature}: ok, {sum(index.rows):,} rows of {index.documents:,} "
+        f"documents in {len(index.rows)} trees; commit {index.commit}, {index.kept_roots} kept roots, "
+        f"{index.nodes:,} nodes"
+    )
+    return line + (f", {index.unused_nodes:,} of them unused" if index.unused_nodes else "")

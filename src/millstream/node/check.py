@@ -1,14 +1,16 @@
 """Offline verification of a data directory: every record of every log is read and checked.
 
 Records against checksums and indexes, indexes against records, the versions of each key against
-each other and the low points, by-id against the log, a bucket's map against its checksum.
+each other and the low points, by-id against the log, a bucket's map against its checksum, the
+nodes of its view indexes and what these say of each other.
 
 Invariants:
 1. Nothing in the directory is changed but the process id in its lock file; a torn tail is
    reported and left for the next start to cut.
 2. A directory that a server has open is not checked.
 
-Elsewhere: what is checked in a log (`storage.core.log_check`).
+Elsewhere: what is checked in a log (`storage.core.log_check`), in an index
+(`views.core.index_check`).
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from millstream.storage.aio.by_id import LmdbByIdMap
 from millstream.storage.core.by_id import ById
 from millstream.storage.core.log_check import LogCheck, check_log
 from millstream.storage.core.segment_log import LogSizes, SegmentLog
+from millstream.views.aio.index_check import check_indexes
+from millstream.views.core.index_check import IndexCheck
 
 __all__ = ["BucketCheck", "DirectoryCheck", "check_directory"]
 
@@ -53,8 +57,14 @@ class BucketCheck:
     """0: it has no map, this node is alone."""
     node_name: str = ""
     """What the map calls this node."""
+    indexes: list[IndexCheck] = field(default_factory=list)
     damage: str = ""
-    """Empty if all is well."""
+    """Of its documents; empty if all is well."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether neither documents nor indexes are damaged."""
+        return not self.damage and not any(index.damage for index in self.indexes)
 
     def total(self, name: str) -> int:
         """Return the sum of a figure over all partitions."""
@@ -73,7 +83,7 @@ class DirectoryCheck:
     @property
     def is_sound(self) -> bool:
         """Whether no damage was found."""
-        return not any(bucket.damage for bucket in self.buckets)
+        return all(bucket.is_sound for bucket in self.buckets)
 
 
 def check_directory(
@@ -103,6 +113,7 @@ def check_directory(
             progress(found)
             if not record.damage:
                 _check_bucket(path / "buckets" / record.uuid, record, found)
+                found.indexes = check_indexes(path / "buckets" / record.uuid / "indexes")
             buckets.append(found)
         return DirectoryCheck(
             str(node.get("uuid")), int(str(node["format"])), len(users.names), buckets

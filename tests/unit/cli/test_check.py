@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from filled_index import SHAPE, filled_index
 from millstream.cli.main import main
 from millstream.node.embedded import EmbeddedNode
 
@@ -38,6 +39,25 @@ def test_a_damaged_directory(directory, capsys):
     captured = capsys.readouterr()
     assert "orders: DAMAGED" in captured.out
     assert captured.err.endswith("1 of 1 buckets are damaged\n")
+    assert run(directory, "--json") == 1
+    assert json.loads(capsys.readouterr().out)["is_sound"] is False
+
+
+def test_a_damaged_index_is_named_beside_sound_documents(directory, capsys):
+    folder = next(directory.glob("buckets/*")) / "indexes" / SHAPE.signature
+    store = filled_index(folder)
+    store.close()
+    assert run(directory) == 0
+    printed = capsys.readouterr().out
+    assert "bucket orders: ok" in printed
+    assert f"index {SHAPE.signature}: ok, 300 rows of 200 documents in 2 trees" in printed
+    with (folder / "1" / "data.mdb").open("r+b") as file:
+        file.truncate(8192)
+    assert run(directory) == 1
+    captured = capsys.readouterr()
+    assert "bucket orders: ok" in captured.out
+    assert f"index {SHAPE.signature}: DAMAGED" in captured.out
+    assert "remove that directory" in captured.out
     assert run(directory, "--json") == 1
     assert json.loads(capsys.readouterr().out)["is_sound"] is False
 

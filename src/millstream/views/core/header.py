@@ -9,18 +9,19 @@ Invariants:
 4. A header never changes; the one with the largest commit number is in force.
 
 Elsewhere: what a commit may do (`views.core.publishing`, `views.core.rollback`), the bytes as they
-are kept.
+are kept (docs/reference/index-format.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from struct import Struct
 from typing import Final, Literal, NamedTuple
+from zlib import crc32
 
 import msgspec
 
 from millstream.errors import CorruptionError
-from millstream.model.limits import PARTITIONS_MAX
 from millstream.model.position import FailoverLog, Position, rollback_seqno
 from millstream.trees.core.shapes import Root
 
@@ -40,6 +41,8 @@ __all__ = [
     "decode_header",
     "encode_header",
     "members_of",
+    "with_checksum",
+    "without_checksum",
 ]
 
 INDEX_FORMAT: Final = 1
@@ -179,7 +182,7 @@ def members_of(bitmap: int) -> Iterator[int]:
 # ---- as bytes
 
 _StoredRoot = tuple[int, int, int, bytes, bytes]
-_BITMAP_BYTES: Final = PARTITIONS_MAX // 8
+_CHECKSUM: Final = Struct(">I")
 
 
 class _Stored(msgspec.Struct, kw_only=True):
@@ -216,15 +219,14 @@ _SAME: Final = (
 def encode_header(header: Header) -> bytes:
     """Return a header as it is kept."""
     same = {name: getattr(header, name) for name in _SAME}
-    return _encode(
-        _Stored(
-            format=INDEX_FORMAT,
-            void=_bitmap_bytes(header.void),
-            back=_stored_root(header.back),
-            trees=tuple(_stored_root(root) for root in header.trees),
-            **same,
-        )
+    stored = _Stored(
+        format=INDEX_FORMAT,
+        void=_bitmap_bytes(header.void),
+        back=_stored_root(header.back),
+        trees=tuple(_stored_root(root) for root in header.trees),
+        **same,
     )
+    return with_checksum(_encode(stored))
 
 
 def decode_header(data: bytes) -> Header:
@@ -234,7 +236,7 @@ def decode_header(data: bytes) -> Header:
         CorruptionError: `index_damaged`.
     """
     try:
-        stored = _decode(data)
+        stored = _decode(without_checksum(data, "header"))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptionError(f"header of an index: {error}", code="index_damaged") from error
     return Header(
@@ -243,6 +245,23 @@ def decode_header(data: bytes) -> Header:
         trees=tuple(_root(root) for root in stored.trees),
         **{name: getattr(stored, name) for name in _SAME},
     )
+
+
+def with_checksum(body: bytes) -> bytes:
+    """Return the bytes behind their crc32 (big-endian)."""
+    return _CHECKSUM.pack(crc32(body)) + body
+
+
+def without_checksum(data: bytes, what: str) -> memoryview:
+    """Reverse `with_checksum`.
+
+    Raises:
+        CorruptionError: `index_damaged`, naming `what`.
+    """
+    body = memoryview(data)[_CHECKSUM.size :]
+    if len(data) < _CHECKSUM.size or _CHECKSUM.unpack_from(data)[0] != crc32(body):
+        raise CorruptionError(f"{what} of an index: its checksum differs", code="index_damaged")
+    return body
 
 
 def _bitmap_bytes(bitmap: int) -> bytes:

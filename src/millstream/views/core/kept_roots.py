@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from millstream.errors import CorruptionError
-from millstream.views.core.header import Header
+from millstream.views.core.header import Header, with_checksum, without_checksum
 
 __all__ = [
     "KEPT_AGE_MS_MAX",
@@ -120,7 +120,7 @@ _decode: Final = msgspec.msgpack.Decoder(FreeList).decode
 
 def encode_free_list(free: FreeList) -> bytes:
     """Return a free list as it is kept: msgpack [[number, ...], [[first, end], ...]]."""
-    return _encode(free)
+    return with_checksum(_encode(free))
 
 
 def decode_free_list(data: bytes) -> FreeList:
@@ -130,6 +130,6 @@ def decode_free_list(data: bytes) -> FreeList:
         CorruptionError: `index_damaged`.
     """
     try:
-        return _decode(data)
+        return _decode(without_checksum(data, "free list"))
     except msgspec.DecodeError as error:
         raise CorruptionError(f"free list of an index: {error}", code="index_damaged") from error

@@ -124,3 +124,10 @@ def test_a_root_over_one_child(tree: Tree) -> None:
     body, _ = inner_body([key(2999)], [old.number], [old.count], [old.partitions], [old.partial])
     tree.store[9999] = sealed(9999, body)
     refuses(tree, old._replace(number=9999, height=old.height + 1), "one child")
+
+
+def test_without_a_reducer_partials_are_believed_and_nothing_else(tree: Tree) -> None:
+    assert tree.root is not None
+    check(tree.store, tree.root._replace(partial=b"9"), None)
+    with pytest.raises(CorruptionError, match="count"):
+        check(tree.store, tree.root._replace(count=9), None)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.errors import CorruptionError
-from millstream.views.core.header import Header
+from millstream.views.core.header import Header, with_checksum
 from millstream.views.core.kept_roots import (
     KEPT_BOUNDS,
     FreeList,
@@ -93,4 +93,6 @@ def test_a_free_list_comes_back_from_its_bytes(numbers, ranges):
 
 def test_rubbish_is_no_free_list():
     with pytest.raises(CorruptionError):
-        decode_free_list(b"\x91\x01")
+        decode_free_list(with_checksum(b"\x91\x01"))
+    with pytest.raises(CorruptionError, match="checksum"):
+        decode_free_list(encode_free_list(FreeList((1,)))[:-1] + b"x")
