@@ -5,7 +5,7 @@ Invariants:
    is made at once, and its snapshot closed before anything is sent.
 2. What may take long is done in a thread, piece by piece: where rows of unwanted partitions have
    to be left out, and where a reduce function of the design document's own has to be called.
-   Otherwise the loop is given back after every chunk.
+   Otherwise the loop is given back after every chunk, and every `ANSWER_TURN_S_MAX` within one.
 3. An error before the first chunk is raised; a later one ends the answer.
 
 Elsewhere: what is answered (`views.core.executor`), who keeps a snapshot's nodes, and for how
@@ -24,7 +24,7 @@ from millstream.views.core.executor import View, find_groups, find_rows, wanted_
 from millstream.views.core.partial_answers import group_part, row_part
 from millstream.views.core.query import Query, query_options
 from millstream.views.core.reached import vector_to_text
-from millstream.views.core.rendering import in_chunks, render_groups, render_rows
+from millstream.views.core.rendering import render_groups, render_rows
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -33,10 +33,22 @@ if TYPE_CHECKING:
     from millstream.views.core.executor import RowReader
     from millstream.views.core.reductions import ViewReducer
 
-__all__ = ["Answered", "AskedView", "Form", "Snapshot", "answer"]
+__all__ = [
+    "ANSWER_CHUNK_BYTES_MIN",
+    "ANSWER_TURN_S_MAX",
+    "Answered",
+    "AskedView",
+    "Form",
+    "Snapshot",
+    "answer",
+]
 
 Form = Literal["json", "part"]
 """The whole answer as text, or a part of one that another node merges."""
+ANSWER_CHUNK_BYTES_MIN: Final = 32 * 1024
+"""Pieces of an answer are joined up to this size before they are handed on."""
+ANSWER_TURN_S_MAX: Final = 0.002
+"""How long pieces are made before the loop is given back; a piece takes a millisecond or two."""
 _ETAG_BYTES: Final = 16
 
 
@@ -138,15 +150,15 @@ async def answer(
         header = snapshot.header
         query.check(view.reduce >= 0, view.encode)
         wanted = wanted_partitions(header.bitmap("active"), header.void, asked)
-        chunks = in_chunks(_pieces(snapshot, view, query, wanted, form))
+        pieces = _pieces(snapshot, view, query, wanted, form)
         root = header.trees[view.tree]
         is_reduced = query.is_reduced(view.reduce >= 0)
         is_long = (root is not None and bool(root.partitions & ~wanted)) or (
             is_reduced and view.is_own_reduce
         )
         head = {"etag": _etag(header, query, wanted)}
-        first = await _next(chunks, is_long)
-        second = await _next(chunks, is_long)
+        first = await _next_chunk(pieces, is_long)
+        second = await _next_chunk(pieces, is_long)
     except BaseException:
         snapshot.close()
         raise
@@ -154,26 +166,50 @@ async def answer(
         snapshot.close()
         return Answered(head, () if first is None else (first,))
     assert first is not None, "an answer has a first chunk"
-    return Answered(head, _streamed(snapshot, (first, second), chunks, is_long))
+    return Answered(head, _streamed(snapshot, (first, second), pieces, is_long))
 
 
 async def _streamed(
-    snapshot: Snapshot, begun: tuple[bytes, ...], chunks: Iterator[bytes], is_long: bool
+    snapshot: Snapshot, begun: tuple[bytes, ...], pieces: Iterator[bytes], is_long: bool
 ) -> AsyncIterator[bytes]:
     try:
         for chunk in begun:
             yield chunk
-        while (following := await _next(chunks, is_long)) is not None:
+        while (following := await _next_chunk(pieces, is_long)) is not None:
             yield following
             await asyncio.sleep(0)
     finally:
         snapshot.close()
 
 
-async def _next(chunks: Iterator[bytes], is_long: bool) -> bytes | None:
+async def _next_chunk(pieces: Iterator[bytes], is_long: bool) -> bytes | None:
+    """Return the next pieces together, None at the end."""
     if is_long:
-        return await asyncio.to_thread(next, chunks, None)
-    return next(chunks, None)
+        return await asyncio.to_thread(_chunk, pieces)
+    now = asyncio.get_running_loop().time
+    began = now()
+    chunk: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        chunk.append(piece)
+        size += len(piece)
+        if size >= ANSWER_CHUNK_BYTES_MIN:
+            break
+        if now() - began > ANSWER_TURN_S_MAX:
+            await asyncio.sleep(0)
+            began = now()
+    return b"".join(chunk) or None
+
+
+def _chunk(pieces: Iterator[bytes]) -> bytes | None:
+    chunk: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        chunk.append(piece)
+        size += len(piece)
+        if size >= ANSWER_CHUNK_BYTES_MIN:
+            break
+    return b"".join(chunk) or None
 
 
 def _pieces(

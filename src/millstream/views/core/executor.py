@@ -5,8 +5,9 @@ Invariants:
 2. Every emit is a row: it is counted by total_rows, offset, skip and limit, also where a document
    emits equal keys repeatedly.
 3. Turned round, the rows of a descending query are those of the ascending one, emits included.
-4. A piece is made of one leaf, or of at most `GROUPS_PER_PIECE_MAX` groups; nothing is read
-   before it is asked for, and nothing behind what `limit` lets through.
+4. A piece is made of one leaf, or of at most `GROUPS_PER_PIECE_MAX` groups, and there is one, if
+   need be empty, for each key of a list: whoever takes pieces has the word every millisecond or
+   two. Nothing is read before it is asked for, and nothing behind what `limit` lets through.
 
 Elsewhere: parameters (`views.core.query`), the answer as text (`views.core.rendering`), answers of
 several nodes (`views.core.merging`), reduce functions (`views.core.reductions`).
@@ -43,7 +44,7 @@ __all__ = [
     "wanted_partitions",
 ]
 
-GROUPS_PER_PIECE_MAX: Final = 64
+GROUPS_PER_PIECE_MAX: Final = 16
 Bound = tuple[bytes, bool] | None
 """(row key, whether it is within); None: unbounded."""
 
@@ -216,6 +217,7 @@ def _pieces(rows: _EmitReader, query: Query, encode: Callable[[Any], bytes]) -> 
             here = rows.count(low, high)
             if here <= skip:
                 skip -= here
+                yield RowPiece(part, (), ())
                 continue
         for keys, values in rows.scan(low, high, query.descending, skip):
             if left is not None:
@@ -226,6 +228,7 @@ def _pieces(rows: _EmitReader, query: Query, encode: Callable[[Any], bytes]) -> 
             if left == 0:
                 return
         skip = 0
+        yield RowPiece(part, (), ())
 
 
 class _EmitReader:
@@ -285,25 +288,33 @@ class _EmitReader:
 
 def find_groups(view: View, query: Query, wanted: int | None) -> Iterator[list[Group]]:
     """Yield the groups that a checked reduce query answers, none where no row is in the range."""
-    end = None if query.limit is None else query.skip + query.limit
-    found = islice(_groups(view, query, wanted), query.skip, end)
-    while piece := list(islice(found, GROUPS_PER_PIECE_MAX)):
-        yield piece
+    skip, left = query.skip, query.limit
+    for part, bounds in enumerate(ranges_of(query, view.encode)):
+        found = _groups(view, query.level, part, bounds, wanted, query.descending)
+        while left != 0:
+            piece = list(islice(found, GROUPS_PER_PIECE_MAX))
+            yield piece[skip:] if left is None else piece[skip : skip + left]
+            if left is not None:
+                left -= min(left, len(piece[skip:]))
+            skip = max(0, skip - len(piece))
+            if len(piece) < GROUPS_PER_PIECE_MAX:
+                break
 
 
-def _groups(view: View, query: Query, wanted: int | None) -> Iterator[Group]:
-    level = query.level
+def _groups(
+    view: View, level: int | None, part: int, bounds: Range, wanted: int | None, descending: bool
+) -> Iterator[Group]:
+    low, high = bounds
+    if level == 0:
+        whole = view.reader.reduce(low, high, wanted)
+        if whole is not None:
+            yield Group(part, b"", b"", b"null", whole)
+        return
     name_of = group_namer(level)
-    for part, (low, high) in enumerate(ranges_of(query, view.encode)):
-        if level == 0:
-            whole = view.reader.reduce(low, high, wanted)
-            if whole is not None:
-                yield Group(part, b"", b"", b"null", whole)
-            continue
-        found = view.reader.groups(name_of, low, high, wanted=wanted, descending=query.descending)
-        for first, value, partial in found:
-            text = _key_json(turned(value) if query.descending else value, level)
-            yield Group(part, name_of(first), first, text, partial)
+    found = view.reader.groups(name_of, low, high, wanted=wanted, descending=descending)
+    for first, value, partial in found:
+        text = _key_json(turned(value) if descending else value, level)
+        yield Group(part, name_of(first), first, text, partial)
 
 
 def _key_json(value: bytes, level: int | None) -> bytes:

@@ -93,7 +93,7 @@ def row_part(found: FoundRows, signature: str, update_seq: str | None = None) ->
     """Yield what a node found as messages, the end included."""
     yield _framed(Counts(signature, found.total_rows, found.offset, update_seq))
     for part, keys, values in found.pieces:
-        yield _framed(Rows(part, list(keys), list(values)))
+        yield _framed(Rows(part, list(keys), list(values))) if keys else b""
     yield _framed(End())
 
 
@@ -103,7 +103,7 @@ def group_part(
     """Yield the groups that a node found as messages, the end included."""
     yield _framed(Counts(signature, update_seq=update_seq))
     for groups in pieces:
-        yield _framed(Groups(list(groups)))
+        yield _framed(Groups(list(groups))) if groups else b""
     yield _framed(End())
 
 

@@ -1,7 +1,8 @@
 """Answers of queries as JSON text, joined from the texts that rows are kept as.
 
 Invariants:
-1. A piece's rows are one byte string; pieces are joined by `SEPARATOR`.
+1. A row is a line: its texts are JSON without line ends, rows are joined by `SEPARATOR`.
+2. Pieces come as those of what is answered do, if need be empty; no row is split between two.
 
 Elsewhere: what is answered (`views.core.executor`), documents beside the rows (who has them).
 """
@@ -21,13 +22,11 @@ if TYPE_CHECKING:
     from millstream.views.core.executor import FoundRows, Group
 
 __all__ = [
-    "ANSWER_CHUNK_BYTES_MIN",
     "SEPARATOR",
     "Finalizer",
     "groups_json",
     "head_text",
     "ids_json",
-    "in_chunks",
     "render_groups",
     "render_rows",
     "rendered",
@@ -35,8 +34,6 @@ __all__ = [
     "tail_text",
 ]
 
-ANSWER_CHUNK_BYTES_MIN: Final = 32 * 1024
-"""Pieces of an answer are joined up to this size before they are handed on."""
 SEPARATOR: Final = b",\r\n"
 _HEAD_END: Final = b'"rows":[\r\n'
 _TAIL_BYTES: Final = 3
@@ -71,25 +68,11 @@ def rendered(head: bytes, pieces: Iterable[bytes], tail: bytes) -> Iterator[byte
     yield head
     is_first = True
     for piece in pieces:
-        if not is_first:
-            yield SEPARATOR
-        is_first = False
+        if piece and not is_first:
+            piece = SEPARATOR + piece
+        is_first = is_first and not piece
         yield piece
     yield tail
-
-
-def in_chunks(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Join pieces into chunks of at least `ANSWER_CHUNK_BYTES_MIN`, but for the last one."""
-    chunk: list[bytes] = []
-    size = 0
-    for piece in pieces:
-        chunk.append(piece)
-        size += len(piece)
-        if size >= ANSWER_CHUNK_BYTES_MIN:
-            yield b"".join(chunk)
-            chunk, size = [], 0
-    if chunk:
-        yield b"".join(chunk)
 
 
 def render_rows(found: FoundRows, update_seq: str | None = None) -> Iterator[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from contextlib import aclosing
 from typing import NamedTuple
@@ -12,6 +13,7 @@ import pytest
 from memory_index_store import MemoryIndexStore
 from millstream.errors import RoutingError, UnavailableError, UsageError
 from millstream.model.position import FailoverEntry, Position
+from millstream.views.aio import answering
 from millstream.views.aio.answering import AskedView, answer
 from millstream.views.core.collation import encode_key
 from millstream.views.core.commits import SNAPSHOT_MS_MAX
@@ -290,3 +292,20 @@ async def test_groups_of_a_real_index_leave_out_passive_partitions():
     with pytest.raises(RoutingError):
         await answer(changing.index.snapshot(0), SUMMED, Query(), asked=0b1000)
     assert changing.index.snapshots_open == 0
+
+
+async def test_an_answer_gives_the_loop_back_while_it_finds_nothing(monkeypatch):
+    monkeypatch.setattr(answering, "ANSWER_TURN_S_MAX", 0.0)
+    snapshot = Snapshot(header=Header(trees=(Root(ACTIVE),)))
+    turns = 0
+
+    async def others():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.get_running_loop().create_task(others())
+    await bytes_of(await answer(snapshot, PLAIN, Query(keys=tuple(range(100, 300)))))
+    task.cancel()
+    assert turns >= 200

@@ -17,7 +17,7 @@ from millstream.views.core.executor import find_groups, find_rows
 from millstream.views.core.partial_answers import group_part, part_failure, row_part
 from millstream.views.core.query import Query, parse_query
 from millstream.views.core.reached import Wanted
-from millstream.views.core.rendering import in_chunks, render_groups, render_rows
+from millstream.views.core.rendering import render_groups, render_rows
 from view_rows import Emit, SumAndCount, answer_of, groups_of, view_of
 
 EMITS = [Emit(f"{n:04}", n % 6, [n % 3, n], n) for n in range(60)]
@@ -46,7 +46,8 @@ class Stream:
                 yield part_failure(UnavailableError("cut off", code="snapshot_expired"))
                 return
             self._node.sent += 1
-            yield chunk
+            if chunk:
+                yield chunk
 
     async def close(self):
         self._node.open_streams -= 1
@@ -71,9 +72,9 @@ class Node:
         view = view_of(EMITS)
         is_reduced = query.is_reduced(has_reduce=True)
         if request["form"] == "json" and is_reduced:
-            chunks = in_chunks(render_groups(find_groups(view, query, mask), Reducer(), 0))
+            chunks = render_groups(find_groups(view, query, mask), Reducer(), 0)
         elif request["form"] == "json":
-            chunks = in_chunks(render_rows(find_rows(view, query, mask)))
+            chunks = render_rows(find_rows(view, query, mask))
         elif is_reduced:
             chunks = group_part(find_groups(view, query, mask), self.signature)
         else:

@@ -127,7 +127,7 @@ def test_groups(options, wanted):
 
 def test_an_empty_range_has_no_group_at_all():
     query = Query(startkey="y", endkey="z")
-    assert list(find_groups(view_of(EMITS), query, None)) == []
+    assert list(find_groups(view_of(EMITS), query, None)) == [[]]
 
 
 def test_a_group_shows_the_text_of_its_first_key_uncut_where_it_can():
@@ -158,6 +158,16 @@ def test_groups_come_in_pieces():
     view = view_of([Emit(f"{n:04}", 0, n, n) for n in range(GROUPS_PER_PIECE_MAX + 1)])
     pieces = list(find_groups(view, Query(group=True), None))
     assert [len(piece) for piece in pieces] == [GROUPS_PER_PIECE_MAX, 1]
+
+
+def test_keys_without_rows_are_passed_over_one_at_a_time():
+    view = view_of([Emit("a", 0, 5, 1)])
+    found = find_rows(view, Query(keys=tuple(range(1000, 1050))), None)
+    assert [piece.keys for piece in found.pieces] == [()] * 50
+    found = find_rows(view, Query(keys=(5, *range(1000, 1050)), skip=1), None)
+    assert [piece.keys for piece in found.pieces] == [()] * 51
+    query = Query(group=True, keys=tuple(range(1000, 1050)))
+    assert list(find_groups(view, query, None)) == [[]] * 50
 
 
 def test_only_active_partitions_are_answered():
