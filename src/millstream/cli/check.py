@@ -74,7 +74,7 @@ def _index_line(index: IndexCheck) -> str:
         return f"  index {index.signature}: DAMAGED: {index.damage}"
     line = (
         f"  index {index.signature}: ok, {sum(index.rows):,} rows of {index.documents:,} "
-        f"documents in {len(index.rows)} trees; commit {index.commit}, {index.kept_roots} kept roots, "
-        f"{index.nodes:,} nodes"
+        f"documents in {len(index.rows)} trees; commit {index.commit}, "
+        f"{index.kept_roots} kept roots, {index.nodes:,} nodes"
     )
     return line + (f", {index.unused_nodes:,} of them unused" if index.unused_nodes else "")
