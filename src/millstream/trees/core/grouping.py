@@ -16,43 +16,91 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from millstream.trees.core.masks import Mask
-from millstream.trees.core.nodes import Nodes
+from millstream.trees.core.nodes import LeafNode, Nodes
 from millstream.trees.core.ranges import high_below, mask_below, slice_of, slots_in
 from millstream.trees.core.rewriting import LEAVES_PER_CALL_MAX
 from millstream.trees.core.shapes import Bound, Leaf, Reducer, Root
 
-__all__ = ["PARTIALS_WAITING_MAX", "GroupWalk", "Partials"]
+__all__ = ["PARTIALS_WAITING_MAX", "ROWS_TOGETHER_MAX", "GroupWalk", "Partials"]
 
 PARTIALS_WAITING_MAX: Final = 1024
 """Partials of one group after which they are made one."""
+ROWS_TOGETHER_MAX: Final = 4096
+"""Rows of leaves that are filtered as one."""
 _GROUPS_AT_FIRST: Final = 16
 
 Part = bytes | Leaf
 
 
 class Partials:
-    """Leaves and partials of one range, in key order."""
+    """Rows and partials of one range, in key order.
 
-    __slots__ = ("_leaves", "_parts", "_reducer")
+    Rows of leaves that follow one another are filtered together, which costs a fraction of
+    filtering each.
+    """
+
+    __slots__ = ("_keys", "_leaves", "_mask", "_partitions", "_parts", "_reducer", "_values")
 
     def __init__(self, reducer: Reducer) -> None:
         self._reducer = reducer
         self._parts: list[Part] = []
         self._leaves = 0
+        self._mask: Mask | None = None
+        self._keys: list[bytes] = []
+        self._values: list[bytes] = []
+        self._partitions: bytearray | list[int] = bytearray()
 
-    def add(self, part: Part) -> None:
-        """Take the next leaf or partial."""
-        self._parts.append(part)
-        if isinstance(part, Leaf):
-            self._leaves += 1
-        if self._leaves == LEAVES_PER_CALL_MAX or len(self._parts) == PARTIALS_WAITING_MAX:
-            self._parts, self._leaves = [self.result() or b""], 0
+    def add_rows(
+        self, node: LeafNode, low: Bound | None, high: Bound | None, mask: Mask | None
+    ) -> None:
+        """Take what is wanted of the next leaf."""
+        if mask is None or low is not None or high is not None:
+            if (leaf := slice_of(node, low, high, mask)) is not None:
+                self._add(leaf)
+            return
+        if type(node.partitions) is not bytes and type(self._partitions) is bytearray:
+            self._partitions = [*self._partitions]
+        self._keys += node.keys
+        self._values += node.values
+        self._partitions.extend(node.partitions)
+        self._mask = mask
+        if len(self._keys) >= ROWS_TOGETHER_MAX:
+            self._filter()
+
+    def extend(self, partials: list[bytes]) -> None:
+        """Take the next partials."""
+        if self._mask is not None:
+            self._filter()
+        self._parts += partials
+        if len(self._parts) >= PARTIALS_WAITING_MAX:
+            self._shorten()
 
     def result(self) -> bytes | None:
         """Return the partial of all; None if there was nothing."""
-        if not self._parts:
-            return None
-        return reduced([self._parts], self._reducer)[0]
+        if self._mask is not None:
+            self._filter()
+        return reduced([self._parts], self._reducer)[0] if self._parts else None
+
+    def _filter(self) -> None:
+        assert self._mask is not None
+        rows_of = self._partitions
+        partitions = bytes(rows_of) if type(rows_of) is bytearray else rows_of
+        leaf = self._mask.take(Leaf(self._keys, self._values, partitions))
+        self._mask = None
+        self._keys, self._values, self._partitions = [], [], bytearray()
+        if leaf.keys:
+            self._add(leaf)
+
+    def _add(self, leaf: Leaf) -> None:
+        if self._mask is not None:
+            self._filter()
+        self._parts.append(leaf)
+        self._leaves += 1
+        if self._leaves >= LEAVES_PER_CALL_MAX:
+            self._shorten()
+
+    def _shorten(self) -> None:
+        self._parts, self._leaves = [*reduced([self._parts], self._reducer)], 0
 
 
 def reduced(groups: list[list[Part]], reducer: Reducer) -> list[bytes]:

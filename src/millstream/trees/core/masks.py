@@ -23,13 +23,14 @@ class Mask:
         partitions: bitmap.
     """
 
-    __slots__ = ("_narrow", "_wide", "partitions")
+    __slots__ = ("_narrow", "_unwanted", "_wide", "partitions")
 
     def __init__(self, partitions: int) -> None:
         flags = f"{partitions:b}"[::-1].encode().translate(_TO_FLAGS)
         self.partitions = partitions
         self._wide = flags.ljust(1 << 16, b"\x00")
         self._narrow = self._wide[:256]
+        self._unwanted = bytes(one for one in range(256) if not self._narrow[one])
 
     def flags(self, partitions: Sequence[int]) -> bytes:
         """Return one byte per row: 1 if it is wanted."""
@@ -40,9 +41,10 @@ class Mask:
     def take(self, leaf: LeafNode | Leaf) -> Leaf:
         """Return the wanted rows of a leaf."""
         flags = self.flags(leaf.partitions)
-        partitions: Sequence[int] = list(compress(leaf.partitions, flags))
+        partitions: Sequence[int]
         if isinstance(leaf.partitions, bytes):
-            partitions = bytes(partitions)
-        return Leaf(
-            list(compress(leaf.keys, flags)), list(compress(leaf.values, flags)), partitions
-        )
+            partitions = leaf.partitions.translate(None, self._unwanted)
+        else:
+            partitions = list(compress(leaf.partitions, flags))
+        keys, values = compress(leaf.keys, flags), compress(leaf.values, flags)
+        return Leaf(list(keys), list(values), partitions)

@@ -17,7 +17,7 @@ Elsewhere: when a node is too large or too small (`packing`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from struct import Struct, pack, unpack
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -209,10 +209,11 @@ class Nodes:
     Args:
         source: where nodes are kept.
         cache: of decoded nodes, by several readers at once if they like.
-        fresh: nodes not stored yet; they do not go into the cache.
+        fresh: nodes that a writer made and that are not stored yet. With them nothing is put into
+            the cache: a commit may fail, and what a writer reads it is about to replace.
     """
 
-    __slots__ = ("_cache", "_fresh", "_source")
+    __slots__ = ("_cache", "_fresh", "_is_writer", "_source")
 
     def __init__(
         self,
@@ -222,31 +223,29 @@ class Nodes:
     ) -> None:
         self._source = source
         self._cache = cache
-        self._fresh = {} if fresh is None else fresh
+        self._is_writer = fresh is not None
+        self._fresh: Mapping[int, bytes] = {} if fresh is None else fresh
 
     def leaf(self, number: int) -> LeafNode:
         """Return a leaf; CorruptionError."""
-        node = self._known(number) or self._kept(number, decode_leaf)
-        if not isinstance(node, LeafNode):
+        node = None if self._cache is None else self._cache.get(number)
+        if node is None:
+            data = self._fresh.get(number)
+            node = decode_leaf(number, self._source.read(number) if data is None else data)
+            if self._cache is not None and not self._is_writer:
+                self._cache.put(number, node)
+        if type(node) is not LeafNode:
             raise _corrupt(number, "not at the level it was made for")
         return node
 
     def inner(self, number: int) -> InnerNode:
         """Return an inner node; CorruptionError."""
-        node = self._known(number) or self._kept(number, decode_inner)
-        if not isinstance(node, InnerNode):
+        node = None if self._cache is None else self._cache.get(number)
+        if node is None:
+            data = self._fresh.get(number)
+            node = decode_inner(number, self._source.read(number) if data is None else data)
+            if self._cache is not None and not self._is_writer:
+                self._cache.put(number, node)
+        if type(node) is not InnerNode:
             raise _corrupt(number, "not at the level it was made for")
-        return node
-
-    def _known(self, number: int) -> LeafNode | InnerNode | None:
-        return None if self._cache is None else self._cache.get(number)
-
-    def _kept(
-        self, number: int, decode: Callable[[int, bytes], LeafNode | InnerNode]
-    ) -> LeafNode | InnerNode:
-        if (data := self._fresh.get(number)) is not None:
-            return decode(number, data)
-        node = decode(number, self._source.read(number))
-        if self._cache is not None:
-            self._cache.put(number, node)
         return node

@@ -27,6 +27,7 @@ __all__ = [
     "cuts_of_inner",
     "cuts_of_leaf",
     "fit_together",
+    "is_amiss",
     "is_overfull",
     "is_underfull",
 ]
@@ -47,6 +48,14 @@ _ROW_BYTES: Final = 6
 _CHILD_BYTES: Final = 20
 _LOAD_FILL: Final = 0.9
 """How full nodes are made by a bulk load: the first changes must not split them all."""
+
+
+def is_amiss(node: LeafNode | InnerNode) -> bool:
+    """Whether a node may be overfull or underfull: one cheap look for the many that are not."""
+    return not (
+        _LEAF_BYTES_MIN <= node.size <= NODE_BYTES_MAX
+        and INNER_CHILDREN_MIN // 2 <= len(node[0]) <= INNER_CHILDREN_MAX
+    )
 
 
 def is_overfull(node: LeafNode | InnerNode) -> bool:

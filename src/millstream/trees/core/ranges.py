@@ -11,7 +11,7 @@ from millstream.trees.core.masks import Mask
 from millstream.trees.core.nodes import LeafNode
 from millstream.trees.core.shapes import Bound, Leaf
 
-__all__ = ["high_below", "mask_below", "rows_in", "slice_of", "slots_in"]
+__all__ = ["high_below", "mask_below", "parted", "rows_in", "slice_of", "slots_in"]
 
 
 def slots_in(lasts: list[bytes], low: Bound | None, high: Bound | None) -> range:
@@ -29,6 +29,25 @@ def high_below(last: bytes, high: Bound | None) -> Bound | None:
     if high is None or last < high[0] or (last == high[0] and high[1]):
         return None
     return high
+
+
+def parted(
+    lasts: list[bytes], low: Bound | None, high: Bound | None
+) -> tuple[int | None, range, int | None]:
+    """Part the children of a range: one cut by its lower bound, whole ones, one cut by its upper.
+
+    A child cut by both is the first; then the last is None and nothing is whole.
+    """
+    slots = slots_in(lasts, low, high)
+    if not slots:
+        return None, slots, None
+    begin, end = slots.start, slots.stop
+    is_cut = high_below(lasts[end - 1], high) is not None
+    if low is None:
+        return None, range(begin, end - is_cut), end - 1 if is_cut else None
+    if end - begin == 1:
+        return begin, range(0), None
+    return begin, range(begin + 1, end - is_cut), end - 1 if is_cut else None
 
 
 def rows_in(keys: list[bytes], low: Bound | None, high: Bound | None) -> tuple[int, int]:

@@ -20,7 +20,14 @@ from collections.abc import Callable, Iterator, Sequence
 from millstream.trees.core.grouping import GroupWalk, Partials
 from millstream.trees.core.masks import Mask
 from millstream.trees.core.nodes import NodeCache, Nodes
-from millstream.trees.core.ranges import high_below, mask_below, rows_in, slice_of, slots_in
+from millstream.trees.core.ranges import (
+    high_below,
+    mask_below,
+    parted,
+    rows_in,
+    slice_of,
+    slots_in,
+)
 from millstream.trees.core.shapes import NO_REDUCER, Bound, Leaf, NodeSource, Reducer, Root
 
 __all__ = ["TreeReader"]
@@ -166,18 +173,21 @@ class TreeReader:
                 return end - begin
             return mask.flags(leaf.partitions).count(1, begin, end)
         inner = self._nodes.inner(number)
-        slots = slots_in(inner.lasts, low, high)
+        first, whole, last = parted(inner.lasts, low, high)
         total = 0
-        for slot in slots:
-            is_wanted, below = mask_below(mask, inner.sets[slot])
-            if not is_wanted:
-                continue
-            from_low = low if slot == slots[0] else None
-            to_high = high_below(inner.lasts[slot], high) if slot == slots[-1] else None
-            if below is None and from_low is None and to_high is None:
+        for slot, bound in ((first, low), (last, None)):
+            if slot is not None:
+                to_high = high_below(inner.lasts[slot], high)
+                total += self._count(inner.numbers[slot], height - 1, bound, to_high, mask)
+        if mask is None:
+            return total + sum(inner.counts[whole.start : whole.stop])
+        wanted, unwanted = mask.partitions, ~mask.partitions
+        for slot in whole:
+            partitions = inner.sets[slot]
+            if not partitions & unwanted:
                 total += inner.counts[slot]
-            else:
-                total += self._count(inner.numbers[slot], height - 1, from_low, to_high, below)
+            elif partitions & wanted:
+                total += self._count(inner.numbers[slot], height - 1, None, None, mask)
         return total
 
     def reduce(
@@ -203,21 +213,25 @@ class TreeReader:
         partials: Partials,
     ) -> None:
         if not height:
-            if (leaf := slice_of(self._nodes.leaf(number), low, high, mask)) is not None:
-                partials.add(leaf)
+            partials.add_rows(self._nodes.leaf(number), low, high, mask)
             return
         inner = self._nodes.inner(number)
-        slots = slots_in(inner.lasts, low, high)
-        for slot in slots:
-            is_wanted, below = mask_below(mask, inner.sets[slot])
-            if not is_wanted:
-                continue
-            from_low = low if slot == slots[0] else None
-            to_high = high_below(inner.lasts[slot], high) if slot == slots[-1] else None
-            if below is None and from_low is None and to_high is None:
-                partials.add(inner.partials[slot])
-            else:
-                self._reduce(inner.numbers[slot], height - 1, from_low, to_high, below, partials)
+        first, whole, last = parted(inner.lasts, low, high)
+        if first is not None:
+            to_high = high_below(inner.lasts[first], high)
+            self._reduce(inner.numbers[first], height - 1, low, to_high, mask, partials)
+        if mask is None:
+            partials.extend(inner.partials[whole.start : whole.stop])
+        else:
+            wanted, unwanted = mask.partitions, ~mask.partitions
+            for slot in whole:
+                partitions = inner.sets[slot]
+                if not partitions & unwanted:
+                    partials.extend(inner.partials[slot : slot + 1])
+                elif partitions & wanted:
+                    self._reduce(inner.numbers[slot], height - 1, None, None, mask, partials)
+        if last is not None:
+            self._reduce(inner.numbers[last], height - 1, None, high, mask, partials)
 
     def groups(
         self,

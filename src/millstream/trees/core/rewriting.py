@@ -22,8 +22,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from functools import reduce as fold
+from operator import or_
 from typing import Any, Final, Protocol
 
+from millstream.trees.core.editing import edited
 from millstream.trees.core.nodes import (
     InnerNode,
     LeafNode,
@@ -36,6 +39,7 @@ from millstream.trees.core.packing import (
     cuts_of_inner,
     cuts_of_leaf,
     fit_together,
+    is_amiss,
     is_overfull,
     is_underfull,
 )
@@ -60,6 +64,9 @@ class Output(Protocol):
         """Take note that the tree no longer has this node."""
 
 
+_NO_CHILDREN: Final[dict[int, list[_Visit]]] = {}
+
+
 class _Visit:
     """A node with work, or a piece of one. `number` is 0 once it differs from what was read."""
 
@@ -75,6 +82,8 @@ class _Visit:
         "touched",
         "work",
     )
+
+    touched: dict[int, list[_Visit]]
 
     def __init__(
         self,
@@ -92,7 +101,7 @@ class _Visit:
         self.body = b""  # of a changed node
         self.bitmap = 0  # of a leaf
         self.work = (0, 0)  # its operations
-        self.touched: dict[int, list[_Visit]] = {}  # slot -> what became of that child
+        self.touched = {} if height else _NO_CHILDREN  # slot -> what became of that child
         self.entry: Entry | None = None
 
 
@@ -120,9 +129,7 @@ def write_inners(
         partials = reducer.rereduce([node.partials for _, node in part])
         for (body, node), partial in zip(part, partials, strict=True):
             number = output.write(body, node)
-            bitmap = 0
-            for one in node.sets:
-                bitmap |= one
+            bitmap = fold(or_, node.sets)
             entries.append((node.lasts[-1], number, sum(node.counts), bitmap, partial))
     return entries
 
@@ -161,11 +168,9 @@ class Rewriting:
         """Return the new root; the old one if nothing changed."""
         top = self._descend(root)
         for height in range(root.height + 1):
-            for visit in _level(top, height):
-                if height:
+            if height:
+                for visit in _level(top, height):
                     self._fold(visit)
-                else:
-                    self._edit(visit)
             self._arrange(top, height)
             self._write(_level(top, height))
         pieces = top.touched.get(0)
@@ -189,7 +194,10 @@ class Rewriting:
                 for slot, work in self._slots_with_work(visit):
                     if len(below) == self._nodes_max:
                         break
-                    below.append(self._begun(visit, slot, work))
+                    child = self._begun(visit, slot, work)
+                    if not child.height:
+                        self._edit(child)  # while its bytes are in the processor's cache
+                    below.append(child)
             level = below
         return top
 
@@ -244,57 +252,16 @@ class Rewriting:
 
     def _edit(self, visit: _Visit) -> None:
         node = visit.node
-        keys: list[bytes] = []
-        values: list[bytes] = []
-        partitions: bytearray | list[int] = bytearray()
-        bitmap = 0
-        if node is not None:
-            assert isinstance(node, LeafNode)
-            keys, values, bitmap = node.keys.copy(), node.values.copy(), visit.bitmap
-            rows_of = node.partitions
-            partitions = bytearray(rows_of) if isinstance(rows_of, bytes) else list(rows_of)
-        is_changed = False
-        if bitmap & self._clean:
-            kept = [at for at, one in enumerate(partitions) if not self._clean >> one & 1]
-            keys, values = [keys[at] for at in kept], [values[at] for at in kept]
-            partitions = type(partitions)(partitions[at] for at in kept)
-            bitmap &= ~self._clean
-            is_changed = True
-        gone = 0
-        at = 0
-        for number in range(*visit.work):
-            key, partition, value = self._operations[number]
-            at = bisect_left(keys, key, at)
-            is_here = at < len(keys) and keys[at] == key
-            if value is None:
-                if not is_here:
-                    continue
-                gone |= 1 << partitions[at]
-                del keys[at], values[at], partitions[at]
-            else:
-                if partition > 255 and isinstance(partitions, bytearray):
-                    partitions = list(partitions)
-                if not is_here:
-                    keys.insert(at, key)
-                    values.insert(at, value)
-                    partitions.insert(at, partition)
-                elif values[at] == value and partitions[at] == partition:
-                    continue
-                else:
-                    gone |= 1 << partitions[at]
-                    values[at], partitions[at] = value, partition
-                bitmap |= 1 << partition
-            is_changed = True
-        if not is_changed:
+        assert not isinstance(node, InnerNode)
+        begin, end = visit.work
+        after = edited(node, visit.bitmap, self._operations[begin:end], self._clean)
+        if after is None:
             return
-        if not keys:
+        leaf, visit.bitmap = after
+        if leaf.keys:
+            self._change(visit, *leaf_body(*leaf))
+        else:
             self._change(visit, b"", None)
-            return
-        rows_of = bytes(partitions) if isinstance(partitions, bytearray) else partitions
-        if gone:
-            bitmap = set_of(rows_of)
-        self._change(visit, *leaf_body(keys, values, rows_of))
-        visit.bitmap = bitmap
 
     # ---- inner nodes
 
@@ -302,20 +269,21 @@ class Rewriting:
         """Bring what became of the children into the node."""
         node = visit.node
         assert isinstance(node, InnerNode)
-        changed = {
-            slot: pieces
-            for slot, pieces in visit.touched.items()
-            if len(pieces) != 1 or not pieces[0].number
-        }
-        if not changed:
+        columns: list[list[Any]] | None = None
+        for slot, pieces in sorted(visit.touched.items(), reverse=True):
+            if len(pieces) == 1 and pieces[0].number:
+                continue
+            if columns is None:
+                columns = [column.copy() for column in _columns(node)]
+            entries = [piece.entry for piece in pieces if piece.entry]
+            if len(entries) == 1:
+                for column, field in zip(columns, entries[0], strict=True):
+                    column[slot] = field
+            else:
+                for column, fields in zip(columns, _turned(entries), strict=True):
+                    column[slot : slot + 1] = fields
+        if columns is None:
             return
-        columns = [column.copy() for column in _columns(node)]
-        for slot in sorted(changed, reverse=True):
-            entries = [piece.entry for piece in changed[slot] if piece.entry]
-            for column, fields in zip(
-                columns, zip(*entries, strict=True) if entries else ((),) * 5, strict=True
-            ):
-                column[slot : slot + 1] = fields
         if columns[0]:
             self._change(visit, *inner_body(*columns))
         else:
@@ -324,16 +292,16 @@ class Rewriting:
     # ---- cutting and joining
 
     def _arrange(self, top: _Visit, height: int) -> None:
-        for visit in _level(top, height):
-            if not visit.number and visit.node is not None and is_overfull(visit.node):
+        changed = [visit for visit in _level(top, height) if not visit.number]
+        amiss = [visit for visit in changed if visit.node is None or is_amiss(visit.node)]
+        for visit in amiss:
+            if visit.node is not None and is_overfull(visit.node):
                 self._cut(visit)
-        level = _level(top, height)
-        beside_gaps = self._drop_empty(level)
-        for visit in level:
-            if not visit.number:
-                self._settle(visit)
-        for visit in beside_gaps:
-            self._settle(visit)
+        if any(visit.node is None for visit in amiss):
+            amiss += self._drop_empty(_level(top, height))
+        for visit in amiss:
+            for piece in [*_touched(visit)]:  # joining takes some away
+                self._settle(piece)
 
     def _cut(self, visit: _Visit) -> None:
         node, parent = visit.node, visit.parent
@@ -465,7 +433,7 @@ def inner_pieces(
     entries: Sequence[Entry], *, is_load: bool = False
 ) -> list[tuple[bytes, InnerNode]]:
     """Return inner nodes over these children."""
-    columns: list[list[Any]] = [list(column) for column in zip(*entries, strict=True)]
+    columns = _turned(entries)
     lasts, _, _, sets, partials = columns
     pieces, begin = [], 0
     for end in cuts_of_inner(lasts, sets, partials, is_load=is_load):
@@ -488,6 +456,11 @@ def _level(top: _Visit, height: int) -> list[_Visit]:
 
 def _columns(node: InnerNode) -> list[list[Any]]:
     return list(node[:5])
+
+
+def _turned(entries: Sequence[Entry]) -> list[list[Any]]:
+    """Return the entries as five columns."""
+    return [list(column) for column in zip(*entries, strict=True)] or [[], [], [], [], []]
 
 
 def _touched(visit: _Visit) -> list[_Visit]:

@@ -4,6 +4,8 @@ from hypothesis import strategies as st
 
 from millstream.trees.core import grouping
 from millstream.trees.core.grouping import Partials
+from millstream.trees.core.masks import Mask
+from millstream.trees.core.nodes import leaf_body
 from millstream.trees.core.reader import TreeReader
 from millstream.trees.core.shapes import Leaf
 from tree_model import Joins, Sums, Tree, key, rows_from, span_of
@@ -79,6 +81,23 @@ def test_little_waits_in_one_wide_group(monkeypatch: pytest.MonkeyPatch, descend
 def test_partials_of_nothing_are_none() -> None:
     partials = Partials(Sums())
     assert partials.result() is None
-    partials.add(Leaf([b"a"], [b"5"], b"\x00"))
-    partials.add(b"7")
-    assert partials.result() == b"12"
+    node = leaf_body([b"a", b"b"], [b"5", b"1"], [0, 1])[1]
+    partials.add_rows(node, None, None, Mask(0b100))
+    assert partials.result() is None
+    partials.add_rows(node, None, None, Mask(0b1))
+    partials.extend([b"7"])
+    partials.add_rows(node, (b"a", False), None, Mask(0b11))
+    assert partials.result() == b"13"
+
+
+def test_rows_filtered_together_keep_their_place() -> None:
+    partials, mask = Partials(Joins()), Mask(0b11 | 1 << 700)
+    for number in range(300):
+        rows_of = [number % 3, 700 if number > 150 else 2]
+        keys = [b"%05d" % number, b"%05d+" % number]
+        partials.add_rows(leaf_body(keys, keys, rows_of)[1], None, None, mask)
+        if number % 7 == 0:
+            partials.extend(Joins().reduce([Leaf([b"%05d-" % number], [b""], b"\x00")]))
+    found = partials.result()
+    assert found is not None
+    assert found.endswith(b"~%d" % (200 + 149 + 43))

@@ -3,7 +3,14 @@ from hypothesis import strategies as st
 
 from millstream.trees.core.masks import Mask
 from millstream.trees.core.nodes import leaf_body
-from millstream.trees.core.ranges import high_below, mask_below, rows_in, slice_of, slots_in
+from millstream.trees.core.ranges import (
+    high_below,
+    mask_below,
+    parted,
+    rows_in,
+    slice_of,
+    slots_in,
+)
 
 bounds = st.none() | st.tuples(st.integers(0, 30).map(lambda n: b"%02d" % n), st.booleans())
 
@@ -27,6 +34,20 @@ def test_children_and_rows_of_a_range(numbers, low, high, width) -> None:  # typ
             assert all(in_range(key, low, high) for key in child)
         elif slot == slots[-1] and high_below(child[-1], high) is None:
             assert all(in_range(key, None, high) for key in child)
+
+
+@given(st.sets(st.integers(0, 30), min_size=1).map(sorted), bounds, bounds)
+def test_children_cut_by_a_bound_are_told_from_whole_ones(numbers, low, high) -> None:  # type: ignore[no-untyped-def]
+    lasts = [b"%02d" % number for number in numbers]
+    first, whole, last = parted(lasts, low, high)
+    parts = [first, *whole, last]
+    slots = slots_in(lasts, low, high)
+    assert [slot for slot in parts if slot is not None] == list(slots)
+    assert (first is not None) == (low is not None and bool(slots))
+    for slot in whole:
+        assert high_below(lasts[slot], high) is None
+    if last is not None:
+        assert high_below(lasts[last], high) == high
 
 
 def test_what_of_a_child_is_wanted() -> None:

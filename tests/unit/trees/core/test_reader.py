@@ -87,21 +87,24 @@ def test_a_mask_costs_nothing_where_subtrees_are_wanted_or_not_as_a_whole() -> N
     assert reader.count(wanted=2**64 - 1) == 60_000
 
 
-def test_few_leaves_wait_for_the_reducer() -> None:
+def test_few_leaves_and_rows_wait_for_the_reducer() -> None:
     class Bounded(Sums):
-        most = 0
+        leaves = rows = 0
 
         def reduce(self, leaves):  # type: ignore[no-untyped-def]
-            self.most = max(self.most, len(leaves))
+            self.leaves = max(self.leaves, len(leaves))
+            self.rows = max(self.rows, *(len(leaf.keys) for leaf in leaves))
             return super().reduce(leaves)
 
     tree = Tree(bounded := Bounded())
     tree.load(rows_from(range(60_000)))
-    bounded.most = bounded.calls = 0
-    total = sum(n for n in range(60_000) if n * 7919 % 64 == 5)
-    assert tree.reader().reduce(wanted=1 << 5) == b"%d" % total
-    assert 100 < bounded.most <= 512
+    bounded.calls = bounded.leaves = bounded.rows = 0
+    wanted = 2**64 - 1 & ~(1 << 5)
+    total = sum(n for n in range(60_000) if n * 7919 % 64 != 5)
+    assert tree.reader().reduce(wanted=wanted) == b"%d" % total
+    assert 10 < bounded.leaves <= 512
     assert bounded.calls < 10
+    assert 3000 < bounded.rows < 5000
 
 
 def test_readers_share_a_cache() -> None:
