@@ -62,6 +62,7 @@ class Copies:
         bucket.stop_copy = self.stop
         bucket.undo_copy = self.undo
         bucket.take_copy_over = self.take_over
+        bucket.stand_back = self.stand_back
 
     def subscribe_moved(self, callback: Callable[[int], None]) -> None:
         """Call `callback` after a copy became another, was rolled back or promised something."""

@@ -184,6 +184,8 @@ class FeedSession:
 
     async def _stand_back(self, partition_id: int) -> None:
         """Let a copy follow again that waited in vain to take over."""
-        if self._bucket.partitions[partition_id].state is PartitionState.PENDING:
-            with contextlib.suppress(MillstreamError):
-                await self._bucket.set_state(partition_id, PartitionState.REPLICA)
+        try:
+            await self._bucket.stand_back(partition_id)
+        except MillstreamError as error:
+            _LOG.error("partition %d, which %s was to hand over, cannot follow again: %s",
+                       partition_id, self._name, error)  # fmt: skip

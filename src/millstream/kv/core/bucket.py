@@ -61,6 +61,9 @@ async def _nobody_stops(partition_id: int, epoch: int) -> None: ...
 async def _nobody_takes(partition_id: int, state: PartitionState, epoch: int) -> None: ...
 
 
+async def _nobody_stands_back(partition_id: int) -> None: ...
+
+
 async def _nobody_undoes(partition_id: int, seqno: int, epoch: int, branch: int) -> int:
     return 0
 
@@ -134,6 +137,8 @@ class Bucket:
         """Rolls a copy back for its source; as `kv.aio.copies.Copies.undo`."""
         self.take_copy_over: Callable[[int, PartitionState, int], Awaitable[None]] = _nobody_takes
         """Gives a copy the state that a take-over wants; as `Copies.take_over`."""
+        self.stand_back: Callable[[int], Awaitable[None]] = _nobody_stands_back
+        """Lets a copy follow again that waited in vain to take over; as `Copies.stand_back`."""
         self._fed: set[int] = set()
         self.map_changes = 0
         """How often it changed which partitions are active here, or where copies are."""

@@ -9,6 +9,7 @@ from struct import pack
 
 import pytest
 
+from millstream.errors import UnavailableError
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.aio.feeding import FeedSession
 from millstream.kv.core.partition import Partition
@@ -155,6 +156,28 @@ async def test_a_copy_that_waits_in_vain_follows_again(peer: Peer, is_cut: bool)
         await peer.hear(Opcode.DCP_SET_VBUCKET_STATE)
         peer.say(stream_end(0, 0, 2))
     await until(lambda: peer.partition.state is REPLICA)
+
+
+async def test_a_copy_that_became_active_meanwhile_does_not_stand_back(peer: Peer) -> None:
+    copies = peer.engine.copies
+    await copies.set_state(0, PENDING)
+    await asyncio.gather(copies.set_state(0, ACTIVE), peer.session._stand_back(0))
+    assert peer.partition.state is ACTIVE
+
+
+async def test_a_copy_that_cannot_stand_back_is_logged(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise UnavailableError("no space", code="disk_full")
+
+    await peer.open(StreamFlag.TAKEOVER)
+    peer.say(state_wanted(PENDING))
+    await peer.hear(Opcode.DCP_SET_VBUCKET_STATE)
+    monkeypatch.setattr(peer.engine.store, "set_state", full)
+    peer.say(stream_end(0, 0, 2))
+    await until(lambda: "cannot follow again: no space" in caplog.text)
+    assert peer.partition.state is PENDING
 
 
 async def test_nonsense_ends_the_connection(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
