@@ -14,13 +14,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from typing import Final, Protocol
+from typing import Protocol
 
 from millstream.errors import LocalProtocolError, MillstreamError, RemoteProtocolError
 from millstream.kv.aio.reading_back import BUSY_WAIT_S
 from millstream.kv.core.added_feed import AddedFeed
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.feed import ChangeState, Read, Send, TakenOver, Undo
+from millstream.kv.core.feed import FULL_WAIT_S, ChangeState, Read, Send, TakenOver, Undo
 from millstream.model.partitions import PartitionState
 from millstream.runtime.tasks import Tasks
 from millstream.wire.mcbp import Packet, Status
@@ -28,8 +28,6 @@ from millstream.wire.mcbp import Packet, Status
 __all__ = ["FeedConnection", "FeedSession"]
 
 _LOG = logging.getLogger(__name__)
-FULL_WAIT_S: Final = 0.1
-"""How often a feed that takes no more looks whether writes are accepted again."""
 
 
 class FeedConnection(Protocol):

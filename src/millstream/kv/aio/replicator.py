@@ -40,7 +40,16 @@ from millstream.errors import (
 from millstream.kv.aio.copies import Copies
 from millstream.kv.aio.reading_back import BUSY_WAIT_S
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.feed import ChangeState, FeedFigures, Read, Send, TakenOver, Undo, Wait
+from millstream.kv.core.feed import (
+    FULL_WAIT_S,
+    ChangeState,
+    FeedFigures,
+    Read,
+    Send,
+    TakenOver,
+    Undo,
+    Wait,
+)
 from millstream.kv.core.residents import NotInMemory
 from millstream.kv.core.states import FOLLOWING
 from millstream.kv.core.taking_feed import TakingFeed
@@ -62,8 +71,6 @@ TAKE_OVER_S_MAX: Final = 100.0
 """How long a take-over may last, from its request to the copy being active."""
 HIGHS_INTERVAL_S: Final = 1.0
 """How often a source is asked how far it is, for the figures."""
-FULL_WAIT_S: Final = 0.1
-"""How often a feed that takes no more looks whether writes are accepted again."""
 
 LinkTo = Callable[[NodeAddress, str], Link]
 """How a node is reached, for a bucket by name."""

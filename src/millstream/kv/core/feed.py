@@ -59,6 +59,7 @@ from millstream.upr.core.follower import StreamOptions
 from millstream.wire.mcbp import Opcode, Packet, SnapshotFlag, Status, StreamFlag, request
 
 __all__ = [
+    "FULL_WAIT_S",
     "ChangeState",
     "Effect",
     "Feed",
@@ -76,6 +77,8 @@ UNFLUSHED_BYTES_MAX: Final = 16 * 1024 * 1024
 """Of changes that one source brought and the log has not, beyond which nothing more is taken."""
 STEP_CHANGES_MAX: Final = 500
 """Changes applied in one step: the loop is busy meanwhile."""
+FULL_WAIT_S: Final = 0.1
+"""How often a feed that takes no more looks whether writes are accepted again."""
 PAUSE_S_MIN: Final = 0.1
 """Before a stream that was refused or ended is asked for again; doubled each time."""
 PAUSE_S_MAX: Final = 2.0
