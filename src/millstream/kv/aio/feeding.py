@@ -3,7 +3,8 @@
 Invariants:
 1. Changes are applied a part at a time, in turns of the loop of their own.
 2. A rollback or a change of state that has begun is finished when the connection is lost.
-3. A map ends the connection if by it a copy fed here follows a node.
+3. An error that nobody foresaw ends the connection: no copy stays in the middle of a change.
+4. A map ends the connection if by it a copy fed here follows a node.
 
 Elsewhere: every decision (`kv.core.added_feed`), the socket (`kv.aio.server`).
 """
@@ -163,6 +164,8 @@ class FeedSession:
             _LOG.warning("partition %d is not undone for %s: %s", partition_id, self._name, error)
             if not self._is_closed:
                 self._feed.on_not_undone(partition_id)
+        except Exception:  # noqa: BLE001 - the peer sees the connection end, and connects again
+            self._end_by_mistake(f"partition {partition_id} is not undone")
         else:
             if not self._is_closed:
                 self._feed.on_undone(partition_id, seqno)
@@ -174,11 +177,17 @@ class FeedSession:
             await self._bucket.take_copy_over(*effect)
         except MillstreamError as error:
             failure = str(error)
+        except Exception:  # noqa: BLE001 - the peer sees the connection end, and connects again
+            self._end_by_mistake(f"partition {effect.partition_id} is not taken over")
         if self._is_closed and effect.state is PartitionState.PENDING:
             await self._stand_back(effect.partition_id)
         elif not self._is_closed:
             self._feed.on_state_changed(effect.partition_id, failure)
         self._wake()
+
+    def _end_by_mistake(self, what: str) -> None:
+        _LOG.exception("closed %s, which fed copies: %s", self._name, what)
+        self.end()
 
     async def _stand_back(self, partition_id: int) -> None:
         """Let a copy follow again that waited in vain to take over."""

@@ -180,6 +180,45 @@ async def test_a_copy_that_cannot_stand_back_is_logged(
     assert peer.partition.state is PENDING
 
 
+async def mistaken(*_: object) -> None:
+    raise KeyError("nobody foresaw this")
+
+
+async def test_a_mistake_while_a_copy_is_undone_ends_the_connection(
+    peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    peer.engine.bucket.undo_copy = mistaken  # type: ignore[assignment]
+    await peer.open()
+    for seqno in (1, 2):
+        peer.say(snapshot_marker(0, 0, seqno, seqno, 1), put(seqno))
+    await until(lambda: peer.partition.persisted_seqno == 2)
+    peer.say(stream_end(0, 0, 2))
+    peer.say(request(Opcode.DCP_ADD_STREAM, extras=bytes(4)))
+    await peer.hear(Opcode.DCP_STREAM_REQ)
+    peer.say(response(Opcode.DCP_STREAM_REQ, Status.ROLLBACK, 0, value=pack(">Q", 1)))
+    await until(lambda: peer.connection.is_closed)
+    assert "partition 0 is not undone" in caplog.text
+    assert peer.engine.bucket.begin_feeding(0)
+
+
+async def test_a_mistake_while_a_copy_takes_over_ends_the_connection_and_it_follows_again(
+    peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    take_over = peer.engine.copies.take_over
+
+    async def half(*effect: object) -> None:
+        await take_over(*effect)  # type: ignore[arg-type]
+        await mistaken()
+
+    peer.engine.bucket.take_copy_over = half
+    await peer.open(StreamFlag.TAKEOVER)
+    peer.say(state_wanted(PENDING))
+    await until(lambda: peer.connection.is_closed)
+    await peer.session._work.finish()
+    assert "partition 0 is not taken over" in caplog.text
+    assert peer.partition.state is REPLICA
+
+
 async def test_nonsense_ends_the_connection(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
     await peer.open()
     peer.say(request(Opcode.DCP_BUFFER_ACK, extras=bytes(4)))
