@@ -109,7 +109,7 @@ class CopyOnDisk:
         moves.restore(self.partition, self.store.roll_back(0, seqno))
 
     def raise_branch(self, branch: int) -> None:
-        self.store.raise_last_branch(0, branch)
+        self.store.promise([0], branch)
         self.partition.last_branch = self.store.partition(0).last_branch
 
     def receive(self, log: FailoverLog, purge: int, end: int, *changes: tuple[bytes, int]) -> None:

@@ -519,7 +519,7 @@ class Copy(Reading):
         self.is_down = False
         self.start()
         if self.partition.state is PartitionState.ABSENT:
-            self.store.raise_last_branch(0, max(c.last_branch for c in self.world.copies))
+            self.store.promise([0], max(c.last_branch for c in self.world.copies))
             self.partition.last_branch = self.store.partition(0).last_branch
             self.set_state(REPLICA)
         if not self.is_active:  # one that stopped cleanly still is
@@ -694,7 +694,7 @@ class World:
         branch = max(max(copy.last_branch for copy in answers) + 1, self.clock)
         for copy in answers:
             copy.stand_down()
-            copy.store.raise_last_branch(0, branch)
+            copy.store.promise([0], branch)
             copy.partition.last_branch = branch
         kept = {"majority"} if intact > needed else set()
         kept |= {"persisted"} if whole > needed else set()

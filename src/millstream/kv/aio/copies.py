@@ -276,21 +276,6 @@ class Copies:
             if partition.state is PartitionState.PENDING:
                 await self._change(partition, PartitionState.REPLICA)
 
-    async def raise_last_branch(self, partition_id: int, branch: int) -> None:
-        """Promise that later histories of this copy have larger branches. Durable on return.
-
-        From then on it follows no source whose newest branch is lower.
-
-        Raises:
-            UnavailableError: `disk_full`: nothing changed; `disk_failed`, `stopping`.
-        """
-        partition = self._bucket.partitions[partition_id]
-        async with self._flusher.paused():
-            raise_durably = self._store.raise_last_branch
-            await self._flusher.in_thread(raise_durably, partition_id, branch)
-            partition.last_branch = max(partition.last_branch, branch)
-        self._tell_moved(partition)
-
     async def promise(self, partition_ids: Collection[int], branch: int) -> list[int]:
         """Let copies promise a branch to whoever wants to promote one; return those that did.
 

@@ -503,12 +503,6 @@ class LogStore:
 
     # -- state, history, rollback, stop: no append, absorb or by-id application may be under way
 
-    def raise_last_branch(self, partition_id: int, branch: int) -> None:
-        """See to it that every later branch of the partition is larger. Durable on return."""
-        if branch > self._summaries[partition_id].last_branch:
-            self.withdraw_receipt()
-            self._write_controls([control(Kind.BRANCH, partition_id, branch)])
-
     def set_state(self, partition_id: int, state: PartitionState) -> None:
         """Give this copy another part to play, in the same history. Durable on return."""
         self.set_states([partition_id], state)

@@ -104,10 +104,12 @@ async def test_copies_promise_once_and_one_is_active_in_that_branch(tmp_path: Pa
     put(partition, "a=1", "b=2")
     log = partition.failover_log
     high = max(p.last_branch for p in engine.bucket.partitions)
-    await copies.raise_last_branch(1, high + 9)
+    await copies.promise([1], high + 10)
+    await copies.set_state(1, ACTIVE)
+    later = other.last_branch
     assert await copies.promise([0, 1], high + 9) == [0]
     assert (partition.state, partition.persisted_seqno) == (REPLICA, 2)
-    assert (other.state, other.last_branch) == (ACTIVE, high + 9)
+    assert (other.state, other.last_branch) == (ACTIVE, later)
     assert await copies.promise([0, 1], high + 9) == []
     for branch, end in ((high + 8, 2), (high + 10, 2), (high + 9, 3)):
         assert await copies.activate(branch, {0: end}) == []
@@ -318,8 +320,8 @@ async def test_a_raised_branch_fences_and_stays(tmp_path: Path) -> None:
     engine = await opened(tmp_path)
     branch = engine.bucket.partitions[0].last_branch + 1000
     await engine.copies.set_state(0, REPLICA)
-    await engine.copies.raise_last_branch(0, branch)
-    await engine.copies.raise_last_branch(0, 5)
+    await engine.copies.promise([0], branch)
+    await engine.copies.promise([0], 5)
     await engine.stop()
     engine = await opened(tmp_path)
     partition = engine.bucket.partitions[0]
@@ -483,12 +485,12 @@ async def test_a_full_disk_changes_nothing(
     def full(*_: object) -> None:
         raise UnavailableError("no space", code="disk_full")
 
-    for name in ("roll_back", "set_state", "raise_last_branch"):
+    for name in ("roll_back", "set_state", "promise"):
         monkeypatch.setattr(engine.store, name, full)
     for call in (
         engine.copies.roll_back(0, 0),
         engine.copies.set_state(0, DEAD),
-        engine.copies.raise_last_branch(0, 1 << 52),
+        engine.copies.promise([0], 1 << 52),
     ):
         with pytest.raises(UnavailableError, match="no space"):
             await call

@@ -326,7 +326,7 @@ async def test_a_copy_that_promised_a_later_branch_does_not_follow(cluster: Clus
     cluster.set_map(("n1", "n2"), ("n1", "n2"))
     await until(lambda: cluster.is_durable(0))
     branch = cluster.source.bucket.partitions[0].failover_log[0].branch + 1
-    await cluster.copy.copies.raise_last_branch(0, branch)
+    await cluster.copy.copies.promise([0], branch)
     cluster.put(0, "b=1")
     cluster.put(1, "c=1")
     await until(lambda: cluster.is_durable(1))
@@ -356,7 +356,7 @@ async def test_the_lag_is_asked_for(cluster: Cluster, monkeypatch: pytest.Monkey
     cluster.set_map(("n1", "n2"), ("n1", "n2"))
     await until(lambda: cluster.figure("streams") == 2)
     branch = cluster.source.bucket.partitions[0].failover_log[0].branch + 1
-    await cluster.copy.copies.raise_last_branch(0, branch)
+    await cluster.copy.copies.promise([0], branch)
     cluster.put(0, "a=1", "b=1")
     await until(lambda: cluster.figure("lag") == 2)
     assert cluster.figure("behind") == 1

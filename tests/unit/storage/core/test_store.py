@@ -390,14 +390,15 @@ def test_states_and_raised_branches_are_kept(directory, how):
     before = store.partition(0)
     assert before.state is PartitionState.ACTIVE
     store.set_state(0, PartitionState.DEAD)
-    store.raise_last_branch(0, 500)
-    store.raise_last_branch(0, 30)
-    store.raise_last_branch(1, 2)
+    store.promise([0], 500)
+    store.promise([0], 30)
+    store.promise([1], 2)
     store = reopened(directory, **how)
     state = store.partition(0)
     assert (state.state, state.last_branch) == (PartitionState.DEAD, 500)
     assert state.failover_log == before.failover_log  # it serves nobody: no new history
-    assert store.partition(1).last_branch == (2 if how["is_clean"] else 3)
+    promised = store.partition(1)
+    assert (promised.state, promised.last_branch) == (PartitionState.REPLICA, 2)
     store.set_state(0, PartitionState.ACTIVE)
     store = reopened(directory)
     assert store.partition(0).failover_log[0].branch > 500
