@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,10 +19,10 @@ from millstream.wire.mcbp import Opcode, Packet
 from node_process import NodeProcess
 from nodes_with_map import ask, give_map, map_of
 from raw_client import RawClient
+from waiting import WAIT_S, until
 
 BUCKET = "orders"
 MAJORITY, PERSISTED_ON_MAJORITY = b"\x11\x01", b"\x11\x03"
-WAIT_S = 30.0
 
 
 class BucketNodes:
@@ -65,10 +64,7 @@ class BucketNodes:
 
     def until(self, what: Callable[[], object]) -> None:
         """Wait for a condition."""
-        end = time.monotonic() + WAIT_S
-        while not what():
-            assert time.monotonic() < end, {n: x.log()[-2000:] for n, x in self.nodes.items()}
-            time.sleep(0.02)
+        until(what, lambda: {n: x.log()[-2000:] for n, x in self.nodes.items()})
 
     def until_level(self, *names: str) -> None:
         """Wait until these nodes' copies have the same histories and the same end."""

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -41,10 +40,11 @@ from couchbase.options import (
     UpsertOptions,
 )
 
+from waiting import until
+
 LOGIN = ("ada", "lovelace and more")
 SECRET = {"MILLSTREAM_CLUSTER_SECRET": "of the nodes of this test alone"}
 PARTITIONS = 4
-WAIT_S = 30.0
 LEVELS = [
     DurabilityLevel.MAJORITY,
     DurabilityLevel.MAJORITY_AND_PERSIST_TO_ACTIVE,
@@ -95,13 +95,6 @@ def collection_of() -> Iterator[Callable[[NodeProcess], Collection]]:
     yield connected
     for cluster in made:
         cluster.close()
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < end, "it took too long"
-        time.sleep(0.01)
 
 
 def at(level: DurabilityLevel) -> ServerDurability:

@@ -175,7 +175,7 @@ async def test_readers_hold_what_the_partition_does_whatever_is_rolled_back(
         elif choice < 0.6:
             readers[1].begin_anew(dice.randrange(PARTITIONS))
         for _ in range(dice.randint(0, 3)):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # so that readers are anywhere
         for reader in readers:
             reader.ask()
     for reader in readers:

@@ -14,7 +14,6 @@ import contextlib
 import errno
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,9 +22,9 @@ import pytest
 from millstream.wire.mcbp import Opcode, Status, request
 from node_process import NodeProcess
 from raw_client import Closed, RawClient
+from waiting import until
 
 BUCKET = "default"
-WAIT_S = 20.0
 HOUR_S = 3600
 TO_DISK = bytes((0x11, 3))
 """Frame info of a write that is answered once it is persisted."""
@@ -76,13 +75,6 @@ def put(client: RawClient, key: bytes, value: bytes, *, is_durable: bool = False
 def get(client: RawClient, key: bytes) -> bytes | None:
     reply = client.ask(Opcode.GET, key=key)
     return reply.value if reply.status == Status.SUCCESS else None
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)  # the node tells nobody: asked again
 
 
 def send_durable(client: RawClient, key: bytes, value: bytes) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from struct import Struct
@@ -15,9 +14,9 @@ from millstream.wire.mcbp import Opcode, OpenFlag, Packet, Status
 from node_process import NodeProcess
 from nodes_with_map import activate_first, give_map
 from raw_client import RawClient
+from waiting import WAIT_S, until
 
 POSITION = Struct(">HB5x8Q")
-WAIT_S = 30.0
 ROWS = [["a", "b"]]
 CHANGES = (Opcode.DCP_MUTATION, Opcode.DCP_DELETION)
 Nodes = dict[str, NodeProcess]
@@ -28,13 +27,6 @@ def started(make_node: Callable[..., NodeProcess]) -> Nodes:
     give_map(nodes, "shared", ROWS)
     activate_first(nodes, "shared", ROWS)
     return nodes
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < end, "it took too long"
-        time.sleep(0.01)
 
 
 @contextmanager

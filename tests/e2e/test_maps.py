@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ from millstream.wire.mcbp import Opcode, Status
 from node_process import NodeProcess
 from nodes_with_map import UUID, activate_first, ask, give_map, map_of, states
 from raw_client import RawClient
+from waiting import until
 
 ROWS = [["a", "b"]] * 4 + [["b", "a"]] * 4
 Nodes = dict[str, NodeProcess]
@@ -34,13 +34,6 @@ def config_of(node: NodeProcess) -> dict[str, Any]:
 def seqnos(node: NodeProcess) -> list[int]:
     _, answer = ask(node, "GET", "/buckets/shared/partitions")
     return [copy["high_seqno"] for copy in answer["partitions"]]
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    until = time.monotonic() + 30
-    while not is_true():
-        assert time.monotonic() < until
-        time.sleep(0.05)  # between looks at another process
 
 
 def test_a_bucket_is_shared_by_two_nodes(nodes: Nodes) -> None:
@@ -133,7 +126,7 @@ def test_a_bucket_that_there_is_is_given_a_second_node(nodes: Nodes) -> None:
     give_map(nodes, "shared", rows, uuid=made["uuid"])
     assert states(a, "shared") == ["active"] * 8
     assert states(b, "shared") == ["replica"] * 8
-    wait_until(lambda: seqnos(b) == seqnos(a))
+    until(lambda: seqnos(b) == seqnos(a))
     assert sum(seqnos(b)) == 50
     after = config_of(a)
     assert (after["revEpoch"], after["rev"]) > (before["revEpoch"], before["rev"])

@@ -13,7 +13,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 import pytest
 
 import millstream
-from bucket_nodes import BUCKET, MAJORITY, PERSISTED_ON_MAJORITY, WAIT_S, BucketNodes, ended
+from bucket_nodes import BUCKET, MAJORITY, PERSISTED_ON_MAJORITY, BucketNodes, ended
 from millstream.cluster.pages import Pages
 from millstream.errors import MillstreamError
 from millstream.model.partitions import partition_of
@@ -29,6 +28,7 @@ from millstream.upr import BucketReader, SqliteSink
 from millstream.wire.mcbp import Status
 from node_process import NodeProcess
 from nodes_with_map import map_of
+from waiting import until
 
 Make = Callable[[int, list[str]], BucketNodes]
 TLS = Path(__file__).parent / "tls"
@@ -371,10 +371,10 @@ class SafeNodes:
 
     def until_followed(self) -> None:
         """Wait until every replica follows: before, no majority can be had."""
-        end = time.monotonic() + WAIT_S
-        while not all(map(self._is_following, self.pages.values())):
-            assert time.monotonic() < end, {name: n.log() for name, n in self.nodes.items()}
-            time.sleep(0.02)
+        until(
+            lambda: all(map(self._is_following, self.pages.values())),
+            lambda: {name: node.log() for name, node in self.nodes.items()},
+        )
 
     @staticmethod
     def _is_following(pages: Pages) -> bool:

@@ -14,7 +14,6 @@ import select
 import socket
 import ssl
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,10 +30,10 @@ from millstream.wire.mcbp import Opcode, StreamFlag
 from node_process import NodeProcess
 from nodes_with_map import activate_first, ask, give_map, map_of, states
 from raw_client import RawClient
+from waiting import until
 
 PARTITIONS = 4
 ROWS = [["a", "b"]] * PARTITIONS
-WAIT_S = 40.0
 TLS = Path(__file__).parent / "tls"
 MakeNode = Callable[..., NodeProcess]
 Content = dict[bytes, tuple[bytes, bytes]]
@@ -45,13 +44,6 @@ def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port: int = listening.getsockname()[1]
         return port
-
-
-def until(is_so: Callable[[], bool], say: Callable[[], object]) -> None:
-    end = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < end, say()
-        time.sleep(0.02)  # the nodes tell nobody: asked again
 
 
 class Pair:

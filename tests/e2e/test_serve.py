@@ -16,6 +16,7 @@ import pytest
 
 from millstream.client.connection import Connection
 from millstream.errors import AccessError, UnavailableError
+from waiting import until
 
 TLS = Path(__file__).parent / "tls"
 CLOSED = [f"--no-{name}" for name in ("memcached", "http", "coord", "ninep", "peer")]
@@ -41,13 +42,6 @@ def refused(done, code, *words):
     assert "Traceback" not in done.stderr
     for word in words:
         assert word in line
-
-
-def until(condition, what, seconds=15.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)  # the node tells nobody: asked again
 
 
 def fetch(node, path):
@@ -194,7 +188,7 @@ def test_a_killed_supervisor_takes_its_engine_along(make_node):
     node = make_node(name="a").start()
     engine = engine_of(node)
     os.kill(node.pid, signal.SIGKILL)
-    until(lambda: not is_alive(engine), "the engine outlives its supervisor")
+    until(lambda: not is_alive(engine), lambda: "the engine outlives its supervisor")
     again = make_node(name="a").start()
     assert again.stop() == 0
 
@@ -203,8 +197,11 @@ def test_a_killed_engine_comes_back_on_the_same_ports(make_node):
     node = make_node().start()
     engine, welcome = engine_of(node), fetch(node, "/")
     os.kill(engine, signal.SIGKILL)
-    until(lambda: engine not in node.pids() and len(node.pids()) == 2, "no new engine")
-    until(lambda: "\x20ready\x20" in node.log().split("starting it again")[-1], "not ready again")
+    until(lambda: engine not in node.pids() and len(node.pids()) == 2, lambda: "no new engine")
+    until(
+        lambda: "\x20ready\x20" in node.log().split("starting it again")[-1],
+        lambda: "not ready again",
+    )
     assert fetch(node, "/") == welcome
     assert "was killed by signal 9" in node.log()
     assert "1 of 5" in node.log()
@@ -322,7 +319,7 @@ def test_a_node_runs_on_when_nobody_reads_its_ready_line(tmp_path):
                 return False
             return True
 
-        until(answers, "the node does not answer")
+        until(answers, lambda: "the node does not answer")
         process.terminate()
         _, log = process.communicate(timeout=20)
     assert process.returncode == 0

@@ -29,11 +29,11 @@ from millstream.wire.mcbp import (
 from node_process import NodeProcess
 from nodes_with_map import activate_first, ask, give_map, states
 from raw_client import Closed, RawClient
+from waiting import WAIT_S, until
 
 PARTITIONS = 4
 ROWS = [["a", "b"]] * PARTITIONS
 RETRY = (Status.NOT_MY_VBUCKET, Status.ETMPFAIL)
-WAIT_S = 30.0
 WRITERS = 2
 KILL_AFTER_MS = (3, 8, 14, 22)
 Nodes = dict[str, NodeProcess]
@@ -51,13 +51,6 @@ def copies(node: NodeProcess, bucket: str = "shared") -> list[dict[str, Any]]:
     _, answer = ask(node, "GET", f"/buckets/{bucket}/partitions")
     found: list[dict[str, Any]] = answer["partitions"]
     return found
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < end, "it took too long"
-        time.sleep(0.01)
 
 
 def take_over(node: NodeProcess, partition: int, bucket: str = "shared") -> tuple[int, Any]:
