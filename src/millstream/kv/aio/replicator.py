@@ -26,8 +26,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
-import msgspec
-
 from millstream.access.kv_login import Login
 from millstream.errors import (
     ConditionError,
@@ -57,6 +55,7 @@ from millstream.model.bucket_map import NodeAddress
 from millstream.model.partitions import PartitionState
 from millstream.runtime.tasks import Tasks
 from millstream.upr.aio.link import TIMEOUT_S, Link
+from millstream.wire.cluster_map import cluster_map_from
 from millstream.wire.mcbp import Feature, Opcode, request
 
 __all__ = ["LinkTo", "Replicator", "SourceStatus", "plain_link"]
@@ -74,10 +73,6 @@ HIGHS_INTERVAL_S: Final = 1.0
 
 LinkTo = Callable[[NodeAddress, str], Link]
 """How a node is reached, for a bucket by name."""
-
-
-class _Config(msgspec.Struct):
-    uuid: str = ""
 
 
 class ReplicationStatistics(NamedTuple):
@@ -372,11 +367,8 @@ class _Source:
     async def _check_bucket(self, link: Link) -> None:
         """Refuse another bucket of the same name: seqnos and lineages would mean nothing."""
         packet = await link.demand(request(Opcode.GET_CLUSTER_CONFIG), "the partition map")
-        try:
-            found = msgspec.json.decode(packet.value, type=_Config).uuid
-        except msgspec.MsgspecError as error:
-            message = f"{link.address} sent a map that is none: {error}"
-            raise RemoteProtocolError(message, code="bad_map") from error
+        node = self.node
+        found = cluster_map_from(packet.value, host=node.host, port=node.kv).bucket_uuid
         if found != self._bucket.uuid:
             raise StreamError(
                 f"bucket {self._bucket.name!r} at {link.address} is another one ({found}, here "

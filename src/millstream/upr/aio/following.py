@@ -409,7 +409,7 @@ class BucketReader:
                     raise
             finally:
                 await link.close()
-        raise AssertionError("the seed is asked at least")
+        raise AssertionError("the last node that was asked has answered or raised")
 
     async def _refresh_map(self) -> None:
         map_, old = await self._fetch_map(), self._map

@@ -7,7 +7,6 @@ Invariants:
 1. A description without its change, of another seqno, partition or stream, a change without its
    description, and bytes that are no lineage are errors of the peer: nothing of them is taken.
 2. A pair is taken whole or left for the next bytes.
-
 3. The seqnos of a run ascend.
 
 Elsewhere: how a pair is made (`wire.frames.described`), what is not described and where pairs

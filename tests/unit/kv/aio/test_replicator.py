@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -28,6 +29,12 @@ ACTIVE, REPLICA, PENDING, DEAD = (
 )
 NOW = 1_700_000_000_000_000_000
 NODES = (NodeAddress("n1", "127.0.0.1", 1, 101), NodeAddress("n2", "127.0.0.1", 2, 102))
+
+
+def config_of(uuid: str) -> bytes:
+    """Return what a node says of a bucket with that uuid."""
+    config = {"uuid": uuid, "nodesExt": [{}], "vBucketServerMap": {"vBucketMap": [[0], [0]]}}
+    return json.dumps(config).encode()
 
 
 class SocketDouble:
@@ -113,7 +120,7 @@ class Cluster:
         self.failed = 0
         self.failure: MillstreamError | None = None
         self.features = frozenset({int(Feature.MILLSTREAM)})
-        self.config = b'{"uuid":"00"}'
+        self.config = config_of("00")
         self.revision = 0
 
     def link_to(self, node: NodeAddress, bucket: str) -> LinkDouble:
@@ -259,7 +266,7 @@ async def test_a_source_that_cannot_be_reached_is_tried_again(cluster: Cluster) 
 
 
 @pytest.mark.parametrize(
-    ("config", "said"), [(b'{"uuid":"ff"}', "is another one"), (b"no", "a map that is none")]
+    ("config", "said"), [(config_of("ff"), "is another one"), (b"no", "a map that is none")]
 )
 async def test_another_bucket_is_not_followed(cluster: Cluster, config: bytes, said: str) -> None:
     cluster.config = config
