@@ -124,7 +124,7 @@ async def _print_and_save(consumer: Consumer) -> None:
             saver = group.create_task(_save_often(consumer))
             await _print_events(consumer)
             saver.cancel()
-    except BaseExceptionGroup as failed:
+    except BaseExceptionGroup as failed:  # its first error says it all
         raise failed.exceptions[0] from None
     await consumer.save()
 

@@ -86,7 +86,7 @@ class Connection:
         self._hang_ups.register(self._socket, select.POLLRDHUP)
         try:
             self.features = self._open_session(open_session(login))
-        except BaseException:
+        except BaseException:  # also when interrupted: the socket is closed
             self.close()
             raise
 

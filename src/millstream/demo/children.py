@@ -113,7 +113,7 @@ def start_node(work_dir: Path, bucket: str) -> tuple[Child, str]:
     node = Child(work_dir, "node", arguments)
     try:
         ready = node.wait_for_lines(1, READY_S)[0]
-    except BaseException:
+    except BaseException:  # also when interrupted: no child is left running
         node.stop()
         raise
     return node, str(ready["kv"])

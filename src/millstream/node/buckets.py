@@ -199,7 +199,7 @@ class Buckets:
         try:
             await asyncio.to_thread(make_directory, self._path, record, placed)
             await self._bring_up(record)
-        except BaseException as error:
+        except BaseException as error:  # also when cancelled: no half-made directory stays
             await asyncio.to_thread(take_back_directory, self._path, record)
             if isinstance(error, OSError):
                 raise UnavailableError(
@@ -429,7 +429,7 @@ class Buckets:
             await running.copies.take_places()
         except UnavailableError as error:
             _LOG.error("bucket %s: replicas are missing, give it its map again: %s", name, error)
-        except BaseException:
+        except BaseException:  # also when cancelled: nothing half-started runs on
             del self._running[name]
             await running.stop()
             raise

@@ -63,7 +63,7 @@ class DataDirectory:
         except OSError as error:
             lock.release()
             raise _unusable(path, error) from error
-        except BaseException:
+        except BaseException:  # whoever fails or is interrupted holds no lock
             lock.release()
             raise
 

@@ -184,7 +184,7 @@ class EmbeddedNode:
         self._loop = loop
         try:
             self._run(self._node.start())
-        except BaseException:
+        except BaseException:  # also when interrupted: the thread does not stay behind
             self._end_thread()
             raise
         atexit.register(self.stop)

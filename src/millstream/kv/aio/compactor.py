@@ -380,7 +380,7 @@ class Compactor:
                 compaction.gone_keys(), partial(reclaiming.forget, compaction), may_stop=True
             )
             await self._in_thread(compaction.swap)
-        except BaseException:
+        except BaseException:  # also when cancelled: its files are removed
             await self._in_thread(compaction.abandon)
             raise
         async with self._flusher.paused():

@@ -261,7 +261,7 @@ class Pager:
                 else:
                     frames, after = taken
                     await self._show(expiries, frames, pace)
-        except BaseException:
+        except BaseException:  # also when cancelled: half a scan is none
             expiries.forget()
             raise
         self._scan_total += 1

@@ -149,7 +149,7 @@ class LogStore:
                 disk, by_id, partition_count, new_entry, sizes,
                 is_alone=is_alone, begins_absent=begins_absent or not is_alone,
             )  # fmt: skip
-        except BaseException as error:
+        except BaseException as error:  # also when interrupted: the map is not left open
             by_id.close(is_durable=False)
             if isinstance(error, OSError):
                 raise disk_error(error, disk.describe("")) from error
@@ -492,7 +492,7 @@ class LogStore:
         """Apply a batch in steps of a few milliseconds, for the loop; all in one thread."""
         try:
             yield from self._by_id.apply_steps(batch, self._find_places)
-        except BaseException:
+        except BaseException:  # also when its steps are not taken to the end
             self._changed.update(p for p, _ in batch.summaries)  # the next batch has them, too
             raise
         self._log.forget_indexes(before=batch.applied.place.segment)

@@ -193,7 +193,7 @@ class Consumer:
             self._take(await asyncio.to_thread(self._checkpoints.load))
         try:
             await self._connect()
-        except BaseException:
+        except BaseException:  # also when cancelled: connections are closed
             await self.close()
             raise
         return self

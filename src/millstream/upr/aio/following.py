@@ -119,7 +119,7 @@ class _Session:
                 durable_only=self._durable_only,
             )
             self.core.start(f"millstream-reader-{secrets.token_hex(8)}".encode())
-        except BaseException:
+        except BaseException:  # also when cancelled: connections are closed
             await self.close()
             raise
 
@@ -223,7 +223,7 @@ class BucketReader:
         try:
             async with asyncio.TaskGroup() as group:
                 await self._find_homes(group)
-        except BaseExceptionGroup as failed:
+        except BaseExceptionGroup as failed:  # its first error says it all
             raise failed.exceptions[0] from None
         finally:
             self._give_up_barriers(StreamError("the reader has ended", code="reader_ended"))

@@ -70,7 +70,7 @@ def _transaction(database: sqlite3.Connection) -> Iterator[None]:
         try:
             yield
             database.execute("COMMIT")
-        except BaseException:
+        except BaseException:  # also when interrupted: all or nothing
             if database.in_transaction:
                 database.execute("ROLLBACK")
             raise

@@ -69,14 +69,14 @@ class IndexLink:
         try:
             connection = self._idle.pop() if self._idle else await self._connect()
             self._used.add(connection)
-        except BaseException:
+        except BaseException:  # also when cancelled: the turn is given back
             self._free.release()
             raise
         answer = StreamedAnswer(self, connection)
         try:
             connection.send(message({"call": name, **arguments}))
             answer.head = _OBJECT.decode(await connection.next_frame())
-        except BaseException:
+        except BaseException:  # also when cancelled: the connection is not used again
             await answer.close()
             raise
         return answer
