@@ -41,6 +41,8 @@ _BY_CODE: Final = {
     "seq_unreachable": 412,
     "timeout": 504,
     "missing_named_view": 404,
+    "not_my_partition": 503,
+    "design_differs": 503,
 }
 _BY_CLASS: Final[tuple[tuple[type[MillstreamError], int], ...]] = (
     (UsageError, 400),
