@@ -48,4 +48,7 @@ class Designs:
 
 
 def _compile(content: dict[str, Any], name: str) -> None:
-    open_mapper(parse_design(content, name)).close()
+    design = parse_design(content, name)
+    # Python functions are registered in the index process alone.
+    if design.language == "javascript":
+        open_mapper(design).close()

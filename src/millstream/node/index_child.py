@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import logging
 import os
 import signal
@@ -30,6 +29,7 @@ from millstream.runtime.logs import set_up_logs
 from millstream.runtime.process import calm_collector, die_with_parent, new_event_loop
 from millstream.views.aio.index_host import IndexHost
 from millstream.views.aio.index_server import IndexServer
+from millstream.views.aio.modules import load_modules
 
 __all__ = ["EXIT_NOT_STARTED", "IndexOrder", "main"]
 
@@ -73,10 +73,9 @@ async def _run(order: IndexOrder, reply: int) -> int:
     host = IndexHost(Path(order.buckets), order.kv)
     server = IndexServer(host)
     try:
-        for module in order.modules:
-            importlib.import_module(module)
+        load_modules(order.modules)
         await server.start(Path(order.socket))
-    except (ImportError, MillstreamError, OSError) as error:
+    except (MillstreamError, OSError) as error:
         _tell(reply, {"event": "error", "message": str(error)})
         return EXIT_NOT_STARTED
     calm_collector()

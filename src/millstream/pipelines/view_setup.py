@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import base64
 import json
-import sys
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +21,7 @@ from millstream.errors import AccessError, ConditionError, UnavailableError, Usa
 from millstream.pipelines.bucket_changes import Endpoint, scan
 from millstream.pipelines.view_store import STORE_SUFFIX
 from millstream.views.aio.mapping import open_mapper
+from millstream.views.aio.modules import load_modules as modules_of
 from millstream.views.core.design import (
     DESIGN_PREFIX,
     DesignDocument,
@@ -115,23 +114,8 @@ def load_modules(modules: tuple[str, ...]) -> list[Path]:
     Raises:
         UsageError: `bad_module`.
     """
-    here = Path.cwd()
-    if str(here) not in sys.path:
-        sys.path.append(str(here))
-    files: list[Path] = []
-    for name in modules:
-        try:
-            module = import_module(name)
-        except ImportError as error:
-            raise UsageError(
-                f"--python-module {name}: {error}; give the name of a module that is installed "
-                "or lies in the working directory",
-                code="bad_module",
-            ) from error
-        path = Path(module.__file__ or "")
-        if path.parent == here and path.suffix == ".py":
-            files.append(path)
-    return files
+    paths = [Path(module.__file__ or "") for module in modules_of(modules)]
+    return [path for path in paths if path.parent == Path.cwd() and path.suffix == ".py"]
 
 
 def check_functions(design: DesignDocument) -> None:

@@ -10,7 +10,7 @@ Invariants:
 
 Elsewhere: the JavaScript process (`views.aio.sandbox`), the registry of Python functions
 (`views.core.registered`), texts of documents (`views.core.documents`), rows for an index
-(`views.aio.index_mapping`), built-in reduces (`views.core.reduce`).
+(`millstream.views.aio.index_mapping`), built-in reduces (`views.core.reduce`).
 """
 
 from __future__ import annotations

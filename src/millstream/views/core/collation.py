@@ -1,12 +1,14 @@
 r"""Row order of views: one JSON key becomes one byte string that sorts as the key does.
 
-    null < false < true < numbers < strings < arrays < objects
+    unicode   null < false < true < numbers < strings < arrays < objects
+    raw       numbers < false < null < true < objects < arrays < strings
 
 Encoding: one tag byte, then
     number  big-endian double, sign bit flipped (all bits if negative); a double of 2^53 and more
             is followed by the encoding of what it misses of the exact integer
     string  root collation weights: primaries (2 bytes each) 0000 secondaries (2 bytes each) 0000
-            tertiaries (1 byte each) 00; trailing common secondaries and tertiaries left out
+            tertiaries (1 byte each) 00; trailing common secondaries and tertiaries left out;
+            raw: UTF-8 with 00 written as 00 ff, then 00 00
     array   its elements, then 00; object: its members in stored order, name and value, then 00
 
 Invariants:
@@ -24,17 +26,24 @@ from __future__ import annotations
 from functools import cache, lru_cache
 from math import inf, isfinite
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from millstream.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-__all__ = ["COLLATION_VERSION", "KEY_DEPTH_MAX", "encode_key", "encode_string"]
+__all__ = [
+    "COLLATION_VERSION",
+    "KEY_DEPTH_MAX",
+    "encode_key",
+    "encode_raw_key",
+    "encode_string",
+    "encoder_of",
+]
 
-COLLATION_VERSION: Final = "uca-10.0.0/1"
-"""Recorded beside stored keys: keys of another version must be encoded anew."""
+COLLATION_VERSION: Final = "uca-10.0.0/1 raw/1"
+"""Of both collations, recorded beside stored keys: those of another must be encoded anew."""
 KEY_DEPTH_MAX: Final = 200
 """Nested arrays and objects in a key."""
 
@@ -47,16 +56,15 @@ _ARRAY: Final = b"\x06"
 _OBJECT: Final = b"\x07"
 _END: Final = b"\x00"
 
-_DOUBLE: Final = Struct(">d")
-_BITS: Final = Struct(">Q")
+_DOUBLE: Final = Struct(">d").pack
+_TAGGED: Final = Struct(">cd").pack
 _UINT32: Final = Struct(">I")
-_SIGN: Final = 1 << 63
-_ALL: Final = (1 << 64) - 1
-_EXACT: Final = float(2**53)
+_INVERTED: Final = bytes(range(255, -1, -1))
+_EXACT: Final = 2**53
 
 _COMMON_SECONDARY: Final = b"\x00\x20"
 _COMMON_TERTIARY: Final = b"\x02"
-_UPPER_TERTIARY: Final = "\x08"
+_UPPER_TERTIARY: Final = 8
 _STRINGS_CACHED: Final = 8192
 
 # Primary weights of tab to carriage return, then of space to tilde; the other control
@@ -76,74 +84,105 @@ def _weights(first: int, text: str) -> dict[int, int]:
     return {first + at // 4: int(text[at : at + 4], 16) for at in range(0, len(text), 4)}
 
 
-_PRIMARY: Final[dict[int, int | None]] = {
-    **dict.fromkeys(range(128)),
-    **_weights(9, _SPACE_WEIGHTS),
-    **_weights(32, _PRINTABLE_WEIGHTS),
-}
-_TERTIARY: Final[dict[int, str | None]] = {
-    code: None if weight is None else _UPPER_TERTIARY if chr(code).isupper() else "\x02"
-    for code, weight in _PRIMARY.items()
-}
+_PRIMARY: Final = {**_weights(9, _SPACE_WEIGHTS), **_weights(32, _PRINTABLE_WEIGHTS)}
+_HIGH: Final = bytes(_PRIMARY.get(code, 0) >> 8 for code in range(256))
+_LOW: Final = bytes(_PRIMARY.get(code, 0) & 0xFF for code in range(256))
+_TERTIARY: Final = bytes(
+    _UPPER_TERTIARY if 0x41 <= code <= 0x5A else _COMMON_TERTIARY[0] for code in range(256)
+)
+_IGNORED: Final = bytes(code for code in range(128) if code not in _PRIMARY)
 
 
 def encode_key(key: Any) -> bytes:
-    """Return the byte string by which `key` (decoded JSON) sorts. O(size of the key).
+    """Return the byte string by which `key` (decoded JSON) sorts. O(size of the key). Hot path.
 
     Raises:
         UsageError: `bad_key`: not JSON (NaN, infinity, another type), or nested deeper than
             KEY_DEPTH_MAX.
     """
-    parts: list[bytes] = []
-    _append(key, parts.append, KEY_DEPTH_MAX)
-    return b"".join(parts)
+    kind = type(key)
+    if kind is str:
+        return _string_key(key)
+    if kind is int and -_EXACT < key < _EXACT:
+        # The double of a negative number has its sign bit set, so that of -key has it if key > 0.
+        return _TAGGED(_NUMBER, -float(key)) if key >= 0 else _number_key(_NUMBER, key)
+    if kind is list:
+        return b"%b%b\0" % (_ARRAY, b"".join(map(_element_key, key)))
+    return _encode(key, _UNICODE, KEY_DEPTH_MAX)
 
 
-def _append(key: Any, put: Callable[[bytes], None], depth: int) -> None:
+def encode_raw_key(key: Any) -> bytes:
+    """Do what `encode_key` does, for views with raw collation."""
+    return _encode(key, _RAW, KEY_DEPTH_MAX)
+
+
+def encoder_of(collation: str) -> Callable[[Any], bytes]:
+    """Return what encodes keys of a view with this collation: unicode or raw."""
+    return encode_raw_key if collation == "raw" else encode_key
+
+
+class _Order(NamedTuple):
+    """What differs between the collations."""
+
+    null: bytes
+    false: bytes
+    true: bytes
+    number: bytes
+    array: bytes
+    object: bytes
+    string: Callable[[str], bytes]
+
+
+def _element_key(key: Any) -> bytes:
+    kind = type(key)
+    if kind is str:
+        return _string_key(key)
+    if kind is int and 0 <= key < _EXACT:
+        return _TAGGED(_NUMBER, -float(key))
+    return _encode(key, _UNICODE, KEY_DEPTH_MAX - 1)
+
+
+def _encode(key: Any, order: _Order, depth: int) -> bytes:
     # The order of the tests matters only for speed: strings and numbers are the usual parts.
     if isinstance(key, str):
-        put(_STRING)
-        put(encode_string(key))
-    elif key is None:
-        put(_NULL)
-    elif key is True:
-        put(_TRUE)
-    elif key is False:
-        put(_FALSE)
-    elif isinstance(key, int | float):
-        put(_NUMBER)
-        put(_encode_number(key))
-    elif not depth:
-        raise UsageError(f"view key nested deeper than {KEY_DEPTH_MAX}", code="bad_key")
-    elif isinstance(key, list | tuple):
-        put(_ARRAY)
-        for element in key:
-            _append(element, put, depth - 1)
-        put(_END)
-    elif isinstance(key, dict):
-        put(_OBJECT)
-        for name, value in key.items():
-            put(_STRING)
-            put(encode_string(name))
-            _append(value, put, depth - 1)
-        put(_END)
-    else:
+        return order.string(key)
+    if key is None:
+        return order.null
+    if key is True:
+        return order.true
+    if key is False:
+        return order.false
+    if isinstance(key, int | float):
+        return _number_key(order.number, key)
+    if not isinstance(key, list | tuple | dict):
         raise UsageError(f"view key of type {type(key).__name__} is not JSON", code="bad_key")
+    if not depth:
+        raise UsageError(f"view key nested deeper than {KEY_DEPTH_MAX}", code="bad_key")
+    depth -= 1
+    if isinstance(key, dict):
+        members = [part for pair in key.items() for part in pair]
+        return _joined(order.object, members, order, depth)
+    return _joined(order.array, key, order, depth)
 
 
-def _encode_number(number: float) -> bytes:
+def _joined(tag: bytes, parts: Sequence[Any], order: _Order, depth: int) -> bytes:
+    return tag + b"".join([_encode(part, order, depth) for part in parts]) + _END
+
+
+def _number_key(tag: bytes, number: float) -> bytes:
     try:
         # Adding 0.0 turns -0.0 into 0.0.
         double = float(number) + 0.0
     except OverflowError:
-        return _encode_giant(int(number))
+        return tag + _encode_giant(int(number))
     if not isfinite(double):
         raise UsageError(f"view key {number!r} is not JSON", code="bad_key")
+    encoded = tag + _sortable(double)
     if -_EXACT < double < _EXACT:
-        return _sortable(double)
+        return encoded
     # Integers collide as doubles from here on: what the double misses decides.
     missed = number - int(double) if isinstance(number, int) else 0
-    return _sortable(double) + _encode_number(missed)
+    return encoded + _number_key(b"", missed)
 
 
 def _encode_giant(number: int) -> bytes:
@@ -152,23 +191,41 @@ def _encode_giant(number: int) -> bytes:
     body = _UINT32.pack(size) + abs(number).to_bytes(size, "big")
     if number > 0:
         return _sortable(inf) + body
-    return _sortable(-inf) + bytes(255 - byte for byte in body)
+    return _sortable(-inf) + body.translate(_INVERTED)
 
 
 def _sortable(double: float) -> bytes:
-    bits: int = _BITS.unpack(_DOUBLE.pack(double))[0]
-    return _BITS.pack(bits ^ (_ALL if bits & _SIGN else _SIGN))
+    return _DOUBLE(-double) if double >= 0 else _DOUBLE(double).translate(_INVERTED)
 
 
 @lru_cache(maxsize=_STRINGS_CACHED)
+def _string_key(text: str) -> bytes:
+    return _STRING + encode_string(text)
+
+
 def encode_string(text: str) -> bytes:
     """Return the collation key of a string, terminator included."""
-    if text.isascii():
-        primary = text.translate(_PRIMARY).encode("utf-16-be")
-        # No ASCII character has an accent, so the secondaries are all common and left out.
-        tertiary = text.translate(_TERTIARY).encode("ascii")
-        return b"%b\0\0\0\0%b\0" % (primary, tertiary.rstrip(_COMMON_TERTIARY))
-    return _encode_by_table(text)
+    if not text.isascii():
+        return _encode_by_table(text)
+    data = text.encode().translate(None, _IGNORED)
+    primary = bytearray(2 * len(data))
+    primary[::2], primary[1::2] = data.translate(_HIGH), data.translate(_LOW)
+    # No ASCII character has an accent, so the secondaries are all common and left out.
+    tertiary = data.translate(_TERTIARY).rstrip(_COMMON_TERTIARY)
+    return b"%b\0\0\0\0%b\0" % (bytes(primary), tertiary)
+
+
+def _raw_string_key(text: str) -> bytes:
+    data = text.encode(errors="surrogatepass").replace(b"\0", b"\0\xff")
+    return b"%b%b\0\0" % (_RAW_STRING, data)
+
+
+_RAW_STRING: Final = b"\x07"
+_UNICODE: Final = _Order(_NULL, _FALSE, _TRUE, _NUMBER, _ARRAY, _OBJECT, _string_key)
+_RAW: Final = _Order(
+    null=b"\x03", false=b"\x02", true=b"\x04", number=b"\x01", array=b"\x06", object=b"\x05",
+    string=_raw_string_key,
+)  # fmt: skip
 
 
 def _encode_by_table(text: str) -> bytes:

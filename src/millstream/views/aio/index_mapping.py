@@ -1,0 +1,210 @@
+"""What changes contribute to an index: the maps of its trees, run on whole batches of changes.
+
+    mapper = IndexMapper(design, bucket_uuid)
+    mapped = mapper.map(frames, lineages)         # 500 to 1,000 changes
+    reducers = mapper.reducers()                  # for the writer of the trees, in the same thread
+
+Invariants:
+1. No change makes it raise. A map that fails loses the document's rows of that tree, one that
+   breaks the limits all its rows; both are listed, and the other documents go on.
+2. One call of the sandbox per batch, whatever the number of trees.
+3. Every changed document is in the answer, with no rows where it is deleted or emits nothing.
+
+Elsewhere: texts of documents (`views.core.documents`), languages (`views.aio.mapping`), bytes of
+rows (`views.core.rows`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from millstream.errors import UsageError
+from millstream.views.aio.mapping import open_functions
+from millstream.views.core.collation import encode_key, encoder_of
+from millstream.views.core.design import own_number
+from millstream.views.core.documents import Documents
+from millstream.views.core.header import DocumentRows, MapFailure
+from millstream.views.core.reductions import ViewReducer
+from millstream.views.core.rows import EKEY_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from millstream.views.aio.mapping import Mapper
+    from millstream.views.aio.sandbox import Mapped
+    from millstream.views.core.design import DesignDocument
+    from millstream.views.core.documents import Seen
+    from millstream.views.core.header import Row
+    from millstream.views.core.reductions import ReduceCall, ReduceLimit, ReduceResult
+
+__all__ = ["IndexMapper", "MappedChanges", "reducers_of"]
+
+_TREE: Final = itemgetter(0)
+_KEY: Final = itemgetter(1)
+_VALUE: Final = itemgetter(2)
+_decode: Final = msgspec.json.Decoder(list[Any]).decode
+_decode_one: Final = msgspec.json.decode
+_BAD_KEY: Final = (UsageError, msgspec.DecodeError, RecursionError, ValueError)
+
+
+class MappedChanges(NamedTuple):
+    """What some changes contribute: of each document, and where maps failed, by partition."""
+
+    documents: Sequence[DocumentRows]
+    failures: Sequence[tuple[int, MapFailure]]
+
+
+class IndexMapper:
+    """Runs the maps of one index. Blocking, one thread at a time.
+
+    Args:
+        design: a checked design document.
+        bucket_uuid: of its bucket.
+
+    Raises:
+        UsageError: `compilation_error` or `unknown_function`.
+        UnavailableError: the JavaScript process cannot be started.
+    """
+
+    def __init__(self, design: DesignDocument, bucket_uuid: str) -> None:
+        self._design = design
+        self._documents = Documents(
+            bucket_uuid, include_design=design.include_design, local_seq=design.local_seq
+        )
+        encoders = [encoder_of(tree.collation) for tree in design.trees]
+        self._encoders = encoders
+        self._is_plain = all(encoder is encode_key for encoder in encoders)
+        self._mapper = open_functions(design.functions_by_tree())
+
+    def map(self, frames: Sequence[bytes], lineages: Sequence[bytes]) -> MappedChanges:
+        """Map changes as they came.
+
+        Args:
+            frames: whole frames of changes.
+            lineages: that of each.
+
+        Raises:
+            UnavailableError: the JavaScript process cannot be started again.
+        """
+        seen = self._documents.of(frames, lineages)
+        live = [each for each in seen if each.text is not None]
+        mapped = self._mapper.map([each.text for each in live if each.text is not None])
+        failures = [
+            (each.partition, failure)
+            for each, found in zip(live, mapped, strict=True)
+            if found.errors
+            for failure in self._failures_of(each, found)
+        ]
+        rows = [row for found in mapped for row in found.rows]
+        encoded = self._encoded(rows)
+        if encoded is None:
+            lists = [self._checked(*pair, failures) for pair in zip(live, mapped, strict=True)]
+        else:
+            ends = _ends(mapped)
+            lists = [encoded[low:high] for low, high in zip([0, *ends], ends, strict=False)]
+        if len(live) < len(seen):
+            found_lists = iter(lists)
+            lists = [[] if each.text is None else next(found_lists) for each in seen]
+        documents = [
+            DocumentRows(partition, doc_id, own)
+            for (partition, doc_id, _), own in zip(seen, lists, strict=True)
+        ]
+        return MappedChanges(documents, failures)
+
+    def reducers(self, limit: ReduceLimit = "true") -> list[ViewReducer]:
+        """Return the reducer of each tree; own functions run where the maps do."""
+        return reducers_of(self._design, self._mapper, limit)
+
+    def close(self) -> None:
+        """Free what the mapper holds."""
+        self._mapper.close()
+
+    def _encoded(self, rows: Sequence[Any]) -> list[Row] | None:
+        """Return all rows with their encoded keys; None if a key cannot be encoded."""
+        texts = list(map(bytes, map(_KEY, rows)))
+        try:
+            keys = _decode(b"[%b]" % b",".join(texts))
+            if self._is_plain:
+                ekeys = list(map(encode_key, keys))
+            else:
+                encoders = map(self._encoders.__getitem__, map(_TREE, rows))
+                ekeys = [encode(key) for encode, key in zip(encoders, keys, strict=True)]
+        except _BAD_KEY:
+            return None
+        if max(map(len, ekeys), default=0) > EKEY_BYTES_MAX:
+            return None
+        return list(
+            zip(map(_TREE, rows), ekeys, texts, map(bytes, map(_VALUE, rows)), strict=True)
+        )
+
+    def _checked(
+        self, each: Seen, found: Mapped, failures: list[tuple[int, MapFailure]]
+    ) -> list[Row]:
+        """Return a document's rows where some key of the batch is bad; list the bad ones."""
+        good: list[Row] = []
+        bad: dict[int, str] = {}
+        for tree, key, value in found.rows:
+            text = bytes(key)
+            try:
+                ekey = _short(self._encoders[tree](_decode_one(text)))
+            except _BAD_KEY as error:
+                bad.setdefault(tree, f"bad key: {error}")
+            else:
+                good.append((tree, ekey, text, bytes(value)))
+        for tree, message in bad.items():
+            failures.append((each.partition, MapFailure(tree, _shown(each), message)))
+        return [row for row in good if row[0] not in bad]
+
+    def _failures_of(self, each: Seen, found: Mapped) -> list[MapFailure]:
+        """A document that was lost to all views is listed for all trees."""
+        trees = range(len(self._encoders))
+        return [
+            MapFailure(tree, _shown(each), error.message)
+            for error in found.errors
+            for tree in (trees if error.view < 0 else (error.view,))
+        ]
+
+
+def reducers_of(
+    design: DesignDocument, mapper: Mapper, limit: ReduceLimit = "true"
+) -> list[ViewReducer]:
+    """Return the reducer of each tree of a design document.
+
+    Args:
+        design: a checked design document.
+        mapper: of its `functions_by_tree`: runs own functions, in the thread that reduces.
+        limit: what becomes of results that do not shrink.
+    """
+    return [
+        ViewReducer(tree.reduces, partial(_reduce, mapper, at), limit)
+        for at, tree in enumerate(design.trees)
+    ]
+
+
+def _reduce(
+    mapper: Mapper, tree: int, number: int, calls: Sequence[ReduceCall]
+) -> Sequence[ReduceResult]:
+    return mapper.reduce_texts(own_number(tree, number), calls)
+
+
+def _ends(mapped: Sequence[Mapped]) -> list[int]:
+    ends, end = [], 0
+    for found in mapped:
+        end += len(found.rows)
+        ends.append(end)
+    return ends
+
+
+def _short(ekey: bytes) -> bytes:
+    if len(ekey) > EKEY_BYTES_MAX:
+        message = f"{len(ekey)} bytes when encoded are more than {EKEY_BYTES_MAX}"
+        raise UsageError(message, code="bad_key")
+    return ekey
+
+
+def _shown(each: Seen) -> str:
+    return each.doc_id.decode()
