@@ -50,7 +50,8 @@ _NUMBERS: Final = frozenset({int, float})
 class Rows(NamedTuple):
     """Some rows of a view in their order: a key and texts (`rows.pairs_of_all`) per row.
 
-    `values`: decoded, one per emit, for rules that need them; `emits`: how many.
+    `texts`: empty where no rule needs them; `values`: decoded, one per emit, for rules that need
+    them; `emits`: how many.
     """
 
     keys: Sequence[bytes]
@@ -65,6 +66,10 @@ class Rule(Protocol):
     @property
     def needs_values(self) -> bool:
         """Whether `rows_part` looks at values; else they need not be decoded."""
+
+    @property
+    def needs_texts(self) -> bool:
+        """Whether it looks at values or texts; else rows need not be taken apart."""
 
     @property
     def is_limited(self) -> bool:
@@ -95,6 +100,7 @@ def rule_of(name: str) -> Rule | None:
 
 class _Count:
     needs_values = False
+    needs_texts = False
     is_limited = False
 
     def rows_part(self, rows: Rows) -> Any:
@@ -109,6 +115,7 @@ class _Count:
 
 class _Sum:
     needs_values = True
+    needs_texts = True
     is_limited = True
 
     def rows_part(self, rows: Rows) -> Any:
@@ -123,6 +130,7 @@ class _Sum:
 
 class _Stats:
     needs_values = True
+    needs_texts = True
     is_limited = False
 
     def rows_part(self, rows: Rows) -> Any:
@@ -160,6 +168,7 @@ def _merged_stats(parts: Sequence[Any]) -> list[Any]:
 
 class _Distinct:
     needs_values = False
+    needs_texts = False
     is_limited = False
 
     def rows_part(self, rows: Rows) -> Any:
@@ -174,6 +183,7 @@ class _Distinct:
 
 class _Ranked:
     needs_values = True
+    needs_texts = True
     is_limited = False
 
     def __init__(self, count: int, *, is_top: bool) -> None:
@@ -206,6 +216,7 @@ class _Ranked:
 
 class _End:
     needs_values = False
+    needs_texts = True
     is_limited = False
 
     def __init__(self, *, is_first: bool) -> None:

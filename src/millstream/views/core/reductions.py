@@ -31,7 +31,7 @@ from millstream.views.core.reduce import (
     overflow_reason,
     reduce_error,
 )
-from millstream.views.core.rows import pairs_of_all, split_row_key
+from millstream.views.core.rows import emits_in, pairs_of_all, split_row_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -138,8 +138,9 @@ class ViewReducer:
         """Return the partial of each slice of at least one row. O(rows)."""
         parts: list[list[Any]] = [[None] * len(self._rules) for _ in leaves]
         if self._active and leaves:
-            rows = [pairs_of_all(leaf.values) for leaf in leaves]
             rules = [self._rules[number] for number in self._active]
+            needs_texts = any(rule is None or rule.needs_texts for rule in rules)
+            rows = [pairs_of_all(leaf.values) if needs_texts else [] for leaf in leaves]
             if any(rule is not None for rule in rules):
                 self._reduce_by_rules(leaves, rows, parts)
             for number in self._active:
@@ -184,7 +185,7 @@ class ViewReducer:
         rules = [(number, rule) for number in self._active if (rule := self._rules[number])]
         needs_values = any(rule.needs_values for _, rule in rules)
         for leaf, texts, row in zip(leaves, rows, parts, strict=True):
-            count = sum(map(len, texts)) // 2
+            count = emits_in(leaf.values)
             values, bytes_in = _values_of(texts, count) if needs_values else ([], 0)
             found = Rows(leaf.keys, texts, values or (), count)
             for number, rule in rules:
@@ -196,9 +197,10 @@ class ViewReducer:
     def _merged(self, rule: Rule, column: list[Any]) -> Any:
         if len(column) == 1:
             return column[0]
-        for part in column:
-            if is_error(part):
-                return part
+        if dict in set(map(type, column)):
+            for part in column:
+                if is_error(part):
+                    return part
         try:
             part = rule.merge(column)
         except (IllegalValueError, OverflowError, RecursionError) as error:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EKEY_BYTES_MAX",
     "ekey_of",
+    "emits_in",
     "pairs_of",
     "pairs_of_all",
     "row_key",
@@ -40,6 +41,7 @@ _LENGTH: Final = Struct(">H")
 _TAIL_BYTES: Final = 3
 _ARRAY_OF: Final = Struct(">BI")
 _ARRAY32: Final = 0xDD
+_ONE_PAIR: Final = 0x92  # a msgpack array of two
 _encode: Final = msgspec.msgpack.encode
 _decode: Final = msgspec.msgpack.Decoder(list[bytes]).decode
 _decode_all: Final = msgspec.msgpack.Decoder(list[list[bytes]]).decode
@@ -84,3 +86,9 @@ def pairs_of_all(values: Sequence[bytes]) -> list[list[bytes]]:
     One call for a whole leaf: values are joined and decoded at once.
     """
     return _decode_all(_ARRAY_OF.pack(_ARRAY32, len(values)) + b"".join(values))
+
+
+def emits_in(values: Sequence[bytes]) -> int:
+    """Return how many pairs many row values have; the usual ones, of one pair, are not decoded."""
+    several = [value for value in values if value[0] != _ONE_PAIR]
+    return len(values) - len(several) + sum(map(len, pairs_of_all(several))) // 2

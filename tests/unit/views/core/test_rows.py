@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from millstream.views.core.collation import encode_key
 from millstream.views.core.rows import (
     ekey_of,
+    emits_in,
     pairs_of,
     pairs_of_all,
     row_key,
@@ -51,3 +52,16 @@ def test_pairs_come_back_in_order(rows: list[list[tuple[bytes, bytes]]]) -> None
     values = [row_value(pairs) for pairs in rows]
     assert [pairs_of(value) for value in values] == rows
     assert pairs_of_all(values) == [[text for pair in pairs for text in pair] for pairs in rows]
+
+
+@given(st.lists(PAIRS))
+def test_emits_are_counted_without_taking_rows_apart(
+    rows: list[list[tuple[bytes, bytes]]],
+) -> None:
+    assert emits_in([row_value(pairs) for pairs in rows]) == sum(map(len, rows))
+
+
+def test_emits_of_documents_with_many() -> None:
+    counts = (1, 2, 7, 8, 15, 16, 40_000)
+    values = [row_value([(b"1", b"2")] * count) for count in counts]
+    assert emits_in(values) == sum(counts)
