@@ -18,9 +18,9 @@ from millstream.client.kv import Client, Durability, connect
 from millstream.node.embedded import Node
 from millstream.trees.core.shapes import NO_REDUCER
 from millstream.upr.aio.link import TIMEOUT_S, Link
+from millstream.views.aio.index_mapping import MappedChanges
 from millstream.views.aio.indexing import BucketIndexer
 from millstream.views.aio.reading import IndexerSpec
-from millstream.views.aio.served import MappedChanges
 from millstream.views.core.header import DocumentRows, MapFailure
 from millstream.views.core.index import Index, IndexShape
 from millstream.views.core.rows import pairs_of, split_row_key
@@ -144,6 +144,13 @@ class IndexedBucket:
         await self.stop_node()
         self.node_folder = rest
         await self.start_node()
+
+    async def reload(self, keys: Collection[str]) -> None:
+        """Learn from the node which of these documents there are."""
+        found = await asyncio.to_thread(self.client.get_many, keys)
+        self.documents = {
+            key: msgspec.json.decode(found[key].value)["k"] for key in keys if key in found
+        }
 
     async def remove(self, keys: Collection[str]) -> None:
         for key in keys:

@@ -40,6 +40,7 @@ from millstream.errors import (
     UnavailableError,
     UsageError,
 )
+from millstream.model.limits import UINT64_MAX
 from millstream.model.position import Position
 from millstream.runtime.tasks import Tasks
 from millstream.views.aio.index_source import SourceStanding, ask_standings, open_source
@@ -211,7 +212,7 @@ class BucketIndexer:
             UnavailableError: `timeout`, or the source cannot be reached.
             ConditionError: `seq_unreachable`: it was lost while it was waited for.
         """
-        self._served(signature)
+        served = self._served(signature)
         began = time.monotonic()
         try:
             async with asyncio.timeout(timeout_s):
@@ -229,7 +230,8 @@ class BucketIndexer:
             )
             for p in partitions
         }
-        await self.reached(signature, wanted, timeout_s - (time.monotonic() - began))
+        left_s = timeout_s - (time.monotonic() - began)
+        await self._until_reached(served, wanted, left_s, {p: standings[p] for p in partitions})
         return wanted
 
     async def reached(
@@ -244,7 +246,16 @@ class BucketIndexer:
             ConditionError: `seq_unreachable`.
             AccessError, StreamError: the source will never be read again as it is.
         """
-        served = self._served(signature)
+        await self._until_reached(self._served(signature), wanted, timeout_s, {})
+
+    async def _until_reached(
+        self,
+        served: ServedIndex,
+        wanted: Mapping[int, Wanted],
+        timeout_s: float,
+        current: Mapping[int, SourceStanding],
+    ) -> None:
+        """Wait for a vector, and until nothing is in the index that `current` does not contain."""
         served.waiting += 1
         has_asked = False
         try:
@@ -252,6 +263,7 @@ class BucketIndexer:
                 while True:
                     changed = served.changed
                     late, lost = self._judged(served, wanted)
+                    late = late or self._dead(served, current)
                     if lost and has_asked:
                         raise unreachable(wanted, lost)
                     if not late and not lost:
@@ -266,6 +278,7 @@ class BucketIndexer:
                     await changed.wait()
         except TimeoutError:
             late, _ = self._judged(served, wanted)
+            late = late or self._dead(served, current)
             raise not_reached(wanted, served.index.newest.positions, late) from None
         finally:
             served.waiting -= 1
@@ -295,6 +308,17 @@ class BucketIndexer:
             elif verdict == "unreachable":
                 lost.append(partition)
         return late, lost
+
+    @staticmethod
+    def _dead(served: ServedIndex, current: Mapping[int, SourceStanding]) -> list[int]:
+        """Return the partitions in which the index has what its source has lost."""
+        positions = served.index.newest.positions
+        return [
+            partition
+            for partition, (judged, _) in current.items()
+            if partition in positions
+            and not judged._replace(high_seqno=UINT64_MAX).accepts(positions[partition])
+        ]
 
     def _wake(self, served: ServedIndex) -> None:
         """Somebody waits: let what was gathered be committed, or reading begin."""
@@ -429,10 +453,9 @@ class BucketIndexer:
         await asyncio.wait([group.task])
 
     def _on_commit(self, group: GroupReader) -> None:
-        """Something was committed: who waits looks, and groups may have met."""
+        """Something was committed: groups may have met."""
         for served in group.served:
             served.pause_s = 0.0
-            served.tell()
             self._clean(served)
         if group.is_first:
             return
@@ -473,14 +496,16 @@ class BucketIndexer:
         """Keep what is known of the source young: for progress, and where copies come and go."""
         while True:
             if self._indexes:
+                before = self._standings
                 with contextlib.suppress(MillstreamError):
-                    before = set(self._standings)
                     await self._ask()
-                    if before != set(self._standings):
-                        for group in self._groups.values():
-                            if not group.is_first:
-                                group.look(self._standings)
-                        self._news.set()
+                if before.keys() != self._standings.keys():
+                    for group in self._groups.values():
+                        if not group.is_first:
+                            group.look(self._standings)
+                    self._news.set()
+                for served in self._indexes.values():
+                    served.tell()  # a history that is gone will not be reached
             await asyncio.sleep(LOOK_S)
 
     async def _ask(self) -> dict[int, SourceStanding]:

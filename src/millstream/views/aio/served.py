@@ -2,7 +2,7 @@
 
 Invariants:
 1. Everything that changes the index goes through here, one thing at a time, in a thread; once
-   begun it is finished, though whoever asked for it is cancelled.
+   begun it is finished, though whoever asked for it is cancelled, and all who wait look again.
 2. Parts are mapped and published by whole partitions; what the index has already is not mapped.
 3. Rows of a first build leave memory as sorted runs; a first build that ends early leaves nothing.
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from millstream.errors import UnavailableError
 from millstream.views.aio.sorting import Row, RowSorter
@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
     from pathlib import Path
 
+    from millstream.views.aio.index_mapping import MappedChanges
     from millstream.views.core.first_build import Batch
     from millstream.views.core.index import Index, Published
     from millstream.views.core.indexer import Part
 
-__all__ = ["SORT_BYTES_MAX", "WRITER", "ChangeMapper", "FirstRows", "MappedChanges", "ServedIndex"]
+__all__ = ["SORT_BYTES_MAX", "WRITER", "ChangeMapper", "FirstRows", "ServedIndex"]
 
 SORT_BYTES_MAX: Final = 64 * 1024 * 1024
 """Rows of one index in memory during its first build."""
@@ -41,13 +42,6 @@ RATE_S: Final = 5.0
 WRITER: Final = "node indexer"
 
 _Result = TypeVar("_Result")
-
-
-class MappedChanges(NamedTuple):
-    """What some changes contribute: of each document, and where maps failed, by partition."""
-
-    documents: Sequence[DocumentRows]
-    failures: Sequence[tuple[int, MapFailure]]
 
 
 class ChangeMapper(Protocol):
@@ -196,7 +190,6 @@ class ServedIndex:
     async def set_states(self, active: Collection[int], passive: Collection[int]) -> None:
         """Say which partitions are here; see `Index.set_states`."""
         await self._in_thread(lambda: self.index.set_states(active, passive, _now_ms()))
-        self.tell()
 
     async def roll_back(self, judged: Mapping[int, Judged]) -> bool:
         """Go back where the source refuses positions; return whether that was necessary."""
@@ -208,7 +201,6 @@ class ServedIndex:
         ):
             return False
         await self._in_thread(lambda: self.index.roll_back(judged, _now_ms()))
-        self.tell()
         return True
 
     async def publish(
@@ -253,10 +245,7 @@ class ServedIndex:
 
     async def clean_step(self) -> bool:
         """Take some rows out that count for nothing; return whether there are no more."""
-        if await self._in_thread(lambda: self.index.clean_step(_now_ms())):
-            self.tell()
-            return True
-        return False
+        return await self._in_thread(lambda: self.index.clean_step(_now_ms()))
 
     # -- first build
 
@@ -304,6 +293,8 @@ class ServedIndex:
             except asyncio.CancelledError:
                 await asyncio.wait([future])
                 raise
+            finally:
+                self.tell()
             return result
 
 

@@ -1,6 +1,7 @@
 """Indexes of a real node's bucket: built, kept fresh, gone back, together and alone."""
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -173,6 +174,21 @@ async def test_a_node_that_lost_its_tail_rolls_the_index_back(tmp_path: Path) ->
         assert sum(bucket.mappers["one"].calls) < 300 + 101 + 50
 
 
+async def test_what_the_source_has_lost_is_not_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is wanted of an empty partition, but its rows are still in the index for a while."""
+    monkeypatch.setattr(indexing, "PAUSE_S_MIN", 0.3)
+    async with IndexedBucket(tmp_path, flush_interval_ms=100_000) as bucket:
+        await bucket.put(some(30))
+        await bucket.add()
+        await bucket.updated()
+        await bucket.lose()
+        bucket.documents = {}
+        await bucket.updated()
+        assert bucket.rows() == []
+
+
 async def test_a_stop_in_the_middle_of_a_first_build_leaves_nothing_behind(
     bucket: IndexedBucket,
 ) -> None:
@@ -318,3 +334,96 @@ async def test_many_who_wait_are_served_by_few_commits(bucket: IndexedBucket) ->
     await asyncio.gather(*(bucket.updated() for _ in range(20)))
     assert bucket.indexes["one"].newest.commit <= commits + PARTITIONS
     bucket.check()
+
+
+KEYS = [f"d{n:05d}" for n in range(300)]
+
+
+class Walk:
+    """Anything that can happen, in any order; indexes are compared with the documents."""
+
+    def __init__(self, bucket: IndexedBucket, seed: int) -> None:
+        self.bucket = bucket
+        self.rng = random.Random(seed)
+        self.wanted = list(range(PARTITIONS))
+
+    async def run(self, steps: int) -> None:
+        await self.bucket.add("i0")
+        for number in range(steps):
+            step = self.rng.choice(
+                (self.write, self.write, self.write, self.remove, self.ask, self.ask,
+                 self.persist, self.lose, self.restart, self.move, self.more, self.less,
+                 self.pause)
+            )  # fmt: skip
+            await step()
+            if number % 10 == 9:
+                await self.check_all()
+        await self.check_all()
+
+    async def write(self) -> None:
+        keys = self.rng.sample(KEYS, self.rng.choice([1, 20, 200]))
+        ks = [self.rng.choice([[], [1], [2, 2], [3, 1, 96], "bad"]) for _ in keys]
+        await self.bucket.put(dict(zip(keys, ks, strict=True)))
+
+    async def remove(self) -> None:
+        known = sorted(self.bucket.documents)
+        await self.bucket.remove(self.rng.sample(known, min(len(known), 5)))
+
+    async def persist(self) -> None:
+        await self.bucket.put({KEYS[0]: [self.rng.randrange(50)]}, "persisted")
+
+    async def lose(self) -> None:
+        await self.bucket.lose()
+        await self.bucket.reload(KEYS)
+
+    async def restart(self) -> None:
+        await self.bucket.stop_indexer()
+        names = list(self.bucket.indexes)
+        await self.bucket.start_indexer()
+        await self.bucket.indexer.set_partitions(self.wanted)
+        for name in names:
+            await self.bucket.add(name)
+
+    async def move(self) -> None:
+        self.wanted = sorted(self.rng.sample(range(PARTITIONS), self.rng.choice([2, 5, 8])))
+        cut = self.rng.randrange(len(self.wanted))
+        await self.bucket.indexer.set_partitions(self.wanted[cut:], self.wanted[:cut])
+
+    async def more(self) -> None:
+        name = f"i{self.rng.randrange(4)}"
+        if name not in self.bucket.indexes:
+            await self.bucket.add(name)
+
+    async def less(self) -> None:
+        if len(self.bucket.indexes) > 1:
+            name = self.rng.choice(sorted(self.bucket.indexes))
+            await self.bucket.indexer.remove(name)
+            del self.bucket.indexes[name], self.bucket.stores[name]
+
+    async def pause(self) -> None:
+        await asyncio.sleep(self.rng.choice([0, 0.001, 0.01]))
+
+    async def ask(self) -> None:
+        await self.check(self.rng.choice(sorted(self.bucket.indexes)))
+
+    async def check_all(self) -> None:
+        for name in self.bucket.indexes:
+            await self.check(name)
+
+    async def check(self, name: str) -> None:
+        await self.bucket.updated(name, self.wanted)
+        assert self.bucket.rows(name) == self.bucket.right_rows(self.wanted)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_happens_rows_are_those_of_the_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(indexer, "COMMIT_S", 0.003)
+    monkeypatch.setattr(indexer, "GATHERED_BYTES_MAX", 8_000)
+    monkeypatch.setattr(indexer.plan, "__defaults__", (50,))
+    monkeypatch.setattr(indexing, "JOIN_CHANGES_MAX", 50)
+    monkeypatch.setattr(indexing, "CLEAN_PAUSE_S", 0.001)
+    monkeypatch.setattr(reading, "READ_BYTES_MAX", 1500)
+    async with IndexedBucket(tmp_path, flush_interval_ms=100_000) as bucket:
+        await Walk(bucket, seed).run(40)
