@@ -114,8 +114,10 @@ async def read_object(request: web.Request) -> dict[str, Any]:
     return content
 
 
-def require(request: web.Request, right: Right, bucket: str = "") -> None:
-    """Refuse a request whose user lacks a right.
+def require(
+    request: web.Request, right: Right, bucket: str = "", *, instead: Right | None = None
+) -> None:
+    """Refuse a request whose user lacks a right, and the one that does instead.
 
     Raises:
         AccessError: `unauthorized` (nobody is logged in), `forbidden`.
@@ -125,6 +127,6 @@ def require(request: web.Request, right: Right, bucket: str = "") -> None:
     user = request[USER]
     if user is None:
         raise AccessError("log in first", code="unauthorized")
-    if not user.may(right, bucket):
+    if not user.may(right, bucket) and not (instead and user.may(instead, bucket)):
         where = f" in bucket {bucket!r}" if bucket else ""
         raise AccessError(f"user {user.name!r} lacks the right {right!r}{where}", code="forbidden")

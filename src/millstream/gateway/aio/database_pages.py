@@ -78,7 +78,7 @@ async def _delete(request: web.Request) -> web.Response:
 
 async def _design_docs(request: web.Request) -> web.Response:
     bucket = request.match_info[DATABASE]
-    require(request, "read", bucket)
+    require(request, "read", bucket, instead="design")
     options = url_options(request.query.items())
     if request.method == "POST":
         options = body_options(await read_body(request, QUERY_BODY_BYTES_MAX)) | options

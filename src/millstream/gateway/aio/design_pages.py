@@ -1,7 +1,8 @@
 """Design documents over HTTP: `/DB/_design/NAME`.
 
 Invariants:
-1. Whoever changes one needs the right `design`, who reads one `read`; administrators have both.
+1. Whoever changes one needs the right `design`, who reads one that or `read`; administrators have
+   both.
 2. What is stored was compiled before; 201 and 200 mean durable, 202 (`batch=ok`) accepted.
 
 Elsewhere: bodies and conditions (`gateway.core.documents`), lists (`database_pages`), the
@@ -33,6 +34,7 @@ from millstream.gateway.core.documents import (
     document_text,
     is_batch,
     named_rev,
+    names_etag,
     parse_destination,
     parse_document,
     refuse_document_options,
@@ -47,7 +49,7 @@ DESIGN_BYTES_MAX: Final = 1024 * 1024
 
 async def _get(request: web.Request) -> web.Response:
     bucket, name = design_of(request)
-    require(request, "read", bucket)
+    require(request, "read", bucket, instead="design")
     refuse_document_options(request.query)
     found = await request.app[HOST].designs.read(bucket, name)
     wanted = request.query.get("rev")
@@ -58,7 +60,7 @@ async def _get(request: web.Request) -> web.Response:
     if found.is_deleted:
         raise ConditionError("deleted", code="not_found")
     etag = as_etag(found.rev)
-    if request.headers.get("If-None-Match") in (etag, "*"):
+    if names_etag(request.headers.get("If-None-Match"), etag):
         return web.Response(status=304, headers={"ETag": etag})
     text = document_text(f"_design/{name}", found.rev, found.body)
     return raw_answer(text + b"\n", headers={"ETag": etag})
@@ -91,7 +93,6 @@ async def _delete(request: web.Request) -> web.Response:
 
 async def _copy(request: web.Request) -> web.Response:
     bucket, name = design_of(request)
-    require(request, "read", bucket)
     require(request, "design", bucket)
     target, rev = parse_destination(request.headers.get("Destination"))
     designs = request.app[HOST].designs

@@ -29,6 +29,7 @@ from millstream.gateway.aio.answers import (
     require,
 )
 from millstream.gateway.aio.streaming import WhileThere, stream
+from millstream.gateway.core.documents import names_etag
 from millstream.gateway.core.host import ViewAnswer
 from millstream.views.core.query import (
     QUERY_BODY_BYTES_MAX,
@@ -55,8 +56,10 @@ async def _query(request: web.Request) -> web.StreamResponse:
             headers = {"Cache-Control": "must-revalidate"}
             if "etag" in found.head:
                 headers["ETag"] = f'"{found.head["etag"]}"'
-                if request.headers.get("If-None-Match") == headers["ETag"]:
+                if names_etag(request.headers.get("If-None-Match"), headers["ETag"]):
                     return web.Response(status=304, headers=headers)
+            if request.method == "HEAD":
+                return web.Response(headers=headers, content_type="application/json")
             return await stream(request, aiter(found), headers)
         finally:
             await found.close()

@@ -27,6 +27,7 @@ __all__ = [
     "document_text",
     "is_batch",
     "named_rev",
+    "names_etag",
     "parse_destination",
     "parse_document",
     "refuse_document_options",
@@ -111,6 +112,12 @@ def checked_rev(value: object) -> str:
 def as_etag(rev: str) -> str:
     """Return the header that a revision is shown in."""
     return f'"{rev}"'
+
+
+def names_etag(if_none_match: str | None, etag: str) -> bool:
+    """Return whether a client says by `If-None-Match` that it has what `etag` names."""
+    given = [one.strip().removeprefix("W/") for one in (if_none_match or "").split(",")]
+    return etag in given or "*" in given
 
 
 def named_rev(

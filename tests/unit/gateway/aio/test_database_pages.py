@@ -67,4 +67,5 @@ async def test_design_documents_are_listed(client, body):
 
 async def test_who_may_list(guarded, body, bob, cleo):
     await body(await guarded.get("/orders/_design_docs", headers=bob))
-    await body(await guarded.get("/orders/_design_docs", headers=cleo), 403)
+    await body(await guarded.get("/orders/_design_docs", headers=cleo))
+    await body(await guarded.get("/orders/_design_docs"), 401)

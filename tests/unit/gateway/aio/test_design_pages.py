@@ -143,12 +143,14 @@ async def test_who_may_what(guarded, body, ada, bob, cleo):
     await body(await guarded.put(path, json=DESIGN), 401)
     await body(await guarded.put(path, json=DESIGN, headers=bob), 403)
     made = await body(await guarded.put(path, json=DESIGN, headers=cleo), 201)
-    await body(await guarded.get(path, headers=cleo), 403)
-    await body(await guarded.get(path, headers=bob))
+    await body(await guarded.get(path), 401)
+    for who in (bob, cleo):
+        await body(await guarded.get(path, headers=who))
     await body(await guarded.get(path, headers=ada))
     copy = {"Destination": "_design/other"}
-    for who in (bob, cleo):
-        await body(await guarded.request("COPY", path, headers=copy | who), 403)
+    await body(await guarded.request("COPY", path, headers=copy | bob), 403)
+    copied = await body(await guarded.request("COPY", path, headers=copy | cleo), 201)
+    copy["Destination"] += f"?rev={copied['rev']}"
     await body(await guarded.request("COPY", path, headers=copy | ada), 201)
     await body(await guarded.delete(f"{path}?rev={made['rev']}", headers=bob), 403)
     await body(await guarded.delete(f"{path}?rev={made['rev']}", headers=cleo))

@@ -31,6 +31,9 @@ async def test_what_the_client_has_is_not_sent_again(client, open_host, body):
     assert (response.status, await response.read(), response.headers["ETag"]) == (304, b"", '"e1"')
     assert open_host.indexes.answers[0].is_closed
     await body(await client.get(VIEW, headers={"If-None-Match": '"e0"'}))
+    response = await client.head(VIEW)
+    assert (response.status, response.headers["ETag"], await response.read()) == (200, '"e1"', b"")
+    assert all(answer.is_closed for answer in open_host.indexes.answers)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from millstream.gateway.core.documents import (
     document_text,
     is_batch,
     named_rev,
+    names_etag,
     parse_destination,
     parse_document,
     refuse_document_options,
@@ -66,6 +67,13 @@ def test_what_is_no_document_is_refused(data, code):
 def test_revisions_have_a_form(value):
     with pytest.raises(UsageError, match="Invalid rev format"):
         checked_rev(value)
+
+
+def test_clients_name_what_they_have():
+    for header in ('"a"', 'W/"a"', '"b", "a"', "*"):
+        assert names_etag(header, '"a"')
+    for header in (None, "", "a", '"b"', 'W/"ab"'):
+        assert not names_etag(header, '"a"')
 
 
 def test_a_revision_may_be_named_in_three_places():
