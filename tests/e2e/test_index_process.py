@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from millstream import EmbeddedNode
+from millstream import EmbeddedNode, connect
 from node_process import NodeProcess
 
 MakeNode = Callable[..., NodeProcess]
@@ -36,6 +36,8 @@ def call(base: str, method: str, path: str, content: object = None) -> tuple[int
     except urllib.error.HTTPError as error:
         with error:
             return error.code, json.loads(error.read())
+    except OSError as error:  # the engine is away too
+        return 503, {"error": str(error)}
 
 
 def until(condition: Callable[[], Any]) -> Any:
@@ -84,6 +86,25 @@ def put_design(base: str, bucket: str = "default", name: str = "d") -> None:
 
 def info(base: str) -> tuple[int, Any]:
     return call(base, "GET", "/default/_design/d/_info")
+
+
+def write(node: NodeProcess, numbers: range, kind: str = "a") -> None:
+    """Write documents, one in a batch for each number."""
+    with connect(node.ready["kv"], bucket="default") as client:
+        client.upsert_many((f"k{n}", json.dumps({"kind": kind, "n": 1}).encode()) for n in numbers)
+
+
+def sums(base: str, **options: Any) -> dict[str, int]:
+    """Return what the view answers, by group; waits for an index process that is away."""
+    named = "".join(f"&{name}={json.dumps(value)}" for name, value in options.items())
+    path = f"/default/_design/d/_view/by_kind?group=true{named}".replace('"', "")
+    status, answer = until(lambda: not_away(call(base, "GET", path)))
+    assert status == 200, answer
+    return {row["key"]: row["value"] for row in answer["rows"]}
+
+
+def not_away(answer: tuple[int, Any]) -> tuple[int, Any] | None:
+    return None if answer[0] == 503 else answer
 
 
 def test_killed_it_comes_back_and_nobody_else_notices(node: NodeProcess) -> None:
@@ -175,3 +196,92 @@ def test_it_ends_with_the_program_around_an_embedded_node(tmp_path: Path) -> Non
         (index,) = until(lambda: children_of(process.pid, "node.index_child"))
         process.kill()
         until(lambda: is_gone(index))
+
+
+def test_killed_while_it_builds_and_then_again_and_again(make_node: MakeNode) -> None:
+    node = make_node("--bucket", "default:8").start()
+    write(node, range(30_000))
+    put_design(node.http)
+    for _ in range(4):
+        pid = index_pid(node)
+        os.kill(pid, signal.SIGKILL)
+        until(lambda pid=pid: is_gone(pid))
+        write(node, range(100), "b")
+    assert sums(node.http) == {"a": 29_900, "b": 100}
+    assert node.stop() == 0
+
+
+def test_stopped_while_it_builds(make_node: MakeNode) -> None:
+    node = make_node("--bucket", "default:8").start()
+    write(node, range(30_000))
+    put_design(node.http)
+    index_pid(node)
+    assert node.stop() == 0
+    assert "killed" not in node.log()
+    node.start()
+    assert sums(node.http) == {"a": 30_000}
+
+
+def test_what_was_built_is_there_after_a_restart(make_node: MakeNode) -> None:
+    node = make_node("--bucket", "default:8").start()
+    write(node, range(5_000))
+    put_design(node.http)
+    assert sums(node.http) == {"a": 5_000}
+    assert node.stop() == 0
+    node.start()
+    assert sums(node.http, update="false") == {"a": 5_000}, "from where it stood"
+    write(node, range(1_000), "b")
+    assert sums(node.http) == {"a": 4_000, "b": 1_000}
+
+
+def test_an_index_ahead_of_an_engine_that_lost_its_tail_goes_back(make_node: MakeNode) -> None:
+    node = make_node("--bucket", "default:8", "--flush-interval", "600000").start()
+    with connect(node.ready["kv"], bucket="default") as client:
+        write(node, range(2_000))
+        client.upsert("last", b'{"kind": "a", "n": 1}', durability="persisted")
+    put_design(node.http)
+    assert sums(node.http) == {"a": 2_001}
+    write(node, range(1_000), "lost")
+    assert sums(node.http) == {"a": 1_001, "lost": 1_000}, "the index has what the log has not"
+    engine = engine_pid(node)
+    os.kill(engine, signal.SIGKILL)
+    until(lambda: is_gone(engine))
+    after = until(lambda: sums(node.http))
+    with connect(node.ready["kv"], bucket="default") as client:
+        kinds = [
+            json.loads(client.get(key).value)["kind"]
+            for key in [*(f"k{n}" for n in range(2_000)), "last"]
+            if client.get(key) is not None
+        ]
+    assert after == {kind: kinds.count(kind) for kind in sorted(set(kinds))}
+    assert after["a"] > 1_001, "something was lost, and the index knows it"
+
+
+def test_a_python_view_comes_from_a_module_that_is_named(
+    make_node: MakeNode, tmp_path: Path
+) -> None:
+    (tmp_path / "my_views.py").write_text(
+        "import millstream.views\n"
+        "@millstream.views.register('kinds')\n"
+        "def kinds(document):\n"
+        "    yield document['kind'], document['n']\n"
+    )
+    environment = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    node = make_node("--python-module", "my_views", env=environment).start()
+    write(node, range(10))
+    content = {
+        "language": "python",
+        "views": {"by_kind": {"map": "registered:kinds", "reduce": "_sum"}},
+    }
+    status, answer = call(node.http, "PUT", "/default/_design/d", content)
+    assert status == 201, answer
+    assert sums(node.http) == {"a": 10}
+
+
+def test_an_embedded_node_answers_views(tmp_path: Path) -> None:
+    with EmbeddedNode(tmp_path / "node", buckets=["default"]) as node:
+        base = f"http://{node.http}"
+        put_design(base)
+        with connect(node.kv, bucket="default") as client:
+            client.upsert("k", b'{"kind": "a", "n": 3}')
+        assert sums(base) == {"a": 3}

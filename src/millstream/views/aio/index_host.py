@@ -2,40 +2,34 @@
 
 Invariants:
 1. A bucket is known by its uuid: one made again under an old name has nothing of the old one.
+2. One bucket's trouble is no other's: buckets are told and asked independently.
+3. When a bucket was dropped nothing of it is open any more.
 
-Elsewhere: the socket (`index_server`), the process (`node.index_child`), how a query is answered,
-by one node (`millstream.views.aio.answering`) and by several (`millstream.views.aio.gathering`).
+Elsewhere: one bucket (`hosted_bucket`), the socket (`index_server`), the process
+(`node.index_child`), how a query is answered, by one node (`answering`) and by several
+(`millstream.views.aio.gathering`).
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from millstream.errors import ConditionError, UsageError
-from millstream.runtime.metrics import processor_seconds, resident_bytes
+from millstream.runtime.metrics import LoopLag, processor_seconds, resident_bytes
+from millstream.views.aio.hosted_bucket import BucketOrder, HostedBucket
 from millstream.views.aio.index_server import Answer
 
-__all__ = ["BucketOrder", "IndexHost"]
+__all__ = ["WORK_THREADS_MAX", "IndexHost"]
 
-
-class BucketOrder(msgspec.Struct, frozen=True):
-    """What the engine says of a bucket: all of it, each time."""
-
-    uuid: str
-    name: str
-    partition_count: int
-    active: list[int]
-    """Partitions that queries are answered from."""
-    passive: list[int]
-    """Partitions that are indexed and not answered from."""
-    resting: list[int]
-    """Partitions whose copy here is not active: an index that has them keeps them, passive."""
-    designs: dict[str, dict[str, Any]]
-    """Name without `_design/` -> the document; only those that are persisted."""
+WORK_THREADS_MAX: Final = 8
+"""Threads that map, sort and commit, for all buckets together."""
 
 
 class IndexHost:
@@ -49,7 +43,12 @@ class IndexHost:
     def __init__(self, path: Path, kv: str) -> None:
         self._path = path
         self._kv = kv
-        self._orders: dict[str, BucketOrder] = {}
+        self._buckets: dict[str, HostedBucket] = {}
+        self._changes: dict[str, asyncio.Lock] = {}
+        threads = min(WORK_THREADS_MAX, 1 + (os.cpu_count() or 1))
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="index work")
+        self._lag = LoopLag()
+        self._lag.start()
 
     async def call(self, name: str, arguments: dict[str, Any]) -> Answer:
         """Do what the engine asks.
@@ -63,38 +62,78 @@ class IndexHost:
         return await method(self, arguments)
 
     async def stop(self) -> None:
-        """Close everything."""
+        """Finish what is being committed, and close everything."""
+        self._lag.stop()
+        await asyncio.gather(*(bucket.stop() for bucket in self._buckets.values()))
+        self._executor.shutdown()
+
+    def _bucket(self, arguments: dict[str, Any]) -> HostedBucket:
+        bucket = self._buckets.get(str(arguments["uuid"]))
+        if bucket is None:
+            raise ConditionError("missing", code="missing")
+        return bucket
 
     async def _set_bucket(self, arguments: dict[str, Any]) -> Answer:
         order = msgspec.convert(arguments, BucketOrder)
-        self._orders[order.uuid] = order
+        async with self._changes.setdefault(order.uuid, asyncio.Lock()):
+            bucket = self._buckets.get(order.uuid)
+            if bucket is None:
+                path = self._path / order.uuid
+                bucket = HostedBucket(order, path, self._kv, self._executor)
+                await bucket.start()
+                self._buckets[order.uuid] = bucket
+            await bucket.apply(order)
         return Answer({})
 
     async def _drop_bucket(self, arguments: dict[str, Any]) -> Answer:
-        self._orders.pop(str(arguments["uuid"]), None)
+        uuid = str(arguments["uuid"])
+        async with self._changes.setdefault(uuid, asyncio.Lock()):
+            bucket = self._buckets.pop(uuid, None)
+            if bucket is not None:
+                await bucket.stop()
         return Answer({})
 
+    async def _query(self, arguments: dict[str, Any]) -> Answer:
+        return await self._bucket(arguments).query(
+            arguments["design"],
+            arguments["view"],
+            arguments["options"],
+            arguments.get("partitions"),
+            arguments.get("form", "json"),
+        )
+
     async def _info(self, arguments: dict[str, Any]) -> Answer:
-        order = self._orders.get(str(arguments["uuid"]))
-        if order is None or arguments["design"] not in order.designs:
-            raise ConditionError("missing", code="missing")
-        return Answer({"updater_running": False})
+        return Answer(self._bucket(arguments).info(arguments["design"]))
+
+    async def _compact(self, arguments: dict[str, Any]) -> Answer:
+        self._bucket(arguments).compact(arguments["design"])
+        return Answer({})
+
+    async def _cleanup(self, arguments: dict[str, Any]) -> Answer:
+        await self._bucket(arguments).clean_up()
+        return Answer({})
 
     async def _tasks(self, _: dict[str, Any]) -> Answer:
-        return Answer({"tasks": []})
+        found = [task for bucket in self._buckets.values() for task in bucket.tasks()]
+        return Answer({"tasks": [{**task, "pid": os.getpid()} for task in found]})
 
     async def _figures(self, _: dict[str, Any]) -> Answer:
         process = {
             "resident_bytes": resident_bytes(),
             "processor_seconds_total": processor_seconds(),
+            "loop_lag_worst_ms": self._lag.worst_ms,
         }
-        return Answer({"process": process, "buckets": {}})
+        buckets = {uuid: bucket.figures() for uuid, bucket in self._buckets.items()}
+        return Answer({"process": process, "buckets": buckets})
 
 
 _CALLS: Final[Mapping[str, Callable[[IndexHost, dict[str, Any]], Awaitable[Answer]]]] = {
     "set_bucket": IndexHost._set_bucket,
     "drop_bucket": IndexHost._drop_bucket,
+    "query": IndexHost._query,
     "info": IndexHost._info,
+    "compact": IndexHost._compact,
+    "cleanup": IndexHost._cleanup,
     "tasks": IndexHost._tasks,
     "figures": IndexHost._figures,
 }

@@ -35,6 +35,7 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from millstream.errors import (
+    CorruptionError,
     MillstreamError,
     RoutingError,
     UnavailableError,
@@ -129,6 +130,8 @@ class BucketIndexer:
         self._news = asyncio.Event()
         self._tasks = Tasks()
         self._cleaning: dict[str, asyncio.Task[None]] = {}
+        self.on_damage: Callable[[str, CorruptionError], None] = lambda *_: None
+        """Called with an index that cannot be read or written any more, perhaps repeatedly."""
 
     # -- life
 
@@ -198,6 +201,15 @@ class BucketIndexer:
                 if not group.is_first:  # a first build leaves out what is not wanted any more
                     await self._stop_group(group)
         self._news.set()
+
+    async def compact_step(self, signature: str) -> bool:
+        """Go on with a compaction of an index; return whether it is over.
+
+        Raises:
+            UsageError: `missing`: there is no such index any more.
+            MillstreamError: as `Index.compact_step`.
+        """
+        return await self._served(signature).compact_step()
 
     # -- waiting
 
@@ -446,6 +458,8 @@ class BucketIndexer:
         code = error.code if isinstance(error, MillstreamError) else ""
         served.failure = error if code in _FINAL else None
         served.tell()
+        if served.damage is not None:
+            self.on_damage(served.signature, served.damage)
 
     async def _stop_group(self, group: GroupReader) -> None:
         assert group.task is not None
@@ -485,6 +499,9 @@ class BucketIndexer:
                 if await served.clean_step():
                     return
                 pause_s = CLEAN_PAUSE_S
+            except CorruptionError as error:
+                self.on_damage(served.signature, error)
+                return
             except MillstreamError as error:
                 _LOG.warning("index %s is not cleaned: %s", served.signature, error)
                 pause_s = min(pause_s * 2, PAUSE_S_MAX)

@@ -17,7 +17,8 @@ import time
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from millstream.errors import UnavailableError
+from millstream.errors import CorruptionError, UnavailableError
+from millstream.views.aio.index_mapping import MappedChanges
 from millstream.views.aio.sorting import Row, RowSorter
 from millstream.views.core.back_index import operations_of
 from millstream.views.core.header import DocumentRows, Judged, MapFailure, PartRead
@@ -137,6 +138,8 @@ class ServedIndex:
         """Why it is not read for."""
         self.failure: BaseException | None = None
         """What whoever waits is told: it will not be read for as things are."""
+        self.damage: CorruptionError | None = None
+        """What of its files could not be read."""
         self.is_stopping = False
         self._executor = executor
         self._fence = 0
@@ -247,6 +250,10 @@ class ServedIndex:
         """Take some rows out that count for nothing; return whether there are no more."""
         return await self._in_thread(lambda: self.index.clean_step(_now_ms()))
 
+    async def compact_step(self) -> bool:
+        """Go on with a compaction; return whether it is over."""
+        return await self._in_thread(self.index.compact_step)
+
     # -- first build
 
     async def add_first(self, rows: FirstRows, batch: Batch) -> None:
@@ -290,6 +297,9 @@ class ServedIndex:
             future: asyncio.Future[Any] = loop.run_in_executor(self._executor, work)
             try:
                 result: _Result = await asyncio.shield(future)
+            except CorruptionError as error:
+                self.damage = error
+                raise
             except asyncio.CancelledError:
                 await asyncio.wait([future])
                 raise

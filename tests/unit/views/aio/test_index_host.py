@@ -1,3 +1,7 @@
+"""Calls of the engine; what a bucket's indexes do is in test_hosted_bucket."""
+
+import json
+
 import pytest
 
 from millstream.errors import ConditionError, UsageError
@@ -10,20 +14,54 @@ ORDER = {
 }  # fmt: skip
 
 
-async def test_an_unknown_call_is_refused(tmp_path):
-    host = IndexHost(tmp_path, "unix:/nowhere")
+@pytest.fixture
+async def host(tmp_path):
+    made = IndexHost(tmp_path, f"unix:{tmp_path}/nobody")
+    yield made
+    await made.stop()
+
+
+async def test_an_unknown_call_is_refused(host):
     with pytest.raises(UsageError):
         await host.call("nonsense", {})
 
 
-async def test_a_bucket_is_known_until_it_is_dropped(tmp_path):
-    host = IndexHost(tmp_path, "unix:/nowhere")
+async def test_a_bucket_is_known_until_it_is_dropped(host):
     await host.call("set_bucket", ORDER)
-    assert (await host.call("info", {"uuid": "u1", "design": "d"})).head
+    assert (await host.call("info", {"uuid": "u1", "design": "d"})).head["signature"]
     for uuid, design in (("u1", "other"), ("u2", "d")):
         with pytest.raises(ConditionError):
             await host.call("info", {"uuid": uuid, "design": design})
     await host.call("drop_bucket", {"uuid": "u1"})
+    await host.call("drop_bucket", {"uuid": "u1"})
     with pytest.raises(ConditionError):
         await host.call("info", {"uuid": "u1", "design": "d"})
-    await host.stop()
+
+
+async def test_buckets_are_apart(host, tmp_path):
+    await host.call("set_bucket", ORDER)
+    await host.call("set_bucket", {**ORDER, "uuid": "u2"})
+    await host.call("drop_bucket", {"uuid": "u1"})
+    assert (await host.call("info", {"uuid": "u2", "design": "d"})).head["signature"]
+    assert len(list((tmp_path / "u1" / "indexes").iterdir())) == 1, "files go with the bucket's"
+
+
+async def test_a_query_is_asked_of_its_bucket(host):
+    await host.call("set_bucket", {**ORDER, "active": [0, 1, 2, 3], "passive": []})
+    options = {"update": "false", "reduce": False}
+    asked = {"uuid": "u1", "design": "d", "view": "v", "options": options}
+    answer = await host.call("query", asked)
+    assert json.loads(b"".join(answer.body)) == {"total_rows": 0, "offset": 0, "rows": []}
+    part = await host.call("query", {**asked, "partitions": [1], "form": "part"})
+    assert part.body
+    assert (await host.call("compact", {"uuid": "u1", "design": "d"})).head == {}
+    assert (await host.call("cleanup", {"uuid": "u1"})).head == {}
+
+
+async def test_figures_and_tasks_are_of_all_buckets(host):
+    await host.call("set_bucket", ORDER)
+    figures = (await host.call("figures", {})).head
+    assert figures["process"]["resident_bytes"] > 0
+    assert figures["buckets"]["u1"]["indexes"] == 1
+    for task in (await host.call("tasks", {})).head["tasks"]:
+        assert task["pid"] > 0

@@ -1,0 +1,498 @@
+"""The indexes of one bucket in the index process: which there are, what is asked of them.
+
+Invariants:
+1. There is one index per signature that a design document has; documents of equal signature share
+   it, and a document that is renamed keeps it.
+2. An index that no design document has any more is closed once nobody reads it. Its files stay
+   until `clean_up`, so that a document which comes back finds them.
+3. A damaged index is set aside and built anew; others go on.
+4. Nothing of a bucket is opened twice, or by two at once.
+
+Elsewhere: one index (`hosted_index`), keeping them fresh (`indexing`), answers (`answering`), the
+calls (`index_host`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import AsyncIterator, Collection
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, aclosing, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from millstream.access.kv_login import Login
+from millstream.errors import (
+    ConditionError,
+    CorruptionError,
+    MillstreamError,
+    UnavailableError,
+    UsageError,
+)
+from millstream.runtime.tasks import Tasks
+from millstream.upr.aio.link import TIMEOUT_S, Link
+from millstream.views.aio.answering import Form, answer
+from millstream.views.aio.hosted_index import HostedIndex, now_ms
+from millstream.views.aio.index_server import Answer
+from millstream.views.aio.indexing import BucketIndexer, IndexerSpec, IndexProgress
+from millstream.views.core.collation import COLLATION_VERSION
+from millstream.views.core.design import DesignDocument, parse_design
+from millstream.views.core.header import bitmap_of
+from millstream.views.core.query import Query, parse_query
+from millstream.views.core.reached import vector_to_text
+
+__all__ = ["COMPACT_BYTES_MIN", "COMPACT_CHECK_S", "COMPACT_SHARE", "BucketOrder", "HostedBucket"]
+
+_LOG = logging.getLogger(__name__)
+COMPACT_CHECK_S: Final = 30.0
+"""How often is looked whether an index should be compacted."""
+COMPACT_SHARE: Final = 2
+"""An index is compacted whose file is so many times what is in use of it."""
+COMPACT_BYTES_MIN: Final = 16 * 1024 * 1024
+"""Size of a file below which that does not matter."""
+REBUILD_WAIT_S: Final = 10.0
+"""How long readers of a damaged index may take to end before it is given up all the same."""
+LAZY_S_MAX: Final = 600.0
+"""How long an update may take that was asked for by a query which did not wait for it."""
+COMPACT_PAUSE_S: Final = 0.005
+"""Between two steps of a compaction."""
+INDEXES: Final = "indexes"
+
+
+class BucketOrder(msgspec.Struct, frozen=True):
+    """What the engine says of a bucket: all of it, each time."""
+
+    uuid: str
+    name: str
+    partition_count: int
+    active: list[int]
+    """Partitions that queries are answered from."""
+    passive: list[int]
+    """Partitions that are indexed and not answered from."""
+    resting: list[int]
+    """Partitions whose copy here is not active: an index that has them keeps them, passive."""
+    designs: dict[str, dict[str, Any]]
+    """Name without `_design/` -> the document; only those that are persisted."""
+
+
+class HostedBucket:
+    """The indexes of one bucket; `start`, then `apply` as often as something changes, `stop`.
+
+    Args:
+        order: the first one.
+        path: the bucket's directory.
+        kv: address of the engine's socket.
+        executor: threads that map and commit; shared with other buckets.
+    """
+
+    def __init__(
+        self, order: BucketOrder, path: Path, kv: str, executor: ThreadPoolExecutor
+    ) -> None:
+        self.name, self.uuid = order.name, order.uuid
+        self._folder = path / INDEXES
+        self._order = order
+        self._executor = executor
+        login = Login(kv, bucket=order.name, name="millstream-index")
+        self._indexer = BucketIndexer(
+            IndexerSpec(order.name, order.uuid, self._folder),
+            lambda: Link(login, kv, 0, tls=None, timeout_s=TIMEOUT_S),
+            executor,
+        )
+        self._indexer.on_damage = self._damaged
+        self._open: dict[str, HostedIndex] = {}
+        self._closing: dict[str, HostedIndex] = {}
+        """Wanted no more, and still read."""
+        self._designs: dict[str, DesignDocument] = {}
+        self._refusals: dict[str, MillstreamError] = {}
+        """Why a design document, or an index by its signature, cannot be used."""
+        self._change = asyncio.Lock()
+        self._tasks = Tasks()
+        self._began_ms: dict[tuple[str, str], int] = {}
+        """When work was first seen: signature, kind of task."""
+        self._is_stopping = False
+
+    async def start(self) -> None:
+        """Begin to keep indexes fresh."""
+        await asyncio.to_thread(self._folder.mkdir, parents=True, exist_ok=True)
+        await self._indexer.start()
+        self._tasks.start(self._keep_compact(), name=f"compaction of indexes of {self.name}")
+
+    async def stop(self) -> None:
+        """Finish what is being committed, and close everything."""
+        self._is_stopping = True
+        await self._tasks.stop()
+        async with self._change:
+            await self._indexer.stop()
+            for hosted in (*self._open.values(), *self._closing.values()):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(REBUILD_WAIT_S):
+                        await hosted.until_unused()
+                await asyncio.to_thread(hosted.close)
+            self._open.clear()
+            self._closing.clear()
+
+    # -- which indexes there are
+
+    async def apply(self, order: BucketOrder) -> None:
+        """Become what the engine says."""
+        async with self._change:
+            self._order = order
+            wanted = self._parse(order)
+            for signature in [each for each in self._open if each not in wanted]:
+                await self._retire(signature)
+            new = [
+                hosted
+                for signature, design in wanted.items()
+                if signature not in self._open
+                and (hosted := await self._opened(design)) is not None
+            ]
+            await self._set_partitions(new)
+            for hosted in new:
+                await self._take_in(hosted)
+
+    def _parse(self, order: BucketOrder) -> dict[str, DesignDocument]:
+        """Return the design documents with views, by signature."""
+        self._designs, self._refusals = {}, {}
+        for name, document in sorted(order.designs.items()):
+            try:
+                self._designs[name] = parse_design(document, name)
+            except UsageError as error:
+                self._refusals[name] = error
+                _LOG.warning("design document %s of %s: %s", name, self.name, error)
+        wanted: dict[str, DesignDocument] = {}
+        for design in self._designs.values():
+            if design.views:
+                known = wanted.get(design.signature)
+                if known is None or design.autoupdate:
+                    wanted[design.signature] = design
+        return wanted
+
+    async def _opened(self, design: DesignDocument) -> HostedIndex | None:
+        signature = design.signature
+        hosted = self._closing.pop(signature, None)
+        try:
+            if hosted is None:
+                path = self._folder / signature
+                hosted = await asyncio.to_thread(HostedIndex, design, self.uuid, path)
+        except (MillstreamError, OSError) as error:
+            _LOG.error("index %s of %s cannot be opened: %s", signature, self.name, error)
+            said = error if isinstance(error, MillstreamError) else _disk_error(error)
+            self._refusals[signature] = said
+            return None
+        hosted.design, hosted.is_doomed = design, False
+        return hosted
+
+    async def _take_in(self, hosted: HostedIndex) -> None:
+        """Have an open index kept fresh, and let it be asked."""
+        await self._indexer.add(hosted.index, hosted.mapper, is_automatic=hosted.design.autoupdate)
+        self._open[hosted.signature] = hosted
+
+    async def _set_partitions(self, new: Collection[HostedIndex]) -> None:
+        order = self._order
+        held = {
+            partition
+            for hosted in (*self._open.values(), *new)
+            for partition in hosted.index.newest.positions
+        }
+        passive = {*order.passive, *(held & set(order.resting))}
+        await self._indexer.set_partitions(order.active, sorted(passive))
+
+    async def _retire(self, signature: str) -> None:
+        """Close an index once nobody reads it; its files stay."""
+        hosted = self._open.pop(signature)
+        await self._indexer.remove(signature)
+        self._closing[signature] = hosted
+        self._tasks.start(self._close_unused(hosted), name=f"close index {signature}")
+
+    async def _close_unused(self, hosted: HostedIndex) -> None:
+        await hosted.until_unused()
+        async with self._change:
+            if self._closing.get(hosted.signature) is hosted and not hosted.is_used:
+                del self._closing[hosted.signature]
+                await asyncio.to_thread(hosted.close)
+                if hosted.is_doomed:
+                    await asyncio.to_thread(shutil.rmtree, hosted.path, ignore_errors=True)
+                    _LOG.info("index %s of %s is removed", hosted.signature, self.name)
+
+    async def clean_up(self) -> None:
+        """Remove the files that no design document needs; of an index still read, at its end."""
+        async with self._change:
+            for hosted in self._closing.values():
+                hosted.is_doomed = True
+            kept = {*self._open, *self._closing, *(d.signature for d in self._designs.values())}
+            for path in await asyncio.to_thread(lambda: sorted(self._folder.iterdir())):
+                if path.name not in kept:
+                    await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+                    _LOG.info("files of index %s of %s are removed", path.name, self.name)
+
+    async def _rebuild(self, hosted: HostedIndex, why: str) -> None:
+        """Set a damaged index aside and begin a new one."""
+        async with self._change:
+            if self._open.get(hosted.signature) is not hosted or self._is_stopping:
+                return
+            _LOG.error("index %s of %s is built anew: %s", hosted.signature, self.name, why)
+            del self._open[hosted.signature]
+            await self._indexer.remove(hosted.signature)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REBUILD_WAIT_S):
+                    await hosted.until_unused()
+            await asyncio.to_thread(hosted.set_aside)
+            again = await self._opened(hosted.design)
+            if again is not None:
+                again.rebuilt_because = why
+                await self._take_in(again)
+
+    def _damaged(self, signature: str, error: CorruptionError) -> None:
+        """Something of an index cannot be read: begin a new one in the background."""
+        hosted = self._open.get(signature)
+        if hosted is not None:
+            self._tasks.start(self._rebuild(hosted, str(error)), name=f"rebuild {signature}")
+
+    # -- calls
+
+    def _found(self, name: str) -> tuple[HostedIndex, DesignDocument]:
+        """Return the index of a design document.
+
+        Raises:
+            ConditionError: `missing`.
+            UsageError: `missing_named_view`, it has no views; why it cannot be used.
+        """
+        if name in self._refusals:
+            raise self._refusals[name]
+        design = self._designs.get(name)
+        if design is None:
+            raise ConditionError("missing", code="missing")
+        if not design.views:
+            design.number_of("")
+        if design.signature in self._refusals:
+            raise self._refusals[design.signature]
+        hosted = self._open.get(design.signature)
+        if hosted is None:
+            raise UnavailableError("the index is being opened", code="index_unavailable")
+        return hosted, design
+
+    async def query(
+        self,
+        name: str,
+        view: str,
+        options: dict[str, Any],
+        partitions: Collection[int] | None = None,
+        form: Form = "json",
+    ) -> Answer:
+        """Answer a query.
+
+        Args:
+            name: of the design document.
+            view: of it.
+            options: of the query.
+            partitions: to answer for; None: all of the bucket.
+            form: the whole answer, or a part for who merges several.
+
+        Raises:
+            UsageError: `missing_named_view`, `query_parse_error`.
+            ConditionError: `missing`, `seq_unreachable`.
+            RoutingError: `not_my_partition`.
+            UnavailableError: `index_timeout`, and as `answering.answer`.
+        """
+        hosted, design = self._found(name)
+        number = design.number_of(view)
+        asked = hosted.asked_view(design.views[number])
+        query = parse_query(options)
+        query.check(asked.reduce >= 0, asked.encode)
+        wanted = range(self._order.partition_count) if partitions is None else partitions
+        async with AsyncExitStack() as stack:
+            stack.enter_context(hosted.used())
+            try:
+                await self._until_fresh(hosted, query, wanted)
+                answered = await answer(hosted.snapshot(), asked, query, bitmap_of(wanted), form)
+            except CorruptionError as error:
+                self._damaged(hosted.signature, error)
+                raise
+            if query.update == "lazy":
+                self._tasks.start(self._freshen(hosted), name=f"lazy update {name}")
+            if isinstance(answered.chunks, tuple):
+                return Answer(answered.head, answered.chunks)
+            rest = stack.pop_all()
+        return Answer(answered.head, self._body(hosted, answered.chunks, rest))
+
+    async def _body(
+        self, hosted: HostedIndex, chunks: AsyncIterator[bytes], rest: AsyncExitStack
+    ) -> AsyncIterator[bytes]:
+        async with rest, aclosing(chunks):  # type: ignore[type-var]  # a generator
+            try:
+                async for chunk in chunks:
+                    yield chunk
+            except CorruptionError as error:
+                self._damaged(hosted.signature, error)
+                raise
+
+    async def _until_fresh(
+        self, hosted: HostedIndex, query: Query, partitions: Collection[int]
+    ) -> None:
+        timeout_s = query.timeout / 1000
+        began = time.monotonic()
+        if query.update == "true":
+            await self._indexer.updated(hosted.signature, partitions, timeout_s)
+        if query.at is not None:
+            left_s = timeout_s - (time.monotonic() - began)
+            await self._indexer.reached(hosted.signature, query.at, left_s)
+
+    async def _freshen(self, hosted: HostedIndex) -> None:
+        with suppress(MillstreamError):
+            await self._indexer.updated(hosted.signature, self._order.active, LAZY_S_MAX)
+
+    # -- what is seen
+
+    def info(self, name: str) -> dict[str, Any]:
+        """Return what `_info` shows; raises as `query`."""
+        hosted, design = self._found(name)
+        header = hosted.index.newest
+        sizes = hosted.index.sizes()
+        progress = self._progress()[hosted.signature]
+        is_running = progress.phase in ("first_build", "incremental") and progress.pending > 0
+        shown = {
+            "signature": design.signature,
+            "language": design.language,
+            "sizes": {
+                "file": sizes.file_bytes,
+                "active": sizes.used_bytes,
+                "external": sizes.used_bytes,
+            },
+            "update_seq": vector_to_text(header.positions),
+            "purge_seq": sum(header.purge_seqnos.values()),
+            "updater_running": is_running,
+            "compact_running": hosted.is_compacting,
+            "waiting_clients": progress.waiting,
+            "waiting_commit": is_running,
+            "updates_pending": {
+                "minimum": progress.pending,
+                "preferred": progress.pending,
+                "total": progress.pending,
+            },
+            "collator_versions": [COLLATION_VERSION],
+            "rows": {view.name: hosted.rows_of(view.tree) for view in design.views},
+            "map_errors": {view.name: hosted.map_errors_of(view.tree) for view in design.views},
+        }
+        if progress.error:
+            shown["error"] = progress.error
+        if hosted.rebuilt_because:
+            shown["rebuilt_because"] = hosted.rebuilt_because
+        return shown
+
+    def _progress(self) -> dict[str, IndexProgress]:
+        return {progress.signature: progress for progress in self._indexer.progress()}
+
+    def tasks(self) -> list[dict[str, Any]]:
+        """Return what is being done, as `_active_tasks` shows it."""
+        shown: list[dict[str, Any]] = []
+        for signature, progress in sorted(self._progress().items()):
+            hosted = self._open.get(signature)
+            if hosted is None:
+                continue
+            is_busy = progress.pending > 0 or progress.phase in ("first_build", "cleanup")
+            common = {
+                "database": self.name,
+                "design_document": f"_design/{hosted.design.name}",
+                "design_documents": self._names_of(signature),
+                "signature": signature,
+            }
+            if self._lasts(signature, "indexer", is_busy):
+                shown.append(
+                    {
+                        "type": "indexer",
+                        **common,
+                        "phase": progress.phase,
+                        "changes_done": progress.changes_done,
+                        "total_changes": progress.changes_total,
+                        "progress": _percent(progress.changes_done, progress.changes_total),
+                        "changes_per_second": round(progress.rate),
+                        "started_on": self._began_ms[signature, "indexer"] // 1000,
+                        "updated_on": now_ms() // 1000,
+                    }
+                )
+            if self._lasts(signature, "view_compaction", hosted.is_compacting):
+                began = self._began_ms[signature, "view_compaction"]
+                shown.append({"type": "view_compaction", **common, "started_on": began // 1000})
+        return shown
+
+    def _names_of(self, signature: str) -> list[str]:
+        return [
+            f"_design/{name}"
+            for name, design in self._designs.items()
+            if design.signature == signature
+        ]
+
+    def _lasts(self, signature: str, kind: str, is_busy: bool) -> bool:
+        """Keep since when something lasts."""
+        if is_busy:
+            self._began_ms.setdefault((signature, kind), now_ms())
+        else:
+            self._began_ms.pop((signature, kind), None)
+        return is_busy
+
+    def figures(self) -> dict[str, float]:
+        """Return the figures of all indexes together, by the names of group `index`."""
+        progress = self._progress()
+        every = [hosted.index.newest for hosted in self._open.values()]
+        return {
+            "indexes": len(self._open),
+            "building": sum(each.phase == "first_build" for each in progress.values()),
+            "rows": sum(root.count for header in every for root in header.trees if root),
+            "pending": sum(each.pending for each in progress.values()),
+            "file_bytes": sum(h.index.sizes().file_bytes for h in self._open.values()),
+            "map_errors_total": sum(
+                errors.total for header in every for errors in header.map_errors.values()
+            ),
+        }
+
+    # -- compaction
+
+    def compact(self, name: str) -> None:
+        """Begin to write an index anew, densely; raises as `query`."""
+        hosted, _ = self._found(name)
+        self._start_compaction(hosted)
+
+    def _start_compaction(self, hosted: HostedIndex) -> None:
+        if not hosted.is_compacting:
+            hosted.is_compacting = True
+            self._tasks.start(self._compact(hosted), name=f"compact index {hosted.signature}")
+
+    async def _compact(self, hosted: HostedIndex) -> None:
+        before = hosted.index.sizes().file_bytes
+        try:
+            with hosted.used():
+                is_done = False
+                while not is_done:
+                    is_done = await self._indexer.compact_step(hosted.signature)
+                    await asyncio.sleep(COMPACT_PAUSE_S)
+        except CorruptionError as error:
+            self._damaged(hosted.signature, error)
+        except (MillstreamError, OSError) as error:
+            _LOG.warning("index %s was not compacted: %s", hosted.signature, error)
+        else:
+            after = hosted.index.sizes().file_bytes
+            _LOG.info("index %s: %d bytes became %d", hosted.signature, before, after)
+        finally:
+            hosted.is_compacting = False
+
+    async def _keep_compact(self) -> None:
+        while True:
+            await asyncio.sleep(COMPACT_CHECK_S)
+            for hosted in list(self._open.values()):
+                sizes = hosted.index.sizes()
+                is_large = sizes.file_bytes >= COMPACT_BYTES_MIN
+                if is_large and sizes.file_bytes > COMPACT_SHARE * sizes.used_bytes:
+                    self._start_compaction(hosted)
+
+
+def _percent(done: int, total: int) -> int:
+    return 100 if total <= 0 else min(100, done * 100 // total)
+
+
+def _disk_error(error: OSError) -> UnavailableError:
+    return UnavailableError(f"the index cannot be opened: {error}", code="disk_error")

@@ -1,0 +1,190 @@
+"""One index that is open in the index process: its files, its functions, who reads it.
+
+Invariants:
+1. Its files are closed only when nobody reads them, and removed only when they are closed.
+2. What cannot be used is set aside beside the others, once, and built anew.
+3. Functions of the design document's own run in two sandboxes: one for building, one for queries,
+   so that a query never waits for a build's.
+
+Elsewhere: which indexes there are (`hosted_bucket`), how they are kept fresh (`indexing`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from millstream.errors import CorruptionError
+from millstream.views.aio.answering import AskedView
+from millstream.views.aio.index_mapping import IndexMapper
+from millstream.views.aio.index_store import LmdbIndexStore
+from millstream.views.aio.mapping import Mapper, open_functions
+from millstream.views.core.collation import COLLATION_VERSION, encoder_of
+from millstream.views.core.design import COUNT, own_number
+from millstream.views.core.index import Index, IndexShape
+from millstream.views.core.reductions import ViewReducer
+
+if TYPE_CHECKING:
+    from millstream.views.core.commits import IndexSnapshot
+    from millstream.views.core.design import DesignDocument, View
+    from millstream.views.core.reductions import ReduceCall, ReduceResult
+
+__all__ = ["SET_ASIDE", "HostedIndex", "now_ms"]
+
+_LOG = logging.getLogger(__name__)
+SET_ASIDE: Final = ".damaged"
+"""Ending of the directory of an index that could not be used."""
+
+
+class HostedIndex:
+    """An open index. Making one blocks.
+
+    Args:
+        design: one of the design documents that have it.
+        bucket_uuid: of its bucket.
+        path: its directory.
+
+    Raises:
+        UsageError: `compilation_error`, `unknown_function`.
+        UnavailableError: `disk_full`; the sandbox cannot be started.
+        OSError: the directory cannot be used.
+    """
+
+    def __init__(self, design: DesignDocument, bucket_uuid: str, path: Path) -> None:
+        self.design = design
+        self.path = path
+        self.signature = design.signature
+        self.rebuilt_because = ""
+        """Why what was there could not be used; shown to people."""
+        self.is_compacting = False
+        self.is_doomed = False
+        """Its files are to go with it."""
+        self._users = 0
+        self._unused = asyncio.Event()
+        self._unused.set()
+        self._asking: Mapper | None = None
+        self._ask_lock = threading.Lock()
+        self.mapper = IndexMapper(design, bucket_uuid)
+        try:
+            self._open()
+        except BaseException:
+            self.mapper.close()
+            raise
+
+    def _open(self) -> None:
+        try:
+            self._open_files()
+        except CorruptionError as error:
+            _LOG.error("index %s is set aside and built anew: %s", self.signature, error)
+            self.rebuilt_because = str(error)
+            self._move_aside()
+            self._open_files()
+
+    def _open_files(self) -> None:
+        self._store = LmdbIndexStore(self.path, self.signature, COLLATION_VERSION)
+        shape = IndexShape(
+            self.signature,
+            COLLATION_VERSION,
+            tuple(self.mapper.reducers()),
+            tuple(tree.reduces for tree in self.design.trees),
+        )
+        try:
+            self.index = Index(self._store, shape, now_ms())
+        except BaseException:
+            self._store.close()
+            raise
+        if self._store.rebuilt_because:
+            self.rebuilt_because = self._store.rebuilt_because
+            _LOG.warning("index %s is built anew: %s", self.signature, self.rebuilt_because)
+
+    def _move_aside(self) -> None:
+        aside = self.path.with_name(self.path.name + SET_ASIDE)
+        shutil.rmtree(aside, ignore_errors=True)
+        self.path.rename(aside)
+
+    def close(self) -> None:
+        """Close the files. Blocks; nobody may read them."""
+        with self._ask_lock:
+            if self._asking is not None:
+                self._asking.close()
+                self._asking = None
+        self._store.close()
+
+    def set_aside(self) -> None:
+        """Close files that are damaged and move them away. Blocks."""
+        self.close()
+        self._move_aside()
+
+    # -- who reads it
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Within `with`, the files stay open."""
+        self._users += 1
+        self._unused.clear()
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if not self._users:
+                self._unused.set()
+
+    @property
+    def is_used(self) -> bool:
+        """Whether somebody reads it."""
+        return self._users > 0
+
+    async def until_unused(self) -> None:
+        """Return once nobody reads it."""
+        while self._users:
+            await self._unused.wait()
+
+    def snapshot(self) -> IndexSnapshot:
+        """Open the newest commit for reading."""
+        return self.index.snapshot(now_ms())
+
+    def asked_view(self, view: View) -> AskedView:
+        """Return what a query has to know of a view."""
+        tree = self.design.trees[view.tree]
+
+        def reduce(number: int, calls: Sequence[ReduceCall]) -> Sequence[ReduceResult]:
+            with self._ask_lock:  # one thread at a time
+                if self._asking is None:
+                    self._asking = open_functions(self.design.functions_by_tree())
+                return self._asking.reduce_texts(own_number(view.tree, number), calls)
+
+        return AskedView(
+            view.tree,
+            view.number,
+            ViewReducer(tree.reduces, reduce),
+            tree.reduces.index(COUNT),
+            encoder_of(tree.collation),
+            is_own_reduce=view.has_own_reduce,
+        )
+
+    # -- what is seen
+
+    def rows_of(self, tree: int) -> int:
+        """Return how many rows a tree has."""
+        root = self.index.newest.trees[tree]
+        return 0 if root is None else root.count
+
+    def map_errors_of(self, tree: int) -> dict[str, Any]:
+        """Return how often the map of a tree failed, and for which documents last."""
+        found = self.index.newest.map_errors.get(tree)
+        if found is None:
+            return {"count": 0, "last": []}
+        last = [{"id": doc_id, "message": message} for doc_id, message in found.last]
+        return {"count": found.total, "last": last}
+
+
+def now_ms() -> int:
+    """Return Unix time."""
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,368 @@
+"""The indexes of a bucket, kept fresh from a real engine in the same loop."""
+
+import asyncio
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from millstream.errors import (
+    ConditionError,
+    CorruptionError,
+    MillstreamError,
+    RoutingError,
+    UsageError,
+)
+from millstream.model.partitions import PartitionState
+from millstream.node.engine import Engine
+from millstream.node.settings import LISTENERS, BucketSpec, Settings
+from millstream.views.aio import hosted_bucket
+from millstream.views.aio.hosted_bucket import BucketOrder, HostedBucket
+
+PARTITIONS = 4
+MAP = "function (doc) { emit(doc.kind, doc.n); }"
+SUM = {"views": {"v": {"map": MAP, "reduce": "_sum"}}}
+OTHER = {"views": {"v": {"map": "function (doc) { emit(doc.n, null); }"}}}
+
+
+class Hosted:
+    """A bucket of an engine, and its indexes."""
+
+    def __init__(self, engine, path):
+        self.engine = engine
+        self.path = path
+        self.running = engine._buckets.engine("b")
+        self.executor = ThreadPoolExecutor(2)
+        self.designs = {"d": SUM}
+        self.bucket = None
+
+    @property
+    def indexes(self):
+        return sorted(path.name for path in (self.path / "indexes").iterdir())
+
+    def order(self, active=None, passive=(), resting=()):
+        active = list(range(PARTITIONS)) if active is None else active
+        return BucketOrder(
+            self.running.bucket.uuid, "b", PARTITIONS, active, list(passive), list(resting),
+            self.designs,
+        )  # fmt: skip
+
+    async def start(self):
+        kv = f"unix:{self.engine._run_directory.kv}"
+        self.bucket = HostedBucket(self.order(), self.path, kv, self.executor)
+        await self.bucket.start()
+        await self.bucket.apply(self.order())
+
+    async def stop(self):
+        if self.bucket is not None:
+            bucket, self.bucket = self.bucket, None
+            await bucket.stop()
+
+    async def apply(self, designs=None, **sets):
+        self.designs = self.designs if designs is None else designs
+        await self.bucket.apply(self.order(**sets))
+
+    def put(self, key, **members):
+        bucket = self.running.bucket
+        partition = bucket.partition_for(key.encode())
+        value = json.dumps(members).encode()
+        partition.put(key.encode(), value, 0, 0, 0, 1, time.time_ns())
+        bucket.changed()
+
+    async def ask(self, name="d", view="v", **options):
+        return await self.bucket.query(name, view, {"timeout": 20_000, **options})
+
+    async def query(self, name="d", view="v", **options):
+        return json.loads(await read((await self.ask(name, view, **options)).body))
+
+    async def sums(self, **options):
+        rows = (await self.query(group=True, **options))["rows"]
+        return {row["key"]: row["value"] for row in rows}
+
+    @property
+    def commit(self):
+        (hosted,) = self.bucket._open.values()
+        return hosted.index.newest.commit
+
+
+async def read(body):
+    if isinstance(body, tuple):
+        return b"".join(body)
+    return b"".join([piece async for piece in body])
+
+
+async def until(condition):
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - several kinds of it
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+async def hosted(tmp_path):
+    closed = dict.fromkeys(LISTENERS)
+    settings = Settings(
+        **closed, data=str(tmp_path / "node"), buckets=(BucketSpec("b", PARTITIONS),),
+        roles=("data",),
+    )  # fmt: skip
+    engine = await Engine.start(settings)
+    made = Hosted(engine, tmp_path / "b")
+    try:
+        await made.start()
+        yield made
+    finally:
+        await made.stop()
+        made.executor.shutdown()
+        await engine.stop()
+
+
+async def test_queries_see_what_was_written_before_them(hosted):
+    assert await hosted.sums() == {}
+    for n in range(20):
+        hosted.put(f"k{n}", kind="ab"[n % 2], n=n)
+    assert await hosted.sums() == {"a": 90, "b": 100}
+    hosted.put("k0", kind="b", n=5)
+    assert await hosted.sums() == {"a": 90, "b": 105}
+    answer = await hosted.query(reduce=False, limit=2)
+    assert (answer["total_rows"], len(answer["rows"])) == (20, 2)
+
+
+async def test_it_may_answer_from_what_there_is(hosted):
+    hosted.put("k", kind="a", n=1)
+    assert await hosted.sums() == {"a": 1}
+    hosted.put("k", kind="a", n=2)
+    assert await hosted.sums(update="lazy") in ({"a": 1}, {"a": 2})
+    async with asyncio.timeout(20):
+        while await hosted.sums(update="false") != {"a": 2}:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def test_equal_documents_share_an_index_and_renaming_keeps_it(hosted):
+    hosted.put("k", kind="a", n=1)
+    assert await hosted.sums() == {"a": 1}
+    signature = hosted.bucket.info("d")["signature"]
+    more = {"views": {"other name": {"map": MAP, "reduce": "_sum"}}, "language": "javascript"}
+    await hosted.apply({"d": SUM, "e": more})
+    assert hosted.indexes == [signature]
+    assert (await hosted.query("e", "other name"))["rows"][0]["value"] == 1
+    before = hosted.commit
+    await hosted.apply({"renamed": SUM})
+    assert hosted.indexes == [signature]
+    assert (await hosted.query("renamed", update="false"))["rows"][0]["value"] == 1
+    assert hosted.commit == before
+    with pytest.raises(ConditionError) as raised:
+        await hosted.query("d")
+    assert raised.value.code == "missing"
+
+
+async def test_files_stay_until_the_clean_up_and_a_document_that_comes_back_finds_them(hosted):
+    hosted.put("k", kind="a", n=1)
+    assert await hosted.sums() == {"a": 1}
+    old = hosted.bucket.info("d")["signature"]
+    await hosted.apply({"d": OTHER})
+    new = hosted.bucket.info("d")["signature"]
+    assert hosted.indexes == sorted([old, new])
+    await until(lambda: not hosted.bucket._closing)
+    await hosted.apply({"d": SUM})
+    assert await hosted.sums(update="false") == {"a": 1}, "nothing was built anew"
+    await until(lambda: not hosted.bucket._closing)
+    await hosted.bucket.clean_up()
+    assert hosted.indexes == [old]
+
+
+async def test_what_is_still_read_goes_at_its_end(hosted):
+    for n in range(3000):
+        hosted.put(f"k{n}", kind=f"{n:0100}", n=n)
+    answer = await hosted.ask(reduce=False)
+    assert not isinstance(answer.body, tuple), "it is long enough to be streamed"
+    old = hosted.bucket.info("d")["signature"]
+    pieces = [await anext(answer.body)]
+    await hosted.apply({"d": OTHER})
+    await hosted.bucket.clean_up()
+    assert old in hosted.indexes
+    pieces += [piece async for piece in answer.body]
+    assert len(json.loads(b"".join(pieces))["rows"]) == 3000
+    await until(lambda: old not in hosted.indexes)
+
+
+async def test_one_wanted_again_while_it_is_read_is_not_opened_twice(hosted):
+    for n in range(3000):
+        hosted.put(f"k{n}", kind=f"{n:0100}", n=n)
+    answer = await hosted.ask(reduce=False)
+    await hosted.apply({"d": OTHER})
+    await hosted.bucket.clean_up()
+    await hosted.apply({"d": SUM})
+    hosted.put("k0", kind="new", n=7)
+    assert (await hosted.query(key="new"))["rows"][0]["value"] == 7
+    assert len(json.loads(await read(answer.body))["rows"]) == 3000
+    await until(lambda: not hosted.bucket._closing)
+    assert (await hosted.query(key="new", update="false"))["rows"][0]["value"] == 7
+
+
+async def test_a_damaged_index_is_set_aside_and_built_anew(hosted):
+    hosted.put("k", kind="a", n=1)
+    assert await hosted.sums() == {"a": 1}
+    signature = hosted.bucket.info("d")["signature"]
+    await hosted.stop()
+    data = next((hosted.path / "indexes" / signature).rglob("data.mdb"))
+    data.write_bytes(b"\xff" * data.stat().st_size)
+    await hosted.start()
+    assert await hosted.sums() == {"a": 1}
+    assert hosted.bucket.info("d")["rebuilt_because"]
+    assert hosted.indexes == [signature, f"{signature}.damaged"]
+    await hosted.bucket.clean_up()
+    assert hosted.indexes == [signature]
+
+
+async def test_damage_met_by_a_query_has_the_same_end(hosted, monkeypatch):
+    hosted.put("k", kind="a", n=1)
+    assert await hosted.sums() == {"a": 1}
+    (one,) = hosted.bucket._open.values()
+
+    def fail(*_):
+        raise CorruptionError("node 7 is missing", code="index_damaged")
+
+    monkeypatch.setattr(one, "snapshot", fail)
+    with pytest.raises(CorruptionError):
+        await hosted.sums()
+    await until(lambda: list(hosted.bucket._open.values()) not in ([], [one]))
+    assert await hosted.sums() == {"a": 1}
+    assert "node 7" in hosted.bucket.info("d")["rebuilt_because"]
+
+
+async def test_a_document_that_cannot_be_used_is_refused_alone(hosted):
+    await hosted.apply(
+        {
+            "d": SUM,
+            "bad": {"views": {"v": {"map": 7}}},
+            "syntax": {"views": {"v": {"map": "function ("}}},
+            "none": {"filters": {}},
+        }
+    )
+    assert await hosted.sums() == {}
+    for name, code in (
+        ("bad", "invalid_design_doc"),
+        ("syntax", "compilation_error"),
+        ("none", "missing_named_view"),
+    ):
+        with pytest.raises(UsageError) as raised:
+            await hosted.query(name)
+        assert raised.value.code == code
+    with pytest.raises(UsageError) as raised:
+        await hosted.query("d", "other")
+    assert raised.value.code == "missing_named_view"
+    with pytest.raises(UsageError) as raised:
+        await hosted.query(limit=-1)
+    assert raised.value.code == "query_parse_error"
+
+
+async def test_partitions_that_are_not_active_here_are_not_answered_for(hosted):
+    for n in range(40):
+        hosted.put(f"k{n}", kind="a", n=1)
+    assert await hosted.sums() == {"a": 40}
+    await hosted.engine.set_partition_state("b", 3, PartitionState.REPLICA)
+    await hosted.apply(active=[0, 1, 2], resting=[3])
+    with pytest.raises(RoutingError):
+        await hosted.query()
+    some = await hosted.bucket.query("d", "v", {"timeout": 20_000}, [0, 1, 2])
+    value = json.loads(await read(some.body))["rows"][0]["value"]
+    assert 0 < value < 40
+    header = next(iter(hosted.bucket._open.values())).index.newest
+    assert header.states[3] == "passive", "it rests, and is ready for a fail-over"
+    await hosted.engine.set_partition_state("b", 3, PartitionState.ACTIVE)
+    await hosted.apply()
+    assert await hosted.sums() == {"a": 40}
+
+
+async def test_a_partition_that_rests_is_not_begun(hosted):
+    await hosted.apply({})
+    await hosted.apply({"d": OTHER}, active=[0, 1], passive=[2], resting=[3])
+    header = next(iter(hosted.bucket._open.values())).index.newest
+    assert header.states == {0: "active", 1: "active", 2: "passive"}
+
+
+async def test_what_is_known_of_an_index_is_shown(hosted):
+    bad = {"views": {"v": {"map": "function (doc) { emit(doc.a.b); }"}}}
+    await hosted.apply({"d": bad, "again": bad})
+    for n in range(30):
+        hosted.put(f"k{n}", n=n)
+    await hosted.query(reduce=False)
+    info = hosted.bucket.info("d")
+    assert info["map_errors"]["v"]["count"] == 30
+    assert len(info["map_errors"]["v"]["last"]) == 20
+    assert info["rows"] == {"v": 0}
+    assert info["updates_pending"] == {"minimum": 0, "preferred": 0, "total": 0}
+    assert not info["updater_running"]
+    assert info["sizes"]["file"] > 0
+    assert json.loads(json.dumps(info)) == info
+    figures = hosted.bucket.figures()
+    assert (figures["indexes"], figures["map_errors_total"]) == (1, 30)
+    await until(lambda: hosted.bucket.tasks() == [])
+
+
+async def test_what_is_being_done_is_listed(hosted):
+    await hosted.query()
+    progress = hosted.bucket._indexer.progress()[0]._replace(
+        phase="first_build", changes_done=30, changes_total=40
+    )
+    hosted.bucket._indexer.progress = lambda: [progress]
+    next(iter(hosted.bucket._open.values())).is_compacting = True
+    indexer, compaction = hosted.bucket.tasks()
+    assert indexer["type"] == "indexer"
+    assert indexer["progress"] == 75
+    assert indexer["design_documents"] == ["_design/d"]
+    assert compaction["type"] == "view_compaction"
+    assert hosted.bucket.tasks()[0]["started_on"] == indexer["started_on"]
+
+
+async def test_an_index_is_compacted_when_asked_and_by_itself(hosted, monkeypatch):
+    for turn in range(6):
+        for n in range(1500):
+            hosted.put(f"k{n}", kind=f"{n}{turn}" * 20, n=n)
+        await hosted.query(limit=0)
+    before = hosted.bucket.info("d")["sizes"]["file"]
+    hosted.bucket.compact("d")
+    hosted.bucket.compact("d")
+    assert hosted.bucket.info("d")["compact_running"]
+    await until(lambda: not hosted.bucket.info("d")["compact_running"])
+    assert hosted.bucket.info("d")["sizes"]["file"] <= before
+    assert sum((await hosted.sums()).values()) == 1500 * 1499 // 2
+    begun = []
+    monkeypatch.setattr(hosted.bucket, "_start_compaction", begun.append)
+    monkeypatch.setattr(hosted_bucket, "COMPACT_CHECK_S", 0)
+    monkeypatch.setattr(hosted_bucket, "COMPACT_BYTES_MIN", 0)
+    monkeypatch.setattr(hosted_bucket, "COMPACT_SHARE", 0)
+    looking = asyncio.ensure_future(hosted.bucket._keep_compact())
+    await until(lambda: begun)
+    looking.cancel()
+
+
+async def test_what_was_built_is_there_after_a_restart(hosted):
+    for n in range(50):
+        hosted.put(f"k{n}", kind="a", n=1)
+    assert await hosted.sums() == {"a": 50}
+    created = next(iter(hosted.bucket._open.values())).index.newest.created_ms
+    await hosted.stop()
+    await hosted.start()
+    assert await hosted.sums(update="false") == {"a": 50}
+    assert next(iter(hosted.bucket._open.values())).index.newest.created_ms == created
+    assert "rebuilt_because" not in hosted.bucket.info("d")
+
+
+async def test_a_query_waits_for_the_writes_it_names(hosted):
+    hosted.put("k", kind="a", n=1)
+    partition = hosted.running.bucket.partition_for(b"k")
+    token = [f"{partition.failover_log[0].uuid:012x}", partition.high_seqno]
+    at = {str(partition.partition_id): token}
+    assert await hosted.sums(update="false", at=at) == {"a": 1}
+    with pytest.raises(MillstreamError):
+        await hosted.sums(update="false", at={"0": ["00000000abcd", 99]}, timeout=100)
+
+
+async def test_a_bucket_made_anew_under_its_name_is_another(hosted):
+    hosted.put("k", kind="a", n=1)
+    assert await hosted.sums() == {"a": 1}
+    await hosted.engine.delete_bucket("b")
+    await hosted.engine.create_bucket("b", PARTITIONS)
+    with pytest.raises(MillstreamError):
+        await hosted.sums(timeout=2000)
