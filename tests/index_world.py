@@ -237,9 +237,12 @@ class World:
         ]  # fmt: skip
         for _ in range(self.rng.randint(20, 100)):
             self.now_ms += self.rng.randint(0, 20)
-            self.rng.choice(steps)()
+            self.run_step(self.rng.choice(steps))
             self.check()
         self.finish()
+
+    def run_step(self, step: Callable[[], None]) -> None:
+        step()
 
     def note(self, text: str) -> None:
         header = self.index.newest
@@ -300,12 +303,13 @@ class World:
             self.order(partition, following[state])
 
     def order(self, partition: int, state: str) -> None:
-        self.ordered[partition] = state
+        ordered = self.ordered | {partition: state}
         wanted = {
-            name: [p for p, ordered in self.ordered.items() if ordered == name]
+            name: [p for p, each in ordered.items() if each == name]
             for name in ("active", "passive")
         }
         self.index.set_states(wanted["active"], wanted["passive"], self.now_ms)
+        self.ordered = ordered
         self.note(f"p{partition}: ordered {state}")
 
     def roll_back(self) -> None:
