@@ -36,7 +36,11 @@ class Revisions:
         self._base = blake2b(bucket_uuid.encode(), digest_size=16)
 
     def of(self, key: bytes, lineage: bytes, generation: int) -> str:
-        """Return the revision id of a key's generation (from 1). Hot path.
+        """Return the revision id of a key's generation; see `digits_of`."""
+        return f"{generation}-{self.digits_of(key, lineage, generation)}"
+
+    def digits_of(self, key: bytes, lineage: bytes, generation: int) -> str:
+        """Return the 32 hex digits of a key's generation (from 1). Hot path.
 
         Args:
             key: at most 65,535 bytes.
@@ -54,7 +58,7 @@ class Revisions:
             digest.update(
                 _HEAD.pack(generation, len(key)) + key + _written_by(lineage, generation)
             )
-        return f"{generation}-{digest.hexdigest()}"
+        return digest.hexdigest()
 
 
 def _written_by(lineage: bytes, generation: int) -> bytes:

@@ -153,7 +153,7 @@ class WithDocuments:
         change = change_of(entry.frame)
         is_over = 0 < change.expiry <= self._now_ns() // _SECOND_NS
         found = self._documents.of([entry.frame], [entry.lineage])
-        if change.is_deleted or is_over or not found or found[0].text is None:
+        text = found[0][2] if found else None
+        if change.is_deleted or is_over or text is None:
             return None
-        text = found[0].text
         return text if rev is None or _link(text).rev == rev else None

@@ -91,10 +91,10 @@ class IndexMapper:
             UnavailableError: the JavaScript process cannot be started again.
         """
         seen = self._documents.of(frames, lineages)
-        live = [each for each in seen if each.text is not None]
-        mapped = self._mapper.map([each.text for each in live if each.text is not None])
+        live = [each for each in seen if each[2] is not None]
+        mapped = self._mapper.map([text for _, _, text in live if text is not None])
         failures = [
-            (each.partition, failure)
+            (each[0], failure)
             for each, found in zip(live, mapped, strict=True)
             if found.errors
             for failure in self._failures_of(each, found)
@@ -108,7 +108,7 @@ class IndexMapper:
             lists = [encoded[low:high] for low, high in zip([0, *ends], ends, strict=False)]
         if len(live) < len(seen):
             found_lists = iter(lists)
-            lists = [[] if each.text is None else next(found_lists) for each in seen]
+            lists = [[] if text is None else next(found_lists) for _, _, text in seen]
         documents = [
             DocumentRows(partition, doc_id, own)
             for (partition, doc_id, _), own in zip(seen, lists, strict=True)
@@ -156,7 +156,7 @@ class IndexMapper:
             else:
                 good.append((tree, ekey, text, bytes(value)))
         for tree, message in bad.items():
-            failures.append((each.partition, MapFailure(tree, _shown(each), message)))
+            failures.append((each[0], MapFailure(tree, _shown(each), message)))
         return [row for row in good if row[0] not in bad]
 
     def _failures_of(self, each: Seen, found: Mapped) -> list[MapFailure]:
@@ -207,4 +207,4 @@ def _short(ekey: bytes) -> bytes:
 
 
 def _shown(each: Seen) -> str:
-    return each.doc_id.decode()
+    return each[1].decode()

@@ -84,12 +84,12 @@ class PythonMapper:
     """Calls registered Python functions in this process; they are the operator's own code."""
 
     def __init__(self, functions: Functions) -> None:
-        self._maps = [find_registered(source) for source in functions.maps]
+        self._numbered = [(at, find_registered(map_)) for at, map_ in enumerate(functions.maps)]
         self._reduces = {at: find_registered(source) for at, source in functions.reduces}
 
     def map(self, documents: Sequence[bytes]) -> list[Mapped]:
         """Return rows and errors of each document."""
-        return [self._map_one(document) for document in documents]
+        return list(map(self._map_one, documents))
 
     def reduce(self, number: int, calls: Sequence[ReduceCall]) -> list[Any]:
         """Return the value of each call of an own reduce."""
@@ -106,23 +106,28 @@ class PythonMapper:
 
     def _map_one(self, document: bytes) -> Mapped:
         rows: list[tuple[int, bytes | msgspec.Raw, bytes | msgspec.Raw]] = []
-        errors: list[MapError] = []
-        for view, function in enumerate(self._maps):
+        errors: list[MapError] | None = None
+        for view, function in self._numbered:
             try:
                 # Decoded once per view: what one function changes, the next does not see.
                 pairs = function(_decode(document))
-                rows += [(view, _key_text(key), _encode(value)) for key, value in pairs or ()]
+                rows += [
+                    (
+                        view,
+                        _encode(key if type(key) in _PLAIN else _canonical(key)),
+                        _encode(value),
+                    )
+                    for key, value in pairs or ()
+                ]
             except Exception as error:  # noqa: BLE001 - the function's fault, shown as such
-                errors.append(MapError(view, _said(error)))
-        return Mapped(rows, errors)
+                errors = [*(errors or ()), MapError(view, _said(error))]
+        return Mapped(rows, errors or ())
 
 
 _encode: Final = msgspec.json.encode
 _decode: Final = msgspec.json.decode
-
-
-def _key_text(key: Any) -> bytes:
-    return _encode(key if isinstance(key, str | int) or key is None else _canonical(key))
+_PLAIN: Final = frozenset({str, int, bool, type(None)})
+"""Types of which every key is canonical as it is."""
 
 
 def _canonical(key: Any) -> Any:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from base64 import b64encode
 from hashlib import md5
 from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -38,7 +38,7 @@ _MUTATION: Final = int(Opcode.DCP_MUTATION)
 _DESIGN: Final = b"_design/"
 _SPACE: Final = b" \t\r\n"
 _ATTACHED: Final = (
-    b'"_attachments":{"value":{"content_type":"application/octet-stream","revpos":%d,'
+    b',"_attachments":{"value":{"content_type":"application/octet-stream","revpos":%d,'
     b'"digest":"md5-%b","length":%d,"stub":true}}}'
 )
 
@@ -53,12 +53,8 @@ _encode: Final = msgspec.json.encode
 _NO_DOCUMENT: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
-class Seen(NamedTuple):
-    """A changed document; `text` is None where it was deleted or emits nothing."""
-
-    partition: int
-    doc_id: bytes
-    text: bytes | None
+Seen = tuple[int, bytes, bytes | None]
+"""Partition and id of a changed document, and its text, None where it was deleted."""
 
 
 class Documents:
@@ -73,7 +69,7 @@ class Documents:
     def __init__(
         self, bucket_uuid: str, *, include_design: bool = False, local_seq: bool = False
     ) -> None:
-        self._revision_of = Revisions(bucket_uuid).of
+        self._digits_of = Revisions(bucket_uuid).digits_of
         self._include_design = include_design
         self._local_seq = local_seq
 
@@ -84,7 +80,8 @@ class Documents:
             frames: whole frames of changes.
             lineages: that of each.
         """
-        unpack, revision_of, seen = _FIELDS.unpack_from, self._revision_of, []
+        unpack, digits_of = _FIELDS.unpack_from, self._digits_of
+        seen: list[Seen] = []
         for frame, lineage in zip(frames, lineages, strict=True):
             opcode, key_bytes, extras_bytes, partition, body, seqno, generation = unpack(frame)
             at = HEADER_BYTES + extras_bytes
@@ -95,15 +92,15 @@ class Documents:
             text = None
             if opcode == _MUTATION:
                 value = frame[at + key_bytes : HEADER_BYTES + body]
-                rev = revision_of(key, lineage, generation).encode()
                 rest = _rest_of(value)
                 if rest is None:
                     digest = b64encode(md5(value, usedforsecurity=False).digest())
                     rest = _ATTACHED % (generation, digest, len(value))
                 if self._local_seq:
-                    rest = b'"_local_seq":%d%b%b' % (seqno, _separator(rest), rest)
-                text = b'{"_id":%b,"_rev":"%b"%b%b' % (quoted, rev, _separator(rest), rest)
-            seen.append(Seen(partition, key, text))
+                    rest = b',"_local_seq":%d%b' % (seqno, rest)
+                digits = digits_of(key, lineage, generation).encode()
+                text = b'{"_id":%b,"_rev":"%d-%b"%b' % (quoted, generation, digits, rest)
+            seen.append((partition, key, text))
         return seen
 
     def _quoted(self, key: bytes) -> bytes | None:
@@ -116,12 +113,8 @@ class Documents:
             return None
 
 
-def _separator(rest: bytes) -> bytes:
-    return b"" if rest[:1] == b"}" else b","
-
-
 def _rest_of(value: bytes) -> bytes | None:
-    """Return a JSON object's text behind its opening brace, None if it is no document."""
+    """Return an object's text as it goes on behind other members, None if it is no document."""
     try:
         _check(value)
         if not value.isascii():
@@ -133,8 +126,10 @@ def _rest_of(value: bytes) -> bytes | None:
             return None
     except _NO_DOCUMENT:
         return None
-    rest = value.lstrip(_SPACE)[1:]
-    return rest.lstrip(_SPACE) if rest[:1].isspace() else rest
+    if value[:2] == b'{"':
+        return b"," + value[1:]
+    rest = value.lstrip(_SPACE)[1:].lstrip(_SPACE)
+    return rest if rest[:1] == b"}" else b"," + rest
 
 
 def document_id(key: str) -> str | None:
@@ -162,4 +157,4 @@ def document_text(key: str, value: bytes) -> bytes | None:
     """
     doc_id = document_id(key)
     rest = None if doc_id is None else _rest_of(value)
-    return None if rest is None else b'{"_id":%b%b%b' % (_encode(doc_id), _separator(rest), rest)
+    return None if rest is None else b'{"_id":%b%b' % (_encode(doc_id), rest)

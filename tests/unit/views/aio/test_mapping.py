@@ -60,7 +60,7 @@ def test_python_maps_see_documents_of_their_own():
     assert mapped[0].rows == [(0, b'"x"', b"1.0"), (1, b'"x"', b"1.0")]
     assert [error.view for error in mapped[1].errors] == [0, 1]
     assert mapped[1].errors[0].message == "KeyError: 'words'"
-    assert mapped[2] == ([], [])
+    assert mapped[2] == ([], ())
 
 
 def test_keys_are_canonical():

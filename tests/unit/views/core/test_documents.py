@@ -21,7 +21,7 @@ LINEAGE = born(1 << 50, 12)
 
 def texts(key, value, **options):
     frame = mutation(9, key, value, 77, 4, 1, 0, 0, 1)
-    return [seen.text for seen in Documents(UUID, **options).of([frame], [LINEAGE])]
+    return [text for _, _, text in Documents(UUID, **options).of([frame], [LINEAGE])]
 
 
 @pytest.mark.parametrize(
