@@ -1,9 +1,9 @@
 """One pass over a tree that applies sorted operations and takes partitions away.
 
 Down: from the root, level by level, every node with work is visited (read), the others stay as
-they are. Up: leaves are edited, then level by level what is overfull is cut, what is underfull
-is joined with a neighbour, partials are made in one call, nodes get numbers, and the entries of
-the level above are changed.
+they are; leaves are edited as they are read, reduced and written in portions. Up: level by level
+what is overfull is cut, what is underfull is joined with a neighbour, partials are made for many
+nodes in one call, nodes get numbers, and the entries of the level above are changed.
 
 Invariants:
 1. An untouched node is neither copied nor read, but for the neighbours of what became underfull
@@ -21,7 +21,7 @@ Elsewhere: numbers and where nodes go (`writer.NodeSink`), sizes (`packing`).
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce as fold
 from operator import or_
 from typing import Any, Final, Protocol
@@ -49,6 +49,9 @@ __all__ = ["LEAVES_PER_CALL_MAX", "Entry", "Output", "Rewriting", "write_inners"
 
 LEAVES_PER_CALL_MAX: Final = 512
 """Nodes given to a reducer in one call."""
+LEAVES_TOGETHER_MAX: Final = 128
+"""Leaves read and edited before they are reduced, written and forgotten again: about as many as a
+processor's cache has room for. One decoded takes some 8 KB."""
 
 Entry = tuple[bytes, int, int, int, bytes]
 """What a parent knows of a child: last key, number, count, partitions, partial."""
@@ -97,12 +100,17 @@ class _Visit:
         self.slot = slot
         self.height = height
         self.number = number
-        self.node = node  # None: nothing left
+        self.node = node
         self.body = b""  # of a changed node
         self.bitmap = 0  # of a leaf
         self.work = (0, 0)  # its operations
         self.touched = {} if height else _NO_CHILDREN  # slot -> what became of that child
-        self.entry: Entry | None = None
+        self.entry: Entry | None = None  # once it is written; then it has no node any more
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is left of it."""
+        return self.node is None and self.entry is None
 
 
 def write_leaves(
@@ -174,6 +182,9 @@ class Rewriting:
             self._arrange(top, height)
             self._write(_level(top, height))
         pieces = top.touched.get(0)
+        for height in range(1, root.height + 2):
+            for visit in _level(top, height):
+                visit.touched = {}  # no cycles are left behind
         if pieces is None or (len(pieces) == 1 and pieces[0].number):
             return root
         entries = [piece.entry for piece in pieces if piece.entry]
@@ -186,20 +197,28 @@ class Rewriting:
         top = _Visit(None, 0, root.height + 1, 0, above)
         top.work = (0, len(self._operations))
         level = [top]
-        for _ in range(root.height + 1):
-            below: list[_Visit] = []
-            for visit in level:
-                if visit.node is None:
-                    continue
-                for slot, work in self._slots_with_work(visit):
-                    if len(below) == self._nodes_max:
-                        break
-                    child = self._begun(visit, slot, work)
-                    if not child.height:
-                        self._edit(child)  # while its bytes are in the processor's cache
-                    below.append(child)
-            level = below
+        for _ in range(root.height):
+            level = list(self._children(level))
+        ready: list[_Visit] = []
+        for leaf in self._children(level):
+            self._edit(leaf)
+            if not leaf.number and leaf.node is not None and not is_amiss(leaf.node):
+                ready.append(leaf)
+                if len(ready) == LEAVES_TOGETHER_MAX:
+                    self._write(ready)
+                    ready.clear()
+        self._write(ready)
         return top
+
+    def _children(self, level: list[_Visit]) -> Iterator[_Visit]:
+        """Visit the children with work."""
+        count = 0
+        for visit in level:
+            for slot, work in self._slots_with_work(visit):
+                if count == self._nodes_max:
+                    return
+                yield self._begun(visit, slot, work)
+                count += 1
 
     def _slots_with_work(self, visit: _Visit) -> list[tuple[int, tuple[int, int]]]:
         node = visit.node
@@ -243,7 +262,10 @@ class Rewriting:
         return visit
 
     def _change(self, visit: _Visit, body: bytes, node: LeafNode | InnerNode | None) -> None:
-        if visit.number:
+        if visit.entry is not None:  # written too early: a neighbour joins it
+            self._output.free(visit.entry[1])
+            visit.entry = None
+        elif visit.number:
             self._output.free(visit.number)
             visit.number = 0
         visit.body, visit.node = body, node
@@ -293,7 +315,11 @@ class Rewriting:
 
     def _arrange(self, top: _Visit, height: int) -> None:
         changed = [visit for visit in _level(top, height) if not visit.number]
-        amiss = [visit for visit in changed if visit.node is None or is_amiss(visit.node)]
+        amiss = [
+            visit
+            for visit in changed
+            if visit.entry is None and (visit.node is None or is_amiss(visit.node))
+        ]
         for visit in amiss:
             if visit.node is not None and is_overfull(visit.node):
                 self._cut(visit)
@@ -328,14 +354,14 @@ class Rewriting:
         """Take empty nodes away; return the nodes right of them, which got a new neighbour."""
         beside: list[_Visit] = []
         for at, visit in enumerate(level):
-            if visit.node is None:
+            if visit.is_empty:
                 after = level[at + 1] if at + 1 < len(level) else None
                 if after is None or not _is_next(visit, after):
                     after = self._neighbour(visit, 1)
                 if after is not None:
                     beside.append(after)
         for visit in level:
-            if visit.node is None:
+            if visit.is_empty:
                 _touched(visit).remove(visit)
         return beside
 
@@ -344,7 +370,11 @@ class Rewriting:
         while visit.node is not None and is_underfull(visit.node):
             for step in (1, -1):
                 other = self._neighbour(visit, step)
-                if other and other.node is not None and fit_together(visit.node, other.node):
+                if other is None:
+                    continue
+                if other.entry is not None:
+                    other.node = self._nodes.leaf(other.entry[1])
+                if other.node is not None and fit_together(visit.node, other.node):
                     self._join(visit, other, step)
                     break
             else:
@@ -396,7 +426,7 @@ class Rewriting:
     # ---- writing
 
     def _write(self, level: list[_Visit]) -> None:
-        changed = [visit for visit in level if not visit.number]
+        changed = [visit for visit in level if not visit.number and visit.entry is None]
         leaves = [
             (visit.body, visit.node, visit.bitmap)
             for visit in changed

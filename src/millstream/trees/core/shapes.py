@@ -57,7 +57,7 @@ class NodeSource(Protocol):
 
 
 class Reducer(Protocol):
-    """Makes partials; called once per level of a change, with all nodes of that level."""
+    """Makes partials; called with many nodes of one level at a time."""
 
     def reduce(self, leaves: Sequence[Leaf]) -> list[bytes]:
         """Return one partial per leaf (a leaf has at least one row)."""

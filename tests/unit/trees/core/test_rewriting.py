@@ -1,34 +1,81 @@
+import gc
 import random
 
-from hypothesis import given
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from millstream.trees.core import packing, rewriting
 from millstream.trees.core.writer import TreeWriter
 from tree_model import Joins, Sums, Tree, key, keys_of, rows_from
 
+
+@pytest.fixture
+def small_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows make a tree of many levels."""
+    for name, value in {
+        "NODE_BYTES_MAX": 250,
+        "_LEAF_BYTES_MIN": 100,
+        "LEAF_ROWS_MAX": 8,
+        "_LEAF_ROWS_MIN": 3,
+        "INNER_CHILDREN_MAX": 5,
+        "INNER_CHILDREN_MIN": 4,
+        "_INNER_CHILDREN_LOW": 2,
+    }.items():
+        monkeypatch.setattr(packing, name, value)
+    monkeypatch.setattr(rewriting, "LEAVES_TOGETHER_MAX", 3)
+
+
 numbers = st.integers(0, 400)
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.dictionaries(
-                numbers.map(key),
-                st.none() | st.tuples(st.sampled_from([0, 1, 63, 300]), st.binary(max_size=9)),
-                max_size=60,
-            ),
-            st.sampled_from([0, 0, 0, 1, 2, 1 << 300]),
-        ),
-        max_size=8,
+applied = st.tuples(
+    st.dictionaries(
+        numbers.map(key),
+        st.none() | st.tuples(st.sampled_from([0, 1, 63, 300]), st.binary(max_size=90)),
+        max_size=60,
     ),
-    st.integers(0, 700),
-    st.integers(0, 300),
+    st.sampled_from([0, 0, 0, 1, 2, 1 << 300]),
 )
-def test_any_batches_give_what_a_dict_gives(batches, first, size) -> None:  # type: ignore[no-untyped-def]
+emptied = st.tuples(numbers, st.integers(0, 200))
+stepped = st.tuples(st.just("clean"), st.sampled_from([1, 6, 1 << 63]), st.integers(1, 9))
+
+
+@pytest.mark.usefixtures("small_nodes")
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=150,
+)
+@given(st.lists(applied | emptied | stepped, max_size=9), st.integers(0, 400), st.integers(0, 60))
+def test_any_changes_give_what_a_dict_gives(  # type: ignore[no-untyped-def]
+    changes, first, size
+) -> None:
     tree = Tree(Joins())
-    tree.load({key(n): (n % 3, bytes(size)) for n in range(0, first, 2)})
-    for operations, clean in batches:
-        tree.apply(operations, clean)
+    tree.load({key(n): (n % 3, bytes(size)) for n in range(first)})
+    for change in changes:
+        if change[0] == "clean":
+            tree.clean(*change[1:])
+        elif isinstance(change[0], int):
+            low, count = change
+            tree.apply(dict.fromkeys(map(key, range(low, low + count))))
+        else:
+            tree.apply(*change)
+
+
+@pytest.mark.parametrize("together", [1, 2, 3])
+def test_leaves_written_early_are_joined_like_others(
+    monkeypatch: pytest.MonkeyPatch, together: int
+) -> None:
+    monkeypatch.setattr(rewriting, "LEAVES_TOGETHER_MAX", together)
+    for seed in range(8):
+        tree, rng = Tree(Joins()), random.Random(seed)
+        size = rng.choice([9, 90, 900])
+        tree.load({key(n): (n % 5, bytes(size)) for n in range(0, 900, 2)})
+        for _ in range(6):
+            low = rng.randrange(900)
+            gone = {one: None for one in tree.rows if key(low) <= one < key(low + 300)}
+            kept = rng.sample(sorted(gone), min(len(gone), 9))
+            changed = {one: (1, b"%d" % rng.randrange(9)) for one in kept}
+            added = {key(rng.randrange(900)): (2, bytes(rng.randrange(size))) for _ in range(30)}
+            tree.apply(gone | added | changed, clean=rng.choice([0, 0, 1 << 3]))
 
 
 def test_a_batch_without_effect_touches_nothing() -> None:
@@ -113,7 +160,7 @@ def test_operations_come_after_cleaning() -> None:
 
 
 def test_values_of_some_megabytes_and_long_keys() -> None:
-    tree = Tree(Joins())
+    tree = Tree()
     tree.apply({bytes([n]) * 70_000: (n, bytes(n * 40_000)) for n in range(1, 60)})
     tree.apply({bytes([n]) * 70_000 + b"a": (n, b"") for n in range(1, 60)})
     tree.apply({bytes([n]) * 70_000: None for n in range(1, 60, 2)})
@@ -150,3 +197,17 @@ def test_old_roots_stay_readable_while_their_nodes_are_kept() -> None:
         assert keys_of(reader.scan()) == sorted(rows)
         assert reader.count() == len(rows)
         assert reader.reduce() == b"%d" % sum(int(value) for _, value in rows.values())
+
+
+def test_a_pass_leaves_nothing_for_the_garbage_collector() -> None:
+    tree = Tree(Sums())
+    tree.load(rows_from(range(20_000)))
+    writer = TreeWriter(tree.store, tree.next_number)
+    gc.collect()
+    gc.disable()
+    try:
+        writer.apply(tree.root, [(key(n), 1, b"1") for n in range(0, 20_000, 50)], tree.reducer)
+        left = [one for one in gc.get_objects() if type(one).__name__ in ("_Visit", "Rewriting")]
+    finally:
+        gc.enable()
+    assert not left
