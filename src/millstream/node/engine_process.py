@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import resource
 import signal
 import sys
 from typing import Any, Final
@@ -31,7 +30,12 @@ from millstream.node.engine import Engine
 from millstream.node.settings import Settings
 from millstream.node.supervise import EXIT_DISK_FAILED
 from millstream.runtime.logs import set_up_logs
-from millstream.runtime.process import calm_collector, die_with_parent, new_event_loop
+from millstream.runtime.process import (
+    calm_collector,
+    die_with_parent,
+    new_event_loop,
+    raise_descriptor_limit,
+)
 
 __all__ = ["EXIT_NOT_STARTED", "StartOrder", "main"]
 
@@ -55,7 +59,7 @@ def main() -> int:
     die_with_parent(order.supervisor_pid, sys.stdin.fileno())
     reply = _private_stdout()
     set_up_logs(order.settings.log_level, as_json=order.settings.log_json)
-    _raise_descriptor_limit()
+    raise_descriptor_limit()
     with asyncio.Runner(loop_factory=new_event_loop()) as runner:
         return runner.run(_run(order.settings, reply))
 
@@ -105,11 +109,6 @@ def _private_stdout() -> int:
     descriptor = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return descriptor
-
-
-def _raise_descriptor_limit() -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 if __name__ == "__main__":

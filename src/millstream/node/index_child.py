@@ -26,7 +26,12 @@ import msgspec
 
 from millstream.errors import MillstreamError
 from millstream.runtime.logs import set_up_logs
-from millstream.runtime.process import calm_collector, die_with_parent, new_event_loop
+from millstream.runtime.process import (
+    calm_collector,
+    die_with_parent,
+    new_event_loop,
+    raise_descriptor_limit,
+)
 from millstream.views.aio.index_host import IndexHost
 from millstream.views.aio.index_server import IndexServer
 from millstream.views.aio.modules import load_modules
@@ -63,6 +68,7 @@ def main() -> int:
     reply = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     set_up_logs(order.log_level, as_json=order.log_json)
+    raise_descriptor_limit()
     with asyncio.Runner(loop_factory=new_event_loop()) as runner:
         return runner.run(_run(order, reply))
 

@@ -39,6 +39,8 @@ __all__ = ["FIGURES_INTERVAL_S", "PAUSE_S", "TOLD_S_MAX", "IndexFigures", "Index
 _LOG = logging.getLogger(__name__)
 TOLD_S_MAX: Final = 5.0
 """How long a call waits for the index process to be there, and to know the bucket as it is."""
+TOLD_AT_ONCE_MAX: Final = 8
+"""Buckets of which is told at the same time: one that takes long holds up no other."""
 FIGURES_INTERVAL_S: Final = 5.0
 """How often the index process is asked for its figures."""
 PAUSE_S: Final = 1.0
@@ -60,7 +62,7 @@ class IndexFigures(NamedTuple):
     commits_total: int = 0
     commit_seconds_total: float = 0.0
     rollbacks_total: int = 0
-    map_errors_total: int = 0
+    map_errors: int = 0
 
 
 class Indexes:
@@ -84,6 +86,7 @@ class Indexes:
         self._is_wanted = is_wanted
         self._known: dict[str, _KnownBucket] = {}
         self._work = asyncio.Event()
+        self._turns = asyncio.Semaphore(TOLD_AT_ONCE_MAX)
         self._tasks = Tasks()
         self._process_figures: Mapping[str, float] = {}
 
@@ -137,7 +140,7 @@ class Indexes:
         self._process_figures = answer["process"]
         for uuid, figures in answer["buckets"].items():
             if uuid in self._known:
-                self._known[uuid].figures = IndexFigures(**figures)
+                self._known[uuid].take_figures(IndexFigures(**figures))
 
     def node_figures(self) -> dict[str, float]:
         """Return the figures of the index process itself, as it said last."""
@@ -229,23 +232,38 @@ class Indexes:
     def _process_changed(self, _: IndexLink | None) -> None:
         """There is a new index process, or none: nothing is known there."""
         for known in self._known.values():
+            known.before = known.figures
             known.changed()
 
     async def _keep_telling(self) -> None:
         while True:
             await self._work.wait()
             self._work.clear()
-            is_failing = False
             for known in list(self._known.values()):
+                if known.is_changed and not known.is_being_told:
+                    known.is_being_told = True
+                    self._tasks.start(self._tell(known), name=f"telling of {known.name}")
+
+    async def _tell(self, known: _KnownBucket) -> None:
+        """Tell of a bucket until it is known as it is, or there is nobody to tell."""
+        link = self.process.link
+        try:
+            while known.is_changed and self._known.get(known.uuid) is known:
+                async with self._turns:
+                    link = await self._try_to_tell(known)
+                if link is None:
+                    return
                 if known.is_changed:
-                    is_failing |= not await self._tell(known)
-            if is_failing:
-                await asyncio.sleep(PAUSE_S)
+                    await asyncio.sleep(PAUSE_S)
+        finally:
+            known.is_being_told = False
+            if known.is_changed and self.process.link not in (None, link):
                 self._work.set()
 
-    async def _tell(self, known: _KnownBucket) -> bool:
-        """Tell of a bucket if there is somebody to tell; False: it is to be tried again."""
+    async def _try_to_tell(self, known: _KnownBucket) -> IndexLink | None:
+        """Tell of a bucket once; return whom, None if there is nobody."""
         known.is_changed = False
+        link: IndexLink | None = None
         try:
             order = await known.order()
             if any(document.get("views") for document in order["designs"].values()):
@@ -257,14 +275,14 @@ class Indexes:
             known.why = str(error)
             known.is_changed = True
             if error.code == "index_unavailable":
-                return True  # the next process is told everything
+                return None  # the next process is told everything
             _LOG.warning("bucket %s: its views are not brought up to date: %s", known.name, error)
-            return False
+            return self.process.link
         if link is None:
             known.is_changed = True
         elif not known.is_changed and self.process.link is link:
             known.is_told.set()
-        return True
+        return link
 
 
 class _KnownBucket:
@@ -280,8 +298,10 @@ class _KnownBucket:
         self.uuid = running.bucket.uuid
         self.designs: dict[str, dict[str, Any]] = {}
         """Name -> document, as read last."""
-        self.figures = IndexFigures()
+        self.figures = self.before = IndexFigures()
+        """What is known, and what was when the index process before this one ended."""
         self.is_changed = True
+        self.is_being_told = False
         self.is_told = asyncio.Event()
         """The index process knows it as it is."""
         self.why = ""
@@ -293,6 +313,15 @@ class _KnownBucket:
         """Hear of no more changes."""
         self._running.designs.documents.unsubscribe(self.changed)
         self._running.copies.unsubscribe_moved(self.changed)
+
+    def take_figures(self, said: IndexFigures) -> None:
+        """Take what the index process says; totals grow over its restarts."""
+        totals = {
+            name: getattr(said, name) + getattr(self.before, name)
+            for name in IndexFigures._fields
+            if name.endswith("_total")
+        }
+        self.figures = said._replace(**totals)
 
     def changed(self, _: object = None) -> None:
         """Something of it is not as it was told."""

@@ -14,6 +14,7 @@ import ctypes
 import fcntl
 import gc
 import os
+import resource
 import signal
 import threading
 import time
@@ -25,7 +26,7 @@ from millstream.errors import UnavailableError
 
 __all__ = [
     "DirectoryLock", "FileLock", "calm_collector", "die_with_parent", "end_in_words",
-    "new_event_loop",
+    "new_event_loop", "raise_descriptor_limit",
 ]  # fmt: skip
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -136,3 +137,9 @@ def new_event_loop() -> Callable[[], asyncio.AbstractEventLoop]:
         return asyncio.new_event_loop
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process open as many files and sockets as it may."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

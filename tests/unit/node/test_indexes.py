@@ -141,3 +141,38 @@ async def test_a_node_without_the_role_has_no_views(make_settings):
         assert not engine.indexes.process.is_wanted
     finally:
         await engine.stop()
+
+
+async def test_totals_grow_over_restarts_of_the_index_process(engine):
+    await put(engine, "d", VIEWS)
+    await engine.indexes.info("default", "d")
+
+    def commits():
+        return engine.metrics().buckets["default"]["index_commits_total"]
+
+    await until(lambda: commits() > 0)
+    before, first = commits(), engine.indexes.process.pid
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: engine.indexes.process.pid not in (None, first))
+    await until(lambda: commits() > before)
+
+
+async def test_a_bucket_that_takes_long_to_tell_holds_up_no_other(engine, monkeypatch):
+    await engine.create_bucket("slow", 4)
+    await put(engine, "d", VIEWS)
+    await engine.indexes.info("default", "d")
+    link, goes_on = engine.indexes.process.link, asyncio.Event()
+    ask = link.ask
+
+    async def ask_slowly(name, /, **arguments):
+        if arguments.get("name") == "slow":
+            await goes_on.wait()
+        return await ask(name, **arguments)
+
+    monkeypatch.setattr(link, "ask", ask_slowly)
+    body = json.dumps(VIEWS).encode()
+    await engine.designs.write("slow", "d", body, None, is_durable=True)
+    await put(engine, "e", VIEWS)
+    assert await engine.indexes.info("default", "e")
+    goes_on.set()
+    assert await engine.indexes.info("slow", "d")

@@ -8,7 +8,12 @@ import threading
 import pytest
 
 from millstream.errors import UnavailableError
-from millstream.runtime.process import DirectoryLock, calm_collector, new_event_loop
+from millstream.runtime.process import (
+    DirectoryLock,
+    calm_collector,
+    end_in_words,
+    new_event_loop,
+)
 
 
 def test_a_lock_has_one_holder(tmp_path):
@@ -70,3 +75,19 @@ def test_a_child_that_lost_its_parent_ends_at_once():
     child = subprocess.run([sys.executable, "-c", CHILD, "1"], capture_output=True, check=False)
     assert child.returncode == 1
     assert child.stdout == b""
+
+
+def test_the_end_of_a_process_is_said_in_words():
+    assert end_in_words(3) == "ended with code 3"
+    assert end_in_words(-9) == "was killed by signal 9 (Killed)"
+
+
+def test_a_process_may_open_all_the_files_it_may():
+    program = (
+        "import resource\n"
+        "from millstream.runtime.process import raise_descriptor_limit\n"
+        "raise_descriptor_limit()\n"
+        "soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "assert soft == hard"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -276,10 +276,10 @@ BUCKET_FIGURES: Final[Mapping[str, str]] = {
     "index_rows": "Rows of their views",
     "index_pending": "Changes that all of them still lack, together",
     "index_file_bytes": "What they take on disk",
-    "index_commits_total": "Commits of indexes, while the index process ran",
-    "index_commit_seconds_total": "Time that these took",
+    "index_commits_total": "Commits of indexes",
+    "index_commit_seconds_total": "Time that these took, with the maps they needed",
     "index_rollbacks_total": "Indexes rolled back because a partition's history is another",
-    "index_map_errors_total": "Documents on which a map failed, in the indexes there are",
+    "index_map_errors": "Documents on which a map failed, in the indexes there are",
     "refused_total": "Requests refused, by status; misses and unmet conditions are not counted",
 }
 """Name -> meaning, for people; units are in the name or the meaning. What is said to be a

@@ -18,7 +18,7 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, suppress
 from pathlib import Path
@@ -120,7 +120,7 @@ class HostedBucket:
         """Begin to keep indexes fresh."""
         await asyncio.to_thread(self._folder.mkdir, parents=True, exist_ok=True)
         await self._indexer.start()
-        self._tasks.start(self._keep_compact(), name=f"compaction of indexes of {self.name}")
+        self._tasks.start(self._keep_house(), name=f"care of indexes of {self.name}")
 
     async def stop(self) -> None:
         """Finish what is being committed, and close everything."""
@@ -322,7 +322,7 @@ class HostedBucket:
 
     async def _body(
         self, hosted: HostedIndex, chunks: AsyncIterator[bytes], rest: AsyncExitStack
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         async with rest, aclosing(chunks):  # type: ignore[type-var]  # a generator
             try:
                 async for chunk in chunks:
@@ -439,13 +439,17 @@ class HostedBucket:
         """Return the figures of all indexes together, by the names of group `index`."""
         progress = self._progress()
         every = [hosted.index.newest for hosted in self._open.values()]
+        work = self._indexer.work()
         return {
             "indexes": len(self._open),
             "building": sum(each.phase == "first_build" for each in progress.values()),
             "rows": sum(root.count for header in every for root in header.trees if root),
             "pending": sum(each.pending for each in progress.values()),
             "file_bytes": sum(h.index.sizes().file_bytes for h in self._open.values()),
-            "map_errors_total": sum(
+            "commits_total": work.commits,
+            "commit_seconds_total": work.commit_s,
+            "rollbacks_total": work.rollbacks,
+            "map_errors": sum(
                 errors.total for header in every for errors in header.map_errors.values()
             ),
         }
@@ -480,9 +484,11 @@ class HostedBucket:
         finally:
             hosted.is_compacting = False
 
-    async def _keep_compact(self) -> None:
+    async def _keep_house(self) -> None:
         while True:
             await asyncio.sleep(COMPACT_CHECK_S)
+            if any(each.retry != "never" for each in self._refusals.values()):
+                await self.apply(self._order)  # what could not be opened is tried again
             for hosted in list(self._open.values()):
                 sizes = hosted.index.sizes()
                 is_large = sizes.file_bytes >= COMPACT_BYTES_MIN

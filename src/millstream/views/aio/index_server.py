@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, cast
 
@@ -48,7 +49,7 @@ class Answer(NamedTuple):
     """A head, and a body in pieces (empty ones are left out)."""
 
     head: Mapping[str, Any]
-    body: AsyncIterable[bytes] | tuple[bytes, ...] = ()
+    body: AsyncGenerator[bytes, None] | tuple[bytes, ...] = ()
 
 
 class Calls(Protocol):
@@ -161,13 +162,14 @@ class _Connection(asyncio.Protocol):
         held = message(answer.head)
         if isinstance(answer.body, tuple):
             return held + b"".join(frame(piece) for piece in answer.body if piece) + END
-        async for piece in answer.body:
-            if piece:
-                if len(held) + len(piece) > _HELD_BYTES_MAX:
-                    self._write(held)
-                    await self._can_write.wait()
-                    held = b""
-                held += frame(piece)
+        async with aclosing(answer.body) as pieces:  # whoever has gone, what is read is let go
+            async for piece in pieces:
+                if piece:
+                    if len(held) + len(piece) > _HELD_BYTES_MAX:
+                        self._write(held)
+                        await self._can_write.wait()
+                        held = b""
+                    held += frame(piece)
         return held + END
 
     def _write(self, data: bytes) -> None:

@@ -32,6 +32,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from operator import add
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from millstream.errors import (
@@ -65,6 +66,7 @@ __all__ = [
     "PAUSE_S_MIN",
     "BucketIndexer",
     "IndexProgress",
+    "IndexWork",
     "IndexerSpec",
 ]
 
@@ -103,6 +105,14 @@ class IndexProgress(NamedTuple):
         return max(0, self.changes_total - self.changes_done)
 
 
+class IndexWork(NamedTuple):
+    """What was done for the indexes of a bucket, those that are gone included."""
+
+    commits: int = 0
+    commit_s: float = 0.0
+    rollbacks: int = 0
+
+
 class BucketIndexer:
     """The indexes of one bucket.
 
@@ -130,6 +140,8 @@ class BucketIndexer:
         self._news = asyncio.Event()
         self._tasks = Tasks()
         self._cleaning: dict[str, asyncio.Task[None]] = {}
+        self._work_before = IndexWork()
+        """Of indexes that are gone."""
         self.on_damage: Callable[[str, CorruptionError], None] = lambda *_: None
         """Called with an index that cannot be read or written any more, perhaps repeatedly."""
 
@@ -172,6 +184,7 @@ class BucketIndexer:
     async def remove(self, signature: str) -> None:
         """Forget an index; its files may be removed afterwards."""
         served = self._indexes.pop(signature)
+        self._work_before = IndexWork(*map(add, self._work_before, _work_of(served)))
         served.is_stopping = True
         if (cleaning := self._cleaning.pop(signature, None)) is not None:
             cleaning.cancel()
@@ -370,6 +383,11 @@ class BucketIndexer:
             positions,
         )  # fmt: skip
 
+    def work(self) -> IndexWork:
+        """Return what was done since the start."""
+        every = [self._work_before, *map(_work_of, self._indexes.values())]
+        return IndexWork(*(sum(column) for column in zip(*every, strict=True)))
+
     # -- groups
 
     async def _look_after(self) -> None:
@@ -554,6 +572,10 @@ class BucketIndexer:
         self._link = link
         self._asked_count += 1
         return self._standings
+
+
+def _work_of(served: ServedIndex) -> IndexWork:
+    return IndexWork(served.commits, served.commit_s, served.rollbacks)
 
 
 def _first_of(error: BaseException) -> BaseException:

@@ -138,6 +138,9 @@ class ServedIndex:
         """Why it is not read for."""
         self.failure: BaseException | None = None
         """What whoever waits is told: it will not be read for as things are."""
+        self.commits = self.rollbacks = 0
+        self.commit_s = 0.0
+        """Time of the commits, with the maps they needed."""
         self.damage: CorruptionError | None = None
         """What of its files could not be read."""
         self.is_stopping = False
@@ -204,6 +207,7 @@ class ServedIndex:
         ):
             return False
         await self._in_thread(lambda: self.index.roll_back(judged, _now_ms()))
+        self.rollbacks += 1
         return True
 
     async def publish(
@@ -294,6 +298,7 @@ class ServedIndex:
     async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
         async with self.lock:
             loop = asyncio.get_running_loop()
+            began, commit = time.monotonic(), self.index.newest.commit
             future: asyncio.Future[Any] = loop.run_in_executor(self._executor, work)
             try:
                 result: _Result = await asyncio.shield(future)
@@ -304,6 +309,9 @@ class ServedIndex:
                 await asyncio.wait([future])
                 raise
             finally:
+                if self.index.newest.commit != commit:
+                    self.commits += self.index.newest.commit - commit
+                    self.commit_s += time.monotonic() - began
                 self.tell()
             return result
 

@@ -12,6 +12,7 @@ from millstream.errors import (
     CorruptionError,
     MillstreamError,
     RoutingError,
+    UnavailableError,
     UsageError,
 )
 from millstream.model.partitions import PartitionState
@@ -230,6 +231,42 @@ async def test_damage_met_by_a_query_has_the_same_end(hosted, monkeypatch):
     assert "node 7" in hosted.bucket.info("d")["rebuilt_because"]
 
 
+async def test_damage_met_by_a_commit_costs_that_index_alone(hosted, monkeypatch):
+    await hosted.apply({"d": SUM, "other": OTHER})
+    hosted.put("k", kind="a", n=1)
+    assert await hosted.sums() == {"a": 1}
+    assert len((await hosted.query("other"))["rows"]) == 1
+    one = hosted.bucket._open[hosted.bucket.info("d")["signature"]]
+    other = hosted.bucket._open[hosted.bucket.info("other")["signature"]]
+
+    def fail(*_):
+        raise CorruptionError("node 7 is missing", code="index_damaged")
+
+    monkeypatch.setattr(one.index, "publish", fail)
+    hosted.put("k", kind="a", n=2)
+    await until(lambda: hosted.bucket._open.get(one.signature) not in (None, one))
+    assert await hosted.sums() == {"a": 2}
+    assert hosted.bucket._open[other.signature] is other
+    assert (await hosted.query("other"))["rows"][0]["key"] == 2
+
+
+async def test_what_could_not_be_opened_is_tried_again(hosted, monkeypatch):
+    opened = hosted_bucket.HostedIndex
+
+    def full(*_):
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr(hosted_bucket, "HostedIndex", full)
+    monkeypatch.setattr(hosted_bucket, "COMPACT_CHECK_S", 0.01)
+    await hosted.stop()
+    await hosted.start()
+    with pytest.raises(UnavailableError, match="no space"):
+        await hosted.query()
+    monkeypatch.setattr(hosted_bucket, "HostedIndex", opened)
+    await until(lambda: hosted.bucket._open)
+    assert await hosted.sums() == {}
+
+
 async def test_a_document_that_cannot_be_used_is_refused_alone(hosted):
     await hosted.apply(
         {
@@ -296,7 +333,13 @@ async def test_what_is_known_of_an_index_is_shown(hosted):
     assert info["sizes"]["file"] > 0
     assert json.loads(json.dumps(info)) == info
     figures = hosted.bucket.figures()
-    assert (figures["indexes"], figures["map_errors_total"]) == (1, 30)
+    assert (figures["indexes"], figures["map_errors"]) == (1, 30)
+    assert figures["commits_total"] > 0
+    assert figures["commit_seconds_total"] > 0
+    await hosted.apply({})
+    after = hosted.bucket.figures()
+    assert after["indexes"] == 0
+    assert after["commits_total"] >= figures["commits_total"], "totals only grow"
     await until(lambda: hosted.bucket.tasks() == [])
 
 
@@ -332,7 +375,7 @@ async def test_an_index_is_compacted_when_asked_and_by_itself(hosted, monkeypatc
     monkeypatch.setattr(hosted_bucket, "COMPACT_CHECK_S", 0)
     monkeypatch.setattr(hosted_bucket, "COMPACT_BYTES_MIN", 0)
     monkeypatch.setattr(hosted_bucket, "COMPACT_SHARE", 0)
-    looking = asyncio.ensure_future(hosted.bucket._keep_compact())
+    looking = asyncio.ensure_future(hosted.bucket._keep_house())
     await until(lambda: begun)
     looking.cancel()
 

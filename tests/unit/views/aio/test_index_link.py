@@ -17,6 +17,7 @@ class CallsDouble:
     def __init__(self):
         self.made = 0
         self.cancelled = 0
+        self.ended = 0
         self.waiting = 0
 
     async def call(self, name, arguments):
@@ -37,9 +38,12 @@ class CallsDouble:
         raise AssertionError(name)
 
     async def pieces(self, count, size, fails=False):
-        for number in range(count):
-            self.made += 1
-            yield b"%d" % (number % 10) * size
+        try:
+            for number in range(count):
+                self.made += 1
+                yield b"%d" % (number % 10) * size
+        finally:
+            self.ended += 1
         if fails:
             raise UnavailableError("in the middle", code="timeout")
 
@@ -137,6 +141,7 @@ async def test_giving_an_answer_up_cancels_the_call(both):
     await answer.close()
     await until(lambda: not server.connections and not server.tasks)
     assert calls.made < 1000
+    assert calls.ended == 1, "what is behind the answer is let go at once"
     assert await link.ask("echo") == {}
 
 
