@@ -2,22 +2,21 @@
 
 Invariants:
 1. Options are named as the parameters of the HTTP query; keys are written as JSON.
+2. The node answers. Only where it has no such design document, or no HTTP, the rows that a Spark
+   pipeline keeps do, and that is said on stderr.
 
-Elsewhere: the rules of queries (`views.core.query`), where rows come from
-(`pipelines.view_reading`).
+Elsewhere: the rules of queries (`views.core.query`), asking the node (`cli.view_asking`), the rows
+of pipelines (`pipelines.view_reading`), how answers look (`cli.view_output`).
 """
 
 from __future__ import annotations
 
-import csv
 import sys
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from millstream.cli.connect import (
     CONNECT_DEFAULT,
@@ -30,7 +29,10 @@ from millstream.cli.connect import (
     tls_of,
     who_of,
 )
-from millstream.errors import UsageError
+from millstream.cli.view_asking import ask_node
+from millstream.cli.view_output import plot as plot_rows
+from millstream.cli.view_output import print_csv, print_table
+from millstream.errors import ConditionError, UsageError
 from millstream.pipelines.bucket_changes import Endpoint
 from millstream.pipelines.view_reading import read_view
 from millstream.pipelines.view_setup import load_modules
@@ -38,8 +40,11 @@ from millstream.views.core.query import parse_query
 
 __all__ = ["command"]
 
-PLOT_BARS_MAX = 60
-PLOT_WIDTH = 50
+_NODE_ONLY = (
+    "include_docs", "conflicts", "update", "stale", "stable", "sorted", "update_seq", "at",
+    "timeout",
+)  # fmt: skip
+"""Parameters that the rows of a pipeline have no answer to."""
 
 
 def _key_option(name: str, help_text: str) -> Any:
@@ -66,6 +71,34 @@ GroupOption = Annotated[bool | None, typer.Option("--group/--no-group", help="By
 LevelOption = Annotated[
     int | None,
     typer.Option("--group-level", min=0, help="By the first so many elements of array keys."),
+]
+DocsOption = Annotated[
+    bool, typer.Option("--include-docs", help="With the document beside each row.")
+]
+ConflictsOption = Annotated[bool, typer.Option("--conflicts", help="With --include-docs.")]
+UpdateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--update",
+        metavar="true|false|lazy",
+        help="Whether the index is brought up to date first (default), not at all, or afterwards.",
+    ),
+]
+StaleOption = Annotated[
+    str | None, typer.Option("--stale", metavar="ok|update_after", help="Older names of --update.")
+]
+StableOption = Annotated[bool, typer.Option("--stable", help="Always ask the same copies.")]
+SortedOption = Annotated[bool, typer.Option("--sorted/--no-sorted")]
+SeqOption = Annotated[
+    bool, typer.Option("--update-seq", help="With the position that the rows reflect.")
+]
+AtOption = Annotated[
+    str | None,
+    _key_option("at", "Wait until the index has reached this position: read your own writes."),
+]
+TimeoutOption = Annotated[
+    int | None,
+    typer.Option("--timeout", min=0, metavar="MS", help="How long to wait for the index."),
 ]
 CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
 PlotOption = Annotated[
@@ -98,6 +131,15 @@ def command(
     reduce: ReduceOption = None,
     group: GroupOption = None,
     group_level: LevelOption = None,
+    include_docs: DocsOption = False,
+    conflicts: ConflictsOption = False,
+    update: UpdateOption = None,
+    stale: StaleOption = None,
+    stable: StableOption = False,
+    is_sorted: SortedOption = True,
+    update_seq: SeqOption = False,
+    at: AtOption = None,
+    timeout: TimeoutOption = None,
     json: JsonOption = False,
     as_csv: CsvOption = False,
     plot: PlotOption = None,
@@ -107,44 +149,53 @@ def command(
     password_file: PasswordFileOption = None,
     tls_ca: TlsCaOption = None,
 ) -> None:
-    """Query a view that a pipeline keeps."""
+    """Query a view."""
     ddoc, slash, name = view.removeprefix("_design/").partition("/")
     if not slash or not ddoc or not name:
         raise UsageError(f"{view!r}: write DDOC/VIEW", code="bad_arguments")
     if json + as_csv + (plot is not None) > 1:
         raise UsageError("choose one of --json, --csv and --plot", code="bad_arguments")
-    given = {
-        "key": _decoded("key", key), "keys": _decoded("keys", keys),
-        "startkey": _decoded("startkey", startkey), "endkey": _decoded("endkey", endkey),
-    }  # fmt: skip
+    keyed = {"key": key, "keys": keys, "startkey": startkey, "endkey": endkey}
+    options = {n: _decoded(n, text) for n, text in keyed.items() if text is not None}
+    if at is not None:  # a vector, or the update_seq of an answer
+        options["at"] = _decoded("at", at) if at.startswith("{") else at
     plain = {
         "startkey_docid": startkey_docid, "endkey_docid": endkey_docid, "limit": limit,
-        "reduce": reduce, "group": group, "group_level": group_level,
+        "reduce": reduce, "group": group, "group_level": group_level, "update": update,
+        "stale": stale, "timeout": timeout,
     }  # fmt: skip
-    options = {member: value[0] for member, value in given.items() if value}
-    options |= {member: value for member, value in plain.items() if value is not None}
-    options |= {"inclusive_end": inclusive_end, "descending": descending, "skip": skip}
-    query = parse_query(options)
-    load_modules(tuple(python_module or ()))
+    options |= {n: value for n, value in plain.items() if value is not None}
+    flags = {
+        "descending": descending, "include_docs": include_docs, "conflicts": conflicts,
+        "stable": stable, "update_seq": update_seq, "skip": skip,
+    }  # fmt: skip
+    options |= {n: value for n, value in flags.items() if value}
+    options |= {} if inclusive_end else {"inclusive_end": False}
+    options |= {} if is_sorted else {"sorted": False}
+    parse_query(options)
     who = who_of(user, password_file)
     endpoint = Endpoint(address, who.user, who.password, tls_of(tls_ca))
-    answer = read_view(endpoint, bucket, ddoc, name).answer(query)
+    pieces: Iterable[bytes] | None = ask_node(endpoint, bucket, ddoc, name, options)
+    if pieces is None:
+        load_modules(tuple(python_module or ()))
+        pieces = (_from_pipeline(endpoint, bucket, ddoc, name, options),)
     if json:
-        sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
-    elif as_csv:
-        _print_csv(answer["rows"])
+        for piece in pieces:
+            sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+        return
+    answer = msgspec.json.decode(b"".join(pieces))
+    if as_csv:
+        print_csv(answer["rows"])
     elif plot is not None:
-        _plot(answer["rows"], plot, title=f"{bucket} {view}")
+        plot_rows(answer["rows"], plot, title=f"{bucket} {view}")
     else:
-        _print_table(answer)
+        print_table(answer)
 
 
-def _decoded(name: str, text: str | None) -> list[Any]:
-    """Return the decoded value in a list, an empty list if the option was not given."""
-    if text is None:
-        return []
+def _decoded(name: str, text: str) -> Any:
     try:
-        return [msgspec.json.decode(text)]
+        return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(
             f"--{name} {text}: not JSON ({error}); write strings with quotes: '\"text\"'",
@@ -152,73 +203,29 @@ def _decoded(name: str, text: str | None) -> list[Any]:
         ) from error
 
 
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
-
-
-def _columns(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
-    """Return column names and cells; values that are all objects of one shape are spread out."""
-    names = [name for name in ("id", "key") if rows and name in rows[0]]
-    values = [row["value"] for row in rows]
-    first = values[0] if values else None
-    if isinstance(first, dict) and all(
-        isinstance(value, dict) and value.keys() == first.keys() for value in values
-    ):
-        cells = [[row[name] for name in names] + list(row["value"].values()) for row in rows]
-        return [*names, *first], cells
-    return [*names, "value"], [[row[name] for name in [*names, "value"]] for row in rows]
-
-
-def _print_csv(rows: list[dict[str, Any]]) -> None:
-    names, cells = _columns(rows)
-    writer = csv.writer(sys.stdout)
-    writer.writerow(names)
-    writer.writerows([["" if cell is None else _shown(cell) for cell in row] for row in cells])
-
-
-def _print_table(answer: dict[str, Any]) -> None:
-    names, cells = _columns(answer["rows"])
-    table = Table(*names)
-    for row in cells:
-        table.add_row(*(_shown(cell) for cell in row))
-    console = Console()
-    console.print(table)
-    if "total_rows" in answer:
-        console.print(f"offset {answer['offset']:,} of {answer['total_rows']:,} rows")
-
-
-def _number_of(value: Any) -> float:
-    """Return what a bar shows of a value: itself, or the mean of statistics."""
-    if isinstance(value, int | float):
-        return value
-    if isinstance(value, dict) and value.get("count"):
-        return float(value.get("sum", 0)) / float(value["count"])
-    return 0.0
-
-
-def _plot(rows: list[dict[str, Any]], target: str, title: str) -> None:
-    bars = [(_shown(row["key"]), _number_of(row["value"])) for row in rows]
-    if target == "-":
-        _plot_in_terminal(bars[:PLOT_BARS_MAX])
-        return
-    import matplotlib as mpl
-
-    mpl.use("agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(10, max(2.0, 0.25 * len(bars))))
-    axes.barh([label for label, _ in bars], [number for _, number in bars])
-    axes.invert_yaxis()
-    axes.set_title(title)
-    figure.tight_layout()
-    figure.savefig(Path(target))
-    pyplot.close(figure)
-
-
-def _plot_in_terminal(bars: list[tuple[str, float]]) -> None:
-    largest = max((abs(number) for _, number in bars), default=0.0) or 1.0
-    width = max((len(label) for label, _ in bars), default=0)
-    for label, number in bars:
-        bar = "█" * round(abs(number) / largest * PLOT_WIDTH)
-        sign = "-" if number < 0 else ""
-        print(f"{label:>{width}} {sign}{bar} {number:,.6g}")
+def _from_pipeline(
+    endpoint: Endpoint, bucket: str, ddoc: str, name: str, options: dict[str, Any]
+) -> bytes:
+    """Answer from the rows that a pipeline keeps."""
+    try:
+        rows = read_view(endpoint, bucket, ddoc, name)
+    except ConditionError as error:
+        if error.code != "missing":
+            raise
+        raise ConditionError(
+            f"bucket {bucket!r} has no design document {ddoc!r}: put it with `millstream put "
+            f"{bucket} _design/{ddoc} FILE`; nor are there rows of it that a pipeline keeps",
+            code="missing",
+        ) from error
+    wrong = [f"--{name.replace('_', '-')}" for name in _NODE_ONLY if name in options]
+    if wrong:
+        raise UsageError(
+            f"{', '.join(wrong)}: the rows that a pipeline keeps have no answer to that; put the "
+            f"design document: `millstream put {bucket} _design/{ddoc} FILE`",
+            code="bad_arguments",
+        )
+    print(
+        f"bucket {bucket} has no design document {ddoc}: these are the rows that a pipeline keeps",
+        file=sys.stderr,
+    )
+    return msgspec.json.encode(rows.answer(parse_query(options))) + b"\n"
