@@ -1,7 +1,8 @@
 """The design documents of a node's buckets, checked before they are stored.
 
 Invariants:
-1. Functions are compiled in a sandbox of their own, in a thread: the loop goes on.
+1. Functions in JavaScript are compiled in a sandbox of their own, in a thread: the loop goes on.
+2. Whether there is a Python function of a name, the index process says: it alone has them.
 
 Elsewhere: the documents (`kv.aio.design_documents`), what may stand in one (`views.core.design`).
 """
@@ -9,21 +10,33 @@ Elsewhere: the documents (`kv.aio.design_documents`), what may stand in one (`vi
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from millstream.kv.core.design_documents import StoredDesign
 from millstream.node.buckets import Buckets
 from millstream.views.aio.mapping import open_mapper
-from millstream.views.core.design import parse_design
+from millstream.views.core.design import DesignDocument, parse_design
 
 __all__ = ["Designs"]
 
 
 class Designs:
-    """Has the shape of `gateway.core.host.DesignHost`."""
+    """Has the shape of `gateway.core.host.DesignHost`.
 
-    def __init__(self, buckets: Buckets) -> None:
+    Args:
+        buckets: of the node.
+        check_functions: looks up the functions of a design document (bucket, name, content) in
+            the index process; raises `unknown_function`, or why that cannot be asked.
+    """
+
+    def __init__(
+        self,
+        buckets: Buckets,
+        check_functions: Callable[[str, str, dict[str, Any]], Awaitable[None]],
+    ) -> None:
         self._buckets = buckets
+        self._check_functions = check_functions
 
     async def read(self, bucket: str, name: str) -> StoredDesign | None:
         """Return a document, or what its deletion left; None if there was never one."""
@@ -33,7 +46,11 @@ class Designs:
         """Refuse what is no design document, or has functions that do not compile."""
         self._buckets.designs(bucket)
         if content.get("views") or ("views" in content and not isinstance(content["views"], dict)):
-            await asyncio.to_thread(_compile, content, name)
+            design = parse_design(content, name)
+            if design.language == "javascript":
+                await asyncio.to_thread(_compile, design)
+            else:
+                await self._check_functions(bucket, name, content)
 
     async def write(
         self, bucket: str, name: str, body: bytes | None, rev: str | None, *, is_durable: bool
@@ -47,8 +64,5 @@ class Designs:
         return await self._buckets.designs(bucket).all(is_complete=True)
 
 
-def _compile(content: dict[str, Any], name: str) -> None:
-    design = parse_design(content, name)
-    # Python functions are registered in the index process alone.
-    if design.language == "javascript":
-        open_mapper(design).close()
+def _compile(design: DesignDocument) -> None:
+    open_mapper(design).close()

@@ -102,7 +102,7 @@ class Engine:
             self._buckets.served, self.users, StreamSession, advertise=settings.advertised_host
         )
         self._kv.node_figures = self._figures
-        self.designs = Designs(self._buckets)
+        self.designs = Designs(self._buckets, self.indexes.check)
         self._addresses: dict[str, Address] = {}
         self._lag = LoopLag()
         self._tasks = Tasks()

@@ -190,6 +190,11 @@ class Indexes:
         known, link = await self._there(bucket)
         await link.ask("cleanup", uuid=known.uuid)
 
+    async def check(self, bucket: str, design: str, content: dict[str, Any]) -> None:
+        """Refuse a design document whose functions the index process does not have."""
+        _, link = await self._there(bucket)
+        await link.ask("check", design=design, content=content)
+
     async def tasks(self) -> list[dict[str, Any]]:
         """Return what is being built and compacted."""
         if self.process.link is None:

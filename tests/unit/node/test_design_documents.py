@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from millstream.errors import ConditionError, UsageError
@@ -11,9 +13,6 @@ async def test_documents_are_checked_and_kept(tmp_path):
         designs = node.engine.designs
         await designs.check("a", "x", GOOD)
         await designs.check("a", "x", {"filters": {}})
-        # Python functions are registered in the index process, which alone can look them up.
-        python = {"views": {"by": {"map": "registered:there"}}, "language": "python"}
-        await designs.check("a", "x", python)
         written = await designs.write("a", "x", b"{}", None, is_durable=True)
     async with Node(tmp_path, http=None) as node:
         designs = node.engine.designs
@@ -34,6 +33,10 @@ async def test_documents_are_checked_and_kept(tmp_path):
         ({"views": []}, "invalid_design_doc"),
         ({"views": {"by": {"map": "doc => 1"}}, "language": "cobol"}, "invalid_design_doc"),
         ({"views": {"by": {"map": "def f"}}, "language": "python"}, "invalid_design_doc"),
+        (
+            {"views": {"by": {"map": "registered:none"}}, "language": "python"},
+            "unknown_function",
+        ),
     ],
 )
 async def test_what_does_not_compile_is_refused(tmp_path, content, code):
@@ -41,3 +44,21 @@ async def test_what_does_not_compile_is_refused(tmp_path, content, code):
         with pytest.raises(UsageError) as caught:
             await node.engine.designs.check("a", "x", content)
     assert caught.value.code == code
+
+
+async def test_python_functions_are_those_of_the_index_process(tmp_path, monkeypatch):
+    module = tmp_path / "functions_of_test.py"
+    module.write_text(
+        "from millstream.views import register\n"
+        "@register('test.there')\n"
+        "def there(document):\n"
+        "    yield document['_id'], None\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    design = {"views": {"by": {"map": "registered:test.there"}}, "language": "python"}
+    options = {"buckets": ["a:4"], "http": None, "python_modules": ["functions_of_test"]}
+    async with Node(tmp_path / "d", **options) as node:
+        await node.engine.designs.check("a", "x", design)
+        design["views"]["by"]["reduce"] = "registered:none"
+        with pytest.raises(UsageError, match="none"):
+            await node.engine.designs.check("a", "x", design)

@@ -25,6 +25,8 @@ from millstream.errors import ConditionError, UsageError
 from millstream.runtime.metrics import LoopLag, processor_seconds, resident_bytes
 from millstream.views.aio.hosted_bucket import BucketOrder, HostedBucket
 from millstream.views.aio.index_server import Answer
+from millstream.views.aio.mapping import open_mapper
+from millstream.views.core.design import parse_design
 
 __all__ = ["WORK_THREADS_MAX", "IndexHost"]
 
@@ -105,6 +107,13 @@ class IndexHost:
     async def _info(self, arguments: dict[str, Any]) -> Answer:
         return Answer(self._bucket(arguments).info(arguments["design"]))
 
+    async def _check(self, arguments: dict[str, Any]) -> Answer:
+        design = parse_design(arguments["content"], str(arguments["design"]))
+        loop = asyncio.get_running_loop()
+        mapper = await loop.run_in_executor(self._executor, open_mapper, design)
+        mapper.close()
+        return Answer({})
+
     async def _compact(self, arguments: dict[str, Any]) -> Answer:
         self._bucket(arguments).compact(arguments["design"])
         return Answer({})
@@ -132,6 +141,7 @@ _CALLS: Final[Mapping[str, Callable[[IndexHost, dict[str, Any]], Awaitable[Answe
     "drop_bucket": IndexHost._drop_bucket,
     "query": IndexHost._query,
     "info": IndexHost._info,
+    "check": IndexHost._check,
     "compact": IndexHost._compact,
     "cleanup": IndexHost._cleanup,
     "tasks": IndexHost._tasks,

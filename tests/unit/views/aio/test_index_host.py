@@ -5,6 +5,7 @@ import json
 import pytest
 
 from millstream.errors import ConditionError, UsageError
+from millstream.views import register
 from millstream.views.aio.index_host import IndexHost
 
 ORDER = {
@@ -65,3 +66,16 @@ async def test_figures_and_tasks_are_of_all_buckets(host):
     assert figures["buckets"]["u1"]["indexes"] == 1
     for task in (await host.call("tasks", {})).head["tasks"]:
         assert task["pid"] > 0
+
+
+async def test_functions_are_looked_up(host):
+    good = {"language": "python", "views": {"v": {"map": "registered:test.index_host"}}}
+    with pytest.raises(UsageError) as caught:
+        await host.call("check", {"design": "d", "content": good})
+    assert caught.value.code == "unknown_function"
+    register("test.index_host")(lambda document: None)
+    answer = await host.call("check", {"design": "d", "content": good})
+    assert answer.head == {}
+    with pytest.raises(UsageError) as caught:
+        await host.call("check", {"design": "d", "content": {"views": {"v": {"map": "d =>"}}}})
+    assert caught.value.code == "compilation_error"
