@@ -59,6 +59,8 @@
   }
 
   function describe(error) {
+    // The engine throws null where there is no memory left for an error object.
+    if (error === null) return "null was thrown: by the function, or because memory is exhausted";
     let text;
     try {
       text = Text(error);
