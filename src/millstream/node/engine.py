@@ -83,6 +83,7 @@ class Engine:
                 os.getpid(), str(directory.buckets_path.absolute()),
                 f"{UNIX}{self._run_directory.kv}", str(self._run_directory.index),
                 settings.python_modules, settings.log_level, settings.log_json,
+                settings.cluster_secret, settings.tls_cert, settings.tls_key, settings.tls_ca,
             ),
             self._served_engine,
             is_wanted="index" in settings.roles,

@@ -24,7 +24,9 @@ from typing import Any, Final
 
 import msgspec
 
+from millstream.access.users import NODE_USER
 from millstream.errors import MillstreamError
+from millstream.node.listeners import peer_context
 from millstream.runtime.logs import set_up_logs
 from millstream.runtime.process import (
     calm_collector,
@@ -35,6 +37,7 @@ from millstream.runtime.process import (
 from millstream.views.aio.index_host import IndexHost
 from millstream.views.aio.index_server import IndexServer
 from millstream.views.aio.modules import load_modules
+from millstream.views.aio.node_link import NodeAccess
 
 __all__ = ["EXIT_NOT_STARTED", "IndexOrder", "main"]
 
@@ -56,6 +59,11 @@ class IndexOrder(msgspec.Struct, frozen=True):
     """Python modules to import, which register functions for views."""
     log_level: str
     log_json: bool
+    cluster_secret: str = ""
+    """With which other nodes are asked for their parts of answers."""
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_ca: str | None = None
 
 
 def main() -> int:
@@ -76,7 +84,11 @@ def main() -> int:
 async def _run(order: IndexOrder, reply: int) -> int:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    host = IndexHost(Path(order.buckets), order.kv)
+    try:
+        host = IndexHost(Path(order.buckets), order.kv, _access(order))
+    except (OSError, ValueError) as error:
+        _tell(reply, {"event": "error", "message": f"--tls-cert {order.tls_cert}: {error}"})
+        return EXIT_NOT_STARTED
     server = IndexServer(host)
     try:
         load_modules(order.modules)
@@ -91,6 +103,13 @@ async def _run(order: IndexOrder, reply: int) -> int:
     await host.stop()
     _LOG.info("stopped")
     return 0
+
+
+def _access(order: IndexOrder) -> NodeAccess:
+    tls = None
+    if order.tls_cert is not None:
+        tls = peer_context(order.tls_cert, order.tls_key, order.tls_ca)
+    return NodeAccess(NODE_USER, order.cluster_secret, tls)
 
 
 def _tell(descriptor: int, event: dict[str, Any]) -> None:

@@ -26,7 +26,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
+from millstream.gateway.core.host import PartRequest
 from millstream.kv.aio.engine import BucketEngine
+from millstream.kv.core.bucket import Bucket
 from millstream.model.partitions import PartitionState
 from millstream.node.included_documents import WithDocuments
 from millstream.node.index_child import IndexOrder
@@ -175,6 +177,14 @@ class Indexes:
             return found
         return WithDocuments(found, self._find(bucket).bucket, time.time_ns)
 
+    async def part(self, bucket: str, asked: PartRequest) -> StreamedAnswer:
+        """Answer another node for some partitions."""
+        known, link = await self._there(bucket, asked.design)
+        return await link.call(
+            "query", uuid=known.uuid, design=asked.design, view=asked.view,
+            options=asked.options, partitions=asked.partitions, form=asked.form,
+        )  # fmt: skip
+
     async def info(self, bucket: str, design: str) -> dict[str, Any]:
         """Return what `_info` shows as `view_index`."""
         known, link = await self._there(bucket, design)
@@ -312,12 +322,14 @@ class _KnownBucket:
         self.why = ""
         running.designs.documents.subscribe(self.changed)
         running.copies.subscribe_moved(self.changed)
+        running.bucket.subscribe_map(self.changed)
         wake()
 
     def close(self) -> None:
         """Hear of no more changes."""
         self._running.designs.documents.unsubscribe(self.changed)
         self._running.copies.unsubscribe_moved(self.changed)
+        self._running.bucket.unsubscribe(self.changed)
 
     def take_figures(self, said: IndexFigures) -> None:
         """Take what the index process says; totals grow over its restarts."""
@@ -361,4 +373,29 @@ class _KnownBucket:
             "passive": replicas if self._index_replicas else [],
             "resting": [] if self._index_replicas else replicas,
             "designs": found,
+            "nodes": _shares(bucket),
         }
+
+
+def _shares(bucket: Bucket) -> list[dict[str, Any]]:
+    """Return who answers for which partitions; nothing where that is this node alone."""
+    if bucket.map is None:
+        return []
+    owned: dict[str, list[int]] = {}
+    for partition in range(bucket.partition_count):
+        name = bucket.map.active(partition)
+        if name is not None:
+            owned.setdefault(name, []).append(partition)
+    if list(owned) == [bucket.node_name] and len(owned[bucket.node_name]) == len(bucket.map.rows):
+        return []
+    nodes = map(bucket.map.node, sorted(owned))
+    return [
+        {
+            "name": node.name,
+            "host": node.host,
+            "http": node.http,
+            "partitions": owned[node.name],
+            "is_here": node.name == bucket.node_name,
+        }
+        for node in nodes
+    ]

@@ -18,7 +18,15 @@ from typing import Final
 from millstream.errors import UnavailableError, UsageError
 from millstream.node.settings import Address, Settings
 
-__all__ = ["BUILT", "bind", "bind_all", "bound_address", "peer_tls_context", "tls_context"]
+__all__ = [
+    "BUILT",
+    "bind",
+    "bind_all",
+    "bound_address",
+    "peer_context",
+    "peer_tls_context",
+    "tls_context",
+]
 
 BUILT: Final = ("kv", "memcached", "http")
 """The listeners there are yet; the others stay closed."""
@@ -93,10 +101,20 @@ def peer_tls_context(settings: Settings) -> ssl.SSLContext | None:
     if settings.tls_cert is None:
         return None
     try:
-        context = ssl.create_default_context(cafile=settings.tls_ca or settings.tls_cert)
-        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+        return peer_context(settings.tls_cert, settings.tls_key, settings.tls_ca)
     except (OSError, ValueError) as error:
         raise _bad_certificate(settings, error) from error
+
+
+def peer_context(cert: str, key: str | None, ca: str | None) -> ssl.SSLContext:
+    """Return what a process of this node encrypts connections to other nodes with.
+
+    Raises:
+        OSError: a file cannot be read, or is not what it should be.
+        ValueError: the same.
+    """
+    context = ssl.create_default_context(cafile=ca or cert)
+    context.load_cert_chain(cert, key)
     return context
 
 

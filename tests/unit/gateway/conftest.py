@@ -1,5 +1,6 @@
 """A node that the pages can be tried on without a socket of its own."""
 
+import msgspec
 import pytest
 
 from millstream.access.users import UserStore
@@ -100,6 +101,9 @@ class FakeIndexes:
             raise self.refusal
         self.answers.append(FakeAnswer(self.pieces, self.head, self.failure))
         return self.answers[-1]
+
+    async def part(self, bucket, asked):
+        return await self.query(bucket, asked.design, asked.view, msgspec.structs.asdict(asked))
 
     async def info(self, bucket, design):
         if self.refusal is not None:

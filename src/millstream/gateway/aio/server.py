@@ -26,6 +26,7 @@ from millstream.gateway.aio import (
     design_pages,
     map_pages,
     node_pages,
+    part_pages,
     partition_pages,
     promotion_pages,
     session_pages,
@@ -52,7 +53,7 @@ LINGER_SECONDS: Final = 1.0
 BACKLOG: Final = 1024
 PAGES: Final = (
     node_pages, session_pages, bucket_pages, map_pages, partition_pages, promotion_pages,
-    user_pages, database_pages, design_pages, view_pages,
+    user_pages, database_pages, design_pages, view_pages, part_pages,
 )  # fmt: skip
 
 

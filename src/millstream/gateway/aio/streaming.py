@@ -22,7 +22,6 @@ from typing import Final, Self
 from aiohttp import web
 
 from millstream.errors import MillstreamError
-from millstream.gateway.aio.answers import raw_answer
 
 __all__ = ["GONE_CHECK_S", "WHOLE_BYTES_MAX", "WhileThere", "stream"]
 
@@ -65,9 +64,12 @@ class WhileThere:
 
 
 async def stream(
-    request: web.Request, pieces: AsyncIterator[bytes], headers: Mapping[str, str]
+    request: web.Request,
+    pieces: AsyncIterator[bytes],
+    headers: Mapping[str, str],
+    content_type: str = "application/json",
 ) -> web.StreamResponse:
-    """Send JSON text that comes in pieces; raises what they raise while nothing has left."""
+    """Send what comes in pieces; raises what they raise while nothing has left."""
     held, size = list[bytes](), 0
     async for piece in pieces:
         held.append(piece)
@@ -75,9 +77,9 @@ async def stream(
         if size > WHOLE_BYTES_MAX:
             break
     else:
-        return raw_answer(b"".join(held), headers=dict(headers))
+        return web.Response(body=b"".join(held), headers=dict(headers), content_type=content_type)
     response = web.StreamResponse(headers=headers)
-    response.content_type = "application/json"
+    response.content_type = content_type
     response.enable_chunked_encoding()
     await response.prepare(request)
     try:

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import msgspec
+
 from millstream.access.users import UserStore
 from millstream.kv.core.design_documents import StoredDesign
 from millstream.kv.core.statistics import Figures
@@ -18,8 +20,8 @@ from millstream.model.position import FailoverLog
 from millstream.model.standing import Standing
 
 __all__ = [
-    "BucketStatus", "DesignHost", "IndexHost", "NodeHost", "NodeMetrics", "PartitionStatus",
-    "ViewAnswer",
+    "BucketStatus", "DesignHost", "IndexHost", "NodeHost", "NodeMetrics", "PartRequest",
+    "PartitionStatus", "ViewAnswer",
 ]  # fmt: skip
 
 
@@ -125,6 +127,19 @@ class ViewAnswer(Protocol):
         """No more of it is wanted; to be called at the end in any case."""
 
 
+class PartRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a node asks of another one's view."""
+
+    design: str
+    """Without `_design/`."""
+    view: str
+    options: dict[str, Any]
+    partitions: list[int]
+    """That the answer is for."""
+    form: Literal["part", "json"]
+    """A part to be merged, or the whole answer where the node has all partitions."""
+
+
 class IndexHost(Protocol):
     """The views of a node as the pages see them; all calls run in the loop.
 
@@ -145,6 +160,13 @@ class IndexHost(Protocol):
 
         Raises:
             UsageError: a parameter that is refused, `missing_named_view`.
+        """
+
+    async def part(self, bucket: str, asked: PartRequest) -> ViewAnswer:
+        """Answer another node for some partitions; raises as `query`.
+
+        Raises:
+            RoutingError: `not_my_partition`.
         """
 
     async def info(self, bucket: str, design: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from millstream.views.core.reached import vector_to_text
 from millstream.views.core.rendering import render_groups, render_rows
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 
     from millstream.model.position import Position
     from millstream.views.core.executor import RowReader
@@ -121,7 +121,7 @@ class Answered(NamedTuple):
     """An answer: what is known before its first byte, and its bytes."""
 
     head: dict[str, Any]
-    chunks: tuple[bytes, ...] | AsyncIterator[bytes]
+    chunks: tuple[bytes, ...] | AsyncGenerator[bytes, None]
 
 
 async def answer(
@@ -171,7 +171,7 @@ async def answer(
 
 async def _streamed(
     snapshot: Snapshot, begun: tuple[bytes, ...], pieces: Iterator[bytes], is_long: bool
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     try:
         for chunk in begun:
             yield chunk

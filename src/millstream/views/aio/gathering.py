@@ -35,7 +35,14 @@ from millstream.views.core.rendering import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Mapping,
+        Sequence,
+    )
 
     from millstream.views.core.merging import Heads
     from millstream.views.core.partial_answers import PartMessage
@@ -135,9 +142,9 @@ class Gatherer:
         pauses = iter(QUERY_PAUSES_S)
         is_new = False
         while True:
-            parts = await self._parts_of(is_new)
             asked = _Asked(self._bucket, design, view, query, reducer, reduce)
             try:
+                parts = await self._parts_of(is_new)
                 if len(parts) == 1:
                     return await asked.pass_through(parts[0])
                 return await asked.merge(parts)
@@ -207,7 +214,7 @@ class _Asked(NamedTuple):
 
     async def _merged(
         self, readers: Sequence[_PartReader], heads: Heads, open_streams: AsyncExitStack
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         async with open_streams:
             yield head_text(heads.total_rows, heads.offset, heads.update_seq)
             is_first = True
@@ -283,7 +290,7 @@ async def _next_chunk(name: str, chunks: AsyncIterator[bytes]) -> bytes | None:
         raise _failed(name, f"sent nothing for {NODE_CHUNK_S_MAX:.0f} s") from error
 
 
-async def _chunks_of(name: str, stream: NodeStream) -> AsyncIterator[bytes]:
+async def _chunks_of(name: str, stream: NodeStream) -> AsyncGenerator[bytes, None]:
     try:
         chunks = aiter(stream)
         while (chunk := await _next_chunk(name, chunks)) is not None:

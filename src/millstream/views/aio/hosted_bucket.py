@@ -18,7 +18,7 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from collections.abc import AsyncGenerator, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, suppress
 from pathlib import Path
@@ -36,7 +36,7 @@ from millstream.errors import (
 )
 from millstream.runtime.tasks import Tasks
 from millstream.upr.aio.link import TIMEOUT_S, Link
-from millstream.views.aio.answering import Form, answer
+from millstream.views.aio.answering import AskedView, Form, answer
 from millstream.views.aio.hosted_index import HostedIndex, now_ms
 from millstream.views.aio.index_server import Answer
 from millstream.views.aio.indexing import BucketIndexer, IndexerSpec, IndexProgress
@@ -46,7 +46,14 @@ from millstream.views.core.header import bitmap_of
 from millstream.views.core.query import Query, parse_query
 from millstream.views.core.reached import vector_to_text
 
-__all__ = ["COMPACT_BYTES_MIN", "COMPACT_CHECK_S", "COMPACT_SHARE", "BucketOrder", "HostedBucket"]
+__all__ = [
+    "COMPACT_BYTES_MIN",
+    "COMPACT_CHECK_S",
+    "COMPACT_SHARE",
+    "BucketOrder",
+    "HostedBucket",
+    "NodeShare",
+]
 
 _LOG = logging.getLogger(__name__)
 COMPACT_CHECK_S: Final = 30.0
@@ -64,6 +71,16 @@ COMPACT_PAUSE_S: Final = 0.005
 INDEXES: Final = "indexes"
 
 
+class NodeShare(msgspec.Struct, frozen=True):
+    """A node, and the partitions that are active there by the bucket's map."""
+
+    name: str
+    host: str
+    http: int
+    partitions: list[int]
+    is_here: bool
+
+
 class BucketOrder(msgspec.Struct, frozen=True):
     """What the engine says of a bucket: all of it, each time."""
 
@@ -78,6 +95,8 @@ class BucketOrder(msgspec.Struct, frozen=True):
     """Partitions whose copy here is not active: an index that has them keeps them, passive."""
     designs: dict[str, dict[str, Any]]
     """Name without `_design/` -> the document; only those that are persisted."""
+    nodes: list[NodeShare] = []
+    """By the bucket's map; empty where all partitions are here."""
 
 
 class HostedBucket:
@@ -276,6 +295,16 @@ class HostedBucket:
             raise UnavailableError("the index is being opened", code="index_unavailable")
         return hosted, design
 
+    @property
+    def order(self) -> BucketOrder:
+        """What the engine said last."""
+        return self._order
+
+    def asked_view(self, name: str, view: str) -> AskedView:
+        """Return what a query has to know of a view; raises as `query`."""
+        hosted, design = self._found(name)
+        return hosted.asked_view(design.views[design.number_of(view)])
+
     async def query(
         self,
         name: str,
@@ -321,9 +350,9 @@ class HostedBucket:
         return Answer(answered.head, self._body(hosted, answered.chunks, rest))
 
     async def _body(
-        self, hosted: HostedIndex, chunks: AsyncIterator[bytes], rest: AsyncExitStack
+        self, hosted: HostedIndex, chunks: AsyncGenerator[bytes, None], rest: AsyncExitStack
     ) -> AsyncGenerator[bytes, None]:
-        async with rest, aclosing(chunks):  # type: ignore[type-var]  # a generator
+        async with rest, aclosing(chunks):
             try:
                 async for chunk in chunks:
                     yield chunk

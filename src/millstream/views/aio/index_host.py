@@ -7,7 +7,7 @@ Invariants:
 
 Elsewhere: one bucket (`hosted_bucket`), the socket (`index_server`), the process
 (`node.index_child`), how a query is answered, by one node (`answering`) and by several
-(`millstream.views.aio.gathering`).
+(`spreading`).
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ class IndexHost:
     Args:
         path: the directory `buckets` of the data directory.
         kv: address of the engine's socket, `unix:` and a path.
+        access: how other nodes are asked for their parts.
     """
 
-    def __init__(self, path: Path, kv: str) -> None:
+    def __init__(self, path: Path, kv: str, access: NodeAccess = NOBODY) -> None:
+        self._spread = Spread(access)
         self._path = path
         self._kv = kv
         self._buckets: dict[str, HostedBucket] = {}
@@ -66,6 +68,7 @@ class IndexHost:
     async def stop(self) -> None:
         """Finish what is being committed, and close everything."""
         self._lag.stop()
+        await self._spread.close()
         await asyncio.gather(*(bucket.stop() for bucket in self._buckets.values()))
         self._executor.shutdown()
 
@@ -96,13 +99,12 @@ class IndexHost:
         return Answer({})
 
     async def _query(self, arguments: dict[str, Any]) -> Answer:
-        return await self._bucket(arguments).query(
-            arguments["design"],
-            arguments["view"],
-            arguments["options"],
-            arguments.get("partitions"),
-            arguments.get("form", "json"),
-        )
+        bucket = self._bucket(arguments)
+        asked = (arguments["design"], arguments["view"], arguments["options"])
+        partitions = arguments.get("partitions")
+        if partitions is None and bucket.order.nodes:
+            return await self._spread.query(bucket, *asked)
+        return await bucket.query(*asked, partitions, arguments.get("form", "json"))
 
     async def _info(self, arguments: dict[str, Any]) -> Answer:
         return Answer(self._bucket(arguments).info(arguments["design"]))

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 import msgspec
 
 from millstream.errors import RoutingError
+from millstream.views.core.collation import encode_raw_key
 from millstream.views.core.emits import cut_rows, emits_in, turned
 from millstream.views.core.grouping import group_namer, shown_key
 from millstream.views.core.query import MISSING, Query
@@ -310,7 +311,7 @@ def _groups(
         if whole is not None:
             yield Group(part, b"", b"", b"null", whole)
         return
-    name_of = group_namer(level)
+    name_of = group_namer(level, is_raw=view.encode is encode_raw_key)
     found = view.reader.groups(name_of, low, high, wanted=wanted, descending=descending)
     for first, value, partial in found:
         text = _key_json(turned(value) if descending else value, level)

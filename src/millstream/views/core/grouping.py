@@ -12,7 +12,7 @@ Elsewhere: encoded keys (`views.core.collation`), what groups are used for (`vie
 from __future__ import annotations
 
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from millstream.views.core.rows import ekey_of
 
@@ -21,7 +21,21 @@ if TYPE_CHECKING:
 
 __all__ = ["group_name", "group_namer", "shown_key"]
 
-_NUMBER, _STRING, _ARRAY, _OBJECT = b"\x04\x05\x06\x07"
+_ARRAY: Final = 6
+"""The tag of arrays in both collations."""
+_RAW_STRING: Final = 7
+
+
+class _Tags(NamedTuple):
+    """What tells values apart that go on behind their tag."""
+
+    number: int
+    string: int
+    object: int
+
+
+_UNICODE: Final = _Tags(number=4, string=5, object=7)
+_RAW: Final = _Tags(number=1, string=_RAW_STRING, object=5)
 _END: Final = b"\0\0"
 _BITS: Final = Struct(">Q")
 _SIGN: Final = 1 << 63
@@ -31,28 +45,30 @@ _INFINITE: Final = 0x7FF0000000000000 | _SIGN
 _LEAST_INFINITE: Final = 0x7FF0000000000000 ^ (_SIGN - 1)
 
 
-def group_namer(level: int | None) -> Callable[[bytes], bytes]:
+def group_namer(level: int | None, *, is_raw: bool = False) -> Callable[[bytes], bytes]:
     """Return the function from row key to name of its group.
 
     Args:
         level: 0 one group for all, None exact keys.
+        is_raw: keys are encoded by raw collation.
     """
     if level == 0:
         return lambda key: b""
     if level is None:
         return ekey_of
-    return lambda key: group_name(ekey_of(key), level)
+    return lambda key: group_name(ekey_of(key), level, is_raw=is_raw)
 
 
-def group_name(ekey: bytes, level: int) -> bytes:
+def group_name(ekey: bytes, level: int, *, is_raw: bool = False) -> bytes:
     """Return the name of the group of level `level` >= 1 that an encoded key belongs to."""
     if ekey[0] != _ARRAY:
         return ekey
+    tags = _RAW if is_raw else _UNICODE
     at = 1
     for _ in range(level):
         if not ekey[at]:
             return ekey
-        at = _skip(ekey, at)
+        at = _skip(ekey, at, tags)
     return ekey[:at]
 
 
@@ -63,23 +79,25 @@ def shown_key(key: Any, level: int | None) -> Any:
     return key if level is None or not isinstance(key, list) else key[:level]
 
 
-def _skip(ekey: bytes, at: int) -> int:
+def _skip(ekey: bytes, at: int, tags: _Tags) -> int:
     """Return where the encoded value that begins at `at` ends."""
     tag = ekey[at]
     at += 1
-    if tag == _STRING:
-        return _skip_string(ekey, at)
-    if tag == _NUMBER:
+    if tag == tags.string:
+        return _skip_string(ekey, at, is_raw=tag == _RAW_STRING)
+    if tag == tags.number:
         return _skip_number(ekey, at)
-    if tag in (_ARRAY, _OBJECT):
+    if tag in (_ARRAY, tags.object):
         # Names and values of an object stand one after the other, like elements.
         while ekey[at]:
-            at = _skip(ekey, at)
+            at = _skip(ekey, at, tags)
         return at + 1
     return at
 
 
-def _skip_string(ekey: bytes, at: int) -> int:
+def _skip_string(ekey: bytes, at: int, *, is_raw: bool) -> int:
+    if is_raw:  # a 00 of the text is followed by ff
+        return ekey.index(_END, at) + 2
     for _ in range(2):  # weights of two bytes, none of them 0
         end = ekey.index(_END, at)
         while (end - at) & 1:

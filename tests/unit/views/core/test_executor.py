@@ -10,17 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.errors import RoutingError, UsageError
+from millstream.views.core.collation import encode_raw_key
 from millstream.views.core.executor import (
     GROUPS_PER_PIECE_MAX,
+    View,
     find_groups,
     find_rows,
     wanted_partitions,
 )
 from millstream.views.core.query import Query, parse_query
-from millstream.views.core.rows import pairs_of, split_row_key
+from millstream.views.core.rows import pairs_of, row_key, row_value, split_row_key
 from view_rows import (
     TREE_REDUCER,
     Emit,
+    ListReader,
     SumAndCount,
     answer_of,
     groups_of,
@@ -141,6 +144,23 @@ def test_a_group_shows_the_text_of_its_first_key_uncut_where_it_can():
     assert texts(group=True) == [b"[1,2]", b"[1.0,3]"]
     assert texts(group_level=1) == [b"[1]"]
     assert texts() == [b"null"]
+
+
+def test_groups_of_a_view_with_raw_collation():
+    keys = [["a", {"b": "\0"}, 1], ["a", {"b": "\0"}, 2], ["B", [2**60], 3], "a", 7, [True]]
+    rows = sorted(
+        (row_key(encode_raw_key(key), b"%d" % n), 0,
+         row_value([(msgspec.json.encode(key), b"1")])) for n, key in enumerate(keys)
+    )  # fmt: skip
+    reader = ListReader(rows)
+    view = View(reader, encode_raw_key, lambda partial: msgspec.json.decode(partial)[1])
+    assert groups_found(view, Query(group_level=2)) == [
+        (7, [1, 1]), ([True], [1, 1]), (["B", [2**60]], [1, 1]), (["a", {"b": "\0"}], [2, 2]),
+        ("a", [1, 1]),
+    ]  # fmt: skip
+    assert groups_found(view, Query(group=True, key=["B", [2**60], 3])) == [
+        (["B", [2**60], 3], [1, 1])
+    ]
 
 
 def test_nothing_is_read_beyond_the_limit():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.views.core.collation import encode_key
+from millstream.views.core.collation import encode_key, encode_raw_key
 from millstream.views.core.grouping import group_name, group_namer, shown_key
 from millstream.views.core.rows import row_key
 
@@ -16,7 +16,14 @@ numbers = (
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.sampled_from([2**53, -(2**53), 2**53 - 1, 1 - 2**53, 2**53 + 1, 10**400, -(10**400)])
 )
-scalars = st.none() | st.booleans() | numbers | st.text(max_size=5) | st.sampled_from("Ā ᄀ aB")
+scalars = (
+    st.none()
+    | st.booleans()
+    | numbers
+    | st.text(max_size=5)
+    | st.text(alphabet="\0a", max_size=4)
+    | st.sampled_from("Ā ᄀ aB")
+)
 keys = st.recursive(
     scalars,
     lambda inner: (
@@ -26,19 +33,22 @@ keys = st.recursive(
 )
 
 
+@pytest.mark.parametrize("is_raw", [False, True])
 @given(st.lists(keys, max_size=6), st.lists(keys, max_size=3), st.integers(1, 5))
-def test_the_name_of_an_array_is_the_encoding_of_its_first_elements(elements, more, level):
-    name = group_name(encode_key(elements), level)
+def test_the_name_of_an_array_is_the_encoding_of_its_first_elements(is_raw, elements, more, level):
+    encode = encode_raw_key if is_raw else encode_key
+    name = group_name(encode(elements), level, is_raw=is_raw)
     if len(elements) < level:
-        assert name == encode_key(elements)
+        assert name == encode(elements)
     else:
-        assert name == encode_key(elements[:level])[:-1]
-        assert name == group_name(encode_key([*elements, *more]), level)
+        assert name == encode(elements[:level])[:-1]
+        assert name == group_name(encode([*elements, *more]), level, is_raw=is_raw)
 
 
 @given(scalars | st.dictionaries(st.text(max_size=3), keys, max_size=2), st.integers(1, 3))
 def test_other_keys_are_their_own_group(key, level):
     assert group_name(encode_key(key), level) == encode_key(key)
+    assert group_name(encode_raw_key(key), level, is_raw=True) == encode_raw_key(key)
 
 
 @given(st.lists(keys, max_size=8), st.integers(0, 3) | st.none())

@@ -1,0 +1,153 @@
+"""Asks the indexes of another node, over its HTTP port, for its part of an answer.
+
+Invariants:
+1. What is not read yet of an answer is bounded by the connection's buffer; the other node makes no
+   more than is taken.
+2. An answer that is cut off, and a node that cannot be reached, is `node_failed`; an error that
+   the other node answers arrives with its code.
+
+Elsewhere: the page that is asked (`gateway.aio.part_pages`), merging (`views.aio.gathering`).
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+
+from millstream.errors import (
+    AccessError,
+    ConditionError,
+    MillstreamError,
+    RoutingError,
+    UnavailableError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import AsyncIterator, Mapping
+
+__all__ = ["CONNECT_S_MAX", "ERROR_BYTES_MAX", "NOBODY", "HttpNodeLink", "NodeAccess"]
+
+CONNECT_S_MAX: Final = 5.0
+"""How long another node may take to accept a connection."""
+ERROR_BYTES_MAX: Final = 64 * 1024
+"""Of an error that another node answers."""
+_CHUNK_BYTES: Final = 64 * 1024
+_BY_STATUS: Final[dict[int, type[MillstreamError]]] = {
+    400: UsageError,
+    401: AccessError,
+    403: AccessError,
+    404: ConditionError,
+    409: ConditionError,
+    412: ConditionError,
+}
+_ROUTING: Final = ("not_my_partition", "design_differs")
+
+
+class NodeAccess(NamedTuple):
+    """How this node asks others: who it is, and what it encrypts with."""
+
+    user: str
+    password: str
+    tls: ssl.SSLContext | None
+
+
+NOBODY: Final = NodeAccess("", "", None)
+"""For nodes without users."""
+
+
+class _Refusal(msgspec.Struct):
+    error: str = "node_failed"
+    reason: str = ""
+
+
+class HttpNodeLink:
+    """One other node.
+
+    Args:
+        session: of this process.
+        name: of the node.
+        host: name or number, IPv6 without brackets.
+        port: of HTTP.
+        access: how it is asked.
+    """
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        name: str,
+        host: str,
+        port: int,
+        access: NodeAccess,
+    ) -> None:
+        shown = f"[{host}]" if ":" in host else host
+        self._base = f"{'https' if access.tls else 'http'}://{shown}:{port}"
+        self._session, self._name, self._access = session, name, access
+        self._headers = {"Content-Type": "application/json"}
+        if access.password:
+            credentials = b64encode(f"{access.user}:{access.password}".encode()).decode()
+            self._headers["Authorization"] = f"Basic {credentials}"
+
+    async def query(self, request: Mapping[str, Any]) -> HttpNodeStream:
+        """Ask; see `views.aio.gathering.NodeLink`."""
+        path = f"/_millstream/buckets/{quote(request['bucket'], safe='')}/part"
+        body = {name: value for name, value in request.items() if name != "bucket"}
+        try:
+            response = await self._session.post(
+                self._base + path,
+                data=msgspec.json.encode(body),
+                headers=self._headers,
+                ssl=self._access.tls or True,
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX),
+            )
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise self.failed(f"cannot be reached: {error}") from error
+        if response.status != 200:
+            async with response:
+                raise await self._refusal(response)
+        return HttpNodeStream(self, response)
+
+    async def _refusal(self, response: aiohttp.ClientResponse) -> MillstreamError:
+        try:
+            refusal = msgspec.json.decode(
+                await response.content.read(ERROR_BYTES_MAX), type=_Refusal
+            )
+        except (aiohttp.ClientError, msgspec.DecodeError, UnicodeDecodeError):
+            refusal = _Refusal(reason=f"HTTP status {response.status}")
+        kind = _BY_STATUS.get(response.status, UnavailableError)
+        if refusal.error in _ROUTING:
+            kind = RoutingError
+        return kind(f"node {self._name}: {refusal.reason}", code=refusal.error)
+
+    def failed(self, what: str) -> UnavailableError:
+        """Return the error of a node that does not answer as it should."""
+        return UnavailableError(f"node {self._name} {what}", code="node_failed")
+
+
+class HttpNodeStream:
+    """What another node answers, as it arrives."""
+
+    def __init__(self, link: HttpNodeLink, response: aiohttp.ClientResponse) -> None:
+        self.head = {"etag": response.headers.get("ETag", "").strip('"')}
+        self._link, self._response = link, response
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Yield the bytes.
+
+        Raises:
+            UnavailableError: `node_failed`, it was cut off.
+        """
+        try:
+            async for chunk in self._response.content.iter_chunked(_CHUNK_BYTES):
+                yield chunk
+        except aiohttp.ClientError as error:
+            raise self._link.failed(f"broke off its answer: {error}") from error
+
+    async def close(self) -> None:
+        """Want no more; a connection in the middle of an answer is closed."""
+        self._response.close()

@@ -1,0 +1,97 @@
+"""Views of a bucket whose active copies lie on two nodes: each answers for both."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from base64 import b64encode
+from collections.abc import Callable
+from typing import Any
+
+import millstream
+from millstream.model.partitions import partition_of
+from node_process import NodeProcess
+from nodes_with_map import activate_first, ask, give_map
+from waiting import until
+
+MakeNode = Callable[..., NodeProcess]
+ROWS = [["a", "b"], ["b", "a"], ["a", "b"], ["b", "a"]]
+ADMIN = ("ada", "secret word")
+DESIGN = {
+    "views": {
+        "by": {"map": "function (doc) { emit([doc.n % 3, doc.n], doc.n); }", "reduce": "_sum"},
+        "own": {
+            "map": "function (doc) { emit(doc.n % 3, doc.n); }",
+            "reduce": "function (keys, values, again) { return Math.max.apply(null, values); }",
+        },
+    }
+}
+COUNT = 90
+
+
+def call(node: NodeProcess, method: str, path: str, content: Any = None) -> tuple[int, Any]:
+    body = None if content is None else json.dumps(content).encode()
+    headers = {
+        "Content-Type": "application/json",
+        "Authorization": "Basic " + b64encode(":".join(ADMIN).encode()).decode(),
+    }
+    asked = urllib.request.Request(f"{node.http}/shared{path}", body, headers, method=method)
+    try:
+        with urllib.request.urlopen(asked) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def query(node: NodeProcess, view: str, parameters: str = "") -> list[Any]:
+    status, answer = call(node, "GET", f"/_design/d/_view/{view}?{parameters}")
+    assert status == 200, answer
+    return [(row["key"], row["value"]) for row in answer["rows"]]
+
+
+def test_either_node_answers_for_all_partitions(
+    make_node: MakeNode,
+) -> None:
+    env = {"MILLSTREAM_CLUSTER_SECRET": "a secret of nodes"}
+    options = ("--user", ":".join(ADMIN), "--no-memcached")
+    nodes = {name: make_node(*options, name=name, env=env).start() for name in "ab"}
+    give_map(nodes, "shared", ROWS, login=ADMIN)
+    activate_first(nodes, "shared", ROWS, login=ADMIN)
+    owner = nodes[ROWS[partition_of(b"_design/d", 4)][0]]
+    assert call(owner, "PUT", "/_design/d", DESIGN)[0] == 201
+    host, port = nodes["a"].kv
+    with millstream.connect(
+        f"{host}:{port}", bucket="shared", user=ADMIN[0], password=ADMIN[1]
+    ) as client:
+        for n in range(COUNT):
+            client.upsert(f"doc-{n}", {"n": n})
+    expected = sorted(([n % 3, n], n) for n in range(COUNT))
+
+    def is_everywhere() -> bool:
+        return all(call(node, "GET", "/_design/d/_info")[0] == 200 for node in nodes.values())
+
+    until(is_everywhere)
+    for node in nodes.values():
+        assert query(node, "by", "reduce=false") == expected
+        assert (
+            query(node, "by", "reduce=false&descending=true&skip=7&limit=5")
+            == (expected[::-1][7:12])
+        )
+        sums = [([n], sum(range(n, COUNT, 3))) for n in range(3)]
+        assert query(node, "by", "group_level=1") == sums
+        assert query(node, "own", "group=true") == [(n, COUNT - 3 + n) for n in range(3)]
+        assert query(node, "by", "startkey=[5]") == []
+        status, answer = call(node, "GET", "/_design/d/_view/by?reduce=false&limit=0")
+        assert (answer["total_rows"], answer["offset"]) == (COUNT, 0)
+    status, refusal = ask(nodes["a"], "POST", "/buckets/shared/part", {})
+    assert (status, refusal["error"]) == (401, "unauthorized")
+
+    nodes["b"].kill()
+    status, answer = call(nodes["a"], "GET", "/_design/d/_view/by?group=true")
+    assert (status, answer["error"]) == (503, "node_failed")
+    status, answer = call(nodes["a"], "GET", "/_design/d/_view/by?reduce=false&on_error=continue")
+    assert [error["from"] for error in answer["errors"]] == ["b"]
+    left = [n for n in range(COUNT) if ROWS[partition_of(b"doc-%d" % n, 4)][0] == "a"]
+    assert sorted(row["value"] for row in answer["rows"]) == left
