@@ -17,11 +17,13 @@ __all__ = ["check_indexes"]
 def check_indexes(path: Path) -> list[IndexCheck]:
     """Check all indexes of a directory that no process uses; changes nothing.
 
+    Directories with an ending hold what was set aside: no server opens them.
+
     Args:
         path: with one directory per index, called by its signature; it need not exist.
     """
-    folders = sorted(each for each in path.iterdir() if each.is_dir()) if path.is_dir() else []
-    return [_check(folder) for folder in folders]
+    folders = sorted(path.iterdir()) if path.is_dir() else []
+    return [_check(each) for each in folders if each.is_dir() and not each.suffix]
 
 
 def _check(folder: Path) -> IndexCheck:

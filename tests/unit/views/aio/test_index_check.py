@@ -10,9 +10,12 @@ def test_all_indexes_of_a_directory_are_checked_and_left_as_they_are(tmp_path):
     assert check_indexes(tmp_path / "none") == []
     filled_index(tmp_path / SHAPE.signature).close()
     (tmp_path / "begun").mkdir()
+    (tmp_path / "0123abcd.damaged" / "1").mkdir(parents=True)
+    (tmp_path / "0123abcd.damaged" / "1" / "data.mdb").write_bytes(b"rubbish")
     before = contents(tmp_path)
     begun, found = tmp_path / "begun", tmp_path / SHAPE.signature
     checks = {check.signature: check for check in check_indexes(tmp_path)}
+    assert checks.keys() == {begun.name, found.name}
     assert contents(tmp_path) == before
     assert not any(check.damage for check in checks.values())
     assert (checks[begun.name].commit, checks[begun.name].rows) == (0, [])
