@@ -26,6 +26,8 @@ from millstream.runtime.metrics import LoopLag, processor_seconds, resident_byte
 from millstream.views.aio.hosted_bucket import BucketOrder, HostedBucket
 from millstream.views.aio.index_server import Answer
 from millstream.views.aio.mapping import open_mapper
+from millstream.views.aio.node_link import NOBODY, NodeAccess
+from millstream.views.aio.spreading import Spread
 from millstream.views.core.design import parse_design
 
 __all__ = ["WORK_THREADS_MAX", "IndexHost"]
