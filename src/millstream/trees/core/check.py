@@ -113,4 +113,7 @@ class _Check:
 
 def _demand(is_so: bool, number: int, what: str) -> None:
     if not is_so:
-        raise CorruptionError(f"node {number} of an index is wrong ({what}): build the index anew")
+        raise CorruptionError(
+            f"node {number} of an index is wrong ({what}): build the index anew",
+            code="index_damaged",
+        )

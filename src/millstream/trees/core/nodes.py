@@ -161,7 +161,10 @@ def _opened(number: int, data: bytes) -> memoryview:
 
 
 def _corrupt(number: int, what: str) -> CorruptionError:
-    return CorruptionError(f"node {number} of an index is damaged ({what}): build the index anew")
+    return CorruptionError(
+        f"node {number} of an index is damaged ({what}): build the index anew",
+        code="index_damaged",
+    )
 
 
 # ---- decoded
