@@ -4,12 +4,13 @@ import os
 import random
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from filled_index import SHAPE
-from index_life import STEPS, contents, expected, is_complete, opened
+from index_life import STEPS, contents, expected, is_complete, opened, publish
 from index_world import World, Wrong
 from memory_index_store import Crash, MemoryIndexStore
 from millstream.errors import UnavailableError
@@ -17,6 +18,7 @@ from millstream.views.aio import index_store
 from millstream.views.aio.index_check import check_indexes
 from millstream.views.aio.index_store import LmdbIndexStore
 from millstream.views.core.index_check import check_index
+from millstream.views.core.rows import pairs_of
 
 KILLS = 40
 KILLS_AT_RANDOM = 8
@@ -224,3 +226,46 @@ def test_kill_9_at_any_moment(tmp_path, life):
             told += pipe.read()
         commits = [int(line) for line in told.split(b"\n")[:-1] if line.isdigit()]
         survives(path, max(commits, default=0), shown, following)
+
+
+def test_snapshots_are_read_by_threads_while_commits_and_compactions_go_on(tmp_path):
+    """Every document has the number of its commit as value: a reader sees one, in all rows."""
+    store = store_in(tmp_path / SHAPE.signature)
+    index = opened(store)
+    for step in STEPS[:3]:
+        step(index)
+    is_over = threading.Event()
+    seen, wrong = set(), []
+
+    def read():
+        while not is_over.is_set() and not wrong:
+            with index.snapshot(0) as snapshot:
+                values = {
+                    pairs_of(value)[0][1]
+                    for leaf in snapshot.tree(0).scan()
+                    for value in leaf.values
+                }
+            if len(values) != 1:
+                wrong.append(values)
+            seen.update(values)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    try:
+        turn = 1
+        while turn < 12 or (len(seen) < 3 and turn < 300 and not wrong):
+            turn += 1
+            publish(index, 100 * (turn - 1), 100 * turn)
+            index.compact_step(60)
+            if turn % 4 == 0:
+                index._commits.cache.clear()
+    finally:
+        is_over.set()
+        for reader in readers:
+            reader.join()
+    assert not wrong
+    assert len(seen) >= 3
+    assert is_complete(store, index)
+    assert int(next(each.name for each in (tmp_path / SHAPE.signature).iterdir())) > 1
+    store.close()

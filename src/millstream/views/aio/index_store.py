@@ -338,7 +338,8 @@ class LmdbIndexStore:
             if cursor.set_range(_NODE + _NUMBER.pack(copy.next_number)):
                 found.extend(islice(cursor.iternext(), nodes_max))
         with self._writing(copy.environment) as transaction, transaction.cursor() as cursor:
-            cursor.putmulti(found, append=True)
+            _, added = cursor.putmulti(found, append=True)
+        assert added == len(found), "a copy goes back"
         if found:
             copy.next_number = _number_of(found[-1][0]) + 1
         return len(found) == nodes_max
@@ -383,7 +384,8 @@ def _put_nodes(transaction: _Transaction, nodes: Mapping[int, bytes]) -> None:
         with transaction.cursor() as cursor:
             pack = _NUMBER.pack
             pairs = [(_NODE + pack(number), nodes[number]) for number in sorted(nodes)]
-            cursor.putmulti(pairs, append=True)
+            _, added = cursor.putmulti(pairs, append=True)
+        assert added == len(pairs), "the number of a node was given before"
 
 
 def _remove(transaction: _Transaction, free: FreeList) -> None:

@@ -62,6 +62,15 @@ def test_nodes_written_ahead_are_removed_from_a_number_on(path):
     store.close()
 
 
+def test_the_number_of_a_node_is_given_once(path):
+    store = opened(path)
+    store.commit(StoreCommit(0, b"header 0", nodes(1, 2, 3)))
+    with pytest.raises(AssertionError, match="given before"):
+        store.commit(StoreCommit(1, b"header 1", nodes(2)))
+    assert sorted(store.stored().headers) == [0]
+    store.close()
+
+
 @pytest.mark.parametrize(
     ("signature", "collation", "why"),
     [("another", "collation", "signature"), ("signature", "another", "collation")],
