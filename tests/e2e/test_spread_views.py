@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 import urllib.error
 import urllib.request
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import millstream
+from bucket_nodes import BUCKET, BucketNodes
 from millstream.model.partitions import partition_of
 from node_process import NodeProcess
 from nodes_with_map import activate_first, ask, give_map
@@ -28,15 +31,18 @@ DESIGN = {
     }
 }
 COUNT = 90
+PATH = "/_design/d/_view/by?reduce=false&timeout=5000"
 
 
-def call(node: NodeProcess, method: str, path: str, content: Any = None) -> tuple[int, Any]:
+def call(
+    node: NodeProcess, method: str, path: str, content: Any = None, bucket: str = "shared"
+) -> tuple[int, Any]:
     body = None if content is None else json.dumps(content).encode()
     headers = {
         "Content-Type": "application/json",
         "Authorization": "Basic " + b64encode(":".join(ADMIN).encode()).decode(),
     }
-    asked = urllib.request.Request(f"{node.http}/shared{path}", body, headers, method=method)
+    asked = urllib.request.Request(f"{node.http}/{bucket}{path}", body, headers, method=method)
     try:
         with urllib.request.urlopen(asked) as answer:
             return answer.status, json.load(answer)
@@ -95,3 +101,53 @@ def test_either_node_answers_for_all_partitions(
     assert [error["from"] for error in answer["errors"]] == ["b"]
     left = [n for n in range(COUNT) if ROWS[partition_of(b"doc-%d" % n, 4)][0] == "a"]
     assert sorted(row["value"] for row in answer["rows"]) == left
+
+
+def test_while_partitions_move_no_row_is_missing_or_there_twice(make_node: MakeNode) -> None:
+    rows = [["a", "b"], ["b", "a"], ["a", "b"], ["b", "a"]]
+    nodes = BucketNodes([make_node("--no-memcached", name=name) for name in "ab"], rows)
+    nodes.promote("a")
+    owner = nodes.nodes[rows[partition_of(b"_design/d", 4)][0]]
+    assert call(owner, "PUT", "/_design/d", DESIGN, bucket=BUCKET)[0] == 201
+    for n in range(COUNT):
+        key = b"doc-%d" % n
+        nodes.put(rows[partition_of(key, 4)][0], key, b'{"n":%d}' % n)
+    nodes.until(
+        lambda: all(
+            len(call(node, "GET", PATH, bucket=BUCKET)[1].get("rows", ())) == COUNT
+            for node in nodes.nodes.values()
+        )
+    )
+    asker = Asker([*nodes.nodes.values()])
+    asker.start()
+    try:
+        for turn in range(4):
+            nodes.promote("a", "--to", "ba"[turn % 2], "--partition", str(turn % 4))
+    finally:
+        asker.is_over = True
+        asker.join()
+    assert [nodes.actives(p) for p in range(4)] == [["b"], ["a"], ["b"], ["a"]]
+    assert asker.wrong == []
+    assert asker.refused.keys() <= {"not_my_partition", "index_unavailable", "timeout"}
+    assert asker.answered > 5, asker.refused
+
+
+class Asker(threading.Thread):
+    """Asks one node after the other for all rows, until told to stop."""
+
+    def __init__(self, nodes: list[NodeProcess]) -> None:
+        super().__init__()
+        self.nodes, self.is_over = nodes, False
+        self.answered, self.wrong = 0, list[Any]()
+        self.refused: Counter[str] = Counter()
+
+    def run(self) -> None:
+        while not self.is_over:
+            for node in self.nodes:
+                status, answer = call(node, "GET", PATH, bucket=BUCKET)
+                if status != 200:
+                    self.refused[answer["error"]] += 1
+                elif sorted(row["value"] for row in answer["rows"]) == list(range(COUNT)):
+                    self.answered += 1
+                else:
+                    self.wrong.append(answer)

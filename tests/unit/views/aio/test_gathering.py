@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from millstream.errors import MillstreamError, RoutingError, UnavailableError
 from millstream.model.position import Position
 from millstream.views.aio import gathering
 from millstream.views.aio.gathering import QUERY_TRIES_MAX, Gatherer, NodePart
-from millstream.views.core.executor import find_groups, find_rows
+from millstream.views.core.executor import find_groups, find_rows, wanted_partitions
 from millstream.views.core.partial_answers import group_part, part_failure, row_part
 from millstream.views.core.query import Query, parse_query
 from millstream.views.core.reached import Wanted
@@ -59,6 +60,7 @@ class Node:
     def __init__(self, name, signature="s"):
         self.name, self.signature = name, signature
         self.requests, self.refusals = [], []
+        self.emits = EMITS
         self.open_streams = self.sent = 0
         self.hangs_after = self.ends_after = self.fails_after = None
 
@@ -69,7 +71,7 @@ class Node:
             raise self.refusals.pop()
         query = parse_query(request["options"])
         mask = sum(1 << p for p in request["partitions"])
-        view = view_of(EMITS)
+        view = view_of(self.emits)
         is_reduced = query.is_reduced(has_reduce=True)
         if request["form"] == "json" and is_reduced:
             chunks = render_groups(find_groups(view, query, mask), Reducer(), 0)
@@ -253,3 +255,84 @@ async def test_the_etag_is_that_of_all_nodes():
     assert await etag(nodes) != first
     nodes.nodes["y"].refusals = [MillstreamError("down")]
     assert await etag(nodes, on_error="continue") == ""
+
+
+# ---- partitions that move while queries are under way
+
+
+class Moving:
+    """Three nodes and a map that lags behind; each step of a query may find another state.
+
+    A node answers for the partitions that are active there when it is asked, from the rows as they
+    were then, and refuses the others: it may have lost their rows, or not have them yet.
+    """
+
+    def __init__(self, seed):
+        self.rng = random.Random(seed)
+        self.active = {name: set(owned) for name, owned in OWNERS.items()}
+        self.map = {name: list(owned) for name, owned in OWNERS.items()}
+        self.moves = self.refused = 0
+
+    def disturb(self):
+        match self.rng.randrange(6):
+            case 0:  # the only owner of a partition changes, in one step
+                source = self.rng.choice([name for name in "xyz" if self.active[name]])
+                partition = self.rng.choice(sorted(self.active[source]))
+                self.active[source].discard(partition)
+                self.active[self.rng.choice("xyz")].add(partition)
+                self.moves += 1
+            case 1 | 2:  # the map is told
+                self.map = {name: sorted(owned) for name, owned in self.active.items() if owned}
+
+    async def parts_of(self, is_new):
+        if is_new and self.rng.random() < 0.7:
+            self.map = {name: sorted(owned) for name, owned in self.active.items() if owned}
+        self.disturb()
+        return [NodePart(name, MovingNode(self, name), owned) for name, owned in self.map.items()]
+
+
+class MovingNode(Node):
+    def __init__(self, moving, name):
+        super().__init__(name)
+        self.moving = moving
+
+    async def query(self, request):
+        for _ in range(self.moving.rng.randrange(3)):
+            await asyncio.sleep(0)
+            self.moving.disturb()
+        here = frozenset(self.moving.active[self.name])
+        self.emits = [emit for emit in EMITS if emit.partition in here]
+        active = sum(1 << p for p in here)
+        asked = sum(1 << p for p in request["partitions"])
+        try:
+            wanted_partitions(active, asked=asked)
+        except RoutingError:
+            self.moving.refused += 1
+            raise
+        return await super().query(request)
+
+
+async def test_no_row_is_missing_or_there_twice_while_partitions_move():
+    expected_rows = answer_of(EMITS, Query(reduce=False))
+    expected_groups = [
+        {"key": key, "value": value[0]} for key, value in groups_of(EMITS, Query(group_level=1))
+    ]
+    answered = refused = moves = 0
+    for seed in range(300):
+        moving = Moving(seed)
+        query = Query(group_level=1) if seed % 2 else Query(reduce=False)
+        try:
+            found = await Gatherer("b", moving.parts_of).query("d", "v", query, Reducer(), 0)
+        except RoutingError:
+            refused += 1
+            continue
+        text = b""
+        async for chunk in found.chunks:
+            text += chunk
+            moving.disturb()
+        answer = msgspec.json.decode(text)
+        assert answer == ({"rows": expected_groups} if seed % 2 else expected_rows), seed
+        answered += 1
+        moves += moving.moves
+    assert answered > 250, "nearly all come to an end"
+    assert moves > 300
