@@ -94,6 +94,7 @@ class KvServer:
         self.http_port = 0
         self.map_revision = 1
         self.connections: set[KvConnection] = set()
+        self.is_closed = False
         self.waiting: set[KvConnection] = set()
         """Those with replies that wait for the disk."""
         self._waiting_timer: asyncio.TimerHandle | None = None
@@ -297,7 +298,8 @@ class KvServer:
                 connection.close()
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections, and those that are still being accepted."""
+        self.is_closed = True
         if self._waiting_timer is not None:
             self._waiting_timer.cancel()
             self._waiting_timer = None
@@ -343,6 +345,9 @@ class KvConnection(asyncio.Protocol):
         self.session.user = self._user
         if self._default_bucket is not None:
             self.session.select(self._server.buckets.get(self._default_bucket))
+        if self._server.is_closed:  # accepted in the loop's last round with a listener
+            transport.abort()
+            return
         self._server.connections.add(self)
         self._server.connection_total += 1
 

@@ -313,7 +313,7 @@ class GroupReader:
         judged = {partition: each.judged for partition, each in standings.items()}
         for served, rows in work:
             if served in self.served:
-                await served.load(rows, build.whole, judged)
+                await served.load(rows, build.whole, build.left_out, judged)
         self._on_commit(self)
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from millstream.errors import CorruptionError, UnavailableError
 from millstream.views.aio.index_mapping import MappedChanges
 from millstream.views.aio.sorting import Row, RowSorter
-from millstream.views.core.back_index import operations_of
+from millstream.views.core.back_index import first_rows_of
 from millstream.views.core.header import DocumentRows, Judged, MapFailure, PartRead
 from millstream.views.core.indexer import Place
 
@@ -72,21 +72,20 @@ class FirstRows:
 
     def add(self, mapped: MappedChanges) -> None:
         """Keep the rows of some documents, each of which comes once."""
-        back, trees = operations_of(mapped.documents, self._tree_count, lambda keys: {})
-        self._back.add(back)  # type: ignore[arg-type]  # nothing is taken out
+        back, trees = first_rows_of(mapped.documents, self._tree_count)
+        self._back.add(back)
         for sorter, rows in zip(self._trees, trees, strict=True):
-            sorter.add(rows)  # type: ignore[arg-type]
+            sorter.add(rows)
         for partition, failure in mapped.failures:
             self.failures.setdefault(partition, []).append(failure)
 
     def sorted_rows(
-        self, partitions: Collection[int], check: Callable[[], None]
+        self, left_out: Collection[int], check: Callable[[], None]
     ) -> tuple[Iterable[Row], list[Iterable[Row]]]:
-        """Return the rows of some partitions; `check` is called now and then, and may raise."""
-        wanted = frozenset(partitions)
+        """Return the rows but for some partitions; `check` is called now and then, may raise."""
 
         def rows(sorter: RowSorter) -> Iterable[Row]:
-            return chain.from_iterable(_only(sorter.portions(), wanted, check))
+            return chain.from_iterable(_others(sorter.portions(), frozenset(left_out), check))
 
         return rows(self._back), [rows(sorter) for sorter in self._trees]
 
@@ -96,12 +95,12 @@ class FirstRows:
             sorter.close()
 
 
-def _only(
-    portions: Iterator[list[Row]], wanted: frozenset[int], check: Callable[[], None]
+def _others(
+    portions: Iterator[list[Row]], left_out: frozenset[int], check: Callable[[], None]
 ) -> Iterator[list[Row]]:
     for portion in portions:
         check()
-        yield [row for row in portion if row[1] in wanted]
+        yield [row for row in portion if row[1] not in left_out] if left_out else portion
 
 
 class ServedIndex:
@@ -265,14 +264,29 @@ class ServedIndex:
         await self._in_thread(lambda: rows.add(self.mapper.map(*batch)))
 
     async def load(
-        self, rows: FirstRows, places: Mapping[int, Place], judged: Mapping[int, Judged]
+        self,
+        rows: FirstRows,
+        places: Mapping[int, Place],
+        left_out: Collection[int],
+        judged: Mapping[int, Judged],
     ) -> None:
-        """Commit a first build."""
-        await self._in_thread(lambda: self._load(rows, places, judged))
+        """Commit a first build.
+
+        Args:
+            rows: of all partitions that were begun.
+            places: of the partitions that are whole.
+            left_out: the others.
+            judged: how the source judges now.
+        """
+        await self._in_thread(lambda: self._load(rows, places, left_out, judged))
         self._was_built = True
 
     def _load(
-        self, rows: FirstRows, places: Mapping[int, Place], judged: Mapping[int, Judged]
+        self,
+        rows: FirstRows,
+        places: Mapping[int, Place],
+        left_out: Collection[int],
+        judged: Mapping[int, Judged],
     ) -> None:
         start = Place().position
         parts = {
@@ -286,7 +300,8 @@ class ServedIndex:
             for partition, (position, log) in places.items()
             if partition in judged
         }
-        back, trees = rows.sorted_rows(parts, self._check)
+        unread = {*left_out, *(places.keys() - parts.keys())}
+        back, trees = rows.sorted_rows(unread, self._check)
         self.index.load(self._fence, parts, judged, back, trees, _now_ms())
 
     def _check(self) -> None:

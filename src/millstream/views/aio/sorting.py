@@ -46,6 +46,7 @@ _ROW_BYTES: Final = 180
 
 _LENGTH: Final = Struct(">I")
 _key: Final = itemgetter(0)
+_value: Final = itemgetter(2)
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(list[Row]).decode
 
@@ -94,7 +95,8 @@ class RowSorter:
             OSError: the disk is full.
         """
         self.count += len(rows)
-        self._bytes += len(rows) * _ROW_BYTES + sum(len(row[0]) + len(row[2]) for row in rows)
+        self._bytes += len(rows) * _ROW_BYTES
+        self._bytes += sum(map(len, map(_key, rows))) + sum(map(len, map(_value, rows)))
         self._small += rows
         if len(self._small) >= _RUN_ROWS:
             self._sort_small()

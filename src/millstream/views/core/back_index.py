@@ -29,6 +29,7 @@ __all__ = [
     "back_key",
     "back_value",
     "entry_of",
+    "first_rows_of",
     "operations_of",
     "split_back_key",
     "split_back_value",
@@ -36,6 +37,8 @@ __all__ = [
 
 Entry = Mapping[int, Iterable[bytes]]
 """Tree -> encoded keys of one document."""
+FirstRow = tuple[bytes, int, bytes]
+"""(key, partition, value)"""
 
 _PARTITION: Final = Struct(">H")
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -101,6 +104,34 @@ def operations_of(
         _put_in(document, entry, trees)
     for operations in trees:
         operations.sort()
+    return back, trees
+
+
+def first_rows_of(
+    documents: Iterable[DocumentRows], tree_count: int
+) -> tuple[list[FirstRow], list[list[FirstRow]]]:
+    """Return what the back-index and each tree have of documents that come once, in any order.
+
+    For who builds an index from nothing; what `operations_of` returns there, without look-ups and
+    unsorted. Hot path.
+    """
+    back: list[FirstRow] = []
+    trees: list[list[FirstRow]] = [[] for _ in range(tree_count)]
+    pack, encode = _PARTITION.pack, _encode
+    for partition, doc_id, rows in documents:
+        if len(rows) == 1:
+            ((tree, ekey, json_key, json_value),) = rows
+            value = encode((json_key, json_value))
+            trees[tree].append((row_key(ekey, doc_id), partition, value))
+            back.append((pack(partition) + doc_id, partition, encode(((tree, (ekey,)),))))
+        elif rows:
+            entry = entry_of(rows)
+            back.append((pack(partition) + doc_id, partition, back_value(entry)))
+            for tree, pairs_of_keys in entry.items():
+                trees[tree] += [
+                    (row_key(ekey, doc_id), partition, row_value(pairs))
+                    for ekey, pairs in pairs_of_keys.items()
+                ]
     return back, trees
 
 

@@ -120,6 +120,17 @@ async def test_all_replies_of_a_wakeup_are_one_write() -> None:
     assert (transport.writes, len(transport.take())) == (1, 3)
 
 
+async def test_a_connection_that_is_accepted_while_the_server_closes_is_closed() -> None:
+    server = new_server()
+    _, before = connect(server)
+    server.close()
+    connection, after = connect(server)
+    assert before.is_closed
+    assert after.is_aborted
+    assert connection not in server.connections
+    connection.connection_lost(None)
+
+
 async def test_subscribers_hear_of_changes_once_and_the_disk_is_hurried() -> None:
     server = new_server()
     bucket = server.buckets["default"]

@@ -137,7 +137,7 @@ async def test_rows_of_a_first_build_are_loaded_but_for_partitions_left_out(
             )
         )
     place = Place(Position(0xA, 60, 60, 60), LOG)
-    await served.load(rows, {0: place}, {0: JUDGED, 1: JUDGED})
+    await served.load(rows, {0: place}, {1}, {0: JUDGED, 1: JUDGED})
     rows.close()
 
     assert len(rows_of(served.index)) == 50
@@ -155,7 +155,7 @@ async def test_a_load_ends_when_the_index_is_given_up(
     rows.add(MappedChanges([DocumentRows(0, b"d", [(0, b"\1", b"1", b"2")])], []))
     served.is_stopping = True
     with pytest.raises(UnavailableError, match="given up"):
-        await served.load(rows, {0: Place(Position(0xA, 1, 1, 1), LOG)}, {0: JUDGED})
+        await served.load(rows, {0: Place(Position(0xA, 1, 1, 1), LOG)}, (), {0: JUDGED})
     assert served.is_new
     rows.close()
 

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from millstream.views.core.back_index import (
     back_key,
     back_value,
-    entry_of,
+    first_rows_of,
     operations_of,
     split_back_key,
     split_back_value,
@@ -80,27 +80,12 @@ def test_of_a_document_that_occurs_twice_the_last_counts():
     assert operations(documents) == ([], [[], []])
 
 
-ROWS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from((A, B)), st.just(b"1"),
-                          st.sampled_from((b"x", b"y"))), max_size=5)  # fmt: skip
-PLACES = st.sampled_from(((0, b"d"), (1, b"e\0"), (1, b"f")))
-BATCHES = st.lists(
-    st.lists(st.builds(lambda place, rows: DocumentRows(*place, rows), PLACES, ROWS))
-)
+SHORT = st.binary(max_size=3)
+ROWS = st.lists(st.tuples(st.integers(0, 1), st.sampled_from([A, B]), SHORT, SHORT), max_size=3)
 
 
-@given(BATCHES)
-def test_batch_after_batch_the_trees_hold_what_documents_emitted_last(batches):
-    back, trees, last = {}, [{}, {}, {}], {}
-    for documents in batches:
-        last |= {(each.partition, each.doc_id): each for each in documents}
-        found, in_trees = operations_of(documents, 3, lambda keys: back)
-        for kept, changes in zip((back, *trees), (found, *in_trees), strict=True):
-            assert [key for key, _, _ in changes] == sorted({key for key, _, _ in changes})
-            for key, _, value in changes:
-                if value is None:
-                    del kept[key]
-                else:
-                    kept[key] = value
-    for (partition, doc_id), document in last.items():
-        entry = entry_of(document.rows)
-        assert back.get(back_key(partition, doc_id)) == (back_value(entry) if entry else None)
+@given(st.dictionaries(st.tuples(st.integers(0, 9), st.binary(max_size=3)), ROWS, max_size=9))
+def test_of_nothing_before_it_makes_the_rows_that_a_change_would(found):
+    documents = [DocumentRows(*key, rows) for key, rows in found.items()]
+    back, trees = first_rows_of(documents, 2)
+    assert (sorted(back), [sorted(rows) for rows in trees]) == operations(documents)
