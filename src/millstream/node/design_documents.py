@@ -2,7 +2,8 @@
 
 Invariants:
 1. Functions in JavaScript are compiled in a sandbox of their own, in a thread: the loop goes on.
-2. Whether there is a Python function of a name, the index process says: it alone has them.
+2. At most `COMPILES_MAX` documents are compiled at a time; others wait.
+3. Whether there is a Python function of a name, the index process says: it alone has them.
 
 Elsewhere: the documents (`kv.aio.design_documents`), what may stand in one (`views.core.design`).
 """
@@ -11,14 +12,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 from millstream.kv.core.design_documents import StoredDesign
 from millstream.node.buckets import Buckets
 from millstream.views.aio.mapping import open_mapper
 from millstream.views.core.design import DesignDocument, parse_design
 
-__all__ = ["Designs"]
+__all__ = ["COMPILES_MAX", "Designs"]
+
+COMPILES_MAX: Final = 2
 
 
 class Designs:
@@ -37,6 +40,7 @@ class Designs:
     ) -> None:
         self._buckets = buckets
         self._check_functions = check_functions
+        self._compiles = asyncio.Semaphore(COMPILES_MAX)
 
     async def read(self, bucket: str, name: str) -> StoredDesign | None:
         """Return a document, or what its deletion left; None if there was never one."""
@@ -48,7 +52,8 @@ class Designs:
         if content.get("views") or ("views" in content and not isinstance(content["views"], dict)):
             design = parse_design(content, name)
             if design.language == "javascript":
-                await asyncio.to_thread(_compile, design)
+                async with self._compiles:
+                    await asyncio.to_thread(_compile, design)
             else:
                 await self._check_functions(bucket, name, content)
 

@@ -29,6 +29,7 @@ async def test_documents_are_checked_and_kept(tmp_path):
     [
         ({"views": {"by": {"map": "function ("}}}, "compilation_error"),
         ({"views": {"by": {"map": "doc => 1", "reduce": "oh no"}}}, "compilation_error"),
+        ({"views": {"by": {"map": "'x'.repeat(1e9) + 'y', d => 1"}}}, "compilation_error"),
         ({"views": {"by": {}}}, "invalid_design_doc"),
         ({"views": []}, "invalid_design_doc"),
         ({"views": {"by": {"map": "doc => 1"}}, "language": "cobol"}, "invalid_design_doc"),

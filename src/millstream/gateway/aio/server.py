@@ -53,7 +53,7 @@ LINGER_SECONDS: Final = 1.0
 BACKLOG: Final = 1024
 PAGES: Final = (
     node_pages, session_pages, bucket_pages, map_pages, partition_pages, promotion_pages,
-    user_pages, database_pages, design_pages, view_pages, part_pages,
+    user_pages, part_pages, view_pages, design_pages, database_pages,
 )  # fmt: skip
 
 

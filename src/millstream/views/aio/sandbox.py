@@ -98,6 +98,8 @@ _REDUCE_REPLY: Final = msgspec.json.Decoder(list[list[msgspec.Raw]])
 _TEXT: Final = msgspec.json.Decoder(str)
 _BOOLEAN: Final = (b"false", b"true")
 _FAILURE: Final = msgspec.json.Decoder(_Failure)
+_BY_SOURCE: Final = ("compile", "time", "memory")
+"""Failures of a start that are the functions' own."""
 _LATE: Final = _Failure("time", "no answer within the time limit")
 _DIED: Final = _Failure("died", "the process of the view functions ended")
 _SPOILED: Final = _Failure("output", "the rows are nested too deeply, or are no rows")
@@ -272,7 +274,7 @@ class Sandbox:
         answer = self._exchange(b"L", self._load_order(), _START_S)
         if isinstance(answer, _Failure):
             self.close()
-            if answer.kind == "compile":
+            if answer.kind in _BY_SOURCE and answer is not _LATE:
                 raise UsageError(
                     f"design document {self._functions.name!r} does not compile: {answer.message}",
                     code="compilation_error",

@@ -324,3 +324,13 @@ def test_rows_that_are_nested_too_deeply_cost_their_own_document(depth):
         mapped = js.map(texts(*({"n": n} for n in range(4))))
     assert [len(document.rows) for document in mapped] == [1, 1, 0, 1]
     assert [len(document.errors) for document in mapped] == [0, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "source", ["(() => { while (true); })()", "'x'.repeat(1e9) + 'y', d => 1"]
+)
+def test_what_cannot_be_compiled_within_bounds_does_not_compile(source):
+    with sandbox_of(source, time_limit_s=0.3) as js:
+        with pytest.raises(UsageError) as caught:
+            js.compile()
+        assert caught.value.code == "compilation_error"
