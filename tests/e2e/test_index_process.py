@@ -6,12 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from http_calls import call
 from millstream import EmbeddedNode, connect
 from node_process import NodeProcess
 
@@ -22,22 +21,6 @@ DESIGN = {
         "by_kind": {"map": "function (doc) { emit(doc.kind, doc.n); }", "reduce": "_sum"},
     }
 }
-
-
-def call(base: str, method: str, path: str, content: object = None) -> tuple[int, Any]:
-    """Return status and JSON of an HTTP request."""
-    data = None if content is None else json.dumps(content).encode()
-    asked = urllib.request.Request(
-        base + path, data, {"Content-Type": "application/json"}, method=method
-    )
-    try:
-        with urllib.request.urlopen(asked, timeout=WAIT_S) as answer:
-            return answer.status, json.loads(answer.read())
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.loads(error.read())
-    except OSError as error:  # the engine is away too
-        return 503, {"error": str(error)}
 
 
 def until(condition: Callable[[], Any]) -> Any:

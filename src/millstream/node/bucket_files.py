@@ -40,6 +40,7 @@ __all__ = [
     "make_directory",
     "remove_directory",
     "store_map",
+    "store_record",
     "take_back_directory",
 ]
 
@@ -172,6 +173,11 @@ def store_map(directory: Path, record: BucketRecord, placed: PlacedMap) -> None:
     write_map(directory, placed)
     if not record.has_map:
         write_atomically(directory / _BUCKET_FILE, _record_as_toml(record._replace(has_map=True)))
+
+
+def store_record(path: Path, record: BucketRecord) -> None:
+    """Write what bucket.toml says anew, durably. Blocks; raises OSError."""
+    write_atomically(path / record.uuid / _BUCKET_FILE, _record_as_toml(record))
 
 
 def take_back_directory(path: Path, record: BucketRecord) -> None:

@@ -43,6 +43,7 @@ from millstream.node.bucket_files import (
     make_directory,
     remove_directory,
     store_map,
+    store_record,
     take_back_directory,
 )
 from millstream.node.bucket_names import (
@@ -74,7 +75,7 @@ class Buckets:
             more, the other buckets are.
         link_to: how other nodes with copies are reached.
         on_up: called with a bucket that is about to be served, and whether its replicas are to be
-            indexed.
+            indexed; and again when that changes.
         on_gone: awaited with the uuid of a bucket that is not served any more, before its files
             are removed.
         open_bucket: how a bucket is brought up.
@@ -208,6 +209,25 @@ class Buckets:
             raise
         self._records[name] = record
         _LOG.info("created bucket %s", name, extra={"partitions": record.partitions})
+
+    async def set_index_replicas(self, name: str, wanted: bool) -> None:
+        """Say whether a bucket's replicas here are indexed too, durably.
+
+        Raises:
+            ConditionError: `bucket_not_found`.
+            UnavailableError: `bucket_failed`; `disk_error`.
+        """
+        async with self._change:
+            running = self.engine(name)
+            record = self._records[name]._replace(index_replicas=wanted)
+            try:
+                await asyncio.to_thread(store_record, self._path, record)
+            except OSError as error:
+                raise UnavailableError(
+                    f"bucket {name!r} cannot be changed: {error}", code="disk_error"
+                ) from error
+            self._records[name] = record
+            self._on_up(running, wanted)
 
     # -- maps
 
@@ -452,6 +472,7 @@ class Buckets:
             sum(partition.high_seqno for partition in partitions),
             sum(partition.persisted_seqno for partition in partitions),
             self._quota_of(record),
+            record.index_replicas,
         )
 
 

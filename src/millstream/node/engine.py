@@ -206,6 +206,10 @@ class Engine:
         """Roll a copy back; raises as `kv.aio.copies.Copies` does."""
         return await self._buckets.copies(name).roll_back(number, seqno)
 
+    async def set_index_replicas(self, name: str, wanted: bool) -> None:
+        """Index replicas or not; raises as `node.buckets.Buckets.set_index_replicas`."""
+        await self._buckets.set_index_replicas(name, wanted)
+
     def compact_bucket(self, name: str) -> None:
         """Have a bucket's log compacted soon; raises as `node.buckets.Buckets.compact`."""
         self._buckets.compact(name)

@@ -144,11 +144,12 @@ class IndexProcess:
     async def _run(self) -> str:
         """Run one process to its end; return why it ended."""
         child = self._child = self._started()
-        output = asyncio.StreamReader()
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(output), child.stdout
-        )
+        transport: asyncio.BaseTransport | None = None
         try:
+            output = asyncio.StreamReader()
+            transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(output), child.stdout
+            )
             event = await self._tell(child, output)
             if event.get("event") == "ready" and not self._is_stopping:
                 self._is_ready()
@@ -162,14 +163,29 @@ class IndexProcess:
                 self.link.close()
                 self.link = None
                 self._on_change(None)
-            transport.close()
-            child.kill()  # harmless after its end
-            assert child.stdin is not None
-            child.stdin.close()
-            code = await asyncio.to_thread(child.wait)
+            code = await self._ended(child, transport)
         if event.get("event") == "error":
             return f"the index process cannot start: {event['message']}"
         return f"the index process {end_in_words(code)}"
+
+    @staticmethod
+    async def _ended(
+        child: subprocess.Popen[bytes], transport: asyncio.BaseTransport | None
+    ) -> int:
+        """Make sure that a process has ended; return how. Also in a task that is cancelled."""
+        child.kill()  # harmless after its end
+        if transport is not None:
+            transport.close()
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.close()
+        child.stdout.close()
+        waiting = asyncio.get_running_loop().run_in_executor(None, child.wait)
+        try:
+            return await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            await asyncio.wait([waiting])
+            raise
 
     def _started(self) -> subprocess.Popen[bytes]:
         """Start a process: in the loop's thread, with whose end the kernel would end it."""

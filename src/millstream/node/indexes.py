@@ -107,8 +107,11 @@ class Indexes:
     # -- buckets
 
     def bucket_up(self, running: BucketEngine, index_replicas: bool) -> None:
-        """A bucket is about to be served."""
+        """A bucket is about to be served; or whether its replicas are indexed has changed."""
         uuid = running.bucket.uuid
+        if uuid in self._known:
+            self._known[uuid].set_index_replicas(index_replicas)
+            return
         self._known[uuid] = _KnownBucket(running, index_replicas, self._work.set)
         running.bucket.published.add("index", lambda: self._figures(uuid))
 
@@ -330,6 +333,11 @@ class _KnownBucket:
         self._running.designs.documents.unsubscribe(self.changed)
         self._running.copies.unsubscribe_moved(self.changed)
         self._running.bucket.unsubscribe(self.changed)
+
+    def set_index_replicas(self, wanted: bool) -> None:
+        """Index replicas, or not."""
+        self._index_replicas = wanted
+        self.changed()
 
     def take_figures(self, said: IndexFigures) -> None:
         """Take what the index process says; totals grow over its restarts."""

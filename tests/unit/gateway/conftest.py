@@ -165,6 +165,11 @@ class FakeHost:
         if self.buckets.pop(name, None) is None:
             raise ConditionError("none", code="bucket_not_found")
 
+    async def set_index_replicas(self, name, wanted):
+        if name not in self.buckets:
+            raise ConditionError("none", code="bucket_not_found")
+        self.indexes.replicas = wanted
+
     def compact_bucket(self, name):
         if name not in self.buckets:
             raise ConditionError("none", code="bucket_not_found")

@@ -118,3 +118,15 @@ async def test_restarts_are_bounded_in_a_window(make):
     assert sum(waited[1 : RESTARTS_MAX + 1]) == pytest.approx(RESTART_WINDOW_S)
     assert waited[-1] > 0
     assert process._pause_s(now + 2 * RESTART_WINDOW_S) == 0.1
+
+
+async def test_one_that_is_stopped_in_the_middle_of_its_start_is_gone(make):
+    for turns in range(12):
+        process, _ = make()
+        process.start()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        child = process._child
+        process._tasks._tasks.copy().pop().cancel()
+        await process.stop()
+        assert child is None or child.returncode is not None

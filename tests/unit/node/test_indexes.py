@@ -176,3 +176,25 @@ async def test_a_bucket_that_takes_long_to_tell_holds_up_no_other(engine, monkey
     assert await engine.indexes.info("default", "e")
     goes_on.set()
     assert await engine.indexes.info("slow", "d")
+
+
+async def test_replicas_are_indexed_where_that_is_said_and_stay_so(make_settings):
+    engine = await Engine.start(make_settings())
+    try:
+        await put(engine, "d", VIEWS)
+        await engine.set_partition_state("default", 3, PartitionState.REPLICA)
+        known = next(iter(engine.indexes._known.values()))
+        assert (await known.order())["resting"] == [3]
+        await engine.set_index_replicas("default", True)
+        assert (await known.order())["passive"] == [3]
+        assert await engine.indexes.info("default", "d")
+        assert engine.bucket_statuses()[0].index_replicas
+    finally:
+        await engine.stop()
+    again = await Engine.start(make_settings())
+    try:
+        assert again.bucket_statuses()[0].index_replicas
+        with pytest.raises(ConditionError):
+            await again.set_index_replicas("none", True)
+    finally:
+        await again.stop()

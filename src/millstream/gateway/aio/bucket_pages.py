@@ -82,6 +82,15 @@ async def _compact(request: web.Request) -> web.Response:
     return answer({"ok": True}, status=202)
 
 
+async def _index_replicas(request: web.Request) -> web.Response:
+    require(request, "admin")
+    wanted = (await read_object(request)).get("wanted")
+    if not isinstance(wanted, bool):
+        raise UsageError('the body must hold "wanted", true or false')
+    await request.app[HOST].set_index_replicas(request.match_info["name"], wanted)
+    return answer({"ok": True})
+
+
 def routes() -> list[web.RouteDef]:
     """Return the pages of this module."""
     return [
@@ -91,4 +100,5 @@ def routes() -> list[web.RouteDef]:
         web.put("/_millstream/buckets/{name}", _create),
         web.delete("/_millstream/buckets/{name}", _delete),
         web.post("/_millstream/buckets/{name}/compact", _compact),
+        web.put("/_millstream/buckets/{name}/index_replicas", _index_replicas),
     ]

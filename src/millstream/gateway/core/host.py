@@ -42,6 +42,8 @@ class BucketStatus:
     """The same of what is durable."""
     memory_quota_bytes: int = 0
     """What its documents may occupy in memory."""
+    index_replicas: bool = False
+    """Whether views index the replicas here too, so that a fail-over finds them ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +232,14 @@ class NodeHost(Protocol):
 
         Raises:
             ConditionError: `bucket_not_found`.
+        """
+
+    async def set_index_replicas(self, name: str, wanted: bool) -> None:
+        """Say whether a bucket's replicas here are indexed too, durably.
+
+        Raises:
+            ConditionError: `bucket_not_found`.
+            UnavailableError: `bucket_failed`; `disk_error`.
         """
 
     def compact_bucket(self, name: str) -> None:

@@ -52,3 +52,20 @@ async def test_only_administrators_compact(guarded, guarded_host, body, ada, bob
     assert guarded_host.compacted == []
     await body(await guarded.post(path, headers=ada), 202)
     assert guarded_host.compacted == ["orders"]
+
+
+async def test_replicas_are_indexed_when_an_administrator_says_so(client, open_host, body):
+    path = "/_millstream/buckets/orders/index_replicas"
+    assert await body(await client.put(path, json={"wanted": True})) == {"ok": True}
+    assert open_host.indexes.replicas is True
+    error = await body(await client.put(path, json={"wanted": 1}), 400)
+    assert error["error"] == "bad_request"
+    path = "/_millstream/buckets/none/index_replicas"
+    error = await body(await client.put(path, json={"wanted": True}), 404)
+    assert error["error"] == "bucket_not_found"
+
+
+async def test_only_administrators_have_replicas_indexed(guarded, guarded_host, body, ada, bob):
+    path = "/_millstream/buckets/orders/index_replicas"
+    await body(await guarded.put(path, json={"wanted": True}, headers=bob), 403)
+    await body(await guarded.put(path, json={"wanted": True}, headers=ada))
