@@ -1,5 +1,13 @@
+import shutil
+import sys
+
+import msgspec
+
 from filled_index import SHAPE, filled_index
-from millstream.views.aio.index_check import check_indexes
+from millstream.views.aio.index_check import check_indexes, main
+from millstream.views.core.index_check import IndexCheck
+
+PAGE_BYTES, LOWER = 4096, 12
 
 
 def contents(path):
@@ -46,3 +54,31 @@ def test_an_index_of_another_signature_is_reported(tmp_path):
     (tmp_path / "else" / "1" / "data.mdb").write_bytes(b"rubbish" * 2000)
     (found,) = check_indexes(tmp_path)
     assert "is damaged" in found.damage
+
+
+def test_a_page_that_ends_who_reads_it_is_damage(tmp_path):
+    folder = tmp_path / SHAPE.signature
+    filled_index(folder).close()
+    file = folder / "1" / "data.mdb"
+    data = bytearray(file.read_bytes())
+    for page in range(2 * PAGE_BYTES, len(data), PAGE_BYTES):
+        data[page + LOWER : page + LOWER + 2] = b"\x00\x00"  # no keys, says its header
+    file.write_bytes(data)
+    (found,) = check_indexes(tmp_path)
+    assert "remove that directory" in found.damage
+    assert str(folder) in found.damage
+
+
+def test_a_child_that_is_killed_is_damage(tmp_path, monkeypatch):
+    filled_index(tmp_path / SHAPE.signature).close()
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    (found,) = check_indexes(tmp_path)
+    assert (found.signature, "ends with 1;" in found.damage) == (SHAPE.signature, True)
+
+
+def test_what_the_child_prints_is_what_was_found(tmp_path, capfdbinary):
+    folder = tmp_path / SHAPE.signature
+    filled_index(folder).close()
+    main(str(folder))
+    printed = msgspec.json.decode(capfdbinary.readouterr().out, type=IndexCheck)
+    assert [printed] == check_indexes(tmp_path)
