@@ -72,6 +72,12 @@ class ViewRows:
             UsageError: `query_parse_error`.
         """
         query.check(self.has_reduce)
+        if query.include_docs or query.update_seq or query.at is not None:
+            raise UsageError(
+                "rows that a pipeline keeps have neither documents nor positions: put the design "
+                "document into the bucket to have include_docs, update_seq and at",
+                code="query_parse_error",
+            )
         if query.is_reduced(self.has_reduce):
             view = self.design.views[self.number]
             if not view.has_own_reduce:

@@ -67,3 +67,11 @@ def test_map_rows_of_a_reduced_view_are_not_kept():
         rows_of(SUMMED, stored("a", 1)).answer(Query(reduce=False))
     with pytest.raises(UsageError, match="no reduce"):
         rows_of(LISTED).answer(Query(reduce=True))
+
+
+@pytest.mark.parametrize(
+    "options", [{"include_docs": True, "reduce": False}, {"update_seq": True}, {"at": {}}]
+)
+def test_rows_that_a_pipeline_keeps_have_no_documents_and_positions(options):
+    with pytest.raises(UsageError, match="put the design document into the bucket"):
+        rows_of(SUMMED, stored("a", 1)).answer(Query(**options))

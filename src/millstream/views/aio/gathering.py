@@ -22,7 +22,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from millstream.errors import MillstreamError, RoutingError, UnavailableError
-from millstream.views.aio.answering import Answered
+from millstream.views.aio.answering import Answered, AskedView
 from millstream.views.core.merging import GroupMerge, RowMerge, merge_counts, part_query
 from millstream.views.core.partial_answers import Counts, End, Failure, PartCutter
 from millstream.views.core.query import query_options
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from millstream.views.core.merging import Heads
     from millstream.views.core.partial_answers import PartMessage
     from millstream.views.core.query import Query
-    from millstream.views.core.reductions import ViewReducer
 
 __all__ = [
     "NODE_ANSWER_S_MAX",
@@ -122,17 +121,14 @@ class Gatherer:
         self._bucket = bucket
         self._parts_of = parts_of
 
-    async def query(
-        self, design: str, view: str, query: Query, reducer: ViewReducer, reduce: int
-    ) -> Answered:
+    async def query(self, design: str, name: str, query: Query, view: AskedView) -> Answered:
         """Answer a query over all partitions of the bucket.
 
         Args:
             design: name of the design document.
-            view: name of the view.
+            name: of the view.
             query: checked against it.
-            reducer: of its tree.
-            reduce: number of its reduce there, -1 without one.
+            view: as it is here.
 
         Raises:
             RoutingError: `not_my_partition`, `design_differs`: not even after all tries.
@@ -142,7 +138,7 @@ class Gatherer:
         pauses = iter(QUERY_PAUSES_S)
         is_new = False
         while True:
-            asked = _Asked(self._bucket, design, view, query, reducer, reduce)
+            asked = _Asked(self._bucket, design, name, query, view)
             try:
                 parts = await self._parts_of(is_new)
                 if len(parts) == 1:
@@ -161,10 +157,9 @@ class _Asked(NamedTuple):
 
     bucket: str
     design: str
-    view: str
+    name: str
     query: Query
-    reducer: ViewReducer
-    reduce: int
+    view: AskedView
 
     def request(self, part: NodePart, query: Query, form: str) -> dict[str, Any]:
         if query.at is not None:
@@ -173,7 +168,7 @@ class _Asked(NamedTuple):
         return {
             "bucket": self.bucket,
             "design": self.design,
-            "view": self.view,
+            "view": self.name,
             "options": query_options(query),
             "partitions": list(part.partitions),
             "form": form,
@@ -232,10 +227,10 @@ class _Asked(NamedTuple):
 
     async def _texts(self, readers: Mapping[str, _PartReader]) -> AsyncIterator[bytes]:
         """Yield rows or groups as JSON, as soon as their place in the order is certain."""
-        is_reduced = self.query.is_reduced(self.reduce >= 0)
+        is_reduced = self.query.is_reduced(self.view.reduce >= 0)
         merge: GroupMerge | RowMerge
         if is_reduced:
-            reducer = self.reducer.only(self.reduce)
+            reducer = self.view.reducer.only(self.view.reduce)
             merge = GroupMerge(readers, self.query, reducer)
         else:
             merge = RowMerge(readers, self.query)
@@ -250,10 +245,12 @@ class _Asked(NamedTuple):
                         group.create_task(reader.more())
             for reader in waiting:
                 self._hand_over(reader, merge)
+            await asyncio.sleep(0)  # streams may have been read ahead
             if isinstance(merge, GroupMerge):
-                groups = await asyncio.to_thread(merge.take)
+                is_long = self.view.is_own_reduce
+                groups = await asyncio.to_thread(merge.take) if is_long else merge.take()
                 if groups:
-                    yield groups_json(groups, reducer, self.reduce)
+                    yield groups_json(groups, reducer, self.view.reduce)
             else:
                 keys, values = merge.take()
                 if keys:

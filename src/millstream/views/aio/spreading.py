@@ -68,7 +68,7 @@ class Spread:
             return self._parts_of(bucket)
 
         gatherer = Gatherer(bucket.name, parts_of)
-        answered = await gatherer.query(name, view, query, asked.reducer, asked.reduce)
+        answered = await gatherer.query(name, view, query, asked)
         return Answer(answered.head, answered.chunks)
 
     def _parts_of(self, bucket: HostedBucket) -> list[NodePart]:

@@ -4,7 +4,7 @@ Invariants:
 1. Two keys are in one group of level n iff they are equal under collation, or both are arrays of
    at least n elements and the first n are equal.
 2. Names of groups sort as their rows do, and a name is the beginning of the row keys it stands
-   for: rows of one group are neighbours.
+   for, and of no others: rows of one group are neighbours.
 
 Elsewhere: encoded keys (`views.core.collation`), what groups are used for (`views.core.executor`).
 """
@@ -24,6 +24,8 @@ __all__ = ["group_name", "group_namer", "shown_key"]
 _ARRAY: Final = 6
 """The tag of arrays in both collations."""
 _RAW_STRING: Final = 7
+_NO_NAME: Final = b"\xff"
+"""No key begins so."""
 
 
 class _Tags(NamedTuple):
@@ -46,17 +48,23 @@ _LEAST_INFINITE: Final = 0x7FF0000000000000 ^ (_SIGN - 1)
 
 
 def group_namer(level: int | None, *, is_raw: bool = False) -> Callable[[bytes], bytes]:
-    """Return the function from row key to name of its group.
+    """Return a function from row key to name of its group, for keys that come near each other.
 
     Args:
         level: 0 one group for all, None exact keys.
         is_raw: keys are encoded by raw collation.
     """
-    if level == 0:
-        return lambda key: b""
-    if level is None:
-        return ekey_of
-    return lambda key: group_name(ekey_of(key), level, is_raw=is_raw)
+    last = _NO_NAME
+
+    def name_of(key: bytes) -> bytes:
+        # Hot path: most keys are of the same group as the one before, which costs no look inside.
+        nonlocal last
+        if not key.startswith(last):
+            ekey = ekey_of(key)
+            last = ekey if level is None else group_name(ekey, level, is_raw=is_raw)
+        return last
+
+    return (lambda key: b"") if level == 0 else name_of
 
 
 def group_name(ekey: bytes, level: int, *, is_raw: bool = False) -> bytes:

@@ -13,7 +13,9 @@ import pytest
 from millstream.errors import MillstreamError, RoutingError, UnavailableError
 from millstream.model.position import Position
 from millstream.views.aio import gathering
+from millstream.views.aio.answering import AskedView
 from millstream.views.aio.gathering import QUERY_TRIES_MAX, Gatherer, NodePart
+from millstream.views.core.collation import encode_key
 from millstream.views.core.executor import find_groups, find_rows, wanted_partitions
 from millstream.views.core.partial_answers import group_part, part_failure, row_part
 from millstream.views.core.query import Query, parse_query
@@ -30,6 +32,9 @@ class Reducer(SumAndCount):
 
     def only(self, number):
         return self
+
+
+VIEW = AskedView(0, 0, Reducer(), 1, encode_key)
 
 
 class Stream:
@@ -90,13 +95,14 @@ class Nodes:
         self.nodes = {name: Node(name) for name in "xyz"}
         self.owners = owners
         self.looked = []
+        self.view = VIEW
 
     async def parts_of(self, is_new):
         self.looked.append(is_new)
         return [NodePart(name, self.nodes[name], owned) for name, owned in self.owners.items()]
 
     async def ask(self, query):
-        answered = await Gatherer("b", self.parts_of).query("d", "v", query, Reducer(), 0)
+        answered = await Gatherer("b", self.parts_of).query("d", "v", query, self.view)
         text = b"".join([chunk async for chunk in answered.chunks])
         return msgspec.json.decode(text)
 
@@ -125,8 +131,10 @@ async def test_rows(query):
 
 
 @pytest.mark.parametrize("query", [Query(), Query(group_level=1), Query(group=True, limit=7)])
-async def test_groups(query):
+@pytest.mark.parametrize("is_own_reduce", [False, True])
+async def test_groups(query, is_own_reduce):
     nodes = Nodes()
+    nodes.view = VIEW._replace(is_own_reduce=is_own_reduce)
     expected = [{"key": key, "value": value[0]} for key, value in groups_of(EMITS, query)]
     assert await nodes.ask(query) == {"rows": expected}
     assert nodes.open_streams == 0
@@ -230,7 +238,7 @@ async def test_where_all_nodes_fail_there_is_no_answer():
 async def test_an_answer_that_is_given_up_closes_all_streams_and_reads_no_further():
     nodes = Nodes()
     gatherer = Gatherer("b", nodes.parts_of)
-    answered = await gatherer.query("d", "v", Query(reduce=False), Reducer(), 0)
+    answered = await gatherer.query("d", "v", Query(reduce=False), VIEW)
     assert nodes.open_streams == 3
     async with aclosing(answered.chunks) as chunks:
         await anext(chunks)
@@ -241,9 +249,7 @@ async def test_an_answer_that_is_given_up_closes_all_streams_and_reads_no_furthe
 
 async def test_the_etag_is_that_of_all_nodes():
     async def etag(nodes, **options):
-        answered = await Gatherer("b", nodes.parts_of).query(
-            "d", "v", Query(**options), Reducer(), 0
-        )
+        answered = await Gatherer("b", nodes.parts_of).query("d", "v", Query(**options), VIEW)
         [chunk async for chunk in answered.chunks]
         return answered.head["etag"]
 
@@ -322,7 +328,7 @@ async def test_no_row_is_missing_or_there_twice_while_partitions_move():
         moving = Moving(seed)
         query = Query(group_level=1) if seed % 2 else Query(reduce=False)
         try:
-            found = await Gatherer("b", moving.parts_of).query("d", "v", query, Reducer(), 0)
+            found = await Gatherer("b", moving.parts_of).query("d", "v", query, VIEW)
         except RoutingError:
             refused += 1
             continue
