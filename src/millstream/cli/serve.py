@@ -138,6 +138,15 @@ def command(
             rich_help_panel=_OTHER,
         ),
     ] = None,
+    reduce_limit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="true|false|log",
+            help="Refuse results of view reduces that do not shrink, accept them, or log them. "
+            "Default true.",
+            rich_help_panel=_OTHER,
+        ),
+    ] = None,
     flush_interval: Annotated[
         int | None,
         typer.Option(

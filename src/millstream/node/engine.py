@@ -84,6 +84,7 @@ class Engine:
                 f"{UNIX}{self._run_directory.kv}", str(self._run_directory.index),
                 settings.python_modules, settings.log_level, settings.log_json,
                 settings.cluster_secret, settings.tls_cert, settings.tls_key, settings.tls_ca,
+                settings.reduce_limit,
             ),
             self._served_engine,
             is_wanted="index" in settings.roles,

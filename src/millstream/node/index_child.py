@@ -38,6 +38,7 @@ from millstream.views.aio.index_host import IndexHost
 from millstream.views.aio.index_server import IndexServer
 from millstream.views.aio.modules import load_modules
 from millstream.views.aio.node_link import NodeAccess
+from millstream.views.core.reductions import ReduceLimit
 
 __all__ = ["EXIT_NOT_STARTED", "IndexOrder", "main"]
 
@@ -64,6 +65,8 @@ class IndexOrder(msgspec.Struct, frozen=True):
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_ca: str | None = None
+    reduce_limit: ReduceLimit = "true"
+    """What becomes of reduce results that do not shrink."""
 
 
 def main() -> int:
@@ -85,7 +88,7 @@ async def _run(order: IndexOrder, reply: int) -> int:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     try:
-        host = IndexHost(Path(order.buckets), order.kv, _access(order))
+        host = IndexHost(Path(order.buckets), order.kv, _access(order), order.reduce_limit)
     except (OSError, ValueError) as error:
         _tell(reply, {"event": "error", "message": f"--tls-cert {order.tls_cert}: {error}"})
         return EXIT_NOT_STARTED

@@ -29,6 +29,7 @@ from millstream.node.bucket_names import (
     checked_partition_count,
 )
 from millstream.runtime.logs import LEVELS
+from millstream.views.core.reductions import REDUCE_LIMITS, ReduceLimit
 
 __all__ = [
     "CLUSTER_SECRET_BYTES_MAX",
@@ -139,6 +140,8 @@ class Settings:
     roles: tuple[str, ...] = _ROLES
     python_modules: tuple[str, ...] = ()
     """Imported by the index process: they register the Python functions of views."""
+    reduce_limit: ReduceLimit = "true"
+    """What becomes of results of reduces that do not shrink: an error value, nothing, or a log."""
     flush_interval_ms: int = FLUSH_INTERVAL_MS
     memory_quota_bytes: int | None = None
     """Of buckets that have none of their own; None: `memory_quota_of` the machine."""
@@ -238,6 +241,13 @@ def _modules(option: str, value: object) -> tuple[str, ...]:
     return modules
 
 
+def _reduce_limit(option: str, value: object) -> str:
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    if text not in REDUCE_LIMITS:
+        raise _bad(option, value, f"one of {', '.join(REDUCE_LIMITS)} is wanted")
+    return text
+
+
 def _flush_interval(option: str, value: object) -> int:
     text = str(value)
     if isinstance(value, bool) or not text.isdecimal() or int(text) > FLUSH_INTERVAL_MS_MAX:
@@ -278,6 +288,7 @@ _OPTIONS: Final[Mapping[str, tuple[str, _Parser]]] = {
     "tls-ca": ("tls_ca", _text),
     "roles": ("roles", _roles),
     "python-module": ("python_modules", _modules),
+    "reduce-limit": ("reduce_limit", _reduce_limit),
     "flush-interval": ("flush_interval_ms", _flush_interval),
     "memory-quota": ("memory_quota_bytes", _memory_quota),
     "log-level": ("log_level", _log_level),

@@ -44,6 +44,7 @@ def test_everything_at_once():
         user=["ada:se:cret"],
         roles="data,index",
         flush_interval=5,
+        reduce_limit="log",
         join="other:7380",
         tls_cert="c",
         tls_key="k",
@@ -61,6 +62,7 @@ def test_everything_at_once():
     assert settings.buckets == (BucketSpec("a", 16), BucketSpec("b"))
     assert settings.users == (Credential("ada", "se:cret"),)
     assert settings.flush_interval_ms == 5
+    assert settings.reduce_limit == "log"
     assert settings.join == Address("other", 7380)
     assert settings.advertised_host == "here"
 
@@ -69,7 +71,7 @@ def test_the_line_wins_over_the_environment_and_that_over_the_file(tmp_path):
     config = tmp_path / "node.toml"
     config.write_text(
         'kv = "127.0.0.1:1"\nhttp = "127.0.0.1:1"\nno-memcached = true\npeer = false\n'
-        'bucket = ["a", "b:8"]\nflush-interval = 7\nlog-json = true\n'
+        'bucket = ["a", "b:8"]\nflush-interval = 7\nlog-json = true\nreduce-limit = false\n'
     )
     environment = {
         "MILLSTREAM_SERVE_HTTP": "127.0.0.1:2",
@@ -87,6 +89,7 @@ def test_the_line_wins_over_the_environment_and_that_over_the_file(tmp_path):
     assert settings.coord is None
     assert settings.buckets == (BucketSpec("a"), BucketSpec("b", 8))
     assert settings.flush_interval_ms == 7
+    assert settings.reduce_limit == "false"
     assert settings.log_json is False
 
 
@@ -125,6 +128,7 @@ def test_without_a_memory_quota_it_is_a_share_of_the_machine():
         ({"roles": "data,cook"}, "roles are"),
         ({"flush-interval": "soon"}, "milliseconds"),
         ({"flush-interval": -1}, "milliseconds"),
+        ({"reduce-limit": "maybe"}, "true, false, log"),
         ({"memory-quota": "much"}, "bytes are wanted"),
         ({"memory-quota": "2 TB"}, "bytes are wanted"),
         ({"memory-quota": True}, "bytes are wanted"),

@@ -45,6 +45,7 @@ from millstream.views.core.design import DesignDocument, parse_design
 from millstream.views.core.header import bitmap_of
 from millstream.views.core.query import Query, parse_query
 from millstream.views.core.reached import vector_to_text
+from millstream.views.core.reductions import ReduceLimit
 
 __all__ = [
     "COMPACT_BYTES_MIN",
@@ -107,11 +108,18 @@ class HostedBucket:
         path: the bucket's directory.
         kv: address of the engine's socket.
         executor: threads that map and commit; shared with other buckets.
+        reduce_limit: what becomes of reduce results that do not shrink.
     """
 
     def __init__(
-        self, order: BucketOrder, path: Path, kv: str, executor: ThreadPoolExecutor
+        self,
+        order: BucketOrder,
+        path: Path,
+        kv: str,
+        executor: ThreadPoolExecutor,
+        reduce_limit: ReduceLimit = "true",
     ) -> None:
+        self._reduce_limit = reduce_limit
         self.name, self.uuid = order.name, order.uuid
         self._folder = path / INDEXES
         self._order = order
@@ -197,7 +205,9 @@ class HostedBucket:
         try:
             if hosted is None:
                 path = self._folder / signature
-                hosted = await asyncio.to_thread(HostedIndex, design, self.uuid, path)
+                hosted = await asyncio.to_thread(
+                    HostedIndex, design, self.uuid, path, self._reduce_limit
+                )
         except (MillstreamError, OSError) as error:
             _LOG.error("index %s of %s cannot be opened: %s", signature, self.name, error)
             said = error if isinstance(error, MillstreamError) else _disk_error(error)

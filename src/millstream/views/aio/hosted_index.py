@@ -34,7 +34,7 @@ from millstream.views.core.reductions import ViewReducer
 if TYPE_CHECKING:
     from millstream.views.core.commits import IndexSnapshot
     from millstream.views.core.design import DesignDocument, View
-    from millstream.views.core.reductions import ReduceCall, ReduceResult
+    from millstream.views.core.reductions import ReduceCall, ReduceLimit, ReduceResult
 
 __all__ = ["SET_ASIDE", "HostedIndex", "now_ms"]
 
@@ -50,6 +50,7 @@ class HostedIndex:
         design: one of the design documents that have it.
         bucket_uuid: of its bucket.
         path: its directory.
+        reduce_limit: what becomes of reduce results that do not shrink.
 
     Raises:
         UsageError: `compilation_error`, `unknown_function`.
@@ -57,8 +58,16 @@ class HostedIndex:
         OSError: the directory cannot be used.
     """
 
-    def __init__(self, design: DesignDocument, bucket_uuid: str, path: Path) -> None:
+    def __init__(
+        self,
+        design: DesignDocument,
+        bucket_uuid: str,
+        path: Path,
+        reduce_limit: ReduceLimit = "true",
+    ) -> None:
         self.design = design
+        self._reduce_limit = reduce_limit
+        self._was_overflow_told = False
         self.path = path
         self.signature = design.signature
         self.rebuilt_because = ""
@@ -92,7 +101,7 @@ class HostedIndex:
         shape = IndexShape(
             self.signature,
             COLLATION_VERSION,
-            tuple(self.mapper.reducers()),
+            tuple(self.mapper.reducers(self._reduce_limit, self._tell_overflow)),
             tuple(tree.reduces for tree in self.design.trees),
         )
         try:
@@ -163,11 +172,17 @@ class HostedIndex:
         return AskedView(
             view.tree,
             view.number,
-            ViewReducer(tree.reduces, reduce),
+            ViewReducer(tree.reduces, reduce, self._reduce_limit, self._tell_overflow),
             tree.reduces.index(COUNT),
             encoder_of(tree.collation),
             is_own_reduce=view.has_own_reduce,
         )
+
+    def _tell_overflow(self, reason: str) -> None:
+        """Log a result that does not shrink: the first one, they come in thousands."""
+        if not self._was_overflow_told:
+            self._was_overflow_told = True
+            _LOG.warning("design document %r: %s", self.design.name, reason)
 
     # -- what is seen
 

@@ -29,6 +29,7 @@ from millstream.views.aio.mapping import open_mapper
 from millstream.views.aio.node_link import NOBODY, NodeAccess
 from millstream.views.aio.spreading import Spread
 from millstream.views.core.design import parse_design
+from millstream.views.core.reductions import ReduceLimit
 
 __all__ = ["WORK_THREADS_MAX", "IndexHost"]
 
@@ -43,9 +44,17 @@ class IndexHost:
         path: the directory `buckets` of the data directory.
         kv: address of the engine's socket, `unix:` and a path.
         access: how other nodes are asked for their parts.
+        reduce_limit: what becomes of reduce results that do not shrink.
     """
 
-    def __init__(self, path: Path, kv: str, access: NodeAccess = NOBODY) -> None:
+    def __init__(
+        self,
+        path: Path,
+        kv: str,
+        access: NodeAccess = NOBODY,
+        reduce_limit: ReduceLimit = "true",
+    ) -> None:
+        self._reduce_limit = reduce_limit
         self._spread = Spread(access)
         self._path = path
         self._kv = kv
@@ -86,7 +95,7 @@ class IndexHost:
             bucket = self._buckets.get(order.uuid)
             if bucket is None:
                 path = self._path / order.uuid
-                bucket = HostedBucket(order, path, self._kv, self._executor)
+                bucket = HostedBucket(order, path, self._kv, self._executor, self._reduce_limit)
                 await bucket.start()
                 self._buckets[order.uuid] = bucket
             await bucket.apply(order)

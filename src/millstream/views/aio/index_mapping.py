@@ -32,16 +32,15 @@ from millstream.views.core.reductions import ViewReducer
 from millstream.views.core.rows import EKEY_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from millstream.views.aio.mapping import Mapper
     from millstream.views.aio.sandbox import Mapped
     from millstream.views.core.design import DesignDocument
     from millstream.views.core.documents import Seen
     from millstream.views.core.header import Row
     from millstream.views.core.reductions import ReduceCall, ReduceLimit, ReduceResult
 
-__all__ = ["IndexMapper", "MappedChanges", "reducers_of"]
+__all__ = ["IndexMapper", "MappedChanges"]
 
 _TREE: Final = itemgetter(0)
 _KEY: Final = itemgetter(1)
@@ -115,9 +114,24 @@ class IndexMapper:
         ]
         return MappedChanges(documents, failures)
 
-    def reducers(self, limit: ReduceLimit = "true") -> list[ViewReducer]:
-        """Return the reducer of each tree; own functions run where the maps do."""
-        return reducers_of(self._design, self._mapper, limit)
+    def reducers(
+        self, limit: ReduceLimit = "true", on_overflow: Callable[[str], None] = lambda reason: None
+    ) -> list[ViewReducer]:
+        """Return the reducer of each tree; own functions run where the maps do.
+
+        Args:
+            limit: what becomes of results that do not shrink.
+            on_overflow: see `ViewReducer`.
+        """
+        return [
+            ViewReducer(tree.reduces, partial(self._reduce, at), limit, on_overflow)
+            for at, tree in enumerate(self._design.trees)
+        ]
+
+    def _reduce(
+        self, tree: int, number: int, calls: Sequence[ReduceCall]
+    ) -> Sequence[ReduceResult]:
+        return self._mapper.reduce_texts(own_number(tree, number), calls)
 
     def close(self) -> None:
         """Free what the mapper holds."""
@@ -167,28 +181,6 @@ class IndexMapper:
             for error in found.errors
             for tree in (trees if error.view < 0 else (error.view,))
         ]
-
-
-def reducers_of(
-    design: DesignDocument, mapper: Mapper, limit: ReduceLimit = "true"
-) -> list[ViewReducer]:
-    """Return the reducer of each tree of a design document.
-
-    Args:
-        design: a checked design document.
-        mapper: of its `functions_by_tree`: runs own functions, in the thread that reduces.
-        limit: what becomes of results that do not shrink.
-    """
-    return [
-        ViewReducer(tree.reduces, partial(_reduce, mapper, at), limit)
-        for at, tree in enumerate(design.trees)
-    ]
-
-
-def _reduce(
-    mapper: Mapper, tree: int, number: int, calls: Sequence[ReduceCall]
-) -> Sequence[ReduceResult]:
-    return mapper.reduce_texts(own_number(tree, number), calls)
 
 
 def _ends(mapped: Sequence[Mapped]) -> list[int]:

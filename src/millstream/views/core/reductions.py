@@ -34,12 +34,13 @@ from millstream.views.core.reduce import (
 from millstream.views.core.rows import emits_in, pairs_of_all, split_row_key
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from millstream.views.core.builtin_reduces import Rule
 
 __all__ = [
     "CAUSED_BY_BYTES_MAX",
+    "REDUCE_LIMITS",
     "REDUCE_VALUES_MAX",
     "CustomReduce",
     "ReduceCall",
@@ -60,7 +61,8 @@ ReduceCall = tuple[bytes, bytes, bool]
 ReduceResult = bytes | dict[str, str]
 """JSON text, or an error value."""
 ReduceLimit = Literal["true", "false", "log"]
-"""What becomes of a result that does not shrink: an error value, nothing, or it is counted."""
+"""What becomes of a result that does not shrink: an error value, nothing, or it is told of."""
+REDUCE_LIMITS: Final[tuple[ReduceLimit, ...]] = ("true", "false", "log")
 
 _BIG: Final = 1
 _ARRAY_OF: Final = Struct(">BI")
@@ -101,6 +103,10 @@ class CustomReduce(Protocol):
         """Return, for each call of reduce `number`, JSON text or an error value."""
 
 
+def _pass_over(reason: str) -> None:
+    """Whoever asks for nothing to be logged is told nothing."""
+
+
 class ViewReducer:
     """Reduces rows and partials of one tree.
 
@@ -108,6 +114,7 @@ class ViewReducer:
         reduces: as in the tree of a design document: built-ins or sources.
         custom: runs the others; needed only where there are some.
         limit: what becomes of results that do not shrink.
+        on_overflow: told the reason of each, where they are only to be logged.
     """
 
     def __init__(
@@ -115,22 +122,21 @@ class ViewReducer:
         reduces: Sequence[str],
         custom: CustomReduce | None = None,
         limit: ReduceLimit = "true",
+        on_overflow: Callable[[str], None] = _pass_over,
     ) -> None:
         self._rules: list[Rule | None] = [rule_of(reduce) for reduce in reduces]
         assert custom is not None or None not in self._rules
         self._custom = custom
         self._limit = limit
+        self._on_overflow = on_overflow
         self._active = range(len(self._rules))
-        self.overflow_count = 0
-        """Results that did not shrink, where the limit is only logged."""
-        self.last_overflow = ""
 
     def only(self, number: int) -> ViewReducer:
         """Return a reducer of the same tree that works on one reduce alone, for a query.
 
         It takes the tree's partials; its own have null in the place of the others.
         """
-        one = ViewReducer((), self._custom, self._limit)
+        one = ViewReducer((), self._custom, self._limit, self._on_overflow)
         one._rules, one._active = self._rules, range(number, number + 1)
         return one
 
@@ -221,8 +227,7 @@ class ViewReducer:
         if self._limit == "false" or not (reason := overflow_reason(bytes_out, bytes_in)):
             return part
         if self._limit == "log":
-            self.overflow_count += 1
-            self.last_overflow = reason
+            self._on_overflow(reason)
             return part
         return reduce_error(reason, "reduce_overflow_error")
 

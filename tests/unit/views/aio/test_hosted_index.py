@@ -52,6 +52,21 @@ def test_an_own_reduce_of_a_query_runs_apart_from_the_building(hosted):
     assert hosted._asking is not hosted.mapper._mapper
 
 
+@pytest.mark.parametrize(("limit", "is_kept"), [("true", False), ("false", True), ("log", True)])
+def test_results_that_do_not_shrink_are_refused_kept_or_logged(tmp_path, caplog, limit, is_kept):
+    reduce = "function (keys, values) { return 'x'.repeat(6000); }"
+    design = parse_design({"views": {"v": {"map": "doc => emit(1)", "reduce": reduce}}}, "d")
+    hosted = HostedIndex(design, "00", tmp_path / "index", limit)
+    leaf = RowsOfALeaf([row_key(encode_key(1), b"id")], [row_value([(b"1", b"1")])])
+    asked = hosted.asked_view(design.views[0])
+    for reducer in (asked.reducer, *hosted.mapper.reducers(limit, hosted._tell_overflow)):
+        shown = reducer.finalize(asked.reduce, reducer.reduce([leaf])[0])
+        assert (shown == "x" * 6000) is is_kept
+    hosted.mapper.close()
+    hosted.close()
+    assert caplog.text.count("must shrink") == (limit == "log")
+
+
 class RowsOfALeaf(NamedTuple):
     keys: list
     values: list

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from millstream.errors import UsageError
 from millstream.model.lineage import born
 from millstream.model.revision import Revisions
-from millstream.views.aio.index_mapping import IndexMapper, reducers_of
-from millstream.views.aio.mapping import open_functions
+from millstream.views.aio.index_mapping import IndexMapper
 from millstream.views.core.collation import encode_key, encode_raw_key
 from millstream.views.core.design import parse_design
 from millstream.views.core.header import DocumentRows
@@ -179,12 +178,10 @@ def test_reducers_run_own_functions_where_the_maps_run(mapper):
             self.values = [row_value([(b"%d" % n, b"%d" % n)]) for n in range(3)]
 
     number = design.views[2].number
-    functions = open_functions(design.functions_by_tree())
-    for reducers in (mapper.reducers(), reducers_of(design, functions)):
-        (partial,) = reducers[key].reduce([Rows()])
-        assert reducers[key].finalize(number, partial) == 3
-        assert reducers[key].finalize(number, reducers[key].merge(number, [partial] * 2)) == 6
-    functions.close()
+    reducer = mapper.reducers()[key]
+    (partial,) = reducer.reduce([Rows()])
+    assert reducer.finalize(number, partial) == 3
+    assert reducer.finalize(number, reducer.merge(number, [partial] * 2)) == 6
 
 
 def test_what_does_not_compile_or_is_not_registered_is_refused():
