@@ -11,7 +11,9 @@ Elsewhere: connections (`upr.aio.link`), judging (`views.core.header`), streams
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from struct import Struct
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -22,11 +24,9 @@ from millstream.views.core.header import Judged
 from millstream.wire.mcbp import Feature, Opcode, Status, request
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from millstream.upr.aio.link import Link
 
-__all__ = ["SourceStanding", "ask_standings", "open_source"]
+__all__ = ["SourceStanding", "SourceStandings", "ask_standings", "open_source"]
 
 _POSITIONS: Final = Struct(">HB5x8Q")
 _STREAMED: Final = frozenset({1, 2})
@@ -43,6 +43,19 @@ class SourceStanding(NamedTuple):
     def uuid(self) -> int:
         """Of the newest history."""
         return self.judged.log[0].uuid
+
+
+class SourceStandings(dict[int, SourceStanding]):
+    """Those of some partitions; never changed, so that the same object says: nothing happened.
+
+    `reply`: what the source said, empty if not all of it could be understood.
+    """
+
+    __slots__ = ("reply",)
+
+    def __init__(self, found: Mapping[int, SourceStanding] = MappingProxyType({})) -> None:
+        super().__init__(found)
+        self.reply = b""
 
 
 class _Config(msgspec.Struct):
@@ -76,38 +89,50 @@ async def open_source(link: Link, bucket: str, bucket_uuid: str) -> None:
 
 
 async def ask_standings(
-    link: Link, partitions: Iterable[int], known: Mapping[int, SourceStanding] | None = None
-) -> dict[int, SourceStanding]:
+    link: Link, partitions: Iterable[int], known: SourceStandings | None = None
+) -> SourceStandings:
     """Return how the copies of partitions are; those that cannot be read are left out.
 
     Args:
         link: opened.
         partitions: which.
-        known: what was found before; a history that is still the newest is not asked for again.
+        known: what was found before; it is returned if nothing happened, and a history that is
+            still the newest is not asked for again.
 
     Raises:
         UnavailableError: `timeout`, `connection_closed`.
         AccessError: a right was lost.
         RemoteProtocolError: an answer that is none.
     """
+    known = known or SourceStandings()
     numbers = sorted(partitions)
     if not numbers:
-        return {}
+        return SourceStandings()
     value = b"".join(number.to_bytes(2, "big") for number in numbers)
     packet = await link.demand(request(Opcode.POSITIONS, value=value), "positions")
+    if packet.value == known.reply:
+        return known
     if len(packet.value) != len(numbers) * _POSITIONS.size:
         message = f"{link.address} tells the positions of other partitions than were asked for"
         raise RemoteProtocolError(message, code="bad_frame")
-    logs = {number: each.judged.log for number, each in (known or {}).items()}
     rows = [row for row in _POSITIONS.iter_unpack(packet.value) if row[1] in _STREAMED]
-    new = [row[0] for row in rows if row[0] not in logs or logs[row[0]][0].uuid != row[2]]
+    logs = {
+        row[0]: known[row[0]].judged.log
+        for row in rows
+        if row[0] in known and known[row[0]].uuid == row[2]
+    }
+    new = [row[0] for row in rows if row[0] not in logs]
     asks = [request(Opcode.BRANCH_LOG, vbucket=number) for number in new]
     for number, answer in zip(new, await link.ask_all(asks), strict=True):
-        logs.pop(number, None)
         if answer.status == Status.SUCCESS:
             logs[number] = decode_branch_log(answer.value)
-    return {
-        number: SourceStanding(Judged(logs[number], high, purge), is_active=state == 1)
-        for number, state, _, _, high, *_, purge in rows
-        if number in logs
-    }
+    found = SourceStandings(
+        {
+            number: SourceStanding(Judged(logs[number], high, purge), is_active=state == 1)
+            for number, state, _, _, high, *_, purge in rows
+            if number in logs
+        }
+    )
+    if all(row[0] in found and found[row[0]].uuid == row[2] for row in rows):
+        found.reply = packet.value
+    return found

@@ -45,9 +45,10 @@ from millstream.errors import (
 from millstream.model.limits import UINT64_MAX
 from millstream.model.position import Position
 from millstream.runtime.tasks import Tasks
-from millstream.views.aio.index_source import SourceStanding, ask_standings, open_source
+from millstream.views.aio.index_source import SourceStandings, ask_standings, open_source
 from millstream.views.aio.reading import GroupReader, IndexerSpec, Regroup
 from millstream.views.aio.served import ServedIndex
+from millstream.views.core.header import Judged
 from millstream.views.core.indexer import JOIN_CHANGES_MAX, Member, gap, plan
 from millstream.views.core.reached import Wanted, judge, not_reached, unreachable
 
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 
     from millstream.upr.aio.link import Link
     from millstream.views.aio.served import ChangeMapper
+    from millstream.views.core.header import Header
     from millstream.views.core.index import Index
 
 __all__ = [
@@ -133,7 +135,7 @@ class BucketIndexer:
         self._group_count = 0
         self._active: frozenset[int] = frozenset()
         self._passive: frozenset[int] = frozenset()
-        self._standings: dict[int, SourceStanding] = {}
+        self._standings = SourceStandings()
         self._asking = asyncio.Lock()
         self._asked_count = 0
         self._link: Link | None = None
@@ -226,10 +228,8 @@ class BucketIndexer:
 
     # -- waiting
 
-    async def updated(
-        self, signature: str, partitions: Collection[int], timeout_s: float
-    ) -> dict[int, Wanted]:
-        """Wait until an index has all there is now of some partitions; return what that was.
+    async def updated(self, signature: str, partitions: Collection[int], timeout_s: float) -> None:
+        """Wait until an index has all there is now of some partitions.
 
         Raises:
             UsageError: `missing`: there is no such index.
@@ -244,6 +244,8 @@ class BucketIndexer:
                 standings = await self._ask()
         except TimeoutError:
             raise not_reached({}, {}, ()) from None
+        if served.is_known_to_have(partitions, standings):
+            return
         absent = [p for p in partitions if p not in standings]
         if absent:
             raise RoutingError(
@@ -256,8 +258,9 @@ class BucketIndexer:
             for p in partitions
         }
         left_s = timeout_s - (time.monotonic() - began)
-        await self._until_reached(served, wanted, left_s, {p: standings[p] for p in partitions})
-        return wanted
+        current = {p: standings[p].judged for p in partitions}
+        header = await self._until_reached(served, wanted, left_s, current)
+        served.note_that_it_has(partitions, standings, header)
 
     async def reached(
         self, signature: str, wanted: Mapping[int, Wanted], timeout_s: float
@@ -278,21 +281,25 @@ class BucketIndexer:
         served: ServedIndex,
         wanted: Mapping[int, Wanted],
         timeout_s: float,
-        current: Mapping[int, SourceStanding],
-    ) -> None:
-        """Wait for a vector, and until nothing is in the index that `current` does not contain."""
+        current: Mapping[int, Judged],
+    ) -> Header:
+        """Wait for a vector, and until nothing is in the index that `current` does not contain.
+
+        Returns:
+            The header that has it.
+        """
         served.waiting += 1
         has_asked = False
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
-                    changed = served.changed
-                    late, lost = self._judged(served, wanted)
-                    late = late or self._dead(served, current)
+                    changed, header = served.changed, served.index.newest
+                    late, lost = self._judged(header, wanted)
+                    late = late or _dead(header, current)
                     if lost and has_asked:
                         raise unreachable(wanted, lost)
                     if not late and not lost:
-                        return
+                        return header
                     if lost:  # what is known of the source may be older than the write
                         await self._ask()
                         has_asked = True
@@ -302,19 +309,16 @@ class BucketIndexer:
                     self._wake(served)
                     await changed.wait()
         except TimeoutError:
-            late, _ = self._judged(served, wanted)
-            late = late or self._dead(served, current)
-            raise not_reached(wanted, served.index.newest.positions, late) from None
+            header = served.index.newest
+            late = self._judged(header, wanted)[0] or _dead(header, current)
+            raise not_reached(wanted, header.positions, late) from None
         finally:
             served.waiting -= 1
             if not served.waiting and not served.is_automatic:
                 self._news.set()
 
-    def _judged(
-        self, served: ServedIndex, wanted: Mapping[int, Wanted]
-    ) -> tuple[list[int], list[int]]:
+    def _judged(self, header: Header, wanted: Mapping[int, Wanted]) -> tuple[list[int], list[int]]:
         """Return the partitions that are waited for, and those that cannot be reached."""
-        header = served.index.newest
         late, lost = [], []
         for partition, each in wanted.items():
             position = header.positions.get(partition)
@@ -333,17 +337,6 @@ class BucketIndexer:
             elif verdict == "unreachable":
                 lost.append(partition)
         return late, lost
-
-    @staticmethod
-    def _dead(served: ServedIndex, current: Mapping[int, SourceStanding]) -> list[int]:
-        """Return the partitions in which the index has what its source has lost."""
-        positions = served.index.newest.positions
-        return [
-            partition
-            for partition, (judged, _) in current.items()
-            if partition in positions
-            and not judged._replace(high_seqno=UINT64_MAX).accepts(positions[partition])
-        ]
 
     def _wake(self, served: ServedIndex) -> None:
         """Somebody waits: let what was gathered be committed, or reading begin."""
@@ -543,7 +536,7 @@ class BucketIndexer:
                     served.tell()  # a history that is gone will not be reached
             await asyncio.sleep(LOOK_S)
 
-    async def _ask(self) -> dict[int, SourceStanding]:
+    async def _ask(self) -> SourceStandings:
         """Ask the source how its copies are, over a connection of its own."""
         asked_before = self._asked_count
         async with self._asking:
@@ -557,7 +550,7 @@ class BucketIndexer:
                     raise
             return await self._ask_once()
 
-    async def _ask_once(self) -> dict[int, SourceStanding]:
+    async def _ask_once(self) -> SourceStandings:
         link, self._link = self._link, None
         is_new = link is None
         link = link or self._link_to()
@@ -572,6 +565,17 @@ class BucketIndexer:
         self._link = link
         self._asked_count += 1
         return self._standings
+
+
+def _dead(header: Header, current: Mapping[int, Judged]) -> list[int]:
+    """Return the partitions in which the index has what its source has lost."""
+    positions = header.positions
+    return [
+        partition
+        for partition, judged in current.items()
+        if partition in positions
+        and not Judged(judged.log, UINT64_MAX, judged.purge_seqno).accepts(positions[partition])
+    ]
 
 
 def _work_of(served: ServedIndex) -> IndexWork:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from millstream.views.aio.index_mapping import MappedChanges
     from millstream.views.core.first_build import Batch
+    from millstream.views.core.header import Header
     from millstream.views.core.index import Index, Published
     from millstream.views.core.indexer import Part
 
@@ -143,6 +144,7 @@ class ServedIndex:
         self.damage: CorruptionError | None = None
         """What of its files could not be read."""
         self.is_stopping = False
+        self._has_all: tuple[object, Header, frozenset[int]] | None = None
         self._executor = executor
         self._fence = 0
         self._was_built = False
@@ -166,6 +168,22 @@ class ServedIndex:
         header = self.index.newest
         has_begun = any(header.roots) or any(p.seqno for p in header.positions.values())
         return not has_begun and not self._was_built
+
+    def is_known_to_have(self, partitions: Collection[int], standings: object) -> bool:
+        """Whether it was found to have all of these standings, and has not changed since."""
+        known = self._has_all
+        return (
+            known is not None
+            and known[0] is standings
+            and known[1] is self.index.newest
+            and known[2].issuperset(partitions)
+        )
+
+    def note_that_it_has(
+        self, partitions: Collection[int], standings: object, header: Header
+    ) -> None:
+        """Remember what `is_known_to_have` tells."""
+        self._has_all = (standings, header, frozenset(partitions))
 
     def tell(self) -> None:
         """Let all who wait look again."""

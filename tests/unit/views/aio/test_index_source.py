@@ -9,7 +9,7 @@ import pytest
 from indexed_bucket import BUCKET, PARTITIONS, IndexedBucket
 from millstream.errors import AccessError, RemoteProtocolError, StreamError
 from millstream.upr.aio.link import Link
-from millstream.views.aio.index_source import ask_standings, open_source
+from millstream.views.aio.index_source import SourceStandings, ask_standings, open_source
 from millstream.wire.mcbp import Opcode, Packet, cut_packets
 
 
@@ -58,9 +58,14 @@ async def test_histories_highs_and_states(bucket: IndexedBucket) -> None:
     # A history that is known is not asked for again.
     watched.asked.clear()
     again = await ask_standings(watched, range(PARTITIONS), found)  # type: ignore[arg-type]
-    assert again == found
+    assert again is found
     assert watched.asked == [Opcode.POSITIONS]
-    stale = {0: found[0]._replace(judged=found[1].judged)}
+    await bucket.put({"another": [1]})
+    later = await ask_standings(watched, range(PARTITIONS), found)  # type: ignore[arg-type]
+    assert later != found
+    assert watched.asked == [Opcode.POSITIONS] * 2
+    found = later
+    stale = SourceStandings({0: found[0]._replace(judged=found[1].judged)})
     assert await ask_standings(watched, [0], stale) == {0: found[0]}  # type: ignore[arg-type]
     assert await ask_standings(watched, []) == {}  # type: ignore[arg-type]
     await link.close()

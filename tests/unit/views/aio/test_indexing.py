@@ -189,6 +189,25 @@ async def test_what_the_source_has_lost_is_not_answered(
         assert bucket.rows() == []
 
 
+async def test_what_was_found_up_to_date_is_so_until_something_changes(
+    bucket: IndexedBucket,
+) -> None:
+    """Asked again and again, it does not look at every partition; and it misses nothing."""
+    await bucket.put(some(30))
+    await bucket.add()
+    for n in range(10):
+        await bucket.updated()
+        await bucket.updated(partitions=[1, 2])
+        bucket.check()
+        await bucket.put({f"d{n:05d}": [90 + n]})
+    await bucket.updated(partitions=[0])
+    await bucket.updated()
+    bucket.check()
+    await bucket.indexer.set_partitions([1])
+    with pytest.raises(RoutingError):
+        await bucket.updated()
+
+
 async def test_a_stop_in_the_middle_of_a_first_build_leaves_nothing_behind(
     bucket: IndexedBucket,
 ) -> None:

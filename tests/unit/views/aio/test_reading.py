@@ -9,7 +9,7 @@ from indexed_bucket import IndexedBucket
 from millstream.errors import UnavailableError
 from millstream.upr.aio.link import Link
 from millstream.views.aio import reading
-from millstream.views.aio.index_source import ask_standings
+from millstream.views.aio.index_source import SourceStandings, ask_standings
 from millstream.views.core import first_build, indexer
 
 
@@ -110,7 +110,7 @@ async def test_copies_that_cannot_be_read_are_looked_for(tmp_path: Path) -> None
 
         async def ask(*args: object) -> object:
             found = await real(*args)  # type: ignore[arg-type]
-            return {p: each for p, each in found.items() if p not in hidden}
+            return SourceStandings({p: each for p, each in found.items() if p not in hidden})
 
         with pytest.MonkeyPatch.context() as patch:
             for module in ("reading", "indexing"):
