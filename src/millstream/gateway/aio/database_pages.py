@@ -92,10 +92,11 @@ async def _design_docs(request: web.Request) -> web.Response:
 
 def routes() -> list[web.RouteDef]:
     """Return the pages of this module."""
+    whole = (DATABASE_PATH, DATABASE_PATH + "/")  # clients of CouchDB write both
     return [
-        web.get(DATABASE_PATH, _info),
-        web.put(DATABASE_PATH, _create),
-        web.delete(DATABASE_PATH, _delete),
+        *(web.get(path, _info) for path in whole),
+        *(web.put(path, _create) for path in whole),
+        *(web.delete(path, _delete) for path in whole),
         web.get(DATABASE_PATH + "/_design_docs", _design_docs),
         web.post(DATABASE_PATH + "/_design_docs", _design_docs),
     ]

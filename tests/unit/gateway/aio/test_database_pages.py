@@ -14,7 +14,8 @@ async def test_a_bucket_is_a_database(client, open_host, body):
     info = await body(await client.get("/orders"))
     assert (info["db_name"], info["update_seq"], info["cluster"]) == ("orders", "0", {"q": 64})
     assert (await client.head("/orders")).status == 200
-    assert await body(await client.delete("/small")) == {"ok": True}
+    assert await body(await client.delete("/small/")) == {"ok": True}
+    assert (await body(await client.get("/orders/")))["db_name"] == "orders"
     missing = {"error": "not_found", "reason": "Database does not exist."}
     assert await body(await client.get("/small"), 404) == missing
     assert await body(await client.delete("/small"), 404) == missing

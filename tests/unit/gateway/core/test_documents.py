@@ -1,4 +1,9 @@
+import contextlib
+import json
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from millstream.errors import UsageError
 from millstream.gateway.core.documents import (
@@ -108,3 +113,42 @@ def test_destinations_are_design_documents():
     for wrong in (None, "", "y", "_design/", "_design/y?rev=", "_design/y?x=1", "_local/y"):
         with pytest.raises(UsageError):
             parse_destination(wrong)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.text(max_size=8), JSON, max_size=5), st.booleans())
+def test_any_object_is_kept_or_refused_with_a_reason(content, is_ascii):
+    try:
+        data = json.dumps(content, ensure_ascii=is_ascii).encode()
+        sent = parse_document(data, "_design/x")
+    except (UsageError, UnicodeEncodeError):  # half a surrogate pair is no UTF-8
+        return
+    kept = {name: value for name, value in content.items() if not name.startswith("_")}
+    assert json.loads(sent.body) == kept
+    shown = json.loads(document_text("_design/x", REV, sent.body))
+    assert shown == {"_id": "_design/x", "_rev": REV, **kept}
+    assert (
+        parse_document(document_text("_design/x", REV, sent.body), "_design/x").body == sent.body
+    )
+
+
+@given(st.binary(max_size=60))
+def test_no_bytes_raise_anything_but_a_refusal(data):
+    with contextlib.suppress(UsageError):
+        parse_document(data, "_design/x")
+
+
+@given(st.text(max_size=40))
+def test_no_destination_raises_anything_but_a_refusal(text):
+    try:
+        name, _ = parse_destination(text)
+    except UsageError:
+        return
+    assert name

@@ -1,5 +1,7 @@
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from millstream.errors import UsageError
 from millstream.gateway.core.listing import Listed, list_documents
@@ -69,3 +71,38 @@ def test_keys_are_strings(options):
     with pytest.raises(UsageError) as caught:
         listed(**options)
     assert caught.value.code == "query_parse_error"
+
+
+BOUND = st.sampled_from(["", "_design/", "_design/a", "_design/aa", "_design/c", "_design/é", "x"])
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "startkey": BOUND,
+            "endkey": BOUND,
+            "descending": st.booleans(),
+            "inclusive_end": st.booleans(),
+            "skip": st.integers(0, 6),
+            "limit": st.integers(0, 6),
+        },
+    )
+)
+def test_ranges_are_those_of_a_plain_search(options):
+    ids = [document.id.encode() for document in DOCUMENTS]
+    start, end = options.get("startkey"), options.get("endkey")
+    low, high = (end, start) if options.get("descending") else (start, end)
+    is_open = not options.get("inclusive_end", True) and end is not None
+    found = [
+        one
+        for one in ids
+        if (low is None or one >= low.encode())
+        and (high is None or one <= high.encode())
+        and not (is_open and one == end.encode())
+    ]
+    if options.get("descending"):
+        found.reverse()
+    skip = options.get("skip", 0)
+    found = found[skip : skip + options.get("limit", 99)]
+    assert [row["id"].encode() for row in listed(**options)["rows"]] == found

@@ -1,0 +1,63 @@
+"""Design documents of a bucket on two nodes: whoever is asked says where the active copy is."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from millstream.model.partitions import partition_of
+from node_process import NodeProcess
+from nodes_with_map import activate_first, give_map
+from waiting import until
+
+ROWS = [["a", "b"]] * 4 + [["b", "a"]] * 4
+DESIGN = {"views": {"v": {"map": "d => emit(d._id)"}}}
+Nodes = dict[str, NodeProcess]
+
+
+@pytest.fixture
+def nodes(make_node: Callable[..., NodeProcess]) -> Nodes:
+    nodes = {name: make_node("--no-memcached", name=name).start() for name in "ab"}
+    give_map(nodes, "shared", ROWS)
+    activate_first(nodes, "shared", ROWS)
+    return nodes
+
+
+def ask(node: NodeProcess, method: str, path: str, content: Any = None) -> tuple[int, Any]:
+    body = None if content is None else json.dumps(content).encode()
+    asked = urllib.request.Request(f"{node.http}{path}", body, method=method)
+    try:
+        with urllib.request.urlopen(asked, timeout=30) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def test_the_node_to_ask_is_named_and_copies_are_listed(nodes: Nodes) -> None:
+    at = {"a": "", "b": ""}
+    for number in range(40):  # a name for each node
+        name = f"d{number}"
+        at[ROWS[partition_of(f"_design/{name}".encode(), 8)][0]] = name
+    for here, there in (("a", "b"), ("b", "a")):
+        path = f"/shared/_design/{at[here]}"
+        for method in ("GET", "PUT"):
+            status, answer = ask(nodes[there], method, path, DESIGN if method == "PUT" else None)
+            assert (status, answer["error"]) == (503, "not_my_partition")
+            host, port = nodes[here].address("http")
+            assert f"ask node {here} at {host}:{port}" in answer["reason"]
+        status, made = ask(nodes[here], "PUT", path, DESIGN)
+        assert status == 201
+        assert ask(nodes[here], "GET", path)[1]["_rev"] == made["rev"]
+    wanted = sorted(f"_design/{name}" for name in at.values())
+
+    def listed(node: NodeProcess) -> list[str]:
+        return [row["id"] for row in ask(node, "GET", "/shared/_design_docs")[1]["rows"]]
+
+    for node in nodes.values():
+        until(lambda node=node: listed(node) == wanted)  # copies follow
