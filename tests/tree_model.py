@@ -3,10 +3,13 @@
 Elsewhere: the tests (tests/unit/trees/core).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
+from unittest.mock import patch
 
 from millstream.errors import CorruptionError
+from millstream.trees.core import packing
 from millstream.trees.core.check import check, live_nodes
 from millstream.trees.core.nodes import NodeCache
 from millstream.trees.core.reader import TreeReader
@@ -14,6 +17,26 @@ from millstream.trees.core.shapes import NO_REDUCER, Bound, Leaf, Operation, Red
 from millstream.trees.core.writer import TreeWriter
 
 Rows = dict[bytes, tuple[int, bytes]]
+
+
+SMALL = {
+    "NODE_BYTES_MAX": 250,
+    "_LEAF_BYTES_MIN": 100,
+    "LEAF_ROWS_MAX": 8,
+    "_LEAF_ROWS_MIN": 3,
+    "INNER_CHILDREN_MAX": 5,
+    "INNER_CHILDREN_MIN": 4,
+    "_INNER_CHILDREN_LOW": 2,
+}
+
+
+@contextmanager
+def small_nodes() -> Iterator[None]:
+    """Few rows make a tree of many levels."""
+    with ExitStack() as patches:
+        for name, value in SMALL.items():
+            patches.enter_context(patch.object(packing, name, value))
+        yield
 
 
 class Store(dict[int, bytes]):

@@ -1,3 +1,5 @@
+from contextlib import nullcontext
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,15 +10,16 @@ from millstream.trees.core.masks import Mask
 from millstream.trees.core.nodes import leaf_body
 from millstream.trees.core.reader import TreeReader
 from millstream.trees.core.shapes import Leaf
-from tree_model import Joins, Sums, Tree, key, rows_from, span_of
+from tree_model import Joins, Sums, Tree, key, rows_from, small_nodes, span_of
 
 COUNT = 3000
 
 
-@pytest.fixture(scope="module")
-def tree() -> Tree:
+@pytest.fixture(scope="module", params=["few levels", "many levels"])
+def tree(request: pytest.FixtureRequest) -> Tree:
     made = Tree(Joins())
-    made.load(rows_from(range(COUNT), partitions=8) | {key(n): (0, b"x") for n in range(500)})
+    with small_nodes() if request.param == "many levels" else nullcontext():
+        made.load(rows_from(range(COUNT), partitions=8) | {key(n): (0, b"x") for n in range(500)})
     return made
 
 

@@ -1,27 +1,33 @@
 import random
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.trees.core.reader import TreeReader
-from tree_model import Joins, Sums, Tree, key, keys_of, rows_from, rows_of, span_of
+from tree_model import Joins, Sums, Tree, key, keys_of, rows_from, rows_of, small_nodes, span_of
 
 COUNT = 4000
 bounds = st.none() | st.tuples(
     st.integers(-5, COUNT + 5).map(lambda n: key(n) if n >= 0 else b""), st.booleans()
 )
 wanted_sets = st.none() | st.sampled_from([0, 1, 2**64 - 1, 2**32 - 1, 1 << 70])
-wanted_sets |= st.integers(0, 2**64 - 1)
+wanted_sets |= st.integers(0, 2**64 - 1) | st.integers(0, 2**700 - 1)
 
 
-@pytest.fixture(scope="module", params=["mixed", "by range"])
+@pytest.fixture(
+    scope="module", params=["mixed", "by range", "many levels", "by range, many levels"]
+)
 def tree(request: pytest.FixtureRequest) -> Tree:
     made = Tree(Joins())
-    if request.param == "mixed":
-        made.load(rows_from(range(0, COUNT, 2)))
-    else:
-        made.load({key(n): (n // 500, b"%d" % n) for n in range(0, COUNT, 2)})
+    rows = rows_from(range(0, COUNT, 2), partitions=700 if request.param == "many levels" else 64)
+    if "by range" in request.param:
+        rows = {key(n): (n // 500, b"%d" % n) for n in range(0, COUNT, 2)}
+    with small_nodes() if "many levels" in request.param else nullcontext():
+        made.load(rows)
+    assert made.root is not None
+    assert made.root.height >= 4 or "many levels" not in request.param
     return made
 
 

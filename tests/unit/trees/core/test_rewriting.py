@@ -1,30 +1,14 @@
 import gc
 import random
+from unittest.mock import patch
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.trees.core import packing, rewriting
+from millstream.trees.core import rewriting
 from millstream.trees.core.writer import TreeWriter
-from tree_model import Joins, Sums, Tree, key, keys_of, rows_from
-
-
-@pytest.fixture
-def small_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rows make a tree of many levels."""
-    for name, value in {
-        "NODE_BYTES_MAX": 250,
-        "_LEAF_BYTES_MIN": 100,
-        "LEAF_ROWS_MAX": 8,
-        "_LEAF_ROWS_MIN": 3,
-        "INNER_CHILDREN_MAX": 5,
-        "INNER_CHILDREN_MIN": 4,
-        "_INNER_CHILDREN_LOW": 2,
-    }.items():
-        monkeypatch.setattr(packing, name, value)
-    monkeypatch.setattr(rewriting, "LEAVES_TOGETHER_MAX", 3)
-
+from tree_model import Joins, Sums, Tree, key, keys_of, rows_from, small_nodes
 
 numbers = st.integers(0, 400)
 applied = st.tuples(
@@ -39,25 +23,22 @@ emptied = st.tuples(numbers, st.integers(0, 200))
 stepped = st.tuples(st.just("clean"), st.sampled_from([1, 6, 1 << 63]), st.integers(1, 9))
 
 
-@pytest.mark.usefixtures("small_nodes")
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    max_examples=150,
-)
+@settings(max_examples=100)
 @given(st.lists(applied | emptied | stepped, max_size=9), st.integers(0, 400), st.integers(0, 60))
 def test_any_changes_give_what_a_dict_gives(  # type: ignore[no-untyped-def]
     changes, first, size
 ) -> None:
     tree = Tree(Joins())
-    tree.load({key(n): (n % 3, bytes(size)) for n in range(first)})
-    for change in changes:
-        if change[0] == "clean":
-            tree.clean(*change[1:])
-        elif isinstance(change[0], int):
-            low, count = change
-            tree.apply(dict.fromkeys(map(key, range(low, low + count))))
-        else:
-            tree.apply(*change)
+    with small_nodes(), patch.object(rewriting, "LEAVES_TOGETHER_MAX", 3):
+        tree.load({key(n): (n % 3, bytes(size)) for n in range(first)})
+        for change in changes:
+            if change[0] == "clean":
+                tree.clean(*change[1:])
+            elif isinstance(change[0], int):
+                low, count = change
+                tree.apply(dict.fromkeys(map(key, range(low, low + count))))
+            else:
+                tree.apply(*change)
 
 
 @pytest.mark.parametrize("together", [1, 2, 3])
@@ -211,3 +192,17 @@ def test_a_pass_leaves_nothing_for_the_garbage_collector() -> None:
     finally:
         gc.enable()
     assert not left
+
+
+def test_what_stood_apart_is_joined_when_what_stood_between_is_gone() -> None:
+    """Small leaves that could not be joined with the large rows between them."""
+    for seed in range(12):
+        rng, tree = random.Random(seed), Tree(Joins())
+        rows = {key(10 * n): (0, bytes(3800)) for n in range(1, 120)}
+        rows |= {key(10 * n + rest): (1, b"") for n in range(120) for rest in range(1, 6)}
+        tree.load(rows)
+        for count in (1, 2, 5, 40, 60):
+            large = [one for one, row in tree.rows.items() if row[1]]
+            gone = dict.fromkeys(rng.sample(large, min(count, len(large))))
+            small = rng.sample(range(120), rng.choice([0, 3, 30]))
+            tree.apply(gone | {key(10 * n + 1): (2, b"%d" % count) for n in small})
