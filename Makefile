@@ -27,7 +27,7 @@ WIDE_SUITES  := $(wildcard tests/crash tests/conformance tests/e2e)
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup accelerator lock format lint types unit quick test ci test-tools java demo \
-	bench conformance pipelines e2e crash soak simulate kills coverage docs reference wheel clean distclean
+	bench conformance pipelines e2e crash soak soak-views simulate kills coverage docs reference wheel clean distclean
 
 help: ## list the targets
 	@echo 'Millstream. Targets (PYTHON=... chooses the interpreter, 3.11 or newer; ARGS=... goes to pytest):'
@@ -121,12 +121,16 @@ pipelines: $(TEST) accelerator java ## Spark tests against a node
 e2e: $(TEST) accelerator java ## whole processes, kill -9
 	@$(PYTEST) tests/e2e
 
-crash: $(TEST) accelerator ## storage faults injected one after the other, and 60 s of the engine's machine
+crash: $(TEST) accelerator ## storage faults injected one after the other, and 60 s of each machine
 	@$(PYTEST) tests/crash
 
 soak: $(TEST) ## 50,000 examples of the engine's machine (EXAMPLES=...; half an hour or more)
 	@MILLSTREAM_MACHINE_EXAMPLES=$(or $(EXAMPLES),50000) \
 	  $(PYTEST) tests/crash/test_engine_machine.py
+
+soak-views: $(TEST) ## 20,000 examples of the view engine's machine (EXAMPLES=...; half an hour or more)
+	@MILLSTREAM_MACHINE_EXAMPLES=$(or $(EXAMPLES),20000) \
+	  $(PYTEST) tests/crash/test_views_machine.py
 
 simulate: $(TEST) ## 20,000 schedules of several nodes; ARGS="--seed N" repeats one with its trace
 	@PYTHONPATH=tests $(PY) -m simulation --seeds 20000 $(ARGS)

@@ -468,9 +468,9 @@ def _bounds(rows: Sequence[MapRow] | Sequence[ReducedRow], query: Query) -> tupl
     if query.descending:
         low = 0 if end is MISSING else _edge(rows, end, end_id, not query.inclusive_end)
         high = len(rows) if start is MISSING else _edge(rows, start, start_id, True)
-    else:
-        low = 0 if start is MISSING else _edge(rows, start, start_id, False)
-        high = len(rows) if end is MISSING else _edge(rows, end, end_id, query.inclusive_end)
+        return min(low, high), high
+    low = 0 if start is MISSING else _edge(rows, start, start_id, False)
+    high = len(rows) if end is MISSING else _edge(rows, end, end_id, query.inclusive_end)
     return low, max(low, high)
 
 

@@ -83,6 +83,14 @@ def test_document_id_bounds_in_both_directions():
     assert ask(ROWS, key=1, endkey_docid="b", inclusive_end=False) == [(1, "a")]
 
 
+def test_an_empty_descending_range_begins_behind_the_rows_above_it():
+    """Ids the wrong way around are no error."""
+    found = query_map(ROWS, Query(
+        startkey=2, startkey_docid="a", endkey=2, endkey_docid="c", descending=True,
+    ))  # fmt: skip
+    assert (found["offset"], found["rows"]) == (7, [])
+
+
 def test_keys_in_their_order_with_repeats():
     assert ask(ROWS, keys=["t", 9, 1, "t"]) == [
         ("t", "e"), (1, "a"), (1, "b"), (1, "c"), ("t", "e"),
