@@ -2,7 +2,8 @@
 
 Invariants:
 1. Its files are closed only when nobody reads them, and removed only when they are closed.
-2. What cannot be used is set aside beside the others, once, and built anew.
+2. What cannot be used is set aside beside the others, once, and built anew; also what ended this
+   process several times, if it is found to be damaged then.
 3. Functions of the design document's own run in two sandboxes: one for building, one for queries,
    so that a query never waits for a build's.
 
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from millstream.errors import CorruptionError
 from millstream.views.aio.answering import AskedView
+from millstream.views.aio.index_check import note_close, note_open
 from millstream.views.aio.index_mapping import IndexMapper
 from millstream.views.aio.index_store import LmdbIndexStore
 from millstream.views.aio.mapping import Mapper, open_functions
@@ -97,6 +99,7 @@ class HostedIndex:
             self._open_files()
 
     def _open_files(self) -> None:
+        note_open(self.path)
         self._store = LmdbIndexStore(self.path, self.signature, COLLATION_VERSION)
         shape = IndexShape(
             self.signature,
@@ -125,6 +128,7 @@ class HostedIndex:
                 self._asking.close()
                 self._asking = None
         self._store.close()
+        note_close(self.path)
 
     def set_aside(self) -> None:
         """Close files that are damaged and move them away. Blocks."""

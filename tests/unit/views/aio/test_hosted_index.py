@@ -6,6 +6,7 @@ import pytest
 from millstream.errors import UsageError
 from millstream.views.aio import hosted_index
 from millstream.views.aio.hosted_index import HostedIndex
+from millstream.views.aio.index_check import UNCLOSED_OPENS_MAX, note_open
 from millstream.views.core.collation import encode_key
 from millstream.views.core.design import parse_design
 from millstream.views.core.rows import row_key, row_value
@@ -112,3 +113,18 @@ def test_only_one_damaged_index_is_kept(hosted, tmp_path):
     assert aside.is_dir()
     assert not (tmp_path / "index").exists()
     hosted._open()
+
+
+def test_files_that_ended_this_process_are_checked_and_set_aside(tmp_path):
+    first = HostedIndex(DESIGN, "00", tmp_path / "index")
+    first.mapper.close()
+    first._store.close()  # not `close`: as if the process had ended
+    for _ in range(UNCLOSED_OPENS_MAX - 1):
+        note_open(tmp_path / "index")
+    (tmp_path / "index" / "1" / "data.mdb").write_bytes(b"rubbish" * 2000)
+    second = HostedIndex(DESIGN, "00", tmp_path / "index")
+    second.mapper.close()
+    second.close()
+    assert "remove that directory" in second.rebuilt_because
+    assert (tmp_path / "index.damaged").is_dir()
+    assert [each.name for each in (tmp_path / "index").iterdir()] == ["1"]

@@ -2,9 +2,17 @@ import shutil
 import sys
 
 import msgspec
+import pytest
 
 from filled_index import SHAPE, filled_index
-from millstream.views.aio.index_check import check_indexes, main
+from millstream.errors import CorruptionError
+from millstream.views.aio.index_check import (
+    UNCLOSED_OPENS_MAX,
+    check_indexes,
+    main,
+    note_close,
+    note_open,
+)
 from millstream.views.core.index_check import IndexCheck
 
 PAGE_BYTES, LOWER = 4096, 12
@@ -74,6 +82,24 @@ def test_a_child_that_is_killed_is_damage(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     (found,) = check_indexes(tmp_path)
     assert (found.signature, "ends with 1;" in found.damage) == (SHAPE.signature, True)
+
+
+def test_an_index_that_ended_its_readers_is_checked_before_it_is_opened_again(tmp_path):
+    folder = tmp_path / SHAPE.signature
+    note_open(folder)
+    filled_index(folder).close()
+    for _ in range(2 * UNCLOSED_OPENS_MAX):
+        note_open(folder)  # checked in between, and found to be sound
+    note_close(folder)
+    note_close(folder)
+    (folder / "1" / "data.mdb").write_bytes(b"rubbish" * 2000)
+    for _ in range(UNCLOSED_OPENS_MAX):
+        note_open(folder)
+    with pytest.raises(CorruptionError, match="remove that directory") as raised:
+        note_open(folder)
+    assert raised.value.code == "index_damaged"
+    (folder / "opens").write_text("rubbish")
+    note_open(folder)
 
 
 def test_what_the_child_prints_is_what_was_found(tmp_path, capfdbinary):
