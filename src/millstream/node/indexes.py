@@ -271,7 +271,7 @@ class Indexes:
                     link = await self._try_to_tell(known)
                 if link is None:
                     return
-                if known.is_changed:
+                if known.why:
                     await asyncio.sleep(PAUSE_S)
         finally:
             known.is_being_told = False
@@ -280,7 +280,7 @@ class Indexes:
 
     async def _try_to_tell(self, known: _KnownBucket) -> IndexLink | None:
         """Tell of a bucket once; return whom, None if there is nobody."""
-        known.is_changed = False
+        known.is_changed, known.why = False, ""
         link: IndexLink | None = None
         try:
             order = await known.order()
@@ -323,6 +323,7 @@ class _KnownBucket:
         self.is_told = asyncio.Event()
         """The index process knows it as it is."""
         self.why = ""
+        """Why it could not be told."""
         running.designs.documents.subscribe(self.changed)
         running.copies.subscribe_moved(self.changed)
         running.bucket.subscribe_map(self.changed)

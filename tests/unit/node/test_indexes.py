@@ -198,3 +198,45 @@ async def test_replicas_are_indexed_where_that_is_said_and_stay_so(make_settings
             await again.set_index_replicas("none", True)
     finally:
         await again.stop()
+
+
+async def test_what_changes_while_it_is_told_is_told_at_once(engine, monkeypatch):
+    monkeypatch.setattr(indexes, "PAUSE_S", 3600)
+    await put(engine, "d", VIEWS)
+    await engine.indexes.info("default", "d")
+    known = next(iter(engine.indexes._known.values()))
+    link, told = engine.indexes.process.link, []
+    ask = link.ask
+
+    async def ask_and_change(name, /, **arguments):
+        if name == "set_bucket":
+            told.append(name)
+            if len(told) == 1:
+                known.changed()
+        return await ask(name, **arguments)
+
+    monkeypatch.setattr(link, "ask", ask_and_change)
+    known.changed()
+    async with asyncio.timeout(20):
+        await known.is_told.wait()
+    assert told == ["set_bucket", "set_bucket"]
+
+
+async def test_what_cannot_be_told_is_tried_again_after_a_pause(engine, monkeypatch):
+    monkeypatch.setattr(indexes, "PAUSE_S", 0.01)
+    await put(engine, "d", VIEWS)
+    await engine.indexes.info("default", "d")
+    known = next(iter(engine.indexes._known.values()))
+    order, failures = known.order, []
+
+    async def fail_twice():
+        if len(failures) < 2:
+            failures.append(1)
+            raise UnavailableError("a design document cannot be read", code="busy")
+        return await order()
+
+    monkeypatch.setattr(known, "order", fail_twice)
+    known.changed()
+    async with asyncio.timeout(20):
+        await known.is_told.wait()
+    assert len(failures) == 2
