@@ -27,6 +27,8 @@ STOP_S: Final = 60.0
 _LOG_LINES: Final = 12
 _POLL_S: Final = 0.05
 _FREE: Final = "127.0.0.1:0"
+_FUNCTIONS: Final = "millstream.demo.views"
+"""Registers the map functions in Python."""
 
 
 class Child:
@@ -110,6 +112,7 @@ def start_node(work_dir: Path, bucket: str) -> tuple[Child, str]:
     arguments = ["serve", "--data", str(work_dir / "node"), "--bucket", bucket]
     arguments += ["--kv", _FREE, "--http", _FREE]
     arguments += ["--no-memcached", "--no-coord", "--no-ninep", "--no-peer"]
+    arguments += ["--python-module", _FUNCTIONS]
     node = Child(work_dir, "node", arguments)
     try:
         ready = node.wait_for_lines(1, READY_S)[0]
@@ -122,7 +125,7 @@ def start_node(work_dir: Path, bucket: str) -> tuple[Child, str]:
 def start_pipeline(work_dir: Path, address: str, bucket: str, designs: list[str]) -> Child:
     """Start the views pipeline; it prints one line per batch."""
     arguments = ["pipeline", "run", "views", bucket, "--connect", address, "--json", "--follow"]
-    arguments += ["--python-module", "millstream.demo.views", "--driver-memory", "1g"]
+    arguments += ["--python-module", _FUNCTIONS, "--driver-memory", "1g"]
     for name in designs:
         arguments += ["--ddoc", name]
     return Child(work_dir, "pipeline", arguments)
