@@ -31,7 +31,7 @@ async def _part(request: web.Request) -> web.StreamResponse:
     with WhileThere(request):
         found = await request.app[HOST].indexes.part(request.match_info["name"], asked)
         try:
-            headers = {"ETag": f'"{found.head.get("etag", "")}"'}
+            headers = {"ETag": f'"{found.head["etag"]}"'} if "etag" in found.head else {}
             return await stream(
                 request, aiter(found), headers, content_type="application/octet-stream"
             )

@@ -195,8 +195,7 @@ class _Asked(NamedTuple):
         except BaseException:
             await open_streams.aclose()
             raise
-        head = {"etag": _joined_etag(readers)}
-        return Answered(head, self._merged(readers, heads, open_streams))
+        return Answered(_joined_head(readers), self._merged(readers, heads, open_streams))
 
     def _check_begun(self, readers: Sequence[_PartReader]) -> None:
         """Raise what a node failed with, unless the others are to answer without it."""
@@ -296,13 +295,12 @@ async def _chunks_of(name: str, stream: NodeStream) -> AsyncGenerator[bytes, Non
         await stream.close()
 
 
-def _joined_etag(readers: Sequence[_PartReader]) -> str:
-    """Return what changes when one of the nodes' does; nothing where one is missing."""
+def _joined_head(readers: Sequence[_PartReader]) -> dict[str, Any]:
+    """Return an ETag that changes when one of the nodes' does; none where one is missing."""
     if any(not reader.etag for reader in readers):
-        return ""
-    return blake2b(
-        b"".join(reader.etag.encode() for reader in readers), digest_size=16
-    ).hexdigest()
+        return {}
+    joined = b"".join(reader.etag.encode() for reader in readers)
+    return {"etag": blake2b(joined, digest_size=16).hexdigest()}
 
 
 def _failed(name: str, what: str) -> UnavailableError:

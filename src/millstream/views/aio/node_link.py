@@ -133,7 +133,8 @@ class HttpNodeStream:
     """What another node answers, as it arrives."""
 
     def __init__(self, link: HttpNodeLink, response: aiohttp.ClientResponse) -> None:
-        self.head = {"etag": response.headers.get("ETag", "").strip('"')}
+        etag = response.headers.get("ETag", "").strip('"')
+        self.head = {"etag": etag} if etag else {}
         self._link, self._response = link, response
 
     async def __aiter__(self) -> AsyncIterator[bytes]:

@@ -16,6 +16,12 @@ async def test_a_part_is_streamed_as_it_is(client, open_host):
     assert all(answer.is_closed for answer in open_host.indexes.answers)
 
 
+async def test_a_part_may_have_no_etag(client, open_host):
+    open_host.indexes.head = {}
+    response = await client.post(PATH, json=ASKED)
+    assert (response.status, "ETag" in response.headers) == (200, False)
+
+
 async def test_a_partition_that_is_not_here_is_said_to_be_so(client, open_host, body):
     open_host.indexes.refusal = RoutingError("moved")
     answered = await body(await client.post(PATH, json=ASKED), 503)

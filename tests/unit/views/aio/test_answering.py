@@ -216,6 +216,11 @@ async def test_the_etag_changes_with_rows_and_query():
     assert len({first, *others}) == 5
 
 
+async def test_rows_with_documents_have_no_etag():
+    answered = await answer(Snapshot(), PLAIN, Query(include_docs=True))
+    assert answered.head == {}
+
+
 # ---- over a real index that changes meanwhile
 
 LOG = (FailoverEntry(1, 0, 1),)

@@ -251,7 +251,7 @@ async def test_the_etag_is_that_of_all_nodes():
     async def etag(nodes, **options):
         answered = await Gatherer("b", nodes.parts_of).query("d", "v", Query(**options), VIEW)
         [chunk async for chunk in answered.chunks]
-        return answered.head["etag"]
+        return answered.head.get("etag")
 
     first = await etag(Nodes())
     assert first == await etag(Nodes())
@@ -260,7 +260,7 @@ async def test_the_etag_is_that_of_all_nodes():
     nodes.nodes["x"].name = "other"
     assert await etag(nodes) != first
     nodes.nodes["y"].refusals = [MillstreamError("down")]
-    assert await etag(nodes, on_error="continue") == ""
+    assert await etag(nodes, on_error="continue") is None
 
 
 # ---- partitions that move while queries are under way

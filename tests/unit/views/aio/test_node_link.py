@@ -52,6 +52,13 @@ async def test_an_answer_is_streamed(node, link):
     assert headers["Authorization"] == "Basic " + b64encode(b"@node:secret").decode()
 
 
+async def test_an_answer_without_an_etag(node, link):
+    node.answer = lambda _: web.Response(body=b"1")
+    stream = await link.query(REQUEST)
+    assert stream.head == {}
+    await stream.close()
+
+
 @pytest.mark.parametrize(
     ("status", "code", "kind"),
     [
