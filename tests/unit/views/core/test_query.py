@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -308,3 +310,32 @@ def test_several_queries_in_one_body():
 def test_a_query_goes_to_another_process_as_its_options(options):
     query = parse_query(options)
     assert parse_query(query_options(query)) == query
+
+
+names = st.sampled_from(
+    ["key", "keys", "startkey", "end_key", "startkey_docid", "limit", "skip", "group", "at",
+     "group_level", "reduce", "update", "stale", "timeout", "on_error", "sorted", "partition", "x"]
+)  # fmt: skip
+texts = st.sampled_from(
+    ["", "true", "1", "-1", "1e400", "[1e400]", "{", "[[[", '"\\ud800"', "null", "lazy", "[]",
+     "{}", '{"0":[]}', '{"0":["a",1e3]}', "12345678901234567890123", "0-", "5-gaQ", "\x00", "é"]
+) | st.text(max_size=8)  # fmt: skip
+
+
+@given(st.lists(st.tuples(names, texts), max_size=4), st.booleans())
+def test_no_parameters_raise_anything_but_a_refusal(parameters, has_reduce):
+    try:
+        query = parse_query(url_options(parameters))
+        query.check(has_reduce)
+    except UsageError:
+        return
+    # What was taken can be asked: all of its keys have a place in the row order.
+    for key in (query.key, query.startkey, query.endkey, *(query.keys or ())):
+        if key is not MISSING:
+            encode_key(key)
+
+
+@given(st.binary(max_size=30) | st.text(max_size=20).map(lambda text: text.encode()))
+def test_no_body_raises_anything_but_a_refusal(body):
+    with suppress(UsageError):
+        parse_query(body_options(body))
