@@ -62,6 +62,10 @@ How it is measured:
 - **Engine**: parts of the engine alone in a process of their own, beside the least that the same
   bytes cost any program; opening a directory that a kill or a clean stop left; and single writes
   that are answered once they are on disk, in turns with Debian's Redis with `appendfsync always`.
+- **Views**: one view of small documents with `_sum`, by a Python map and by a JavaScript one, from
+  the design document to the first answer that is up to date, in processor time of the index
+  process and its sandbox; queries over one kept HTTP connection; PouchDB's mapreduce in memory
+  with a hundredth of the documents, where npm has it (`make test-tools`).
 - **Yardstick**: a fixed loop of pure Python, before and after. Where the two differ much, the
   machine changed its speed under the benchmark.
 
@@ -113,6 +117,8 @@ def _page(results: Figures, judged: Sequence[Verdict]) -> Iterator[str]:
         yield from _spark(results["spark"])
     if "engine" in results:
         yield from _engine(results["engine"])
+    if "views" in results:
+        yield from _views(results["views"])
 
 
 def _floors(judged: Sequence[Verdict]) -> Iterator[str]:
@@ -330,6 +336,42 @@ def _persisted(persisted: Figures) -> Iterator[str]:
                     f"| {clients} | {server} | {row['operations_per_s']:,.0f} | {ratio} | "
                     f"{row['us']:.1f} | {row['p50_us']:.0f} | {row['p99_us']:.0f} |"
                 )
+    yield ""
+
+
+def _views(views: Figures) -> Iterator[str]:
+    peer, index, visible = views["peer"], views["index"], views["visible_ms"]
+    yield f"Views of {views['documents']:,} documents with one row each:"
+    yield ""
+    yield "| first build | documents/s | documents/s of a core |"
+    yield "| --- | --- | --- |"
+    builds = {**views["build"], **({"PouchDB": peer} if peer else {})}
+    for name, figures in builds.items():
+        yield (
+            f"| {name} | {figures['documents_per_s']:,.0f} | "
+            f"{figures['documents_per_cpu_s']:,.0f} |"
+        )
+    yield ""
+    yield "| query | ms | PouchDB, ms |"
+    yield "| --- | --- | --- |"
+    names = {"reduce_ms": "reduce of half the rows", "page_ms": "page of 1,000 rows"}
+    for key, name in names.items():
+        theirs = f"{peer[key]:.1f}" if peer else ""
+        yield f"| {name} | {views[key]:.2f} | {theirs} |"
+    yield ""
+    masks = ", ".join(f"{name} {ms:.2f}" for name, ms in index["partitions_ms"].items())
+    yield (
+        f"A write is visible to a query that waits for it after {visible['p50']:.1f} ms "
+        f"(99 of 100: {visible['p99']:.1f}). In the index alone, commits of 1,000 changed rows come to "
+        f"{index['commits_per_s']:,.0f} rows/s, a rollback to a kept root takes "
+        f"{index['rollback_ms']:.1f} ms, and a reduce over all rows of some of the partitions, in "
+        f"ms: {masks}."
+    )
+    yield ""
+    yield "| kv reads, one after the other | median us | 99 of 100, us |"
+    yield "| --- | --- | --- |"
+    for name, figures in views["reads_us"].items():
+        yield f"| {name} | {figures['p50']:,.0f} | {figures['p99']:,.0f} |"
     yield ""
 
 

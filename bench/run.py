@@ -9,8 +9,8 @@ How it measures:
 2. A fixed loop of pure Python before and after tells how fast the machine was.
 3. Spark and the node share the processors.
 
-Elsewhere: the change stream (streams.py), the engine (engine.py), what is printed (report.py), the
-servers (servers.py), the Spark job (spark_rows.py).
+Elsewhere: the change stream (streams.py), the engine (engine.py), views (views.py), what is
+printed (report.py), the servers (servers.py), the Spark job (spark_rows.py).
 """
 
 import argparse
@@ -29,6 +29,7 @@ from typing import Any
 import engine
 import report
 import streams
+import views
 from millstream import accelerated
 from report import Verdict
 from servers import (
@@ -57,6 +58,7 @@ RATIO_FLOORS = {"python": {"get": 0.6, "set": 0.45}, "compiled": {"get": 0.65, "
 """Of memcached, by how the hot functions run."""
 SPARK_ROWS_PER_S_MIN = 200_000
 STREAM_ROUNDS = 3
+CASES = ("kv", "streams", "spark", "engine", "views")
 
 
 def yardstick_s() -> float:
@@ -184,7 +186,8 @@ def verdicts(results: Figures) -> list[Verdict]:
     if "spark" in results:
         figure = results["spark"]["best_rows_per_s"]
         found.append(Verdict("rows/s into Spark", figure, SPARK_ROWS_PER_S_MIN))
-    return found + (engine.verdicts(results["engine"]) if "engine" in results else [])
+    found += engine.verdicts(results["engine"]) if "engine" in results else []
+    return found + (views.verdicts(results["views"]) if "views" in results else [])
 
 
 def machine() -> Figures:
@@ -213,7 +216,7 @@ def say(text: str) -> None:
 def main() -> int:
     """Measure what was asked for; 1 if a floor is not reached."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=("kv", "streams", "spark", "engine"), action="append")
+    parser.add_argument("--only", choices=CASES, action="append")
     parser.add_argument(
         "--rows", choices=streams.ROWS, action="append", help="of the streams alone"
     )
@@ -221,6 +224,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3.0, help="length of one such load")
     parser.add_argument("--tries", type=int, default=3, help="of a kv load that was disturbed")
     parser.add_argument("--items", type=int, default=1_000_000, help="documents streamed and read")
+    parser.add_argument("--documents", type=int, default=500_000, help="of the bucket with views")
     parser.add_argument("--no-report", action="store_true", help="leave docs/benchmarks.md alone")
     options = parser.parse_args()
     options.only = ["streams"] if options.rows else options.only
@@ -233,6 +237,7 @@ def main() -> int:
         "engine": lambda at: engine.measure_engine(
             at, options.items, options.rounds, options.seconds
         ),
+        "views": lambda at: views.measure_views(at, options.documents),
     }
     build_programs()
     results = report.load() if options.only else {}

@@ -222,7 +222,7 @@ class Node(Server):
         for listener in ("kv", "memcached", "http", "coord", "ninep", "peer"):
             command += [f"--{listener}", "127.0.0.1:0"]
         super().__init__([*command, *options], directory / "node.log", pinned=pinned)
-        self.kv_port = self.memcached_port = 0
+        self.kv_port = self.memcached_port = self.http_port = 0
 
     def start(self) -> None:
         super().start()
@@ -234,6 +234,7 @@ class Node(Server):
         ready = json.loads(line)
         self.kv_port = int(ready["kv"].rpartition(":")[2])
         self.memcached_port = int(ready["memcached"].rpartition(":")[2])
+        self.http_port = int(ready["http"].rpartition(":")[2])
 
 
 def on_cpus(cpus: list[int], command: list[str]) -> list[str]:
