@@ -43,8 +43,9 @@ from millstream.views.core.node_store import StoreCommit, Stored, StoreSizes
 
 __all__ = ["INDEX_MAP_BYTES", "LmdbIndexStore"]
 
-INDEX_MAP_BYTES: Final = 256 * 1024 * 1024 * 1024
-"""Address space reserved for the environment of one index; its file grows as needed."""
+INDEX_MAP_BYTES: Final = 64 * 1024 * 1024 * 1024
+"""Address space reserved for the environment of one index, and the most it may have; its file
+grows as needed. A process has address space for some 2,000 of them."""
 READERS_MAX: Final = 126
 """Threads that may read one index at a time."""
 NUMBERS_PER_READ_MAX: Final = 10_000
@@ -207,6 +208,12 @@ class LmdbIndexStore:
                 max_readers=READERS_MAX,
                 max_spare_txns=READERS_MAX,
             )
+        except lmdb.MemoryError as error:
+            raise UnavailableError(
+                f"the index in {self._path} cannot be opened, there is no room for it in the "
+                f"process: {error}; fewer indexes are needed on this node",
+                code="too_many_indexes",
+            ) from error
         except lmdb.Error as error:
             raise _damaged(self._path, error) from error
         if _is_short(environment, folder):  # pages that are not in the file kill who reads them

@@ -235,3 +235,19 @@ def test_two_generations_after_a_kill_the_larger_one_counts(path):
     assert store.read(1) == node(1)
     assert [each.name for each in path.iterdir()] == ["7"]
     store.close()
+
+
+def test_an_index_that_finds_no_room_in_the_process_is_not_damaged(path, tmp_path):
+    small = opened(path)
+    small.commit(StoreCommit(0, b"header 0"))
+    small.close()
+    large = opened(tmp_path / "large", map_bytes=1 << 46)
+    try:
+        with pytest.raises(UnavailableError, match="fewer indexes") as raised:
+            opened(path, map_bytes=1 << 46)
+    finally:
+        large.close()
+    assert raised.value.code == "too_many_indexes"
+    again = opened(path)
+    assert again.stored() == ({0: b"header 0"}, {})
+    again.close()
