@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cmp_to_key, reduce
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +14,7 @@ from millstream.views.core.builtin_reduces import RANKED_MAX, Rows, is_builtin, 
 from millstream.views.core.collation import encode_key
 from millstream.views.core.reduce import IllegalValueError
 from millstream.views.core.rows import row_key
+from reduce_model import model, stats
 
 SMALL = st.integers(-9, 9)
 # Floats that add without rounding, so that the order does not show.
@@ -26,7 +26,7 @@ VALUES = {
     "objects": st.dictionaries(
         st.sampled_from("abc"), SMALL | st.lists(SMALL, max_size=2), max_size=3
     ),
-    "stats": st.lists(SMALL, min_size=1, max_size=9).map(lambda ns: stats(ns)) | SMALL,
+    "stats": st.lists(SMALL, min_size=1, max_size=9).map(stats) | SMALL,
     "columns": st.lists(SMALL, min_size=2, max_size=2),
     "any": st.recursive(
         st.none() | st.booleans() | SMALL | st.text("ab\0A", max_size=3),
@@ -41,67 +41,6 @@ CASES = [
     ("_top_3", "any"), ("_bottom_2", "any"), ("_bottom_100", "numbers"), ("_first", "any"),
     ("_last", "any"), ("_approx_count_distinct", "any"),
 ]  # fmt: skip
-
-
-def stats(numbers: list[Any]) -> dict[str, Any]:
-    return {
-        "sum": sum(numbers),
-        "count": len(numbers),
-        "min": min(numbers),
-        "max": max(numbers),
-        "sumsqr": sum(number * number for number in numbers),
-    }
-
-
-def added(a: Any, b: Any) -> Any:
-    """The rule of _sum once more, of two values."""
-    if isinstance(a, dict):
-        return {
-            name: added(a[name], b[name]) if name in a and name in b else a.get(name, b.get(name))
-            for name in [*a, *b]
-        }
-    if not isinstance(a, list) and not isinstance(b, list):
-        return a + b
-    longer, shorter = (part if isinstance(part, list) else [part] for part in (a, b))
-    size = max(len(longer), len(shorter))
-    padded = [part + [0] * (size - len(part)) for part in (longer, shorter)]
-    return [x + y for x, y in zip(*padded, strict=True)]
-
-
-def model(name: str, rows: list[tuple[bytes, Any]]) -> Any:
-    """What a reduce shows for all rows, given in their order."""
-    values = [value for _, value in rows]
-    if name == "_count":
-        return len(values)
-    if name == "_sum":
-        return reduce(added, values)
-    if name == "_stats":
-        if isinstance(values[0], list):
-            return [
-                model(name, [(b"", v) for v in column]) for column in zip(*values, strict=True)
-            ]
-        parts = [value if isinstance(value, dict) else stats([value]) for value in values]
-        merged = {key: sum(part[key] for part in parts) for key in ("sum", "count", "sumsqr")}
-        low, high = min(part["min"] for part in parts), max(part["max"] for part in parts)
-        return {**merged, "min": low, "max": high}
-    if name in ("_first", "_last"):
-        return values[0 if name == "_first" else -1]
-    if name == "_approx_count_distinct":
-        return len({key for key, _ in rows})
-    side, count = name[1:].split("_")
-    return by_order(values, side == "top")[: int(count)]
-
-
-def by_order(values: list[Any], descending: bool) -> list[Any]:
-    def compare(a: Any, b: Any) -> int:
-        x, y = encode_key(a), encode_key(b)
-        return (x > y) - (x < y)
-
-    listed: list[Any] = []
-    for value in sorted(values, key=cmp_to_key(compare), reverse=descending):
-        if not listed or compare(listed[-1], value):
-            listed.append(value)
-    return listed
 
 
 def rows_of(rows: list[tuple[bytes, Any]]) -> Rows:
