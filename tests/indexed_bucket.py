@@ -5,7 +5,7 @@
 
 import asyncio
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
@@ -21,6 +21,7 @@ from millstream.upr.aio.link import TIMEOUT_S, Link
 from millstream.views.aio.index_mapping import MappedChanges
 from millstream.views.aio.indexing import BucketIndexer
 from millstream.views.aio.reading import IndexerSpec
+from millstream.views.core.documents import Changes
 from millstream.views.core.header import DocumentRows, MapFailure
 from millstream.views.core.index import Index, IndexShape
 from millstream.views.core.rows import pairs_of, split_row_key
@@ -37,13 +38,15 @@ class TestMapper:
 
     def __init__(self) -> None:
         self.calls: list[int] = []
+        self.given: list[Changes] = []
         self.is_closed = False
 
-    def map(self, frames: Sequence[bytes], lineages: Sequence[bytes]) -> MappedChanges:
-        assert len(frames) == len(lineages)
-        self.calls.append(len(frames))
+    def map(self, changes: Changes) -> MappedChanges:
+        assert len(changes.frames) == len(changes.lineages)
+        self.calls.append(len(changes.frames))
+        self.given.append(changes)
         documents, failures = [], []
-        for frame in frames:
+        for frame in changes.frames:
             change = change_of(frame)
             rows = []
             if not change.is_deleted:

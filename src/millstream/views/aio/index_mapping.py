@@ -1,7 +1,7 @@
 """What changes contribute to an index: the maps of its trees, run on whole batches of changes.
 
     mapper = IndexMapper(design, bucket_uuid)
-    mapped = mapper.map(frames, lineages)         # 500 to 1,000 changes
+    mapped = mapper.map(Changes(frames, lineages))         # 500 to 1,000 of them
     reducers = mapper.reducers()                  # for the writer of the trees, in the same thread
 
 Invariants:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from millstream.views.aio.sandbox import Mapped
     from millstream.views.core.design import DesignDocument
-    from millstream.views.core.documents import Seen
+    from millstream.views.core.documents import Changes, Seen
     from millstream.views.core.header import Row
     from millstream.views.core.reductions import ReduceCall, ReduceLimit, ReduceResult
 
@@ -79,17 +79,13 @@ class IndexMapper:
         self._is_plain = all(encoder is encode_key for encoder in encoders)
         self._mapper = open_functions(design.functions_by_tree())
 
-    def map(self, frames: Sequence[bytes], lineages: Sequence[bytes]) -> MappedChanges:
+    def map(self, changes: Changes) -> MappedChanges:
         """Map changes as they came.
-
-        Args:
-            frames: whole frames of changes.
-            lineages: that of each.
 
         Raises:
             UnavailableError: the JavaScript process cannot be started again.
         """
-        seen = self._documents.of(frames, lineages)
+        seen = changes.seen_by(self._documents)
         live = [each for each in seen if each[2] is not None]
         mapped = self._mapper.map([text for _, _, text in live if text is not None])
         failures = [

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CLEAN_PAUSE_S",
+    "FIRST_PAUSE_S",
     "LOOK_S",
     "PAUSE_S_MAX",
     "PAUSE_S_MIN",
@@ -78,6 +79,8 @@ _FINAL: Final = frozenset({"access_denied", "bad_credentials", "bucket_recreated
 PAUSE_S_MIN: Final = 0.05
 """Before indexes are read for again after an error; doubled each time nothing was committed."""
 PAUSE_S_MAX: Final = 5.0
+FIRST_PAUSE_S: Final = 0.05
+"""Between an index and its first build, so that those that come together share it."""
 LOOK_S: Final = 2.0
 """How often the source is asked how far it is, and which copies it has."""
 CLEAN_PAUSE_S: Final = 0.02
@@ -178,6 +181,8 @@ class BucketIndexer:
         served = ServedIndex(index, mapper, self._executor, is_automatic=is_automatic)
         assert served.signature not in self._indexes, "an index is added once"
         await served.begin(self._active, self._passive)
+        if served.is_new:
+            served.retry_at = time.monotonic() + FIRST_PAUSE_S
         self._indexes[served.signature] = served
         self._clean(served)
         self._news.set()
@@ -400,13 +405,19 @@ class BucketIndexer:
 
     async def _regroup(self, *, is_automatic: bool, now: float) -> None:
         """Start groups, and join those that have come near each other."""
-        members = [
-            Member(served.signature, served.places, served.group, served.is_new)
+        wanted = [
+            served
             for served in self._indexes.values()
             if served.is_automatic == is_automatic
             and served.places
             and not (served.group and self._groups[served.group].is_first)
-            and (served.group or (served.retry_at <= now and (is_automatic or served.waiting)))
+            and (served.group or is_automatic or served.waiting)
+        ]
+        due = [served for served in wanted if served.group or served.retry_at <= now]
+        if any(served.is_new for served in due):  # then all of them together
+            due = [served for served in wanted if served in due or served.is_new]
+        members = [
+            Member(served.signature, served.places, served.group, served.is_new) for served in due
         ]
         for group in plan(members):
             running = {self._indexes[each].group for each in group.signatures}

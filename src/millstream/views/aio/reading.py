@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from millstream.errors import AccessError, MillstreamError, StreamError, UnavailableError
 from millstream.upr.core.consumer import WINDOW_BYTES
 from millstream.views.aio.index_source import SourceStanding, ask_standings, open_source
-from millstream.views.aio.served import FirstRows
+from millstream.views.aio.served import FirstRows, Gathered
+from millstream.views.core.documents import Changes
 from millstream.views.core.first_build import FirstBuild
 from millstream.views.core.header import Judged
 from millstream.views.core.indexer import Feed, Member, Part, lowest
@@ -203,22 +204,13 @@ class GroupReader:
                 continue
             parts = feed.take_parts(time.monotonic())
             self._taken.set()
+            gathered = Gathered(parts, _as_of(parts, judged))
             for served in list(self.served):
-                await self._publish(served, parts, judged)
+                await self._publish(served, gathered)
             self._on_commit(self)
 
-    async def _publish(
-        self, served: ServedIndex, parts: Mapping[int, Part], judged: Mapping[int, Judged]
-    ) -> None:
-        now = {
-            partition: Judged(
-                part.failover_log,
-                max(part.end.snap_end, judged[partition].high_seqno),
-                judged[partition].purge_seqno,
-            )
-            for partition, part in parts.items()
-        }
-        published = await served.publish(parts, now)
+    async def _publish(self, served: ServedIndex, gathered: Gathered) -> None:
+        published = await served.publish(gathered)
         left_out = published.left_out if published is not None else {}
         wrong = {p: why for p, why in left_out.items() if why not in _HARMLESS}
         if wrong:
@@ -277,9 +269,10 @@ class GroupReader:
                 batch = build.take_batch()
                 if batch is not None:
                     self._taken.set()
+                    changes = Changes(*batch)
                     for served, rows in work:
                         if served in self.served:
-                            await served.add_first(rows, batch)
+                            await served.add_first(rows, changes)
                     continue
                 if reading.done():
                     reading.result()
@@ -315,6 +308,18 @@ class GroupReader:
             if served in self.served:
                 await served.load(rows, build.whole, build.left_out, judged)
         self._on_commit(self)
+
+
+def _as_of(parts: Mapping[int, Part], judged: Mapping[int, Judged]) -> dict[int, Judged]:
+    """Return how the source judges, now that it has sent these parts."""
+    return {
+        partition: Judged(
+            part.failover_log,
+            max(part.end.snap_end, judged[partition].high_seqno),
+            judged[partition].purge_seqno,
+        )
+        for partition, part in parts.items()
+    }
 
 
 _HARMLESS: Final = frozenset({"nothing_new", "not_indexed"})

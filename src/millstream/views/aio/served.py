@@ -21,21 +21,21 @@ from millstream.errors import CorruptionError, UnavailableError
 from millstream.views.aio.index_mapping import MappedChanges
 from millstream.views.aio.sorting import Row, RowSorter
 from millstream.views.core.back_index import first_rows_of
+from millstream.views.core.documents import Changes
 from millstream.views.core.header import DocumentRows, Judged, MapFailure, PartRead
 from millstream.views.core.indexer import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from concurrent.futures import ThreadPoolExecutor
     from pathlib import Path
 
     from millstream.views.aio.index_mapping import MappedChanges
-    from millstream.views.core.first_build import Batch
     from millstream.views.core.header import Header
     from millstream.views.core.index import Index, Published
     from millstream.views.core.indexer import Part
 
-__all__ = ["SORT_BYTES_MAX", "WRITER", "ChangeMapper", "FirstRows", "ServedIndex"]
+__all__ = ["SORT_BYTES_MAX", "WRITER", "ChangeMapper", "FirstRows", "Gathered", "ServedIndex"]
 
 SORT_BYTES_MAX: Final = 64 * 1024 * 1024
 """Rows of one index in memory during its first build."""
@@ -49,11 +49,35 @@ _Result = TypeVar("_Result")
 class ChangeMapper(Protocol):
     """Runs the maps of one index. Blocking, one thread at a time."""
 
-    def map(self, frames: Sequence[bytes], lineages: Sequence[bytes]) -> MappedChanges:
+    def map(self, changes: Changes) -> MappedChanges:
         """Map changes as they came; a deletion contributes nothing."""
 
     def close(self) -> None:
         """Free what the mapper holds."""
+
+
+class Gathered:
+    """Parts for several indexes, each of which takes those partitions that it lacks.
+
+    Args:
+        parts: by partition.
+        judged: how the source judges now.
+    """
+
+    def __init__(self, parts: Mapping[int, Part], judged: Mapping[int, Judged]) -> None:
+        self.parts, self.judged = parts, judged
+        self._changes: dict[frozenset[int], Changes] = {}
+
+    def changes_of(self, partitions: Collection[int]) -> Changes:
+        """Return the changes of some partitions; the same object to all who take the same."""
+        chosen = frozenset(partitions)
+        if chosen not in self._changes:
+            parts = [self.parts[partition] for partition in sorted(chosen)]
+            self._changes[chosen] = Changes(
+                [frame for part in parts for frame in part.frames],
+                [lineage for part in parts for lineage in part.lineages],
+            )
+        return self._changes[chosen]
 
 
 class FirstRows:
@@ -227,27 +251,21 @@ class ServedIndex:
         self.rollbacks += 1
         return True
 
-    async def publish(
-        self, parts: Mapping[int, Part], judged: Mapping[int, Judged]
-    ) -> Published | None:
+    async def publish(self, gathered: Gathered) -> Published | None:
         """Map and commit parts; None: the index has all of them."""
-        return await self._in_thread(lambda: self._publish(parts, judged))
+        return await self._in_thread(lambda: self._publish(gathered))
 
-    def _publish(
-        self, parts: Mapping[int, Part], judged: Mapping[int, Judged]
-    ) -> Published | None:
+    def _publish(self, gathered: Gathered) -> Published | None:
         positions = self.index.newest.positions
         taken = {
             partition: part
-            for partition, part in parts.items()
+            for partition, part in gathered.parts.items()
             if partition in positions and positions[partition].seqno < part.end.seqno
         }
         if not taken:
             return None
-        mapped = self.mapper.map(
-            [frame for part in taken.values() for frame in part.frames],
-            [lineage for part in taken.values() for lineage in part.lineages],
-        )
+        judged = gathered.judged
+        mapped = self.mapper.map(gathered.changes_of(taken))
         documents: dict[int, list[DocumentRows]] = {partition: [] for partition in taken}
         for document in mapped.documents:
             documents[document.partition].append(document)
@@ -277,9 +295,9 @@ class ServedIndex:
 
     # -- first build
 
-    async def add_first(self, rows: FirstRows, batch: Batch) -> None:
+    async def add_first(self, rows: FirstRows, changes: Changes) -> None:
         """Map some changes of a first build."""
-        await self._in_thread(lambda: rows.add(self.mapper.map(*batch)))
+        await self._in_thread(lambda: rows.add(self.mapper.map(changes)))
 
     async def load(
         self,

@@ -29,9 +29,9 @@ from millstream.model.revision import Revisions
 from millstream.wire.mcbp import HEADER_BYTES, Opcode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-__all__ = ["Documents", "Seen", "document_id", "document_text"]
+__all__ = ["Changes", "Documents", "Seen", "document_id", "document_text"]
 
 _FIELDS: Final = Struct(">xBHBxHI12xQQ")
 _MUTATION: Final = int(Opcode.DCP_MUTATION)
@@ -57,6 +57,28 @@ Seen = tuple[int, bytes, bytes | None]
 """Partition and id of a changed document, and its text, None where it was deleted."""
 
 
+class Changes:
+    """Changes as they came; the documents in them are made once, however many indexes ask.
+
+    Args:
+        frames: whole frames of changes.
+        lineages: that of each.
+    """
+
+    __slots__ = ("_seen", "frames", "lineages")
+
+    def __init__(self, frames: Sequence[bytes], lineages: Sequence[bytes]) -> None:
+        self.frames, self.lineages = frames, lineages
+        self._seen: dict[tuple[bool, bool], list[Seen]] = {}
+
+    def seen_by(self, documents: Documents) -> list[Seen]:
+        """Return the documents, as `documents` makes them; not to be changed."""
+        seen = self._seen.get(documents.kind)
+        if seen is None:
+            seen = self._seen[documents.kind] = documents.of(self.frames, self.lineages)
+        return seen
+
+
 class Documents:
     """Makes texts of the changes of one bucket.
 
@@ -72,6 +94,8 @@ class Documents:
         self._digits_of = Revisions(bucket_uuid).digits_of
         self._include_design = include_design
         self._local_seq = local_seq
+        self.kind = (include_design, local_seq)
+        """Of one bucket, two of a kind make the same of the same changes."""
 
     def of(self, frames: Iterable[bytes], lineages: Iterable[bytes]) -> list[Seen]:
         """Return the documents of changes, in order; keys that are none are left out. Hot path.

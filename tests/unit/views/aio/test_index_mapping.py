@@ -14,6 +14,7 @@ from millstream.model.revision import Revisions
 from millstream.views.aio.index_mapping import IndexMapper
 from millstream.views.core.collation import encode_key, encode_raw_key
 from millstream.views.core.design import parse_design
+from millstream.views.core.documents import Changes
 from millstream.views.core.header import DocumentRows
 from millstream.views.core.registered import register
 from millstream.views.core.rows import EKEY_BYTES_MAX, row_key, row_value
@@ -78,7 +79,7 @@ def put(key, value, partition=3):
 
 
 def mapped(mapper, *frames):
-    return mapper.map(frames, [LINEAGE] * len(frames))
+    return mapper.map(Changes(frames, [LINEAGE] * len(frames)))
 
 
 def test_rows_of_documents_by_tree(mapper):
@@ -207,7 +208,7 @@ def test_both_languages_make_the_same_of_any_values(both, batch):
     frames = [mutation(1, key, value, 7, 4, 1, 0, 0, 0) for key, value in batch]
     answers = []
     for mapper in both:
-        found = mapper.map(frames, [LINEAGE] * len(frames))
+        found = mapper.map(Changes(frames, [LINEAGE] * len(frames)))
         trees = trees_of(mapper)
         answers.append([
             (*document[:2], sorted((trees.index(row[0]), *row[1:]) for row in document.rows))

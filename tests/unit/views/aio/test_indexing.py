@@ -103,6 +103,9 @@ async def test_indexes_are_built_together_and_share_their_stream(bucket: Indexed
         await bucket.updated(signature)
         bucket.check(signature)
     assert bucket.indexes["two"].newest.commit > commits
+    # What came was put together once for all: documents are made of the same object.
+    assert bucket.mappers["one"].given[-1] is bucket.mappers["three"].given[-1]
+    assert bucket.mappers["two"].given[0] is bucket.mappers["three"].given[0]
 
 
 def served(bucket: IndexedBucket) -> list[indexing.ServedIndex]:

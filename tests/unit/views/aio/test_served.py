@@ -14,7 +14,7 @@ from millstream.errors import UnavailableError
 from millstream.model.position import FailoverEntry, Position
 from millstream.trees.core.shapes import NO_REDUCER
 from millstream.views.aio.index_mapping import MappedChanges
-from millstream.views.aio.served import FirstRows, ServedIndex
+from millstream.views.aio.served import FirstRows, Gathered, ServedIndex
 from millstream.views.core.header import DocumentRows, Judged
 from millstream.views.core.index import Index, IndexShape
 from millstream.views.core.indexer import Part, Place
@@ -61,7 +61,7 @@ async def test_parts_are_mapped_and_published_with_what_failed(
         0: part(put(1, b"a", b'{"k":[1,2]}'), put(2, b"b", b'{"k":"bad"}'), end=2),
         1: part(put(1, b"c", b'{"k":[3]}', 1), deletion(1, b"d", 2, 2, 2, 0), end=2),
     }
-    published = await served.publish(parts, {0: JUDGED, 1: JUDGED})
+    published = await served.publish(Gathered(parts, {0: JUDGED, 1: JUDGED}))
 
     assert published is not None
     assert published.partitions == (0, 1)
@@ -74,9 +74,9 @@ async def test_parts_are_mapped_and_published_with_what_failed(
     mapper = served.mapper
     assert isinstance(mapper, TestMapper)
     mapper.calls.clear()
-    assert await served.publish(parts, {0: JUDGED, 1: JUDGED}) is None
+    assert await served.publish(Gathered(parts, {0: JUDGED, 1: JUDGED})) is None
     more = part(put(3, b"a", b'{"k":[]}'), start=Position(0xA, 2, 2, 2), end=3)
-    await served.publish({**parts, 0: more}, {0: JUDGED, 1: JUDGED})
+    await served.publish(Gathered({**parts, 0: more}, {0: JUDGED, 1: JUDGED}))
     assert mapper.calls == [1]
     assert len(rows_of(served.index)) == 1
 
@@ -84,7 +84,7 @@ async def test_parts_are_mapped_and_published_with_what_failed(
 async def test_a_refused_position_goes_back(executor: ThreadPoolExecutor) -> None:
     served = served_of(executor)
     await served.begin([0], [])
-    await served.publish({0: part(put(1, b"a", b'{"k":[1]}'), end=1)}, {0: JUDGED})
+    await served.publish(Gathered({0: part(put(1, b"a", b'{"k":[1]}'), end=1)}, {0: JUDGED}))
     assert not await served.roll_back({0: JUDGED})
     changed = served.changed
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from millstream.model.lineage import born
 from millstream.model.revision import Revisions
-from millstream.views.core.documents import Documents, document_id, document_text
+from millstream.views.core.documents import Changes, Documents, document_id, document_text
 from millstream.wire.frames import deletion, expiration, mutation
 
 UUID = "0123456789abcdef0123456789abcdef"
@@ -118,3 +118,14 @@ def test_document_ids():
 @pytest.mark.parametrize("key", ["_design/x", "\\xff00", "\\xzz"])
 def test_keys_without_text(key):
     assert document_text(key, b"{}") is None
+
+
+def test_documents_are_made_once_for_all_who_see_the_same(monkeypatch):
+    made = []
+    real = Documents.of
+    monkeypatch.setattr(Documents, "of", lambda self, *all: made.append(1) or real(self, *all))
+    changes = Changes([mutation(3, b"a", b"{}", 7, 4, 1, 0, 0, 1)], [LINEAGE])
+    plain, again = Documents("u"), Documents("u")
+    assert changes.seen_by(plain) is changes.seen_by(again)
+    assert b"_local_seq" in changes.seen_by(Documents("u", local_seq=True))[0][2]
+    assert len(made) == 2
