@@ -17,6 +17,7 @@ from typing import Final
 
 from millstream.trees.core.masks import Mask
 from millstream.trees.core.nodes import LeafNode, Nodes
+from millstream.trees.core.packing import LEAVES_TOGETHER_BYTES_MAX
 from millstream.trees.core.ranges import high_below, mask_below, slice_of, slots_in
 from millstream.trees.core.rewriting import LEAVES_PER_CALL_MAX
 from millstream.trees.core.shapes import Bound, Leaf, Reducer, Root
@@ -27,6 +28,7 @@ PARTIALS_WAITING_MAX: Final = 1024
 """Partials of one group after which they are made one."""
 ROWS_TOGETHER_MAX: Final = 4096
 """Rows of leaves that are filtered as one."""
+_LEAF_BYTES: Final = LEAVES_TOGETHER_BYTES_MAX // LEAVES_PER_CALL_MAX
 _GROUPS_AT_FIRST: Final = 16
 
 Part = bytes | Leaf
@@ -39,7 +41,16 @@ class Partials:
     filtering each.
     """
 
-    __slots__ = ("_keys", "_leaves", "_mask", "_partitions", "_parts", "_reducer", "_values")
+    __slots__ = (
+        "_bytes",
+        "_keys",
+        "_leaves",
+        "_mask",
+        "_partitions",
+        "_parts",
+        "_reducer",
+        "_values",
+    )
 
     def __init__(self, reducer: Reducer) -> None:
         self._reducer = reducer
@@ -49,6 +60,7 @@ class Partials:
         self._keys: list[bytes] = []
         self._values: list[bytes] = []
         self._partitions: bytearray | list[int] = bytearray()
+        self._bytes = 0
 
     def add_rows(
         self, node: LeafNode, low: Bound | None, high: Bound | None, mask: Mask | None
@@ -64,7 +76,8 @@ class Partials:
         self._values += node.values
         self._partitions.extend(node.partitions)
         self._mask = mask
-        if len(self._keys) >= ROWS_TOGETHER_MAX:
+        self._bytes += node.size
+        if len(self._keys) >= ROWS_TOGETHER_MAX or self._bytes >= LEAVES_TOGETHER_BYTES_MAX:
             self._filter()
 
     def extend(self, partials: list[bytes]) -> None:
@@ -87,7 +100,7 @@ class Partials:
         partitions = bytes(rows_of) if type(rows_of) is bytearray else rows_of
         leaf = self._mask.take(Leaf(self._keys, self._values, partitions))
         self._mask = None
-        self._keys, self._values, self._partitions = [], [], bytearray()
+        self._keys, self._values, self._partitions, self._bytes = [], [], bytearray(), 0
         if leaf.keys:
             self._add(leaf)
 
@@ -95,7 +108,7 @@ class Partials:
         if self._mask is not None:
             self._filter()
         self._parts.append(leaf)
-        self._leaves += 1
+        self._leaves += _weight(leaf)
         if self._leaves >= LEAVES_PER_CALL_MAX:
             self._shorten()
 
@@ -147,12 +160,14 @@ class GroupWalk:
     ) -> Iterator[tuple[bytes, bytes, bytes]]:
         """Yield (first key, its value, partial) of each group."""
         for _ in self._walk(root.number, root.height, low, high, mask, None):
-            if len(self._waiting) > self._groups_at_once:
+            closed = len(self._waiting) - 1
+            is_heavy = self._leaves >= LEAVES_PER_CALL_MAX
+            if closed >= self._groups_at_once or (is_heavy and closed):
                 groups = self._waiting[:-1]
                 del self._waiting[:-1]
                 yield from self._finished(groups)
                 self._groups_at_once = min(2 * self._groups_at_once, LEAVES_PER_CALL_MAX)
-            elif self._leaves >= LEAVES_PER_CALL_MAX:
+            if self._leaves >= LEAVES_PER_CALL_MAX:
                 self._shorten()
         yield from self._finished(self._waiting)
 
@@ -217,7 +232,7 @@ class GroupWalk:
                 self._waiting.append(_Group(name, (keys[at], values[at])))
             part = Leaf(keys[begin:end], values[begin:end], partitions[begin:end])
             self._waiting[-1].parts.append(part)
-        self._leaves += len(runs)
+        self._leaves += len(runs) - 1 + _weight(leaf)
 
     def _shorten(self) -> None:
         """Make what waits partials, one per group."""
@@ -228,12 +243,18 @@ class GroupWalk:
     def _finished(self, groups: list[_Group]) -> Iterator[tuple[bytes, bytes, bytes]]:
         for group, partial in zip(groups, self._partials(groups), strict=True):
             yield *group.first, partial
-        self._leaves = sum(isinstance(part, Leaf) for one in self._waiting for part in one.parts)
+        open_parts = [part for one in self._waiting for part in one.parts]
+        self._leaves = sum(_weight(part) for part in open_parts if isinstance(part, Leaf))
 
     def _partials(self, groups: list[_Group]) -> list[bytes]:
         if self._descending:
             return reduced([group.parts[::-1] for group in groups], self._reducer)
         return reduced([group.parts for group in groups], self._reducer)
+
+
+def _weight(leaf: Leaf) -> int:
+    """Return what a leaf counts for among those that wait: 1, or more if it is large."""
+    return 1 + sum(map(len, leaf.values)) // _LEAF_BYTES
 
 
 def _runs(names: list[bytes]) -> Iterator[tuple[bytes, int, int]]:

@@ -44,6 +44,7 @@ __all__ = [
 CACHE_BYTES_DEFAULT: Final = 64 * 1024 * 1024
 """Decoded nodes kept by one cache, as reckoned here: their bytes and what the objects add."""
 _OBJECT_BYTES: Final = 40
+_SHARE_OF_ONE: Final = 16  # of half a cache
 _NARROW_MAX: Final = 255
 _UINT64_BITS: Final = 64
 _crc: Final = Struct(">I")
@@ -195,7 +196,9 @@ class NodeCache:
         return node
 
     def put(self, number: int, node: LeafNode | InnerNode) -> None:
-        """Keep a node as the one used last."""
+        """Keep a node as the one used last; not one that would drive out many."""
+        if node.size > self._half_max // _SHARE_OF_ONE:
+            return
         self._bytes += node.size + 2 * _OBJECT_BYTES * len(node[0])
         if self._bytes > self._half_max:
             self._old, self._young, self._bytes = self._young, {}, 0

@@ -23,6 +23,7 @@ __all__ = [
     "INNER_CHILDREN_MAX",
     "INNER_CHILDREN_MIN",
     "LEAF_ROWS_MAX",
+    "LEAVES_TOGETHER_BYTES_MAX",
     "NODE_BYTES_MAX",
     "cuts_of_inner",
     "cuts_of_leaf",
@@ -34,6 +35,8 @@ __all__ = [
 
 NODE_BYTES_MAX: Final = 3900
 """Encoded; a store that gives large values pages of their own needs one of 4 KiB for it."""
+LEAVES_TOGETHER_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Leaves that are held decoded, or wait for a reducer, with usual ones bounded by their number."""
 LEAF_ROWS_MAX: Final = 256
 INNER_CHILDREN_MAX: Final = 64
 INNER_CHILDREN_MIN: Final = 8
@@ -52,6 +55,8 @@ _LOAD_FILL: Final = 0.9
 
 def is_amiss(node: LeafNode | InnerNode) -> bool:
     """Whether a node may be overfull or underfull: one cheap look for the many that are not."""
+    if len(node[0]) == 1 and isinstance(node, LeafNode):
+        return node.size < _LEAF_BYTES_MIN
     return not (
         _LEAF_BYTES_MIN <= node.size <= NODE_BYTES_MAX
         and INNER_CHILDREN_MIN // 2 <= len(node[0]) <= INNER_CHILDREN_MAX

@@ -36,6 +36,7 @@ from millstream.trees.core.nodes import (
     set_of,
 )
 from millstream.trees.core.packing import (
+    LEAVES_TOGETHER_BYTES_MAX,
     cuts_of_inner,
     cuts_of_leaf,
     fit_together,
@@ -200,13 +201,16 @@ class Rewriting:
         for _ in range(root.height):
             level = list(self._children(level))
         ready: list[_Visit] = []
+        size = 0
         for leaf in self._children(level):
             self._edit(leaf)
             if not leaf.number and leaf.node is not None and not is_amiss(leaf.node):
                 ready.append(leaf)
-                if len(ready) == LEAVES_TOGETHER_MAX:
+                size += leaf.node.size
+                if len(ready) == LEAVES_TOGETHER_MAX or size >= LEAVES_TOGETHER_BYTES_MAX:
                     self._write(ready)
                     ready.clear()
+                    size = 0
         self._write(ready)
         return top
 

@@ -30,7 +30,7 @@ from millstream.trees.core.nodes import (
     sealed,
     set_of,
 )
-from millstream.trees.core.packing import cuts_of_leaf
+from millstream.trees.core.packing import LEAVES_TOGETHER_BYTES_MAX, cuts_of_leaf
 from millstream.trees.core.rewriting import (
     LEAVES_PER_CALL_MAX,
     Entry,
@@ -49,6 +49,7 @@ OPERATIONS_PER_PASS_MAX: Final = 16_384
 SINK_BYTES_MAX: Final = 4 * 1024 * 1024
 """Bytes of new nodes after which a bulk load hands them to the sink."""
 _ROWS_AT_ONCE: Final = 4096
+_ROWS_LOOKED_AT: Final = 32  # and added up: what a chunk may exceed its bytes by
 
 Sink = Callable[[dict[int, bytes]], None]
 
@@ -130,11 +131,14 @@ class TreeWriter:
         """
         levels: list[list[Entry]] = [[]]
         leaves: list[tuple[bytes, LeafNode, int]] = []
+        size = 0
         for piece in _leaves_of(rows):
             leaves.append(piece)
-            if len(leaves) == LEAVES_PER_CALL_MAX:
+            size += len(piece[0])
+            if len(leaves) == LEAVES_PER_CALL_MAX or size >= LEAVES_TOGETHER_BYTES_MAX:
                 levels[0] += write_leaves(leaves, reducer, self)
                 leaves.clear()
+                size = 0
                 self._load_inners(levels, reducer)
                 self._flush()
         levels[0] += write_leaves(leaves, reducer, self)
@@ -185,8 +189,7 @@ def _leaves_of(rows: Iterable[Row]) -> Iterator[tuple[bytes, LeafNode, int]]:
     keys: list[bytes] = []
     values: list[bytes] = []
     partitions: list[int] = []
-    iterator = iter(rows)
-    while chunk := list(islice(iterator, _ROWS_AT_ONCE)):
+    for chunk in _chunks(rows):
         new_keys, new_partitions, new_values = zip(*chunk, strict=True)
         assert not keys or keys[-1] < new_keys[0], "not sorted, or a key twice"
         assert all(map(lt, new_keys, new_keys[1:])), "not sorted, or a key twice"
@@ -202,6 +205,19 @@ def _leaves_of(rows: Iterable[Row]) -> Iterator[tuple[bytes, LeafNode, int]]:
     for end in _ends(keys, values, partitions) if keys else ():
         yield _leaf(keys[done:end], values[done:end], partitions[done:end])
         done = end
+
+
+def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Yield some rows at a time, few where they are large."""
+    iterator, chunk, size = iter(rows), list[Row](), 0
+    while part := list(islice(iterator, _ROWS_LOOKED_AT)):
+        chunk += part
+        size += sum([len(value) for _, _, value in part])
+        if len(chunk) >= _ROWS_AT_ONCE or size >= LEAVES_TOGETHER_BYTES_MAX:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
 def _ends(keys: list[bytes], values: list[bytes], partitions: list[int]) -> list[int]:

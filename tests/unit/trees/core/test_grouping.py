@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.trees.core import grouping
-from millstream.trees.core.grouping import Partials
+from millstream.trees.core.grouping import GroupWalk, Partials
 from millstream.trees.core.masks import Mask
-from millstream.trees.core.nodes import leaf_body
+from millstream.trees.core.nodes import Nodes, leaf_body
+from millstream.trees.core.packing import LEAVES_TOGETHER_BYTES_MAX
 from millstream.trees.core.reader import TreeReader
 from millstream.trees.core.shapes import Leaf
 from tree_model import Joins, Sums, Tree, key, rows_from, small_nodes, span_of
@@ -104,3 +105,34 @@ def test_rows_filtered_together_keep_their_place() -> None:
     found = partials.result()
     assert found is not None
     assert found.endswith(b"~%d" % (200 + 149 + 43))
+
+
+class Weighed(Sums):
+    """Notes the most bytes of values in one leaf."""
+
+    most = 0
+
+    def reduce(self, leaves):  # type: ignore[no-untyped-def]
+        self.most = max(self.most, *(sum(map(len, leaf.values)) for leaf in leaves))
+        return [b"%d" % len(leaf.keys) for leaf in leaves]
+
+
+def test_large_rows_are_filtered_in_small_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouping, "LEAVES_TOGETHER_BYTES_MAX", 100_000)
+    tree = Tree(weighed := Weighed())
+    tree.load({key(n): (n % 2, bytes(1500)) for n in range(400)})
+    weighed.most = 0
+    assert tree.reader().reduce(wanted=0b1) == b"200"
+    assert 40_000 < weighed.most < 60_000
+
+
+def test_few_groups_of_large_rows_wait() -> None:
+    tree = Tree(Weighed())
+    tree.load({key(n): (0, bytes(200_000)) for n in range(400)})
+    assert tree.root is not None
+    walk = GroupWalk(Nodes(tree.store), tree.reducer, lambda key: key, False)
+    most = count = 0
+    for _ in walk.run(tree.root, None, None, None):
+        most, count = max(most, len(walk._waiting)), count + 1
+    assert count == 400
+    assert most * 200_000 < 2 * LEAVES_TOGETHER_BYTES_MAX

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from millstream.errors import CorruptionError
 from millstream.trees.core import writer as writer_module
 from millstream.trees.core.check import check, live_nodes
+from millstream.trees.core.nodes import NodeCache
+from millstream.trees.core.packing import LEAVES_TOGETHER_BYTES_MAX
 from millstream.trees.core.reader import TreeReader
 from millstream.trees.core.shapes import NO_REDUCER
 from millstream.trees.core.writer import TreeWriter
@@ -131,3 +133,58 @@ def test_a_missing_node_is_corruption() -> None:
     writer = TreeWriter(Store(), tree.next_number)
     with pytest.raises(CorruptionError):
         writer.apply(tree.root, [(b"a", 0, b"")], NO_REDUCER)
+
+
+class Weighed(Sums):
+    """Notes the most bytes of values that it was given at once."""
+
+    most = 0
+
+    def reduce(self, leaves):  # type: ignore[no-untyped-def]
+        self.most = max(self.most, sum(len(value) for leaf in leaves for value in leaf.values))
+        return [b"%d" % len(leaf.keys) for leaf in leaves]
+
+
+def test_large_rows_wait_in_small_numbers() -> None:
+    size, count = 200_000, 200
+    most = LEAVES_TOGETHER_BYTES_MAX + 35 * size
+    tree = Tree(weighed := Weighed())
+    tree.load({key(n): (n % 2, bytes(size)) for n in range(count)})
+    tree.apply({key(n): (n % 2, bytes(size + 1)) for n in range(count)})
+    reader = TreeReader(tree.store, tree.root, None, weighed)
+    assert reader.reduce(wanted=0b1) == b"%d" % (count // 2)
+    assert reader.reduce((key(1), True), (key(count - 2), True)) == b"%d" % (count - 2)
+    assert len(list(reader.groups(lambda key: key))) == count
+    assert len(list(reader.groups(lambda key: key[:-2], wanted=0b1))) == 2
+    assert size < weighed.most < most
+
+
+def test_loading_large_rows_holds_few_of_them() -> None:
+    portions: list[int] = []
+    alive = 0
+
+    def rows():  # type: ignore[no-untyped-def]
+        nonlocal alive
+        for n in range(400):
+            alive += 1
+            yield key(n), 0, bytes(200_000)
+
+    def sink(nodes: dict[int, bytes]) -> None:
+        nonlocal alive
+        portions.append(alive)
+        alive -= sum(len(node) > 100_000 for node in nodes.values())
+
+    TreeWriter(Store(), 1, sink).load(rows(), Weighed())
+    assert len(portions) > 5
+    assert max(portions) * 200_000 < 5 * LEAVES_TOGETHER_BYTES_MAX
+
+
+def test_one_large_node_does_not_drive_the_others_out_of_a_cache() -> None:
+    tree = Tree()
+    tree.load(rows_from(range(2000)) | {key(5000): (0, bytes(1_500_000))})
+    cache = NodeCache(2_000_000)
+    reader = TreeReader(tree.store, tree.root, cache)
+    for _ in range(2):
+        tree.store.reads = 0
+        assert sum(len(leaf.keys) for leaf in reader.scan()) == 2001
+    assert tree.store.reads == 1
