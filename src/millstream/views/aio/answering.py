@@ -160,7 +160,7 @@ async def answer(
         head = {} if query.include_docs else {"etag": _etag(header, query, wanted)}
         first = await _next_chunk(pieces, is_long)
         second = await _next_chunk(pieces, is_long)
-    except BaseException:
+    except BaseException:  # also when cancelled: no snapshot stays open
         snapshot.close()
         raise
     if second is None:

@@ -192,7 +192,7 @@ class _Asked(NamedTuple):
                     group.create_task(reader.begin())
             self._check_begun(readers)
             heads = merge_counts([r.counts for r in readers if r.counts is not None], self.query)
-        except BaseException:
+        except BaseException:  # also when cancelled: nodes are not read on
             await open_streams.aclose()
             raise
         return Answered(_joined_head(readers), self._merged(readers, heads, open_streams))

@@ -85,7 +85,7 @@ class HostedIndex:
         self.mapper = IndexMapper(design, bucket_uuid)
         try:
             self._open()
-        except BaseException:
+        except BaseException:  # no sandbox stays behind
             self.mapper.close()
             raise
 
@@ -109,7 +109,7 @@ class HostedIndex:
         )
         try:
             self.index = Index(self._store, shape, now_ms())
-        except BaseException:
+        except BaseException:  # no file stays open
             self._store.close()
             raise
         if self._store.rebuilt_because:

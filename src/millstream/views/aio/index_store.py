@@ -333,7 +333,7 @@ class LmdbIndexStore:
             if self._copy_some(self._copy, nodes_max):
                 return False
             self._finish(self._copy)
-        except BaseException:
+        except BaseException:  # also when interrupted: half a copy is none
             self._give_up()
             raise
         return True

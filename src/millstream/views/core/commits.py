@@ -249,7 +249,7 @@ class Commits:
         )
         try:
             self._store.commit(made)
-        except BaseException:
+        except BaseException:  # also when interrupted: what was written is of no commit
             self._give_up()
             raise
         self.kept, self._free, self._leftover = kept, free, []
