@@ -1,8 +1,8 @@
 """Where the sockets of a node's own processes are: `DIR/run`, open to the node's user alone.
 
 The path of a socket has at most `SOCKET_PATH_BYTES_MAX` bytes. Where the data directory's is too
-long the sockets are in a directory of their own beside other temporary files, and `DIR/run` says
-in the file `elsewhere` which.
+long, or its file system has no sockets, they are in a directory of their own beside other
+temporary files, and `DIR/run` says in the file `elsewhere` which.
 
 Invariants:
 1. The directory lets nobody in but the node's user (0700): whoever may connect is the node.
@@ -14,6 +14,7 @@ Elsewhere: who listens there (`node.engine`, `views.aio.index_server`).
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import tempfile
 from contextlib import suppress
@@ -45,7 +46,7 @@ class RunDirectory:
         self._run.chmod(0o700)
         self._remove_leftovers()
         self.path = self._run
-        if len(os.fsencode(self._run / _LONGEST_NAME)) > SOCKET_PATH_BYTES_MAX:
+        if not _takes_sockets(self._run):
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
             (self._run / _ELSEWHERE).write_bytes(os.fsencode(self.path))
 
@@ -73,6 +74,20 @@ class RunDirectory:
                     elsewhere.rmdir()
             note.unlink()
         _remove_sockets(self._run)
+
+
+def _takes_sockets(directory: Path) -> bool:
+    """Whether paths there are short enough, and the file system is one that has sockets."""
+    path = directory / _LONGEST_NAME
+    if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+        return False
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.bind(str(path))
+        except OSError:
+            return False
+    path.unlink()
+    return True
 
 
 def _is_own_directory(path: Path) -> bool:

@@ -60,3 +60,17 @@ def test_what_is_not_ours_is_left_alone(tmp_path):
         RunDirectory(tmp_path).close()
         assert (foreign / "precious").exists()
     assert not (tmp_path / "run" / "elsewhere").exists()
+
+
+def test_where_the_file_system_has_no_sockets_they_are_elsewhere(tmp_path, monkeypatch):
+    class Refused(socket.socket):
+        def bind(self, path):
+            raise PermissionError(1, "Operation not permitted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socket", Refused)
+        run = RunDirectory(tmp_path)
+    assert run.path.parent == type(tmp_path)(tempfile.gettempdir())
+    listen(run.kv)
+    run.close()
+    assert not run.path.exists()

@@ -285,6 +285,9 @@ async def test_a_document_that_cannot_be_used_is_refused_alone(hosted):
         with pytest.raises(UsageError) as raised:
             await hosted.query(name)
         assert raised.value.code == code
+    nothing, something = hosted.bucket.info("none"), hosted.bucket.info("d")
+    assert nothing.keys() == something.keys()
+    assert nothing["rows"] == {}
     with pytest.raises(UsageError) as raised:
         await hosted.query("d", "other")
     assert raised.value.code == "missing_named_view"
