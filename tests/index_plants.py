@@ -205,6 +205,7 @@ def anybody_publishes(patch: Patch) -> None:
 @plant
 def compaction_numbers_anew(patch: Patch) -> None:
     def compact(self: World) -> None:
+        self.queries.clear()
         number_anew(self)
         self.index = Index(self.store, SHAPE, self.now_ms, self.bounds)
         self.note("numbered anew")
@@ -253,3 +254,11 @@ def compaction_keeps_the_newest_root_only(patch: Patch) -> None:
         self.store.nodes = {n: data for n, data in self.store.nodes.items() if n in live}
 
     patch.setattr(World, "compact", compact)
+
+
+@plant
+def queries_do_not_hold_their_root(patch: Patch) -> None:
+    def oldest_needed(self: Any, kept: list[Header], now_ms: int) -> int:
+        return kept[0].commit
+
+    patch.setattr(commits.Commits, "_oldest_needed", oldest_needed)

@@ -4,7 +4,7 @@ Sources are active copies of partitions: their documents change, they fail over 
 written last, their leases get lost, they forget old deletions. Two writers take turns: one reads
 whole snapshots, as a node's indexer does, the other reads parts of snapshots by positions of its
 own, as a batch job does. Partitions come, are activated, go and come back; the index is cleaned,
-compacted, rolled back, and opened again.
+compacted, rolled back, and opened again; queries read one commit for as long as they last.
 
 After every step `World.check` compares the trees with the histories of the sources: rows of each
 partition that counts are those of its documents at the position, on the history it names; the
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from memory_index_store import MemoryIndexStore
-from millstream.errors import ConditionError
+from millstream.errors import ConditionError, CorruptionError
 from millstream.model.position import (
     FailoverEntry,
     Position,
@@ -28,9 +28,10 @@ from millstream.model.position import (
 from millstream.trees.core.check import check, live_nodes
 from millstream.trees.core.reader import TreeReader
 from millstream.trees.core.shapes import NO_REDUCER, Leaf
-from millstream.views.core.back_index import split_back_key, split_back_value
+from millstream.views.core.back_index import operations_of, split_back_key, split_back_value
+from millstream.views.core.commits import IndexSnapshot
 from millstream.views.core.header import DocumentRows, Header, Judged, PartRead, Row
-from millstream.views.core.index import Index, IndexShape
+from millstream.views.core.index import Index, IndexShape, Published
 from millstream.views.core.kept_roots import KeptBounds
 from millstream.views.core.rows import row_value, split_row_key
 
@@ -195,12 +196,24 @@ class Writer:
         world = self.world
         judged = {partition: source.judged for partition, source in world.sources.items()}
         holder = world.index.newest.fence
+        is_first = not any(world.index.newest.roots) and self.name == "snapshots"
         try:
-            published = world.index.publish(self.fence, parts, judged, world.now_ms)
+            if is_first and world.rng.random() < 0.5:
+                published = self.load(parts, judged)
+            else:
+                published = world.index.publish(self.fence, parts, judged, world.now_ms)
         except ConditionError:
             return
         if published.partitions and self.fence != holder:
             raise Wrong(f"{self.name} published with fence {self.fence}, in force was {holder}")
+
+    def load(self, parts: dict[int, PartRead], judged: dict[int, Judged]) -> Published:
+        """The same by sorted runs, as a first build does it."""
+        documents = [each for part in parts.values() for each in part.documents]
+        back, trees = operations_of(documents, TREES, lambda keys: {})
+        bare = {partition: part._replace(documents=()) for partition, part in parts.items()}
+        index, now_ms = self.world.index, self.world.now_ms
+        return index.load(self.fence, bare, judged, back, trees, now_ms)
 
 
 class World:
@@ -222,6 +235,7 @@ class World:
         self.index = Index(self.store, SHAPE, self.now_ms, self.bounds)
         self.writers = [Writer("snapshots", self), Writer("batches", self)]
         self.ordered: dict[int, str] = {}
+        self.queries: list[tuple[IndexSnapshot, list[list[tuple[bytes, bytes]]]]] = []
         self.last_lease = self.last_value = 0
         self.seen = self.index.newest
 
@@ -233,7 +247,8 @@ class World:
         self.take_over()
         steps = [
             *[self.write] * 6, *[self.work] * 12, *[self.disturb] * 4, *[self.roll_back] * 3,
-            self.take_over, self.move, self.clean, self.compact, self.open_again,
+            self.take_over, self.move, self.clean, self.compact, self.open_again, self.look,
+            self.look, self.look_away,
         ]  # fmt: skip
         for _ in range(self.rng.randint(20, 100)):
             self.now_ms += self.rng.randint(0, 20)
@@ -271,7 +286,7 @@ class World:
     def disturb(self) -> None:
         partition = self.pick()
         source = self.sources[partition]
-        event = self.rng.choice(("fail-over", "fail-over", "leases lost", "purge"))
+        event = self.rng.choice(("fail-over", "leases lost", "purge"))
         if event == "fail-over":
             lowest = max(source.purge_seqno, source.high_seqno - 8)
             source.fail_over(self.rng.randint(lowest, source.high_seqno))
@@ -327,9 +342,30 @@ class World:
 
     def open_again(self) -> None:
         """The process ends between two commits and starts again."""
+        self.queries.clear()
         self.store = self.store.durable()
         self.index = Index(self.store, SHAPE, self.now_ms, self.bounds)
         self.note("opened again")
+
+    def look(self) -> None:
+        """A query begins; it lasts until it looks away."""
+        snapshot = self.index.snapshot(self.now_ms)
+        self.queries.append((snapshot, self.shown(snapshot)))
+        self.note(f"query of commit {snapshot.header.commit}")
+
+    def look_away(self) -> None:
+        if self.queries:
+            snapshot, _ = self.queries.pop(self.rng.randrange(len(self.queries)))
+            snapshot.close()
+            self.note(f"query of commit {snapshot.header.commit} ends")
+
+    def shown(self, snapshot: IndexSnapshot) -> list[list[tuple[bytes, bytes]]]:
+        """All rows, read from the store and not from a cache."""
+        readers = [TreeReader(snapshot, root) for root in snapshot.header.roots]
+        return [
+            [row for leaf in reader.scan() for row in zip(leaf.keys, leaf.values, strict=True)]
+            for reader in readers
+        ]
 
     def finish(self) -> None:
         """Nothing happens any more: the index catches up, then the old roots are let go."""
@@ -362,6 +398,7 @@ class World:
         header = self.index.newest
         for kept in self.index.kept:
             self.check_kept(kept)
+        self.check_queries()
         if header.fence < self.seen.fence or header.next_node < self.seen.next_node:
             raise Wrong("a fencing or node number went back")
         if header.commit < self.seen.commit:
@@ -376,6 +413,15 @@ class World:
                 self.check_rows(partition, rows.get(partition, {}), header.positions[partition])
             elif state is None and partition in rows:
                 raise Wrong(f"p{partition}: dropped, but has rows {rows[partition]}")
+
+    def check_queries(self) -> None:
+        for snapshot, rows in self.queries:
+            try:
+                found = self.shown(snapshot)
+            except CorruptionError as error:
+                raise Wrong(f"query of commit {snapshot.header.commit}: {error}") from error
+            if found != rows:
+                raise Wrong(f"query of commit {snapshot.header.commit} reads other rows now")
 
     def check_kept(self, kept: Header) -> None:
         try:
