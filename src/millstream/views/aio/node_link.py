@@ -46,7 +46,14 @@ _BY_STATUS: Final[dict[int, type[MillstreamError]]] = {
     409: ConditionError,
     412: ConditionError,
 }
-_ROUTING: Final = ("not_my_partition", "design_differs")
+_ROUTING: Final = {
+    "not_my_partition": "not_my_partition",
+    "bucket_not_found": "not_my_partition",
+    "design_differs": "design_differs",
+    "missing": "design_differs",
+    "missing_named_view": "design_differs",
+}
+"""What a node says that is not as the one that asks it believes -> why the query is repeated."""
 
 
 class NodeAccess(NamedTuple):
@@ -120,9 +127,10 @@ class HttpNodeLink:
         except (aiohttp.ClientError, msgspec.DecodeError, UnicodeDecodeError):
             refusal = _Refusal(reason=f"HTTP status {response.status}")
         kind = _BY_STATUS.get(response.status, UnavailableError)
-        if refusal.error in _ROUTING:
-            kind = RoutingError
-        return kind(f"node {self._name}: {refusal.reason}", code=refusal.error)
+        code = refusal.error
+        if code in _ROUTING:
+            kind, code = RoutingError, _ROUTING[code]
+        return kind(f"node {self._name}: {refusal.reason}", code=code)
 
     def failed(self, what: str) -> UnavailableError:
         """Return the error of a node that does not answer as it should."""

@@ -76,6 +76,21 @@ async def test_errors_arrive_with_their_code(node, link, status, code, kind):
     assert caught.value.code == code
 
 
+@pytest.mark.parametrize(
+    ("status", "said", "code"),
+    [
+        (404, "missing", "design_differs"),
+        (404, "missing_named_view", "design_differs"),
+        (404, "bucket_not_found", "not_my_partition"),
+    ],
+)
+async def test_a_node_that_does_not_know_yet_is_asked_again(node, link, status, said, code):
+    node.answer = lambda _: web.json_response({"error": said, "reason": "why"}, status=status)
+    with pytest.raises(RoutingError) as caught:
+        await link.query(REQUEST)
+    assert caught.value.code == code
+
+
 async def test_an_error_of_whoever_else_listens_there(node, link):
     node.answer = lambda _: web.Response(body=b"<html>", status=502)
     with pytest.raises(UnavailableError, match="HTTP status 502") as caught:
