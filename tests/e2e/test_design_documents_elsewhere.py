@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -37,6 +40,35 @@ def ask(node: NodeProcess, method: str, path: str, content: Any = None) -> tuple
     except urllib.error.HTTPError as error:
         with error:
             return error.code, json.load(error)
+
+
+def run(node: NodeProcess, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "MILLSTREAM_CONNECT": str(node.ready["kv"])}
+    return subprocess.run(
+        [sys.executable, "-m", "millstream", *words], input=stdin, env=environment,
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_commands_find_the_node_and_views_ask_both(nodes: Nodes) -> None:
+    for n in range(20):
+        assert run(nodes["a"], "put", "shared", f"k{n}", "{}").returncode == 0
+    for name in ("d0", "d1", "d2", "d3"):
+        for asked in nodes.values():  # one of the two does not have it active
+            put = run(asked, "put", "shared", f"_design/{name}", stdin=json.dumps(DESIGN))
+            assert (put.returncode, put.stderr) == (0, "")
+            got = json.loads(run(asked, "get", "shared", f"_design/{name}").stdout)
+            assert got["views"] == DESIGN["views"]
+    for node in nodes.values():
+
+        def has_all(node: NodeProcess = node) -> bool:  # the other node's copy has to be there
+            found = run(node, "view", "shared", "d0/v", "--json")
+            return found.returncode == 0 and len(json.loads(found.stdout)["rows"]) == 20
+
+        until(has_all)
+        refused = run(node, "view", "shared", "d0/v", "--include-docs")
+        assert refused.returncode == 2
+        assert "include_docs" in refused.stderr
 
 
 def test_the_node_to_ask_is_named_and_copies_are_listed(nodes: Nodes) -> None:

@@ -46,7 +46,7 @@ def command(
     if is_design(key):
         refuse_options({"--cas": cas != 0})
         database = database_of(
-            bucket, address=address, user=user, password_file=password_file, tls_ca=tls_ca
+            bucket, key, address=address, user=user, password_file=password_file, tls_ca=tls_ca
         )
         gone = database.delete(key)
         if json:

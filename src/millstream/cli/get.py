@@ -44,7 +44,7 @@ def command(
     """Print one document."""
     if is_design(key):
         database = database_of(
-            bucket, address=address, user=user, password_file=password_file, tls_ca=tls_ca
+            bucket, key, address=address, user=user, password_file=password_file, tls_ca=tls_ca
         )
         found = database.get(key)
         shown = {"key": key, "rev": found.get("_rev"), "value": found} if json else found

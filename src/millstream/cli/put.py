@@ -85,7 +85,7 @@ def command(
             {"--cas": cas != 0, "--expiry": expiry != 0, "--durability": durability != _DEFAULT}
         )
         database = database_of(
-            bucket, address=address, user=user, password_file=password_file, tls_ca=tls_ca
+            bucket, key, address=address, user=user, password_file=password_file, tls_ca=tls_ca
         )
         written = database.put(key, _design_of(data))
         if json:

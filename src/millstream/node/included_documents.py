@@ -21,14 +21,15 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from millstream.errors import UnavailableError
+from millstream.errors import UnavailableError, UsageError
 from millstream.kv.aio.reading_back import with_documents
 from millstream.kv.core.bucket import Bucket
 from millstream.model.partitions import DESIGN_PREFIX
 from millstream.views.core.documents import Documents
 from millstream.wire.frames import change_of
+from millstream.wire.mcbp import Status
 
-__all__ = ["PORTION_BYTES", "PORTION_ROWS_MAX", "WithDocuments"]
+__all__ = ["PORTION_BYTES", "PORTION_ROWS_MAX", "WithDocuments", "refuse_elsewhere"]
 
 PORTION_ROWS_MAX: Final = 100
 PORTION_BYTES: Final = 256 * 1024
@@ -50,6 +51,22 @@ class _Link(msgspec.Struct):
 
 _row: Final = msgspec.json.Decoder(_Row).decode
 _link: Final = msgspec.json.Decoder(_Link).decode
+
+
+def refuse_elsewhere(bucket: Bucket) -> None:
+    """Refuse to include documents of a bucket of which some are active on other nodes.
+
+    Raises:
+        UsageError: `not_supported`.
+    """
+    for partition in bucket.partitions:
+        if partition.refusal is Status.NOT_MY_VBUCKET:
+            raise UsageError(
+                f"partition {partition.partition_id} of bucket {bucket.name!r} is not active on "
+                "this node, so its documents cannot be included: ask without include_docs, and "
+                "read the documents by their ids",
+                code="not_supported",
+            )
 
 
 class Answer(Protocol):

@@ -30,7 +30,7 @@ from millstream.gateway.core.host import PartRequest
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.core.bucket import Bucket
 from millstream.model.partitions import PartitionState
-from millstream.node.included_documents import WithDocuments
+from millstream.node.included_documents import WithDocuments, refuse_elsewhere
 from millstream.node.index_child import IndexOrder
 from millstream.node.index_process import IndexProcess
 from millstream.runtime.tasks import Tasks
@@ -173,10 +173,13 @@ class Indexes:
             raise UsageError(
                 f"design document {design!r} has no view {view!r}", code="missing_named_view"
             )
+        with_documents = options.get("include_docs") is True
+        if with_documents:
+            refuse_elsewhere(self._find(bucket).bucket)
         found = await link.call(
             "query", uuid=known.uuid, design=design, view=view, options=options
         )
-        if options.get("include_docs") is not True:
+        if not with_documents:
             return found
         return WithDocuments(found, self._find(bucket).bucket, time.time_ns)
 

@@ -3,11 +3,11 @@ import time
 import msgspec
 import pytest
 
-from millstream.errors import UnavailableError
+from millstream.errors import UnavailableError, UsageError
 from millstream.model.partitions import PartitionState
 from millstream.node import included_documents
 from millstream.node.embedded import Node
-from millstream.node.included_documents import PORTION_BYTES, WithDocuments
+from millstream.node.included_documents import PORTION_BYTES, WithDocuments, refuse_elsewhere
 from millstream.views.core.rendering import SEPARATOR, head_text, rendered, tail_text
 
 
@@ -127,12 +127,16 @@ async def test_no_more_is_held_than_a_portion(bucket, monkeypatch):
 
 
 async def test_documents_elsewhere_are_said_to_be(bucket):
+    refuse_elsewhere(bucket)
     copies = bucket.node.engine._buckets.running["b"].copies
     for partition in bucket.partitions:
         await copies.set_state(partition.partition_id, PartitionState.REPLICA)
     with pytest.raises(UnavailableError) as caught:
         await documents(bucket, [row("a")])
     assert caught.value.code == "not_my_partition"
+    with pytest.raises(UsageError) as refused:
+        refuse_elsewhere(bucket)
+    assert refused.value.code == "not_supported"
 
 
 async def test_giving_up_closes_the_answer(bucket):
