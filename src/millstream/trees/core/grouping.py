@@ -68,7 +68,7 @@ class Partials:
         """Take what is wanted of the next leaf."""
         if mask is None or low is not None or high is not None:
             if (leaf := slice_of(node, low, high, mask)) is not None:
-                self._add(leaf)
+                self._add(leaf, node.size)
             return
         if type(node.partitions) is not bytes and type(self._partitions) is bytearray:
             self._partitions = [*self._partitions]
@@ -100,15 +100,16 @@ class Partials:
         partitions = bytes(rows_of) if type(rows_of) is bytearray else rows_of
         leaf = self._mask.take(Leaf(self._keys, self._values, partitions))
         self._mask = None
-        self._keys, self._values, self._partitions, self._bytes = [], [], bytearray(), 0
+        size, self._bytes = self._bytes, 0
+        self._keys, self._values, self._partitions = [], [], bytearray()
         if leaf.keys:
-            self._add(leaf)
+            self._add(leaf, size)
 
-    def _add(self, leaf: Leaf) -> None:
+    def _add(self, leaf: Leaf, size: int) -> None:
         if self._mask is not None:
             self._filter()
         self._parts.append(leaf)
-        self._leaves += _weight(leaf)
+        self._leaves += 1 + size // _LEAF_BYTES
         if self._leaves >= LEAVES_PER_CALL_MAX:
             self._shorten()
 
@@ -129,12 +130,13 @@ def reduced(groups: list[list[Part]], reducer: Reducer) -> list[bytes]:
 
 
 class _Group:
-    __slots__ = ("first", "name", "parts")
+    __slots__ = ("first", "leaves", "name", "parts")
 
     def __init__(self, name: bytes, first: tuple[bytes, bytes]) -> None:
         self.name = name
         self.first = first
         self.parts: list[Part] = []
+        self.leaves = 0  # among the parts; a large one counts for several
 
 
 class GroupWalk:
@@ -182,9 +184,10 @@ class GroupWalk:
     ) -> Iterator[None]:
         """Collect a subtree, after the key `before`; a turn after each leaf or partial."""
         if not height:
-            leaf = slice_of(self._nodes.leaf(number), low, high, mask)
+            node = self._nodes.leaf(number)
+            leaf = slice_of(node, low, high, mask)
             if leaf is not None:
-                self._add_leaf(leaf)
+                self._add_leaf(leaf, node.size // _LEAF_BYTES)
                 yield
             return
         inner = self._nodes.inner(number)
@@ -221,7 +224,7 @@ class GroupWalk:
         leaf = self._nodes.leaf(number)
         return leaf.keys[at], leaf.values[at]
 
-    def _add_leaf(self, leaf: Leaf) -> None:
+    def _add_leaf(self, leaf: Leaf, more: int) -> None:
         keys, values, partitions = leaf
         names = list(map(self._group_of, keys)) if len(keys) > 2 else []
         first, last = self._group_of(keys[0]), self._group_of(keys[-1])
@@ -232,29 +235,25 @@ class GroupWalk:
                 self._waiting.append(_Group(name, (keys[at], values[at])))
             part = Leaf(keys[begin:end], values[begin:end], partitions[begin:end])
             self._waiting[-1].parts.append(part)
-        self._leaves += len(runs) - 1 + _weight(leaf)
+            self._waiting[-1].leaves += 1
+        self._waiting[-1].leaves += more
+        self._leaves += len(runs) + more
 
     def _shorten(self) -> None:
         """Make what waits partials, one per group."""
         for group, partial in zip(self._waiting, self._partials(self._waiting), strict=True):
-            group.parts = [partial]
+            group.parts, group.leaves = [partial], 0
         self._leaves = 0
 
     def _finished(self, groups: list[_Group]) -> Iterator[tuple[bytes, bytes, bytes]]:
         for group, partial in zip(groups, self._partials(groups), strict=True):
             yield *group.first, partial
-        open_parts = [part for one in self._waiting for part in one.parts]
-        self._leaves = sum(_weight(part) for part in open_parts if isinstance(part, Leaf))
+        self._leaves = sum(group.leaves for group in self._waiting)
 
     def _partials(self, groups: list[_Group]) -> list[bytes]:
         if self._descending:
             return reduced([group.parts[::-1] for group in groups], self._reducer)
         return reduced([group.parts for group in groups], self._reducer)
-
-
-def _weight(leaf: Leaf) -> int:
-    """Return what a leaf counts for among those that wait: 1, or more if it is large."""
-    return 1 + sum(map(len, leaf.values)) // _LEAF_BYTES
 
 
 def _runs(names: list[bytes]) -> Iterator[tuple[bytes, int, int]]:
