@@ -362,10 +362,11 @@ def _views(views: Figures) -> Iterator[str]:
     masks = ", ".join(f"{name} {ms:.2f}" for name, ms in index["partitions_ms"].items())
     yield (
         f"A write is visible to a query that waits for it after {visible['p50']:.1f} ms "
-        f"(99 of 100: {visible['p99']:.1f}). In the index alone, commits of 1,000 changed "
-        f"rows come to {index['commits_per_s']:,.0f} rows/s, a rollback to a kept root takes "
+        f"(99 of 100: {visible['p99']:.1f}). In the index alone, commits of 1,000 "
+        f"documents come to {index['values_per_s']:,.0f} rows/s where values change and to "
+        f"{index['keys_per_s']:,.0f} where keys do, a rollback to a kept root takes "
         f"{index['rollback_ms']:.1f} ms, and a reduce over all rows of some of the partitions, in "
-        f"ms: {masks}."
+        f"ms of processor time: {masks}."
     )
     yield ""
     yield "| kv reads, one after the other | median us | 99 of 100, us |"
