@@ -155,7 +155,7 @@ def test_groups(http: Http) -> None:
         ("/b/_design/d/_view/none", "", 404, "not_found"),
         ("/b/_design/none/_view/by", "", 404, "not_found"),
         ("/none/_design/d/_view/by", "", 404, "not_found"),
-        (VIEW, "at=%7B%220%22%3A%5B%2200000000beef%22%2C99%5D%7D&timeout=50", 412, None),
+        (VIEW, "at=%7B%220%22%3A%5B%2200000000beef%22%2C99%5D%7D&timeout=60000", 412, None),
     ],
 )
 def test_what_is_refused(http: Http, path: str, query: str, status: int, code: str) -> None:
