@@ -40,10 +40,12 @@ from millstream.views.aio.modules import load_modules
 from millstream.views.aio.node_link import NodeAccess
 from millstream.views.core.reductions import ReduceLimit
 
-__all__ = ["EXIT_NOT_STARTED", "IndexOrder", "main"]
+__all__ = ["EXIT_NOT_STARTED", "SWITCH_S", "IndexOrder", "main"]
 
 _LOG = logging.getLogger("millstream.node.index_child")
 EXIT_NOT_STARTED: Final = 1
+SWITCH_S: Final = 0.001
+"""How long a thread that maps may go on while the loop waits for the interpreter."""
 
 
 class IndexOrder(msgspec.Struct, frozen=True):
@@ -100,6 +102,7 @@ async def _run(order: IndexOrder, reply: int) -> int:
         _tell(reply, {"event": "error", "message": str(error)})
         return EXIT_NOT_STARTED
     calm_collector()
+    sys.setswitchinterval(SWITCH_S)
     _tell(reply, {"event": "ready"})
     await stop.wait()
     await server.stop()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter, deque
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
@@ -22,7 +23,13 @@ from millstream.views.aio.index_mapping import MappedChanges
 from millstream.views.aio.sorting import Row, RowSorter
 from millstream.views.core.back_index import first_rows_of
 from millstream.views.core.documents import Changes
-from millstream.views.core.header import DocumentRows, Judged, MapFailure, PartRead
+from millstream.views.core.header import (
+    MAP_ERRORS_KEPT_MAX,
+    DocumentRows,
+    Judged,
+    MapFailure,
+    PartRead,
+)
 from millstream.views.core.indexer import Place
 
 if TYPE_CHECKING:
@@ -93,7 +100,9 @@ class FirstRows:
         self._tree_count = tree_count
         self._back = RowSorter(folder, bytes_max=bytes_max)
         self._trees = [RowSorter(folder, bytes_max=bytes_max) for _ in range(tree_count)]
-        self.failures: dict[int, list[MapFailure]] = {}
+        self._failures: dict[tuple[int, int], deque[MapFailure]] = {}
+        """By partition and tree, the last ones."""
+        self._failed: Counter[tuple[int, int]] = Counter()
 
     def add(self, mapped: MappedChanges) -> None:
         """Keep the rows of some documents, each of which comes once."""
@@ -102,7 +111,16 @@ class FirstRows:
         for sorter, rows in zip(self._trees, trees, strict=True):
             sorter.add(rows)
         for partition, failure in mapped.failures:
-            self.failures.setdefault(partition, []).append(failure)
+            key = (partition, failure.tree)
+            self._failed[key] += 1
+            kept = self._failures.setdefault(key, deque(maxlen=MAP_ERRORS_KEPT_MAX))
+            kept.append(failure)
+
+    def failures_of(self, partition: int) -> tuple[list[MapFailure], dict[int, int]]:
+        """Return the last failures of a partition, and by tree how many there were before."""
+        kept = {tree: each for (p, tree), each in self._failures.items() if p == partition}
+        before = {tree: self._failed[partition, tree] - len(each) for tree, each in kept.items()}
+        return [failure for each in kept.values() for failure in each], before
 
     def sorted_rows(
         self, left_out: Collection[int], check: Callable[[], None]
@@ -325,17 +343,18 @@ class ServedIndex:
         judged: Mapping[int, Judged],
     ) -> None:
         start = Place().position
-        parts = {
-            partition: PartRead(
-                start,
-                position,
-                log,
-                judged[partition].purge_seqno,
-                failures=rows.failures.get(partition, ()),
-            )
-            for partition, (position, log) in places.items()
-            if partition in judged
-        }
+        parts: dict[int, PartRead] = {}
+        for partition, (position, log) in places.items():
+            if partition in judged:
+                failures, before = rows.failures_of(partition)
+                parts[partition] = PartRead(
+                    start,
+                    position,
+                    log,
+                    judged[partition].purge_seqno,
+                    failures=failures,
+                    failures_before=before,
+                )
         unread = {*left_out, *(places.keys() - parts.keys())}
         back, trees = rows.sorted_rows(unread, self._check)
         self.index.load(self._fence, parts, judged, back, trees, _now_ms())

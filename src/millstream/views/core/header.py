@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from struct import Struct
+from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 from zlib import crc32
 
@@ -77,6 +78,7 @@ class PartRead(NamedTuple):
 
     `failover_log` and `purge_seqno` are the source's, as of the reading. `is_whole`: the source
     gave all of it; false where the lease under which it was read was lost meanwhile.
+    `failures_before`: how many more there were, by tree, that are not listed.
     """
 
     start: Position
@@ -86,6 +88,7 @@ class PartRead(NamedTuple):
     documents: Sequence[DocumentRows] = ()
     is_whole: bool = True
     failures: Sequence[MapFailure] = ()
+    failures_before: Mapping[int, int] = MappingProxyType({})
 
 
 class Judged(NamedTuple):
@@ -108,11 +111,11 @@ class MapErrors(NamedTuple):
     total: int = 0
     last: tuple[tuple[str, str], ...] = ()
 
-    def with_failures(self, failures: Iterable[MapFailure]) -> MapErrors:
-        """Count more of them."""
+    def with_failures(self, failures: Iterable[MapFailure], before: int = 0) -> MapErrors:
+        """Count more of them, and so many before those that are not listed."""
         found = [(each.doc_id, each.message[:MAP_ERROR_CHARACTERS_MAX]) for each in failures]
         last = (*self.last, *found)[-MAP_ERRORS_KEPT_MAX:]
-        return MapErrors(self.total + len(found), last)
+        return MapErrors(self.total + before + len(found), last)
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):

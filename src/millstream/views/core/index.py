@@ -364,7 +364,8 @@ def _with_parts(header: Header, taken: Mapping[int, PartRead]) -> Header:
     for part in taken.values():
         for tree in sorted({failure.tree for failure in part.failures}):
             failures = [failure for failure in part.failures if failure.tree == tree]
-            errors[tree] = errors.get(tree, MapErrors()).with_failures(failures)
+            before = part.failures_before.get(tree, 0)
+            errors[tree] = errors.get(tree, MapErrors()).with_failures(failures, before)
     return msgspec.structs.replace(
         header,
         positions={**header.positions, **{p: part.end for p, part in taken.items()}},

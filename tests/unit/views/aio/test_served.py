@@ -15,7 +15,12 @@ from millstream.model.position import FailoverEntry, Position
 from millstream.trees.core.shapes import NO_REDUCER
 from millstream.views.aio.index_mapping import MappedChanges
 from millstream.views.aio.served import FirstRows, Gathered, ServedIndex
-from millstream.views.core.header import DocumentRows, Judged
+from millstream.views.core.header import (
+    MAP_ERRORS_KEPT_MAX,
+    DocumentRows,
+    Judged,
+    MapFailure,
+)
 from millstream.views.core.index import Index, IndexShape
 from millstream.views.core.indexer import Part, Place
 from millstream.wire.frames import deletion, mutation
@@ -144,6 +149,23 @@ async def test_rows_of_a_first_build_are_loaded_but_for_partitions_left_out(
     assert served.places[0] == place
     assert served.places[1] == Place()
     assert not served.is_new
+
+
+async def test_failures_of_a_first_build_are_counted_and_few_are_kept(
+    executor: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    served = served_of(executor)
+    await served.begin([0], [])
+    rows = FirstRows(1, tmp_path)
+    for n in range(100):
+        rows.add(MappedChanges([], [(0, MapFailure(0, f"d{n}", "it is bad"))]))
+    assert len(rows.failures_of(0)[0]) == MAP_ERRORS_KEPT_MAX
+    await served.load(rows, {0: Place(Position(0xA, 100, 100, 100), LOG)}, (), {0: JUDGED})
+    rows.close()
+
+    errors = served.index.newest.map_errors[0]
+    assert errors.total == 100
+    assert [doc_id for doc_id, _ in errors.last] == [f"d{n}" for n in range(80, 100)]
 
 
 async def test_a_load_ends_when_the_index_is_given_up(
