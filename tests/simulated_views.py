@@ -32,6 +32,7 @@ from millstream.views.aio.served import FirstRows
 from millstream.views.core.collation import COLLATION_VERSION, encode_key, encoder_of
 from millstream.views.core.commits import IndexSnapshot
 from millstream.views.core.design import COUNT, parse_design
+from millstream.views.core.documents import Changes
 from millstream.views.core.header import DocumentRows, Header, PartRead, members_of
 from millstream.views.core.index import Index, IndexShape
 from millstream.views.core.kept_roots import KeptBounds
@@ -120,7 +121,7 @@ class MappedSource(Source):
                 else mutation(self.partition, name, value, seqno, 1, seqno, 0, 0, 1)
             )
             lineages.append(born(branch, seqno))
-        return list(self._mapper.map(frames, lineages).documents) if frames else []
+        return list(self._mapper.map(Changes(frames, lineages)).documents) if frames else []
 
 
 class Held(NamedTuple):

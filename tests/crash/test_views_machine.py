@@ -324,8 +324,8 @@ def nodes_go_while_they_are_read(patch):
 def documents_without_rows_are_not_told(patch):
     right = IndexMapper.map
 
-    def told(self, frames, lineages):
-        found = right(self, frames, lineages)
+    def told(self, changes):
+        found = right(self, changes)
         return found._replace(documents=[each for each in found.documents if each.rows])
 
     patch.setattr(IndexMapper, "map", told)
