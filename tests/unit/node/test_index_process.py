@@ -78,7 +78,7 @@ async def test_while_it_is_away_the_error_says_why(make):
     process.start()
     await ready.get()
     os.kill(process.pid, signal.SIGKILL)
-    await until(lambda: process.link is None and process.pid is None)
+    await until(lambda: process.link is None and "signal 9" in process._why)
     with pytest.raises(UnavailableError, match="signal 9") as raised:
         process.there()
     assert raised.value.retry == "backoff"
