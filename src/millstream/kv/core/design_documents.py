@@ -82,12 +82,14 @@ class DesignDocuments:
         self._seen: dict[bytes, bytes] = {}
         """By key: the newest persisted frame, as far as it was in memory."""
         self._epochs = [partition.epoch for partition in bucket.partitions]
+        self._keys = set[bytes]().union(*(one.design_keys for one in bucket.partitions))
+        for partition in bucket.partitions:
+            partition.design_keys = self._keys
         bucket.subscribe_durable(self._look)
 
     def known_keys(self) -> list[bytes]:
         """Return the keys there may be design documents under, sorted; by copies of any state."""
-        partitions = self._bucket.partitions
-        return sorted(key for partition in partitions for key in partition.design_keys)
+        return sorted(self._keys)
 
     def read(self, key: bytes) -> StoredDesign | None:
         """Return the document, or what its deletion left; None if there was never one.
@@ -151,17 +153,15 @@ class DesignDocuments:
     def _look(self) -> None:
         """Something is durable: see whether a design document is. After each commit."""
         is_other = False
-        for number, partition in enumerate(self._bucket.partitions):
-            if not partition.design_keys:
+        for key in self._keys:
+            partition = self._bucket.partition_for(key)
+            if partition.epoch != self._epochs[partition.partition_id]:
+                self._epochs[partition.partition_id], is_other = partition.epoch, True
+            entry = partition.table.get(key)
+            if entry is None or entry.frame is self._seen.get(key):
                 continue
-            if partition.epoch != self._epochs[number]:
-                self._epochs[number], is_other = partition.epoch, True
-            for key in partition.design_keys:
-                entry = partition.table.get(key)
-                if entry is None or entry.frame is self._seen.get(key):
-                    continue
-                if seqno_of(entry.frame) <= partition.persisted_seqno:
-                    self._seen[key], is_other = entry.frame, True
+            if seqno_of(entry.frame) <= partition.persisted_seqno:
+                self._seen[key], is_other = entry.frame, True
         if is_other:
             for callback in tuple(self._subscribers):
                 callback()

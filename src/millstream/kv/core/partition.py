@@ -163,7 +163,8 @@ class Partition(ReadCopy):
         self.awaited_seqno = 0
         """Somebody waits until others have this change on their disks."""
         self.design_keys: set[bytes] = set()
-        """Keys under which it has, or had, design documents; see `design_documents`."""
+        """Keys under which it has, or had, design documents; all partitions of a bucket share one
+        set, see `design_documents`."""
         self._log = log
         self._branch_seqno = high_seqno
         self._birth_prefix = born(failover_log[0].branch, 0)[:-1]

@@ -132,7 +132,7 @@ def test_keys_are_those_known_at_the_start_written_and_copied() -> None:
         number, failover_log=old.failover_log, high_seqno=0, purge_seqno=0, is_resident=True,
         log=LogDouble(), state=PartitionState.REPLICA,
     )  # fmt: skip
-    replica.design_keys |= old.design_keys
+    replica.design_keys = old.design_keys
     assert replica.replica is not None
     replica.replica.on_opened(old.failover_log, 0)
     replica.replica.apply_marker(1, 1)
