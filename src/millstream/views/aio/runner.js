@@ -12,7 +12,8 @@
   const prototypeOf = Object.getPrototypeOf, makeObject = Object.create;
   const hasOwn = Object.hasOwn, TheError = Error;
   const maps = [], reduces = {};
-  let lib = null;
+  const Bytes = Uint8Array;
+  let lib = null, spareBytes = 0;
   let rows = [], view = 0, at = 0;
 
   // Rows must be a function of the document alone: no clock, no dice, no garbage collector.
@@ -58,9 +59,16 @@
     }
   }
 
+  // The engine throws null where no memory is left for an error object. If much is free again now,
+  // the function wanted too much (or threw null itself); if not, what earlier calls have kept is
+  // to blame as well, and the call has to fail as a whole.
+  function describeNull() {
+    new Bytes(spareBytes);
+    return "null was thrown: by the function, or because memory is exhausted";
+  }
+
   function describe(error) {
-    // The engine throws null where there is no memory left for an error object.
-    if (error === null) return "null was thrown: by the function, or because memory is exhausted";
+    if (error === null) return describeNull();
     let text;
     try {
       text = Text(error);
@@ -161,7 +169,9 @@
   }
 
   global.millstream_load = function (kind, number, source) {
-    if (kind === "lib") {
+    if (kind === "memory") {
+      spareBytes = number;
+    } else if (kind === "lib") {
       lib = parse(source);
       define(global, "require", { value: requireFrom([]) });
     } else if (kind === "map") maps[number] = compile(source);

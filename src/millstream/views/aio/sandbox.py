@@ -6,7 +6,8 @@ at a time. Serves Spark's Python workers as well as threads beside an asyncio lo
 
 Invariants:
 1. A document that breaks the limits, or the child, costs its own rows and nobody else's: the
-   batch is tried again in parts until only the guilty document is left.
+   batch is tried again in parts until only the guilty document is left, and that alone in a child
+   that has run nothing else.
 2. An exception in one map function costs the rows of that view for that document.
 3. Built-in objects are frozen before document code is compiled, and a reply that is not what was
    asked for counts as a failure of the batch: no document spoils the rows of another.
@@ -26,7 +27,6 @@ import sys
 import time
 import weakref
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
@@ -128,6 +128,7 @@ class Sandbox:
         self._child: subprocess.Popen[bytes] | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
         self.restart_count = -1
+        self._is_fresh = self._was_fresh = True
 
     def __enter__(self) -> Self:
         return self
@@ -208,6 +209,8 @@ class Sandbox:
                 return values
             answer = self._spoiled()
         if len(calls) == 1:
+            if self._may_be_innocent(answer):
+                return self._reduce_batch(number, calls)
             return [reduce_error(answer.message)]
         middle = len(calls) // 2
         return self._reduce_batch(number, calls[:middle]) + self._reduce_batch(
@@ -231,21 +234,31 @@ class Sandbox:
                 return every
             answer = self._spoiled()
         if len(documents) == 1:
+            if self._may_be_innocent(answer):
+                return self._map_batch(documents)
             return [Mapped((), (MapError(-1, answer.message),))]
         # Lost as a whole: try the suspect alone, or without a suspect both halves.
         if 0 <= answer.at < len(documents):
-            cuts = [0, answer.at, answer.at + 1, len(documents)]
+            # First of all, while nothing else has been run in the new child.
+            suspect = self._map_batch(documents[answer.at : answer.at + 1])
+            before, behind = documents[: answer.at], documents[answer.at + 1 :]
         else:
-            cuts = [0, len(documents) // 2, len(documents)]
-        mapped: list[Mapped] = []
-        for low, high in pairwise(cuts):
-            if low < high:
-                mapped += self._map_batch(documents[low:high])
-        return mapped
+            middle = len(documents) // 2
+            suspect, before, behind = [], documents[:middle], documents[middle:]
+        mapped = self._map_batch(before) if before else []
+        return [*mapped, *suspect, *(self._map_batch(behind) if behind else [])]
+
+    def _may_be_innocent(self, failure: _Failure) -> bool:
+        """Tell whether what was run before in the child may be why a call failed.
+
+        Functions may keep things from one document to the next, until the memory is used up.
+        """
+        return failure.kind not in ("time", "parse") and not self._was_fresh
 
     def _call(self, kind: bytes, body: bytes) -> bytes | _Failure:
         """Return the reply, or why there is none; the child is fresh after a failure."""
         self.compile()
+        self._was_fresh, self._is_fresh = self._is_fresh, False
         answer = self._exchange(kind, body, self._time_limit_s * _LOAD_FACTOR)
         if isinstance(answer, _Failure) and answer.kind != "parse":
             self.close()
@@ -270,6 +283,7 @@ class Sandbox:
         self._child = child
         self._finalizer = weakref.finalize(self, _end, child)
         self.restart_count += 1
+        self._is_fresh = True
         os.set_blocking(_number(child.stdin), False)
         answer = self._exchange(b"L", self._load_order(), _START_S)
         if isinstance(answer, _Failure):

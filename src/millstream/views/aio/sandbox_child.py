@@ -126,7 +126,8 @@ class _Runner:
     def _failed(self, kind: bytes, message: str) -> tuple[bytes, bytes]:
         if message.startswith("InternalError: interrupted"):
             return _error("time", "the time limit was exceeded", self._position())
-        if message.startswith("InternalError: out of memory"):
+        # The engine throws null where no memory is left for an error.
+        if message.startswith("InternalError: out of memory") or message.strip() == "null":
             return _error("memory", "the memory limit was exceeded", self._position())
         return _error("compile" if kind == b"L" else "parse", message, -1)
 
@@ -146,6 +147,7 @@ class _Runner:
             self._calls[name] = self._context.get(f"millstream_{name}")
             self._context.eval(f"delete globalThis.millstream_{name}")
         self._context.set_time_limit(order["seconds"])
+        self._calls["load"]("memory", order["bytes"] // 2, "")
         if order["lib"]:
             self._calls["load"]("lib", 0, order["lib"])
         for kind, sources in (("map", order["maps"]), ("reduce", order["reduces"])):

@@ -334,3 +334,37 @@ def test_what_cannot_be_compiled_within_bounds_does_not_compile(source):
         with pytest.raises(UsageError) as caught:
             js.compile()
         assert caught.value.code == "compilation_error"
+
+
+HOARDS = [
+    "kept.push(new Array(100_000).fill(d.n + 0.5));",
+    "for (let i = 0; i < 3_000; i++) kept.push([i, { i }]);",
+    "for (let i = 0; i < 4_000; i++) Promise.resolve([i]).then(() => emit('stolen'));",
+]
+
+
+@pytest.mark.parametrize("hoard", HOARDS)
+def test_what_functions_keep_between_documents_costs_nobody_rows(hoard):
+    source = f"(() => {{ const kept = []; return function (d) {{ {hoard} emit(d.n); }}; }})()"
+    batch = texts(*({"n": n} for n in range(24)))
+    with sandbox_of(source, memory_bytes=16 * 1024 * 1024) as js:
+        found = [document for _ in range(2) for document in js.map(batch)]
+        assert js.restart_count >= 1
+    assert [rows(document) for document in found] == [[(0, n, None)] for n in range(24)] * 2
+    assert not any(document.errors for document in found)
+
+
+def test_what_a_reduce_keeps_between_calls_costs_no_group():
+    body = "for (let i = 0; i < 3_000; i++) kept.push([i, { i }]); return v[0];"
+    reduce = f"(() => {{ const kept = []; return (k, v) => {{ {body} }}; }})()"
+    with sandbox_of("d => 1", reduce=reduce, memory_bytes=16 * 1024 * 1024) as js:
+        assert js.reduce(0, [(None, [n], True) for n in range(60)]) == list(range(60))
+        assert js.restart_count >= 1
+
+
+def test_a_function_may_throw_null():
+    with sandbox_of("d => { emit(d.n); if (d.n == 1) throw null; }") as js:
+        mapped = js.map(texts(*({"n": n} for n in range(3))))
+        assert js.restart_count == 0
+    assert [len(document.rows) for document in mapped] == [1, 0, 1]
+    assert mapped[1].errors[0].view == 0
