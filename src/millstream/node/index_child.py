@@ -34,10 +34,10 @@ from millstream.runtime.process import (
     new_event_loop,
     raise_descriptor_limit,
 )
+from millstream.views.aio.gathering import NodeAccess
 from millstream.views.aio.index_host import IndexHost
 from millstream.views.aio.index_server import IndexServer
 from millstream.views.aio.modules import load_modules
-from millstream.views.aio.node_link import NodeAccess
 from millstream.views.core.reductions import ReduceLimit
 
 __all__ = ["EXIT_NOT_STARTED", "SWITCH_S", "IndexOrder", "main"]

@@ -60,3 +60,8 @@ def test_it_ends_with_the_pipe_of_who_started_it(start):
 
 def test_it_runs_for_nobody_else(start):
     assert start(parent_pid=1).wait(20) == 1
+
+
+def test_it_imports_nothing_of_the_web_before_it_asks_another_node():
+    program = "import sys, millstream.node.index_child; assert 'aiohttp' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)

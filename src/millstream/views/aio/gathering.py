@@ -35,6 +35,7 @@ from millstream.views.core.rendering import (
 )
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import (
         AsyncGenerator,
         AsyncIterator,
@@ -49,11 +50,13 @@ if TYPE_CHECKING:
     from millstream.views.core.query import Query
 
 __all__ = [
+    "NOBODY",
     "NODE_ANSWER_S_MAX",
     "NODE_CHUNK_S_MAX",
     "QUERY_PAUSES_S",
     "QUERY_TRIES_MAX",
     "Gatherer",
+    "NodeAccess",
     "NodeLink",
     "NodePart",
     "NodeStream",
@@ -96,6 +99,18 @@ class NodeLink(Protocol):
             RoutingError: `not_my_partition`.
             MillstreamError: what the node answers; `UnavailableError` if it cannot be reached.
         """
+
+
+class NodeAccess(NamedTuple):
+    """How this node asks others: who it is, and what it encrypts with."""
+
+    user: str
+    password: str
+    tls: ssl.SSLContext | None
+
+
+NOBODY: Final = NodeAccess("", "", None)
+"""For nodes without users."""
 
 
 class NodePart(NamedTuple):

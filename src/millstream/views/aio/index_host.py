@@ -23,10 +23,10 @@ import msgspec
 
 from millstream.errors import ConditionError, UsageError
 from millstream.runtime.metrics import LoopLag, processor_seconds, resident_bytes
+from millstream.views.aio.gathering import NOBODY, NodeAccess
 from millstream.views.aio.hosted_bucket import BucketOrder, HostedBucket
 from millstream.views.aio.index_server import Answer
 from millstream.views.aio.mapping import open_mapper
-from millstream.views.aio.node_link import NOBODY, NodeAccess
 from millstream.views.aio.spreading import Spread
 from millstream.views.core.design import parse_design
 from millstream.views.core.reductions import ReduceLimit

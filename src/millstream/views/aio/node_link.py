@@ -12,7 +12,7 @@ Elsewhere: the page that is asked (`gateway.aio.part_pages`), merging (`views.ai
 from __future__ import annotations
 
 from base64 import b64encode
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 import aiohttp
@@ -26,12 +26,19 @@ from millstream.errors import (
     UnavailableError,
     UsageError,
 )
+from millstream.views.aio.gathering import NOBODY, NodeAccess
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import AsyncIterator, Mapping
 
-__all__ = ["CONNECT_S_MAX", "ERROR_BYTES_MAX", "NOBODY", "HttpNodeLink", "NodeAccess"]
+__all__ = [
+    "CONNECT_S_MAX",
+    "ERROR_BYTES_MAX",
+    "NOBODY",
+    "HttpNodeLink",
+    "NodeAccess",
+    "new_session",
+]
 
 CONNECT_S_MAX: Final = 5.0
 """How long another node may take to accept a connection."""
@@ -56,21 +63,14 @@ _ROUTING: Final = {
 """What a node says that is not as the one that asks it believes -> why the query is repeated."""
 
 
-class NodeAccess(NamedTuple):
-    """How this node asks others: who it is, and what it encrypts with."""
-
-    user: str
-    password: str
-    tls: ssl.SSLContext | None
-
-
-NOBODY: Final = NodeAccess("", "", None)
-"""For nodes without users."""
-
-
 class _Refusal(msgspec.Struct):
     error: str = "node_failed"
     reason: str = ""
+
+
+def new_session() -> aiohttp.ClientSession:
+    """Return what keeps the connections to other nodes; to be closed."""
+    return aiohttp.ClientSession()
 
 
 class HttpNodeLink:

@@ -14,16 +14,15 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
-
 from millstream.errors import RoutingError
-from millstream.views.aio.gathering import Gatherer, NodePart
+from millstream.views.aio.gathering import Gatherer, NodeAccess, NodePart
 from millstream.views.aio.index_server import Answer
-from millstream.views.aio.node_link import HttpNodeLink, NodeAccess
 from millstream.views.core.query import parse_query
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+
+    import aiohttp
 
     from millstream.views.aio.hosted_bucket import HostedBucket
 
@@ -75,8 +74,11 @@ class Spread:
         shares = bucket.order.nodes
         if sum(len(share.partitions) for share in shares) < bucket.order.partition_count:
             raise RoutingError("no node is said to have some of the partitions: ask again later")
+        # Imported once it is needed: it takes as long as everything else of the index process.
+        from millstream.views.aio.node_link import HttpNodeLink, new_session
+
         if self._session is None:
-            self._session = aiohttp.ClientSession()
+            self._session = new_session()
         session, access = self._session, self._access
         return [
             NodePart(
