@@ -18,6 +18,7 @@ from millstream.views.aio.index_mapping import IndexMapper
 from millstream.views.aio.sandbox import Sandbox
 from millstream.views.core.collation import encode_key
 from millstream.views.core.design import parse_design
+from millstream.views.core.documents import Changes
 from millstream.views.core.rows import row_key, row_value
 from millstream.wire.frames import mutation
 
@@ -208,7 +209,7 @@ def test_documents_that_attack_are_data():
     bodies.append(b'{"x":"' + b"x" * 10_000_000 + b'"}')
     frames = [mutation(1, b"%d" % at, body, 7, 1, 1, 0, 0, 0) for at, body in enumerate(bodies)]
     try:
-        found = mapper.map(frames, [born(1, 1)] * len(frames))
+        found = mapper.map(Changes(frames, [born(1, 1)] * len(frames)))
     finally:
         mapper.close()
     rows = [[(key, value) for _, _, key, value in document.rows] for document in found.documents]
