@@ -11,6 +11,7 @@ from unittest.mock import patch
 from millstream.errors import CorruptionError
 from millstream.trees.core import packing
 from millstream.trees.core.check import check, live_nodes
+from millstream.trees.core.filtered import FilteredCache
 from millstream.trees.core.nodes import NodeCache
 from millstream.trees.core.reader import TreeReader
 from millstream.trees.core.shapes import NO_REDUCER, Bound, Leaf, Operation, Reducer, Root
@@ -102,6 +103,7 @@ class Tree:
         self.rows: Rows = {}
         self.next_number = 1
         self.cache = NodeCache()
+        self.filtered = FilteredCache()
 
     def apply(self, operations: dict[bytes, tuple[int, bytes] | None], clean: int = 0) -> None:
         listed: list[Operation] = [
@@ -158,7 +160,7 @@ class Tree:
         self.root = root
 
     def reader(self) -> TreeReader:
-        return TreeReader(self.store, self.root, self.cache, self.reducer)
+        return TreeReader(self.store, self.root, self.cache, self.reducer, self.filtered)
 
     def read_rows(self) -> Rows:
         return rows_of(self.reader().scan())

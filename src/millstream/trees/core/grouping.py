@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from millstream.trees.core.masks import Mask
-from millstream.trees.core.nodes import LeafNode, Nodes
+from millstream.trees.core.nodes import InnerNode, LeafNode, Nodes
 from millstream.trees.core.packing import LEAVES_TOGETHER_BYTES_MAX
 from millstream.trees.core.ranges import high_below, mask_below, slice_of, slots_in
 from millstream.trees.core.rewriting import LEAVES_PER_CALL_MAX
@@ -148,7 +148,9 @@ class GroupWalk:
         reducer: Reducer,
         group_of: Callable[[bytes], bytes],
         descending: bool,
+        filtered: Callable[[InnerNode, int, int, Mask], list[bytes]] | None = None,
     ) -> None:
+        self._filtered = filtered
         self._nodes = nodes
         self._reducer = reducer
         self._group_of = group_of
@@ -199,19 +201,29 @@ class GroupWalk:
             from_low = low if slot == slots[0] else None
             to_high = high_below(inner.lasts[slot], high) if slot == slots[-1] else None
             child, ahead = inner.numbers[slot], inner.lasts[slot - 1] if slot else before
-            if below is None and from_low is None and to_high is None and ahead is not None:
+            if from_low is None and to_high is None and ahead is not None:
                 name = self._group_of(inner.lasts[slot])
                 if name == self._group_of(ahead):
-                    self._add_child(name, child, height - 1, inner.partials[slot])
-                    yield
-                    continue
+                    if below is None:
+                        self._add_child(name, child, height - 1, inner.partials[slot])
+                        yield
+                        continue
+                    # The first wanted row of a group is known once the group is here.
+                    is_here = self._waiting and self._waiting[-1].name == name
+                    if is_here and height > 1 and self._filtered is not None:
+                        self._add_parts(self._filtered(inner, slot, height - 1, below))
+                        yield
+                        continue
             yield from self._walk(child, height - 1, from_low, to_high, below, ahead)
 
     def _add_child(self, name: bytes, number: int, height: int, partial: bytes) -> None:
         if not self._waiting or self._waiting[-1].name != name:
             self._waiting.append(_Group(name, self._edge(number, height)))
+        self._add_parts([partial])
+
+    def _add_parts(self, partials: list[bytes]) -> None:
         parts = self._waiting[-1].parts
-        parts.append(partial)
+        parts += partials
         if len(parts) >= PARTIALS_WAITING_MAX:
             self._shorten()
 

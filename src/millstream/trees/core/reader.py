@@ -1,25 +1,28 @@
 """Reading one root of a tree: rows by key, ranges of rows, counts, reductions, groups.
 
 Costs, with n rows: a key, a count and a reduction of a range are O(log n) where the partitions
-wanted are all that a subtree has, or none of them; a subtree that mixes both is read whole. Rows
-cost O(log n) and what is returned.
+wanted are all that a subtree has, or none of them; a subtree that mixes both is read whole, once
+for a mask where what was found is kept (`filtered`). Rows cost O(log n) and what is returned.
 
 Invariants:
 1. What is read is one root, whatever is written meanwhile, as long as its nodes are kept.
 2. At most `LEAVES_PER_CALL_MAX` leaves wait for the reducer.
 3. A node's height comes from the root, so damaged numbers cannot make a read endless.
 
-Elsewhere: groups (`grouping`), decoded nodes (`nodes`).
+Elsewhere: groups (`grouping`), decoded nodes (`nodes`), what is kept of subtrees (`filtered`).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Final
 
+from millstream.trees.core.filtered import FilteredCache, Kind
 from millstream.trees.core.grouping import GroupWalk, Partials
 from millstream.trees.core.masks import Mask
-from millstream.trees.core.nodes import NodeCache, Nodes
+from millstream.trees.core.nodes import InnerNode, NodeCache, Nodes
 from millstream.trees.core.ranges import (
     high_below,
     mask_below,
@@ -32,6 +35,8 @@ from millstream.trees.core.shapes import NO_REDUCER, Bound, Leaf, NodeSource, Re
 
 __all__ = ["TreeReader"]
 
+_COUNT: Final[Kind] = -1
+
 
 class TreeReader:
     """One root.
@@ -41,9 +46,11 @@ class TreeReader:
         root: None: an empty tree.
         cache: decoded nodes, shared by all readers of all trees that share their numbers.
         reducer: that of the tree; needed for `reduce` and `groups`.
+        filtered: what subtrees come to under masks, shared as the cache is; None: not kept.
+        kind: number of this reducer in `filtered`, 0 and up: the same number, the same partials.
     """
 
-    __slots__ = ("_nodes", "_reducer", "_root")
+    __slots__ = ("_filtered", "_kind", "_nodes", "_reducer", "_root")
 
     def __init__(
         self,
@@ -51,10 +58,14 @@ class TreeReader:
         root: Root | None,
         cache: NodeCache | None = None,
         reducer: Reducer = NO_REDUCER,
+        filtered: FilteredCache | None = None,
+        kind: Kind = 0,
     ) -> None:
         self._nodes = Nodes(source, cache)
         self._root = root
         self._reducer = reducer
+        self._filtered = filtered
+        self._kind = kind
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """Return the values of those of these sorted keys that are in the tree.
@@ -144,13 +155,24 @@ class TreeReader:
                 continue
             from_low = low if slot == slots[0] else None
             to_high = high_below(inner.lasts[slot], high) if slot == slots[-1] else None
-            is_whole = below is None and from_low is None and to_high is None
-            if is_whole and inner.counts[slot] <= left_out[0]:
-                left_out[0] -= inner.counts[slot]
-                continue
+            if left_out[0] and from_low is None and to_high is None:
+                count = self._whole_count(inner, slot, height - 1, below)
+                if count is not None and count <= left_out[0]:
+                    left_out[0] -= count
+                    continue
             yield from self._scan(
                 inner.numbers[slot], height - 1, from_low, to_high, below, descending, left_out
             )
+
+    def _whole_count(
+        self, inner: InnerNode, slot: int, height: int, mask: Mask | None
+    ) -> int | None:
+        """Return how many rows of a child are wanted; None: it has to be read to know."""
+        if mask is None:
+            return inner.counts[slot]
+        if not height or self._filtered is None:
+            return None
+        return self._filtered_count(inner, slot, height, mask)
 
     def count(
         self, low: Bound | None = None, high: Bound | None = None, wanted: int | None = None
@@ -187,8 +209,21 @@ class TreeReader:
             if not partitions & unwanted:
                 total += inner.counts[slot]
             elif partitions & wanted:
-                total += self._count(inner.numbers[slot], height - 1, None, None, mask)
+                total += self._filtered_count(inner, slot, height - 1, mask)
         return total
+
+    def _filtered_count(self, inner: InnerNode, slot: int, height: int, mask: Mask) -> int:
+        """Return how many rows of a mixed child are wanted, kept for the next time."""
+        number = inner.numbers[slot]
+        if not height or self._filtered is None:
+            return self._count(number, height, None, None, mask)
+        key = (_COUNT, number, inner.sets[slot] & mask.partitions)
+        found = self._filtered.get(key)
+        if found is None:
+            found = (self._count(number, height, None, None, mask),)
+            self._filtered.put(key, *found)
+        assert isinstance(found[0], int)
+        return found[0]
 
     def reduce(
         self, low: Bound | None = None, high: Bound | None = None, wanted: int | None = None
@@ -228,10 +263,28 @@ class TreeReader:
                 partitions = inner.sets[slot]
                 if not partitions & unwanted:
                     partials.extend(inner.partials[slot : slot + 1])
+                elif partitions & wanted and height > 1 and self._filtered is not None:
+                    kept = self._filtered
+                    partials.extend(self._filtered_partial(kept, inner, slot, height - 1, mask))
                 elif partitions & wanted:
                     self._reduce(inner.numbers[slot], height - 1, None, None, mask, partials)
         if last is not None:
             self._reduce(inner.numbers[last], height - 1, None, high, mask, partials)
+
+    def _filtered_partial(
+        self, filtered: FilteredCache, inner: InnerNode, slot: int, height: int, mask: Mask
+    ) -> list[bytes]:
+        """Return the partial of the wanted rows of a mixed inner child; empty: of none."""
+        number = inner.numbers[slot]
+        key = (self._kind, number, inner.sets[slot] & mask.partitions)
+        found = filtered.get(key)
+        if found is None:
+            partials = Partials(self._reducer)
+            self._reduce(number, height, None, None, mask, partials)
+            found = (partials.result(),)
+            filtered.put(key, *found)
+        assert not isinstance(found[0], int)
+        return [] if found[0] is None else [found[0]]
 
     def groups(
         self,
@@ -254,7 +307,14 @@ class TreeReader:
         if self._root is None:
             return
         mask = self._mask(wanted)
-        walk = GroupWalk(self._nodes, self._reducer, group_of, descending)
+        kept = self._filtered
+        walk = GroupWalk(
+            self._nodes,
+            self._reducer,
+            group_of,
+            descending,
+            None if kept is None else partial(self._filtered_partial, kept),
+        )
         yield from walk.run(self._root, low, high, mask)
 
     def _mask(self, wanted: int | None) -> Mask | None:

@@ -90,8 +90,8 @@ class Snapshot(Protocol):
     def header(self) -> HeaderShape:
         """Of the commit."""
 
-    def tree(self, number: int, reducer: ViewReducer) -> RowReader:
-        """Return the reader of one tree."""
+    def tree(self, number: int, reducer: ViewReducer, kind: int) -> RowReader:
+        """Return the reader of one tree, for the reduce of this number."""
 
     def close(self) -> None:
         """Let the commit go; may be called again."""
@@ -218,9 +218,10 @@ def _pieces(
 ) -> Iterator[bytes]:
     """Yield the answer; reads nothing before the first piece is taken."""
     is_reduced = query.is_reduced(asked.reduce >= 0)
-    reducer = asked.reducer.only(asked.reduce if is_reduced else asked.emits)
+    number = asked.reduce if is_reduced else asked.emits
+    reducer = asked.reducer.only(number)
     view = View(
-        snapshot.tree(asked.tree, reducer),
+        snapshot.tree(asked.tree, reducer, number),
         asked.encode,
         lambda partial: int(reducer.finalize(asked.emits, partial)),
     )

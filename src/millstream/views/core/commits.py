@@ -27,6 +27,7 @@ from typing import Final, Self
 import msgspec
 
 from millstream.errors import UnavailableError
+from millstream.trees.core.filtered import FilteredCache, Kind
 from millstream.trees.core.nodes import NodeCache
 from millstream.trees.core.reader import TreeReader
 from millstream.trees.core.shapes import Reducer
@@ -67,12 +68,15 @@ class IndexSnapshot:
         self.is_expired = False
         self._store, self._commits = store, commits
 
-    def tree(self, number: int, reducer: Reducer | None = None) -> TreeReader:
-        """Return the reader of one tree; a query may give a reducer that does less."""
-        commits = self._commits
+    def tree(self, number: int, reducer: Reducer | None = None, kind: Kind = 0) -> TreeReader:
+        """Return the reader of one tree; a query may give a reducer that does less.
+
+        `kind`: which one, a number from 0 up: under the same number it makes the same partials.
+        """
+        commits, root = self._commits, self.header.trees[number]
         if reducer is None:
-            reducer = commits.reducers[number]
-        return TreeReader(self, self.header.trees[number], commits.cache, reducer)
+            return TreeReader(self, root, commits.cache, commits.reducers[number])
+        return TreeReader(self, root, commits.cache, reducer, commits.filtered, kind)
 
     @property
     def back(self) -> TreeReader:
@@ -115,6 +119,7 @@ class Commits:
     def __init__(self, store: NodeStore, reducers: Sequence[Reducer], bounds: KeptBounds) -> None:
         self.reducers = reducers
         self.cache = NodeCache(CACHE_BYTES_MAX)
+        self.filtered = FilteredCache()
         self._store, self._bounds = store, bounds
         self._open: dict[int, IndexSnapshot] = {}
         self._writer: TreeWriter | None = None

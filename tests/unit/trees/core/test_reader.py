@@ -107,7 +107,8 @@ def test_few_leaves_and_rows_wait_for_the_reducer() -> None:
     bounded.calls = bounded.leaves = bounded.rows = 0
     wanted = 2**64 - 1 & ~(1 << 5)
     total = sum(n for n in range(60_000) if n * 7919 % 64 != 5)
-    assert tree.reader().reduce(wanted=wanted) == b"%d" % total
+    reader = TreeReader(tree.store, tree.root, tree.cache, tree.reducer)
+    assert reader.reduce(wanted=wanted) == b"%d" % total
     assert 10 < bounded.leaves <= 512
     assert bounded.calls < 10
     assert 3000 < bounded.rows < 5000
