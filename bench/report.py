@@ -359,15 +359,20 @@ def _views(views: Figures) -> Iterator[str]:
         theirs = f"{peer[key]:.1f}" if peer else ""
         yield f"| {name} | {views[key]:.2f} | {theirs} |"
     yield ""
-    masks = ", ".join(f"{name} {ms:.2f}" for name, ms in index["partitions_ms"].items())
     yield (
         f"A write is visible to a query that waits for it after {visible['p50']:.1f} ms "
         f"(99 of 100: {visible['p99']:.1f}). In the index alone, commits of 1,000 "
         f"documents come to {index['values_per_s']:,.0f} rows/s where values change and to "
-        f"{index['keys_per_s']:,.0f} where keys do, a rollback to a kept root takes "
-        f"{index['rollback_ms']:.1f} ms, and a reduce over all rows of some of the partitions, in "
-        f"ms of processor time: {masks}."
+        f"{index['keys_per_s']:,.0f} where keys do (a row goes, a row comes); a rollback to a "
+        f"kept root takes {index['rollback_ms']:.1f} ms."
     )
+    yield ""
+    masked = index["partitions_ms"]
+    times = list(next(iter(masked.values())))
+    yield f"| reduce of all rows of some of the partitions, processor ms | {' | '.join(times)} |"
+    yield f"| --- {'| --- ' * len(times)}|"
+    for name, figures in masked.items():
+        yield f"| {name} | {' | '.join(f'{ms:.2f}' for ms in figures.values())} |"
     yield ""
     yield "| kv reads, one after the other | median us | 99 of 100, us |"
     yield "| --- | --- | --- |"

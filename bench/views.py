@@ -302,17 +302,24 @@ def _index(directory: Path, documents: int) -> Figures:
         "one": 1,
         "all but one": (1 << PARTITIONS) - 2,
     }
-    with bench.index.snapshot(bench.now_ms) as snapshot:
-        tree = snapshot.tree(0, index_commits.SHAPE.reducers[0].only(1))  # type: ignore[attr-defined]
-        found["partitions_ms"] = {
-            name: min(
-                index_commits.timed(lambda mask=mask: tree.reduce(None, None, mask)) * 1000  # type: ignore[misc]
-                for _ in range(3)
-            )
-            for name, mask in masks.items()
-        }
+    found["partitions_ms"] = {name: _masked(bench, mask) for name, mask in masks.items()}
     bench.store.close()
     return found
+
+
+def _masked(bench: index_commits.Bench, mask: int) -> Figures:
+    """Reduce all rows of some partitions: for the first time, after a commit, and again."""
+    figures: Figures = {}
+    reducer = index_commits.SHAPE.reducers[0].only(1)  # type: ignore[attr-defined]
+    for name in ("first", "again", "after a commit of 1,000"):
+        if name == "after a commit of 1,000":
+            parts = bench.parts(is_key_new=False)
+            bench.index.publish(bench.fence, parts, index_commits.JUDGED, bench.now_ms)
+        with bench.index.snapshot(bench.now_ms) as snapshot:
+            tree = snapshot.tree(0, reducer, 1)
+            spent = index_commits.timed(lambda: tree.reduce(None, None, mask))  # noqa: B023
+        figures[name] = spent * 1000
+    return figures
 
 
 def _peer() -> Figures:
@@ -343,8 +350,13 @@ def verdicts(found: Figures) -> list[Verdict]:
     ceilings = {
         "ms of a range reduce over HTTP": (found["reduce_ms"], "reduce_ms"),
         "ms of a page of 1,000 rows": (found["page_ms"], "page_ms"),
-        "ms of a reduce of some partitions": (
-            max(index["partitions_ms"].values()), "partitions_ms",
+        "ms of a reduce of some partitions, asked for the first time": (
+            max(masked["first"] for masked in index["partitions_ms"].values()), "partitions_ms",
+        ),
+        "ms of a reduce of some partitions, asked for before": (
+            max(max(masked["again"], masked["after a commit of 1,000"])
+                for masked in index["partitions_ms"].values()),
+            "partitions_ms",
         ),
         "ms of a rollback to a kept root": (index["rollback_ms"], "rollback_ms"),
     }  # fmt: skip

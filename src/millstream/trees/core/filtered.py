@@ -6,7 +6,7 @@ one costs what an unmasked one does, and after a commit only the changed paths a
 
 Invariants:
 1. What is kept depends on the node, the wanted ones among its partitions, and the kind alone.
-2. Only inner nodes are kept, and of them at most `FILTERED_MAX`: the recently used ones.
+2. At most `FILTERED_MAX` are kept, the recently used ones.
 
 Elsewhere: who asks (`reader`, `grouping`), decoded nodes (`nodes`).
 """
@@ -15,14 +15,15 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["FILTERED_MAX", "FilteredCache", "Kind"]
+__all__ = ["FILTERED_MAX", "FilteredCache", "Key", "Kind"]
 
 FILTERED_MAX: Final = 65_536
 """Subtrees of one index whose counts and partials under a mask are kept."""
 
 Kind = int
 """What is kept of a subtree: a number of the caller's for each reducer; -1: its count."""
-_Key = tuple[Kind, int, int]
+Key = tuple[Kind, int, int]
+"""Kind, number of the node, the wanted ones among its partitions."""
 _Found = int | bytes | None
 
 
@@ -39,10 +40,10 @@ class FilteredCache:
 
     def __init__(self, entries_max: int = FILTERED_MAX) -> None:
         self._half_max = entries_max // 2
-        self._young: dict[_Key, _Found] = {}
-        self._old: dict[_Key, _Found] = {}
+        self._young: dict[Key, _Found] = {}
+        self._old: dict[Key, _Found] = {}
 
-    def get(self, key: _Key) -> tuple[_Found] | None:
+    def get(self, key: Key) -> tuple[_Found] | None:
         """Return what is kept, in a tuple: None in it is a partial of no rows."""
         young, old = self._young, self._old
         if key in young:
@@ -53,7 +54,7 @@ class FilteredCache:
             return (found,)
         return None
 
-    def put(self, key: _Key, found: _Found) -> None:
+    def put(self, key: Key, found: _Found) -> None:
         """Keep a count, or a partial."""
         if not self._half_max:
             return

@@ -148,7 +148,7 @@ class GroupWalk:
         reducer: Reducer,
         group_of: Callable[[bytes], bytes],
         descending: bool,
-        filtered: Callable[[InnerNode, int, int, Mask], list[bytes]] | None = None,
+        filtered: Callable[[InnerNode, range, int, Mask], list[bytes]] | None = None,
     ) -> None:
         self._filtered = filtered
         self._nodes = nodes
@@ -210,8 +210,9 @@ class GroupWalk:
                         continue
                     # The first wanted row of a group is known once the group is here.
                     is_here = self._waiting and self._waiting[-1].name == name
-                    if is_here and height > 1 and self._filtered is not None:
-                        self._add_parts(self._filtered(inner, slot, height - 1, below))
+                    if is_here and self._filtered is not None:
+                        one = range(slot, slot + 1)
+                        self._add_parts(self._filtered(inner, one, height - 1, below))
                         yield
                         continue
             yield from self._walk(child, height - 1, from_low, to_high, below, ahead)

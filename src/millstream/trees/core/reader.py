@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from millstream.trees.core.filtered import FilteredCache, Kind
+from millstream.trees.core.filtered import FilteredCache, Key, Kind
 from millstream.trees.core.grouping import GroupWalk, Partials
 from millstream.trees.core.masks import Mask
 from millstream.trees.core.nodes import InnerNode, NodeCache, Nodes
+from millstream.trees.core.packing import LEAVES_TOGETHER_BYTES_MAX
 from millstream.trees.core.ranges import (
     high_below,
     mask_below,
@@ -257,34 +258,67 @@ class TreeReader:
             self._reduce(inner.numbers[first], height - 1, low, to_high, mask, partials)
         if mask is None:
             partials.extend(inner.partials[whole.start : whole.stop])
-        else:
+        elif self._filtered is None:
             wanted, unwanted = mask.partitions, ~mask.partitions
             for slot in whole:
                 partitions = inner.sets[slot]
                 if not partitions & unwanted:
                     partials.extend(inner.partials[slot : slot + 1])
-                elif partitions & wanted and height > 1 and self._filtered is not None:
-                    kept = self._filtered
-                    partials.extend(self._filtered_partial(kept, inner, slot, height - 1, mask))
                 elif partitions & wanted:
                     self._reduce(inner.numbers[slot], height - 1, None, None, mask, partials)
+        else:
+            partials.extend(
+                self._filtered_partials(self._filtered, inner, whole, height - 1, mask)
+            )
         if last is not None:
             self._reduce(inner.numbers[last], height - 1, None, high, mask, partials)
 
-    def _filtered_partial(
-        self, filtered: FilteredCache, inner: InnerNode, slot: int, height: int, mask: Mask
+    def _filtered_partials(
+        self, filtered: FilteredCache, inner: InnerNode, slots: range, height: int, mask: Mask
     ) -> list[bytes]:
-        """Return the partial of the wanted rows of a mixed inner child; empty: of none."""
-        number = inner.numbers[slot]
-        key = (self._kind, number, inner.sets[slot] & mask.partitions)
-        found = filtered.get(key)
-        if found is None:
-            partials = Partials(self._reducer)
-            self._reduce(number, height, None, None, mask, partials)
-            found = (partials.result(),)
-            filtered.put(key, *found)
-        assert not isinstance(found[0], int)
-        return [] if found[0] is None else [found[0]]
+        """Return the partials of the wanted rows of these children, of those that have any."""
+        wanted, unwanted = mask.partitions, ~mask.partitions
+        found: list[bytes | None] = []
+        leaves: list[tuple[int, Key, Leaf]] = []
+        size = 0
+        for at, slot in enumerate(slots):
+            number, partitions = inner.numbers[slot], inner.sets[slot]
+            part: bytes | None = None
+            if not partitions & unwanted:
+                part = inner.partials[slot]
+            elif partitions & wanted:
+                key = (self._kind, number, partitions & wanted)
+                if (kept := filtered.get(key)) is not None:
+                    assert not isinstance(kept[0], int)
+                    part = kept[0]
+                elif height:
+                    partials = Partials(self._reducer)
+                    self._reduce(number, height, None, None, mask, partials)
+                    part = partials.result()
+                    filtered.put(key, part)
+                else:
+                    node = self._nodes.leaf(number)
+                    leaves.append((at, key, mask.take(node)))
+                    size += node.size
+            found.append(part)
+            if size >= LEAVES_TOGETHER_BYTES_MAX:
+                self._reduce_leaves(filtered, leaves, found)
+                size = 0
+        self._reduce_leaves(filtered, leaves, found)
+        return [part for part in found if part is not None]
+
+    def _reduce_leaves(
+        self,
+        filtered: FilteredCache,
+        leaves: list[tuple[int, Key, Leaf]],
+        found: list[bytes | None],
+    ) -> None:
+        """Put the partials of these leaves, none of them empty, where they belong."""
+        parts = self._reducer.reduce([leaf for _, _, leaf in leaves]) if leaves else []
+        for (at, key, _), part in zip(leaves, parts, strict=True):
+            found[at] = part
+            filtered.put(key, part)
+        leaves.clear()
 
     def groups(
         self,
@@ -313,7 +347,7 @@ class TreeReader:
             self._reducer,
             group_of,
             descending,
-            None if kept is None else partial(self._filtered_partial, kept),
+            None if kept is None else partial(self._filtered_partials, kept),
         )
         yield from walk.run(self._root, low, high, mask)
 

@@ -1,9 +1,10 @@
 import pytest
 
+from millstream.trees.core import reader
 from millstream.trees.core.filtered import FilteredCache
 from millstream.trees.core.nodes import NodeCache
 from millstream.trees.core.reader import TreeReader
-from tree_model import Joins, Tree, key, rows_from, small_nodes, span_of
+from tree_model import Joins, Sums, Tree, key, rows_from, small_nodes, span_of
 
 HALF = 0x5555555555555555
 COUNT = 3000
@@ -61,18 +62,18 @@ def tree() -> Tree:
 def reads(tree: Tree, ask: str) -> int:
     """Return how many nodes a masked question reads, without a cache of decoded nodes."""
     source = _Counting(tree.store)
-    reader = TreeReader(source, tree.root, NodeCache(0), tree.reducer, tree.filtered)
+    asked = TreeReader(source, tree.root, NodeCache(0), tree.reducer, tree.filtered)
     if ask == "groups":
-        found = list(reader.groups(lambda key: b"", wanted=HALF))
+        found = list(asked.groups(lambda key: b"", wanted=HALF))
         assert [partial for _, _, partial in found] == [span_of(tree.expected(wanted=HALF))]
     elif ask == "skip":
         expected = tree.expected(wanted=HALF)
-        leaves = reader.scan(wanted=HALF, skip=len(expected) - 1)
+        leaves = asked.scan(wanted=HALF, skip=len(expected) - 1)
         assert [one for leaf in leaves for one in leaf.keys] == expected[-1:]
     else:
         expected = tree.expected(wanted=HALF)
-        assert reader.reduce(wanted=HALF) == span_of(expected)
-        assert reader.count(wanted=HALF) == len(expected)
+        assert asked.reduce(wanted=HALF) == span_of(expected)
+        assert asked.count(wanted=HALF) == len(expected)
     return source.read_count
 
 
@@ -87,4 +88,21 @@ def test_after_a_change_its_paths_are_read_anew(tree: Tree) -> None:
     first = reads(tree, "reduce")
     with small_nodes():
         tree.apply({key(1501): (2, b"new"), key(0): None})
-    assert reads(tree, "reduce") * 4 < first
+    assert reads(tree, "reduce") * 20 < first
+
+
+def test_few_large_rows_wait_for_the_reducer(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Weighed(Sums):
+        most = 0
+
+        def reduce(self, leaves):  # type: ignore[no-untyped-def]
+            weight = sum(len(value) for leaf in leaves for value in leaf.values)
+            self.most = max(self.most, weight)
+            return [b"%d" % len(leaf.keys) for leaf in leaves]
+
+    monkeypatch.setattr(reader, "LEAVES_TOGETHER_BYTES_MAX", 100_000)
+    tree = Tree(weighed := Weighed())
+    tree.load({key(n): (n % 2, bytes(1500)) for n in range(400)})
+    weighed.most = 0
+    assert tree.reader().reduce(wanted=0b1) == b"200"
+    assert 40_000 < weighed.most < 60_000
