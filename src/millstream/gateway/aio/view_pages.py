@@ -3,6 +3,7 @@
 Invariants:
 1. Whoever asks a view needs the right `read`; whoever compacts or cleans up, `design`.
 2. An answer that the client has already, by its ETag, is not made.
+3. Whoever asks is not blamed for a design document that cannot be used: that is 500.
 
 Elsewhere: parameters (`views.core.query`), the answers (`gateway.core.host.IndexHost`), how they
 leave (`streaming`), design documents (`design_pages`).
@@ -42,6 +43,8 @@ from millstream.views.core.query import (
 __all__ = ["routes"]
 
 _VIEW: Final = DESIGN + "/_view/{view}"
+_UNUSABLE: Final = frozenset({"invalid_design_doc", "compilation_error", "unknown_function"})
+"""Codes of refusals that are about the design document, not about what is asked of it."""
 
 
 async def _query(request: web.Request) -> web.StreamResponse:
@@ -96,12 +99,14 @@ async def _asked(request: web.Request, options: Mapping[str, Any]) -> ViewAnswer
     host = request.app[HOST]
     try:
         return await host.indexes.query(bucket, name, request.match_info["view"], options)
-    except ConditionError as error:
+    except (ConditionError, UsageError) as error:
         raise await _named(request, error) from error
 
 
 async def _named(request: web.Request, error: MillstreamError) -> MillstreamError:
-    """Say of a design document that is not there whether it was deleted."""
+    """Say of a design document why it does not answer: it was deleted, or cannot be used."""
+    if error.code in _UNUSABLE:
+        return MillstreamError(str(error), code=error.code)
     if error.code == "missing":
         found = await request.app[HOST].designs.read(*design_of(request))
         if found is not None and found.is_deleted:
@@ -120,7 +125,7 @@ async def _info(request: web.Request) -> web.Response:
     require(request, "read", bucket)
     try:
         info = await request.app[HOST].indexes.info(bucket, name)
-    except ConditionError as error:
+    except (ConditionError, UsageError) as error:
         raise await _named(request, error) from error
     return answer({"name": name, "view_index": info})
 
