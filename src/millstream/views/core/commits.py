@@ -210,6 +210,15 @@ class Commits:
         freed = FreeList(tuple(self._writer.freed)) if self._writer is not None else FreeList()
         self._commit(header, now_ms, self.kept, dict(self._free), freed)
 
+    def commit_header(self, header: Header, now_ms: int) -> None:
+        """Make a commit that has no new nodes; a writer whose work broke off is given up.
+
+        Raises:
+            UnavailableError: `disk_full`; nothing has changed.
+        """
+        self._give_up()
+        self.commit(header, now_ms)
+
     def go_back(self, older: Header, header: Header, now_ms: int) -> None:
         """Make a commit of `header`, which has the roots of `older`; what came after it goes.
 

@@ -142,7 +142,7 @@ class Index:
     def take_over(self, writer: str, now_ms: int) -> int:
         """Make somebody the writer; return the fencing number that its commits must name."""
         fence = self.newest.fence + 1
-        self._commits.commit(
+        self._commits.commit_header(
             msgspec.structs.replace(self.newest, fence=fence, writer=writer), now_ms
         )
         return fence
@@ -162,7 +162,7 @@ class Index:
         states |= dict.fromkeys(sorted(active), "active")
         header = _with_states(self.newest, states)
         if header != self.newest:
-            self._commits.commit(header, now_ms)
+            self._commits.commit_header(header, now_ms)
         return self.newest
 
     def publish(
@@ -245,7 +245,7 @@ class Index:
             return RolledBack(())
         older = rollback.serving_header(self.kept, judged)
         if older is None:
-            self._commits.commit(rollback.emptied(newest, refused), now_ms)
+            self._commits.commit_header(rollback.emptied(newest, refused), now_ms)
             return RolledBack(tuple(refused), void=tuple(refused))
         self._commits.go_back(older, rollback.again(older, newest), now_ms)
         return RolledBack(tuple(refused), to_commit=older.commit)

@@ -343,6 +343,33 @@ def test_a_commit_that_fails_changes_nothing(index, store):
     assert opened(store.durable()).newest == index.newest
 
 
+@pytest.mark.parametrize(
+    "header_commit",
+    [
+        lambda index: index.set_states([0, 1, 2], [], 9),
+        lambda index: index.take_over("test", 9),
+        lambda index: index.roll_back({0: Judged((FailoverEntry(9, 0, 9),), 0)}, 9),
+    ],
+)
+def test_what_an_update_that_broke_off_had_replaced_stays(header_commit):
+    store = MemoryIndexStore()
+    index = opened(store, KeptBounds(1, 1))
+    index.set_states([0, 1], [2], 6)
+    index.take_over("test", 7)
+    publish(index, {0: part(0, 5, *[(b"d%d" % n, [row(A), row(B, tree=1)]) for n in range(9)])})
+    missing = index.newest.trees[1].number
+    node = store.nodes.pop(missing)
+    index._commits.cache.clear()
+    with pytest.raises(CorruptionError):  # tree 0 has been changed by then
+        publish(index, {0: part(5, 9, (b"d1", []))})
+    store.nodes[missing] = node
+    header_commit(index)
+    publish(index, {1: part(0, 5, partition=1)})
+    index._commits.cache.clear()
+    assert len(rows_of(index)) == 9
+    assert sound(index, store)
+
+
 def test_a_missing_node_is_reported_and_nothing_is_committed(index, store):
     publish(index, {0: part(0, 5, (b"d", [row(A)]))})
     commit = index.newest.commit
