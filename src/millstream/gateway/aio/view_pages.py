@@ -106,7 +106,7 @@ async def _asked(request: web.Request, options: Mapping[str, Any]) -> ViewAnswer
 async def _named(request: web.Request, error: MillstreamError) -> MillstreamError:
     """Say of a design document why it does not answer: it was deleted, or cannot be used."""
     if error.code in _UNUSABLE:
-        return MillstreamError(str(error), code=error.code)
+        return MillstreamError(str(error), code="compilation_error")
     if error.code == "missing":
         found = await request.app[HOST].designs.read(*design_of(request))
         if found is not None and found.is_deleted:

@@ -47,7 +47,7 @@ async def test_what_the_client_has_is_not_sent_again(client, open_host, body):
             "Database does not exist.",
         ),
         (UsageError("why", code="compilation_error"), 500, "compilation_error", "why"),
-        (UsageError("why", code="unknown_function"), 500, "unknown_function", "why"),
+        (UsageError("why", code="unknown_function"), 500, "compilation_error", "why"),
         (UnavailableError("why", code="timeout"), 504, "timeout", "why"),
         (ConditionError("why", code="seq_unreachable"), 412, "seq_unreachable", "why"),
         (UnavailableError("why", code="index_unavailable"), 503, "index_unavailable", "why"),
