@@ -160,7 +160,7 @@ class BucketIndexer:
     async def stop(self) -> None:
         """Read nothing more; what is being committed is finished."""
         for served in self._indexes.values():
-            served.is_stopping = True
+            served.give_up()
         await self._tasks.stop()
         for served in self._indexes.values():
             async with served.lock:
@@ -192,7 +192,7 @@ class BucketIndexer:
         """Forget an index; its files may be removed afterwards."""
         served = self._indexes.pop(signature)
         self._work_before = IndexWork(*map(add, self._work_before, _work_of(served)))
-        served.is_stopping = True
+        served.give_up()
         if (cleaning := self._cleaning.pop(signature, None)) is not None:
             cleaning.cancel()
         for group in list(self._groups.values()):
@@ -203,7 +203,7 @@ class BucketIndexer:
                     group.served.remove(served)
         async with served.lock:
             served.mapper.close()
-        served.tell()
+        served.give_up()  # whatever its group said of it at its end
         self._news.set()
 
     async def set_partitions(self, active: Collection[int], passive: Collection[int] = ()) -> None:
@@ -239,7 +239,7 @@ class BucketIndexer:
         Raises:
             UsageError: `missing`: there is no such index.
             RoutingError: `not_my_partition`: one is not indexed here, or not served.
-            UnavailableError: `timeout`, or the source cannot be reached.
+            UnavailableError: `timeout`, or the source or the index is gone.
             ConditionError: `seq_unreachable`: it was lost while it was waited for.
         """
         served = self._served(signature)
@@ -275,7 +275,7 @@ class BucketIndexer:
         Raises:
             UsageError: `missing`: there is no such index.
             RoutingError: `not_my_partition`.
-            UnavailableError: `timeout`, naming what was not reached.
+            UnavailableError: `timeout`, naming what was not reached; `index_unavailable`.
             ConditionError: `seq_unreachable`.
             AccessError, StreamError: the source will never be read again as it is.
         """
@@ -420,12 +420,13 @@ class BucketIndexer:
             Member(served.signature, served.places, served.group, served.is_new) for served in due
         ]
         for group in plan(members):
-            running = {self._indexes[each].group for each in group.signatures}
+            running = {s.group for each in group.signatures if (s := self._indexes.get(each))}
             if len(running) == 1 and running != {""}:
                 self._let_sleep(self._groups[running.pop()])
                 continue
             for name in running - {""}:
-                await self._stop_group(self._groups[name])
+                if name in self._groups:  # it may end while another is waited for
+                    await self._stop_group(self._groups[name])
             self._start_group(group.signatures, is_first=group.is_first)
 
     def _let_sleep(self, group: GroupReader) -> None:

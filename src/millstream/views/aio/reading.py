@@ -173,7 +173,11 @@ class GroupReader:
         """Have indexes go back where the source says so."""
         standings = await ask_standings(link, {p for each in self.served for p in each.places})
         judged = {partition: each.judged for partition, each in standings.items()}
-        rolled_back = [await served.roll_back(judged) for served in list(self.served)]
+        rolled_back = [
+            await served.roll_back(judged)
+            for served in list(self.served)
+            if served in self.served  # else it was removed meanwhile
+        ]
         if any(rolled_back) and len(self.served) > 1:
             raise Regroup
         return standings
@@ -206,7 +210,8 @@ class GroupReader:
             self._taken.set()
             gathered = Gathered(parts, _as_of(parts, judged))
             for served in list(self.served):
-                await self._publish(served, gathered)
+                if served in self.served:  # else it was removed beside the commit before
+                    await self._publish(served, gathered)
             self._on_commit(self)
 
     async def _publish(self, served: ServedIndex, gathered: Gathered) -> None:

@@ -232,6 +232,12 @@ class ServedIndex:
         self.changed.set()
         self.changed = asyncio.Event()
 
+    def give_up(self) -> None:
+        """Change nothing more, and let all who wait know."""
+        self.is_stopping = True
+        self.failure = UnavailableError("the index was closed", code="index_unavailable")
+        self.tell()
+
     def rate(self, done: int) -> float:
         """Return seqnos per second of late."""
         now = time.monotonic()

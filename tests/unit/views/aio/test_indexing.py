@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -18,7 +19,9 @@ from millstream.errors import (
 )
 from millstream.model.position import Position
 from millstream.views.aio import indexing, reading
+from millstream.views.aio.index_mapping import MappedChanges
 from millstream.views.core import indexer
+from millstream.views.core.documents import Changes
 from millstream.views.core.reached import Wanted
 
 
@@ -345,6 +348,97 @@ async def test_an_index_that_is_removed_is_forgotten(bucket: IndexedBucket) -> N
     await bucket.put(some(10, 5))
     await bucket.updated("two")
     bucket.check("two")
+
+
+async def test_who_waits_for_an_index_that_is_removed_is_told(bucket: IndexedBucket) -> None:
+    await bucket.put(some(20))
+    await bucket.add("one")
+    await bucket.add("two")
+    await bucket.updated("one")
+    await bucket.updated("two")
+    far = {0: Wanted(Position(bucket.indexes["one"].newest.positions[0].uuid, *[99_999] * 3))}
+    waits = {
+        name: asyncio.ensure_future(bucket.indexer.reached(name, far, 20))
+        for name in ("one", "two")
+    }
+    await until(lambda: all(each.waiting for each in served(bucket)))
+    for name, wait in waits.items():  # the first one is in company, the last one is not
+        await bucket.indexer.remove(name)
+        with pytest.raises(UnavailableError) as raised:
+            async with asyncio.timeout(5):
+                await wait
+        assert raised.value.code == "index_unavailable"
+
+
+async def test_an_index_that_is_removed_beside_a_commit_is_not_committed(
+    bucket: IndexedBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bucket.put(some(20))
+    await bucket.add("one")
+    await bucket.add("two")
+    await bucket.updated("one")
+    await bucket.updated("two")
+    await until(lambda: len({each.group for each in served(bucket)}) == 1)
+    commit = bucket.indexes["two"].newest.commit
+    is_mapping, may_go_on = threading.Event(), threading.Event()
+    map_ = bucket.mappers["one"].map
+
+    def slow(changes: Changes) -> MappedChanges:
+        is_mapping.set()
+        may_go_on.wait(10)
+        return map_(changes)
+
+    monkeypatch.setattr(bucket.mappers["one"], "map", slow)
+    await bucket.put(some(20, 10))
+    update = asyncio.ensure_future(bucket.updated("one"))
+    await until(is_mapping.is_set)
+    await bucket.indexer.remove("two")
+    may_go_on.set()
+    await update
+    bucket.check("one")
+    await bucket.put(some(20, 20))
+    await bucket.updated("one")
+    assert bucket.indexes["two"].newest.commit == commit
+
+
+async def test_groups_and_indexes_may_go_while_another_group_ends(
+    bucket: IndexedBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, is_joining = indexer.plan, False
+
+    def planned(members: list[indexer.Member]) -> list[indexer.Group]:
+        if not is_joining:
+            return [group for member in members for group in plan([member])]
+        return [*plan([m for m in members if m.signature != "three"]),
+                *plan([m for m in members if m.signature == "three"])]  # fmt: skip
+
+    monkeypatch.setattr(indexing, "plan", planned)
+    for name in ("one", "two", "three"):
+        await bucket.add(name)
+        await bucket.updated(name)
+    stop_group = bucket.indexer._stop_group
+    has_stopped = False
+
+    async def stop_all(group: reading.GroupReader) -> None:
+        nonlocal has_stopped
+        if not has_stopped:
+            has_stopped = True
+            for each in list(bucket.indexer._groups.values()):
+                if each is not group:
+                    await stop_group(each)
+            del bucket.indexer._indexes["three"]
+        await stop_group(group)
+
+    monkeypatch.setattr(bucket.indexer, "_stop_group", stop_all)
+    groups = bucket.indexer._groups
+    await until(lambda: [each.is_first for each in groups.values()] == [False] * 3)
+    is_joining = True
+    bucket.indexer._news.set()
+    await until(lambda: has_stopped)
+    await bucket.put(some(20))
+    for name in ("one", "two"):
+        await bucket.updated(name)
+        bucket.check(name)
 
 
 async def test_many_who_wait_are_served_by_few_commits(bucket: IndexedBucket) -> None:
