@@ -172,15 +172,24 @@ class HostedBucket:
             wanted = self._parse(order)
             for signature in [each for each in self._open if each not in wanted]:
                 await self._retire(signature)
+            for signature in self._open:
+                self._open[signature].design = wanted[signature]
+                self._indexer.set_automatic(signature, wanted[signature].autoupdate)
             new = [
                 hosted
                 for signature, design in wanted.items()
                 if signature not in self._open
                 and (hosted := await self._opened(design)) is not None
             ]
-            await self._set_partitions(new)
-            for hosted in new:
-                await self._take_in(hosted)
+            try:
+                await self._set_partitions(new)
+                for hosted in new:
+                    await self._take_in(hosted)
+            except BaseException:  # also when cancelled: what is open is known
+                for hosted in new:
+                    if hosted.signature not in self._open:
+                        self._close_later(hosted)
+                raise
 
     def _parse(self, order: BucketOrder) -> dict[str, DesignDocument]:
         """Return the design documents with views, by signature."""
@@ -235,8 +244,13 @@ class HostedBucket:
         """Close an index once nobody reads it; its files stay."""
         hosted = self._open.pop(signature)
         await self._indexer.remove(signature)
-        self._closing[signature] = hosted
-        self._tasks.start(self._close_unused(hosted), name=f"close index {signature}")
+        self._close_later(hosted)
+
+    def _close_later(self, hosted: HostedIndex) -> None:
+        """Close what is not kept fresh, unless it is wanted again before."""
+        hosted.mapper.close()
+        self._closing[hosted.signature] = hosted
+        self._tasks.start(self._close_unused(hosted), name=f"close index {hosted.signature}")
 
     async def _close_unused(self, hosted: HostedIndex) -> None:
         await hosted.until_unused()

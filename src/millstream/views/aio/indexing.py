@@ -47,7 +47,7 @@ from millstream.model.position import Position
 from millstream.runtime.tasks import Tasks
 from millstream.views.aio.index_source import SourceStandings, ask_standings, open_source
 from millstream.views.aio.reading import GroupReader, IndexerSpec, Regroup
-from millstream.views.aio.served import ServedIndex
+from millstream.views.aio.served import IndexWork, ServedIndex
 from millstream.views.core.header import Judged
 from millstream.views.core.indexer import JOIN_CHANGES_MAX, Member, gap, plan
 from millstream.views.core.reached import Wanted, judge, not_reached, unreachable
@@ -69,7 +69,6 @@ __all__ = [
     "PAUSE_S_MIN",
     "BucketIndexer",
     "IndexProgress",
-    "IndexWork",
     "IndexerSpec",
 ]
 
@@ -108,14 +107,6 @@ class IndexProgress(NamedTuple):
     def pending(self) -> int:
         """Seqnos that the index has not reached."""
         return max(0, self.changes_total - self.changes_done)
-
-
-class IndexWork(NamedTuple):
-    """What was done for the indexes of a bucket, those that are gone included."""
-
-    commits: int = 0
-    commit_s: float = 0.0
-    rollbacks: int = 0
 
 
 class BucketIndexer:
@@ -188,10 +179,15 @@ class BucketIndexer:
         self._news.set()
         return served.signature
 
+    def set_automatic(self, signature: str, is_automatic: bool) -> None:
+        """Say whether an index is kept fresh though nobody waits."""
+        self._indexes[signature].is_automatic = is_automatic
+        self._news.set()
+
     async def remove(self, signature: str) -> None:
         """Forget an index; its files may be removed afterwards."""
         served = self._indexes.pop(signature)
-        self._work_before = IndexWork(*map(add, self._work_before, _work_of(served)))
+        self._work_before = IndexWork(*map(add, self._work_before, served.work))
         served.give_up()
         if (cleaning := self._cleaning.pop(signature, None)) is not None:
             cleaning.cancel()
@@ -383,7 +379,7 @@ class BucketIndexer:
 
     def work(self) -> IndexWork:
         """Return what was done since the start."""
-        every = [self._work_before, *map(_work_of, self._indexes.values())]
+        every = [self._work_before, *(served.work for served in self._indexes.values())]
         return IndexWork(*(sum(column) for column in zip(*every, strict=True)))
 
     # -- groups
@@ -588,10 +584,6 @@ def _dead(header: Header, current: Mapping[int, Judged]) -> list[int]:
         if partition in positions
         and not Judged(judged.log, UINT64_MAX, judged.purge_seqno).accepts(positions[partition])
     ]
-
-
-def _work_of(served: ServedIndex) -> IndexWork:
-    return IndexWork(served.commits, served.commit_s, served.rollbacks)
 
 
 def _first_of(error: BaseException) -> BaseException:

@@ -16,7 +16,7 @@ import asyncio
 import time
 from collections import Counter, deque
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from millstream.errors import CorruptionError, UnavailableError
 from millstream.views.aio.index_mapping import MappedChanges
@@ -42,7 +42,15 @@ if TYPE_CHECKING:
     from millstream.views.core.index import Index, Published
     from millstream.views.core.indexer import Part
 
-__all__ = ["SORT_BYTES_MAX", "WRITER", "ChangeMapper", "FirstRows", "Gathered", "ServedIndex"]
+__all__ = [
+    "SORT_BYTES_MAX",
+    "WRITER",
+    "ChangeMapper",
+    "FirstRows",
+    "Gathered",
+    "IndexWork",
+    "ServedIndex",
+]
 
 SORT_BYTES_MAX: Final = 64 * 1024 * 1024
 """Rows of one index in memory during its first build."""
@@ -51,6 +59,14 @@ RATE_S: Final = 5.0
 WRITER: Final = "node indexer"
 
 _Result = TypeVar("_Result")
+
+
+class IndexWork(NamedTuple):
+    """What was done for the indexes of a bucket, those that are gone included."""
+
+    commits: int = 0
+    commit_s: float = 0.0
+    rollbacks: int = 0
 
 
 class ChangeMapper(Protocol):
@@ -203,6 +219,11 @@ class ServedIndex:
             partition: Place(position, header.failover_logs.get(partition, ()))
             for partition, position in header.positions.items()
         }
+
+    @property
+    def work(self) -> IndexWork:
+        """What was done for it in this process."""
+        return IndexWork(self.commits, self.commit_s, self.rollbacks)
 
     @property
     def is_new(self) -> bool:

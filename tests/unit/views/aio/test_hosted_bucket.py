@@ -20,6 +20,7 @@ from millstream.node.engine import Engine
 from millstream.node.settings import LISTENERS, BucketSpec, Settings
 from millstream.views.aio import hosted_bucket
 from millstream.views.aio.hosted_bucket import BucketOrder, HostedBucket
+from millstream.views.aio.hosted_index import SET_ASIDE
 
 PARTITIONS = 4
 MAP = "function (doc) { emit(doc.kind, doc.n); }"
@@ -265,6 +266,36 @@ async def test_what_could_not_be_opened_is_tried_again(hosted, monkeypatch):
     monkeypatch.setattr(hosted_bucket, "HostedIndex", opened)
     await until(lambda: hosted.bucket._open)
     assert await hosted.sums() == {}
+
+
+@pytest.mark.parametrize("step", ["add", "set_partitions"])
+async def test_what_could_not_be_begun_is_not_opened_twice(hosted, monkeypatch, step):
+    hosted.put("k", kind="a", n=1)
+
+    async def full(*_, **__):
+        raise UnavailableError("the disk is full", code="disk_full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hosted.bucket._indexer, step, full)
+        with pytest.raises(UnavailableError, match="full"):
+            await hosted.apply({"d": SUM, "e": OTHER})
+    await hosted.apply()
+    assert (await hosted.query("e"))["rows"][0]["key"] == 1
+    assert not any(path.endswith(SET_ASIDE) for path in hosted.indexes)
+
+
+async def test_an_index_is_kept_fresh_as_its_documents_say_now(hosted):
+    lazy = {**SUM, "autoupdate": False}
+    await hosted.apply({"d": lazy})
+    hosted.put("k", kind="a", n=1)
+    assert await hosted.sums() == {"a": 1}
+    await hosted.apply({"e": SUM, "d": lazy})
+    hosted.put("k", kind="a", n=2)
+    async with asyncio.timeout(10):
+        while await hosted.sums(update="false") != {"a": 2}:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    await hosted.apply({"d": lazy})
+    await until(lambda: hosted.bucket._progress()[hosted.indexes[0]].phase == "asleep")
 
 
 async def test_a_document_that_cannot_be_used_is_refused_alone(hosted):
