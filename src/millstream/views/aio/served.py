@@ -13,6 +13,7 @@ Elsewhere: what is read when (`millstream.views.aio.indexing`), what a commit is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter, deque
 from itertools import chain
@@ -403,7 +404,9 @@ class ServedIndex:
                 self.damage = error
                 raise
             except asyncio.CancelledError:
-                await asyncio.wait([future])
+                while not future.done():  # also when cancelled again
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.wait([future])
                 raise
             finally:
                 if self.index.newest.commit != commit:
