@@ -40,6 +40,18 @@ def test_a_cache_without_room_keeps_nothing() -> None:
     assert cache.get((0, 1, 1)) is None
 
 
+def test_large_partials_are_bounded_by_their_bytes() -> None:
+    cache = FilteredCache(1000, bytes_max=64_000)
+    for number in range(500):
+        cache.put((0, number, 1), bytes(1000))
+        cache.put((-1, number, 1), number)
+    kept = [cache.get((0, number, 1)) for number in range(500)]
+    assert 0 < len([one for one in kept if one]) <= 64
+    assert kept[-1]
+    cache.put((1, 1, 1), bytes(10_000))
+    assert cache.get((1, 1, 1)) is None, "it would drive out many"
+
+
 class _Counting:
     """A store that counts what is read of it."""
 
