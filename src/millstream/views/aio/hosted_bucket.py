@@ -410,7 +410,10 @@ class HostedBucket:
         header = hosted.index.newest
         sizes = hosted.index.sizes()
         progress = self._progress()[hosted.signature]
-        is_running = progress.phase in ("first_build", "incremental") and progress.pending > 0
+        # What a first build has read is not in the index before all of it is loaded.
+        seqnos = sum(position.seqno for position in progress.positions.values())
+        pending = max(0, progress.changes_total - seqnos)
+        is_running = progress.phase in ("first_build", "incremental") and pending > 0
         shown = {
             "signature": design.signature,
             "language": design.language,
@@ -426,9 +429,9 @@ class HostedBucket:
             "waiting_clients": progress.waiting,
             "waiting_commit": is_running,
             "updates_pending": {
-                "minimum": progress.pending,
-                "preferred": progress.pending,
-                "total": progress.pending,
+                "minimum": pending,
+                "preferred": pending,
+                "total": pending,
             },
             "collator_versions": [COLLATION_VERSION],
             "rows": {view.name: hosted.rows_of(view.tree) for view in design.views},
