@@ -311,7 +311,11 @@ class GroupReader:
         judged = {partition: each.judged for partition, each in standings.items()}
         for served, rows in work:
             if served in self.served:
-                await served.load(rows, build.whole, build.left_out, judged)
+                try:
+                    await served.load(rows, build.whole, build.left_out, judged)
+                except UnavailableError:
+                    if served in self.served:  # else it was removed meanwhile, and others go on
+                        raise
         self._on_commit(self)
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -439,6 +440,29 @@ async def test_groups_and_indexes_may_go_while_another_group_ends(
     for name in ("one", "two"):
         await bucket.updated(name)
         bucket.check(name)
+
+
+async def test_an_index_removed_while_it_is_loaded_does_not_cost_others_their_build(
+    bucket: IndexedBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = indexing.ServedIndex.load
+    removals: list[asyncio.Future[None]] = []
+
+    async def load_slowly(served: indexing.ServedIndex, *more: Any) -> None:
+        if served.signature == "one":
+            removals.append(asyncio.ensure_future(bucket.indexer.remove("one")))
+            await asyncio.sleep(0.01)
+        await load(served, *more)
+
+    monkeypatch.setattr(indexing.ServedIndex, "load", load_slowly)
+    await bucket.put(some(50))
+    await bucket.add("one")
+    await bucket.add("two")
+    await bucket.updated("two")
+    bucket.check("two")
+    await asyncio.gather(*removals)
+    assert len(removals) == 1
+    assert sum(bucket.mappers["two"].calls) == 50, "it was read once"
 
 
 async def test_many_who_wait_are_served_by_few_commits(bucket: IndexedBucket) -> None:
