@@ -65,6 +65,9 @@ COMPACT_BYTES_MIN: Final = 16 * 1024 * 1024
 """Size of a file below which that does not matter."""
 REBUILD_WAIT_S: Final = 10.0
 """How long readers of a damaged index may take to end before it is given up all the same."""
+STOP_WAIT_S: Final = 2.0
+"""How long readers of all indexes of a bucket may take to end when it is stopped; whoever has the
+bucket dropped waits little longer."""
 LAZY_S_MAX: Final = 600.0
 """How long an update may take that was asked for by a query which did not wait for it."""
 COMPACT_PAUSE_S: Final = 0.005
@@ -155,9 +158,10 @@ class HostedBucket:
         await self._tasks.stop()
         async with self._change:
             await self._indexer.stop()
+            given_up_at = asyncio.get_running_loop().time() + STOP_WAIT_S
             for hosted in (*self._open.values(), *self._closing.values()):
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(REBUILD_WAIT_S):
+                    async with asyncio.timeout_at(given_up_at):
                         await hosted.until_unused()
                 await asyncio.to_thread(hosted.close)
             self._open.clear()

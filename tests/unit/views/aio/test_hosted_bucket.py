@@ -443,3 +443,16 @@ async def test_a_bucket_made_anew_under_its_name_is_another(hosted):
     await hosted.engine.create_bucket("b", PARTITIONS)
     with pytest.raises(MillstreamError):
         await hosted.sums(timeout=2000)
+
+
+async def test_readers_that_do_not_end_hold_up_a_stop_once_and_not_for_each_index(
+    hosted, monkeypatch
+):
+    monkeypatch.setattr(hosted_bucket, "STOP_WAIT_S", 0.05)
+    await hosted.start()
+    await hosted.apply({"d": SUM, "e": OTHER})
+    readers = list(hosted.bucket._open.values())
+    assert len(readers) == 2
+    with readers[0].used(), readers[1].used():
+        async with asyncio.timeout(5):
+            await hosted.stop()
