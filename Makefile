@@ -22,6 +22,7 @@ ACCELERATOR := $(VENV)/.stamps/accelerator-$(call digest,requirements/build.txt 
 	$(filter-out %.c,$(wildcard accelerator/*.toml accelerator/src/*/*.*)))
 DOCS := $(VENV)/.stamps/docs-$(call digest,$(call lock_of,docs))
 QUICK_SUITES := $(wildcard tests/unit tests/scenarios)
+PARALLEL     := --numprocesses auto --dist worksteal
 WIDE_SUITES  := $(wildcard tests/crash tests/conformance tests/e2e)
 
 .DEFAULT_GOAL := help
@@ -100,12 +101,12 @@ types: $(TEST) ## mypy --strict
 	@$(PY) -m mypy
 
 unit: $(TEST) accelerator ## unit tests and scenarios
-	@$(PYTEST) $(QUICK_SUITES)
+	@$(PYTEST) $(PARALLEL) $(QUICK_SUITES)
 
 quick: lint types unit ## lint, types, unit tests, scenarios (2 min)
 
 test: lint types accelerator java ## everything but the outside clients that are not installed (15 min)
-	@$(PYTEST) $(QUICK_SUITES)
+	@$(PYTEST) $(PARALLEL) $(QUICK_SUITES)
 	@$(if $(WIDE_SUITES),$(PYTEST) $(WIDE_SUITES))
 	@$(PYTEST) tests/pipelines
 
