@@ -108,6 +108,11 @@ def _page(results: Figures, judged: Sequence[Verdict]) -> Iterator[str]:
         f"{after * 1000:.0f} ms after."
     )
     yield ""
+    last = f"`{results['command']}`, {results['date']}"
+    for case, how in results.get("measured", {}).items():
+        if how != last:
+            yield f"- What is here of {case} is of another run: {how}."
+    yield ""
     yield from _floors(judged)
     if "kv" in results:
         yield from _requests(results["kv"])

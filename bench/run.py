@@ -242,17 +242,19 @@ def main() -> int:
     build_programs()
     results = report.load() if options.only else {}
     former_streams = results.get("streams", {}) if options.rows else {}
+    command = "make bench" + (f' ARGS="{" ".join(sys.argv[1:])}"' * (len(sys.argv) > 1))
+    results["date"] = time.strftime("%Y-%m-%d", time.gmtime())
+    results["command"] = command
     before = yardstick_s()
     for name, measure in cases.items():
         if not options.only or name in options.only:
             with tempfile.TemporaryDirectory(prefix="millstream-bench-") as directory:
                 results[name] = measure(Path(directory))
+            results.setdefault("measured", {})[name] = f"`{command}`, {results['date']}"
     if former_streams:
         results["streams"] = former_streams | results["streams"]
     results["yardstick_s"] = [before, yardstick_s()]
     results["machine"] = machine()
-    results["date"] = time.strftime("%Y-%m-%d", time.gmtime())
-    results["command"] = "make bench" + (f' ARGS="{" ".join(sys.argv[1:])}"' * (len(sys.argv) > 1))
     judged = verdicts(results)
     if not options.no_report:
         report.save(results, judged)
