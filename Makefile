@@ -103,9 +103,9 @@ types: $(TEST) ## mypy --strict
 unit: $(TEST) accelerator ## unit tests and scenarios
 	@$(PYTEST) $(PARALLEL) $(QUICK_SUITES)
 
-quick: lint types unit ## lint, types, unit tests, scenarios (2 min)
+quick: lint types unit ## lint, types, unit tests, scenarios (3 min)
 
-test: lint types accelerator java ## everything but the outside clients that are not installed (15 min)
+test: lint types accelerator java ## everything but the outside clients that are not installed (20 to 25 min)
 	@$(PYTEST) $(PARALLEL) $(QUICK_SUITES)
 	@$(if $(WIDE_SUITES),$(PYTEST) $(WIDE_SUITES))
 	@$(PYTEST) tests/pipelines

@@ -149,7 +149,7 @@ def test_views_agree_with_the_documents_whatever_is_killed(make_node: MakeNode) 
             if what == "stop":
                 assert node.stop() == 0
                 node.start()
-            time.sleep(chance.uniform(0, 0.5))
+            time.sleep(chance.uniform(0, 0.5))  # the writer goes on meanwhile
         check(node)
     assert "Traceback" not in node.log()
     assert node.stop() == 0

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,23 +12,14 @@ from typing import Any
 from http_calls import call
 from millstream import EmbeddedNode, connect
 from node_process import NodeProcess
+from waiting import until
 
 MakeNode = Callable[..., NodeProcess]
-WAIT_S = 30.0
 DESIGN = {
     "views": {
         "by_kind": {"map": "function (doc) { emit(doc.kind, doc.n); }", "reduce": "_sum"},
     }
 }
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    """Return what the condition returns once it is true."""
-    end = time.monotonic() + WAIT_S
-    while not (found := condition()):
-        assert time.monotonic() < end, "it does not happen"
-        time.sleep(0.02)
-    return found
 
 
 def children_of(pid: int, what: str) -> list[int]:
