@@ -143,7 +143,10 @@ class IndexProcess:
 
     async def _run(self) -> str:
         """Run one process to its end; return why it ended."""
-        child = self._child = self._started()
+        try:
+            child = self._child = self._started()
+        except OSError as error:  # of processes, memory or descriptors
+            return f"the index process cannot be started: {error}"
         transport: asyncio.BaseTransport | None = None
         try:
             output = asyncio.StreamReader()
@@ -178,7 +181,8 @@ class IndexProcess:
             transport.close()
         assert child.stdin is not None
         assert child.stdout is not None
-        child.stdin.close()
+        with suppress(BrokenPipeError):  # it ended before it had read what it was told
+            child.stdin.close()
         child.stdout.close()
         waiting = asyncio.get_running_loop().run_in_executor(None, child.wait)
         try:

@@ -15,6 +15,7 @@ Elsewhere: what the engine does (`node.engine_process`).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -143,6 +144,8 @@ class Supervisor:
             engine.stdin.write(msgspec.json.encode(order) + b"\n")
             engine.stdin.flush()
         except BrokenPipeError:
+            with contextlib.suppress(BrokenPipeError):  # of what is still in the buffer
+                engine.stdin.close()
             return {}
         line = engine.stdout.readline()
         try:

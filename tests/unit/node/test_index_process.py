@@ -92,6 +92,33 @@ async def test_one_that_cannot_start_says_why(make):
     await process.stop()
 
 
+async def test_one_that_ended_before_it_was_told_anything_is_started_again(make, monkeypatch):
+    process, ready = make()
+    started = process._started
+
+    def ended():
+        monkeypatch.setattr(process, "_started", started)
+        child = started()
+        child.kill()
+        child.wait()
+        return child
+
+    monkeypatch.setattr(process, "_started", ended)
+    process.start()
+    assert await ready.get()
+    assert process.restarts_total == 1
+    await process.stop()
+
+
+async def test_one_that_the_system_cannot_start_is_tried_again(make, monkeypatch):
+    monkeypatch.setattr(index_process, "_BACKOFF_S", (0.01,))
+    process, _ = make(command=("/no/such/program",))
+    process.start()
+    await until(lambda: process.restarts_total == 2)
+    assert "/no/such/program" in process._why
+    await process.stop()
+
+
 async def test_one_that_hangs_is_killed(make, monkeypatch):
     monkeypatch.setattr(index_process, "START_S_MAX", 0.05)
     monkeypatch.setattr(index_process, "STOP_SECONDS", 0.05)

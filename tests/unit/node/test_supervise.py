@@ -107,6 +107,20 @@ def test_an_engine_that_says_nothing_is_an_error(make, body):
     assert len(make.runs()) == 1
 
 
+def test_an_engine_that_ended_before_it_was_told_anything_is_named(make, monkeypatch):
+    popen = supervise.subprocess.Popen
+
+    def ended(*args, **options):
+        engine = popen(*args, **options)
+        engine.kill()
+        engine.wait()
+        return engine
+
+    monkeypatch.setattr(supervise.subprocess, "Popen", ended)
+    with pytest.raises(UnavailableError, match="killed by signal 9"):
+        make("").run()
+
+
 def test_damage_found_by_a_restart_ends_it(make):
     body = (
         f"if run == 1:\n    {READY}    sys.exit(4)\n"
