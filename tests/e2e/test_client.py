@@ -6,7 +6,7 @@ import pytest
 
 import millstream
 from millstream.client.bulk import BulkReader, Range
-from millstream.client.columns import Columns, cut_columns
+from millstream.client.columns import Columns, cut_columns, decode_meta
 from millstream.client.connection import Connection
 from millstream.client.kv import Client
 from millstream.errors import (
@@ -16,7 +16,9 @@ from millstream.errors import (
     RollbackRequiredError,
     StreamError,
 )
+from millstream.model.lineage import decode
 from millstream.model.position import Position
+from millstream.model.revision import Revisions
 from millstream.upr import Consumer
 from millstream.upr.aio.client import Changes
 from millstream.wire.frames import change_of
@@ -49,10 +51,10 @@ def ranges_of(client: Client, lease_ids: dict[int, int] | None = None) -> list[R
     ]
 
 
-def read(node: NodeProcess, ranges: list[Range], *, with_values: bool = True) -> Columns:
+def read(node: NodeProcess, ranges: list[Range], **options: bool) -> Columns:
     columns = Columns()
     with Connection(*node.kv, bucket="default") as connection:
-        for chunk in BulkReader(connection, with_values=with_values).read(ranges):
+        for chunk in BulkReader(connection, **options).read(ranges):
             cut_columns(chunk, columns)
     return columns
 
@@ -119,6 +121,16 @@ def test_bulk_writes_and_ranges(node: NodeProcess, client: Client) -> None:
     assert found.op.count("delete") == 100
     assert set(found.key) == set(documents)
     assert all(found.expiry[n] > 0 for n in range(len(found)) if found.op[n] == "delete")
+    told = read(node, ranges_of(client), with_meta=True)
+    revisions = Revisions(client.cluster_map.bucket_uuid)
+    for text, meta, rev in zip(told.key, told.meta, told.rev, strict=True):
+        lineage, sidecar = decode_meta(meta)
+        assert decode(lineage).runs[0][1] == 1
+        assert revisions.of(text.encode(), lineage, rev).startswith(f"{rev}-")
+        assert sidecar == b""
+    assert sorted(zip(told.key, told.rev, strict=True)) == sorted(
+        zip(found.key, found.rev, strict=True)
+    )
     bare = read(node, ranges_of(client), with_values=False)
     assert sorted(bare.key) == sorted(found.key)
     assert not any(bare.value)

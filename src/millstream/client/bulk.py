@@ -7,7 +7,8 @@
 
 Invariants:
 1. A chunk holds whole frames, as sent: changes, snapshot markers, advances; canonical profile
-   (opaque = partition id, deletions with their time, expirations apart).
+   (opaque = partition id, deletions with their time, expirations apart). With `with_meta` each
+   change stands behind its description, and the two are never in different chunks.
 2. Each range is asked for once; `STREAMS_MAX` are under way, so that the next begins before the
    last one ends. Ranges of one partition are not under way together.
 3. Bytes are acknowledged when the caller asks for the next chunk; at most `WINDOW_BYTES` are
@@ -35,6 +36,7 @@ from millstream.errors import (
 )
 from millstream.model.limits import FRAME_BYTES_MAX
 from millstream.model.position import Position
+from millstream.upr.core.descriptions import needed_bytes
 from millstream.upr.core.messages import StreamRequest, encode_stream_request
 from millstream.wire.mcbp import (
     HEADER,
@@ -55,6 +57,8 @@ __all__ = ["FETCH_BYTES", "WINDOW_BYTES", "BulkReader", "Range"]
 WINDOW_BYTES: Final = 8 * 1024 * 1024
 FETCH_BYTES: Final = 512 * 1024
 STREAMS_MAX: Final = 4
+PAIR_BYTES_MAX: Final = 2 * (HEADER_BYTES + FRAME_BYTES_MAX)
+"""A change and its description."""
 IDLE_TIMEOUT_S: Final = 60.0
 """Longest silence of the node, which says it is alive every 20 s."""
 _OPEN: Final = Struct(">II")
@@ -71,6 +75,7 @@ _CHANGES: Final = frozenset(
         Opcode.DCP_SEQNO_ADVANCED,
     )
 )
+_DESCRIPTION: Final = REQUEST << 8 | Opcode.DOC_META
 _STREAM_END: Final = REQUEST << 8 | Opcode.DCP_STREAM_END
 _NOOP: Final = REQUEST << 8 | Opcode.DCP_NOOP
 _STREAM_REPLY: Final = RESPONSE << 8 | Opcode.DCP_STREAM_REQ
@@ -98,6 +103,7 @@ class BulkReader:
     Args:
         connection: fresh, logged in, bucket selected; given up to this reader.
         with_values: False leaves values out, for readers of keys and versions.
+        with_meta: True has each change come behind its lineage and sidecar.
         fetch_bytes: size of the receive buffer, so about the largest chunk, in bytes.
         window_bytes: bytes the node may send ahead.
 
@@ -110,10 +116,12 @@ class BulkReader:
         connection: Connection,
         *,
         with_values: bool = True,
+        with_meta: bool = False,
         fetch_bytes: int = FETCH_BYTES,
         window_bytes: int = WINDOW_BYTES,
     ) -> None:
         self._connection = connection
+        self._skip = _skip_pairs if with_meta else _skip_changes
         self._window_bytes = window_bytes
         self._unacked_bytes = 0
         self._waiting: deque[Range] = deque()
@@ -121,9 +129,9 @@ class BulkReader:
         self._buffer = bytearray(max(fetch_bytes, HEADER_BYTES))
         self._held = 0
         connection.set_timeout(IDLE_TIMEOUT_S)
-        self._open(with_values)
+        self._open(with_values, with_meta)
 
-    def _open(self, with_values: bool) -> None:
+    def _open(self, with_values: bool, with_meta: bool) -> None:
         flags = OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES
         if not with_values:
             flags |= OpenFlag.NO_VALUE_KEEP_DATATYPE
@@ -131,12 +139,15 @@ class BulkReader:
         self._connection.ask(
             Opcode.DCP_OPEN, "opening streams", extras=_OPEN.pack(0, flags), key=name
         )
-        for key, value in (
+        settings = [
             (b"enable_noop", b"true"),
             (b"set_noop_interval", b"20"),
             (b"connection_buffer_size", b"%d" % self._window_bytes),
             (b"enable_expiry_opcode", b"true"),
-        ):
+        ]
+        if with_meta:
+            settings.append((b"document_meta", b"true"))
+        for key, value in settings:
             what = f"stream option {key.decode()}"
             self._connection.ask(Opcode.DCP_CONTROL, what, key=key, value=value)
         early = self._connection.take_buffered()
@@ -170,7 +181,7 @@ class BulkReader:
         while self._under_way:
             at = 0
             while True:
-                stop, has_more = _skip_changes(self._buffer, at, self._held)
+                stop, has_more = self._skip(self._buffer, at, self._held)
                 if stop > at:
                     yield bytes(memoryview(self._buffer)[at:stop])
                     self._acknowledge(stop - at)
@@ -194,11 +205,11 @@ class BulkReader:
             self._held += self._connection.receive_into(view[self._held :])
 
     def _make_room(self) -> None:
-        """Grow the buffer to the frame that fills it."""
-        body_bytes: int = HEADER.unpack_from(self._buffer)[6]
-        if body_bytes > FRAME_BYTES_MAX:
-            raise RemoteProtocolError(f"body of {body_bytes} bytes is too long", code="too_large")
-        self._buffer.extend(bytes(HEADER_BYTES + body_bytes - len(self._buffer)))
+        """Grow the buffer to the frame, or to the change behind its description, that fills it."""
+        needed = needed_bytes(self._buffer)
+        if needed > PAIR_BYTES_MAX:
+            raise RemoteProtocolError(f"a frame of {needed} bytes is too long", code="too_large")
+        self._buffer.extend(bytes(max(0, needed - len(self._buffer))))
 
     # -- messages that are no changes --------------------------------------------------------
 
@@ -305,3 +316,20 @@ def _skip_changes(buffer: bytearray, at: int, end: int) -> tuple[int, bool]:
             return at, True
         at = stop
     return at, False
+
+
+def _skip_pairs(buffer: bytearray, at: int, end: int) -> tuple[int, bool]:
+    """Do what `_skip_changes` does where each change stands behind its description."""
+    unpack, changes = _KIND_AND_BODY.unpack_from, _CHANGES
+    last_head = end - HEADER_BYTES
+    whole = at
+    while at <= last_head:
+        kind, body_bytes = unpack(buffer, at)
+        at += HEADER_BYTES + body_bytes
+        if at > end:
+            break
+        if kind in changes:
+            whole = at
+        elif kind != _DESCRIPTION:
+            return whole, True
+    return whole, False

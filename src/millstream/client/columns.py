@@ -4,6 +4,8 @@ Invariants:
 1. Every column has one member per change; markers and other messages add none.
 2. No key or value that a client can write makes this fail: keys are in their text form (`\x` +
    hex where not UTF-8), `cas` and `rev` of 2**63 and more as two's complement.
+3. `meta` has a member per change where every change came behind its description, none where none
+   did: a reader asks for descriptions or does not.
 
 Elsewhere: where chunks come from (`client.bulk`), batches (`millstream.pipelines`).
 """
@@ -12,11 +14,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
+
+import msgspec
 
 from millstream.model.partitions import text_of_key
 
-__all__ = ["OP_DELETE", "OP_EXPIRE", "OP_PUT", "Columns", "cut_columns"]
+__all__ = [
+    "OP_DELETE",
+    "OP_EXPIRE",
+    "OP_PUT",
+    "ChangeMeta",
+    "Columns",
+    "cut_columns",
+    "decode_meta",
+    "encode_meta",
+]
 
 OP_PUT: Final = "put"
 OP_DELETE: Final = "delete"
@@ -27,6 +40,34 @@ bytes that are flags and expiry of a mutation, the time first of a deletion."""
 _OVERHANG: Final = bytes(24)
 """The last message of a chunk may be a bare header, shorter than the fields unpacked."""
 _PLAIN_DELETION_EXTRAS: Final = 18
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+class ChangeMeta(NamedTuple):
+    """What a node keeps beside a change: lineage (see `model.lineage`) and sidecar."""
+
+    lineage: bytes
+    sidecar: bytes = b""
+
+
+_decode: Final = msgspec.msgpack.Decoder(tuple[bytes, ...]).decode
+
+
+def encode_meta(lineage: bytes, sidecar: bytes = b"") -> bytes:
+    """Return a member of the column meta: a msgpack array of lineage and sidecar, both binary."""
+    return _encode((lineage, sidecar))
+
+
+def decode_meta(meta: bytes) -> ChangeMeta:
+    """Reverse `encode_meta`; members that a later release may put behind are passed over.
+
+    Raises:
+        ValueError: no such array.
+    """
+    members = _decode(meta)
+    if len(members) < len(ChangeMeta._fields):
+        raise ValueError(f"meta of {len(members)} members")
+    return ChangeMeta(*members[:2])
 
 
 @dataclass(slots=True)
@@ -43,6 +84,7 @@ class Columns:
     datatype: list[int] = field(default_factory=list)
     key: list[str] = field(default_factory=list)
     value: list[bytes | None] = field(default_factory=list)
+    meta: list[bytes] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.op)
@@ -93,6 +135,11 @@ def cut_columns(chunk: bytes, columns: Columns) -> None:
             add_expiry(first if extras_bytes > _PLAIN_DELETION_EXTRAS else 0)
             add_key(data[key_at : key_at + key_bytes])
             add_value(None)
+        elif opcode == 0x6F:
+            lineage_at = key_at + 2
+            sidecar_at = lineage_at + (data[key_at] << 8 | data[key_at + 1])
+            columns.meta.append(encode_meta(data[lineage_at:sidecar_at], data[sidecar_at:at]))
+            continue
         else:
             continue
         add_partition(partition)

@@ -57,6 +57,7 @@ OPTIONS: Final = (
     _Option("maxBytesPerBatch", f"as maxRowsPerBatch, at {ROW_BYTES_ESTIMATE} bytes a change"),
     _Option("pollMs", "streams only: how long an idle query waits for a change", "200"),
     _Option("noValue", "true: the column value is null and values are not sent", "false"),
+    _Option("meta", "true: the column meta holds lineage and sidecar of each change", "false"),
     _Option("keyPrefix", "only keys whose text form begins so"),
 )
 _NAMES: Final = {option.name.lower(): option.name for option in OPTIONS}
@@ -80,6 +81,7 @@ class SourceOptions:
     bytes_max: int | None = None
     poll_ms: int = 200
     has_values: bool = True
+    has_meta: bool = False
     key_prefix: str = ""
 
     def tls(self) -> ssl.SSLContext | None:
@@ -134,6 +136,7 @@ def parse_options(
         bytes_max=_read(values, "maxBytesPerBatch", _number(1, 2**62)),
         poll_ms=_read(values, "pollMs", _number(0, POLL_MS_MAX)) or 0,
         has_values=not _read(values, "noValue", _flag),
+        has_meta=_read(values, "meta", _flag),
         key_prefix=_read(values, "keyPrefix", _key_prefix),
     )
 

@@ -47,9 +47,12 @@ BATCH_BYTES: Final = 4 * 1024 * 1024
 class NodeRanges:
     """Ranges read from a node; a `ranges.RangeSource`."""
 
-    def __init__(self, options: SourceOptions, *, with_values: bool) -> None:
+    def __init__(
+        self, options: SourceOptions, *, with_values: bool, with_meta: bool = False
+    ) -> None:
         self._options = options
         self._with_values = with_values
+        self._with_meta = with_meta
         self._client: Client | None = None
 
     def close(self) -> None:
@@ -62,7 +65,10 @@ class NodeRanges:
         if not ranges:
             return
         with _connect(self._options) as connection:
-            yield from BulkReader(connection, with_values=self._with_values).read(ranges)
+            reader = BulkReader(
+                connection, with_values=self._with_values, with_meta=self._with_meta
+            )
+            yield from reader.read(ranges)
 
     def failover_log(self, partition_id: int) -> tuple[FailoverLog, int]:
         """Return the histories of a partition, newest first, and its high seqno."""
@@ -87,7 +93,7 @@ def committed_batches(
     marks = _mark_rows(reads)
     if marks:
         yield form.marks(marks)
-    source = NodeRanges(options, with_values=form.has_values)
+    source = NodeRanges(options, with_values=form.has_values, with_meta=form.has_meta)
     try:
         yield from _batches(options, form, _branches(reads), read_committed(reads, source))
     finally:
@@ -106,7 +112,7 @@ def pinned_batches(
         StreamError: `lease_lost`: the snapshot is gone.
         RollbackRequiredError: the place where the read was to begin is no longer in the history.
     """
-    source = NodeRanges(options, with_values=form.has_values)
+    source = NodeRanges(options, with_values=form.has_values, with_meta=form.has_meta)
     try:
         held = _held(source, reads, can_move=options.ending_offsets == "latest")
         yield from _batches(options, form, _branches(held), _kept(source, held))

@@ -86,12 +86,19 @@ class RowForm:
     Args:
         schema: the columns that were asked for, in that order.
         has_values: whether the column value, if it was asked for, is to be filled.
+        has_meta: whether the column meta, if it was asked for, is to be filled.
     """
 
-    def __init__(self, schema: pa.Schema, *, has_values: bool = True) -> None:
+    def __init__(
+        self, schema: pa.Schema, *, has_values: bool = True, has_meta: bool = False
+    ) -> None:
         self.schema = schema
         self.has_values = has_values and "value" in schema.names
         """Whether values have to be read at all."""
+        self.has_meta = has_meta and "meta" in schema.names
+        """Whether lineages have to be read at all."""
+        absent = {"value": self.has_values, "meta": self.has_meta}
+        self._cut = _CUT - {name for name, is_read in absent.items() if not is_read}
 
     def batch(
         self, columns: Columns, branches: BranchTable, key_prefix: str = ""
@@ -119,7 +126,7 @@ class RowForm:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _array(self, columns: Columns, name: str, branches: BranchTable) -> pa.Array:
-        if name in _CUT and (self.has_values or name != "value"):
+        if name in self._cut:
             return pa.array(getattr(columns, name), self.schema.field(name).type)
         if name == "branch":
             return pa.array(branches[np.array(columns.partition, np.int32)])
@@ -138,7 +145,7 @@ def branch_table(branches: Mapping[int, int]) -> BranchTable:
     return table
 
 
-def row_form(schema: StructType, *, has_values: bool = True) -> RowForm:
+def row_form(schema: StructType, *, has_values: bool = True, has_meta: bool = False) -> RowForm:
     """Return the form of a read whose schema Spark says is `schema`; see `RowForm`.
 
     Raises:
@@ -154,4 +161,4 @@ def row_form(schema: StructType, *, has_values: bool = True) -> RowForm:
                 code="bad_schema",
             )
         found.append(pa.field(column.name, _ARROW_TYPES[kind], nullable=column.nullable))
-    return RowForm(pa.schema(found), has_values=has_values)
+    return RowForm(pa.schema(found), has_values=has_values, has_meta=has_meta)

@@ -109,14 +109,14 @@ class MillstreamDataSource(DataSource):
     def reader(self, schema: StructType) -> MillstreamReader:
         """Return the reader of a batch."""
         options = parse_options(self.options)
-        return MillstreamReader(options, row_form(schema, has_values=options.has_values))
+        return MillstreamReader(options, _form(options, schema))
 
     def streamReader(self, schema: StructType) -> MillstreamStreamReader:
         """Return the reader of a stream."""
         options = parse_options(self.options)
         if options.ending_offsets != "latest":
             raise UsageError("option endingOffsets: a stream has no end", code="bad_option")
-        return MillstreamStreamReader(options, row_form(schema, has_values=options.has_values))
+        return MillstreamStreamReader(options, _form(options, schema))
 
 
 class MillstreamReader(DataSourceReader):
@@ -194,6 +194,10 @@ class MillstreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         if self._query is None:
             self._query = Query(self._options)
         return self._query
+
+
+def _form(options: SourceOptions, schema: StructType) -> RowForm:
+    return row_form(schema, has_values=options.has_values, has_meta=options.has_meta)
 
 
 def _rows_of(limit: ReadLimit) -> int | None:

@@ -7,7 +7,7 @@ import pytest
 
 from millstream.client import bulk
 from millstream.client.bulk import BulkReader, Range
-from millstream.client.columns import Columns, cut_columns
+from millstream.client.columns import Columns, cut_columns, decode_meta
 from millstream.client.connection import Connection
 from millstream.errors import (
     RemoteProtocolError,
@@ -17,7 +17,7 @@ from millstream.errors import (
     UnavailableError,
 )
 from millstream.model.position import Position
-from millstream.wire.frames import mutation, snapshot_marker, stream_end
+from millstream.wire.frames import described, mutation, snapshot_marker, stream_end
 from millstream.wire.mcbp import Opcode, Packet, Status, StreamEndReason, request, response
 
 LOG = pack(">QQ", 0xAB, 0)
@@ -201,3 +201,40 @@ def test_one_stream_of_a_partition_at_a_time(streams: Any, connection: Connectio
         1, 2, 3, 4, 5, 6,
     ]  # fmt: skip
     assert bulk.STREAMS_MAX >= 2
+
+
+@pytest.mark.parametrize("fetch_bytes", [30, 100, 4096])
+def test_a_change_and_its_description_are_in_one_chunk(
+    streams: Any, connection: Connection, fetch_bytes: int
+) -> None:
+    pairs = [
+        described(mutation(1, b"k", bytes(50 * n), n, 1, n, 0, 0, 0), b"\x03%c" % n, bytes(20 * n))
+        for n in range(1, 40)
+    ]
+    data = snapshot_marker(1, 1, 1, 39, 1) + b"".join(pairs)
+    streams.handlers[Opcode.DCP_STREAM_REQ] = lambda packet: (
+        ok(packet) + data + stream_end(1, 1, 0)
+    )
+    reader = BulkReader(connection, with_meta=True, fetch_bytes=fetch_bytes)
+    found = Columns()
+    for chunk in reader.read([Range(1, closed(0), 39)]):
+        cut_columns(chunk, found)
+        assert len(found.meta) == len(found)
+    assert found.seqno == list(range(1, 40))
+    assert [decode_meta(meta) for meta in found.meta] == [
+        (b"\x03%c" % n, bytes(20 * n)) for n in range(1, 40)
+    ]
+    asked = {packet.key: packet.value for packet in streams.requests_of(Opcode.DCP_CONTROL)}
+    assert asked[b"document_meta"] == b"true"
+
+
+def test_a_description_without_its_change_is_an_error(
+    streams: Any, connection: Connection
+) -> None:
+    pair = described(mutation(1, b"k", b"", 5, 1, 5, 0, 0, 0), b"\x03\x05")
+    description = pair[: 24 + 12]
+    streams.handlers[Opcode.DCP_STREAM_REQ] = lambda packet: (
+        ok(packet) + description + stream_end(1, 1, 0)
+    )
+    with pytest.raises(RemoteProtocolError, match="0x6f"):
+        columns_of(BulkReader(connection, with_meta=True).read([Range(1, closed(0), 5)]))

@@ -1,13 +1,15 @@
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.client.columns import Columns, cut_columns
+from millstream.client.columns import ChangeMeta, Columns, cut_columns, decode_meta, encode_meta
 from millstream.model.partitions import key_from_text
 from millstream.wire.frames import (
     change_of,
     deletion,
+    described,
     expiration,
     mutation,
     snapshot_marker,
@@ -69,3 +71,27 @@ def test_deletion_without_time() -> None:
     columns = Columns()
     cut_columns(with_profile([deletion(1, b"k", 5, 1, 9, 1234)], **profile)[0], columns)
     assert (columns.op, columns.expiry, columns.key) == (["delete"], [0], ["k"])
+
+
+@given(
+    changes=st.lists(st.tuples(CHANGE, st.binary(max_size=300), st.binary(max_size=9)), max_size=9)
+)
+def test_described_changes_are_the_same_rows_with_what_was_beside_them(
+    changes: list[tuple[bytes, bytes, bytes]],
+) -> None:
+    plain, columns = Columns(), Columns()
+    cut_columns(b"".join(frame for frame, _, _ in changes), plain)
+    cut_columns(b"".join(described(*change) for change in changes), columns)
+    assert [decode_meta(meta) for meta in columns.meta] == [
+        ChangeMeta(lineage, sidecar) for _, lineage, sidecar in changes
+    ]
+    columns.meta.clear()
+    assert columns == plain
+
+
+def test_meta_is_an_array_of_two_binaries_that_may_grow() -> None:
+    assert encode_meta(b"ab") == b"\x92\xc4\x02ab\xc4\x00"
+    assert decode_meta(b"\x93\xc4\x02ab\xc4\x00\xc4\x01z") == ChangeMeta(b"ab")
+    for bad in (b"", b"\x91\xc4\x00", b"\xc4\x00", b"\x92\xa1a\xc4\x00", b"\x92\xc4\x02a"):
+        with pytest.raises(ValueError):
+            decode_meta(bad)

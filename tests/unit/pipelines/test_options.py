@@ -25,6 +25,8 @@ def test_a_bucket_is_enough() -> None:
     assert options.task_count >= 1
     assert options.poll_ms == 200
     assert options.has_values
+    assert not options.has_meta
+    assert parsed(meta="true").has_meta
 
 
 def test_an_authority_is_read_on_the_driver_and_travels_with_the_options(tmp_path: Path) -> None:

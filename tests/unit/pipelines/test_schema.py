@@ -7,10 +7,10 @@ import pytest
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from millstream.client.columns import Columns, cut_columns
+from millstream.client.columns import Columns, cut_columns, encode_meta
 from millstream.errors import UsageError
 from millstream.pipelines.schema import SPARK_SCHEMA, MarkRow, branch_table, row_form
-from millstream.wire.frames import deletion, expiration, mutation
+from millstream.wire.frames import deletion, described, expiration, mutation
 
 TYPES = {
     "string": t.StringType(),
@@ -79,6 +79,21 @@ def test_values_are_null_where_they_are_not_wanted() -> None:
     assert not form.has_values
     batch = form.batch(cut(mutation(3, b"k", b"", 1, 1, 1, 0, 0, 1)), BRANCHES)
     assert batch.to_pydict() == {"value": [None], "datatype": [1]}
+
+
+def test_meta_is_there_where_it_is_wanted_and_was_read() -> None:
+    pair = described(mutation(3, b"k", b"v", 1, 1, 1, 0, 0, 0), b"\x03\x01")
+    wanting = row_form(schema_of("meta binary, key string"), has_meta=True)
+    assert wanting.has_meta
+    assert wanting.batch(cut(pair), BRANCHES).to_pydict() == {
+        "meta": [encode_meta(b"\x03\x01")], "key": ["k"],
+    }  # fmt: skip
+    assert not row_form(schema_of("key string"), has_meta=True).has_meta
+    unread = row_form(schema_of("meta binary"))
+    assert not unread.has_meta
+    assert unread.batch(cut(mutation(3, b"k", b"v", 1, 1, 1, 0, 0, 0)), BRANCHES).to_pydict() == {
+        "meta": [None]
+    }
 
 
 def test_a_prefix_chooses_by_text_form() -> None:

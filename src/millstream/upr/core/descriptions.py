@@ -115,7 +115,7 @@ def _cut_pair(data: bytes, at: int) -> tuple[tuple[int, int], int, bytes, int, i
     return (partition_id, opaque), seqno, lineage, begin, stop
 
 
-def needed_bytes(rest: bytes) -> int:
+def needed_bytes(rest: bytes | bytearray) -> int:
     """Return how many bytes it takes, as far as is known, until something of `rest` is whole."""
     needed = HEADER_BYTES
     if len(rest) >= needed:
