@@ -24,7 +24,14 @@ from typing import Any, Final, NamedTuple
 
 from millstream.errors import UsageError
 
-__all__ = ["OFFSET_VERSION", "Offset", "OffsetEntry", "offset_from_json", "offset_to_json"]
+__all__ = [
+    "OFFSET_VERSION",
+    "Offset",
+    "OffsetEntry",
+    "lag_between",
+    "offset_from_json",
+    "offset_to_json",
+]
 
 OFFSET_VERSION: Final = 1
 _UUID_DIGITS: Final = 12
@@ -63,6 +70,13 @@ class Offset(NamedTuple):
     def entry(self, partition_id: int) -> OffsetEntry:
         """Return the entry of a partition; one that the offset lacks was never read."""
         return self.entries.get(partition_id, OffsetEntry())
+
+
+def lag_between(read: Offset, latest: Offset) -> dict[int, int]:
+    """Return how many seqnos each partition of `latest` is beyond what was read of it."""
+    return {
+        p: max(0, entry.seqno - read.entry(p).seqno) for p, entry in sorted(latest.entries.items())
+    }
 
 
 def offset_to_json(offset: Offset) -> dict[str, Any]:

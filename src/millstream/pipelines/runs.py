@@ -1,11 +1,19 @@
 """The record of pipelines on this machine: what runs, where, and how to stop it.
 
-One directory per pipeline name below the state directory holds `run.json` and a lock that the
-running process keeps.
+One directory per pipeline name below the state directory holds `run.json`, a lock that the
+running process keeps, and `progress.json`, what it did last. Every kind of pipeline runs so:
+
+    with lock_run(record):
+        progress = ProgressWriter(record.name)
+        ... each time Spark has ended a batch: progress.query(query.lastProgress)
+        ... or, without a streaming query: progress.batch(batch_id, rows, seconds, lag=...)
+        ... when it ends with an error: progress.failed(error)
 
 Invariants:
 1. A pipeline runs iff its lock is held: no process id is trusted without it.
 2. Two runs of one pipeline never share a checkpoint: the second is refused.
+3. Progress is replaced whole, and nothing relies on it: a pipeline whose progress cannot be
+   written goes on.
 
 The state directory is `MILLSTREAM_STATE`, else `XDG_STATE_HOME/millstream`, else
 `~/.local/state/millstream`.
@@ -14,21 +22,39 @@ The state directory is `MILLSTREAM_STATE`, else `XDG_STATE_HOME/millstream`, els
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from millstream.errors import ConditionError, UnavailableError
+from millstream.errors import ConditionError, MillstreamError, UnavailableError
+from millstream.pipelines.offsets import lag_between, offset_from_json
 
-__all__ = ["RunRecord", "list_runs", "lock_run", "read_run", "state_directory", "stop_run"]
+__all__ = [
+    "Batch",
+    "ProgressWriter",
+    "RunProgress",
+    "RunRecord",
+    "lag_of_report",
+    "list_runs",
+    "lock_run",
+    "read_progress",
+    "read_run",
+    "state_directory",
+    "stop_run",
+]
 
+BATCHES_KEPT_MAX: Final = 20
+ERROR_CHARS_MAX: Final = 2_000
 _RECORD: Final = "run.json"
 _LOCK: Final = "run.lock"
+_PROGRESS: Final = "progress.json"
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,12 +63,127 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     kind: str
     bucket: str
-    ddoc: str
+    ddoc: str = ""
     address: str
     checkpoint: str
     pid: int
     started: int
     is_running: bool = False
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True):
+    """One batch: its number, its rows of the change stream, and how long it took in seconds."""
+
+    batch_id: int
+    rows: int
+    seconds: float
+
+
+class RunProgress(msgspec.Struct, kw_only=True):
+    """What a run did; `updated` in Unix seconds.
+
+    `batches` are the last ones, oldest first. `lag`: partition -> changes that were there and not
+    yet read when the last batch ended. `figures`: what this kind of pipeline tells besides.
+    """
+
+    updated: int = 0
+    batch_count: int = 0
+    row_count: int = 0
+    batches: list[Batch] = msgspec.field(default_factory=list)
+    lag: dict[str, int] = msgspec.field(default_factory=dict)
+    figures: dict[str, Any] = msgspec.field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def rows_per_s(self) -> float:
+        """Rows a second of the last batches."""
+        seconds = sum(batch.seconds for batch in self.batches)
+        return sum(batch.rows for batch in self.batches) / seconds if seconds else 0.0
+
+
+class ProgressWriter:
+    """Keeps the progress of one run.
+
+    Args:
+        name: of the run, whose lock is held.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._path = state_directory() / name / _PROGRESS
+        self._progress = RunProgress()
+        self._query_batch: tuple[str, int] | None = None
+        self._write()
+
+    def batch(
+        self,
+        batch_id: int,
+        rows: int,
+        seconds: float,
+        *,
+        lag: Mapping[int, int] | None = None,
+        figures: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Tell that a batch has ended; `lag` and `figures` stay as they were where not given."""
+        now = self._progress
+        now.batch_count += 1
+        now.row_count += rows
+        now.batches = [*now.batches, Batch(batch_id, rows, seconds)][-BATCHES_KEPT_MAX:]
+        if lag is not None:
+            now.lag = {str(partition_id): behind for partition_id, behind in sorted(lag.items())}
+        now.figures.update(figures or {})
+        now.error = ""
+        self._write()
+
+    def query(
+        self, report: Mapping[str, Any] | None, *, figures: Mapping[str, Any] | None = None
+    ) -> None:
+        """Tell what a streaming query says of itself (`lastProgress`), as often as one likes.
+
+        A report that was told already, one of an idle query, and None are passed over.
+        """
+        if report is None:
+            return
+        told = (str(report["runId"]), int(report["batchId"]))
+        if told == self._query_batch or not report["numInputRows"]:
+            return
+        self._query_batch = told
+        seconds = report["batchDuration"] / 1000
+        lag = lag_of_report(report)
+        self.batch(told[1], report["numInputRows"], seconds, lag=lag, figures=figures)
+
+    def failed(self, error: BaseException | str) -> None:
+        """Tell why the run, or its last batch, failed; the next batch that ends takes it back."""
+        self._progress.error = str(error)[:ERROR_CHARS_MAX]
+        self._write()
+
+    def _write(self) -> None:
+        self._progress.updated = time.time_ns() // 10**9
+        beside = self._path.with_suffix(".new")
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            beside.write_bytes(msgspec.json.encode(self._progress))
+            beside.replace(self._path)
+
+
+def lag_of_report(report: Mapping[str, Any]) -> dict[int, int] | None:
+    """Return the lag that a streaming query's report shows of this source; None: it shows none."""
+    lag: dict[int, int] = {}
+    for source in report["sources"]:
+        if not source["endOffset"] or not source["latestOffset"]:
+            continue
+        with suppress(ValueError, MillstreamError):
+            ends = [offset_from_json(json.loads(source[n])) for n in ("endOffset", "latestOffset")]
+            lag.update(lag_between(*ends))
+    return lag or None
+
+
+def read_progress(name: str) -> RunProgress:
+    """Return what a pipeline did in its last run; nothing, if it was none or cannot be read."""
+    try:
+        data = (state_directory() / name / _PROGRESS).read_bytes()
+        return msgspec.json.decode(data, type=RunProgress)
+    except (OSError, msgspec.MsgspecError):
+        return RunProgress()
 
 
 def state_directory() -> Path:

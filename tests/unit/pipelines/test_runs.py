@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
 
 from millstream.errors import ConditionError, UnavailableError
 from millstream.pipelines import runs
-from millstream.pipelines.runs import RunRecord, list_runs, lock_run, read_run, stop_run
+from millstream.pipelines.offsets import Offset, OffsetEntry, offset_to_json
+from millstream.pipelines.runs import (
+    BATCHES_KEPT_MAX,
+    ERROR_CHARS_MAX,
+    Batch,
+    ProgressWriter,
+    RunRecord,
+    list_runs,
+    lock_run,
+    read_progress,
+    read_run,
+    state_directory,
+    stop_run,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -65,3 +79,64 @@ def test_where_state_is_kept(monkeypatch):
     monkeypatch.delenv("MILLSTREAM_STATE")
     monkeypatch.setenv("XDG_STATE_HOME", "/x")
     assert str(runs.state_directory()) == "/x/millstream/pipelines"
+
+
+def offset(*seqnos):
+    entries = {p: OffsetEntry(1, seqno, seqno, seqno, 5) for p, seqno in enumerate(seqnos)}
+    return json.dumps(offset_to_json(Offset("b", "ff", entries)))
+
+
+def report(batch_id, rows, **changed):
+    source = {"endOffset": offset(5, 7), "latestOffset": offset(9, 7, 4)}
+    return {
+        "runId": "r", "batchId": batch_id, "numInputRows": rows, "batchDuration": 500,
+        "sources": [source], **changed,
+    }  # fmt: skip
+
+
+def test_progress_of_a_query_is_told_once_a_batch():
+    with lock_run(record()):
+        progress = ProgressWriter("views-b-d")
+        progress.query(None)
+        progress.query(report(3, 0))
+        assert read_progress("views-b-d").batch_count == 0
+        progress.query(report(3, 100))
+        progress.query(report(3, 100))
+        progress.query(report(4, 50), figures={"documents": 7})
+    told = read_progress("views-b-d")
+    assert (told.batch_count, told.row_count, told.rows_per_s) == (2, 150, 150.0)
+    assert told.batches == [Batch(3, 100, 0.5), Batch(4, 50, 0.5)]
+    assert told.lag == {"0": 4, "1": 0, "2": 4}
+    assert told.figures == {"documents": 7}
+    assert told.updated > 0
+
+
+@pytest.mark.parametrize("text", ["null", "7", "none", ""])
+def test_a_source_without_offsets_of_ours_has_no_lag(text):
+    progress = ProgressWriter("n")
+    progress.batch(0, 1, 1.0, lag={1: 2})
+    progress.query(report(1, 1, sources=[{"endOffset": text, "latestOffset": offset(1)}]))
+    assert read_progress("n").lag == {"1": 2}
+
+
+def test_an_error_stays_until_a_batch_ends():
+    progress = ProgressWriter("n")
+    progress.failed(ValueError("no " * 1000))
+    assert read_progress("n").error == ("no " * 1000)[:ERROR_CHARS_MAX]
+    for number in range(BATCHES_KEPT_MAX + 5):
+        progress.batch(number, 2, 0.5, figures={"at": number})
+    told = read_progress("n")
+    assert (told.error, told.figures) == ("", {"at": BATCHES_KEPT_MAX + 4})
+    assert [batch.batch_id for batch in told.batches] == list(range(5, BATCHES_KEPT_MAX + 5))
+    assert told.batch_count == BATCHES_KEPT_MAX + 5
+    ProgressWriter("n")
+    assert read_progress("n").batch_count == 0
+
+
+def test_progress_that_cannot_be_read_or_written_stops_nothing(tmp_path):
+    assert read_progress("nobody").rows_per_s == 0.0
+    directory = state_directory() / "n"
+    (directory / "progress.json").mkdir(parents=True)
+    progress = ProgressWriter("n")
+    progress.batch(1, 1, 1.0)
+    assert read_progress("n").batch_count == 0
