@@ -5,7 +5,8 @@ Invariants:
    it, and a document that is renamed keeps it.
 2. An index that no design document has any more is closed once nobody reads it. Its files stay
    until `clean_up`, so that a document which comes back finds them.
-3. A damaged index is set aside and built anew; others go on.
+3. A damaged index is set aside and built anew. One that cannot be begun, or cannot be told which
+   partitions it answers for, is closed and tried again later. Others go on.
 4. Nothing of a bucket is opened twice, or by two at once.
 
 Elsewhere: one index (`hosted_index`), keeping them fresh (`indexing`), answers (`answering`), the
@@ -37,14 +38,13 @@ from millstream.errors import (
 from millstream.runtime.tasks import Tasks
 from millstream.upr.aio.link import TIMEOUT_S, Link
 from millstream.views.aio.answering import AskedView, Form, answer
-from millstream.views.aio.hosted_index import HostedIndex, now_ms
+from millstream.views.aio.hosted_index import HostedIndex, now_ms, shown_without_views
 from millstream.views.aio.index_server import Answer
-from millstream.views.aio.indexing import BucketIndexer, IndexerSpec, IndexProgress
-from millstream.views.core.collation import COLLATION_VERSION
+from millstream.views.aio.indexing import BucketIndexer, IndexerSpec
+from millstream.views.aio.served import IndexProgress
 from millstream.views.core.design import DesignDocument, parse_design
 from millstream.views.core.header import bitmap_of
 from millstream.views.core.query import Query, parse_query
-from millstream.views.core.reached import vector_to_text
 from millstream.views.core.reductions import ReduceLimit
 
 __all__ = [
@@ -191,7 +191,7 @@ class HostedBucket:
                     await self._take_in(hosted)
             except BaseException:  # also when cancelled: what is open is known
                 for hosted in new:
-                    if hosted.signature not in self._open:
+                    if hosted.signature not in {*self._open, *self._closing}:
                         self._close_later(hosted)
                 raise
 
@@ -222,17 +222,36 @@ class HostedBucket:
                     HostedIndex, design, self.uuid, path, self._reduce_limit
                 )
         except (MillstreamError, OSError) as error:
-            _LOG.error("index %s of %s cannot be opened: %s", signature, self.name, error)
-            said = error if isinstance(error, MillstreamError) else _disk_error(error)
-            self._refusals[signature] = said
+            self._refuse(signature, error)
             return None
         hosted.design, hosted.is_doomed = design, False
         return hosted
 
+    def _refuse(self, signature: str, error: MillstreamError | OSError) -> None:
+        """Say to who asks why there is no index now; it is tried again while the house is kept."""
+        _LOG.error("index %s of %s cannot be used: %s", signature, self.name, error)
+        said = error if isinstance(error, MillstreamError) else _disk_error(error)
+        self._refusals[signature] = said
+
     async def _take_in(self, hosted: HostedIndex) -> None:
         """Have an open index kept fresh, and let it be asked."""
-        await self._indexer.add(hosted.index, hosted.mapper, is_automatic=hosted.design.autoupdate)
-        self._open[hosted.signature] = hosted
+        automatic = hosted.design.autoupdate
+        try:
+            await self._indexer.add(hosted.index, hosted.mapper, is_automatic=automatic)
+        except CorruptionError as error:
+            if hosted.rebuilt_because:  # a new one, too: not by what was in the files
+                self._give_up(hosted, error)
+            else:
+                await self._begin_anew(hosted, str(error))
+        except (MillstreamError, OSError) as error:
+            self._give_up(hosted, error)
+        else:
+            self._open[hosted.signature] = hosted
+
+    def _give_up(self, hosted: HostedIndex, error: MillstreamError | OSError) -> None:
+        """Close an index that cannot be written, until it can be."""
+        self._refuse(hosted.signature, error)
+        self._close_later(hosted)
 
     async def _set_partitions(self, new: Collection[HostedIndex]) -> None:
         order = self._order
@@ -242,7 +261,14 @@ class HostedBucket:
             for partition in hosted.index.newest.positions
         }
         passive = {*order.passive, *(held & set(order.resting))}
-        await self._indexer.set_partitions(order.active, sorted(passive))
+        failed = await self._indexer.set_partitions(order.active, sorted(passive))
+        for signature, error in failed.items():
+            if isinstance(error, CorruptionError):
+                self._damaged(signature, error)
+            else:  # it would go on answering for partitions that are elsewhere
+                hosted = self._open.pop(signature)
+                await self._indexer.remove(signature)
+                self._give_up(hosted, error)
 
     async def _retire(self, signature: str) -> None:
         """Close an index once nobody reads it; its files stay."""
@@ -288,11 +314,14 @@ class HostedBucket:
             with suppress(TimeoutError):
                 async with asyncio.timeout(REBUILD_WAIT_S):
                     await hosted.until_unused()
-            await asyncio.to_thread(hosted.set_aside)
-            again = await self._opened(hosted.design)
-            if again is not None:
-                again.rebuilt_because = why
-                await self._take_in(again)
+            await self._begin_anew(hosted, why)
+
+    async def _begin_anew(self, hosted: HostedIndex, why: str) -> None:
+        await asyncio.to_thread(hosted.set_aside)
+        again = await self._opened(hosted.design)
+        if again is not None:
+            again.rebuilt_because = why
+            await self._take_in(again)
 
     def _damaged(self, signature: str, error: CorruptionError) -> None:
         """Something of an index cannot be read: begin a new one in the background."""
@@ -409,43 +438,9 @@ class HostedBucket:
         """Return what `_info` shows; raises as `query`."""
         known = self._designs.get(name)
         if known is not None and not known.views:
-            return _shown_without_views(known)
+            return shown_without_views(known)
         hosted, design = self._found(name)
-        header = hosted.index.newest
-        sizes = hosted.index.sizes()
-        progress = self._progress()[hosted.signature]
-        # What a first build has read is not in the index before all of it is loaded.
-        seqnos = sum(position.seqno for position in progress.positions.values())
-        pending = max(0, progress.changes_total - seqnos)
-        is_running = progress.phase in ("first_build", "incremental") and pending > 0
-        shown = {
-            "signature": design.signature,
-            "language": design.language,
-            "sizes": {
-                "file": sizes.file_bytes,
-                "active": sizes.used_bytes,
-                "external": sizes.used_bytes,
-            },
-            "update_seq": vector_to_text(header.positions),
-            "purge_seq": sum(header.purge_seqnos.values()),
-            "updater_running": is_running,
-            "compact_running": hosted.is_compacting,
-            "waiting_clients": progress.waiting,
-            "waiting_commit": is_running,
-            "updates_pending": {
-                "minimum": pending,
-                "preferred": pending,
-                "total": pending,
-            },
-            "collator_versions": [COLLATION_VERSION],
-            "rows": {view.name: hosted.rows_of(view.tree) for view in design.views},
-            "map_errors": {view.name: hosted.map_errors_of(view.tree) for view in design.views},
-        }
-        if progress.error:
-            shown["error"] = progress.error
-        if hosted.rebuilt_because:
-            shown["rebuilt_because"] = hosted.rebuilt_because
-        return shown
+        return hosted.shown(design, self._progress()[hosted.signature])
 
     def _progress(self) -> dict[str, IndexProgress]:
         return {progress.signature: progress for progress in self._indexer.progress()}
@@ -557,25 +552,6 @@ class HostedBucket:
                 is_large = sizes.file_bytes >= COMPACT_BYTES_MIN
                 if is_large and sizes.file_bytes > COMPACT_SHARE * sizes.used_bytes:
                     self._start_compaction(hosted)
-
-
-def _shown_without_views(design: DesignDocument) -> dict[str, Any]:
-    """Return what is known of the index that a design document without views does not need."""
-    return {
-        "signature": design.signature,
-        "language": design.language,
-        "sizes": {"file": 0, "active": 0, "external": 0},
-        "update_seq": vector_to_text({}),
-        "purge_seq": 0,
-        "updater_running": False,
-        "compact_running": False,
-        "waiting_clients": 0,
-        "waiting_commit": False,
-        "updates_pending": {"minimum": 0, "preferred": 0, "total": 0},
-        "collator_versions": [COLLATION_VERSION],
-        "rows": {},
-        "map_errors": {},
-    }
 
 
 def _percent(done: int, total: int) -> int:

@@ -31,14 +31,16 @@ from millstream.views.aio.mapping import Mapper, open_functions
 from millstream.views.core.collation import COLLATION_VERSION, encoder_of
 from millstream.views.core.design import COUNT, own_number
 from millstream.views.core.index import Index, IndexShape
+from millstream.views.core.reached import vector_to_text
 from millstream.views.core.reductions import ViewReducer
 
 if TYPE_CHECKING:
+    from millstream.views.aio.served import IndexProgress
     from millstream.views.core.commits import IndexSnapshot
     from millstream.views.core.design import DesignDocument, View
     from millstream.views.core.reductions import ReduceCall, ReduceLimit, ReduceResult
 
-__all__ = ["SET_ASIDE", "HostedIndex", "now_ms"]
+__all__ = ["SET_ASIDE", "HostedIndex", "now_ms", "shown_without_views"]
 
 _LOG = logging.getLogger(__name__)
 SET_ASIDE: Final = ".damaged"
@@ -190,6 +192,44 @@ class HostedIndex:
 
     # -- what is seen
 
+    def shown(self, design: DesignDocument, progress: IndexProgress) -> dict[str, Any]:
+        """Return what `_info` shows of it.
+
+        Args:
+            design: that was asked for.
+            progress: of this index.
+        """
+        header = self.index.newest
+        sizes = self.index.sizes()
+        # What a first build has read is not in the index before all of it is loaded.
+        seqnos = sum(position.seqno for position in progress.positions.values())
+        pending = max(0, progress.changes_total - seqnos)
+        is_running = progress.phase in ("first_build", "incremental") and pending > 0
+        shown = {
+            "signature": design.signature,
+            "language": design.language,
+            "sizes": {
+                "file": sizes.file_bytes,
+                "active": sizes.used_bytes,
+                "external": sizes.used_bytes,
+            },
+            "update_seq": vector_to_text(header.positions),
+            "purge_seq": sum(header.purge_seqnos.values()),
+            "updater_running": is_running,
+            "compact_running": self.is_compacting,
+            "waiting_clients": progress.waiting,
+            "waiting_commit": is_running,
+            "updates_pending": dict.fromkeys(("minimum", "preferred", "total"), pending),
+            "collator_versions": [COLLATION_VERSION],
+            "rows": {view.name: self.rows_of(view.tree) for view in design.views},
+            "map_errors": {view.name: self.map_errors_of(view.tree) for view in design.views},
+        }
+        if progress.error:
+            shown["error"] = progress.error
+        if self.rebuilt_because:
+            shown["rebuilt_because"] = self.rebuilt_because
+        return shown
+
     def rows_of(self, tree: int) -> int:
         """Return how many rows a tree has."""
         root = self.index.newest.trees[tree]
@@ -202,6 +242,25 @@ class HostedIndex:
             return {"count": 0, "last": []}
         last = [{"id": doc_id, "message": message} for doc_id, message in found.last]
         return {"count": found.total, "last": last}
+
+
+def shown_without_views(design: DesignDocument) -> dict[str, Any]:
+    """Return what is known of the index that a design document without views does not need."""
+    return {
+        "signature": design.signature,
+        "language": design.language,
+        "sizes": {"file": 0, "active": 0, "external": 0},
+        "update_seq": vector_to_text({}),
+        "purge_seq": 0,
+        "updater_running": False,
+        "compact_running": False,
+        "waiting_clients": 0,
+        "waiting_commit": False,
+        "updates_pending": {"minimum": 0, "preferred": 0, "total": 0},
+        "collator_versions": [COLLATION_VERSION],
+        "rows": {},
+        "map_errors": {},
+    }
 
 
 def now_ms() -> int:

@@ -33,7 +33,7 @@ import contextlib
 import logging
 import time
 from operator import add
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from millstream.errors import (
     CorruptionError,
@@ -47,7 +47,7 @@ from millstream.model.position import Position
 from millstream.runtime.tasks import Tasks
 from millstream.views.aio.index_source import SourceStandings, ask_standings, open_source
 from millstream.views.aio.reading import GroupReader, IndexerSpec, Regroup
-from millstream.views.aio.served import IndexWork, ServedIndex
+from millstream.views.aio.served import IndexProgress, IndexWork, ServedIndex
 from millstream.views.core.header import Judged
 from millstream.views.core.indexer import JOIN_CHANGES_MAX, Member, gap, plan
 from millstream.views.core.reached import Wanted, judge, not_reached, unreachable
@@ -68,7 +68,6 @@ __all__ = [
     "PAUSE_S_MAX",
     "PAUSE_S_MIN",
     "BucketIndexer",
-    "IndexProgress",
     "IndexerSpec",
 ]
 
@@ -84,29 +83,6 @@ LOOK_S: Final = 2.0
 """How often the source is asked how far it is, and which copies it has."""
 CLEAN_PAUSE_S: Final = 0.02
 """Between two steps of cleaning an index."""
-
-
-class IndexProgress(NamedTuple):
-    """How an index is doing.
-
-    `phase`: `first_build`, `incremental`, `cleanup`, `waiting` (for the source, or an end of a
-    pause; `error` says why) or `asleep` (nobody waits, and it is not kept fresh by itself).
-    `changes_done` and `changes_total` are seqnos of all partitions; `rate` is of the last seconds.
-    """
-
-    signature: str
-    phase: str
-    changes_done: int
-    changes_total: int
-    rate: float
-    error: str
-    waiting: int
-    positions: Mapping[int, Position]
-
-    @property
-    def pending(self) -> int:
-        """Seqnos that the index has not reached."""
-        return max(0, self.changes_total - self.changes_done)
 
 
 class BucketIndexer:
@@ -202,21 +178,32 @@ class BucketIndexer:
         served.give_up()  # whatever its group said of it at its end
         self._news.set()
 
-    async def set_partitions(self, active: Collection[int], passive: Collection[int] = ()) -> None:
+    async def set_partitions(
+        self, active: Collection[int], passive: Collection[int] = ()
+    ) -> dict[str, MillstreamError | OSError]:
         """Say which partitions are indexed: `active` ones are answered for, `passive` ones not.
 
         Others that are in an index are cleaned out of it, step by step.
+
+        Returns:
+            By signature, why an index could not be told, and stands as it stood.
         """
         before = self._active | self._passive
         self._active, self._passive = frozenset(active), frozenset(passive)
+        failed: dict[str, MillstreamError | OSError] = {}
         for served in list(self._indexes.values()):
-            await served.set_states(self._active, self._passive)
-            self._clean(served)
+            try:
+                await served.set_states(self._active, self._passive)
+            except (MillstreamError, OSError) as error:
+                failed[served.signature] = error
+            else:
+                self._clean(served)
         if before != self._active | self._passive:
             for group in list(self._groups.values()):
                 if not group.is_first:  # a first build leaves out what is not wanted any more
                     await self._stop_group(group)
         self._news.set()
+        return failed
 
     async def compact_step(self, signature: str) -> bool:
         """Go on with a compaction of an index; return whether it is over.

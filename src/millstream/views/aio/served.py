@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
     from pathlib import Path
 
+    from millstream.model.position import Position
     from millstream.views.aio.index_mapping import MappedChanges
     from millstream.views.core.header import Header
     from millstream.views.core.index import Index, Published
@@ -49,6 +50,7 @@ __all__ = [
     "ChangeMapper",
     "FirstRows",
     "Gathered",
+    "IndexProgress",
     "IndexWork",
     "ServedIndex",
 ]
@@ -68,6 +70,29 @@ class IndexWork(NamedTuple):
     commits: int = 0
     commit_s: float = 0.0
     rollbacks: int = 0
+
+
+class IndexProgress(NamedTuple):
+    """How an index is doing.
+
+    `phase`: `first_build`, `incremental`, `cleanup`, `waiting` (for the source, or an end of a
+    pause; `error` says why) or `asleep` (nobody waits, and it is not kept fresh by itself).
+    `changes_done` and `changes_total` are seqnos of all partitions; `rate` is of the last seconds.
+    """
+
+    signature: str
+    phase: str
+    changes_done: int
+    changes_total: int
+    rate: float
+    error: str
+    waiting: int
+    positions: Mapping[int, Position]
+
+    @property
+    def pending(self) -> int:
+        """Seqnos that the index has not reached."""
+        return max(0, self.changes_total - self.changes_done)
 
 
 class ChangeMapper(Protocol):

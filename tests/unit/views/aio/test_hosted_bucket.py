@@ -21,6 +21,7 @@ from millstream.node.settings import LISTENERS, BucketSpec, Settings
 from millstream.views.aio import hosted_bucket
 from millstream.views.aio.hosted_bucket import BucketOrder, HostedBucket
 from millstream.views.aio.hosted_index import SET_ASIDE
+from millstream.views.core import index
 
 PARTITIONS = 4
 MAP = "function (doc) { emit(doc.kind, doc.n); }"
@@ -77,6 +78,9 @@ class Hosted:
 
     async def query(self, name="d", view="v", **options):
         return json.loads(await read((await self.ask(name, view, **options)).body))
+
+    async def ask_for(self, partitions, name="d", view="v"):
+        return await self.bucket.query(name, view, {"timeout": 20_000}, partitions)
 
     async def sums(self, **options):
         rows = (await self.query(group=True, **options))["rows"]
@@ -268,20 +272,101 @@ async def test_what_could_not_be_opened_is_tried_again(hosted, monkeypatch):
     assert await hosted.sums() == {}
 
 
-@pytest.mark.parametrize("step", ["add", "set_partitions"])
-async def test_what_could_not_be_begun_is_not_opened_twice(hosted, monkeypatch, step):
+def full(*_, **__):
+    raise UnavailableError("the disk is full", code="disk_full")
+
+
+async def test_what_could_not_be_begun_is_not_opened_twice(hosted, monkeypatch):
     hosted.put("k", kind="a", n=1)
 
-    async def full(*_, **__):
-        raise UnavailableError("the disk is full", code="disk_full")
+    async def stop(*_):
+        raise asyncio.CancelledError
 
     with monkeypatch.context() as patch:
-        patch.setattr(hosted.bucket._indexer, step, full)
-        with pytest.raises(UnavailableError, match="full"):
+        patch.setattr(hosted.bucket._indexer, "set_partitions", stop)
+        with pytest.raises(asyncio.CancelledError):
             await hosted.apply({"d": SUM, "e": OTHER})
     await hosted.apply()
     assert (await hosted.query("e"))["rows"][0]["key"] == 1
     assert not any(path.endswith(SET_ASIDE) for path in hosted.indexes)
+
+
+async def test_an_index_that_cannot_be_begun_holds_up_no_other(hosted, monkeypatch):
+    hosted.put("k", kind="a", n=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(index.Index, "take_over", full)
+        await hosted.apply({"d": SUM, "e": OTHER})
+        assert await hosted.sums() == {"a": 1}
+        with pytest.raises(UnavailableError, match="full"):
+            await hosted.query("e")
+    await hosted.apply()
+    assert (await hosted.query("e"))["rows"][0]["key"] == 1
+    assert not any(path.endswith(SET_ASIDE) for path in hosted.indexes)
+
+
+async def test_an_index_that_cannot_write_its_states_holds_up_no_other(hosted, monkeypatch):
+    for n in range(20):
+        hosted.put(f"k{n}", kind="a", n=n)
+    await hosted.apply({"d": SUM, "e": OTHER})
+    assert len((await hosted.query("e"))["rows"]) == 20
+    one = hosted.bucket._open[hosted.bucket.info("d")["signature"]]
+    monkeypatch.setattr(hosted_bucket, "COMPACT_CHECK_S", 0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(one.index, "set_states", full)
+        await hosted.apply(active=[0, 1])
+        with pytest.raises(UnavailableError, match="full"):
+            await hosted.ask_for([0])
+        part = json.loads(await read((await hosted.ask_for([0, 1], "e")).body))
+        assert 0 < len(part["rows"]) < 20
+        with pytest.raises(RoutingError):
+            await hosted.ask_for([2], "e")
+    await hosted.apply()
+    assert sum((await hosted.sums()).values()) == 190
+
+
+async def test_one_whose_states_meet_damage_is_built_anew(hosted, monkeypatch):
+    hosted.put("k", kind="a", n=1)
+    await hosted.apply({"d": SUM, "e": OTHER})
+    assert await hosted.sums() == {"a": 1}
+    one = hosted.bucket._open[hosted.bucket.info("d")["signature"]]
+
+    def fail(*_):
+        raise CorruptionError("page 7 is torn", code="index_damaged")
+
+    monkeypatch.setattr(one.index, "set_states", fail)
+    await hosted.apply(active=[0])
+    await hosted.apply()
+    await until(lambda: hosted.bucket._open.get(one.signature) not in (None, one))
+    assert await hosted.sums() == {"a": 1}
+    assert "page 7" in hosted.bucket.info("d")["rebuilt_because"]
+    assert len((await hosted.query("e"))["rows"]) == 1
+
+
+async def test_one_whose_beginning_meets_damage_is_built_anew(hosted, monkeypatch):
+    hosted.put("k", kind="a", n=1)
+    failures = [CorruptionError("page 7 is torn", code="index_damaged")]
+    take_over = index.Index.take_over
+
+    def begun(self, *arguments):
+        if failures:
+            raise failures.pop()
+        return take_over(self, *arguments)
+
+    monkeypatch.setattr(index.Index, "take_over", begun)
+    await hosted.apply({"d": SUM, "e": OTHER})
+    assert await hosted.sums() == {"a": 1}
+    assert len((await hosted.query("e"))["rows"]) == 1
+    assert "page 7" in hosted.bucket.info("e")["rebuilt_because"]
+    await hosted.stop()
+    failures += [CorruptionError("page 8 is torn", code="index_damaged")] * 2
+    await hosted.start()
+    refused = []
+    for name in "de":
+        try:
+            await hosted.query(name)
+        except CorruptionError:
+            refused.append(name)
+    assert len(refused) == 1, "one was damaged again when it was new"
 
 
 async def test_an_index_is_kept_fresh_as_its_documents_say_now(hosted):
