@@ -37,6 +37,7 @@ class FalsePartition:
         self.purge_seqno = 0
         self.leases: dict[int, list[int]] = {}  # id -> [as of, start of the last request]
         self.copy: tuple[list[Made], FailoverLog, int] | None = None
+        self.durable_seqno: int | None = None  # None: everything is; a mark of the log
 
     @property
     def high_seqno(self) -> int:
@@ -92,9 +93,13 @@ def frame_of(partition_id: int, key: int, value: int | None, seqno: int) -> byte
 
 
 class FalseNode:
-    """A `planner.PlanningSource` and a `ranges.RangeSource`."""
+    """A `planner.PlanningSource` and a `ranges.RangeSource`.
 
-    def __init__(self, partition_count: int) -> None:
+    With `is_durable_only` new leases end at the durable mark of a partition.
+    """
+
+    def __init__(self, partition_count: int, *, is_durable_only: bool = False) -> None:
+        self.is_durable_only = is_durable_only
         self._numbers = itertools.count(1)
         branches = itertools.count(1)
         self.partitions = {p: FalsePartition(p, branches) for p in range(partition_count)}
@@ -116,7 +121,9 @@ class FalseNode:
         lease_id = next(self._numbers)
         for p in partition_ids:
             part = self.partitions[p]
-            part.leases[lease_id] = [part.high_seqno, 0]
+            at = part.durable_seqno if self.is_durable_only else part.high_seqno
+            if not self.is_durable_only or at:
+                part.leases[lease_id] = [at or 0, 0]
         return self._holds(lease_id, partition_ids)
 
     def renew_lease(self, lease_id: int, partition_ids: Sequence[int]) -> Mapping[int, LeaseHold]:
@@ -132,7 +139,8 @@ class FalseNode:
         newest, high = part.failover_log[0], part.high_seqno
         return PartitionPosition(
             part.partition_id, PartitionState.ACTIVE, newest.uuid, newest.branch,
-            high, high, high, high, high, part.purge_seqno,
+            high, high, high, high, high if part.durable_seqno is None else part.durable_seqno,
+            part.purge_seqno,
         )  # fmt: skip
 
     def _holds(self, lease_id: int, partition_ids: Sequence[int]) -> dict[int, LeaseHold]:

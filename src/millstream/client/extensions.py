@@ -31,6 +31,7 @@ from millstream.model.position import FailoverEntry, FailoverLog
 from millstream.wire.mcbp import Packet
 
 __all__ = [
+    "DURABLE_MARK",
     "LeaseHold",
     "LeaseOp",
     "PartitionPosition",
@@ -44,6 +45,8 @@ __all__ = [
     "versioned_from",
 ]
 
+DURABLE_MARK: Final = UINT64_MAX - 1
+"""Instead of a seqno in a lease: the newest mark of the log that nothing takes away."""
 _POSITION: Final = Struct(">HB5x8Q")
 _ENTRY: Final = Struct(">QQQ")
 _LEASE: Final = Struct(">BQH")

@@ -428,11 +428,13 @@ class Client:
         """Keep partitions readable as of a seqno for a while.
 
         Args:
-            wanted: partition -> seqno, None for the present high; or a list for the highs.
+            wanted: partition -> seqno, None for the present high, `extensions.DURABLE_MARK` for
+                the newest mark that nothing takes away; or a list for the highs.
             seconds: how long; 0 for the node's default of 600.
 
         Returns:
-            What is held, by partition; lease ids differ from node to node.
+            What is held, by partition; lease ids differ from node to node. A partition asked for
+            as of its durable mark is left out if it has none.
 
         Raises:
             StreamError: `lease_lost`: a seqno that cannot be read (any more).

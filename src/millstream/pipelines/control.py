@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
-from millstream.client.extensions import LeaseHold, PartitionPosition
+from millstream.client.extensions import DURABLE_MARK, LeaseHold, PartitionPosition
 from millstream.client.kv import Client, connect
 from millstream.client.routing import Backoff
 from millstream.errors import MillstreamError, StreamError, UnavailableError, UsageError
@@ -50,6 +50,7 @@ class NodeControl:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._client = open_client(options)
+        self._newest = DURABLE_MARK if options.is_durable_only else None
         self.bucket_uuid = self._client.cluster_map.bucket_uuid
         self.partition_ids = self._checked_partitions()
 
@@ -67,8 +68,9 @@ class NodeControl:
         return self._ask(lambda client: client.branch_log(partition_id))
 
     def open_lease(self, partition_ids: Sequence[int]) -> Mapping[int, LeaseHold]:
-        """Hold partitions as of their present high."""
-        return self._ask(lambda client: client.open_lease(partition_ids))
+        """Hold partitions as of their present high, or newest durable mark (the option says)."""
+        ends = dict.fromkeys(partition_ids, self._newest)
+        return self._ask(lambda client: client.open_lease(ends))
 
     def open_lease_at(self, ends: Mapping[int, int]) -> Mapping[int, LeaseHold]:
         """Hold partitions as of the seqnos given where all can be read so, else their highs."""

@@ -59,6 +59,12 @@ OPTIONS: Final = (
     _Option("noValue", "true: the column value is null and values are not sent", "false"),
     _Option("meta", "true: the column meta holds lineage and sidecar of each change", "false"),
     _Option("keyPrefix", "only keys whose text form begins so"),
+    _Option(
+        "rollback",
+        "streams only: fail, or rows for a sink that repairs by rollback and sweep rows",
+        "fail",
+    ),
+    _Option("durableOnly", "true: read no change that a stop of a machine may undo", "false"),
 )
 _NAMES: Final = {option.name.lower(): option.name for option in OPTIONS}
 _DEFAULTS: Final = {option.name: option.default for option in OPTIONS}
@@ -83,6 +89,9 @@ class SourceOptions:
     has_values: bool = True
     has_meta: bool = False
     key_prefix: str = ""
+    repairs: bool = False
+    """Whether the sink repairs what a rollback row tells it (option rollback)."""
+    is_durable_only: bool = False
 
     def tls(self) -> ssl.SSLContext | None:
         """Return the context of encrypted connections; None for plain ones."""
@@ -138,6 +147,8 @@ def parse_options(
         has_values=not _read(values, "noValue", _flag),
         has_meta=_read(values, "meta", _flag),
         key_prefix=_read(values, "keyPrefix", _key_prefix),
+        repairs=_read(values, "rollback", _repairs),
+        is_durable_only=_read(values, "durableOnly", _flag),
     )
 
 
@@ -211,6 +222,12 @@ def _flag(text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise ValueError("write true or false")
     return text.lower() == "true"
+
+
+def _repairs(text: str) -> bool:
+    if text.lower() not in ("rows", "fail"):
+        raise ValueError("write rows or fail")
+    return text.lower() == "rows"
 
 
 def _key_prefix(text: str) -> str:

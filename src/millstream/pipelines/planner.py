@@ -13,7 +13,9 @@ Invariants:
 5. Unless the consumer repairs, a history that lost rows this query may have delivered is an
    error that names partition and seqno. It is never passed over. So that an offset tells what was
    delivered, a partition that goes back is read again up to there in one batch, limit or not.
-6. With "available now" each partition has a leased goal, taken at the start, and is done when it
+6. A query of durable changes alone ends its snapshots at the newest mark of the log that nothing
+   takes away, and goes on when there is a later one. Positions are judged by the high seqno.
+7. With "available now" each partition has a leased goal, taken at the start, and is done when it
    is closed there.
 
 Elsewhere: the form of offsets (`offsets`), what a range holds (`ranges`), sockets (`control`).
@@ -45,7 +47,10 @@ class PlanningSource(Protocol):
         """Return the histories of a partition, newest first."""
 
     def open_lease(self, partition_ids: Sequence[int]) -> Mapping[int, LeaseHold]:
-        """Hold partitions (not none) as of their present high."""
+        """Hold partitions (not none) as of their present high, or of their newest durable mark.
+
+        A partition that has no durable mark is left out.
+        """
 
     def renew_lease(self, lease_id: int, partition_ids: Sequence[int]) -> Mapping[int, LeaseHold]:
         """Extend a lease on partitions (not none); return those still held."""
@@ -117,12 +122,21 @@ class Planner:
         source: the node.
         bucket: name of the bucket, for messages.
         repairs: whether the consumer handles rollback rows. If not, a rollback is an error.
+        is_durable_only: the leases of `source` end at durable marks (invariant 6).
     """
 
-    def __init__(self, source: PlanningSource, bucket: str, *, repairs: bool = False) -> None:
+    def __init__(
+        self,
+        source: PlanningSource,
+        bucket: str,
+        *,
+        repairs: bool = False,
+        is_durable_only: bool = False,
+    ) -> None:
         self._source = source
         self._bucket = bucket
         self._repairs = repairs
+        self._is_durable_only = is_durable_only
         self._logs: dict[int, FailoverLog] = {}
         self._goals: dict[int, LeaseHold | None] | None = None
         self._done: set[int] = set()
@@ -130,7 +144,7 @@ class Planner:
         self._left: list[tuple[int, int]] = []  # leases given up once `_planned` is logged
 
     def begin_available_now(self) -> None:
-        """Take the present highs as the goal of this run (invariant 6)."""
+        """Take the present ends as the goal of this run (invariant 7)."""
         partition_ids = sorted(self._source.positions())
         self._goals = dict(self._source.open_lease(partition_ids))
         self._done.clear()
@@ -251,6 +265,10 @@ class Planner:
         for following in leaving:
             p, start = following.partition_id, following.start
             lease = leases.get(p)
+            if lease is not None and self._is_durable_only and lease.at <= following.begin:
+                # Durable up to here, but no mark beyond: there is nothing to read as of it yet.
+                self._source.release_lease(lease.lease_id, [p])
+                lease = None
             if lease is None:
                 end[p] = following.closed()
                 if self._goals is not None:
@@ -280,12 +298,15 @@ class Planner:
                     if goal.at > begin:
                         found[p] = goal
                     continue
-            if following.position.high_seqno > begin:
+            if self._end_of(following.position) > begin:
                 wanted.append(p)
         opened = self._source.open_lease(wanted) if wanted else {}
         if self._goals is not None:
             self._goals.update(opened)
         return found | dict(opened)
+
+    def _end_of(self, position: PartitionPosition) -> int:
+        return position.durable_seqno if self._is_durable_only else position.high_seqno
 
     def _leave_goal(self, partition_id: int) -> None:
         assert self._goals is not None

@@ -11,9 +11,10 @@ Elsewhere: Spark's side (`source`), the rules (`planner`).
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from millstream.client.extensions import PartitionPosition
 from millstream.errors import UsageError
 from millstream.pipelines.control import LeaseKeeper, NodeControl
 from millstream.pipelines.offsets import Offset, OffsetEntry, offset_from_json, offset_to_json
@@ -38,7 +39,12 @@ class Query:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._control = NodeControl(options)
-        self._planner = Planner(self._control, options.bucket)
+        self._planner = Planner(
+            self._control,
+            options.bucket,
+            repairs=options.repairs,
+            is_durable_only=options.is_durable_only,
+        )
         self._keeper = LeaseKeeper(options, self._planner.leases_in_use)
         self._first: dict[str, Any] | None = None
 
@@ -90,10 +96,8 @@ class Query:
         """Return the present end of every partition."""
         return self._form(
             {
-                p: OffsetEntry(
-                    high.uuid, high.high_seqno, high.high_seqno, high.high_seqno, high.branch
-                )
-                for p, high in self._control.positions().items()
+                p: OffsetEntry(high.uuid, end, end, end, high.branch)
+                for p, high, end in self._ends()
             }
         )
 
@@ -102,9 +106,14 @@ class Query:
 
     def _present(self) -> dict[int, OffsetEntry]:
         return {
-            p: closed_entry(self._control.failover_log(p), high.high_seqno, high.branch)
-            for p, high in self._control.positions().items()
+            p: closed_entry(self._control.failover_log(p), end, high.branch)
+            for p, high, end in self._ends()
         }
+
+    def _ends(self) -> Iterator[tuple[int, PartitionPosition, int]]:
+        for p, high in self._control.positions().items():
+            is_durable_only = self._options.is_durable_only
+            yield p, high, high.durable_seqno if is_durable_only else high.high_seqno
 
     def _check(self, offset: Offset) -> None:
         check_bucket(offset, self._options.bucket, self._control.bucket_uuid)

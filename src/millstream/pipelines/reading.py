@@ -38,7 +38,7 @@ from millstream.pipelines.schema import (
     branch_table,
 )
 
-__all__ = ["NodeRanges", "committed_batches", "pinned_batches"]
+__all__ = ["NodeRanges", "committed_batches", "mark_rows", "pinned_batches"]
 
 BATCH_ROWS: Final = 10_000
 BATCH_BYTES: Final = 4 * 1024 * 1024
@@ -90,7 +90,7 @@ def committed_batches(
     options: SourceOptions, form: RowForm, reads: Sequence[RangeRead]
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a stream's logged ranges; see `ranges.read_committed`."""
-    marks = _mark_rows(reads)
+    marks = mark_rows(reads)
     if marks:
         yield form.marks(marks)
     source = NodeRanges(options, with_values=form.has_values, with_meta=form.has_meta)
@@ -173,7 +173,8 @@ def _branches(reads: Sequence[RangeRead]) -> dict[int, int]:
     return {read.partition_id: read.branch for read in reads}
 
 
-def _mark_rows(reads: Sequence[RangeRead]) -> list[MarkRow]:
+def mark_rows(reads: Sequence[RangeRead]) -> list[MarkRow]:
+    """Return the rollback and sweep rows of ranges."""
     rollbacks = [
         MarkRow(OP_ROLLBACK, read.partition_id, read.branch, read.rollback_to, read.load)
         for read in reads

@@ -50,6 +50,15 @@ def test_names_are_taken_in_any_case() -> None:
     assert options.starting_offsets == "latest"
 
 
+def test_a_sink_that_repairs_says_so() -> None:
+    assert (parsed().repairs, parsed().is_durable_only) == (False, False)
+    options = parsed(rollback="ROWS", durableOnly="true")
+    assert (options.repairs, options.is_durable_only) == (True, True)
+    for wrong in ({"rollback": "ignore"}, {"durableOnly": "yes"}):
+        with pytest.raises(UsageError, match="write"):
+            parsed(**wrong)
+
+
 def test_the_smaller_limit_counts() -> None:
     assert parsed(maxRowsPerBatch="9").rows_wanted() == 9
     assert parsed(maxBytesPerBatch="1").rows_wanted() == 1

@@ -37,6 +37,8 @@ _VERSIONED: Final = Struct(">IQQQQIB")
 _SEQNO: Final = Struct(">HQ")
 _OBSERVED: Final = Struct(">BHQQQ")
 _OPEN, _RENEW, _RELEASE = 1, 2, 3
+_DURABLE_MARK: Final = UINT64_MAX - 1
+"""Instead of a seqno in a lease: the newest mark that nothing takes away."""
 _ALIVE: Final = (PartitionState.ACTIVE, PartitionState.REPLICA, PartitionState.PENDING)
 _NAMES: Final = {state: state.name.lower() for state in PartitionState}
 
@@ -192,7 +194,10 @@ def _open_lease(
     named: list[tuple[int, int]],
     seconds: int,
 ) -> bytes:
-    wanted = [(p, None if at == UINT64_MAX else at) for p, at in named]
+    wanted = [(p, _lease_at(bucket, p, at)) for p, at in named]
+    wanted = [(p, at) for p, at in wanted if at != 0 or (p, 0) in named]
+    if not wanted:
+        return _reply(packet, extras=_LEASE_REPLY.pack(0, 0))
     try:
         opened = bucket.open_lease(wanted, seconds)
     except UnavailableError:
@@ -201,6 +206,13 @@ def _open_lease(
         return session.refusal(packet, Status.LEASE_LOST)
     lease_id, granted, holds = opened
     return _leased(packet, bucket, lease_id, granted, holds)
+
+
+def _lease_at(bucket: Bucket, partition_id: int, at: int) -> int | None:
+    """Return the seqno to be held, None for the present high; 0 where no mark is durable."""
+    if at == _DURABLE_MARK:
+        return bucket.partitions[partition_id].durable_mark()
+    return None if at == UINT64_MAX else at
 
 
 def _leased(

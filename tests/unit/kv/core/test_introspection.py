@@ -140,6 +140,18 @@ def test_leases_are_opened_renewed_released() -> None:
     assert lease(session, 2, lease_id).status == Status.LEASE_LOST
 
 
+def test_a_lease_of_the_durable_mark_leaves_out_who_has_none() -> None:
+    session = own_session()
+    assert session.bucket is not None
+    newest_mark = UINT64_MAX - 1
+    none = lease(session, 1, 0, (1, newest_mark))
+    assert (none.status, none.value, none.extras) == (0, b"", struct.pack(">QH", 0, 0))
+    persist(session.bucket.partitions[1])
+    session.bucket.partitions[1].put(b"k", b"3", 7, 0, 0, 0, NOW)
+    held = lease(session, 1, 0, (1, newest_mark), (2, newest_mark), (3, 0))
+    assert [item[:2] for item in struct.iter_unpack(">HQQQQ", held.value)] == [(1, 2), (3, 0)]
+
+
 def test_bad_leases_are_refused() -> None:
     session = own_session()
     assert lease(session, 1, 0, (1, 1)).status == Status.LEASE_LOST

@@ -1,0 +1,314 @@
+"""The rules of a sink that keeps the newest row of each key and repairs itself after a rollback.
+
+    RepairingSink(target, origin).apply(rows_of_one_batch)
+
+One class serves every store: a second bucket, a table of Parquet files, the user's own. What a
+store has to be able to do is `KeyedTarget`; what is asked of the bucket that was read is `Origin`.
+
+Invariants:
+1. Of the rows of a batch all rollback rows are handled first, then changes, then sweep rows:
+   within a batch their order says nothing.
+2. `(branch, seqno)` is the version of a key in its partition. The higher one wins; an equal one is
+   put again, because it may carry a later load, or the store may have died between two writes.
+3. A deletion is kept as a tombstone with its version: otherwise one that is rolled back would
+   never be undone.
+4. Told to go back to R in branch B, every key that may have a version of a branch below B and a
+   seqno above R is replaced by the newest document of the source, stamped (B, its own seqno), a
+   deletion too; by a tombstone (B, R) only where the source knows nothing of the key.
+5. From a rollback to 0 on, what is applied carries the new load; the sweep row of that load
+   removes what carries a lower one. Branches do not tell: a purge begins none.
+6. `bound` of a partition is at least the seqno of every tombstone that the store does not have:
+   those dropped, and those the source had purged when it was read from the beginning. A rollback
+   below it is one to 0: the partition is read as a whole, and the store keeps only that.
+7. Tombstones are dropped only where the batch is of the present branch, up to what is durable
+   there, and never while a load is incomplete.
+
+Elsewhere: which rollback rows there are (`pipelines.planner`, `pipelines.ranges`), the source's
+side (`sinks.origin`), stores (`sinks.bucket_target`, `sinks.parquet_target`,
+`sinks.callback_target`; one for Delta tables is open to whoever needs it), Spark's side
+(`sinks.applying`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Final, NamedTuple, Protocol
+
+from millstream.errors import UsageError
+
+__all__ = [
+    "OP_DELETE",
+    "OP_PUT",
+    "OP_ROLLBACK",
+    "OP_SWEEP",
+    "Applied",
+    "KeyedTarget",
+    "Origin",
+    "OriginPosition",
+    "PartitionState",
+    "RepairingSink",
+    "Row",
+    "StoredVersion",
+]
+
+OP_PUT: Final = "put"
+OP_DELETE: Final = "delete"
+OP_ROLLBACK: Final = "rollback"
+OP_SWEEP: Final = "sweep"
+
+
+class Row(NamedTuple):
+    """A row of the change stream, its columns in their order; `ts` in microseconds.
+
+    Rollback and sweep rows have no key and carry the load in `rev`.
+    """
+
+    op: str
+    partition: int
+    branch: int
+    seqno: int
+    key: str = ""
+    cas: int = 0
+    rev: int = 0
+    expiry: int = 0
+    flags: int = 0
+    datatype: int = 0
+    value: bytes | None = None
+    ts: int = 0
+    meta: bytes | None = None
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """What is compared: (branch, seqno)."""
+        return self.branch, self.seqno
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether it is a tombstone: a deletion or an expiration."""
+        return self.op != OP_PUT
+
+
+class StoredVersion(NamedTuple):
+    """What a store remembers of one key."""
+
+    partition: int
+    branch: int
+    seqno: int
+    key: str
+    is_deleted: bool = False
+    load: int = 1
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """What is compared: (branch, seqno)."""
+        return self.branch, self.seqno
+
+
+class PartitionState(NamedTuple):
+    """What a store remembers of one partition of the source.
+
+    `bound`: invariant 6. `is_loading`: a load has begun and its sweep row has not come yet.
+    """
+
+    load: int = 1
+    bound: int = 0
+    is_loading: bool = False
+
+
+class OriginPosition(NamedTuple):
+    """Where a partition of the source stands."""
+
+    branch: int
+    durable_seqno: int
+    purge_seqno: int
+
+
+class KeyedTarget(Protocol):
+    """A store of the newest row of each key.
+
+    `begin` comes before all else of a batch. Nothing has to be durable before `commit` returns; a
+    batch that did not get so far comes again, with the same rows or others of the same keys.
+    """
+
+    def begin(self, partitions: Collection[int]) -> None:
+        """Begin a batch that concerns these partitions."""
+
+    def state(self, partition: int) -> PartitionState | None:
+        """Return what was set last; None if nothing of the partition was ever applied."""
+
+    def set_state(self, partition: int, state: PartitionState) -> None:
+        """Remember the state, together with what else the batch does."""
+
+    def versions(self, partition: int, keys: Collection[str]) -> Mapping[str, StoredVersion]:
+        """Return the versions of keys, tombstones included.
+
+        A key may be left out if every version it may have is at or below the partition's `bound`.
+        """
+
+    def keys_above(self, partition: int, branch: int, seqno: int) -> Collection[str]:
+        """Return keys that may have a version of a lower branch and a higher seqno."""
+
+    def put(self, partition: int, rows: Sequence[Row], load: int) -> None:
+        """Replace what there is of these keys (one row each), tombstones included."""
+
+    def sweep(self, partition: int, load: int) -> None:
+        """Remove what carries a lower load."""
+
+    def retain(self, partition: int, keys: AbstractSet[str]) -> None:
+        """Remove all keys but these."""
+
+    def drop_tombstones(self, partition: int, seqno: int) -> int:
+        """Forget tombstones at or below; return the highest seqno forgotten, 0 for none."""
+
+    def commit(self, batch_id: int) -> None:
+        """Make durable what the batch did."""
+
+
+class Origin(Protocol):
+    """The bucket that the rows come from."""
+
+    def positions(self, partitions: Collection[int]) -> Mapping[int, OriginPosition]:
+        """Return where partitions stand."""
+
+    def newest(self, partition: int, keys: Collection[str]) -> Mapping[str, Row]:
+        """Return the newest row of each key, deletions included; unknown keys are left out."""
+
+    def everything(self, partition: int) -> Iterator[Sequence[Row]]:
+        """Yield all rows of a partition as of one moment, deletions included, in pieces."""
+
+
+class Applied(NamedTuple):
+    """What a batch did."""
+
+    puts: int = 0
+    deletions: int = 0
+    rollbacks: int = 0
+    fetched: int = 0
+    sweeps: int = 0
+
+
+class RepairingSink:
+    """Applies batches to one store."""
+
+    def __init__(self, target: KeyedTarget, origin: Origin) -> None:
+        self._target = target
+        self._origin = origin
+        self._fetched = 0
+
+    def apply(self, rows: Iterable[Row], batch_id: int = 0) -> Applied:
+        """Apply the rows of one batch, in any order, and commit.
+
+        Raises:
+            UsageError: `other_checkpoint`: the target knows a later load of a partition.
+        """
+        rollbacks, sweeps = [], []
+        changes: dict[int, list[Row]] = {}
+        for row in rows:
+            if row.op == OP_ROLLBACK:
+                rollbacks.append(row)
+            elif row.op == OP_SWEEP:
+                sweeps.append(row)
+            else:
+                changes.setdefault(row.partition, []).append(row)
+        partitions = sorted({*changes, *(row.partition for row in rollbacks + sweeps)})
+        self._fetched = 0
+        self._target.begin(partitions)
+        positions = self._origin.positions(partitions) if partitions else {}
+        for p in partitions:
+            if self._target.state(p) is None:
+                self._target.set_state(p, PartitionState(bound=positions[p].purge_seqno))
+        for row in rollbacks:
+            self._roll_back(row, positions[row.partition])
+        puts = deletions = 0
+        for p, mine in changes.items():
+            self._upsert(p, mine)
+            gone = sum(row.is_deleted for row in mine)
+            puts, deletions = puts + len(mine) - gone, deletions + gone
+        for row in sweeps:
+            self._sweep(row)
+        for p, mine in changes.items():
+            self._drop_tombstones(p, max(row.branch for row in mine), positions[p])
+        self._target.commit(batch_id)
+        return Applied(puts, deletions, len(rollbacks), self._fetched, len(sweeps))
+
+    def _state(self, partition: int) -> PartitionState:
+        return self._target.state(partition) or PartitionState()
+
+    def _roll_back(self, row: Row, position: OriginPosition) -> None:
+        """Invariants 4, 5, 6."""
+        p, state = row.partition, self._state(row.partition)
+        if row.seqno == 0:
+            if row.rev < state.load:
+                raise _other_checkpoint(row, state)
+            if row.rev > state.load:
+                bound = max(state.bound, position.purge_seqno)
+                self._target.set_state(p, PartitionState(row.rev, bound, is_loading=True))
+        elif row.seqno < state.bound:
+            self._read_anew(p, position)
+        else:
+            self._fetch(row, state.load)
+
+    def _read_anew(self, partition: int, position: OriginPosition) -> None:
+        found: set[str] = set()
+        for rows in self._origin.everything(partition):
+            self._upsert(partition, rows)
+            found.update(row.key for row in rows)
+            self._fetched += len(rows)
+        self._target.retain(partition, found)
+        state = self._state(partition)
+        bound = max(state.bound, position.purge_seqno)
+        self._target.set_state(partition, state._replace(bound=bound))
+
+    def _fetch(self, row: Row, load: int) -> None:
+        p, branch = row.partition, row.branch
+        keys = sorted(self._target.keys_above(p, branch, row.seqno))
+        found = self._origin.newest(p, keys) if keys else {}
+        unknown = Row(OP_DELETE, p, branch, row.seqno)
+        rows = [
+            found[key]._replace(branch=branch) if key in found else unknown._replace(key=key)
+            for key in keys
+        ]
+        self._fetched += len(rows)
+        if rows:
+            self._target.put(p, rows, load)
+
+    def _upsert(self, partition: int, rows: Sequence[Row]) -> None:
+        """Invariant 2."""
+        newest: dict[str, Row] = {}
+        for row in rows:
+            held = newest.get(row.key)
+            if held is None or row.version >= held.version:
+                newest[row.key] = row
+        stored = self._target.versions(partition, newest.keys())
+        wins = [
+            row
+            for key, row in newest.items()
+            if key not in stored or row.version >= stored[key].version
+        ]
+        if wins:
+            self._target.put(partition, wins, self._state(partition).load)
+
+    def _sweep(self, row: Row) -> None:
+        state = self._state(row.partition)
+        if state.is_loading and row.rev == state.load:
+            self._target.sweep(row.partition, row.rev)
+            self._target.set_state(row.partition, state._replace(is_loading=False))
+
+    def _drop_tombstones(self, partition: int, branch: int, position: OriginPosition) -> None:
+        """Invariant 7."""
+        state = self._state(partition)
+        if state.is_loading or branch != position.branch:
+            return
+        dropped = self._target.drop_tombstones(partition, position.durable_seqno)
+        if dropped > state.bound:
+            self._target.set_state(partition, state._replace(bound=dropped))
+
+
+def _other_checkpoint(row: Row, state: PartitionState) -> UsageError:
+    return UsageError(
+        f"partition {row.partition} begins load {row.rev}, but the target has seen load "
+        f"{state.load}: it was filled by a query with another checkpoint. Begin a new checkpoint "
+        "with an empty target",
+        code="other_checkpoint",
+    )

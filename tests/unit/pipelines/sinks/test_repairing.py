@@ -1,0 +1,121 @@
+"""The rules one by one; schedules of all of them are in `test_planner_schedules`."""
+
+from __future__ import annotations
+
+import pytest
+
+from keyed_double import DictTarget, FalseOrigin, false_row
+from millstream.errors import UsageError
+from millstream.pipelines.sinks.repairing import (
+    OP_ROLLBACK,
+    OP_SWEEP,
+    Applied,
+    PartitionState,
+    RepairingSink,
+    Row,
+)
+from node_double import FalseNode
+
+
+class Rig:
+    """One partition with the changes 1: a=1, 2: b=2, 3: a deleted, and a sink that has them."""
+
+    def __init__(self) -> None:
+        self.node = FalseNode(1)
+        for key, value in ((1, 1), (2, 2), (1, None)):
+            self.node.write(0, key, value)
+        self.target, self.origin = DictTarget(), FalseOrigin(self.node)
+        self.sink = RepairingSink(self.target, self.origin)
+        self.branch = self.node.partitions[0].branch
+        self.sink.apply([self.put(2, 2, 2), self.put(3, 1, None)])
+
+    def put(self, seqno: int, key: int, value: int | None) -> Row:
+        return false_row(0, self.branch, seqno, key, value)
+
+    def mark(self, op: str, seqno: int, load: int = 1) -> Row:
+        return Row(op, 0, self.node.partitions[0].branch, seqno, rev=load)
+
+    def live(self) -> dict[str, bytes | None]:
+        return self.target.live(0)
+
+
+def test_the_higher_version_wins_in_any_order() -> None:
+    rig = Rig()
+    assert rig.live() == {"2": b"2"}
+    rows = [rig.put(5, 2, 5), rig.put(4, 2, 4), rig.put(1, 1, 1)]
+    assert rig.sink.apply(rows, 7) == Applied(puts=3)
+    assert rig.live() == {"2": b"5"}
+    assert rig.target.committed == [0, 7]
+    higher_branch = rig.put(2, 2, 9)._replace(branch=rig.branch + 1)
+    rig.sink.apply([higher_branch])
+    assert rig.live() == {"2": b"9"}
+
+
+def test_what_is_above_a_rollback_is_fetched_whatever_the_order_of_the_batch() -> None:
+    rig = Rig()
+    rig.node.partitions[0].fail_over(1)
+    rig.node.write(0, 3, 3)
+    done = rig.sink.apply([rig.put(2, 3, 3)._replace(branch=2), rig.mark(OP_ROLLBACK, 1)])
+    # 1 is alive again; 2 is unknown to the source: a tombstone at the rollback's seqno.
+    assert rig.live() == {"1": b"1", "3": b"3"}
+    assert rig.target.rows[0]["1"][0].version == (2, 1)
+    assert rig.target.rows[0]["2"][0].version == (2, 1)
+    assert done == Applied(puts=1, rollbacks=1, fetched=2)
+    rig.origin.fetched.clear()
+    rig.sink.apply([rig.mark(OP_ROLLBACK, 1)])
+    assert rig.origin.fetched == []
+
+
+def test_a_rollback_below_a_dropped_tombstone_reads_the_partition_anew() -> None:
+    rig = Rig()
+    rig.origin.durable[0] = 3
+    rig.sink.apply([rig.put(2, 2, 2)])
+    assert rig.target.states[0] == PartitionState(bound=3)
+    assert "1" not in rig.target.rows[0]
+    rig.node.partitions[0].fail_over(2)
+    rig.sink.apply([rig.mark(OP_ROLLBACK, 2)])
+    assert rig.live() == {"1": b"1", "2": b"2"}
+    assert rig.origin.fetched == []
+
+
+def test_nothing_is_dropped_for_a_branch_that_is_not_the_newest() -> None:
+    rig = Rig()
+    rig.node.partitions[0].fail_over(2)
+    rig.origin.durable[0] = 9
+    rig.sink.apply([rig.put(2, 2, 2)])
+    assert rig.target.states[0].bound == 0
+    assert "1" in rig.target.rows[0]
+
+
+def test_a_load_is_swept_by_its_number_and_tombstones_are_kept_until_then() -> None:
+    rig = Rig()
+    rig.origin.durable[0] = 9
+    rig.sink.apply([rig.mark(OP_ROLLBACK, 0, load=2), rig.put(3, 1, None)])
+    assert rig.target.states[0] == PartitionState(load=2, is_loading=True)
+    assert rig.live() == {"2": b"2"}
+    rig.sink.apply([rig.mark(OP_SWEEP, 3, load=2)])
+    assert rig.live() == {}
+    assert list(rig.target.rows[0]) == ["1"]
+    assert rig.target.states[0] == PartitionState(load=2)
+
+
+def test_the_purge_point_of_a_first_load_is_a_bound() -> None:
+    node = FalseNode(1)
+    for key, value in ((1, 1), (2, 2), (1, None), (3, 3)):
+        node.write(0, key, value)
+    node.partitions[0].purge(3)
+    target, origin = DictTarget(), FalseOrigin(node)
+    RepairingSink(target, origin).apply([false_row(0, 1, 2, 2, 2), false_row(0, 1, 4, 3, 3)])
+    assert target.states[0].bound == 3
+
+
+def test_a_target_that_another_checkpoint_filled_is_refused() -> None:
+    rig = Rig()
+    rig.sink.apply([rig.mark(OP_ROLLBACK, 0, load=3), rig.mark(OP_SWEEP, 0, load=3)])
+    with pytest.raises(UsageError, match="another checkpoint"):
+        rig.sink.apply([rig.mark(OP_ROLLBACK, 0, load=2)])
+
+
+def test_an_empty_batch_does_nothing() -> None:
+    rig = Rig()
+    assert rig.sink.apply([], 3) == Applied()
