@@ -186,7 +186,7 @@ async def _streamed(
 async def _next_chunk(pieces: Iterator[bytes], is_long: bool) -> bytes | None:
     """Return the next pieces together, None at the end."""
     if is_long:
-        return await asyncio.to_thread(_chunk, pieces)
+        return await _chunk_of_thread(pieces)
     now = asyncio.get_running_loop().time
     began = now()
     chunk: list[bytes] = []
@@ -202,15 +202,24 @@ async def _next_chunk(pieces: Iterator[bytes], is_long: bool) -> bytes | None:
     return b"".join(chunk) or None
 
 
-def _chunk(pieces: Iterator[bytes]) -> bytes | None:
-    chunk: list[bytes] = []
-    size = 0
-    for piece in pieces:
-        chunk.append(piece)
-        size += len(piece)
-        if size >= ANSWER_CHUNK_BYTES_MIN:
-            break
-    return b"".join(chunk) or None
+async def _chunk_of_thread(pieces: Iterator[bytes]) -> bytes | None:
+    """Do the same in a thread, which ends after the present piece if nobody waits any more."""
+    is_wanted = True
+
+    def work() -> bytes | None:
+        chunk: list[bytes] = []
+        size = 0
+        for piece in pieces:
+            chunk.append(piece)
+            size += len(piece)
+            if size >= ANSWER_CHUNK_BYTES_MIN or not is_wanted:
+                break
+        return b"".join(chunk) or None
+
+    try:
+        return await asyncio.to_thread(work)
+    finally:
+        is_wanted = False
 
 
 def _pieces(

@@ -19,9 +19,9 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, aclosing, suppress
+from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -357,10 +357,13 @@ class HostedBucket:
         """What the engine said last."""
         return self._order
 
-    def asked_view(self, name: str, view: str) -> AskedView:
-        """Return what a query has to know of a view; raises as `query`."""
+    @contextmanager
+    def asked_view(self, name: str, view: str) -> Iterator[AskedView]:
+        """Hold a view open; what a query has to know of it. Raises as `query`."""
         hosted, design = self._found(name)
-        return hosted.asked_view(design.views[design.number_of(view)])
+        asked = hosted.asked_view(design.views[design.number_of(view)])
+        with hosted.used():
+            yield asked
 
     async def query(
         self,

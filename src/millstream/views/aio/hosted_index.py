@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from millstream.errors import CorruptionError
+from millstream.errors import CorruptionError, UnavailableError
 from millstream.views.aio.answering import AskedView
 from millstream.views.aio.index_check import note_close, note_open
 from millstream.views.aio.index_mapping import IndexMapper
@@ -84,6 +84,7 @@ class HostedIndex:
         self._unused.set()
         self._asking: Mapper | None = None
         self._ask_lock = threading.Lock()
+        self._is_closed = False
         self.mapper = IndexMapper(design, bucket_uuid)
         try:
             self._open()
@@ -126,6 +127,7 @@ class HostedIndex:
     def close(self) -> None:
         """Close the files. Blocks; nobody may read them."""
         with self._ask_lock:
+            self._is_closed = True
             if self._asking is not None:
                 self._asking.close()
                 self._asking = None
@@ -171,6 +173,8 @@ class HostedIndex:
 
         def reduce(number: int, calls: Sequence[ReduceCall]) -> Sequence[ReduceResult]:
             with self._ask_lock:  # one thread at a time
+                if self._is_closed:  # a query was given up, and its thread goes on for a while
+                    raise UnavailableError("the index was closed", code="index_unavailable")
                 if self._asking is None:
                     self._asking = open_functions(self.design.functions_by_tree())
                 return self._asking.reduce_texts(own_number(view.tree, number), calls)

@@ -123,8 +123,8 @@ class IndexHost:
     async def _check(self, arguments: dict[str, Any]) -> Answer:
         design = parse_design(arguments["content"], str(arguments["design"]))
         loop = asyncio.get_running_loop()
-        mapper = await loop.run_in_executor(self._executor, open_mapper, design)
-        mapper.close()
+        # Opened and closed in one go: whoever asked may be gone meanwhile.
+        await loop.run_in_executor(self._executor, lambda: open_mapper(design).close())
         return Answer({})
 
     async def _compact(self, arguments: dict[str, Any]) -> Answer:

@@ -4,6 +4,7 @@ Invariants:
 1. Who is asked for what is decided by one state of the bucket's map for all partitions, as the
    engine told it last; a partition that no node is said to have is not left out silently.
 2. A part that another node asks for is answered from here alone.
+3. While an answer is merged, the index here whose functions merge it stays open.
 
 Elsewhere: asking and merging (`views.aio.gathering`), the way to other nodes
 (`views.aio.node_link`), the indexes here (`views.aio.hosted_bucket`).
@@ -11,7 +12,7 @@ Elsewhere: asking and merging (`views.aio.gathering`), the way to other nodes
 
 from __future__ import annotations
 
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, Any
 
 from millstream.errors import RoutingError
@@ -59,16 +60,20 @@ class Spread:
         Raises:
             MillstreamError: as `HostedBucket.query` and `Gatherer.query`.
         """
-        asked = bucket.asked_view(name, view)
-        query = parse_query(options)
-        query.check(asked.reduce >= 0, asked.encode)
+        async with AsyncExitStack() as stack:
+            asked = stack.enter_context(bucket.asked_view(name, view))
+            query = parse_query(options)
+            query.check(asked.reduce >= 0, asked.encode)
 
-        async def parts_of(_: bool) -> Sequence[NodePart]:
-            return self._parts_of(bucket)
+            async def parts_of(_: bool) -> Sequence[NodePart]:
+                return self._parts_of(bucket)
 
-        gatherer = Gatherer(bucket.name, parts_of)
-        answered = await gatherer.query(name, view, query, asked)
-        return Answer(answered.head, answered.chunks)
+            gatherer = Gatherer(bucket.name, parts_of)
+            answered = await gatherer.query(name, view, query, asked)
+            if isinstance(answered.chunks, tuple):
+                return Answer(answered.head, answered.chunks)
+            rest = stack.pop_all()
+        return Answer(answered.head, _held(answered.chunks, rest))
 
     def _parts_of(self, bucket: HostedBucket) -> list[NodePart]:
         shares = bucket.order.nodes
@@ -90,6 +95,15 @@ class Spread:
             )
             for share in shares
         ]
+
+
+async def _held(
+    chunks: AsyncGenerator[bytes, None], rest: AsyncExitStack
+) -> AsyncGenerator[bytes, None]:
+    """Yield an answer; what merges it stays open until it ends."""
+    async with rest, aclosing(chunks):
+        async for chunk in chunks:
+            yield chunk
 
 
 class _Here:

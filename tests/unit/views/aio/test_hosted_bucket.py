@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,7 +19,7 @@ from millstream.errors import (
 from millstream.model.partitions import PartitionState
 from millstream.node.engine import Engine
 from millstream.node.settings import LISTENERS, BucketSpec, Settings
-from millstream.views.aio import hosted_bucket
+from millstream.views.aio import answering, hosted_bucket, hosted_index
 from millstream.views.aio.hosted_bucket import BucketOrder, HostedBucket
 from millstream.views.aio.hosted_index import SET_ASIDE
 from millstream.views.core import index
@@ -203,6 +204,38 @@ async def test_one_wanted_again_while_it_is_read_is_not_opened_twice(hosted):
     assert len(json.loads(await read(answer.body))["rows"]) == 3000
     await until(lambda: not hosted.bucket._closing)
     assert (await hosted.query(key="new", update="false"))["rows"][0]["value"] == 7
+
+
+async def test_a_query_that_was_given_up_leaves_no_process_behind(hosted, monkeypatch):
+    own = {"views": {"v": {"map": MAP, "reduce": "(keys, values) => values.length"}}}
+    await hosted.apply({"d": own})
+    for n in range(20):
+        hosted.put(f"k{n}", kind="a", n=n)
+    assert len((await hosted.query(reduce=False))["rows"]) == 20  # all nodes are in memory
+    is_asked, may_go_on, has_ended = threading.Event(), threading.Event(), threading.Event()
+    find = answering.find_groups
+    started = []
+
+    def find_slowly(*arguments):
+        is_asked.set()
+        may_go_on.wait(10)
+        try:
+            yield from find(*arguments)
+        finally:
+            has_ended.set()
+
+    monkeypatch.setattr(answering, "find_groups", find_slowly)
+    monkeypatch.setattr(hosted_index, "open_functions", started.append)
+    asked = asyncio.ensure_future(hosted.query(endkey="b"))
+    await until(is_asked.is_set)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    await hosted.apply({})
+    await until(lambda: not hosted.bucket._closing)
+    may_go_on.set()
+    await until(has_ended.is_set)
+    assert not started
 
 
 async def test_a_damaged_index_is_set_aside_and_built_anew(hosted):

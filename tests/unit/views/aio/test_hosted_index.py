@@ -3,7 +3,7 @@ from typing import NamedTuple
 
 import pytest
 
-from millstream.errors import UsageError
+from millstream.errors import UnavailableError, UsageError
 from millstream.views.aio import hosted_index
 from millstream.views.aio.hosted_index import HostedIndex
 from millstream.views.aio.index_check import UNCLOSED_OPENS_MAX, note_open
@@ -51,6 +51,18 @@ def test_an_own_reduce_of_a_query_runs_apart_from_the_building(hosted):
     assert asked.reducer.finalize(asked.reduce, partial) in (1, b"1")
     assert hosted._asking is not None
     assert hosted._asking is not hosted.mapper._mapper
+
+
+def test_nothing_is_started_for_a_query_that_goes_on_after_the_close(tmp_path):
+    hosted = HostedIndex(DESIGN, "00", tmp_path / "index")
+    view = next(view for view in DESIGN.views if view.name == "own")
+    asked = hosted.asked_view(view)
+    hosted.mapper.close()
+    hosted.close()
+    leaf = RowsOfALeaf([row_key(encode_key("a"), b"id")], [row_value([(b'"a"', b"1")])])
+    with pytest.raises(UnavailableError, match="closed"):
+        asked.reducer.reduce([leaf])
+    assert hosted._asking is None
 
 
 @pytest.mark.parametrize(("limit", "is_kept"), [("true", False), ("false", True), ("log", True)])

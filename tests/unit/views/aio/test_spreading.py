@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import msgspec
 import pytest
 from aiohttp import web
@@ -33,11 +35,15 @@ class Bucket:
     def __init__(self, nodes=()):
         self.order = BucketOrder("u", "b", 4, HERE, [], [], {}, list(nodes))
         self.asked = []
+        self.users = 0
 
+    @contextmanager
     def asked_view(self, name, view):
         if (name, view) != ("d", "v"):
             raise UsageError("no such view", code="missing_named_view")
-        return AskedView(0, 1, TREE_REDUCER, 0, encode_key)
+        self.users += 1
+        yield AskedView(0, 1, TREE_REDUCER, 0, encode_key)
+        self.users -= 1
 
     async def query(self, name, view, options, partitions, form):
         self.asked.append((name, view, options, list(partitions), form))
@@ -135,3 +141,12 @@ async def test_mistakes_are_found_here(spread, other):
     with pytest.raises(UsageError):
         await ask(spread, here, startkey=2, endkey=1)
     assert there.asked == here.asked == []
+
+
+async def test_the_index_here_stays_open_while_its_answer_is_merged(spread, other):
+    _, port = other
+    here = Bucket(shares(port))
+    answer = await spread.query(here, "d", "v", {"group_level": 1})
+    assert here.users == 1
+    assert [chunk async for chunk in answer.body]
+    assert here.users == 0
