@@ -19,8 +19,9 @@ from millstream.node.embedded import Node
 from millstream.trees.core.shapes import NO_REDUCER
 from millstream.upr.aio.link import TIMEOUT_S, Link
 from millstream.views.aio.index_mapping import MappedChanges
+from millstream.views.aio.index_source import IndexerSpec
+from millstream.views.aio.index_sources import Source
 from millstream.views.aio.indexing import BucketIndexer
-from millstream.views.aio.reading import IndexerSpec
 from millstream.views.core.documents import Changes
 from millstream.views.core.header import DocumentRows, MapFailure
 from millstream.views.core.index import Index, IndexShape
@@ -115,7 +116,7 @@ class IndexedBucket:
 
     async def start_indexer(self) -> None:
         spec = IndexerSpec(BUCKET, self.node.bucket(BUCKET).uuid, self.folder)
-        self.indexer = BucketIndexer(spec, self.link, self.executor)
+        self.indexer = BucketIndexer(spec, [Source("test", lambda: self.link())], self.executor)
         await self.indexer.start()
         await self.indexer.set_partitions(range(PARTITIONS))
 

@@ -9,8 +9,8 @@ Invariants:
    partitions it answers for, is closed and tried again later. Others go on.
 4. Nothing of a bucket is opened twice, or by two at once.
 
-Elsewhere: one index (`hosted_index`), keeping them fresh (`indexing`), answers (`answering`), the
-calls (`index_host`).
+Elsewhere: what the engine says (`bucket_order`), one index (`hosted_index`), keeping them fresh
+(`indexing`), answers (`answering`), the calls (`index_host`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,6 @@ from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
-from millstream.access.kv_login import Login
 from millstream.errors import (
     ConditionError,
     CorruptionError,
@@ -36,8 +33,9 @@ from millstream.errors import (
     UsageError,
 )
 from millstream.runtime.tasks import Tasks
-from millstream.upr.aio.link import TIMEOUT_S, Link
 from millstream.views.aio.answering import AskedView, Form, answer
+from millstream.views.aio.bucket_order import BucketOrder, sources_of
+from millstream.views.aio.gathering import NOBODY, NodeAccess
 from millstream.views.aio.hosted_index import HostedIndex, now_ms, shown_without_views
 from millstream.views.aio.index_server import Answer
 from millstream.views.aio.indexing import BucketIndexer, IndexerSpec
@@ -51,9 +49,7 @@ __all__ = [
     "COMPACT_BYTES_MIN",
     "COMPACT_CHECK_S",
     "COMPACT_SHARE",
-    "BucketOrder",
     "HostedBucket",
-    "NodeShare",
 ]
 
 _LOG = logging.getLogger(__name__)
@@ -75,34 +71,6 @@ COMPACT_PAUSE_S: Final = 0.005
 INDEXES: Final = "indexes"
 
 
-class NodeShare(msgspec.Struct, frozen=True):
-    """A node, and the partitions that are active there by the bucket's map."""
-
-    name: str
-    host: str
-    http: int
-    partitions: list[int]
-    is_here: bool
-
-
-class BucketOrder(msgspec.Struct, frozen=True):
-    """What the engine says of a bucket: all of it, each time."""
-
-    uuid: str
-    name: str
-    partition_count: int
-    active: list[int]
-    """Partitions that queries are answered from."""
-    passive: list[int]
-    """Partitions that are indexed and not answered from."""
-    resting: list[int]
-    """Partitions whose copy here is not active: an index that has them keeps them, passive."""
-    designs: dict[str, dict[str, Any]]
-    """Name without `_design/` -> the document; only those that are persisted."""
-    nodes: list[NodeShare] = []
-    """By the bucket's map; empty where all partitions are here."""
-
-
 class HostedBucket:
     """The indexes of one bucket; `start`, then `apply` as often as something changes, `stop`.
 
@@ -112,6 +80,7 @@ class HostedBucket:
         kv: address of the engine's socket.
         executor: threads that map and commit; shared with other buckets.
         reduce_limit: what becomes of reduce results that do not shrink.
+        access: how other nodes are followed.
     """
 
     def __init__(
@@ -121,16 +90,17 @@ class HostedBucket:
         kv: str,
         executor: ThreadPoolExecutor,
         reduce_limit: ReduceLimit = "true",
+        access: NodeAccess = NOBODY,
     ) -> None:
         self._reduce_limit = reduce_limit
+        self._kv, self._access = kv, access
         self.name, self.uuid = order.name, order.uuid
         self._folder = path / INDEXES
         self._order = order
         self._executor = executor
-        login = Login(kv, bucket=order.name, name="millstream-index")
         self._indexer = BucketIndexer(
             IndexerSpec(order.name, order.uuid, self._folder),
-            lambda: Link(login, kv, 0, tls=None, timeout_s=TIMEOUT_S),
+            sources_of(order, self._kv, self._access),
             executor,
         )
         self._indexer.on_damage = self._damaged
@@ -172,6 +142,8 @@ class HostedBucket:
     async def apply(self, order: BucketOrder) -> None:
         """Become what the engine says."""
         async with self._change:
+            if order.follows != self._order.follows:
+                await self._indexer.set_sources(sources_of(order, self._kv, self._access))
             self._order = order
             wanted = self._parse(order)
             for signature in [each for each in self._open if each not in wanted]:

@@ -23,8 +23,9 @@ import msgspec
 
 from millstream.errors import ConditionError, UsageError
 from millstream.runtime.metrics import LoopLag, processor_seconds, resident_bytes
+from millstream.views.aio.bucket_order import BucketOrder
 from millstream.views.aio.gathering import NOBODY, NodeAccess
-from millstream.views.aio.hosted_bucket import BucketOrder, HostedBucket
+from millstream.views.aio.hosted_bucket import HostedBucket
 from millstream.views.aio.index_server import Answer
 from millstream.views.aio.mapping import open_mapper
 from millstream.views.aio.spreading import Spread
@@ -43,7 +44,7 @@ class IndexHost:
     Args:
         path: the directory `buckets` of the data directory.
         kv: address of the engine's socket, `unix:` and a path.
-        access: how other nodes are asked for their parts.
+        access: how other nodes are asked for their parts, and followed.
         reduce_limit: what becomes of reduce results that do not shrink.
     """
 
@@ -56,6 +57,7 @@ class IndexHost:
     ) -> None:
         self._reduce_limit = reduce_limit
         self._spread = Spread(access)
+        self._access = access
         self._path = path
         self._kv = kv
         self._buckets: dict[str, HostedBucket] = {}
@@ -95,7 +97,9 @@ class IndexHost:
             bucket = self._buckets.get(order.uuid)
             if bucket is None:
                 path = self._path / order.uuid
-                bucket = HostedBucket(order, path, self._kv, self._executor, self._reduce_limit)
+                bucket = HostedBucket(
+                    order, path, self._kv, self._executor, self._reduce_limit, self._access
+                )
                 await bucket.start()
                 self._buckets[order.uuid] = bucket
             await bucket.apply(order)

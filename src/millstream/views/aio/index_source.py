@@ -24,13 +24,23 @@ from millstream.views.core.header import Judged
 from millstream.wire.mcbp import Feature, Opcode, Status, request
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from millstream.upr.aio.link import Link
 
-__all__ = ["SourceStanding", "SourceStandings", "ask_standings", "open_source"]
+__all__ = ["IndexerSpec", "SourceStanding", "SourceStandings", "ask_standings", "open_source"]
 
 _POSITIONS: Final = Struct(">HB5x8Q")
 _STREAMED: Final = frozenset({1, 2})
 """States of copies that can be read: active, replica."""
+
+
+class IndexerSpec(NamedTuple):
+    """Which bucket, and where runs of a first build are kept."""
+
+    bucket: str
+    bucket_uuid: str
+    folder: Path
 
 
 class SourceStanding(NamedTuple):

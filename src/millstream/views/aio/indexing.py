@@ -1,6 +1,6 @@
 """Keeps the indexes of one bucket fresh: what is read for which, commits, and who waits for them.
 
-    indexer = BucketIndexer(spec, link_to, executor)
+    indexer = BucketIndexer(spec, sources, executor)
     await indexer.start()
     await indexer.set_partitions(active=range(64))
     await indexer.add(index, mapper)
@@ -20,8 +20,9 @@ Invariants:
 4. All who wait for an index are served by one commit, and told when it never will.
 5. After `stop` nothing is changed any more.
 
-Elsewhere: one group's reading (`views.aio.reading`), the rule of `at` (`views.core.reached`),
-what an index is (`views.core.index`).
+Elsewhere: one group's reading (`views.aio.reading`), the nodes that are read
+(`views.aio.index_sources`), the rule of `at` (`views.core.reached`), what an index is
+(`views.core.index`).
 
 Source: docs/design/0013-indexer.md.
 """
@@ -39,24 +40,24 @@ from millstream.errors import (
     CorruptionError,
     MillstreamError,
     RoutingError,
-    UnavailableError,
     UsageError,
 )
 from millstream.model.limits import UINT64_MAX
 from millstream.model.position import Position
 from millstream.runtime.tasks import Tasks
-from millstream.views.aio.index_source import SourceStandings, ask_standings, open_source
-from millstream.views.aio.reading import GroupReader, IndexerSpec, Regroup
+from millstream.views.aio.index_source import IndexerSpec
+from millstream.views.aio.index_sources import Source, StandingsAsker
+from millstream.views.aio.reading import GroupReader, Regroup
 from millstream.views.aio.served import IndexProgress, IndexWork, ServedIndex
 from millstream.views.core.header import Judged
 from millstream.views.core.indexer import JOIN_CHANGES_MAX, Member, gap, plan
 from millstream.views.core.reached import Wanted, judge, not_reached, unreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from concurrent.futures import ThreadPoolExecutor
 
-    from millstream.upr.aio.link import Link
+    from millstream.views.aio.index_source import SourceStandings
     from millstream.views.aio.served import ChangeMapper
     from millstream.views.core.header import Header
     from millstream.views.core.index import Index
@@ -90,25 +91,22 @@ class BucketIndexer:
 
     Args:
         spec: which bucket.
-        link_to: makes a connection to the node that has it, logged in for the bucket.
+        sources: the nodes that have it.
         executor: threads that map and commit; shared with other buckets.
     """
 
     def __init__(
-        self, spec: IndexerSpec, link_to: Callable[[], Link], executor: ThreadPoolExecutor
+        self, spec: IndexerSpec, sources: Sequence[Source], executor: ThreadPoolExecutor
     ) -> None:
         self._spec = spec
-        self._link_to = link_to
+        self._sources = tuple(sources)
+        self._asker = StandingsAsker(spec, sources)
         self._executor = executor
         self._indexes: dict[str, ServedIndex] = {}
         self._groups: dict[str, GroupReader] = {}
         self._group_count = 0
         self._active: frozenset[int] = frozenset()
         self._passive: frozenset[int] = frozenset()
-        self._standings = SourceStandings()
-        self._asking = asyncio.Lock()
-        self._asked_count = 0
-        self._link: Link | None = None
         self._news = asyncio.Event()
         self._tasks = Tasks()
         self._cleaning: dict[str, asyncio.Task[None]] = {}
@@ -132,8 +130,7 @@ class BucketIndexer:
         for served in self._indexes.values():
             async with served.lock:
                 served.mapper.close()
-        if self._link is not None:
-            await self._link.close()
+        await self._asker.close()
 
     # -- what there is to do
 
@@ -205,6 +202,15 @@ class BucketIndexer:
         self._news.set()
         return failed
 
+    async def set_sources(self, sources: Sequence[Source]) -> None:
+        """Say which nodes are read from now on; first builds end with those they began with."""
+        self._sources = tuple(sources)
+        await self._asker.set_sources(sources)
+        for group in list(self._groups.values()):
+            if not group.is_first:
+                await self._stop_group(group)
+        self._news.set()
+
     async def compact_step(self, signature: str) -> bool:
         """Go on with a compaction of an index; return whether it is over.
 
@@ -236,7 +242,7 @@ class BucketIndexer:
             return
         absent = [p for p in partitions if p not in standings]
         if absent:
-            raise RoutingError(
+            raise self._asker.failure_of(absent[0]) or RoutingError(
                 f"partition {absent[0]} is not served from here now: ask again with the new map"
             )
         wanted = {
@@ -312,7 +318,7 @@ class BucketIndexer:
             position = header.positions.get(partition)
             if position is None:
                 raise RoutingError(f"partition {partition} is not indexed here")
-            standing = self._standings.get(partition)
+            standing = self._asker.standings.get(partition)
             verdict = judge(
                 each,
                 position,
@@ -343,7 +349,7 @@ class BucketIndexer:
 
     def progress(self) -> list[IndexProgress]:
         """Return how each index is doing."""
-        highs = {p: each.judged.high_seqno for p, each in self._standings.items()}
+        highs = {p: each.judged.high_seqno for p, each in self._asker.standings.items()}
         return [self._progress_of(served, highs) for served in self._indexes.values()]
 
     def _progress_of(self, served: ServedIndex, highs: Mapping[int, int]) -> IndexProgress:
@@ -424,7 +430,7 @@ class BucketIndexer:
         if not served:
             return
         group = GroupReader(
-            name, self._spec, served, self._link_to, self._on_commit, is_first=is_first
+            name, self._spec, served, self._sources, self._on_commit, is_first=is_first
         )
         self._groups[name] = group
         for each in served:
@@ -519,47 +525,17 @@ class BucketIndexer:
         """Keep what is known of the source young: for progress, and where copies come and go."""
         while True:
             if self._indexes:
-                before = self._standings
                 with contextlib.suppress(MillstreamError):
                     await self._ask()
-                if before.keys() != self._standings.keys():
-                    for group in self._groups.values():
-                        if not group.is_first:
-                            group.look(self._standings)
-                    self._news.set()
+                for group in self._groups.values():
+                    if not group.is_first:
+                        group.look(self._asker.standings)
                 for served in self._indexes.values():
                     served.tell()  # a history that is gone will not be reached
             await asyncio.sleep(LOOK_S)
 
     async def _ask(self) -> SourceStandings:
-        """Ask the source how its copies are, over a connection of its own."""
-        asked_before = self._asked_count
-        async with self._asking:
-            if self._asked_count > asked_before + 1:  # one was begun and answered meanwhile
-                return self._standings
-            is_used = self._link is not None
-            try:
-                return await self._ask_once()
-            except UnavailableError:
-                if not is_used:  # else it may have been cut long ago
-                    raise
-            return await self._ask_once()
-
-    async def _ask_once(self) -> SourceStandings:
-        link, self._link = self._link, None
-        is_new = link is None
-        link = link or self._link_to()
-        try:
-            if is_new:
-                await open_source(link, self._spec.bucket, self._spec.bucket_uuid)
-            wanted = self._active | self._passive
-            self._standings = await ask_standings(link, wanted, self._standings)
-        except BaseException:  # cancelled as well: an answer may still come
-            await link.close()
-            raise
-        self._link = link
-        self._asked_count += 1
-        return self._standings
+        return await self._asker.ask(self._active | self._passive)
 
 
 def _dead(header: Header, current: Mapping[int, Judged]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Reads the changes of a bucket for one group of indexes, over one connection.
+"""Reads the changes of a bucket for one group of indexes, over one connection to each source.
 
 Invariants:
 1. Positions are judged before streams are asked for; who had to go back to an older root and is
@@ -6,6 +6,8 @@ Invariants:
 2. An index that does not take a part which the source sent in order ends the group, so that it is
    read for from where it stands: no part is ever skipped.
 3. Reading goes on beside mapping and commits, as far as the buffer has room.
+4. A source that cannot be reached costs its own partitions only; one that is lost ends the group,
+   which is begun anew without it.
 
 Elsewhere: what is taken when (`views.core.indexer`, `views.core.first_build`), the indexes
 (`views.aio.served`), who is with whom (`views.aio.indexing`).
@@ -17,11 +19,12 @@ import asyncio
 import contextlib
 import secrets
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from millstream.errors import AccessError, MillstreamError, StreamError, UnavailableError
 from millstream.upr.core.consumer import WINDOW_BYTES
-from millstream.views.aio.index_source import SourceStanding, ask_standings, open_source
+from millstream.views.aio.index_source import IndexerSpec, SourceStanding
+from millstream.views.aio.index_sources import Lines, Source, divided, open_lines
 from millstream.views.aio.served import FirstRows, Gathered
 from millstream.views.core.documents import Changes
 from millstream.views.core.first_build import FirstBuild
@@ -29,13 +32,12 @@ from millstream.views.core.header import Judged
 from millstream.views.core.indexer import Feed, Member, Part, lowest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from millstream.upr.aio.link import Link
     from millstream.views.aio.served import ServedIndex
 
-__all__ = ["CONNECTS_MAX", "READ_BYTES_MAX", "GroupReader", "IndexerSpec", "Regroup"]
+__all__ = ["CONNECTS_MAX", "READ_BYTES_MAX", "GroupReader", "Regroup"]
 
 READ_BYTES_MAX: Final = 64 * 1024
 """Cut in one step of the loop."""
@@ -45,16 +47,12 @@ CONNECT_PAUSE_S: Final = 0.5
 """Before a first build goes on over another one."""
 
 
-class IndexerSpec(NamedTuple):
-    """Which bucket, and where runs of a first build are kept."""
-
-    bucket: str
-    bucket_uuid: str
-    folder: Path
-
-
 class Regroup(Exception):
     """The indexes of a group belong together no longer."""
+
+
+_Work = list[tuple["ServedIndex", "FirstRows"]]
+"""Indexes in their first build, and what was sorted of each."""
 
 
 class GroupReader:
@@ -64,7 +62,7 @@ class GroupReader:
         name: of this group.
         spec: which bucket.
         served: the indexes; one that is removed is taken out of the list.
-        link_to: makes a connection.
+        sources: the nodes that are read.
         on_commit: called after each commit.
         is_first: a first build.
     """
@@ -74,7 +72,7 @@ class GroupReader:
         name: str,
         spec: IndexerSpec,
         served: list[ServedIndex],
-        link_to: Callable[[], Link],
+        sources: Sequence[Source],
         on_commit: Callable[[GroupReader], None],
         *,
         is_first: bool,
@@ -86,20 +84,21 @@ class GroupReader:
         self.error: BaseException | None = None
         """Why it ended; None: by order."""
         self._spec = spec
-        self._link_to = link_to
+        self._sources = sources
         self._on_commit = on_commit
         self._news = asyncio.Event()
         """Something was gathered, or somebody waits."""
         self._taken = asyncio.Event()
         """There may be room again."""
-        self._build: FirstBuild | None = None
+        self._builds: dict[str, FirstBuild] = {}
+        """By the address of the source."""
         self._is_ending = False
         self._followed: frozenset[int] = frozenset()
 
     @property
     def seqnos_read(self) -> int:
         """How far a first build is, all partitions together."""
-        return 0 if self._build is None else sum(self._build.positions.values())
+        return sum(sum(build.positions.values()) for build in self._builds.values())
 
     def wake(self) -> None:
         """Somebody waits: what is whole is to be committed now."""
@@ -134,32 +133,39 @@ class GroupReader:
     # -- following
 
     async def _follow(self) -> None:
-        link = self._link_to()
+        lines = await self._open(p for served in self.served for p in served.places)
         try:
-            await open_source(link, self._spec.bucket, self._spec.bucket_uuid)
-            standings = await self._judge(link)
-            starts = {
-                partition: place
-                for partition, place in lowest(self._members()).items()
-                if partition in standings
-            }
-            self._check_served(link, starts)
+            standings = lines.standings
+            await self._judge(standings)
+            starts = {p: place for p, place in lowest(self._members()).items() if p in standings}
+            self._check_served(lines, starts)
             self._followed = frozenset(starts)
             judged = {partition: each.judged for partition, each in standings.items()}
-            feed = Feed(starts, window_bytes=WINDOW_BYTES)
-            await link.write(feed.open(self._connection_name()))
+            feeds: list[tuple[Link, Feed]] = []
+            for link, here in lines.opened:
+                ours = {p: place for p, place in starts.items() if p in here}
+                if ours:
+                    feed = Feed(ours, window_bytes=WINDOW_BYTES)
+                    await link.write(feed.open(self._connection_name()))
+                    feeds.append((link, feed))
             for served in self.served:
-                served.error, served.failure = "", None
+                served.error, served.failure = "; ".join(map(str, lines.failures)), None
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._read(link, feed), name=f"read {self.name}")
-                group.create_task(self._commit(feed, judged), name=f"commit {self.name}")
+                for link, feed in feeds:
+                    group.create_task(self._read(link, feed), name=f"read {self.name}")
+                every = [feed for _, feed in feeds]
+                group.create_task(self._commit(every, judged), name=f"commit {self.name}")
         finally:
-            await link.close()
+            await lines.close()
 
-    def _check_served(self, link: Link, found: Collection[int]) -> None:
+    async def _open(self, partitions: Iterable[int]) -> Lines:
+        return await open_lines(self._sources, self._spec, partitions)
+
+    def _check_served(self, lines: Lines, found: Collection[int]) -> None:
         if not found:
+            addresses = ", ".join(line.link.address for line in lines.opened)
             raise UnavailableError(
-                f"{link.address} serves no partition of bucket {self._spec.bucket!r} now",
+                f"{addresses} serves no partition of bucket {self._spec.bucket!r} now",
                 code="not_served",
             )
 
@@ -169,9 +175,8 @@ class GroupReader:
     def _connection_name(self) -> bytes:
         return f"millstream:index:{self.name[:100]}:{secrets.token_hex(6)}".encode()
 
-    async def _judge(self, link: Link) -> dict[int, SourceStanding]:
-        """Have indexes go back where the source says so."""
-        standings = await ask_standings(link, {p for each in self.served for p in each.places})
+    async def _judge(self, standings: Mapping[int, SourceStanding]) -> None:
+        """Have indexes go back where the sources say so."""
         judged = {partition: each.judged for partition, each in standings.items()}
         rolled_back = [
             await served.roll_back(judged)
@@ -180,7 +185,6 @@ class GroupReader:
         ]
         if any(rolled_back) and len(self.served) > 1:
             raise Regroup
-        return standings
 
     async def _read(self, link: Link, feed: Feed) -> None:
         while not feed.ended:
@@ -196,17 +200,20 @@ class GroupReader:
             raise AccessError(message)
         raise StreamError(f"{feed.ended}; read again from where the index stands")
 
-    async def _commit(self, feed: Feed, judged: Mapping[int, Judged]) -> None:
+    async def _commit(self, feeds: Sequence[Feed], judged: Mapping[int, Judged]) -> None:
         while True:
             self._news.clear()
             is_awaited = any(served.waiting for served in self.served)
-            due_s = feed.due_in(time.monotonic(), is_awaited=is_awaited)
+            dues_s = [feed.due_in(time.monotonic(), is_awaited=is_awaited) for feed in feeds]
+            due_s = min((due for due in dues_s if due is not None), default=None)
             if due_s != 0:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(due_s):
                         await self._news.wait()
                 continue
-            parts = feed.take_parts(time.monotonic())
+            parts = dict[int, Part]()
+            for feed in feeds:
+                parts |= feed.take_parts(time.monotonic())
             self._taken.set()
             gathered = Gathered(parts, _as_of(parts, judged))
             for served in list(self.served):
@@ -232,40 +239,59 @@ class GroupReader:
             FirstRows(len(served.index.newest.trees), self._spec.folder) for served in self.served
         ]
         work = list(zip(self.served, rows, strict=True))
+        partitions = {p for served in self.served for p in served.places}
+        failures = list[MillstreamError]()
         try:
-            for count in range(CONNECTS_MAX):
-                if await self._is_read_whole(work, is_last=count + 1 == CONNECTS_MAX):
-                    return
-                await asyncio.sleep(CONNECT_PAUSE_S)
+            for source, here in divided(self._sources, partitions):
+                try:
+                    await self._read_source(source, here, work)
+                except MillstreamError as error:
+                    if source.address in self._builds:  # rows of it are among the others
+                        raise
+                    failures.append(error)
+            if not self._builds:
+                raise failures[0]
+            await self._load(work)
         finally:
             for each in rows:
                 each.close()
 
+    async def _read_source(self, source: Source, partitions: Collection[int], work: _Work) -> None:
+        """Read what one node has, over several connections if need be.
+
+        Raises:
+            MillstreamError: why it cannot be read.
+        """
+        for count in range(CONNECTS_MAX):
+            if await self._is_read_whole(
+                source, partitions, work, is_last=count + 1 == CONNECTS_MAX
+            ):
+                return
+            await asyncio.sleep(CONNECT_PAUSE_S)
+
     async def _is_read_whole(
-        self, work: list[tuple[ServedIndex, FirstRows]], *, is_last: bool
+        self, source: Source, partitions: Collection[int], work: _Work, *, is_last: bool
     ) -> bool:
-        """Read over one connection, and load; false: it was lost before the end."""
-        link = self._link_to()
+        """Read over one connection; false: it was lost before the end."""
+        build = self._builds.get(source.address)
+        lines = Lines([], [])
         try:
-            await open_source(link, self._spec.bucket, self._spec.bucket_uuid)
-            standings = await ask_standings(link, {p for each in self.served for p in each.places})
-            if self._build is None:
-                self._check_served(link, standings)
-                self._build = FirstBuild(standings)
-            await link.write(self._build.connect(self._connection_name()))
-            await self._map_first(link, self._build, work)
+            lines = await open_lines([source], self._spec, partitions)
+            if build is None:
+                self._check_served(lines, lines.standings)
+                build = self._builds[source.address] = FirstBuild(lines.standings)
+            link = lines.opened[0].link
+            await link.write(build.connect(self._connection_name()))
+            await self._map_first(link, build, work)
         except MillstreamError:
-            if is_last or self._build is None:
+            if is_last or build is None:
                 raise
             return False
         finally:
-            await link.close()
-        await self._load(work, self._build)
+            await lines.close()
         return True
 
-    async def _map_first(
-        self, link: Link, build: FirstBuild, work: list[tuple[ServedIndex, FirstRows]]
-    ) -> None:
+    async def _map_first(self, link: Link, build: FirstBuild, work: _Work) -> None:
         """Read and map until everything has been."""
         reading = asyncio.ensure_future(self._receive_first(link, build))
         try:
@@ -300,19 +326,17 @@ class GroupReader:
         finally:
             self._news.set()
 
-    async def _load(self, work: list[tuple[ServedIndex, FirstRows]], build: FirstBuild) -> None:
-        """Commit, as the source judges now."""
-        link = self._link_to()
-        try:
-            await open_source(link, self._spec.bucket, self._spec.bucket_uuid)
-            standings = await ask_standings(link, build.whole)
-        finally:
-            await link.close()
-        judged = {partition: each.judged for partition, each in standings.items()}
+    async def _load(self, work: _Work) -> None:
+        """Commit, as the sources judge now."""
+        whole = {p: place for build in self._builds.values() for p, place in build.whole.items()}
+        left_out = {p for build in self._builds.values() for p in build.left_out}
+        lines = await self._open(whole)
+        await lines.close()
+        judged = {partition: each.judged for partition, each in lines.standings.items()}
         for served, rows in work:
             if served in self.served:
                 try:
-                    await served.load(rows, build.whole, build.left_out, judged)
+                    await served.load(rows, whole, left_out, judged)
                 except UnavailableError:
                     if served in self.served:  # else it was removed meanwhile, and others go on
                         raise

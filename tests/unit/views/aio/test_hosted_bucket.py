@@ -20,7 +20,8 @@ from millstream.model.partitions import PartitionState
 from millstream.node.engine import Engine
 from millstream.node.settings import LISTENERS, BucketSpec, Settings
 from millstream.views.aio import answering, hosted_bucket, hosted_index
-from millstream.views.aio.hosted_bucket import BucketOrder, HostedBucket
+from millstream.views.aio.bucket_order import BucketOrder
+from millstream.views.aio.hosted_bucket import HostedBucket
 from millstream.views.aio.hosted_index import SET_ASIDE
 from millstream.views.core import index
 

@@ -10,6 +10,7 @@ from millstream.errors import UnavailableError
 from millstream.upr.aio.link import Link
 from millstream.views.aio import reading
 from millstream.views.aio.index_source import SourceStandings, ask_standings
+from millstream.views.aio.index_sources import Source
 from millstream.views.core import first_build, indexer
 
 
@@ -56,7 +57,7 @@ async def test_a_first_build_goes_on_after_lost_connections(tmp_path: Path) -> N
     async with IndexedBucket(tmp_path) as bucket:
         await bucket.put(some(2000))
         lines = BadLines(bucket, None, 20, 15, 40)
-        bucket.indexer._link_to = lines.link
+        await bucket.indexer.set_sources([Source("test", lines.link)])
         await bucket.add()
         await bucket.updated()
         bucket.check()
@@ -71,7 +72,7 @@ async def test_a_first_build_that_never_succeeds_is_begun_anew_later(
     async with IndexedBucket(tmp_path) as bucket:
         await bucket.put(some(500))
         lines = BadLines(bucket, None, 20, 20, 20)
-        bucket.indexer._link_to = lines.link
+        await bucket.indexer.set_sources([Source("test", lines.link)])
         await bucket.add()
         await bucket.updated()
         bucket.check()
@@ -90,7 +91,7 @@ async def test_following_goes_on_where_the_index_stands(
         await bucket.add()
         await bucket.updated()
         lines = BadLines(bucket, *[rng.randrange(15, 60) for _ in range(12)])
-        bucket.indexer._link_to = lines.link
+        await bucket.indexer.set_sources([Source("test", lines.link)])
         await bucket.stop_node()
         await bucket.start_node()
         for _ in range(50):
@@ -113,8 +114,7 @@ async def test_copies_that_cannot_be_read_are_looked_for(tmp_path: Path) -> None
             return SourceStandings({p: each for p, each in found.items() if p not in hidden})
 
         with pytest.MonkeyPatch.context() as patch:
-            for module in ("reading", "indexing"):
-                patch.setattr(f"millstream.views.aio.{module}.ask_standings", ask)
+            patch.setattr("millstream.views.aio.index_sources.ask_standings", ask)
             patch.setattr("millstream.views.aio.indexing.LOOK_S", 0.01)
             await bucket.add()
             rest = sorted(set(range(8)) - hidden)

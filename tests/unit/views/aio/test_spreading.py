@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 from millstream.errors import RoutingError, UsageError
 from millstream.views.aio import gathering
 from millstream.views.aio.answering import AskedView
-from millstream.views.aio.hosted_bucket import BucketOrder, NodeShare
+from millstream.views.aio.bucket_order import BucketOrder, NodeShare
 from millstream.views.aio.index_server import Answer
 from millstream.views.aio.node_link import NOBODY
 from millstream.views.aio.spreading import Spread

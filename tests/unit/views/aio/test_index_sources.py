@@ -1,0 +1,151 @@
+"""Indexes that are read from several nodes: here two ways to one, each for a half of it."""
+
+from pathlib import Path
+
+import pytest
+
+from indexed_bucket import PARTITIONS, IndexedBucket
+from millstream.access.kv_login import Login
+from millstream.errors import MillstreamError, UnavailableError
+from millstream.upr.aio.link import Link
+from millstream.views.aio import index_sources, indexing, reading
+from millstream.views.aio.index_sources import Source, divided, open_lines
+
+LOW, HIGH = frozenset(range(PARTITIONS // 2)), frozenset(range(PARTITIONS // 2, PARTITIONS))
+
+
+class Halves:
+    """Two sources of a bucket; one that is down cannot be reached."""
+
+    def __init__(self, bucket: IndexedBucket) -> None:
+        self.bucket = bucket
+        self.down: set[str] = set()
+        self.opened = {"low": 0, "high": 0}
+
+    def link(self, name: str) -> Link:
+        self.opened[name] += 1
+        if name in self.down:
+            return Link(Login("nobody"), "127.0.0.1", 1, tls=None, timeout_s=1)
+        return IndexedBucket.link(self.bucket)
+
+    def sources(self) -> list[Source]:
+        return [
+            Source("low", lambda: self.link("low"), LOW),
+            Source("high", lambda: self.link("high"), HIGH),
+        ]
+
+
+def some(count: int, number: int = 0) -> dict[str, object]:
+    return {f"d{n:05d}": [n % 97, number] for n in range(count)}
+
+
+def test_partitions_are_divided_and_the_last_named_counts() -> None:
+    def nowhere() -> Link:
+        raise AssertionError
+
+    every = Source("all", nowhere)
+    low = Source("low", nowhere, LOW)
+    assert divided([every], LOW | HIGH) == [(every, set(LOW | HIGH))]
+    assert divided([every, low], LOW | HIGH) == [(every, set(HIGH)), (low, set(LOW))]
+    assert divided([low], HIGH) == []
+    assert divided([low], [PARTITIONS - 1, 0]) == [(low, {0})]
+
+
+async def test_a_first_build_and_changes_come_from_both(tmp_path: Path) -> None:
+    async with IndexedBucket(tmp_path) as bucket:
+        halves = Halves(bucket)
+        await bucket.indexer.set_sources(halves.sources())
+        await bucket.put(some(500))
+        await bucket.add()
+        await bucket.updated()
+        bucket.check()
+        assert halves.opened["low"] >= 2
+        assert halves.opened["high"] >= 2
+        await bucket.put(some(300, 1))
+        await bucket.updated()
+        bucket.check()
+        known = bucket.indexer._asker.standings
+        assert known.keys() == LOW | HIGH
+        assert await bucket.indexer._ask() is known
+
+
+async def test_one_that_is_down_costs_its_own_partitions_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexing, "LOOK_S", 0.02)
+    monkeypatch.setattr(reading, "CONNECT_PAUSE_S", 0.001)
+    async with IndexedBucket(tmp_path) as bucket:
+        halves = Halves(bucket)
+        halves.down = {"high"}
+        await bucket.indexer.set_sources(halves.sources())
+        await bucket.put(some(200))
+        await bucket.add()
+        await bucket.updated(partitions=LOW)
+        with pytest.raises(UnavailableError) as raised:
+            await bucket.updated()
+        assert raised.value.code == "unreachable"
+        while "nobody" not in bucket.indexer.progress()[0].error:  # once changes are followed
+            await bucket.indexer._ask()
+        await bucket.put(some(200, 1))
+        await bucket.updated(partitions=LOW)
+        halves.down = set()
+        while bucket.indexer._asker.standings.keys() != LOW | HIGH:
+            await bucket.indexer._ask()
+        await bucket.updated()
+        bucket.check()
+        halves.down = {"low", "high"}
+        await bucket.indexer.set_sources(halves.sources())
+        with pytest.raises(UnavailableError):
+            await bucket.updated()
+        halves.down = set()
+        await bucket.put(some(200, 2))
+        await bucket.updated()
+        bucket.check()
+
+
+async def test_partitions_that_move_to_another_source_are_read_on(tmp_path: Path) -> None:
+    async with IndexedBucket(tmp_path) as bucket:
+        halves = Halves(bucket)
+        low, high = halves.sources()
+        await bucket.indexer.set_sources([low, high])
+        await bucket.put(some(200))
+        index = await bucket.add()
+        await bucket.updated()
+        before = index.newest.positions
+        await bucket.indexer.set_sources([low._replace(partitions=None)])
+        await bucket.put(some(200, 1))
+        await bucket.updated()
+        bucket.check()
+        assert all(index.newest.positions[p].seqno >= before[p].seqno for p in before)
+        assert bucket.indexer.work().rollbacks == 0
+
+
+async def test_lines_are_closed_whatever_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with IndexedBucket(tmp_path) as bucket:
+        halves, made = Halves(bucket), list[Link]()
+
+        def link(name: str) -> Link:
+            made.append(Halves.link(halves, name))
+            return made[-1]
+
+        monkeypatch.setattr(halves, "link", link)
+        spec = bucket.indexer._spec
+        halves.down = {"high"}
+        lines = await open_lines(halves.sources(), spec, LOW | HIGH)
+        assert lines.standings.keys() == LOW
+        assert [type(error) for error in lines.failures] == [UnavailableError]
+        await lines.close()
+        halves.down = {"low", "high"}
+        with pytest.raises(MillstreamError):
+            await open_lines(halves.sources(), spec, LOW | HIGH)
+        halves.down = set()
+
+        async def fail(*_: object) -> None:
+            raise MemoryError
+
+        monkeypatch.setattr(index_sources, "ask_standings", fail)
+        with pytest.raises(MemoryError):
+            await open_lines(halves.sources(), spec, LOW | HIGH)
+        assert all(one._writer is None for one in made)
