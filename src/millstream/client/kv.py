@@ -50,6 +50,7 @@ from millstream.client.extensions import (
 )
 from millstream.client.pipeline import exchange
 from millstream.client.routing import Backoff, Router
+from millstream.client.writes import Write, each_encoder, is_done, live_cas, meta_encoder
 from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
 from millstream.model.addresses import parse_address
 from millstream.model.partitions import partition_of, text_of_key
@@ -364,6 +365,34 @@ class Client:
                 self._fail(packet, "write", item[0])
             failures.append(Failure(item, self._error(packet, "write", item[0])))
         return BulkResult(done, failures)
+
+    def write_each(
+        self, writes: Iterable[Write], *, durability: Durability = "memory"
+    ) -> Iterator[tuple[Write, Stored | MillstreamError]]:
+        """Do writes of different kinds, pipelined; yield each with what became of it.
+
+        Raises:
+            UnavailableError: the connection broke: what was not yielded may have been done.
+        """
+        framing = self._framing(durability)
+        keeps_json, count = self._keeps_json(), self.partition_count
+        encode = each_encoder(count, framing=framing, keep_json=keeps_json)
+        for write, packet in exchange(self._router, writes, encode):
+            if is_done(write, packet):
+                yield write, stored_from(packet, partition_of(write.key, count))
+            else:
+                yield write, self._error(packet, "write", write.key)
+
+    def cas_many(self, keys: Iterable[bytes]) -> dict[bytes, int]:
+        """Return the CAS of the documents that exist, by key; pipelined, without values."""
+        found: dict[bytes, int] = {}
+        encode = meta_encoder(self.partition_count)
+        for item, packet in exchange(self._router, ((key,) for key in keys), encode):
+            if packet.status == Status.SUCCESS:
+                found[item[0]] = live_cas(packet)
+            elif packet.status != Status.KEY_ENOENT:
+                self._fail(packet, "get_meta", item[0])
+        return {key: cas for key, cas in found.items() if cas}
 
     # -- history -----------------------------------------------------------------------------
 

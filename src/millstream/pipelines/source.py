@@ -26,6 +26,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     InputPartition,
 )
@@ -46,6 +47,8 @@ from millstream.pipelines.query import Query
 from millstream.pipelines.ranges import RangeRead, ranges_between, spread
 from millstream.pipelines.reading import committed_batches, pinned_batches
 from millstream.pipelines.schema import SPARK_SCHEMA, RowForm, row_form
+from millstream.pipelines.sinks.sink_options import parse_sink_options
+from millstream.pipelines.sinks.writers import BatchWriter, UpsertStreamWriter
 
 __all__ = [
     "PYSPARK_MIN",
@@ -117,6 +120,16 @@ class MillstreamDataSource(DataSource):
         if options.ending_offsets != "latest":
             raise UsageError("option endingOffsets: a stream has no end", code="bad_option")
         return MillstreamStreamReader(options, _form(options, schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        """Return the writer of a batch: inserts, or with `overwrite` upserts."""
+        options = parse_sink_options(self.options, is_stream=False, overwrite=overwrite)
+        return BatchWriter(options, schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        """Return the writer of a stream's micro-batches; `overwrite` is output mode complete."""
+        options = parse_sink_options(self.options, is_stream=True, overwrite=overwrite)
+        return UpsertStreamWriter(options, schema)
 
 
 class MillstreamReader(DataSourceReader):

@@ -1,0 +1,224 @@
+"""Writes documents for a Spark task and says what became of them.
+
+Invariants:
+1. A task ends with success only when all it wrote, or found written, is persisted on a majority of
+   the copies and no partition began a new history meanwhile: Spark does not send its rows again.
+2. Nothing fails without saying how much was written before; what was written stays.
+3. A task that is repeated finds its own documents: what is there already with the very content
+   that was to be written is no conflict.
+
+Elsewhere: rows into writes (`sinks.rows`), Spark's side (`sinks.writers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from millstream.client.documents import Document, Durability, Stored
+from millstream.client.extensions import PartitionPosition
+from millstream.client.routing import Backoff
+from millstream.client.writes import Write
+from millstream.errors import ConditionError, MillstreamError, UnavailableError
+from millstream.model.partitions import text_of_key
+
+__all__ = ["Persistence", "SinkBucket", "Written", "write_all"]
+
+SLICE_ROWS: Final = 8_192
+"""Rows that are written before conflicts among them are looked at."""
+REFUSALS_SHOWN: Final = 5
+PERSIST_S: Final = 60.0
+"""Longest wait for a majority of the copies to persist what a task wrote."""
+
+
+class SinkBucket(Protocol):
+    """What a sink asks of a bucket; `client.kv.Client` is one."""
+
+    @property
+    def bucket(self) -> str:
+        """Its name."""
+        ...
+
+    def write_each(
+        self, writes: Iterable[Write], *, durability: Durability = "memory"
+    ) -> Iterator[tuple[Write, Stored | MillstreamError]]:
+        """Do writes; yield each with what became of it."""
+        ...
+
+    def get_many(self, keys: Iterable[Any]) -> Mapping[Any, Document]:
+        """Return the documents that exist."""
+        ...
+
+    def positions(self, partition_ids: Sequence[int] | None = None) -> list[PartitionPosition]:
+        """Return where partitions stand."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was done: documents written, deleted, and left alone because of a conflict."""
+
+    written: int = 0
+    deleted: int = 0
+    skipped: int = 0
+
+    def __add__(self, other: Written) -> Written:
+        """Return both together."""
+        return Written(
+            self.written + other.written,
+            self.deleted + other.deleted,
+            self.skipped + other.skipped,
+        )
+
+    def __str__(self) -> str:
+        """Return a line for people."""
+        return f"{self.written} written, {self.deleted} deleted, {self.skipped} skipped"
+
+
+def write_all(
+    bucket: SinkBucket,
+    writes: Iterable[Write],
+    *,
+    durability: Durability = "memory",
+    skips_conflicts: bool = False,
+) -> Written:
+    """Write what a task has, and wait until it is persisted (invariant 1).
+
+    Args:
+        bucket: where to.
+        writes: in order; of several of one key the last one counts. May raise `bad_row`.
+        durability: when each write is acknowledged.
+        skips_conflicts: leave documents alone whose condition does not hold, instead of failing.
+
+    Raises:
+        UsageError: `bad_row` and what else is wrong with rows.
+        ConditionError: `conflict`.
+        UnavailableError: something could not be written or persisted; the task may be repeated.
+    """
+    persistence = Persistence(bucket)
+    done = Written()
+    try:
+        for rows in _slices(writes):
+            refused = []
+            for write, result in bucket.write_each(rows, durability=durability):
+                if isinstance(result, MillstreamError):
+                    refused.append((write, result))
+                else:
+                    persistence.touched.add(result.partition_id)
+                    done += _DELETED if write.value is None else _WRITTEN
+            done += _left_alone(bucket, refused, fails=not skips_conflicts)
+        persistence.wait()
+    except MillstreamError as error:
+        message = f"{error} [bucket {bucket.bucket!r}: this task has {done}; that stays]"
+        error.args = (message,)
+        raise
+    return done
+
+
+class Persistence:
+    """Waits until what was written since it was made is persisted on a majority of the copies.
+
+    `touched`: the partitions that were written.
+    """
+
+    def __init__(self, bucket: SinkBucket) -> None:
+        self._bucket = bucket
+        self._histories = {found.partition_id: found.uuid for found in bucket.positions()}
+        self.touched: set[int] = set()
+
+    def wait(self) -> None:
+        """Wait.
+
+        Raises:
+            UnavailableError: `history_lost`: a partition began a new history, so that what was
+                acknowledged may be gone; `timeout`.
+        """
+        if not self.touched:
+            return
+        backoff = Backoff(PERSIST_S)
+        waiting = self._checked(sorted(self.touched))
+        wanted = {found.partition_id: found.high_seqno for found in waiting}
+        while waiting := [
+            found for found in waiting if found.durable_seqno < wanted[found.partition_id]
+        ]:
+            if not backoff.wait():
+                raise UnavailableError(
+                    f"bucket {self._bucket.bucket!r} did not persist in time what was written: is "
+                    "a disk full or slow, or a majority of the copies away?",
+                    code="timeout",
+                )
+            waiting = self._checked([found.partition_id for found in waiting])
+
+    def _checked(self, partition_ids: Sequence[int]) -> list[PartitionPosition]:
+        found = self._bucket.positions(partition_ids)
+        same = {
+            position.partition_id
+            for position in found
+            if position.uuid == self._histories.get(position.partition_id)
+        }
+        for partition_id in partition_ids:
+            if partition_id not in same:
+                raise UnavailableError(
+                    f"partition {partition_id} of bucket {self._bucket.bucket!r} began a new "
+                    "history: what was written last may be gone; write it again",
+                    code="history_lost",
+                )
+        return found
+
+
+_WRITTEN: Final = Written(written=1)
+_DELETED: Final = Written(deleted=1)
+
+
+def _slices(writes: Iterable[Write]) -> Iterator[list[Write]]:
+    rows: list[Write] = []
+    for write in writes:
+        rows.append(write)
+        if len(rows) == SLICE_ROWS:
+            yield rows
+            rows = []
+    yield rows
+
+
+def _left_alone(
+    bucket: SinkBucket, refused: Sequence[tuple[Write, MillstreamError]], *, fails: bool
+) -> Written:
+    """Look at what was refused; return what needs not be written.
+
+    Raises:
+        MillstreamError: the first refusal that is no conflict, or if `fails` one that is.
+    """
+    others = [pair for pair in refused if not _is_conflict(*pair)]
+    if others:
+        raise _refusal(others, others[0][1].code)
+    found = bucket.get_many(write.key for write, _ in refused) if refused else {}
+    conflicts = [pair for pair in refused if not _is_as_wanted(pair[0], found.get(pair[0].key))]
+    if conflicts and fails:
+        raise _refusal(conflicts, "conflict")
+    done = Written(skipped=len(conflicts))
+    for write, _ in refused:
+        if _is_as_wanted(write, found.get(write.key)):
+            done += _DELETED if write.value is None else _WRITTEN
+    return done
+
+
+def _is_conflict(write: Write, error: MillstreamError) -> bool:
+    has_condition = write.is_insert or write.cas
+    return bool(has_condition) and error.code in ("key_exists", "not_found")
+
+
+def _is_as_wanted(write: Write, found: Document | None) -> bool:
+    if found is None or write.value is None:
+        return found is None and write.value is None
+    return (found.data, found.flags) == (write.value, write.flags)
+
+
+def _refusal(refused: Sequence[tuple[Write, MillstreamError]], code: str) -> MillstreamError:
+    named = ", ".join(
+        f"{text_of_key(write.key)!r}: {error}" for write, error in refused[:REFUSALS_SHOWN]
+    )
+    more = len(refused) - REFUSALS_SHOWN
+    also = f", and {more} more" if more > 0 else ""
+    kind = ConditionError if code == "conflict" else type(refused[0][1])
+    return kind(f"not written: {named}{also}", code=code)

@@ -1,0 +1,150 @@
+"""Writing a task's documents: conflicts, refusals, persistence, and a kill at each effect."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from millstream.client.documents import FLAGS_BINARY
+from millstream.client.writes import Write
+from millstream.errors import ConditionError, UnavailableError, UsageError
+from millstream.pipelines.sinks import writing
+from millstream.pipelines.sinks.writing import Persistence, Written, write_all
+from sink_bucket import Killed, SinkBucketDouble
+
+
+@pytest.fixture
+def bucket() -> SinkBucketDouble:
+    return SinkBucketDouble()
+
+
+def puts(*keys: str, value: bytes = b"1", is_insert: bool = False) -> list[Write]:
+    return [Write(key.encode(), value, is_insert=is_insert) for key in keys]
+
+
+def test_all_is_persisted_when_it_returns(
+    bucket: SinkBucketDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "SLICE_ROWS", 2)
+    changes = [*puts("a", "b", "c", "a"), Write(b"b", None), Write(b"gone", None)]
+    done = write_all(bucket, iter(changes))
+    assert done == Written(written=4, deleted=2)
+    assert str(done) == "4 written, 2 deleted, 0 skipped"
+    bucket.crash()
+    assert bucket.documents() == {b"a": b"1", b"c": b"1"}
+    assert write_all(bucket, []) == Written()
+
+
+def test_what_is_not_persisted_in_time_is_no_success(
+    bucket: SinkBucketDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "PERSIST_S", 0.0)
+    bucket.is_flushing = False
+    with pytest.raises(UnavailableError, match="did not persist in time") as failed:
+        write_all(bucket, puts("a"))
+    assert failed.value.code == "timeout"
+
+
+@pytest.mark.parametrize("at", range(1, 4))
+def test_a_new_history_during_the_task_is_no_success(bucket: SinkBucketDouble, at: int) -> None:
+    """Also of a deletion that found nothing: what it found may come back."""
+    write_all(bucket, puts("a"))
+    bucket.is_flushing = False
+    write_all_of = [Write(b"a", None), Write(b"a", None)]
+    for _ in bucket.write_each([Write(b"a", None)]):
+        pass
+    bucket.before_effect = [lambda: None] * at + [bucket.crash]
+    with pytest.raises(UnavailableError, match="new history") as failed:
+        write_all(bucket, write_all_of)
+    assert failed.value.code == "history_lost"
+
+
+def test_inserts_of_what_exists_fail_or_are_skipped(bucket: SinkBucketDouble) -> None:
+    write_all(bucket, puts("a", "b"))
+    with pytest.raises(ConditionError, match="'a': the document exists") as failed:
+        write_all(bucket, puts("c", "a", value=b"2", is_insert=True))
+    assert failed.value.code == "conflict"
+    assert "bucket 'b': this task has 1 written, 0 deleted, 0 skipped; that stays" in str(
+        failed.value
+    )
+    done = write_all(bucket, puts("a", "d", value=b"2", is_insert=True), skips_conflicts=True)
+    assert done == Written(written=1, skipped=1)
+    assert bucket.documents() == {b"a": b"1", b"b": b"1", b"c": b"2", b"d": b"2"}
+
+
+def test_a_repeated_task_finds_its_own_documents(bucket: SinkBucketDouble) -> None:
+    mine = [Write(b"a", b"1", FLAGS_BINARY, is_insert=True)]
+    assert write_all(bucket, mine) == write_all(bucket, mine) == Written(written=1)
+    cas = bucket.entries[b"a"].cas
+    update = [Write(b"a", b"2", cas=cas)]
+    assert write_all(bucket, update) == write_all(bucket, update) == Written(written=1)
+    with pytest.raises(ConditionError):
+        write_all(bucket, [Write(b"a", b"3", cas=cas)])
+    cas = bucket.entries[b"a"].cas
+    assert write_all(bucket, [Write(b"a", None, cas=cas)]) == Written(deleted=1)
+    assert write_all(bucket, [Write(b"a", None, cas=cas)]) == Written(deleted=1)
+    with pytest.raises(ConditionError, match="'a': changed"):
+        write_all(bucket, [Write(b"a", b"4", cas=cas)])
+
+
+def test_other_content_of_the_same_bytes_is_a_conflict(bucket: SinkBucketDouble) -> None:
+    write_all(bucket, [Write(b"a", b"1", FLAGS_BINARY)])
+    with pytest.raises(ConditionError):
+        write_all(bucket, puts("a", is_insert=True))
+
+
+def test_refusals_are_named_with_what_was_written(bucket: SinkBucketDouble) -> None:
+    bucket.refusals = {
+        b"k%d" % n: UnavailableError(f"full {n}", code="no_memory") for n in range(7)
+    }
+    with pytest.raises(UnavailableError, match="'k0': full 0, 'k1': full 1") as failed:
+        write_all(bucket, puts("a", *(f"k{n}" for n in range(7))))
+    assert failed.value.code == "no_memory"
+    assert "'k4': full 4, and 2 more [bucket 'b': this task has 1 written" in str(failed.value)
+
+
+def test_a_bad_row_says_what_was_written_before(
+    bucket: SinkBucketDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "SLICE_ROWS", 1)
+
+    def rows() -> Iterator[Write]:
+        yield from puts("a", "b")
+        raise UsageError("row 'c': bad", code="bad_row")
+
+    with pytest.raises(UsageError, match=r"^row 'c': bad \[.* 2 written") as failed:
+        write_all(bucket, rows())
+    assert failed.value.code == "bad_row"
+
+
+@pytest.mark.parametrize("dies_after", [False, True])
+def test_a_kill_at_any_effect_and_a_second_attempt(dies_after: bool) -> None:
+    changes = [*puts("a", "b", is_insert=True), Write(b"old", None)]
+
+    def begun() -> SinkBucketDouble:
+        bucket = SinkBucketDouble()
+        write_all(bucket, puts("old"))
+        bucket.effects = 0
+        return bucket
+
+    clean = begun()
+    write_all(clean, changes)
+    assert clean.effects > 4
+    for at in range(1, clean.effects + 1):
+        bucket = begun()
+        bucket.kill_at, bucket.dies_after = at, dies_after
+        with contextlib.suppress(Killed):  # the last one may be done before the task dies
+            write_all(bucket, changes)
+        assert bucket.kill_at <= 0
+        bucket.revive()
+        bucket.crash(0)
+        write_all(bucket, changes)
+        bucket.crash()
+        assert bucket.documents() == clean.documents()
+
+
+def test_nothing_written_is_nothing_to_wait_for(bucket: SinkBucketDouble) -> None:
+    bucket.is_flushing = False
+    Persistence(bucket).wait()
