@@ -21,7 +21,6 @@ from millstream.model.partitions import text_of_key
 from millstream.pipelines.schema import SPARK_SCHEMA
 from millstream.pipelines.sinks.rows import RowRules
 
-
 POINT = t.StructType().add("a", t.IntegerType()).add("at", t.TimestampType())
 PAIR = t.StructType().add("x", t.StringType()).add("y", t.ArrayType(t.DoubleType()))
 KINDS: dict[str, t.DataType] = {
