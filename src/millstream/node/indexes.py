@@ -19,14 +19,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
-from millstream.gateway.core.host import PartRequest
+from millstream.gateway.core.host import PartRequest, WriterCall
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.core.bucket import Bucket
 from millstream.model.partitions import PartitionState
@@ -35,6 +36,7 @@ from millstream.node.index_child import IndexOrder
 from millstream.node.index_process import IndexProcess
 from millstream.runtime.tasks import Tasks
 from millstream.views.aio.index_link import IndexLink, StreamedAnswer, unavailable
+from millstream.views.aio.staging import receive
 
 __all__ = ["FIGURES_INTERVAL_S", "PAUSE_S", "TOLD_S_MAX", "IndexFigures", "Indexes"]
 
@@ -205,6 +207,21 @@ class Indexes:
         """Remove the files of indexes that no design document has any more."""
         known, link = await self._there(bucket)
         await link.ask("cleanup", uuid=known.uuid)
+
+    async def write(
+        self, bucket: str, design: str, call: WriterCall, arguments: Mapping[str, object]
+    ) -> dict[str, Any]:
+        """Do what a writer outside asks for; see `views.aio.outside_writer`."""
+        known, link = await self._there(bucket, design)
+        return await link.ask(call, uuid=known.uuid, design=design, **arguments)
+
+    async def stage(
+        self, bucket: str, design: str, fence: int, run: str, pieces: AsyncIterator[bytes]
+    ) -> None:
+        """Keep a file that a writer outside will have committed."""
+        place = await self.write(bucket, design, "place", {"fence": fence, "run": run})
+        await receive(Path(place["path"]), pieces)
+        await self.write(bucket, design, "staged", {"fence": fence, "run": run})
 
     async def check(self, bucket: str, design: str, content: dict[str, Any]) -> None:
         """Refuse a design document whose functions the index process does not have."""

@@ -94,6 +94,8 @@ class FakeIndexes:
         self.answers = []
         self.compacted = []
         self.cleaned = []
+        self.written = []
+        self.staged = []
 
     async def query(self, bucket, design, view, options):
         self.asked.append((bucket, design, view, dict(options)))
@@ -109,6 +111,16 @@ class FakeIndexes:
         if self.refusal is not None:
             raise self.refusal
         return {"signature": "s1", "updates_pending": {"total": 0}}
+
+    async def write(self, bucket, design, call, arguments):
+        if self.refusal is not None:
+            raise self.refusal
+        self.written.append((bucket, design, call, dict(arguments)))
+        return {"call": call}
+
+    async def stage(self, bucket, design, fence, run, pieces):
+        data = b"".join([piece async for piece in pieces])
+        self.staged.append((bucket, design, fence, run, data))
 
     async def compact(self, bucket, design):
         if self.refusal is not None:

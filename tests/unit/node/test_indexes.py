@@ -11,6 +11,7 @@ from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.model.partitions import PartitionState
 from millstream.node import index_process, indexes
 from millstream.node.engine import Engine
+from millstream.views.core.staged import END
 
 VIEWS = {"views": {"v": {"map": "function (doc) { emit(doc._id); }"}}}
 
@@ -240,3 +241,24 @@ async def test_what_cannot_be_told_is_tried_again_after_a_pause(engine, monkeypa
     async with asyncio.timeout(20):
         await known.is_told.wait()
     assert len(failures) == 2
+
+
+async def test_a_writer_outside_keeps_an_index(engine):
+    await put(engine, "d", {**VIEWS, "engine": "spark"})
+
+    async def pieces():
+        yield END[:3]
+        yield END[3:]
+
+    taken = await engine.indexes.write("default", "d", "take_over", {"writer": "w"})
+    assert (taken["writer"], taken["engine"], taken["is_empty"]) == ("w", "spark", True)
+    fence = taken["fence"]
+    await engine.indexes.stage("default", "d", fence, "r1", pieces())
+    said = {"parts": {}, "back": ["r1"], "trees": [["r1"]]}
+    done = await engine.indexes.write("default", "d", "load", {"fence": fence, "said": said})
+    assert done["published"] == []
+    with pytest.raises(ConditionError) as fenced:
+        await engine.indexes.stage("default", "d", fence - 1, "r1", pieces())
+    assert fenced.value.code == "index_fenced"
+    state = await engine.indexes.write("default", "d", "index", {})
+    assert state["fence"] == fence

@@ -24,6 +24,7 @@ from millstream.gateway.aio import (
     bucket_pages,
     database_pages,
     design_pages,
+    index_pages,
     map_pages,
     node_pages,
     part_pages,
@@ -53,7 +54,7 @@ LINGER_SECONDS: Final = 1.0
 BACKLOG: Final = 1024
 PAGES: Final = (
     node_pages, session_pages, bucket_pages, map_pages, partition_pages, promotion_pages,
-    user_pages, part_pages, view_pages, design_pages, database_pages,
+    user_pages, part_pages, index_pages, view_pages, design_pages, database_pages,
 )  # fmt: skip
 
 

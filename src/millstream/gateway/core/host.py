@@ -21,7 +21,7 @@ from millstream.model.standing import Standing
 
 __all__ = [
     "BucketStatus", "DesignHost", "IndexHost", "NodeHost", "NodeMetrics", "PartRequest",
-    "PartitionStatus", "ViewAnswer",
+    "PartitionStatus", "ViewAnswer", "WriterCall",
 ]  # fmt: skip
 
 
@@ -142,6 +142,9 @@ class PartRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part to be merged, or the whole answer where the node has all partitions."""
 
 
+WriterCall = Literal["index", "take_over", "judge", "place", "staged", "load", "publish"]
+
+
 class IndexHost(Protocol):
     """The views of a node as the pages see them; all calls run in the loop.
 
@@ -173,6 +176,27 @@ class IndexHost(Protocol):
 
     async def info(self, bucket: str, design: str) -> dict[str, Any]:
         """Return what `_info` shows as `view_index`."""
+
+    async def write(
+        self, bucket: str, design: str, call: WriterCall, arguments: Mapping[str, object]
+    ) -> dict[str, Any]:
+        """Do what a writer of an index outside the node asks for.
+
+        Raises:
+            ConditionError: `index_fenced`, `not_spark_engine`, `run_missing`.
+            UsageError: `bad_run`, `bad_parts`, `index_not_empty`, `too_large`.
+        """
+
+    async def stage(
+        self, bucket: str, design: str, fence: int, run: str, pieces: AsyncIterator[bytes]
+    ) -> None:
+        """Keep a file that such a writer will have committed.
+
+        Raises:
+            ConditionError: `index_fenced`.
+            UsageError: `bad_run_name`, `too_large`.
+            UnavailableError: `too_many_runs`, `disk_full`.
+        """
 
     async def compact(self, bucket: str, design: str) -> None:
         """Have an index written anew, densely; returns once it has begun."""

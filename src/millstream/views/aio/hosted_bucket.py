@@ -39,6 +39,7 @@ from millstream.views.aio.gathering import NOBODY, NodeAccess
 from millstream.views.aio.hosted_index import HostedIndex, now_ms, shown_without_views
 from millstream.views.aio.index_server import Answer
 from millstream.views.aio.indexing import BucketIndexer, IndexerSpec
+from millstream.views.aio.outside_writer import OutsideWriter
 from millstream.views.aio.served import IndexProgress
 from millstream.views.core.design import DesignDocument, parse_design
 from millstream.views.core.header import bitmap_of
@@ -151,6 +152,7 @@ class HostedBucket:
             for signature in self._open:
                 self._open[signature].design = wanted[signature]
                 self._indexer.set_automatic(signature, wanted[signature].autoupdate)
+                await self._set_keeper(wanted[signature])
             new = [
                 hosted
                 for signature, design in wanted.items()
@@ -167,6 +169,12 @@ class HostedBucket:
                         self._close_later(hosted)
                 raise
 
+    async def _set_keeper(self, design: DesignDocument) -> None:
+        try:
+            await self._indexer.set_kept_here(design.signature, design.engine == "node")
+        except (MillstreamError, OSError) as error:
+            self._refuse(design.signature, error)
+
     def _parse(self, order: BucketOrder) -> dict[str, DesignDocument]:
         """Return the design documents with views, by signature."""
         self._designs, self._refusals = {}, {}
@@ -180,7 +188,7 @@ class HostedBucket:
         for design in self._designs.values():
             if design.views:
                 known = wanted.get(design.signature)
-                if known is None or design.autoupdate:
+                if known is None or _rank(design) > _rank(known):
                     wanted[design.signature] = design
         return wanted
 
@@ -207,9 +215,14 @@ class HostedBucket:
 
     async def _take_in(self, hosted: HostedIndex) -> None:
         """Have an open index kept fresh, and let it be asked."""
-        automatic = hosted.design.autoupdate
+        design = hosted.design
         try:
-            await self._indexer.add(hosted.index, hosted.mapper, is_automatic=automatic)
+            await self._indexer.add(
+                hosted.index,
+                hosted.mapper,
+                is_automatic=design.autoupdate,
+                is_kept_here=design.engine == "node",
+            )
         except CorruptionError as error:
             if hosted.rebuilt_because:  # a new one, too: not by what was in the files
                 self._give_up(hosted, error)
@@ -407,6 +420,10 @@ class HostedBucket:
         with suppress(MillstreamError):
             await self._indexer.updated(hosted.signature, self._order.active, LAZY_S_MAX)
 
+    def writer(self, name: str) -> OutsideWriter:
+        """Return what a writer outside may do with an index; raises as `query`."""
+        return OutsideWriter(self._found(name)[0], self._indexer)
+
     # -- what is seen
 
     def info(self, name: str) -> dict[str, Any]:
@@ -523,10 +540,16 @@ class HostedBucket:
             if any(each.retry != "never" for each in self._refusals.values()):
                 await self.apply(self._order)  # what could not be opened is tried again
             for hosted in list(self._open.values()):
+                await asyncio.to_thread(hosted.staging.expire)
                 sizes = hosted.index.sizes()
                 is_large = sizes.file_bytes >= COMPACT_BYTES_MIN
                 if is_large and sizes.file_bytes > COMPACT_SHARE * sizes.used_bytes:
                     self._start_compaction(hosted)
+
+
+def _rank(design: DesignDocument) -> tuple[bool, bool]:
+    """Return what orders documents of one index: it is kept as the highest says."""
+    return design.engine == "spark", design.autoupdate
 
 
 def _percent(done: int, total: int) -> int:

@@ -28,6 +28,7 @@ from millstream.views.aio.index_check import note_close, note_open
 from millstream.views.aio.index_mapping import IndexMapper
 from millstream.views.aio.index_store import LmdbIndexStore
 from millstream.views.aio.mapping import Mapper, open_functions
+from millstream.views.aio.staging import Staging
 from millstream.views.core.collation import COLLATION_VERSION, encoder_of
 from millstream.views.core.design import COUNT, own_number
 from millstream.views.core.index import Index, IndexShape
@@ -74,6 +75,8 @@ class HostedIndex:
         self._was_overflow_told = False
         self.path = path
         self.signature = design.signature
+        self.staging = Staging(path)
+        """Files of a writer outside."""
         self.rebuilt_because = ""
         """Why what was there could not be used; shown to people."""
         self.is_compacting = False
@@ -212,6 +215,8 @@ class HostedIndex:
         shown = {
             "signature": design.signature,
             "language": design.language,
+            "engine": design.engine,
+            "writer": header.writer,
             "sizes": {
                 "file": sizes.file_bytes,
                 "active": sizes.used_bytes,
@@ -253,6 +258,8 @@ def shown_without_views(design: DesignDocument) -> dict[str, Any]:
     return {
         "signature": design.signature,
         "language": design.language,
+        "engine": design.engine,
+        "writer": "",
         "sizes": {"file": 0, "active": 0, "external": 0},
         "update_seq": vector_to_text({}),
         "purge_seq": 0,

@@ -135,6 +135,33 @@ class IndexHost:
         self._bucket(arguments).compact(arguments["design"])
         return Answer({})
 
+    async def _take_over(self, arguments: dict[str, Any]) -> Answer:
+        writer = self._bucket(arguments).writer(arguments["design"])
+        return Answer(await writer.take_over(arguments["writer"]))
+
+    async def _index(self, arguments: dict[str, Any]) -> Answer:
+        return Answer(self._bucket(arguments).writer(arguments["design"]).state())
+
+    async def _judge(self, arguments: dict[str, Any]) -> Answer:
+        writer = self._bucket(arguments).writer(arguments["design"])
+        return Answer(await writer.judge(arguments["fence"]))
+
+    async def _place(self, arguments: dict[str, Any]) -> Answer:
+        writer = self._bucket(arguments).writer(arguments["design"])
+        return Answer(await writer.place(arguments["fence"], arguments["run"]))
+
+    async def _staged(self, arguments: dict[str, Any]) -> Answer:
+        writer = self._bucket(arguments).writer(arguments["design"])
+        return Answer(await writer.staged(arguments["fence"], arguments["run"]))
+
+    async def _load(self, arguments: dict[str, Any]) -> Answer:
+        writer = self._bucket(arguments).writer(arguments["design"])
+        return Answer(await writer.load(arguments["fence"], arguments["said"]))
+
+    async def _publish(self, arguments: dict[str, Any]) -> Answer:
+        writer = self._bucket(arguments).writer(arguments["design"])
+        return Answer(await writer.publish(arguments["fence"], arguments["said"]))
+
     async def _cleanup(self, arguments: dict[str, Any]) -> Answer:
         await self._bucket(arguments).clean_up()
         return Answer({})
@@ -163,4 +190,11 @@ _CALLS: Final[Mapping[str, Callable[[IndexHost, dict[str, Any]], Awaitable[Answe
     "cleanup": IndexHost._cleanup,
     "tasks": IndexHost._tasks,
     "figures": IndexHost._figures,
+    "index": IndexHost._index,
+    "take_over": IndexHost._take_over,
+    "judge": IndexHost._judge,
+    "place": IndexHost._place,
+    "staged": IndexHost._staged,
+    "load": IndexHost._load,
+    "publish": IndexHost._publish,
 }

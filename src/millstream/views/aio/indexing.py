@@ -34,7 +34,7 @@ import contextlib
 import logging
 import time
 from operator import add
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from millstream.errors import (
     CorruptionError,
@@ -42,7 +42,6 @@ from millstream.errors import (
     RoutingError,
     UsageError,
 )
-from millstream.model.limits import UINT64_MAX
 from millstream.model.position import Position
 from millstream.runtime.tasks import Tasks
 from millstream.views.aio.index_source import IndexerSpec
@@ -51,7 +50,7 @@ from millstream.views.aio.reading import GroupReader, Regroup
 from millstream.views.aio.served import IndexProgress, IndexWork, ServedIndex
 from millstream.views.core.header import Judged
 from millstream.views.core.indexer import JOIN_CHANGES_MAX, Member, gap, plan
-from millstream.views.core.reached import Wanted, judge, not_reached, unreachable
+from millstream.views.core.reached import Wanted, judge, lost_in, not_reached, unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -73,6 +72,7 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 _FINAL: Final = frozenset({"access_denied", "bad_credentials", "bucket_recreated"})
 """Codes of errors that whoever waits is told at once. (A node that starts may lack the bucket.)"""
 PAUSE_S_MIN: Final = 0.05
@@ -134,17 +134,25 @@ class BucketIndexer:
 
     # -- what there is to do
 
-    async def add(self, index: Index, mapper: ChangeMapper, *, is_automatic: bool = True) -> str:
+    async def add(
+        self,
+        index: Index,
+        mapper: ChangeMapper,
+        *,
+        is_automatic: bool = True,
+        is_kept_here: bool = True,
+    ) -> str:
         """Look after an index; return its signature.
 
         Args:
             index: opened; nobody else may change it from now on.
             mapper: of the same design; closed when the index is removed.
             is_automatic: keep it fresh though nobody waits.
+            is_kept_here: else a writer outside does; see `change`.
         """
         served = ServedIndex(index, mapper, self._executor, is_automatic=is_automatic)
         assert served.signature not in self._indexes, "an index is added once"
-        await served.begin(self._active, self._passive)
+        await served.begin(self._active, self._passive, is_kept_here=is_kept_here)
         if served.is_new:
             served.retry_at = time.monotonic() + FIRST_PAUSE_S
         self._indexes[served.signature] = served
@@ -157,6 +165,39 @@ class BucketIndexer:
         self._indexes[signature].is_automatic = is_automatic
         self._news.set()
 
+    async def set_kept_here(self, signature: str, is_kept_here: bool) -> None:
+        """Say whether an index is kept here, or by a writer outside."""
+        served = self._indexes[signature]
+        if served.is_kept_here == is_kept_here:
+            return
+        if is_kept_here:
+            await served.begin(self._active, self._passive, is_kept_here=True)
+        else:
+            served.is_kept_here = False
+            await self._leave_group(served)
+        self._news.set()
+
+    async def change(
+        self, signature: str, work: Callable[[Mapping[int, Judged]], _Result]
+    ) -> _Result:
+        """Do what a writer outside asks for, in a thread, with how the source judges now.
+
+        Raises:
+            UsageError: `missing`: there is no such index any more.
+            UnavailableError: the source does not answer; what `work` raises.
+        """
+        served = self._served(signature)
+        judged = {p: standing.judged for p, standing in (await self._ask()).items()}
+        before = served.index.newest
+        result = await served.change(lambda: work(judged))
+        if served.index.newest is not before:
+            self._clean(served)
+        return result
+
+    def check(self, signature: str) -> None:
+        """Raise where an index is being given up; in long work of `change`."""
+        self._served(signature).check()
+
     async def remove(self, signature: str) -> None:
         """Forget an index; its files may be removed afterwards."""
         served = self._indexes.pop(signature)
@@ -164,12 +205,7 @@ class BucketIndexer:
         served.give_up()
         if (cleaning := self._cleaning.pop(signature, None)) is not None:
             cleaning.cancel()
-        for group in list(self._groups.values()):
-            if served in group.served:
-                if len(group.served) == 1:
-                    await self._stop_group(group)
-                else:
-                    group.served.remove(served)
+        await self._leave_group(served)
         async with served.lock:
             served.mapper.close()
         served.give_up()  # whatever its group said of it at its end
@@ -289,7 +325,7 @@ class BucketIndexer:
                 while True:
                     changed, header = served.changed, served.index.newest
                     late, lost = self._judged(header, wanted)
-                    late = late or _dead(header, current)
+                    late = late or lost_in(header, current)
                     if lost and has_asked:
                         raise unreachable(wanted, lost)
                     if not late and not lost:
@@ -304,7 +340,7 @@ class BucketIndexer:
                     await changed.wait()
         except TimeoutError:
             header = served.index.newest
-            late = self._judged(header, wanted)[0] or _dead(header, current)
+            late = self._judged(header, wanted)[0] or lost_in(header, current)
             raise not_reached(wanted, header.positions, late) from None
         finally:
             served.waiting -= 1
@@ -362,6 +398,8 @@ class BucketIndexer:
             phase, done = "first_build", group.seqnos_read
         elif header.dirty:
             phase = "cleanup"
+        elif not served.is_kept_here:
+            phase = "outside"
         elif group is None:
             phase = "waiting" if served.is_automatic or served.waiting else "asleep"
         total = sum(max(highs.get(p, 0), positions[p].seqno) for p in positions)
@@ -398,6 +436,7 @@ class BucketIndexer:
             served
             for served in self._indexes.values()
             if served.is_automatic == is_automatic
+            and served.is_kept_here
             and served.places
             and not (served.group and self._groups[served.group].is_first)
             and (served.group or is_automatic or served.waiting)
@@ -473,6 +512,16 @@ class BucketIndexer:
         if served.damage is not None:
             self.on_damage(served.signature, served.damage)
 
+    async def _leave_group(self, served: ServedIndex) -> None:
+        """Read for an index no more; others of its group go on."""
+        for group in list(self._groups.values()):
+            if served in group.served:
+                if len(group.served) == 1:
+                    await self._stop_group(group)
+                else:
+                    group.served.remove(served)
+                    served.group = ""
+
     async def _stop_group(self, group: GroupReader) -> None:
         assert group.task is not None
         group.end()
@@ -536,17 +585,6 @@ class BucketIndexer:
 
     async def _ask(self) -> SourceStandings:
         return await self._asker.ask(self._active | self._passive)
-
-
-def _dead(header: Header, current: Mapping[int, Judged]) -> list[int]:
-    """Return the partitions in which the index has what its source has lost."""
-    positions = header.positions
-    return [
-        partition
-        for partition, judged in current.items()
-        if partition in positions
-        and not Judged(judged.log, UINT64_MAX, judged.purge_seqno).accepts(positions[partition])
-    ]
 
 
 def _first_of(error: BaseException) -> BaseException:

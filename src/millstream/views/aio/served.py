@@ -76,7 +76,8 @@ class IndexProgress(NamedTuple):
     """How an index is doing.
 
     `phase`: `first_build`, `incremental`, `cleanup`, `waiting` (for the source, or an end of a
-    pause; `error` says why) or `asleep` (nobody waits, and it is not kept fresh by itself).
+    pause; `error` says why), `outside` (another process writes it) or `asleep` (nobody waits, and
+    it is not kept fresh by itself).
     `changes_done` and `changes_total` are seqnos of all partitions; `rate` is of the last seconds.
     """
 
@@ -210,6 +211,8 @@ class ServedIndex:
         self.mapper = mapper
         self.signature = index.newest.signature
         self.is_automatic = is_automatic
+        self.is_kept_here = False
+        """Its writer is this process, and none outside."""
         self.lock = asyncio.Lock()
         self.changed = asyncio.Event()
         """Of the present header; a new one takes its place when it is set."""
@@ -296,12 +299,16 @@ class ServedIndex:
 
     # -- changes of the index
 
-    async def begin(self, active: Collection[int], passive: Collection[int]) -> None:
-        """Become the one writer."""
+    async def begin(
+        self, active: Collection[int], passive: Collection[int], *, is_kept_here: bool = True
+    ) -> None:
+        """Become the one writer, if it is to be kept here; say which partitions there are."""
 
         def work() -> None:
-            self._fence = self.index.take_over(WRITER, _now_ms())
+            if is_kept_here:
+                self._fence = self.index.take_over(WRITER, _now_ms())
             self.index.set_states(active, passive, _now_ms())
+            self.is_kept_here = is_kept_here
 
         await self._in_thread(work)
 
@@ -356,6 +363,10 @@ class ServedIndex:
         }
         return self.index.publish(self._fence, reads, judged, _now_ms())
 
+    async def change(self, work: Callable[[], _Result]) -> _Result:
+        """Do what a writer outside asks for."""
+        return await self._in_thread(work)
+
     async def clean_step(self) -> bool:
         """Take some rows out that count for nothing; return whether there are no more."""
         return await self._in_thread(lambda: self.index.clean_step(_now_ms()))
@@ -409,10 +420,11 @@ class ServedIndex:
                     failures_before=before,
                 )
         unread = {*left_out, *(places.keys() - parts.keys())}
-        back, trees = rows.sorted_rows(unread, self._check)
+        back, trees = rows.sorted_rows(unread, self.check)
         self.index.load(self._fence, parts, judged, back, trees, _now_ms())
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise where the index is being given up; in long work."""
         if self.is_stopping:
             raise UnavailableError("the index is being given up", code="stopped")
 

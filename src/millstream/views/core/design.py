@@ -1,7 +1,7 @@
 """Design documents: which views a bucket has, checked once and then trusted.
 
     {"language": "javascript" | "python", "options": {"include_design", "local_seq"},
-     "autoupdate": true,
+     "autoupdate": true, "engine": "node" | "spark",
      "views": {"lib": {"<module>": source, ...},
                "<view>": {"map": source, "reduce": source or built-in or absent,
                           "options": {"collation": "raw"}}, ...}}
@@ -9,6 +9,8 @@
 In the language `python` a map is "registered:<name>": a callable which the operator registered
 under that name; Python source that came over the network is never run. Views of the same map and
 options share one tree; each different reduce of them is one more value in its nodes.
+
+`engine` says who keeps the index: the node, or a Spark pipeline.
 
 Invariants:
 1. The signature is a function of what decides the rows of the trees (maps, reduces, options,
@@ -60,6 +62,7 @@ _LIB: Final = "lib"
 _OPTIONS: Final = ("include_design", "local_seq")
 
 Collation = Literal["unicode", "raw"]
+Engine = Literal["node", "spark"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,7 @@ class DesignDocument:
     local_seq: bool
     lib: str
     autoupdate: bool
+    engine: Engine
     signature: str
     named_signature: str
 
@@ -178,6 +182,7 @@ class DesignDocument:
             "views": views,
             **({"options": options} if options else {}),
             **({} if self.autoupdate else {"autoupdate": False}),
+            **({} if self.engine == "node" else {"engine": self.engine}),
         }
 
 
@@ -235,12 +240,15 @@ def parse_design(document: Mapping[str, Any], name: str = "") -> DesignDocument:
     autoupdate = document.get("autoupdate", True)
     if not isinstance(autoupdate, bool):
         raise _invalid("`autoupdate` must be true or false")
+    engine = document.get("engine", "node")
+    if engine not in ("node", "spark"):
+        raise _invalid(f"`engine` is node or spark, not {engine!r}")
     include_design, local_seq = _parse_options(document.get("options", {}))
     trees, views = _in_trees([_parse_view(view, members[view], language) for view in names])
     own = [language, include_design]
     more = [local_seq, lib] if local_seq or lib else []
     return DesignDocument(
-        name, language, views, trees, include_design, local_seq, lib, autoupdate,
+        name, language, views, trees, include_design, local_seq, lib, autoupdate, engine,
         signature=_digest([trees, *own, local_seq, lib]),
         named_signature=_digest([[_named(view) for view in views], *own, *more]),
     )  # fmt: skip

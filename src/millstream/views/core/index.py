@@ -147,6 +147,18 @@ class Index:
         )
         return fence
 
+    def check_fence(self, fence: int) -> None:
+        """Refuse a writer that is not the one any more.
+
+        Raises:
+            ConditionError: `index_fenced`.
+        """
+        if fence != self.newest.fence:
+            raise ConditionError(
+                f"writer {self.newest.writer!r} has taken this index over: take over again",
+                code="index_fenced",
+            )
+
     def set_states(self, active: Iterable[int], passive: Iterable[int], now_ms: int) -> Header:
         """Say which partitions are active and passive; others that are here are cleaned.
 
@@ -185,7 +197,7 @@ class Index:
             UnavailableError: `disk_full`; nothing has changed.
             CorruptionError: `index_damaged`.
         """
-        self._check_fence(fence)
+        self.check_fence(fence)
         header = self.newest
         taken, left_out = _judged_parts(header, parts, judged)
         if taken:
@@ -219,7 +231,7 @@ class Index:
             UsageError: `index_not_empty`.
             UnavailableError: `disk_full`; nothing has changed.
         """
-        self._check_fence(fence)
+        self.check_fence(fence)
         header = self.newest
         if any(header.roots):
             raise UsageError("only an empty index is loaded", code="index_not_empty")
@@ -286,13 +298,6 @@ class Index:
     @property
     def _reducers(self) -> tuple[Reducer, ...]:
         return (NO_REDUCER, *self._shape.reducers)
-
-    def _check_fence(self, fence: int) -> None:
-        if fence != self.newest.fence:
-            raise ConditionError(
-                f"writer {self.newest.writer!r} has taken this index over: take over again",
-                code="index_fenced",
-            )
 
     def _changed(
         self, header: Header, parts: Iterable[PartRead], writer: TreeWriter, clean: int

@@ -32,9 +32,12 @@ from millstream.model.position import (
     rollback_seqno,
     upper_of,
 )
+from millstream.views.core.header import Judged
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
+
+    from millstream.views.core.header import Header
 
 __all__ = [
     "VECTOR_TEXT_BYTES_MAX",
@@ -42,6 +45,7 @@ __all__ = [
     "Wanted",
     "has_reached",
     "judge",
+    "lost_in",
     "not_reached",
     "unreachable",
     "vector_from_json",
@@ -255,3 +259,14 @@ def _from_text(text: str) -> dict[int, Wanted]:
 
 def _refused(message: str) -> UsageError:
     return UsageError(message, code="query_parse_error")
+
+
+def lost_in(header: Header, current: Mapping[int, Judged]) -> list[int]:
+    """Return the partitions in which an index has what its source has lost."""
+    positions = header.positions
+    return [
+        partition
+        for partition, judged in current.items()
+        if partition in positions
+        and not Judged(judged.log, UINT64_MAX, judged.purge_seqno).accepts(positions[partition])
+    ]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from millstream.errors import ConditionError, UsageError
+from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.views import register
 from millstream.views.aio.index_host import IndexHost
 
@@ -79,3 +79,23 @@ async def test_functions_are_looked_up(host):
     with pytest.raises(UsageError) as caught:
         await host.call("check", {"design": "d", "content": {"views": {"v": {"map": "d =>"}}}})
     assert caught.value.code == "compilation_error"
+
+
+async def test_a_writer_outside_is_a_call_away(host):
+    spark = {"d": {"views": {"v": {"map": "function(d){}"}}, "engine": "spark"}}
+    await host.call("set_bucket", {**ORDER, "designs": spark})
+    asked = {"uuid": "u1", "design": "d"}
+    state = (await host.call("index", asked)).head
+    assert (state["engine"], state["fence"], state["is_empty"]) == ("spark", 0, True)
+    with pytest.raises(ConditionError) as caught:
+        await host.call("place", {**asked, "fence": 1, "run": "r"})
+    assert caught.value.code == "index_fenced"
+    place = (await host.call("place", {**asked, "fence": 0, "run": "r"})).head
+    assert place["path"].endswith("/staged/0/r.part")
+    with pytest.raises(ConditionError):
+        await host.call("staged", {**asked, "fence": 0, "run": "r"})
+    for call in ("take_over", "judge", "load", "publish"):
+        said = {"fence": 0, "writer": "w"}
+        said["said"] = {"parts": {}, "back": [], "trees": [[]], "documents": []}
+        with pytest.raises(UnavailableError):  # there is no engine to judge positions
+            await host.call(call, {**asked, **said})

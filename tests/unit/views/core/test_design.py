@@ -145,3 +145,13 @@ def test_a_missing_view_names_those_that_exist():
     with pytest.raises(UsageError, match="it has: a, b") as caught:
         parse_design(GOOD, "x").number_of("c")
     assert caught.value.code == "missing_named_view"
+
+
+def test_who_keeps_the_index_is_said_beside_the_signature():
+    design = parse_design({**GOOD, "engine": "spark"}, "d")
+    assert design.engine == "spark"
+    assert design.signature == parse_design(GOOD, "d").signature
+    assert parse_design(design.as_json()) == design
+    assert parse_design(GOOD, "d").engine == "node"
+    with pytest.raises(UsageError, match="`engine` is node or spark"):
+        parse_design({**GOOD, "engine": "duck"}, "d")

@@ -1,0 +1,305 @@
+"""An index that a writer outside keeps: what it may do, and what the indexer here still does."""
+
+import asyncio
+import json
+
+import pytest
+
+from hosted_views import PARTITIONS, SUM, hosted_views, until
+from millstream.errors import ConditionError, UnavailableError, UsageError
+from millstream.model.position import Position, position_from_json, position_to_json
+from millstream.views.aio import outside_writer
+from millstream.views.core.back_index import first_rows_of
+from millstream.views.core.collation import encode_key
+from millstream.views.core.header import DocumentRows
+from millstream.views.core.staged import END, block_of_documents, block_of_rows
+
+SPARK = {**SUM, "engine": "spark"}
+ZERO = position_to_json(Position())
+
+
+@pytest.fixture
+async def hosted(tmp_path):
+    async with hosted_views(tmp_path, SPARK) as made:
+        yield made
+
+
+class Outside:
+    """A writer as small as can be: it reads the partitions of the engine themselves."""
+
+    def __init__(self, hosted):
+        self.hosted = hosted
+        self.partitions = hosted.running.bucket.partitions
+        self.count = 0
+        self.fence = 0
+
+    @property
+    def calls(self):
+        return self.hosted.bucket.writer("d")
+
+    async def take_over(self, name="w"):
+        state = await self.calls.take_over(name)
+        self.fence = state["fence"]
+        return state
+
+    def documents(self):
+        """Return what every document of the bucket contributes."""
+        return [
+            DocumentRows(p.partition_id, key.encode(), rows_of(members))
+            for p in self.partitions
+            for key, members in self.hosted.written.get(p.partition_id, {}).items()
+        ]
+
+    def parts(self, **changed):
+        positions = {
+            str(p.partition_id): position_to_json(
+                Position(p.failover_log[0].uuid, *[p.high_seqno] * 3)
+            )
+            for p in self.partitions
+            if p.high_seqno
+        }
+        return {p: {"start": ZERO, "end": end, **changed} for p, end in positions.items()}
+
+    async def stage(self, data):
+        self.count += 1
+        name = f"r{self.count}"
+        place = await self.calls.place(self.fence, name)
+        with open(place["path"], "wb") as file:  # noqa: ASYNC230
+            file.write(data)
+        await self.calls.staged(self.fence, name)
+        return name
+
+    async def load(self, **changed):
+        back, (tree,) = first_rows_of(self.documents(), 1)
+        said = {
+            "parts": self.parts(**changed),
+            "back": [await self.stage(block_of_rows(sorted(back)) + END)],
+            "trees": [[await self.stage(block_of_rows(sorted(tree)) + END)]],
+        }
+        return await self.calls.load(self.fence, said)
+
+    async def publish(self, parts=None):
+        name = await self.stage(block_of_documents(self.documents()) + END)
+        said = {"parts": self.parts() if parts is None else parts, "documents": [name]}
+        return await self.calls.publish(self.fence, said)
+
+    async def read(self):
+        """Go on from where the index stands: everything is read again."""
+        state = await self.calls.judge(self.fence)
+        parts = {
+            p: {**part, "start": state["positions"][p]}
+            for p, part in self.parts().items()
+            if position_from_json(state["positions"][p]).seqno
+            < position_from_json(part["end"]).seqno
+        }
+        return await self.publish(parts) if parts else state
+
+
+def rows_of(members):
+    key = members.get("kind")
+    return [(0, encode_key(key), json.dumps(key).encode(), json.dumps(members["n"]).encode())]
+
+
+@pytest.fixture
+def writer(hosted):
+    hosted.written = {}
+    made = hosted.put
+
+    def put(key, **members):
+        made(key, **members)
+        partition = hosted.running.bucket.partition_for(key.encode()).partition_id
+        hosted.written.setdefault(partition, {})[key] = members
+
+    hosted.put = put
+    return Outside(hosted)
+
+
+def staged_files(path):
+    return [*path.rglob("staged/*/*")]
+
+
+def fill(hosted, count, first=0):
+    for n in range(first, first + count):
+        hosted.put(f"k{n}", kind="ab"[n % 2], n=n)
+
+
+async def test_the_node_does_not_build_it(hosted, writer):
+    fill(hosted, 20)
+    assert await hosted.sums(update="false") == {}
+    with pytest.raises(UnavailableError) as caught:
+        await hosted.sums(timeout=200)
+    assert caught.value.code == "timeout"
+    info = hosted.bucket.info("d")
+    assert (info["engine"], info["writer"], info["updates_pending"]["total"]) == ("spark", "", 20)
+    (task,) = [each for each in hosted.bucket.tasks() if each["type"] == "indexer"]
+    assert task["phase"] == "outside"
+
+
+async def test_a_first_build_and_later_commits_are_seen_by_queries(hosted, writer):
+    fill(hosted, 40)
+    state = await writer.take_over("pipeline 1")
+    assert (state["fence"], state["is_empty"], state["trees"]) == (1, True, 1)
+    assert set(state["positions"]) == {str(p) for p in range(PARTITIONS)}
+    done = await writer.load()
+    assert (sorted(done["published"]), done["left_out"]) == ([*range(PARTITIONS)], {})
+    assert (done["rows"], done["is_empty"]) == ([40], False)
+    assert await hosted.sums() == {"a": 380, "b": 400}
+    hosted.put("k0", kind="b", n=100)
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(hosted.sums())
+        done = await writer.read()
+    assert len(done["published"]) == 1
+    assert waiting.result() == {"a": 380, "b": 500}
+    assert hosted.bucket.info("d")["writer"] == "pipeline 1"
+    assert not await asyncio.to_thread(staged_files, hosted.path), "files go with their commit"
+
+
+async def test_only_the_newest_writer_commits(hosted, writer):
+    fill(hosted, 4)
+    await writer.take_over()
+    other = Outside(hosted)
+    orphan = await writer.stage(END)
+    await other.take_over()
+    for call in (writer.load, writer.publish, writer.read, lambda: writer.stage(END)):
+        with pytest.raises(ConditionError) as caught:
+            await call()
+        assert caught.value.code == "index_fenced"
+    with pytest.raises(ConditionError) as caught:
+        await other.calls.publish(other.fence, {"parts": {}, "documents": [orphan]})
+    assert caught.value.code == "run_missing"
+    await other.load()
+    assert await hosted.sums() == {"a": 2, "b": 4}
+
+
+async def test_a_part_that_does_not_join_is_left_out(hosted, writer):
+    fill(hosted, 30)
+    await writer.take_over()
+    await writer.load()
+    fill(hosted, 30, first=100)
+    parts = writer.parts()
+    for part in parts.values():
+        seqno = position_from_json(part["end"]).seqno - 1
+        uuid = part["end"][0]
+        part["start"] = [uuid, seqno, seqno, seqno]
+    done = await writer.publish(parts)
+    assert done["published"] == []
+    assert set(done["left_out"].values()) == {"not_joined"}
+    done = await writer.publish(writer.parts(is_whole=False))
+    assert set(done["left_out"].values()) == {"lease_lost"}
+    assert await hosted.sums(update="false") == {"a": 210, "b": 225}
+    await writer.read()
+    assert await hosted.sums() == {"a": 210 + 1710, "b": 225 + 1725}
+
+
+async def test_it_goes_back_where_the_source_does(hosted, writer):
+    fill(hosted, 8)
+    await writer.take_over()
+    await writer.load()
+    partition = hosted.running.bucket.partition_for(b"k0")
+    seqno = partition.high_seqno
+    await until(lambda: partition.persisted_seqno == seqno)
+    hosted.put("k0", kind="z", n=7)
+    await writer.read()
+    assert await hosted.sums() == {"a": 12, "b": 16, "z": 7}
+    await hosted.running.copies.roll_back(partition.partition_id, seqno)
+    state = await writer.calls.judge(writer.fence)
+    assert position_from_json(state["positions"][str(partition.partition_id)]).seqno <= seqno
+    assert await hosted.sums(update="false") == {"a": 12, "b": 16}
+
+
+async def test_the_node_takes_over_again_when_it_is_told_to(hosted, writer):
+    fill(hosted, 10)
+    await writer.take_over()
+    await writer.load()
+    await hosted.apply({"d": SUM})
+    hosted.put("k0", kind="b", n=100)
+    assert await hosted.sums() == {"a": 20, "b": 125}
+    with pytest.raises(ConditionError) as caught:
+        await writer.read()
+    assert caught.value.code == "index_fenced"
+    with pytest.raises(ConditionError) as caught:
+        await writer.take_over()
+    assert caught.value.code == "not_spark_engine"
+    await hosted.apply({"d": SPARK})
+    hosted.put("k0", kind="b", n=0)
+    await writer.take_over()
+    assert await hosted.sums(update="false") == {"a": 20, "b": 125}
+    await writer.read()
+    assert await hosted.sums() == {"a": 20, "b": 25}
+
+
+async def test_one_document_that_says_spark_decides_for_an_index(hosted, writer):
+    await hosted.apply({"a": {**SUM, "autoupdate": False}, "d": SPARK, "e": SUM})
+    assert len(hosted.indexes) == 1
+    assert (await writer.take_over())["engine"] == "spark"
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ({}, "bad_parts"),
+        ({"parts": {"x": {}}, "back": [], "trees": [[]]}, "bad_parts"),
+        ({"parts": {"0": {"start": [1], "end": ZERO}}, "back": [], "trees": [[]]}, "bad_parts"),
+        ({"parts": {}, "back": [], "trees": []}, "bad_parts"),
+        ({"parts": {}, "back": ["none"], "trees": [[]]}, ""),
+    ],
+)
+async def test_a_load_that_makes_no_sense_is_refused(hosted, writer, said, code):
+    fill(hosted, 4)
+    await writer.take_over()
+    if code:
+        with pytest.raises(UsageError) as caught:
+            await writer.calls.load(writer.fence, said)
+        assert caught.value.code == code
+    else:  # nothing is published, so nothing is read
+        assert (await writer.calls.load(writer.fence, said))["published"] == []
+    await writer.load()
+    with pytest.raises(UsageError) as caught:
+        await writer.load()
+    assert caught.value.code == "index_not_empty"
+
+
+async def test_rows_without_a_part_are_refused(hosted, writer):
+    fill(hosted, 20)
+    await writer.take_over()
+    back, (tree,) = first_rows_of(writer.documents(), 1)
+    said = {
+        "parts": {"0": writer.parts()["0"]},
+        "back": [await writer.stage(block_of_rows(sorted(back)) + END)],
+        "trees": [[await writer.stage(block_of_rows(sorted(tree)) + END)]],
+    }
+    with pytest.raises(UsageError) as caught:
+        await writer.calls.load(writer.fence, said)
+    assert caught.value.code == "bad_run"
+    assert (await writer.calls.judge(writer.fence))["is_empty"]
+
+
+async def test_rows_of_a_tree_that_is_not_there_are_refused(hosted, writer):
+    fill(hosted, 4)
+    await writer.take_over()
+    strange = DocumentRows(0, b"k", [(7, b"e", b"1", b"1")])
+    name = await writer.stage(block_of_documents([strange]) + END)
+    with pytest.raises(UsageError) as caught:
+        await writer.calls.publish(writer.fence, {"parts": writer.parts(), "documents": [name]})
+    assert caught.value.code == "bad_run"
+    await writer.load()
+
+
+async def test_a_commit_has_a_bound(hosted, writer, monkeypatch):
+    fill(hosted, 4)
+    await writer.take_over()
+    monkeypatch.setattr(outside_writer, "DOCUMENTS_MAX", 3)
+    with pytest.raises(UsageError) as caught:
+        await writer.publish()
+    assert caught.value.code == "too_large"
+
+
+async def test_map_errors_are_kept(hosted, writer):
+    fill(hosted, 4)
+    await writer.take_over()
+    done = await writer.load(failures=[[0, "k9", "it is bad"]], failures_before={"0": 4})
+    assert done["left_out"] == {}
+    errors = hosted.bucket.info("d")["map_errors"]["v"]
+    count = len(writer.parts())
+    assert errors["count"] == 5 * count
+    assert errors["last"][-1] == {"id": "k9", "message": "it is bad"}
