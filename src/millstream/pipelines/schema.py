@@ -32,6 +32,7 @@ __all__ = [
     "MarkRow",
     "RowForm",
     "branch_table",
+    "chosen_schema",
     "row_form",
 ]
 
@@ -151,14 +152,30 @@ def row_form(schema: StructType, *, has_values: bool = True, has_meta: bool = Fa
     Raises:
         UsageError: `bad_schema`: a column this source does not have, or one of another type.
     """
+    found = chosen_schema(schema, _SPARK_TYPES, "millstream")
+    return RowForm(found, has_values=has_values, has_meta=has_meta)
+
+
+def chosen_schema(schema: StructType, kinds: Mapping[str, str], format_name: str) -> pa.Schema:
+    """Return the columns that were asked for as Arrow has them.
+
+    Args:
+        schema: as Spark passes it.
+        kinds: Spark's name of the type, by name of each column that there is.
+        format_name: for messages.
+
+    Raises:
+        UsageError: `bad_schema`: a column that is not there, or of another type.
+    """
     found = []
     for column in schema.fields:
         kind = column.dataType.simpleString()
-        if _SPARK_TYPES.get(column.name) != kind:
+        if kinds.get(column.name) != kind:
+            known = ", ".join(f"{name} {of}" for name, of in kinds.items())
             raise UsageError(
-                f"column {column.name} {kind} is not one of the millstream source, which has: "
-                f"{SPARK_SCHEMA}",
+                f"column {column.name} {kind} is not one of the {format_name} source, which has: "
+                f"{known}",
                 code="bad_schema",
             )
         found.append(pa.field(column.name, _ARROW_TYPES[kind], nullable=column.nullable))
-    return RowForm(pa.schema(found), has_values=has_values, has_meta=has_meta)
+    return pa.schema(found)

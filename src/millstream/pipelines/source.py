@@ -41,6 +41,7 @@ from pyspark.sql.types import StructType
 
 from millstream.errors import UsageError
 from millstream.pipelines.batch_plan import plan_batch
+from millstream.pipelines.meta_source import MetaDataSource
 from millstream.pipelines.offsets import offset_from_json
 from millstream.pipelines.options import ROW_BYTES_ESTIMATE, SourceOptions, parse_options
 from millstream.pipelines.query import Query
@@ -49,6 +50,7 @@ from millstream.pipelines.reading import committed_batches, pinned_batches
 from millstream.pipelines.schema import SPARK_SCHEMA, RowForm, row_form
 from millstream.pipelines.sinks.sink_options import parse_sink_options
 from millstream.pipelines.sinks.writers import BatchWriter, UpsertStreamWriter
+from millstream.pipelines.view_source import ViewDataSource
 
 __all__ = [
     "PYSPARK_MIN",
@@ -61,10 +63,10 @@ __all__ = [
 
 
 def register(spark: SparkSession, name: str = "") -> None:
-    """Make `format("millstream")` known to a session, or the same format under another name.
+    """Make our formats known to a session, or `millstream` under another name.
 
-    Not needed for `millstream` where this package is installed: Spark finds `pyspark_millstream`
-    by itself.
+    Formats are `millstream`, `millstream.view` and `millstream.meta`. Not needed where this
+    package is installed beside Spark: it finds the modules `pyspark_millstream*` by itself.
 
     Streaming queries of one process that may begin at the same moment need a name each. Spark
     keeps one map of environment variables per registered format, puts four into it whenever a
@@ -77,7 +79,8 @@ def register(spark: SparkSession, name: str = "") -> None:
         name: of letters, digits, - and _; no other format of the session has it.
     """
     if not name:
-        spark.dataSource.register(MillstreamDataSource)
+        for source in (MillstreamDataSource, ViewDataSource, MetaDataSource):
+            spark.dataSource.register(source)
         return
 
     class Named(MillstreamDataSource):
