@@ -149,8 +149,10 @@ class GroupWalk:
         group_of: Callable[[bytes], bytes],
         descending: bool,
         filtered: Callable[[InnerNode, range, int, Mask], list[bytes]] | None = None,
+        is_doubtful: Callable[[bytes], bool] = lambda partial: False,
     ) -> None:
         self._filtered = filtered
+        self._is_doubtful = is_doubtful
         self._nodes = nodes
         self._reducer = reducer
         self._group_of = group_of
@@ -204,13 +206,13 @@ class GroupWalk:
             if from_low is None and to_high is None and ahead is not None:
                 name = self._group_of(inner.lasts[slot])
                 if name == self._group_of(ahead):
-                    if below is None:
+                    if below is None and not self._is_doubtful(inner.partials[slot]):
                         self._add_child(name, child, height - 1, inner.partials[slot])
                         yield
                         continue
                     # The first wanted row of a group is known once the group is here.
                     is_here = self._waiting and self._waiting[-1].name == name
-                    if is_here and self._filtered is not None:
+                    if is_here and self._filtered is not None and below is not None:
                         one = range(slot, slot + 1)
                         self._add_parts(self._filtered(inner, one, height - 1, below))
                         yield

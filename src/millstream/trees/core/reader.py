@@ -2,7 +2,8 @@
 
 Costs, with n rows: a key, a count and a reduction of a range are O(log n) where the partitions
 wanted are all that a subtree has, or none of them; a subtree that mixes both is read whole, once
-for a mask where what was found is kept (`filtered`). Rows cost O(log n) and what is returned.
+for a mask where what was found is kept (`filtered`). Rows cost O(log n) and what is returned. A
+subtree whose partial is in doubt is read as one that mixes both.
 
 Invariants:
 1. What is read is one root, whatever is written meanwhile, as long as its nodes are kept.
@@ -32,7 +33,15 @@ from millstream.trees.core.ranges import (
     slice_of,
     slots_in,
 )
-from millstream.trees.core.shapes import NO_REDUCER, Bound, Leaf, NodeSource, Reducer, Root
+from millstream.trees.core.shapes import (
+    NO_REDUCER,
+    Bound,
+    Doubter,
+    Leaf,
+    NodeSource,
+    Reducer,
+    Root,
+)
 
 __all__ = ["TreeReader"]
 
@@ -49,9 +58,10 @@ class TreeReader:
         reducer: that of the tree; needed for `reduce` and `groups`.
         filtered: what subtrees come to under masks, shared as the cache is; None: not kept.
         kind: number of this reducer in `filtered`, 0 and up: the same number, the same partials.
+        doubter: which partials are not to be believed; None: all are.
     """
 
-    __slots__ = ("_filtered", "_kind", "_nodes", "_reducer", "_root")
+    __slots__ = ("_doubter", "_filtered", "_kind", "_nodes", "_reducer", "_root")
 
     def __init__(
         self,
@@ -61,12 +71,14 @@ class TreeReader:
         reducer: Reducer = NO_REDUCER,
         filtered: FilteredCache | None = None,
         kind: Kind = 0,
+        doubter: Doubter | None = None,
     ) -> None:
         self._nodes = Nodes(source, cache)
         self._root = root
         self._reducer = reducer
         self._filtered = filtered
         self._kind = kind
+        self._doubter = doubter
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """Return the values of those of these sorted keys that are in the tree.
@@ -233,7 +245,8 @@ class TreeReader:
         if self._root is None:
             return None
         mask = self._mask(wanted)
-        if mask is None and low is None and high is None:
+        is_whole = mask is None and low is None and high is None
+        if is_whole and not self._is_doubtful(self._root.partial):
             return self._root.partial
         partials = Partials(self._reducer)
         self._reduce(self._root.number, self._root.height, low, high, mask, partials)
@@ -256,22 +269,37 @@ class TreeReader:
         if first is not None:
             to_high = high_below(inner.lasts[first], high)
             self._reduce(inner.numbers[first], height - 1, low, to_high, mask, partials)
-        if mask is None:
+        below = self._mask_of_whole(inner.partials[whole.start : whole.stop], mask)
+        if below is None:
             partials.extend(inner.partials[whole.start : whole.stop])
         elif self._filtered is None:
-            wanted, unwanted = mask.partitions, ~mask.partitions
+            wanted, unwanted = below.partitions, ~below.partitions
             for slot in whole:
                 partitions = inner.sets[slot]
-                if not partitions & unwanted:
+                if not partitions & unwanted and not self._is_doubtful(inner.partials[slot]):
                     partials.extend(inner.partials[slot : slot + 1])
                 elif partitions & wanted:
-                    self._reduce(inner.numbers[slot], height - 1, None, None, mask, partials)
+                    self._reduce(inner.numbers[slot], height - 1, None, None, below, partials)
         else:
             partials.extend(
-                self._filtered_partials(self._filtered, inner, whole, height - 1, mask)
+                self._filtered_partials(self._filtered, inner, whole, height - 1, below)
             )
         if last is not None:
             self._reduce(inner.numbers[last], height - 1, None, high, mask, partials)
+
+    def _mask_of_whole(self, found: list[bytes], mask: Mask | None) -> Mask | None:
+        """Return how children with these partials are read; None: they are believed."""
+        if mask is None and self._doubter is not None and any(map(self._is_doubtful, found)):
+            assert self._root is not None
+            return Mask(self._root.partitions)
+        return mask
+
+    def _is_doubtful(self, partial: bytes) -> bool:
+        return self._doubter is not None and self._doubter.is_to_be_tried(partial)
+
+    def _keep(self, filtered: FilteredCache, key: Key, part: bytes | None) -> None:
+        if part is None or self._doubter is None or self._doubter.is_lasting(part):
+            filtered.put(key, part)
 
     def _filtered_partials(
         self, filtered: FilteredCache, inner: InnerNode, slots: range, height: int, mask: Mask
@@ -284,7 +312,7 @@ class TreeReader:
         for at, slot in enumerate(slots):
             number, partitions = inner.numbers[slot], inner.sets[slot]
             part: bytes | None = None
-            if not partitions & unwanted:
+            if not partitions & unwanted and not self._is_doubtful(inner.partials[slot]):
                 part = inner.partials[slot]
             elif partitions & wanted:
                 key = (self._kind, number, partitions & wanted)
@@ -295,7 +323,7 @@ class TreeReader:
                     partials = Partials(self._reducer)
                     self._reduce(number, height, None, None, mask, partials)
                     part = partials.result()
-                    filtered.put(key, part)
+                    self._keep(filtered, key, part)
                 else:
                     node = self._nodes.leaf(number)
                     leaves.append((at, key, mask.take(node)))
@@ -317,7 +345,7 @@ class TreeReader:
         parts = self._reducer.reduce([leaf for _, _, leaf in leaves]) if leaves else []
         for (at, key, _), part in zip(leaves, parts, strict=True):
             found[at] = part
-            filtered.put(key, part)
+            self._keep(filtered, key, part)
         leaves.clear()
 
     def groups(
@@ -348,6 +376,7 @@ class TreeReader:
             group_of,
             descending,
             None if kept is None else partial(self._filtered_partials, kept),
+            self._is_doubtful,
         )
         yield from walk.run(self._root, low, high, mask)
 

@@ -13,7 +13,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
-__all__ = ["NO_REDUCER", "Bound", "Leaf", "NodeSource", "Operation", "Reducer", "Root", "Row"]
+__all__ = [
+    "NO_REDUCER",
+    "Bound",
+    "Doubter",
+    "Leaf",
+    "NodeSource",
+    "Operation",
+    "Reducer",
+    "Root",
+    "Row",
+]
 
 Row = tuple[bytes, int, bytes]
 """Key, partition, value."""
@@ -64,6 +74,16 @@ class Reducer(Protocol):
 
     def rereduce(self, groups: Sequence[Sequence[bytes]]) -> list[bytes]:
         """Return one partial per group of partials, which come in key order, at least one."""
+
+
+class Doubter(Protocol):
+    """Knows partials which are not what their rows come to, but what became of an attempt."""
+
+    def is_lasting(self, partial: bytes) -> bool:
+        """Whether the same rows will always come to this; else it is not kept in memory."""
+
+    def is_to_be_tried(self, partial: bytes) -> bool:
+        """Whether a partial that is in the tree is to be made again from what is below it."""
 
 
 class _NoReducer:

@@ -90,7 +90,9 @@ class Snapshot(Protocol):
     def header(self) -> HeaderShape:
         """Of the commit."""
 
-    def tree(self, number: int, reducer: ViewReducer, kind: int) -> RowReader:
+    def tree(
+        self, number: int, reducer: ViewReducer, kind: int, doubter: ViewReducer | None
+    ) -> RowReader:
         """Return the reader of one tree, for the reduce of this number."""
 
     def close(self) -> None:
@@ -230,7 +232,7 @@ def _pieces(
     number = asked.reduce if is_reduced else asked.emits
     reducer = asked.reducer.only(number)
     view = View(
-        snapshot.tree(asked.tree, reducer, number),
+        snapshot.tree(asked.tree, reducer, number, reducer if asked.is_own_reduce else None),
         asked.encode,
         lambda partial: int(reducer.finalize(asked.emits, partial)),
     )

@@ -7,7 +7,8 @@ at a time. Serves Spark's Python workers as well as threads beside an asyncio lo
 Invariants:
 1. A document that breaks the limits, or the child, costs its own rows and nobody else's: the
    batch is tried again in parts until only the guilty document is left, and that alone in a child
-   that has run nothing else.
+   that has run nothing else. What runs out of time alone is tried once more, as the machine may
+   have stood still; not often in a row, as most of these have no end.
 2. An exception in one map function costs the rows of that view for that document.
 3. Built-in objects are frozen before document code is compiled, and a reply that is not what was
    asked for counts as a failure of the batch: no document spoils the rows of another.
@@ -29,15 +30,15 @@ import weakref
 from importlib.util import find_spec
 from pathlib import Path
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
 import msgspec
 
 from millstream.errors import UnavailableError, UsageError
-from millstream.views.core.reduce import reduce_error
+from millstream.views.core.reduce import TIME_ERROR, reduce_error
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from millstream.views.core.design import Functions
     from millstream.views.core.reductions import ReduceCall, ReduceResult
@@ -45,7 +46,9 @@ if TYPE_CHECKING:
 __all__ = [
     "BATCH_BYTES_MAX",
     "BATCH_DOCUMENTS_MAX",
+    "CALLS_PER_SECOND_TRY",
     "MEMORY_BYTES_MAX",
+    "SECOND_TRIES_MAX",
     "TIME_LIMIT_S",
     "MapError",
     "Mapped",
@@ -59,6 +62,12 @@ MEMORY_BYTES_MAX: Final = 256 * 1024 * 1024
 BATCH_DOCUMENTS_MAX: Final = 500
 BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
 """A batch is closed when it holds so many bytes of documents; one larger document goes alone."""
+
+SECOND_TRIES_MAX: Final = 3
+"""Documents or reduce calls of one child, one after the other, that run out of time twice; the
+next ones are not tried again."""
+CALLS_PER_SECOND_TRY: Final = 100
+"""Calls that were answered, after which one more is."""
 
 _REPLY_BYTES_MAX: Final = 64 * 1024 * 1024
 _START_S: Final = 30.0
@@ -91,7 +100,13 @@ class _Failure(msgspec.Struct):
     message: str
     at: int = -1
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the time was over."""
+        return self.kind == "time"
 
+
+_Result = TypeVar("_Result", list["Mapped"], "list[ReduceResult]")
 _Rows = list[tuple[int, msgspec.Raw, msgspec.Raw]]
 _MAP_REPLY: Final = msgspec.json.Decoder(tuple[list[_Rows], list[tuple[int, int, str]]])
 _REDUCE_REPLY: Final = msgspec.json.Decoder(list[list[msgspec.Raw]])
@@ -129,6 +144,8 @@ class Sandbox:
         self._finalizer: weakref.finalize[..., Any] | None = None
         self.restart_count = -1
         self._is_fresh = self._was_fresh = True
+        self._second_tries = SECOND_TRIES_MAX
+        self._answered = 0
 
     def __enter__(self) -> Self:
         return self
@@ -175,7 +192,8 @@ class Sandbox:
         """Call an own reduce function once per (keys, values, rereduce).
 
         Returns:
-            One JSON value per call; `{"error": "reduce_error", "reason"}` where it failed.
+            One JSON value per call; `{"error": "reduce_error", "reason"}` where it failed,
+            `reduce_time_error` where the time was over.
         """
         encode, decode = msgspec.json.encode, msgspec.json.decode
         texts = [(encode(keys), encode(values), bool(again)) for keys, values, again in calls]
@@ -201,21 +219,22 @@ class Sandbox:
         return results
 
     def _reduce_batch(self, number: int, calls: Sequence[ReduceCall]) -> list[ReduceResult]:
-        body = b",".join([b"[%b,%b,%b]" % (*call[:2], _BOOLEAN[call[2]]) for call in calls])
-        answer = self._call(b"R", _VIEW_HEAD.pack(number) + b"[%b]" % body)
-        if isinstance(answer, bytes):
-            values = _reduced(answer, len(calls))
-            if values is not None:
-                return values
-            answer = self._spoiled()
+        found = self._tried(lambda: self._reduced(number, calls), len(calls))
+        if not isinstance(found, _Failure):
+            return found
         if len(calls) == 1:
-            if self._may_be_innocent(answer):
-                return self._reduce_batch(number, calls)
-            return [reduce_error(answer.message)]
+            return [reduce_error(found.message, TIME_ERROR if found.is_late else "reduce_error")]
         middle = len(calls) // 2
         return self._reduce_batch(number, calls[:middle]) + self._reduce_batch(
             number, calls[middle:]
         )
+
+    def _reduced(self, number: int, calls: Sequence[ReduceCall]) -> list[ReduceResult] | _Failure:
+        body = b",".join([b"[%b,%b,%b]" % (*call[:2], _BOOLEAN[call[2]]) for call in calls])
+        answer = self._call(b"R", _VIEW_HEAD.pack(number) + b"[%b]" % body)
+        if isinstance(answer, _Failure):
+            return answer
+        return _reduced(answer, len(calls)) or self._spoiled()
 
     def close(self) -> None:
         """End the child; the next call starts a new one."""
@@ -224,43 +243,61 @@ class Sandbox:
         self._child = self._finalizer = None
 
     def _map_batch(self, documents: Sequence[bytes]) -> list[Mapped]:
-        body = b"[" + b",".join(documents) + b"]"
-        # Without an inner bracket there is nothing below the top level to be frozen.
-        is_flat = body.count(b"{") == len(documents) and body.count(b"[") == 1
-        answer = self._call(b"M", _MAP_HEAD.pack(len(documents), is_flat) + body)
-        if isinstance(answer, bytes):
-            every = _mapped(answer, len(documents))
-            if every is not None:
-                return every
-            answer = self._spoiled()
+        found = self._tried(lambda: self._mapped(documents), len(documents))
+        if not isinstance(found, _Failure):
+            return found
         if len(documents) == 1:
-            if self._may_be_innocent(answer):
-                return self._map_batch(documents)
-            return [Mapped((), (MapError(-1, answer.message),))]
+            return [Mapped((), (MapError(-1, found.message),))]
         # Lost as a whole: try the suspect alone, or without a suspect both halves.
-        if 0 <= answer.at < len(documents):
+        if 0 <= found.at < len(documents):
             # First of all, while nothing else has been run in the new child.
-            suspect = self._map_batch(documents[answer.at : answer.at + 1])
-            before, behind = documents[: answer.at], documents[answer.at + 1 :]
+            suspect = self._map_batch(documents[found.at : found.at + 1])
+            before, behind = documents[: found.at], documents[found.at + 1 :]
         else:
             middle = len(documents) // 2
             suspect, before, behind = [], documents[:middle], documents[middle:]
         mapped = self._map_batch(before) if before else []
         return [*mapped, *suspect, *(self._map_batch(behind) if behind else [])]
 
-    def _may_be_innocent(self, failure: _Failure) -> bool:
-        """Tell whether what was run before in the child may be why a call failed.
+    def _mapped(self, documents: Sequence[bytes]) -> list[Mapped] | _Failure:
+        body = b"[" + b",".join(documents) + b"]"
+        # Without an inner bracket there is nothing below the top level to be frozen.
+        is_flat = body.count(b"{") == len(documents) and body.count(b"[") == 1
+        answer = self._call(b"M", _MAP_HEAD.pack(len(documents), is_flat) + body)
+        if isinstance(answer, _Failure):
+            return answer
+        return _mapped(answer, len(documents)) or self._spoiled()
 
-        Functions may keep things from one document to the next, until the memory is used up.
+    def _tried(self, ask: Callable[[], _Result | _Failure], count: int) -> _Result | _Failure:
+        """Ask the child; once more, and a fresh one, if what is alone may be innocent."""
+        answer = ask()
+        if not isinstance(answer, _Failure) or count > 1 or not self._may_be_innocent(answer):
+            return answer
+        self._second_tries -= answer.is_late
+        again = ask()
+        self._second_tries += answer.is_late and not isinstance(again, _Failure)
+        return again
+
+    def _may_be_innocent(self, failure: _Failure) -> bool:
+        """Tell whether something else may be why a call failed.
+
+        Functions may keep things from one document to the next, until the memory is used up; a
+        machine may stand still until the time is over.
         """
-        return failure.kind not in ("time", "parse") and not self._was_fresh
+        if failure.is_late:
+            return self._second_tries > 0
+        return failure.kind != "parse" and not self._was_fresh
 
     def _call(self, kind: bytes, body: bytes) -> bytes | _Failure:
         """Return the reply, or why there is none; the child is fresh after a failure."""
         self.compile()
         self._was_fresh, self._is_fresh = self._is_fresh, False
         answer = self._exchange(kind, body, self._time_limit_s * _LOAD_FACTOR)
-        if isinstance(answer, _Failure) and answer.kind != "parse":
+        if not isinstance(answer, _Failure):
+            self._answered += 1
+            if self._answered % CALLS_PER_SECOND_TRY == 0:
+                self._second_tries = min(SECOND_TRIES_MAX, self._second_tries + 1)
+        elif answer.kind != "parse":
             self.close()
         return answer
 

@@ -30,7 +30,7 @@ from millstream.errors import UnavailableError
 from millstream.trees.core.filtered import FilteredCache, Kind
 from millstream.trees.core.nodes import NodeCache
 from millstream.trees.core.reader import TreeReader
-from millstream.trees.core.shapes import Reducer
+from millstream.trees.core.shapes import Doubter, Reducer
 from millstream.trees.core.writer import TreeWriter
 from millstream.views.core.header import Header, decode_header, encode_header
 from millstream.views.core.kept_roots import (
@@ -68,15 +68,22 @@ class IndexSnapshot:
         self.is_expired = False
         self._store, self._commits = store, commits
 
-    def tree(self, number: int, reducer: Reducer | None = None, kind: Kind = 0) -> TreeReader:
+    def tree(
+        self,
+        number: int,
+        reducer: Reducer | None = None,
+        kind: Kind = 0,
+        doubter: Doubter | None = None,
+    ) -> TreeReader:
         """Return the reader of one tree; a query may give a reducer that does less.
 
         `kind`: which one, a number from 0 up: under the same number it makes the same partials.
+        `doubter`: which of them are not to be believed.
         """
         commits, root = self._commits, self.header.trees[number]
         if reducer is None:
             return TreeReader(self, root, commits.cache, commits.reducers[number])
-        return TreeReader(self, root, commits.cache, reducer, commits.filtered, kind)
+        return TreeReader(self, root, commits.cache, reducer, commits.filtered, kind, doubter)
 
     @property
     def back(self) -> TreeReader:

@@ -29,6 +29,7 @@ __all__ = [
     "BUILTIN_REDUCES",
     "REDUCE_BYTES_MAX",
     "STATS",
+    "TIME_ERROR",
     "IllegalValueError",
     "error_value",
     "is_error",
@@ -46,7 +47,9 @@ REDUCE_BYTES_MAX: Final = 5000
 """JSON bytes of a result; a larger one must be at most half as large as what went in."""
 
 _ERROR: Final = "builtin_reduce_error"
-_ERRORS: Final = (_ERROR, "reduce_overflow_error", "reduce_error")
+TIME_ERROR: Final = "reduce_time_error"
+"""Of an own function that ran out of time: it may come out otherwise on a machine less busy."""
+_ERRORS: Final = (_ERROR, "reduce_overflow_error", "reduce_error", TIME_ERROR)
 STATS: Final = ("sum", "count", "min", "max", "sumsqr")
 _SUM_RULE: Final = (
     "_sum takes numbers, arrays of numbers, and objects whose members are such values again; "

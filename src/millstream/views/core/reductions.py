@@ -11,7 +11,9 @@ Invariants:
 2. Own functions are called once per order of the tree (one call of `CustomReduce` for all leaves
    or all groups of it), with at most REDUCE_VALUES_MAX values each, in row order.
 3. A partial of rows is a function of the rows: which leaves they lie in matters only to own
-   functions that are not associative, and to results near the limit.
+   functions that are not associative, and to results near the limit. An own function that ran out
+   of time may have been stopped by a busy machine: queries do not believe such a part, but call it
+   again for what is below, until that was in vain `TIME_ERRORS_MAX` times.
 
 Elsewhere: when nodes ask (`trees`), where own functions run (`views.aio`).
 """
@@ -25,6 +27,7 @@ import msgspec
 
 from millstream.views.core.builtin_reduces import Rows, rule_of
 from millstream.views.core.reduce import (
+    TIME_ERROR,
     IllegalValueError,
     error_value,
     is_error,
@@ -42,6 +45,7 @@ __all__ = [
     "CAUSED_BY_BYTES_MAX",
     "REDUCE_LIMITS",
     "REDUCE_VALUES_MAX",
+    "TIME_ERRORS_MAX",
     "CustomReduce",
     "ReduceCall",
     "ReduceLimit",
@@ -56,6 +60,9 @@ REDUCE_VALUES_MAX: Final = 1000
 CAUSED_BY_BYTES_MAX: Final = 1000
 """JSON bytes of an illegal value that an error value shows; a longer one is left out."""
 
+TIME_ERRORS_MAX: Final = 2
+"""Own functions that run out of time in a query before it believes the parts that say so."""
+
 ReduceCall = tuple[bytes, bytes, bool]
 """JSON texts of keys ([[key, id], ...] or null) and of values, and whether they are results."""
 ReduceResult = bytes | dict[str, str]
@@ -64,6 +71,7 @@ ReduceLimit = Literal["true", "false", "log"]
 """What becomes of a result that does not shrink: an error value, nothing, or it is told of."""
 REDUCE_LIMITS: Final[tuple[ReduceLimit, ...]] = ("true", "false", "log")
 
+_TIME_MARK: Final = TIME_ERROR.encode()
 _BIG: Final = 1
 _ARRAY_OF: Final = Struct(">BI")
 _ARRAY32: Final = 0xDD
@@ -130,6 +138,7 @@ class ViewReducer:
         self._limit = limit
         self._on_overflow = on_overflow
         self._active = range(len(self._rules))
+        self._time_errors = 0
 
     def only(self, number: int) -> ViewReducer:
         """Return a reducer of the same tree that works on one reduce alone, for a query.
@@ -184,6 +193,19 @@ class ViewReducer:
             return msgspec.json.decode(part) if rule is None else rule.final(part)
         except RecursionError:
             return _UNREADABLE
+
+    # -- which partials are not to be believed (`trees.core.shapes.Doubter`), of one reduce
+
+    def is_lasting(self, partial: bytes) -> bool:
+        """Whether no own function ran out of time over these rows."""
+        if _TIME_MARK not in partial:
+            return True
+        (parts,) = _unpacked([partial])
+        return not any(_is_time_error(parts[number]) for number in self._active)
+
+    def is_to_be_tried(self, partial: bytes) -> bool:
+        """Whether one did, and is to be called again."""
+        return self._time_errors < TIME_ERRORS_MAX and not self.is_lasting(partial)
 
     def _reduce_by_rules(
         self, leaves: Sequence[RowSlice], rows: list[list[list[bytes]]], parts: list[list[Any]]
@@ -261,10 +283,15 @@ class ViewReducer:
     def _called(self, number: int, calls: Sequence[ReduceCall]) -> list[Any]:
         assert self._custom is not None
         results = self._custom(number, calls)
+        self._time_errors += sum(map(_is_time_error, results))
         return [
             result if is_error(result) else self._limited(result, len(result), len(call[1]))
             for call, result in zip(calls, results, strict=True)
         ]
+
+
+def _is_time_error(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("error") == TIME_ERROR
 
 
 def _values_of(texts: list[list[bytes]], count: int) -> tuple[list[Any] | None, int]:

@@ -1,4 +1,5 @@
 import random
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 import pytest
@@ -6,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.trees.core.reader import TreeReader
+from millstream.trees.core.shapes import Leaf
 from tree_model import Joins, Sums, Tree, key, keys_of, rows_from, rows_of, small_nodes, span_of
 
 COUNT = 4000
@@ -131,3 +133,83 @@ def test_random_changes_with_a_shared_cache_never_show_old_rows() -> None:
         low, high = sorted(key(rng.randrange(2000)) for _ in range(2))
         bounds = (low, True), (high, True)
         assert keys_of(tree.reader().scan(*bounds)) == tree.expected(*bounds)
+
+
+class Stalling(Joins):
+    """Comes to `LATE` where it stalls, and wherever that went in."""
+
+    LATE = b"late"
+    tries = 100
+
+    def __init__(self) -> None:
+        self.stalls_at: bytes = b""
+        self.calls = 0
+
+    def reduce(self, leaves: Sequence[Leaf]) -> list[bytes]:
+        self.calls += len(leaves)
+        parts = super().reduce(leaves)
+        stalls = [bool(self.stalls_at) and self.stalls_at in leaf.keys for leaf in leaves]
+        return [
+            self.LATE if is_late else part for part, is_late in zip(parts, stalls, strict=True)
+        ]
+
+    def rereduce(self, groups: Sequence[Sequence[bytes]]) -> list[bytes]:
+        late = [self.LATE in group for group in groups]
+        joined = iter(super().rereduce([group for group in groups if self.LATE not in group]))
+        return [self.LATE if each else next(joined) for each in late]
+
+    def is_lasting(self, partial: bytes) -> bool:
+        return partial != self.LATE
+
+    def is_to_be_tried(self, partial: bytes) -> bool:
+        return self.tries > 0 and not self.is_lasting(partial)
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize("wanted", [None, 0b1110])
+def test_a_partial_in_doubt_is_made_again_from_its_rows(wanted: int | None, is_kept: bool) -> None:
+    reducer = Stalling()
+    reducer.stalls_at = key(321)
+    made = Tree(reducer)
+    with small_nodes():
+        made.load(rows_from(range(600), partitions=4))
+    assert made.root is not None
+    assert made.root.partial == reducer.LATE
+    reducer.stalls_at = b""
+
+    def read() -> TreeReader:
+        filtered = made.filtered if is_kept else None
+        return TreeReader(made.store, made.root, made.cache, reducer, filtered, 0, reducer)
+
+    expected = made.expected(wanted=wanted)
+    for ask in (
+        lambda: read().reduce(wanted=wanted),
+        lambda: read().reduce((key(0), True), (key(599), True), wanted=wanted),
+        lambda: next(read().groups(lambda _: b"", wanted=wanted))[2],
+        lambda: next(read().groups(lambda _: b"", wanted=wanted, descending=True))[2],
+    ):
+        assert ask() == span_of(expected)
+    reducer.calls = 0
+    assert read().reduce(wanted=wanted) == span_of(expected)
+    if is_kept:
+        assert reducer.calls == 0, "what was made again is kept"
+    elif wanted is None:
+        assert reducer.calls <= 2, "the rest is as the tree has it"
+    reducer.tries = 0
+    assert TreeReader(made.store, made.root, None, reducer, None, 0, reducer).reduce() == b"late"
+
+
+@pytest.mark.parametrize("wanted", [None, 0b1110])
+def test_what_is_in_doubt_is_not_kept_in_memory(wanted: int | None) -> None:
+    reducer = Stalling()
+    made = Tree(reducer)
+    with small_nodes():
+        reducer.stalls_at = key(321)
+        made.load(rows_from(range(600), partitions=4))
+
+    def read() -> TreeReader:
+        return TreeReader(made.store, made.root, made.cache, reducer, made.filtered, 0, reducer)
+
+    assert read().reduce(wanted=wanted) == reducer.LATE
+    reducer.stalls_at = b""
+    assert read().reduce(wanted=wanted) == span_of(made.expected(wanted=wanted))

@@ -70,7 +70,7 @@ class Snapshot:
         self.threads = set()
         self._emits, self._fails_after = emits, fails_after
 
-    def tree(self, number, reducer, kind):
+    def tree(self, number, reducer, kind, doubter):
         assert number == 0
         snapshot = self
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from millstream.errors import UsageError
-from millstream.views.aio.sandbox import Sandbox
+from millstream.views.aio import sandbox
+from millstream.views.aio.sandbox import SECOND_TRIES_MAX, Sandbox
 from millstream.views.core.design import parse_design
 
 
@@ -291,6 +292,55 @@ def spoil(monkeypatch, guilty, reply):
         return reply if kind != b"L" and guilty in body else answer
 
     monkeypatch.setattr(Sandbox, "_exchange", spoiled)
+
+
+def stall(monkeypatch, *late):
+    """Answer these of the calls as if the machine had stood still; return all calls' bodies."""
+    exchange, asked = Sandbox._exchange, []
+
+    def stalled(self, kind, body, wait_s):
+        if kind == b"L":
+            return exchange(self, kind, body, wait_s)
+        asked.append(body)
+        is_late = len(asked) - 1 in late
+        return sandbox._LATE if is_late else exchange(self, kind, body, wait_s)
+
+    monkeypatch.setattr(Sandbox, "_exchange", stalled)
+    return asked
+
+
+def test_what_ran_out_of_time_alone_is_tried_again_in_a_fresh_child(monkeypatch):
+    asked = stall(monkeypatch, 0, 2, 3)
+    with sandbox_of("d => emit(d.n)", reduce="(k, v) => sum(v)") as js:
+        assert rows(js.map(texts({"n": 1}))[0]) == [(0, 1, None)]
+        assert js.restart_count == 1
+        assert js.reduce(0, [(None, [2], True)]) == [
+            {"error": "reduce_time_error", "reason": "no answer within the time limit"}
+        ]
+        assert js.reduce(0, [(None, [2], True)]) == [2]
+    assert len(asked) == 5
+
+
+def test_what_has_no_end_is_not_tried_again_for_long(monkeypatch):
+    asked = stall(monkeypatch, *range(1000))
+    with sandbox_of("d => emit(d.n)", reduce="(k, v) => sum(v)") as js:
+        js._start = lambda: setattr(js, "_child", None)
+        for _ in range(10):
+            js.reduce(0, [(None, [2], True)])
+        assert len(asked) == 10 + SECOND_TRIES_MAX
+
+
+def test_second_tries_come_back_with_calls_that_are_answered(monkeypatch):
+    monkeypatch.setattr(sandbox, "CALLS_PER_SECOND_TRY", 3)
+    asked = stall(monkeypatch, *range(8), 11, 12)
+    with sandbox_of("d => emit(d.n)", reduce="(k, v) => sum(v)") as js:
+        for _ in range(5):
+            js.reduce(0, [(None, [2], True)])
+        assert len(asked) == 8
+        for _ in range(3):
+            js.reduce(0, [(None, [2], True)])
+        js.reduce(0, [(None, [2], True)])
+        assert len(asked) == 13
 
 
 DEEP = b"[" * 100_000

@@ -17,6 +17,7 @@ from millstream.views.core.reduce import REDUCE_BYTES_MAX
 from millstream.views.core.reductions import (
     CAUSED_BY_BYTES_MAX,
     REDUCE_VALUES_MAX,
+    TIME_ERRORS_MAX,
     ReduceCall,
     ReduceResult,
     ViewReducer,
@@ -135,6 +136,26 @@ def test_a_query_works_on_one_reduce_alone() -> None:
     assert alone.finalize(5, alone.rereduce([partials + rows])[0]) == 15
     assert tree.finalize(7, tree.merge(7, partials)) == 6
     assert own.calls == [(7, 1)]
+
+
+def test_a_query_calls_an_own_function_again_that_ran_out_of_time() -> None:
+    late = {"error": "reduce_time_error", "reason": "the time was over"}
+    answers: list[ReduceResult] = [late, b"7", b'"reduce_time_error"', late, late]
+    tree = ViewReducer(["_count", "own"], lambda _, calls: [answers.pop(0) for _ in calls])
+    rows = slice_of([(1, "a", [1])])
+    was_late, good, named_so = tree.reduce([rows]) + tree.reduce([rows]) + tree.reduce([rows])
+    asked = tree.only(1)
+    assert [asked.is_lasting(each) for each in (was_late, good, named_so)] == [False, True, True]
+    assert asked.is_to_be_tried(was_late)
+    assert not asked.is_to_be_tried(good)
+    assert tree.only(0).is_lasting(was_late), "another reduce of the tree"
+    assert asked.finalize(1, was_late) == late
+    for _ in range(TIME_ERRORS_MAX):
+        assert asked.is_to_be_tried(was_late)
+        asked.reduce([rows])
+    assert not asked.is_to_be_tried(was_late), "it seems to be the function"
+    assert not asked.is_lasting(was_late)
+    assert tree.only(1).is_to_be_tried(was_late), "the next query tries again"
 
 
 def test_a_row_with_very_many_emits_is_reduced_in_pieces() -> None:
