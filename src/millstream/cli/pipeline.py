@@ -25,6 +25,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from millstream.cli import pipeline_backup
 from millstream.cli.connect import (
     CONNECT_DEFAULT,
     BucketArgument,
@@ -54,6 +55,7 @@ __all__ = ["app"]
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 run_app = typer.Typer(no_args_is_help=True, help="Run a pipeline in the foreground.")
 app.add_typer(run_app, name="run")
+pipeline_backup.add_to(run_app)
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="As `list` shows it.")]
 DdocOption = Annotated[

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millstream.errors import ConditionError, CorruptionError, UnavailableError, UsageError
+from millstream.model.position import FailoverEntry, Position
+from millstream.pipelines.lake.directory import BackupDirectory
+from millstream.pipelines.lake.manifest import DataFile, Manifest, Part
+
+
+def manifest(id_: int, parent: int | None, *paths: str) -> Manifest:
+    files = [DataFile(path=path, row_count=1, byte_count=1, sha256="0" * 64) for path in paths]
+    part = Part(
+        partition=0, kind="full", position=Position(1, 9, 9, 9), branch=1, purge_seqno=0,
+        failover_log=(FailoverEntry(1, 0, 1),), files=tuple(files),
+    )  # fmt: skip
+    return Manifest(
+        id=id_, parent=parent, created="", bucket="b", bucket_uuid="b0", partition_count=1,
+        parts=(part,),
+    )  # fmt: skip
+
+
+def published(directory: BackupDirectory, id_: int, parent: int | None = None) -> str:
+    data = directory.new_data(id_)
+    folder = directory.path / data / "partition=0"
+    folder.mkdir()
+    for name in ("a.parquet", "twice.parquet"):
+        (folder / name).write_bytes(b"x")
+    directory.publish(manifest(id_, parent, f"{data}/partition=0/a.parquet"), data)
+    return data
+
+
+def test_a_backup_exists_once_its_manifest_does(tmp_path: Path) -> None:
+    directory = BackupDirectory(tmp_path / "new" / "deep")
+    with directory.writing():
+        assert directory.next_id() == 1
+        data = published(directory, 1)
+        torn = directory.new_data(2)
+        assert list(directory.manifests()) == [1]
+        assert directory.next_id() == 3  # of the torn one nothing is used again
+        assert [f.name for f in (directory.path / data / "partition=0").iterdir()] == ["a.parquet"]
+        assert directory.remove_unnamed(directory.manifests()) == [torn]
+        assert directory.remove_unnamed(directory.manifests()) == []
+    assert directory.manifests()[1] == manifest(1, None, f"{data}/partition=0/a.parquet")
+
+
+def test_data_of_deleted_manifests_go_but_not_while_a_chain_is_broken(tmp_path: Path) -> None:
+    directory = BackupDirectory(tmp_path)
+    data = [published(directory, 1), published(directory, 2), published(directory, 3, parent=2)]
+    (tmp_path / "manifest-000001.json").unlink()
+    assert directory.remove_unnamed(directory.manifests()) == [data[0]]
+    (tmp_path / "manifest-000002.json").unlink()
+    with pytest.raises(CorruptionError, match="needs manifest 2"):
+        directory.remove_unnamed(directory.manifests())
+    assert (tmp_path / data[1]).exists()
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    directory = BackupDirectory(tmp_path)
+    with directory.writing(), pytest.raises(ConditionError) as refusal, directory.writing():
+        pass
+    assert refusal.value.code == "already_running"
+
+
+def test_what_is_no_directory_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as missing:
+        BackupDirectory(tmp_path / "none").manifests()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnavailableError) as unwritable:
+        BackupDirectory(tmp_path / "file").writing().__enter__()
+    assert (missing.value.code, unwritable.value.code) == ("no_backup", "bad_directory")
