@@ -119,10 +119,10 @@ class Partials:
 
 def reduced(groups: list[list[Part]], reducer: Reducer) -> list[bytes]:
     """Return one partial per group of leaves and partials in key order: two calls at most."""
-    leaves = [part for parts in groups for part in parts if isinstance(part, Leaf)]
+    leaves = [part for parts in groups for part in parts if type(part) is Leaf]
     done = iter(reducer.reduce(leaves) if leaves else ())
     partials = [
-        [next(done) if isinstance(part, Leaf) else part for part in parts] for parts in groups
+        [part if type(part) is bytes else next(done) for part in parts] for parts in groups
     ]
     several = [parts for parts in partials if len(parts) > 1]
     rereduced = iter(reducer.rereduce(several) if several else ())

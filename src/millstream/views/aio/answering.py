@@ -50,6 +50,7 @@ ANSWER_CHUNK_BYTES_MIN: Final = 32 * 1024
 ANSWER_TURN_S_MAX: Final = 0.002
 """How long pieces are made before the loop is given back; a piece takes a millisecond or two."""
 _ETAG_BYTES: Final = 16
+_encode: Final = msgspec.json.Encoder().encode
 
 
 class RootShape(Protocol):
@@ -72,15 +73,20 @@ class HeaderShape(Protocol):
         """Of active and passive partitions."""
 
     @property
+    def vector(self) -> Callable[[int], bytes]:
+        """Of some of them (bitmap), as bytes."""
+
+    @property
+    def active(self) -> int:
+        """Bitmap of those that the index answers for."""
+
+    @property
     def void(self) -> int:
         """Bitmap of partitions whose rows in the trees count for nothing."""
 
     @property
     def trees(self) -> Sequence[RootShape | None]:
         """Their roots."""
-
-    def bitmap(self, state: Literal["active"]) -> int:
-        """Return the partitions in a state."""
 
 
 class Snapshot(Protocol):
@@ -138,20 +144,18 @@ async def answer(
     Args:
         snapshot: of the index.
         view: which view of it.
-        query: as parsed.
+        query: as parsed, and checked for this view.
         asked: bitmap of the partitions to answer for; None: all that are active here.
         form: of the answer.
 
     Raises:
-        UsageError: `query_parse_error`: the query does not fit the view.
         RoutingError: `not_my_partition`.
         UnavailableError: `snapshot_expired`.
         CorruptionError: `index_damaged`.
     """
     try:
         header = snapshot.header
-        query.check(view.reduce >= 0, view.encode)
-        wanted = wanted_partitions(header.bitmap("active"), header.void, asked)
+        wanted = wanted_partitions(header.active, header.void, asked)
         pieces = _pieces(snapshot, view, query, wanted, form)
         root = header.trees[view.tree]
         is_reduced = query.is_reduced(view.reduce >= 0)
@@ -236,8 +240,7 @@ def _pieces(
         asked.encode,
         lambda partial: int(reducer.finalize(asked.emits, partial)),
     )
-    positions = {p: at for p, at in snapshot.header.positions.items() if wanted >> p & 1}
-    seqs = vector_to_text(positions) if query.update_seq else None
+    seqs = _update_seq(snapshot.header, wanted) if query.update_seq else None
     signature = snapshot.header.signature
     if is_reduced:
         groups = find_groups(view, query, wanted)
@@ -255,10 +258,9 @@ def _pieces(
 
 def _etag(header: HeaderShape, query: Query, wanted: int) -> str:
     """Return what changes whenever the answer may: it names index, rows and query."""
-    positions = [
-        (partition, header.positions[partition])
-        for partition in sorted(header.positions)
-        if wanted >> partition & 1
-    ]
-    named = msgspec.json.encode([header.signature, positions, query_options(query)])
+    named = _encode([header.signature, header.vector(wanted), query_options(query)])
     return blake2b(named, digest_size=_ETAG_BYTES).hexdigest()
+
+
+def _update_seq(header: HeaderShape, wanted: int) -> str:
+    return vector_to_text({p: at for p, at in header.positions.items() if wanted >> p & 1})

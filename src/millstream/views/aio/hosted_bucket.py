@@ -378,12 +378,14 @@ class HostedBucket:
         asked = hosted.asked_view(design.views[number])
         query = parse_query(options)
         query.check(asked.reduce >= 0, asked.encode)
-        wanted = range(self._order.partition_count) if partitions is None else partitions
+        count = self._order.partition_count
+        wanted = range(count) if partitions is None else partitions
+        bitmap = (1 << count) - 1 if partitions is None else bitmap_of(partitions)
         async with AsyncExitStack() as stack:
             stack.enter_context(hosted.used())
             try:
                 await self._until_fresh(hosted, query, wanted)
-                answered = await answer(hosted.snapshot(), asked, query, bitmap_of(wanted), form)
+                answered = await answer(hosted.snapshot(), asked, query, bitmap, form)
             except CorruptionError as error:
                 self._damaged(hosted.signature, error)
                 raise

@@ -98,8 +98,11 @@ class IndexLink:
     async def _take_turn(self) -> None:
         if self._is_closed:
             raise unavailable("the index process has ended")
+        if not self._free.locked():  # the usual case, without a timer
+            await self._free.acquire()
+            return
         try:
-            async with asyncio.timeout(WAIT_S if self._free.locked() else None):
+            async with asyncio.timeout(WAIT_S):
                 await self._free.acquire()
         except TimeoutError as error:
             raise UnavailableError(

@@ -14,7 +14,8 @@ are kept (docs/reference/index-format.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
 from struct import Struct
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
@@ -51,6 +52,7 @@ INDEX_FORMAT: Final = 1
 MAP_ERRORS_KEPT_MAX: Final = 20
 """Documents on which a map failed that are listed by name, per tree."""
 MAP_ERROR_CHARACTERS_MAX: Final = 500
+_VECTORS_KEPT_MAX: Final = 4
 
 PartitionState = Literal["active", "passive", "cleanup"]
 Row = tuple[int, bytes, bytes, bytes]
@@ -118,7 +120,7 @@ class MapErrors(NamedTuple):
         return MapErrors(self.total + before + len(found), last)
 
 
-class Header(msgspec.Struct, frozen=True, kw_only=True):
+class Header(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One commit of an index.
 
     `void`: bitmap of active and passive partitions whose rows in the trees count for nothing.
@@ -149,6 +151,18 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     def bitmap(self, *states: PartitionState) -> int:
         """Return the partitions in one of these states."""
         return bitmap_of(p for p, state in self.states.items() if state in states)
+
+    @cached_property
+    def active(self) -> int:
+        """The active partitions; every query asks for them."""
+        return self.bitmap("active")
+
+    @cached_property
+    def vector(self) -> Callable[[int], bytes]:
+        """Positions of some partitions as bytes, made once; every query asks for them."""
+        return lru_cache(_VECTORS_KEPT_MAX)(
+            lambda wanted: _encode([(p, self.positions[p]) for p in members_of(wanted)])
+        )
 
     @property
     def countable(self) -> int:

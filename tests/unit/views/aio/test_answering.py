@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from memory_index_store import MemoryIndexStore
-from millstream.errors import RoutingError, UnavailableError, UsageError
+from millstream.errors import RoutingError, UnavailableError
 from millstream.model.position import FailoverEntry, Position
 from millstream.views.aio import answering
 from millstream.views.aio.answering import AskedView, answer
@@ -40,10 +40,10 @@ class Header(NamedTuple):
     positions: dict = POSITIONS
     void: int = 0
     trees: tuple = (Root(0b1111),)
+    active: int = ACTIVE
 
-    def bitmap(self, state):
-        assert state == "active"
-        return ACTIVE
+    def vector(self, wanted):
+        return repr([at for p, at in self.positions.items() if wanted >> p & 1]).encode()
 
 
 class Slices:
@@ -175,7 +175,6 @@ async def test_an_answer_that_fails_on_its_way_ends_with_the_error():
 @pytest.mark.parametrize(
     ("options", "asked", "error", "code"),
     [
-        ({"reduce": True}, None, UsageError, "query_parse_error"),
         ({}, 0b1000, RoutingError, "not_my_partition"),
         ({}, None, UnavailableError, "snapshot_expired"),
     ],

@@ -1,5 +1,6 @@
 import contextlib
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,6 +80,21 @@ def test_a_changed_byte_is_damage(header, at, byte):
     data[at % len(data)] ^= byte
     with pytest.raises(CorruptionError) if byte else contextlib.nullcontext():
         decode_header(bytes(data))
+
+
+def test_what_queries_ask_for_is_that_of_the_header():
+    positions = {p: Position(7, p, p, p) for p in range(3)}
+    header = Header(
+        signature="", collation="", reduces=(), positions=positions,
+        states={0: "active", 1: "active", 2: "passive"},
+    )  # fmt: skip
+    moved = msgspec.structs.replace(header, positions={**positions, 2: Position(7, 9, 9, 9)})
+    assert header.active == moved.active == 0b11
+    assert header.vector(0b10) == moved.vector(0b10) == header.vector(0b10)
+    assert header.vector(0b110) != moved.vector(0b110)
+    assert header.vector(0b100) not in (header.vector(0b10), header.vector(0b110))
+    states = dict.fromkeys(header.states, "passive")
+    assert msgspec.structs.replace(header, states=states).active == 0
 
 
 def test_what_counts_and_what_is_dirty():
