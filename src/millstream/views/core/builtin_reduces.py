@@ -25,6 +25,7 @@ Source: the built-in reduces of CouchDB 3.5.
 from __future__ import annotations
 
 import re
+from operator import mul
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import msgspec
@@ -36,7 +37,7 @@ from millstream.views.core.reduce import STATS, IllegalValueError, statistics, t
 from millstream.views.core.rows import ekey_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["RANKED_MAX", "Rows", "Rule", "is_builtin", "rule_of"]
 
@@ -75,6 +76,14 @@ class Rule(Protocol):
     def is_limited(self) -> bool:
         """Whether parts can grow with what went in, and are held to the limit on results."""
 
+    @property
+    def of_numbers(self) -> Callable[[Sequence[Any]], Any] | None:
+        """Makes the part of at least one value, all of them numbers; None: it takes more."""
+
+    @property
+    def of_number_parts(self) -> Callable[[Sequence[Any]], Any] | None:
+        """Merges parts that are numbers, all of them; None: no parts are."""
+
     def rows_part(self, rows: Rows) -> Any:
         """Return the part of at least one row."""
 
@@ -102,6 +111,8 @@ class _Count:
     needs_values = False
     needs_texts = False
     is_limited = False
+    of_numbers = staticmethod(len)
+    of_number_parts = staticmethod(sum)
 
     def rows_part(self, rows: Rows) -> Any:
         return rows.emits
@@ -117,6 +128,8 @@ class _Sum:
     needs_values = True
     needs_texts = True
     is_limited = True
+    of_numbers = staticmethod(sum)
+    of_number_parts = staticmethod(sum)
 
     def rows_part(self, rows: Rows) -> Any:
         return total(rows.values)
@@ -132,6 +145,12 @@ class _Stats:
     needs_values = True
     needs_texts = True
     is_limited = False
+    of_number_parts = None
+
+    @staticmethod
+    def of_numbers(values: Sequence[Any]) -> Any:
+        squares = sum(map(mul, values, values))
+        return [sum(values), len(values), min(values), max(values), squares]
 
     def rows_part(self, rows: Rows) -> Any:
         found = statistics(rows.values)
@@ -170,6 +189,7 @@ class _Distinct:
     needs_values = False
     needs_texts = False
     is_limited = False
+    of_numbers = of_number_parts = None
 
     def rows_part(self, rows: Rows) -> Any:
         return sketch(map(ekey_of, rows.keys))
@@ -185,6 +205,7 @@ class _Ranked:
     needs_values = True
     needs_texts = True
     is_limited = False
+    of_numbers = of_number_parts = None
 
     def __init__(self, count: int, *, is_top: bool) -> None:
         self._count = count
@@ -218,6 +239,7 @@ class _End:
     needs_values = False
     needs_texts = True
     is_limited = False
+    of_numbers = of_number_parts = None
 
     def __init__(self, *, is_first: bool) -> None:
         self._choose = min if is_first else max

@@ -20,6 +20,7 @@ Elsewhere: when nodes ask (`trees`), where own functions run (`views.aio`).
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
@@ -34,7 +35,7 @@ from millstream.views.core.reduce import (
     overflow_reason,
     reduce_error,
 )
-from millstream.views.core.rows import emits_in, pairs_of_all, split_row_key
+from millstream.views.core.rows import emits_in, numbers_of, pairs_of_all, split_row_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -79,7 +80,8 @@ _JOIN: Final = b","
 _NULL: Final = b"null"
 _decode_values: Final = msgspec.json.Decoder(list[Any]).decode
 _encode_json: Final = msgspec.json.encode
-_encode: Final = msgspec.msgpack.encode
+_encode: Final = msgspec.msgpack.Encoder().encode
+_NUMBERS: Final = frozenset({int, float})
 
 
 def _extension(code: int, data: memoryview) -> int:
@@ -139,6 +141,7 @@ class ViewReducer:
         self._on_overflow = on_overflow
         self._active = range(len(self._rules))
         self._time_errors = 0
+        self._of_numbers = self._rules_of_numbers()
 
     def only(self, number: int) -> ViewReducer:
         """Return a reducer of the same tree that works on one reduce alone, for a query.
@@ -147,10 +150,20 @@ class ViewReducer:
         """
         one = ViewReducer((), self._custom, self._limit, self._on_overflow)
         one._rules, one._active = self._rules, range(number, number + 1)
+        one._of_numbers = one._rules_of_numbers()
         return one
+
+    def _rules_of_numbers(self) -> list[tuple[int, Callable[[Sequence[Any]], Any]]]:
+        """Return how values that are numbers are reduced; nothing where values are not all."""
+        rules = [(number, self._rules[number]) for number in self._active]
+        found = [(number, rule.of_numbers) for number, rule in rules if rule and rule.of_numbers]
+        needs_values = any(rule and rule.needs_values for _, rule in rules)
+        return found if needs_values and len(found) == len(rules) else []
 
     def reduce(self, leaves: Sequence[RowSlice]) -> list[bytes]:
         """Return the partial of each slice of at least one row. O(rows)."""
+        if self._of_numbers and (partials := self._reduced_numbers(leaves)) is not None:
+            return partials
         parts: list[list[Any]] = [[None] * len(self._rules) for _ in leaves]
         if self._active and leaves:
             rules = [self._rules[number] for number in self._active]
@@ -167,9 +180,12 @@ class ViewReducer:
     def rereduce(self, groups: Sequence[Sequence[bytes]]) -> list[bytes]:
         """Return the partial over each group of at least one partial."""
         parts: list[list[Any]] = [[None] * len(self._rules) for _ in groups]
-        unpacked = [_unpacked(group) for group in groups] if self._active else []
+        if self._active:
+            unpacked = _unpacked([partial for group in groups for partial in group])
+            bounds = pairwise(accumulate(map(len, groups), initial=0))
+            by_group = [list(zip(*unpacked[low:high], strict=True)) for low, high in bounds]
         for number in self._active:
-            columns = [[partial[number] for partial in group] for group in unpacked]
+            columns = [of_reduces[number] for of_reduces in by_group]
             rule = self._rules[number]
             if rule is None:
                 merged = self._own_merged(number, columns)
@@ -207,6 +223,24 @@ class ViewReducer:
         """Whether one did, and is to be called again."""
         return self._time_errors < TIME_ERRORS_MAX and not self.is_lasting(partial)
 
+    def _reduced_numbers(self, leaves: Sequence[RowSlice]) -> list[bytes] | None:
+        """Return the partials where all values are numbers; None: it has to be looked closer.
+
+        What rows and rules are decided by one at a time is decided here once for all leaves.
+        """
+        values = numbers_of([value for leaf in leaves for value in leaf.values])
+        if values is None:
+            return None
+        bounds = pairwise(accumulate([len(leaf.values) for leaf in leaves], initial=0))
+        slices = [values[low:high] for low, high in bounds]
+        columns: list[list[Any]] = [[None] * len(leaves)] * len(self._rules)
+        try:
+            for number, part_of in self._of_numbers:
+                columns[number] = list(map(part_of, slices))
+        except OverflowError:  # an integer beyond every double met a float
+            return None
+        return [_packed(row) for row in zip(*columns, strict=True)]
+
     def _reduce_by_rules(
         self, leaves: Sequence[RowSlice], rows: list[list[list[bytes]]], parts: list[list[Any]]
     ) -> None:
@@ -222,14 +256,17 @@ class ViewReducer:
                 else:
                     row[number] = self._checked(rule, _part(rule, found), bytes_in)
 
-    def _merged(self, rule: Rule, column: list[Any]) -> Any:
+    def _merged(self, rule: Rule, column: Sequence[Any]) -> Any:
         if len(column) == 1:
             return column[0]
-        if dict in set(map(type, column)):
+        kinds = set(map(type, column))
+        if dict in kinds:
             for part in column:
                 if is_error(part):
                     return part
         try:
+            if rule.of_number_parts and kinds <= _NUMBERS:
+                return rule.of_number_parts(column)
             part = rule.merge(column)
         except (IllegalValueError, OverflowError, RecursionError) as error:
             return _error_of(error)
@@ -264,7 +301,7 @@ class ViewReducer:
         results = iter(self._called(number, calls))
         return self._own_merged(number, [[next(results) for _ in leaf] for leaf in pieces])
 
-    def _own_merged(self, number: int, columns: list[list[Any]]) -> list[Any]:
+    def _own_merged(self, number: int, columns: Sequence[Sequence[Any]]) -> list[Any]:
         """Reduce each column of results to one, in as many rounds as the longest takes."""
         columns = [_settled(column) for column in columns]
         while any(len(column) > 1 for column in columns):
@@ -346,7 +383,7 @@ def _pieces(rows: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     return pieces
 
 
-def _settled(column: list[Any]) -> list[Any]:
+def _settled(column: Sequence[Any]) -> Sequence[Any]:
     """Return the error value alone where there is one."""
     for part in column:
         if is_error(part):
@@ -358,7 +395,7 @@ def _unpacked(partials: Sequence[bytes]) -> list[list[Any]]:
     return _decode_all(_ARRAY_OF.pack(_ARRAY32, len(partials)) + b"".join(partials))
 
 
-def _packed(parts: list[Any]) -> bytes:
+def _packed(parts: Sequence[Any]) -> bytes:
     try:
         return _encode(parts)
     except (OverflowError, RecursionError):
