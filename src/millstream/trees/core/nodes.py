@@ -29,6 +29,8 @@ from millstream.trees.core.shapes import NodeSource
 
 __all__ = [
     "CACHE_BYTES_DEFAULT",
+    "COMMIT_LEAVES_MAX",
+    "CommitNodes",
     "InnerNode",
     "LeafNode",
     "NodeCache",
@@ -43,6 +45,8 @@ __all__ = [
 
 CACHE_BYTES_DEFAULT: Final = 64 * 1024 * 1024
 """Decoded nodes kept by one cache, as reckoned here: their bytes and what the objects add."""
+COMMIT_LEAVES_MAX: Final = 4096
+"""Leaves kept decoded for one commit."""
 _OBJECT_BYTES: Final = 40
 _SHARE_OF_ONE: Final = 16  # of half a cache
 _NARROW_MAX: Final = 255
@@ -209,12 +213,40 @@ class NodeCache:
         self._young, self._old, self._bytes = {}, {}, 0
 
 
+class CommitNodes:
+    """Decoded nodes as one commit reads them: those of a cache, and leaves for itself alone.
+
+    What a commit looks up it mostly changes next. So leaves are kept until its end, and neither
+    decoded twice nor put where readers would lose what they use.
+
+    Args:
+        cache: of the readers.
+    """
+
+    __slots__ = ("_cache", "_leaves")
+
+    def __init__(self, cache: NodeCache) -> None:
+        self._cache = cache
+        self._leaves: dict[int, LeafNode] = {}
+
+    def get(self, number: int) -> LeafNode | InnerNode | None:
+        """Return a node if it is here."""
+        return self._leaves.get(number) or self._cache.get(number)
+
+    def put(self, number: int, node: LeafNode | InnerNode) -> None:
+        """Keep a node."""
+        if type(node) is InnerNode:
+            self._cache.put(number, node)
+        elif type(node) is LeafNode and len(self._leaves) < COMMIT_LEAVES_MAX:
+            self._leaves[number] = node
+
+
 class Nodes:
     """Decoded nodes of a source, through a cache.
 
     Args:
         source: where nodes are kept.
-        cache: of decoded nodes, by several readers at once if they like.
+        cache: of decoded nodes, by several readers at once if they like; or those of one commit.
         fresh: nodes that a writer made and that are not stored yet. With them nothing is put into
             the cache: a commit may fail, and what a writer reads it is about to replace.
     """
@@ -224,7 +256,7 @@ class Nodes:
     def __init__(
         self,
         source: NodeSource,
-        cache: NodeCache | None = None,
+        cache: NodeCache | CommitNodes | None = None,
         fresh: Mapping[int, bytes] | None = None,
     ) -> None:
         self._source = source

@@ -23,7 +23,7 @@ from typing import Final
 from millstream.trees.core.filtered import FilteredCache, Key, Kind
 from millstream.trees.core.grouping import GroupWalk, Partials
 from millstream.trees.core.masks import Mask
-from millstream.trees.core.nodes import InnerNode, NodeCache, Nodes
+from millstream.trees.core.nodes import CommitNodes, InnerNode, NodeCache, Nodes
 from millstream.trees.core.packing import LEAVES_TOGETHER_BYTES_MAX
 from millstream.trees.core.ranges import (
     high_below,
@@ -67,7 +67,7 @@ class TreeReader:
         self,
         source: NodeSource,
         root: Root | None,
-        cache: NodeCache | None = None,
+        cache: NodeCache | CommitNodes | None = None,
         reducer: Reducer = NO_REDUCER,
         filtered: FilteredCache | None = None,
         kind: Kind = 0,

@@ -22,6 +22,7 @@ from operator import lt
 from typing import Final
 
 from millstream.trees.core.nodes import (
+    CommitNodes,
     InnerNode,
     LeafNode,
     NodeCache,
@@ -42,12 +43,14 @@ from millstream.trees.core.rewriting import (
 )
 from millstream.trees.core.shapes import NodeSource, Operation, Reducer, Root, Row
 
-__all__ = ["OPERATIONS_PER_PASS_MAX", "SINK_BYTES_MAX", "TreeWriter"]
+__all__ = ["INNERS_KEPT_MAX", "OPERATIONS_PER_PASS_MAX", "SINK_BYTES_MAX", "TreeWriter"]
 
 OPERATIONS_PER_PASS_MAX: Final = 16_384
 """Every one may have a leaf of its own decoded, some 8 KB, until its pass is done."""
 SINK_BYTES_MAX: Final = 4 * 1024 * 1024
 """Bytes of new nodes after which a bulk load hands them to the sink."""
+INNERS_KEPT_MAX: Final = 2048
+"""New inner nodes that are kept decoded until the commit, some 7 KB each."""
 _ROWS_AT_ONCE: Final = 4096
 _ROWS_LOOKED_AT: Final = 32  # and added up: what a chunk may exceed its bytes by
 
@@ -62,6 +65,11 @@ class TreeWriter:
         next_number: the first number no node ever had.
         sink: takes new nodes of a bulk load in portions, in the order of their numbers.
         cache: decoded old nodes. New ones are not put into it: a commit may fail.
+
+    Attributes:
+        written: new nodes by number.
+        freed: numbers of nodes that are no longer needed.
+        inners: some of the new nodes, decoded: the next commit will change most of them again.
     """
 
     def __init__(
@@ -69,9 +77,10 @@ class TreeWriter:
         source: NodeSource,
         next_number: int,
         sink: Sink | None = None,
-        cache: NodeCache | None = None,
+        cache: NodeCache | CommitNodes | None = None,
     ) -> None:
         self.written: dict[int, bytes] = {}
+        self.inners: dict[int, InnerNode] = {}
         self.freed: list[int] = []
         self.next_number = next_number
         self._sink = sink
@@ -158,12 +167,16 @@ class TreeWriter:
         self.next_number = number + 1
         self.written[number] = sealed(number, body)
         self._bytes += len(body)
+        if type(node) is InnerNode and self._sink is None and len(self.inners) < INNERS_KEPT_MAX:
+            self.inners[number] = node
         return number
 
     def free(self, number: int) -> None:
         """Take note that the tree no longer has this node."""
         if self.written.pop(number, None) is None:
             self.freed.append(number)
+        else:
+            self.inners.pop(number, None)
 
     # ---- loading
 

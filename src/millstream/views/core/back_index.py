@@ -26,6 +26,7 @@ from millstream.views.core.rows import row_key, row_value
 
 __all__ = [
     "Entry",
+    "LookUp",
     "back_key",
     "back_value",
     "entry_of",
@@ -37,6 +38,8 @@ __all__ = [
 
 Entry = Mapping[int, Iterable[bytes]]
 """Tree -> encoded keys of one document."""
+LookUp = Callable[[Sequence[bytes]], Mapping[bytes, bytes]]
+"""Returns the values of those of the sorted back-index keys that are there."""
 FirstRow = tuple[bytes, int, bytes]
 """(key, partition, value)"""
 
@@ -77,14 +80,14 @@ def entry_of(rows: Iterable[Row]) -> dict[int, dict[bytes, list[tuple[bytes, byt
 def operations_of(
     documents: Iterable[DocumentRows],
     tree_count: int,
-    look_up: Callable[[Sequence[bytes]], Mapping[bytes, bytes]],
+    look_up: LookUp,
 ) -> tuple[list[Operation], list[list[Operation]]]:
     """Return what the back-index and each tree must do for these documents, sorted by key.
 
     Args:
         documents: changed ones; of one that occurs twice the last counts.
         tree_count: how many trees there are.
-        look_up: returns the values of those of the sorted back-index keys that are there.
+        look_up: of what they had.
     """
     by_key = {_PARTITION.pack(each.partition) + each.doc_id: each for each in documents}
     keys = sorted(by_key)

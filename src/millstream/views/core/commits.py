@@ -28,7 +28,7 @@ import msgspec
 
 from millstream.errors import UnavailableError
 from millstream.trees.core.filtered import FilteredCache, Kind
-from millstream.trees.core.nodes import NodeCache
+from millstream.trees.core.nodes import CommitNodes, NodeCache
 from millstream.trees.core.reader import TreeReader
 from millstream.trees.core.shapes import Doubter, Reducer
 from millstream.trees.core.writer import TreeWriter
@@ -185,15 +185,18 @@ class Commits:
         self.kept = [header]
         self.next_number = header.next_node
 
-    def writer(self, *, is_load: bool = False) -> TreeWriter:
+    def writer(
+        self, *, is_load: bool = False, nodes: NodeCache | CommitNodes | None = None
+    ) -> TreeWriter:
         """Return who writes the next commit's nodes; one that was given before is given up.
 
         Args:
             is_load: nodes leave memory before the commit, in portions.
+            nodes: that are decoded already.
         """
         self._give_up()
         sink = self._write_ahead if is_load else None
-        self._writer = TreeWriter(self._store, self.next_number, sink, self.cache)
+        self._writer = TreeWriter(self._store, self.next_number, sink, nodes or self.cache)
         return self._writer
 
     def _write_ahead(self, nodes: Mapping[int, bytes]) -> None:
@@ -273,6 +276,8 @@ class Commits:
         except BaseException:  # also when interrupted: what was written is of no commit
             self._give_up()
             raise
+        for number, node in writer.inners.items() if writer is not None else ():
+            self.cache.put(number, node)
         self.kept, self._free, self._leftover = kept, free, []
         self._writer, self._ahead = None, 0
         self.next_number = header.next_node

@@ -20,18 +20,19 @@ changed documents (`views.core.back_index`), the tree (`trees.core`), disk
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
 from millstream.errors import ConditionError, UsageError
 from millstream.model.position import Position
+from millstream.trees.core.nodes import CommitNodes
 from millstream.trees.core.reader import TreeReader
 from millstream.trees.core.shapes import NO_REDUCER, Reducer, Root
 from millstream.trees.core.writer import TreeWriter
 from millstream.views.core import rollback
-from millstream.views.core.back_index import operations_of
+from millstream.views.core.back_index import LookUp, operations_of
 from millstream.views.core.commits import Commits, IndexSnapshot
 from millstream.views.core.header import (
     Header,
@@ -201,9 +202,11 @@ class Index:
         header = self.newest
         taken, left_out = _judged_parts(header, parts, judged)
         if taken:
-            writer = self._commits.writer()
+            nodes = CommitNodes(self._commits.cache)
+            writer = self._commits.writer(nodes=nodes)
             clean = header.void & bitmap_of(taken)
-            roots = self._changed(header, taken.values(), writer, clean)
+            look_up = self._look_up(header, nodes)
+            roots = self._changed(header, taken.values(), writer, clean, look_up)
             self._commit_trees(_with_parts(header, taken), roots, now_ms)
         return Published(tuple(taken), left_out)
 
@@ -300,11 +303,16 @@ class Index:
         return (NO_REDUCER, *self._shape.reducers)
 
     def _changed(
-        self, header: Header, parts: Iterable[PartRead], writer: TreeWriter, clean: int
+        self,
+        header: Header,
+        parts: Iterable[PartRead],
+        writer: TreeWriter,
+        clean: int,
+        look_up: LookUp,
     ) -> list[Root | None]:
         """Bring the documents of some parts into all trees; return the new roots."""
         documents = [document for part in parts for document in part.documents]
-        back, trees = operations_of(documents, len(header.trees), self._look_up(header))
+        back, trees = operations_of(documents, len(header.trees), look_up)
         return [
             writer.apply(root, operations, reducer, clean)
             for root, operations, reducer in zip(
@@ -312,10 +320,10 @@ class Index:
             )
         ]
 
-    def _look_up(self, header: Header) -> Callable[[Sequence[bytes]], Mapping[bytes, bytes]]:
+    def _look_up(self, header: Header, nodes: CommitNodes) -> LookUp:
         """Look-ups in the back-index pass over partitions that have no rows that count."""
         known = 0 if header.back is None else header.back.partitions & ~header.void
-        reader = TreeReader(self._store, header.back, self._commits.cache)
+        reader = TreeReader(self._store, header.back, nodes)
 
         def look_up(keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
             if not known:
