@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.errors import CorruptionError
+from millstream.trees.core import nodes as nodes_module
 from millstream.trees.core.nodes import (
+    CommitNodes,
     InnerNode,
     LeafNode,
     NodeCache,
@@ -165,3 +167,19 @@ def test_nodes_are_read_once_and_fresh_ones_not_kept() -> None:
         nodes.leaf(2)
     with pytest.raises(CorruptionError, match="level"):
         nodes.inner(1)
+
+
+def test_leaves_that_a_commit_reads_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes_module, "COMMIT_LEAVES_MAX", 2)
+    store, cache = Store(), NodeCache()
+    store[9] = sealed(9, INNER[0])
+    store.update({number: sealed(number, LEAF[0]) for number in (1, 2, 3)})
+    commit = CommitNodes(cache)
+    for nodes in (Nodes(store, commit), Nodes(store, commit, {})):
+        nodes.inner(9)
+        for number in (1, 2, 3):
+            nodes.leaf(number)
+    assert store.reads == 5  # the third leaf twice
+    assert [number for number in (1, 2, 3, 9) if cache.get(number)] == [9]
+    cache.put(3, LEAF[1])
+    assert CommitNodes(cache).get(3) is LEAF[1]

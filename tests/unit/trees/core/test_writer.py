@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from millstream.errors import CorruptionError
 from millstream.trees.core import writer as writer_module
 from millstream.trees.core.check import check, live_nodes
-from millstream.trees.core.nodes import NodeCache
+from millstream.trees.core.nodes import NodeCache, decode_inner
 from millstream.trees.core.packing import LEAVES_TOGETHER_BYTES_MAX
 from millstream.trees.core.reader import TreeReader
 from millstream.trees.core.shapes import NO_REDUCER
@@ -188,3 +188,23 @@ def test_one_large_node_does_not_drive_the_others_out_of_a_cache() -> None:
         tree.store.reads = 0
         assert sum(len(leaf.keys) for leaf in reader.scan()) == 2001
     assert tree.store.reads == 1
+
+
+@pytest.mark.parametrize("kept_max", [3, 1000])
+def test_new_inner_nodes_are_handed_out_decoded(
+    monkeypatch: pytest.MonkeyPatch, kept_max: int
+) -> None:
+    monkeypatch.setattr(writer_module, "INNERS_KEPT_MAX", kept_max)
+    monkeypatch.setattr(writer_module, "OPERATIONS_PER_PASS_MAX", 500)
+    store = Store()
+    loading = TreeWriter(store, 1, store.update)
+    rows = rows_from(range(20_000))
+    root = loading.load(((k, *rows[k]) for k in sorted(rows)), Sums())
+    store.update(loading.written)
+    assert root is not None
+    assert not loading.inners  # what is loaded is not held in memory
+    writer = TreeWriter(store, loading.next_number)
+    writer.apply(root, [(key(n), 1, b"7") for n in range(0, 20_000, 20)], Sums())  # two passes
+    assert 0 < len(writer.inners) <= kept_max
+    for number, node in writer.inners.items():
+        assert node == decode_inner(number, writer.written[number])

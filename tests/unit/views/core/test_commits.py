@@ -54,6 +54,17 @@ def test_old_roots_are_let_go_one_commit_after_the_other():
     assert (made.newest.nodes, made.newest.next_node) == (1, 10)
 
 
+def test_inner_nodes_of_a_commit_are_not_read_again():
+    store = MemoryIndexStore()
+    made = begun(store)
+    put(made, *((b"%04d" % n, b"%d" % n) for n in range(3000)))
+    reads = []
+    read, store.read = store.read, lambda number: reads.append(number) or read(number)
+    put(made, (b"0500", b"7"))
+    put(made, (b"1500", b"7"))
+    assert len(reads) == 2  # two leaves
+
+
 def test_a_snapshot_keeps_its_commit_until_it_is_closed():
     store = MemoryIndexStore()
     made = begun(store)

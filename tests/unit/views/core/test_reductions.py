@@ -117,6 +117,25 @@ def test_partials_of_parts_come_to_that_of_the_whole(rows: list[Any], data: st.D
     assert shown["own keys"] == ",".join(names)
 
 
+FLOATS = st.floats(-1e300, 1e300)
+VALUES = st.lists(NUMBERS | FLOATS, min_size=1, max_size=6) | st.lists(
+    NUMBERS | FLOATS | st.booleans() | st.lists(NUMBERS, max_size=2), min_size=1, max_size=6
+)
+
+
+@given(st.lists(VALUES, min_size=1, max_size=5), st.integers(0, 400))
+def test_numbers_taken_at_once_come_to_the_same(leaves: list[list[Any]], digits: int) -> None:
+    """Also where an integer is beyond every double and meets a float."""
+    leaves[0].append(10**digits)
+    slices = [slice_of([(at, "a", [one]) for at, one in enumerate(leaf)]) for leaf in leaves]
+    tree = ViewReducer(["_count", "_sum", "_stats"])
+    for one in (tree, tree.only(1), tree.only(2)):
+        at_once = one.reduce(slices)
+        assert at_once == [one.reduce([leaf])[0] for leaf in slices]
+        one._of_numbers = []
+        assert at_once == one.reduce(slices)
+
+
 def test_own_functions_are_called_once_for_all_leaves_and_groups() -> None:
     tree, own = reducer()
     partials = tree.reduce([slice_of([(key, "a", [key])]) for key in range(4)])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +12,7 @@ from millstream.views.core.collation import encode_key
 from millstream.views.core.rows import (
     ekey_of,
     emits_in,
+    numbers_of,
     pairs_of,
     pairs_of_all,
     row_key,
@@ -65,3 +69,19 @@ def test_emits_of_documents_with_many() -> None:
     counts = (1, 2, 7, 8, 15, 16, 40_000)
     values = [row_value([(b"1", b"2")] * count) for count in counts]
     assert emits_in(values) == sum(counts)
+
+
+@given(st.lists(st.integers() | st.floats(allow_nan=False, allow_infinity=False)))
+def test_numbers_come_out_of_many_rows_at_once(numbers: list[int | float]) -> None:
+    found = numbers_of([row_value([(b"null", json.dumps(one).encode())]) for one in numbers])
+    assert found == numbers
+    assert list(map(type, found or ())) == list(map(type, numbers))
+
+
+@pytest.mark.parametrize("text", [b"true", b"null", b'"1"', b"[1]", b"{}", b"[" * 3000, b"1e999"])
+def test_what_is_no_number_is_none(text: bytes) -> None:
+    assert numbers_of([row_value([(b"1", b"1")]), row_value([(b"1", text)])]) is None
+
+
+def test_numbers_of_a_document_that_repeats_itself_are_looked_at_one_by_one() -> None:
+    assert numbers_of([row_value([(b"1", b"1")]), row_value([(b"1", b"2"), (b"1", b"3")])]) is None
