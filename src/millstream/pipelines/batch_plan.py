@@ -13,26 +13,33 @@ from collections.abc import Mapping
 
 from millstream.client.extensions import LeaseHold
 from millstream.errors import RollbackRequiredError
-from millstream.model.position import Position, rollback_seqno
+from millstream.model.position import Position, entry_below, rollback_seqno
 from millstream.pipelines.control import NodeControl
 from millstream.pipelines.offsets import Offset, OffsetEntry
 from millstream.pipelines.options import Edge, SourceOptions
+from millstream.pipelines.pushdown import Pushed
 from millstream.pipelines.query import check_bucket
 from millstream.pipelines.ranges import RangeRead
 
 __all__ = ["plan_batch"]
 
 
-def plan_batch(options: SourceOptions) -> list[RangeRead]:
+def plan_batch(options: SourceOptions, pushed: Pushed | None = None) -> list[RangeRead]:
     """Return the ranges of a batch read, each under a lease.
+
+    Args:
+        options: of the source.
+        pushed: filters; what they cannot choose is not read, as far as that is cheap.
 
     Raises:
         RollbackRequiredError: invariant 2.
         UsageError: `other_bucket`.
         UnavailableError, AccessError: the node cannot be asked.
     """
+    pushed = pushed or Pushed()
     control = NodeControl(options)
     try:
+        control.leave_out(lambda p, count: not pushed.reads_partition(p, count))
         for edge in (options.starting_offsets, options.ending_offsets):
             if isinstance(edge, Offset):
                 check_bucket(edge, options.bucket, control.bucket_uuid)
@@ -43,6 +50,7 @@ def plan_batch(options: SourceOptions) -> list[RangeRead]:
         ]
         for read in reads:
             _check_start(read, leases[read.partition_id], control, options.bucket)
+        reads = [_narrowed(read, pushed, leases[read.partition_id], control) for read in reads]
     finally:
         control.close()
     return [read for read in reads if read.row_count_max]
@@ -51,7 +59,7 @@ def plan_batch(options: SourceOptions) -> list[RangeRead]:
 def _leases_at(ends: Edge, control: NodeControl) -> Mapping[int, LeaseHold]:
     """Hold every partition at the end asked for, or where that cannot be read, at its high."""
     if not isinstance(ends, Offset):
-        return control.open_lease(control.partition_ids)
+        return control.open_lease(control.partition_ids) if control.partition_ids else {}
     seqnos = {p: ends.entry(p).seqno for p in control.partition_ids}
     wanted = {p: seqno for p, seqno in seqnos.items() if seqno}
     return control.open_lease_at(wanted) if wanted else {}
@@ -72,6 +80,25 @@ def _range(start: OffsetEntry, ends: Edge, lease: LeaseHold) -> RangeRead:
         lease.partition_id, begin, min(end, lease.at), start.uuid, begin, begin, lease.branch,
         lease_id=lease.lease_id,
     )  # fmt: skip
+
+
+def _narrowed(
+    read: RangeRead, pushed: Pushed, lease: LeaseHold, control: NodeControl
+) -> RangeRead:
+    """Leave out the ends of a range that filters leave out, where the node can begin there."""
+    read = read._replace(end=min(read.end, pushed.seqno_max))
+    begin = min(pushed.seqno_min - 1, read.end)
+    if begin <= read.begin:
+        return read
+    log = control.failover_log(read.partition_id)
+    uuid = entry_below(log, begin).uuid
+    is_refused = rollback_seqno(
+        Position(uuid, begin, begin, begin),
+        log=log, high_seqno=lease.at, purge_seqno=lease.purge_seqno,
+    )  # fmt: skip
+    if is_refused is not None:
+        return read  # tombstones after it are gone: what is left out is so by the filter
+    return read._replace(begin=begin, uuid=uuid, snap_start=begin, snap_end=begin)
 
 
 def _check_start(read: RangeRead, lease: LeaseHold, control: NodeControl, bucket: str) -> None:

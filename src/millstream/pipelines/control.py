@@ -58,6 +58,11 @@ class NodeControl:
         """Close the connection."""
         self._client.close()
 
+    def leave_out(self, is_left_out: Callable[[int, int], bool]) -> None:
+        """Have no more to do with partitions; told each one and how many the bucket has."""
+        count = self._client.partition_count
+        self.partition_ids = tuple(p for p in self.partition_ids if not is_left_out(p, count))
+
     def positions(self) -> Mapping[int, PartitionPosition]:
         """Return where every partition to be read stands."""
         found = self._ask(lambda client: client.positions(self.partition_ids))

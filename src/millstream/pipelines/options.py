@@ -58,6 +58,12 @@ OPTIONS: Final = (
     _Option("pollMs", "streams only: how long an idle query waits for a change", "200"),
     _Option("noValue", "true: the column value is null and values are not sent", "false"),
     _Option("meta", "true: the column meta holds lineage and sidecar of each change", "false"),
+    _Option(
+        "pushdown",
+        "batch reads only, true: filters by partition, seqno and key are applied here; needs "
+        "spark.sql.python.filterPushdown.enabled and a load() for each query",
+        "false",
+    ),
     _Option("keyPrefix", "only keys whose text form begins so"),
     _Option(
         "rollback",
@@ -88,6 +94,7 @@ class SourceOptions:
     poll_ms: int = 200
     has_values: bool = True
     has_meta: bool = False
+    has_pushdown: bool = False
     key_prefix: str = ""
     repairs: bool = False
     """Whether the sink repairs what a rollback row tells it (option rollback)."""
@@ -146,6 +153,7 @@ def parse_options(
         poll_ms=_read(values, "pollMs", _number(0, POLL_MS_MAX)) or 0,
         has_values=not _read(values, "noValue", _flag),
         has_meta=_read(values, "meta", _flag),
+        has_pushdown=_read(values, "pushdown", _flag),
         key_prefix=_read(values, "keyPrefix", _key_prefix),
         repairs=_read(values, "rollback", _repairs),
         is_durable_only=_read(values, "durableOnly", _flag),

@@ -29,6 +29,7 @@ from millstream.model.addresses import parse_address
 from millstream.model.position import FailoverLog
 from millstream.pipelines.control import RENEW_EVERY_S, open_client
 from millstream.pipelines.options import SourceOptions
+from millstream.pipelines.pushdown import Pushed
 from millstream.pipelines.ranges import RangeRead, read_committed
 from millstream.pipelines.schema import (
     OP_ROLLBACK,
@@ -101,7 +102,10 @@ def committed_batches(
 
 
 def pinned_batches(
-    options: SourceOptions, form: RowForm, reads: Sequence[RangeRead]
+    options: SourceOptions,
+    form: RowForm,
+    reads: Sequence[RangeRead],
+    pushed: Pushed | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a batch read, exactly as of the leases it was planned with.
 
@@ -115,7 +119,7 @@ def pinned_batches(
     source = NodeRanges(options, with_values=form.has_values, with_meta=form.has_meta)
     try:
         held = _held(source, reads, can_move=options.ending_offsets == "latest")
-        yield from _batches(options, form, _branches(held), _kept(source, held))
+        yield from _batches(options, form, _branches(held), _kept(source, held), pushed)
     finally:
         source.close()
 
@@ -155,18 +159,23 @@ def _kept(source: NodeRanges, reads: Sequence[RangeRead]) -> Iterator[bytes]:
 
 
 def _batches(
-    options: SourceOptions, form: RowForm, branches: Mapping[int, int], chunks: Iterable[bytes]
+    options: SourceOptions,
+    form: RowForm,
+    branches: Mapping[int, int],
+    chunks: Iterable[bytes],
+    pushed: Pushed | None = None,
 ) -> Iterator[pa.RecordBatch]:
     table = branch_table(branches)
+    wanted = (pushed or Pushed()).beginning(options.key_prefix)
     columns, size = Columns(), 0
     for chunk in chunks:
         cut_columns(chunk, columns)
         size += len(chunk)
         if size >= BATCH_BYTES or len(columns) >= BATCH_ROWS:
-            yield form.batch(columns, table, options.key_prefix)
+            yield form.batch(columns, table, wanted.mask(columns))
             columns, size = Columns(), 0
     if len(columns):
-        yield form.batch(columns, table, options.key_prefix)
+        yield form.batch(columns, table, wanted.mask(columns))
 
 
 def _branches(reads: Sequence[RangeRead]) -> dict[int, int]:

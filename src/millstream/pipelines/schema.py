@@ -17,7 +17,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from millstream.client.columns import Columns
@@ -102,14 +101,12 @@ class RowForm:
         self._cut = _CUT - {name for name, is_read in absent.items() if not is_read}
 
     def batch(
-        self, columns: Columns, branches: BranchTable, key_prefix: str = ""
+        self, columns: Columns, branches: BranchTable, mask: pa.Array | None = None
     ) -> pa.RecordBatch:
-        """Return the changes in `columns`, those whose key begins with `key_prefix`."""
+        """Return the changes in `columns`, with a mask those that it chooses."""
         arrays = [self._array(columns, name, branches) for name in self.schema.names]
         batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-        if not key_prefix:
-            return batch
-        return batch.filter(pc.starts_with(pa.array(columns.key, pa.string()), key_prefix))
+        return batch if mask is None else batch.filter(mask)
 
     def marks(self, rows: Sequence[MarkRow]) -> pa.RecordBatch:
         """Return rows that are no changes as a batch; what they do not have is null."""

@@ -15,7 +15,7 @@ Elsewhere: rules of offsets (`planner`, `ranges`), executors (`reading`), option
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from millstream.pipelines.spark_version import PYSPARK_MIN  # refuses an older PySpark first
@@ -28,6 +28,7 @@ from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
+    Filter,
     InputPartition,
 )
 from pyspark.sql.streaming.datasource import (
@@ -44,6 +45,7 @@ from millstream.pipelines.batch_plan import plan_batch
 from millstream.pipelines.meta_source import MetaDataSource
 from millstream.pipelines.offsets import offset_from_json
 from millstream.pipelines.options import ROW_BYTES_ESTIMATE, SourceOptions, parse_options
+from millstream.pipelines.pushdown import Pushed, push
 from millstream.pipelines.query import Query
 from millstream.pipelines.ranges import RangeRead, ranges_between, spread
 from millstream.pipelines.reading import committed_batches, pinned_batches
@@ -57,6 +59,7 @@ __all__ = [
     "MillstreamDataSource",
     "MillstreamReader",
     "MillstreamStreamReader",
+    "PushdownReader",
     "RangesPartition",
     "register",
 ]
@@ -115,7 +118,8 @@ class MillstreamDataSource(DataSource):
     def reader(self, schema: StructType) -> MillstreamReader:
         """Return the reader of a batch."""
         options = parse_options(self.options)
-        return MillstreamReader(options, _form(options, schema))
+        kind = PushdownReader if options.has_pushdown else MillstreamReader
+        return kind(options, _form(options, schema))
 
     def streamReader(self, schema: StructType) -> MillstreamStreamReader:
         """Return the reader of a stream."""
@@ -141,17 +145,27 @@ class MillstreamReader(DataSourceReader):
     def __init__(self, options: SourceOptions, form: RowForm) -> None:
         self._options = options
         self._form = form
+        self._pushed = Pushed()
 
     def partitions(self) -> Sequence[InputPartition]:
         """Fix the end and share the ranges out over tasks."""
-        tasks = spread(plan_batch(self._options), self._options.task_count)
+        tasks = spread(plan_batch(self._options, self._pushed), self._options.task_count)
         return [RangesPartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task."""
         # Spark puts in an empty partition of its own where there is nothing to read.
         reads = partition.reads if isinstance(partition, RangesPartition) else ()
-        return pinned_batches(self._options, self._form, reads)
+        return pinned_batches(self._options, self._form, reads, self._pushed)
+
+
+class PushdownReader(MillstreamReader):
+    """Applies filters itself: Spark refuses one that can, unless its setting allows it."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take the filters that are for us; return the others."""
+        self._pushed, left = push(filters)
+        return left
 
 
 class MillstreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

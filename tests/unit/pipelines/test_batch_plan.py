@@ -7,6 +7,7 @@ from millstream.pipelines import control
 from millstream.pipelines.batch_plan import plan_batch
 from millstream.pipelines.offsets import Offset, OffsetEntry
 from millstream.pipelines.options import Edge, SourceOptions
+from millstream.pipelines.pushdown import Pushed
 from millstream.pipelines.ranges import RangeRead
 from node_double import FalseClient, FalseNode
 
@@ -22,9 +23,12 @@ def client(monkeypatch: pytest.MonkeyPatch) -> FalseClient:
     return client
 
 
-def planned(starting: Edge = "earliest", ending: Edge = "latest") -> list[RangeRead]:
+def planned(
+    starting: Edge = "earliest", ending: Edge = "latest", pushed: Pushed | None = None
+) -> list[RangeRead]:
     return plan_batch(
-        SourceOptions(hosts="h", bucket="b", starting_offsets=starting, ending_offsets=ending)
+        SourceOptions(hosts="h", bucket="b", starting_offsets=starting, ending_offsets=ending),
+        pushed,
     )
 
 
@@ -85,3 +89,23 @@ def test_offsets_of_another_bucket_are_refused(client: FalseClient) -> None:
     for starting, ending in ((other, "latest"), ("earliest", other)):
         with pytest.raises(UsageError, match="the offset is one of bucket"):
             planned(starting, ending)  # type: ignore[arg-type]
+
+
+def test_filters_spare_partitions_and_the_ends_of_ranges(client: FalseClient) -> None:
+    reads = planned(pushed=Pushed(partition_ids=frozenset({1}), seqno_min=3, seqno_max=4))
+    assert [(read.partition_id, read.begin, read.end) for read in reads] == [(1, 2, 4)]
+    assert (reads[0].snap_start, reads[0].snap_end) == (2, 2)
+    assert reads[0].uuid == client._node.partitions[1].failover_log[0].uuid
+    assert not client._node.partitions[0].leases
+    assert planned(pushed=Pushed(partition_ids=frozenset())) == []
+    assert planned(pushed=Pushed(seqno_min=9)) == []
+    assert planned(pushed=Pushed(seqno_max=-1)) == []
+    started = planned(closed(client, 3), pushed=Pushed(seqno_min=2))
+    assert [(read.begin, read.end) for read in started] == [(3, 5)] * 2
+
+
+def test_a_range_is_not_begun_where_tombstones_after_it_are_gone(client: FalseClient) -> None:
+    for partition in client._node.partitions.values():
+        partition.purge(4)
+    assert [read.begin for read in planned(pushed=Pushed(seqno_min=3))] == [0, 0]
+    assert [read.begin for read in planned(pushed=Pushed(seqno_min=5))] == [4, 4]

@@ -96,12 +96,11 @@ def test_meta_is_there_where_it_is_wanted_and_was_read() -> None:
     }
 
 
-def test_a_prefix_chooses_by_text_form() -> None:
-    columns = cut(*[mutation(3, key, b"", 1, 1, 1, 0, 0, 0) for key in (b"ab", b"b", b"\xab")])
+def test_a_mask_chooses_rows() -> None:
+    columns = cut(*[mutation(3, key, b"", 1, 1, 1, 0, 0, 0) for key in (b"a", b"b", b"c")])
     form = row_form(schema_of("key string"))
-    assert form.batch(columns, BRANCHES, "a").to_pydict() == {"key": ["ab"]}
-    assert form.batch(columns, BRANCHES, "\\xa").to_pydict() == {"key": ["\\xab"]}
-    assert form.batch(columns, BRANCHES, "z").num_rows == 0
+    mask = pa.array([True, False, True])
+    assert form.batch(columns, BRANCHES, mask).to_pydict() == {"key": ["a", "c"]}
 
 
 def test_marks_are_null_where_they_say_nothing() -> None:
