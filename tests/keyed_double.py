@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from functools import cache
 
+from millstream.model.partitions import partition_of
 from millstream.pipelines.sinks.repairing import (
     OP_DELETE,
     OP_PUT,
@@ -24,7 +27,7 @@ class DictTarget:
         self.states: dict[int, PartitionState] = {}
         self.committed: list[int] = []
 
-    def begin(self, partitions: Collection[int]) -> None:
+    def begin(self, partitions: Collection[int], partition_count: int = 1) -> None:
         for p in partitions:
             self.rows.setdefault(p, {})
 
@@ -83,6 +86,10 @@ class FalseOrigin:
         self.durable: dict[int, int] = {}
         self.fetched: list[str] = []
 
+    @property
+    def partition_count(self) -> int:
+        return len(self.node.partitions)
+
     def positions(self, partitions: Collection[int]) -> Mapping[int, OriginPosition]:
         return {
             p: OriginPosition(part.branch, self.durable.get(p, 0), part.purge_seqno)
@@ -102,12 +109,22 @@ class FalseOrigin:
     def _rows(self, partition: int) -> list[Row]:
         part = self.node.partitions[partition]
         return [
-            false_row(partition, part.branch, seqno, key, value)
+            false_row(partition, part.branch, seqno, key, value, self.partition_count)
             for key, (seqno, value) in part.newest().items()
         ]
 
 
-def false_row(partition: int, branch: int, seqno: int, key: int, value: int | None) -> Row:
+def false_row(
+    partition: int, branch: int, seqno: int, key: int, value: int | None, count: int = 1
+) -> Row:
+    name = name_of(partition, key, count)
     if value is None:
-        return Row(OP_DELETE, partition, branch, seqno, str(key))
-    return Row(OP_PUT, partition, branch, seqno, str(key), value=b"%d" % value)
+        return Row(OP_DELETE, partition, branch, seqno, name)
+    return Row(OP_PUT, partition, branch, seqno, name, value=b"%d" % value)
+
+
+@cache
+def name_of(partition: int, key: int, count: int = 1) -> str:
+    """A name for a key that belongs to this of `count` partitions."""
+    names = (f"{key}" if n == 0 else f"{key}.{n}" for n in itertools.count())
+    return next(name for name in names if partition_of(name.encode(), count) == partition)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 
 import pytest
 
-from keyed_double import DictTarget, FalseOrigin, false_row
+from keyed_double import DictTarget, FalseOrigin, false_row, name_of
 from millstream.errors import RollbackRequiredError
 from millstream.pipelines.offsets import (
     Offset,
@@ -29,6 +29,7 @@ from millstream.pipelines.reading import mark_rows
 from millstream.pipelines.sinks.repairing import (
     OP_ROLLBACK,
     OP_SWEEP,
+    KeyedTarget,
     RepairingSink,
     Row,
 )
@@ -38,7 +39,7 @@ from node_double import FalseNode, FalseRanges, key_and_value
 MARKER: Final = 0x56
 
 
-def text_of(entries: dict[int, OffsetEntry]) -> str:
+def text_of(entries: Mapping[int, OffsetEntry]) -> str:
     return json.dumps(offset_to_json(Offset("b", "1", entries)))
 
 
@@ -60,11 +61,13 @@ class PlainSink:
 class World:
     """One schedule: node, driver, logs and sink."""
 
+    Planner, Sink, Target, Origin = Planner, RepairingSink, DictTarget, FalseOrigin
+
     def __init__(
         self,
         seed: int,
         *,
-        repairs: bool,
+        repairs: bool = True,
         loses_histories: bool = False,
         is_durable_only: bool = False,
     ) -> None:
@@ -74,8 +77,8 @@ class World:
         self.node = FalseNode(self.rng.randint(1, 3), is_durable_only=is_durable_only)
         for part in self.node.partitions.values() if is_durable_only else ():
             part.durable_seqno = 0
-        self.origin = FalseOrigin(self.node)
-        self.target = DictTarget()
+        self.origin = self.Origin(self.node)
+        self.target: Any = self.make_target()
         self.sink: RepairingSink | PlainSink = PlainSink()
         if repairs:
             self.sink = self.make_sink()
@@ -157,7 +160,7 @@ class World:
             return True
         if rows_max is not None:
             self.check_limit(end, rows_max)
-        if text_of(end) == text_of(self.committed):
+        if self.text_of(end) == self.text_of(self.committed):
             self.check_rest(planner)
             return False
         if self.rng.random() < 0.05:
@@ -179,10 +182,21 @@ class World:
         return self.planner
 
     def make_planner(self) -> Planner:
-        return Planner(self.node, "b", repairs=self.repairs, is_durable_only=self.is_durable_only)
+        return self.Planner(
+            self.node, "b", repairs=self.repairs, is_durable_only=self.is_durable_only
+        )
+
+    def make_target(self) -> KeyedTarget:
+        return self.Target()
 
     def make_sink(self) -> RepairingSink:
-        return RepairingSink(self.target, self.origin)
+        return self.Sink(self.target, self.origin)
+
+    def read(self, read: RangeRead) -> Iterator[bytes]:
+        return read_committed([read], FalseRanges(self.node))
+
+    def text_of(self, entries: Mapping[int, OffsetEntry]) -> str:
+        return text_of(entries)
 
     def range_between(self, p: int, start: OffsetEntry, end: OffsetEntry) -> RangeRead | None:
         return range_between(p, start, end)
@@ -195,13 +209,19 @@ class World:
         for p, end in self.logged.items():
             read = self.range_between(p, self.committed[p], end)
             if read is not None:
-                rows += rows_of(read, read_committed([read], FalseRanges(self.node)))
+                rows += rows_of(read, self.read(read), len(self.node.partitions))
         self.rng.shuffle(rows)
-        self.sink.apply(rows, 0)
+        if not self.apply(rows):
+            return
         if self.rng.random() < 0.15:
             self.planner = None
         else:
             self.committed, self.logged = self.logged, None
+
+    def apply(self, rows: list[Row]) -> bool:
+        """Have the sink apply a batch; False if it failed, so that the batch comes again."""
+        self.sink.apply(rows, 0)
+        return True
 
     def check_limit(self, end: dict[int, OffsetEntry], rows_max: int) -> None:
         ranges = {p: range_between(p, self.committed[p], entry) for p, entry in end.items()}
@@ -231,9 +251,13 @@ class World:
             end = part.high_seqno if part.durable_seqno is None else part.durable_seqno
             assert (entry.branch, entry.seqno) == (part.branch, end)
             newest = part.newest(end)
-            assert self.target.live(p) == {
-                str(k): b"%d" % v for k, (_, v) in newest.items() if v is not None
+            count = len(self.node.partitions)
+            assert self.live(p) == {
+                name_of(p, k, count): b"%d" % v for k, (_, v) in newest.items() if v is not None
             }
+
+    def live(self, p: int) -> dict[str, bytes | None]:
+        return self.target.live(p)
 
     def check_refusal(self) -> None:
         """A refusal names a partition that lost what was promised, and no seqno beyond that."""
@@ -263,7 +287,7 @@ class World:
         assert again.value.seqno <= error.seqno or again.value.partition_id != error.partition_id
 
 
-def rows_of(read: RangeRead, chunks: Iterable[bytes]) -> list[Row]:
+def rows_of(read: RangeRead, chunks: Iterable[bytes], count: int) -> list[Row]:
     """The rows of a range as the executor makes them."""
     marks = [
         Row(mark.op, mark.partition, mark.branch, mark.seqno, rev=mark.load)
@@ -271,5 +295,5 @@ def rows_of(read: RangeRead, chunks: Iterable[bytes]) -> list[Row]:
     ]
     frames = [frame for chunk in chunks for frame in iter_frames(chunk) if frame[1] != MARKER]
     return marks + [
-        false_row(read.partition_id, read.branch, *key_and_value(frame)) for frame in frames
+        false_row(read.partition_id, read.branch, *key_and_value(frame), count) for frame in frames
     ]

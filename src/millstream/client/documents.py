@@ -172,14 +172,19 @@ def stored_from(packet: Packet, partition_id: int) -> Stored:
     return Stored(packet.cas, partition_id, uuid, seqno)
 
 
-def get_encoder(partition_count: int) -> Callable[[tuple[Key], int], tuple[int, bytes]]:
-    """Return a function (item, opaque) -> (partition, GET frame) for `pipeline.exchange`."""
+def get_encoder(
+    partition_count: int, opcode: int = Opcode.GET
+) -> Callable[[tuple[Key], int], tuple[int, bytes]]:
+    """Return a function (item, opaque) -> (partition, GET frame) for `pipeline.exchange`.
+
+    `opcode`: of another request that is a key and nothing else.
+    """
 
     def encode(item: tuple[Key], opaque: int) -> tuple[int, bytes]:
         key = key_bytes_of(item[0])
         partition_id = partition_of(key, partition_count)
         size = len(key)
-        head = HEADER.pack(REQUEST, Opcode.GET, size, 0, 0, partition_id, size, opaque, 0)
+        head = HEADER.pack(REQUEST, opcode, size, 0, 0, partition_id, size, opaque, 0)
         return partition_id, head + key
 
     return encode

@@ -106,6 +106,7 @@ class Versioned(NamedTuple):
     rev: int
     expiry: int
     is_deleted: bool
+    datatype: int = 0
 
 
 def partition_list(partition_ids: Iterable[int]) -> bytes:
@@ -172,7 +173,16 @@ def versioned_from(packet: Packet) -> Versioned:
         raise RemoteProtocolError("versioned reply of wrong length", code="bad_frame")
     flags, uuid, branch, seqno, rev, expiry, deleted = _VERSIONED.unpack(packet.extras)
     return Versioned(
-        packet.value, packet.cas, flags, uuid, branch, seqno, rev, expiry, bool(deleted)
+        packet.value,
+        packet.cas,
+        flags,
+        uuid,
+        branch,
+        seqno,
+        rev,
+        expiry,
+        bool(deleted),
+        packet.datatype,
     )
 
 

@@ -174,14 +174,7 @@ class Client:
 
     def get_many(self, keys: Iterable[Key]) -> dict[Key, Document]:
         """Return the documents that exist, by key; pipelined."""
-        found: dict[Key, Document] = {}
-        encode = get_encoder(self.partition_count)
-        for item, packet in exchange(self._router, ((key,) for key in keys), encode):
-            if packet.status == Status.SUCCESS:
-                found[item[0]] = document_from(packet)
-            elif packet.status != Status.KEY_ENOENT:
-                self._fail(packet, "get", item[0])
-        return found
+        return {key: document_from(found) for key, found in self._found(keys, Opcode.GET)}
 
     def exists(self, key: Key) -> bool:
         """Whether there is a document under `key`."""
@@ -198,6 +191,19 @@ class Client:
             return None
         self._check(packet, "get_versioned", key)
         return versioned_from(packet)
+
+    def get_versioned_many(self, keys: Iterable[Key]) -> dict[Key, Versioned]:
+        """Return documents and tombstones that are known, by key; pipelined."""
+        found = self._found(keys, Opcode.GET_VERSIONED)
+        return {key: versioned_from(packet) for key, packet in found}
+
+    def _found(self, keys: Iterable[Key], opcode: int) -> Iterator[tuple[Key, Packet]]:
+        encode = get_encoder(self.partition_count, opcode)
+        for item, packet in exchange(self._router, ((key,) for key in keys), encode):
+            if packet.status == Status.SUCCESS:
+                yield item[0], packet
+            elif packet.status != Status.KEY_ENOENT:
+                self._fail(packet, "get", item[0])
 
     # -- writing -----------------------------------------------------------------------------
 

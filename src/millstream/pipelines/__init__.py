@@ -12,12 +12,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from millstream.pipelines.java import find_java_home
     from millstream.pipelines.session import local_session
+    from millstream.pipelines.sinks.applying import apply_changes
+    from millstream.pipelines.sinks.bucket_target import BucketTarget
+    from millstream.pipelines.sinks.callback_target import CallbackTarget
+    from millstream.pipelines.sinks.parquet_target import ParquetTarget
     from millstream.pipelines.source import MillstreamDataSource, register
     from millstream.pipelines.view_frame import view_rows
 
-__all__ = ["MillstreamDataSource", "find_java_home", "local_session", "register", "view_rows"]
+__all__ = [
+    "BucketTarget",
+    "CallbackTarget",
+    "MillstreamDataSource",
+    "ParquetTarget",
+    "apply_changes",
+    "find_java_home",
+    "local_session",
+    "register",
+    "view_rows",
+]
 
 _HOMES = {
+    "BucketTarget": "millstream.pipelines.sinks.bucket_target",
+    "CallbackTarget": "millstream.pipelines.sinks.callback_target",
+    "ParquetTarget": "millstream.pipelines.sinks.parquet_target",
+    "apply_changes": "millstream.pipelines.sinks.applying",
     "MillstreamDataSource": "millstream.pipelines.source",
     "find_java_home": "millstream.pipelines.java",
     "local_session": "millstream.pipelines.session",

@@ -22,7 +22,7 @@ import pyarrow as pa
 from millstream.client.bulk import BulkReader, Range
 from millstream.client.columns import Columns, cut_columns
 from millstream.client.connection import PORT_DEFAULT, Connection
-from millstream.client.extensions import LeaseHold
+from millstream.client.extensions import DURABLE_MARK, LeaseHold
 from millstream.client.kv import Client
 from millstream.errors import StreamError, UnavailableError
 from millstream.model.addresses import parse_address
@@ -39,7 +39,7 @@ from millstream.pipelines.schema import (
     branch_table,
 )
 
-__all__ = ["NodeRanges", "committed_batches", "mark_rows", "pinned_batches"]
+__all__ = ["NodeRanges", "committed_batches", "connect_to", "mark_rows", "pinned_batches"]
 
 BATCH_ROWS: Final = 10_000
 BATCH_BYTES: Final = 4 * 1024 * 1024
@@ -65,7 +65,7 @@ class NodeRanges:
         """Yield the frames of ranges in chunks; nothing for no range."""
         if not ranges:
             return
-        with _connect(self._options) as connection:
+        with connect_to(self._options) as connection:
             reader = BulkReader(
                 connection, with_values=self._with_values, with_meta=self._with_meta
             )
@@ -75,6 +75,11 @@ class NodeRanges:
         """Return the histories of a partition, newest first, and its high seqno."""
         client = self.client()
         return client.branch_log(partition_id), client.positions([partition_id])[0].high_seqno
+
+    def open_lease(self, partition_ids: Sequence[int]) -> Mapping[int, LeaseHold]:
+        """Hold partitions as of their present high, or newest durable mark (the option says)."""
+        newest = DURABLE_MARK if self._options.is_durable_only else None
+        return self.client().open_lease(dict.fromkeys(partition_ids, newest))
 
     def release_lease(self, lease_id: int, partition_id: int) -> None:
         """Give up a lease on a partition."""
@@ -141,7 +146,7 @@ def _held(
             "the DataFrame again",
             code="lease_lost",
         )
-    opened = source.client().open_lease(lost)
+    opened = source.open_lease(lost)
     return [
         read.as_of(opened[read.partition_id]) if read.partition_id in opened else read
         for read in reads
@@ -197,7 +202,7 @@ def mark_rows(reads: Sequence[RangeRead]) -> list[MarkRow]:
     return rollbacks + sweeps
 
 
-def _connect(options: SourceOptions) -> Connection:
+def connect_to(options: SourceOptions) -> Connection:
     """Connect to the first host that answers."""
     failure: UnavailableError | None = None
     for address in options.hosts.split(","):

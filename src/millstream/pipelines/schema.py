@@ -24,6 +24,7 @@ from millstream.errors import UsageError
 from millstream.model.limits import PARTITIONS_MAX
 
 __all__ = [
+    "ARROW_SCHEMA",
     "OP_ROLLBACK",
     "OP_SWEEP",
     "SPARK_SCHEMA",
@@ -61,6 +62,10 @@ _ARROW_TYPES: Final = {
     "binary": pa.binary(),
     "timestamp": _TIMESTAMP,
 }
+ARROW_SCHEMA: Final = pa.schema(
+    [(name, _ARROW_TYPES[kind]) for name, kind in _SPARK_TYPES.items()]
+)
+"""All columns, as Arrow has them."""
 SPARK_SCHEMA: Final = ", ".join(f"{name} {kind}" for name, kind in _SPARK_TYPES.items())
 _CUT: Final = frozenset(column.name for column in fields(Columns))
 _NS_PER_US: Final = 1000

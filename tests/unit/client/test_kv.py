@@ -124,6 +124,9 @@ def test_versions(node: Any, client: Any) -> None:
         packet.opcode, 0, packet.opaque, cas=1, extras=pack(">IQQQQIB", 0, 1, 2, 3, 4, 5, 1)
     )
     assert client.get_versioned("k").is_deleted
+    assert client.get_versioned_many([b"k", b"j"]).keys() == {b"k", b"j"}
+    refuse(node, Opcode.GET_VERSIONED, Status.KEY_ENOENT)
+    assert client.get_versioned_many([b"k"]) == {}
 
 
 def test_leases(node: Any, client: Any) -> None:

@@ -141,10 +141,10 @@ def test_the_first_host_that_answers_is_taken(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(reading, "Connection", connect)
     options = SourceOptions(hosts="a, b:7,c", bucket="b")
-    assert reading._connect(options) == "connection"
+    assert reading.connect_to(options) == "connection"
     assert tried == [("a", 11210), ("b", 7), ("c", 11210)]
     with pytest.raises(UnavailableError, match="b is not there"):
-        reading._connect(SourceOptions(hosts="a,b", bucket="b"))
+        reading.connect_to(SourceOptions(hosts="a,b", bucket="b"))
 
 
 def test_a_source_that_asked_nothing_has_nothing_to_close() -> None:

@@ -20,8 +20,9 @@ Invariants:
 6. `bound` of a partition is at least the seqno of every tombstone that the store does not have:
    those dropped, and those the source had purged when it was read from the beginning. A rollback
    below it is one to 0: the partition is read as a whole, and the store keeps only that.
-7. Tombstones are dropped only where the batch is of the present branch, up to what is durable
-   there, and never while a load is incomplete.
+7. Tombstones are dropped only where the batch is of the present branch and has no mark row, up to
+   what is durable there, and never while a load is incomplete: until the batch has ended the store
+   may still need them to do it once more.
 
 Elsewhere: which rollback rows there are (`pipelines.planner`, `pipelines.ranges`), the source's
 side (`sinks.origin`), stores (`sinks.bucket_target`, `sinks.parquet_target`,
@@ -131,8 +132,8 @@ class KeyedTarget(Protocol):
     batch that did not get so far comes again, with the same rows or others of the same keys.
     """
 
-    def begin(self, partitions: Collection[int]) -> None:
-        """Begin a batch that concerns these partitions."""
+    def begin(self, partitions: Collection[int], partition_count: int) -> None:
+        """Begin a batch that concerns these partitions of as many as the source has."""
 
     def state(self, partition: int) -> PartitionState | None:
         """Return what was set last; None if nothing of the partition was ever applied."""
@@ -167,6 +168,10 @@ class KeyedTarget(Protocol):
 
 class Origin(Protocol):
     """The bucket that the rows come from."""
+
+    @property
+    def partition_count(self) -> int:
+        """Number of its partitions."""
 
     def positions(self, partitions: Collection[int]) -> Mapping[int, OriginPosition]:
         """Return where partitions stand."""
@@ -213,7 +218,7 @@ class RepairingSink:
                 changes.setdefault(row.partition, []).append(row)
         partitions = sorted({*changes, *(row.partition for row in rollbacks + sweeps)})
         self._fetched = 0
-        self._target.begin(partitions)
+        self._target.begin(partitions, self._origin.partition_count)
         positions = self._origin.positions(partitions) if partitions else {}
         for p in partitions:
             if self._target.state(p) is None:
@@ -227,8 +232,8 @@ class RepairingSink:
             puts, deletions = puts + len(mine) - gone, deletions + gone
         for row in sweeps:
             self._sweep(row)
-        for p, mine in changes.items():
-            self._drop_tombstones(p, max(row.branch for row in mine), positions[p])
+        for p in sorted(changes.keys() - {row.partition for row in rollbacks + sweeps}):
+            self._drop_tombstones(p, max(row.branch for row in changes[p]), positions[p])
         self._target.commit(batch_id)
         return Applied(puts, deletions, len(rollbacks), self._fetched, len(sweeps))
 

@@ -1,0 +1,249 @@
+"""Another bucket as the store of a pipeline: the same documents, with flags and expiry.
+
+    target = BucketTarget({"hosts": "127.0.0.1:11210", "bucket": "copy"})
+
+Everything in the bucket belongs to the pipeline, but for keys that begin with `_millstream:` (its
+companions are there, see `sinks.companions`), `_design/` and `_local/`: a load that is swept
+removes what else it finds.
+
+Invariants:
+1. Companions are durable before documents are written; a batch has ended only when everything is
+   durable in the history in which it was written. Else it comes again.
+2. A sweep is over, in the head, only after what it removes is removed, durably.
+3. Keys that begin so are not copied either: they are somebody's companions, or belong to a bucket.
+
+Elsewhere: which rows (`sinks.repairing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Final
+
+import msgspec
+
+from millstream.client.bulk import BulkReader, Range
+from millstream.client.columns import OP_PUT, Columns, cut_columns
+from millstream.client.kv import Client
+from millstream.client.writes import Write
+from millstream.errors import CorruptionError, MillstreamError, UnavailableError
+from millstream.model.partitions import key_from_text, partition_of
+from millstream.model.position import Position
+from millstream.pipelines.control import open_client
+from millstream.pipelines.options import SourceOptions, parse_options
+from millstream.pipelines.reading import connect_to
+from millstream.pipelines.sinks.companions import (
+    COMPANION_PREFIX,
+    Head,
+    Ring,
+    chunk_key,
+    head_key,
+)
+from millstream.pipelines.sinks.repairing import PartitionState, Row, StoredVersion
+from millstream.wire.mcbp import Datatype
+
+__all__ = ["BucketTarget", "live_keys"]
+
+PERSIST_TIMEOUT_S: Final = 60.0
+_JSON: Final = int(Datatype.JSON)
+_NOT_OURS: Final = (COMPANION_PREFIX, "_design/", "_local/")
+
+
+class BucketTarget:
+    """A `repairing.KeyedTarget` over the kv port.
+
+    Args:
+        options: hosts, bucket, user and password as for the source.
+        name: of this sink, in the keys of its companions; of the letters a key may have.
+
+    Raises:
+        UsageError: `bad_option`, `unknown_option`.
+        UnavailableError, AccessError: as `millstream.connect`.
+    """
+
+    def __init__(self, options: Mapping[str, str], name: str = "sink") -> None:
+        self._options = parse_options(options)
+        self._name = name
+        self._client: Client = open_client(self._options)
+        self._count = 1
+        self._uuids: dict[int, int] = {}
+        self._rings: dict[int, Ring] = {}
+        self._states: dict[int, PartitionState] = {}
+        self._changes: dict[str, Write] = {}
+        self._kept: dict[int, Callable[[], AbstractSet[str]]] = {}
+        """Partitions of which other keys are removed at the end of the batch."""
+        self._loads_ended: set[int] = set()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    # -- see `KeyedTarget` -------------------------------------------------------------------
+
+    def begin(self, partitions: Collection[int], partition_count: int) -> None:
+        """Read the companions of these partitions."""
+        self._count = partition_count
+        self._uuids = self._histories()
+        self._changes, self._kept, self._loads_ended = {}, {}, set()
+        self._rings = self._read_rings(partitions)
+        self._states = {p: ring.state for p, ring in self._rings.items() if ring.state is not None}
+
+    def state(self, partition: int) -> PartitionState | None:
+        """Return what was set last."""
+        return self._states.get(partition)
+
+    def set_state(self, partition: int, state: PartitionState) -> None:
+        """Remember the state."""
+        self._states[partition] = state
+
+    def versions(self, partition: int, keys: Collection[str]) -> Mapping[str, StoredVersion]:
+        """Return the versions of keys that are in the ring; others are at or below the bound."""
+        return self._rings[partition].newest(keys)
+
+    def keys_above(self, partition: int, branch: int, seqno: int) -> Collection[str]:
+        """Return the keys with an entry of a lower branch and a higher seqno."""
+        return self._rings[partition].keys_above(branch, seqno)
+
+    def put(self, partition: int, rows: Sequence[Row], load: int) -> None:
+        """Write documents and deletions with the batch."""
+        mine = [row for row in rows if not row.key.startswith(_NOT_OURS)]
+        self._rings[partition].add(
+            [
+                StoredVersion(partition, row.branch, row.seqno, row.key, row.is_deleted, load)
+                for row in mine
+            ]
+        )
+        for row in mine:
+            key = key_from_text(row.key)
+            self._changes[row.key] = (
+                Write(key, None)
+                if row.is_deleted
+                else Write(key, row.value or b"", row.flags, row.datatype & _JSON, row.expiry)
+            )
+
+    def sweep(self, partition: int, load: int) -> None:
+        """Remove, with the batch, what this load did not bring."""
+        ring = self._rings[partition]
+        self._kept[partition] = lambda: ring.keys_of_load(load)
+        self._loads_ended.add(partition)
+
+    def retain(self, partition: int, keys: AbstractSet[str]) -> None:
+        """Remove, with the batch, all keys but these."""
+        self._kept[partition] = lambda: keys
+
+    def drop_tombstones(self, partition: int, seqno: int) -> int:
+        """Forget entries at or below: their documents need no repair any more."""
+        return self._rings[partition].drop(seqno)
+
+    def commit(self, batch_id: int) -> None:
+        """Write companions, then documents; durable on return.
+
+        Raises:
+            UnavailableError: `history_lost`, `timeout`, and others of the client: the batch has to
+                come again.
+        """
+        unfinished = {
+            p: state._replace(is_loading=True)
+            for p, state in self._states.items()
+            if p in self._loads_ended
+        }
+        self._write_heads(self._states | unfinished)
+        kept = {p: keys() for p, keys in self._kept.items()}
+        gone = [Write(key, None) for key in self._keys_but(kept)]
+        for _, done in self._client.write_each(
+            [*gone, *self._changes.values(), *self._stale_chunks()]
+        ):
+            if isinstance(done, MillstreamError):
+                raise done
+        self._check_history()
+        if unfinished:
+            self._write_heads(self._states)
+            self._check_history()
+
+    # -- private -----------------------------------------------------------------------------
+
+    def _histories(self) -> dict[int, int]:
+        return {found.partition_id: found.uuid for found in self._client.positions()}
+
+    def _check_history(self) -> None:
+        """Wait until all is durable, in the histories in which the batch began."""
+        self._client.wait_persisted(PERSIST_TIMEOUT_S)
+        for p, uuid in self._histories().items():
+            if self._uuids.get(p) != uuid:
+                raise UnavailableError(
+                    f"partition {p} of bucket {self._options.bucket!r} began a new history while "
+                    "a batch was written: what was written may be gone, the batch has to be "
+                    "written again",
+                    code="history_lost",
+                )
+
+    def _read_rings(self, partitions: Collection[int]) -> dict[int, Ring]:
+        names = {head_key(self._name, p): p for p in partitions}
+        heads: dict[int, Head] = {}
+        try:
+            for key, found in self._client.get_many(names).items():
+                heads[names[str(key)]] = Ring.decode(found.data)
+            wanted = {
+                chunk_key(self._name, p, chunk): p
+                for p, head in heads.items()
+                for chunk in head.chunks
+            }
+            chunks = self._client.get_many(wanted)
+            entries: dict[int, list[StoredVersion]] = {}
+            for key, p in wanted.items():
+                if key not in chunks:
+                    raise self._damaged(key, "it is not there")
+                entries.setdefault(p, []).extend(Ring.decode_chunk(chunks[key].data))
+        except msgspec.DecodeError as error:
+            raise self._damaged(head_key(self._name, min(partitions)), str(error)) from error
+        return {p: Ring(heads.get(p), entries.get(p, ())) for p in partitions}
+
+    def _damaged(self, key: str, reason: str) -> CorruptionError:
+        return CorruptionError(
+            f"companion {key!r} of bucket {self._options.bucket!r} cannot be read: {reason}. "
+            "Begin again with an empty bucket and a new checkpoint",
+            code="damaged",
+        )
+
+    def _write_heads(self, states: Mapping[int, PartitionState]) -> None:
+        """Make entries durable: chunks first, then the heads that name them."""
+        heads: list[tuple[str, bytes]] = []
+        chunks: list[tuple[str, bytes]] = []
+        for p, ring in self._rings.items():
+            head, added = ring.encode(states[p])
+            chunks += [(chunk_key(self._name, p, n), body) for n, body in added.items()]
+            if head is not None:
+                heads.append((head_key(self._name, p), head))
+        for documents in (chunks, heads):
+            if documents:
+                self._client.upsert_many(documents, durability="persisted").raise_first()
+
+    def _stale_chunks(self) -> list[Write]:
+        return [
+            Write(chunk_key(self._name, p, chunk).encode(), None)
+            for p, ring in self._rings.items()
+            for chunk in ring.stale
+        ]
+
+    def _keys_but(self, kept: Mapping[int, AbstractSet[str]]) -> Iterator[bytes]:
+        """Yield the keys of some partitions of the source that are in the bucket but not kept."""
+        if not kept:
+            return
+        highs = {at.partition_id: at.high_seqno for at in self._client.positions()}
+        for key in live_keys(self._options, highs):
+            raw = key_from_text(key)
+            found = kept.get(partition_of(raw, self._count))
+            if found is not None and key not in found and not key.startswith(_NOT_OURS):
+                yield raw
+
+
+def live_keys(options: SourceOptions, highs: Mapping[int, int]) -> Iterator[str]:
+    """Yield the keys of the documents that a bucket has; `highs`: partition -> high seqno."""
+    ranges = [Range(p, Position(), high) for p, high in highs.items() if high]
+    with connect_to(options) as connection:
+        for chunk in BulkReader(connection, with_values=False).read(ranges):
+            columns = Columns()
+            cut_columns(chunk, columns)
+            ops = zip(columns.op, columns.key, strict=True)
+            yield from (key for op, key in ops if op == OP_PUT)

@@ -1,0 +1,274 @@
+"""A table of Parquet files in a directory: one file for each partition of the source.
+
+    target = ParquetTarget("/data/flights")
+    target.table()                       # live rows, as a pyarrow table
+    target.read(spark)                   # the same as a DataFrame
+
+`_current` is a JSON object that names the files of the table and holds the state of each
+partition; it is replaced as a whole. A file has the columns of the source and `load`, tombstones
+(rows of another op than put) included.
+
+Invariants:
+1. A batch is one replacement of `_current`, after all files that it names are durable. Whoever
+   reads sees all of a batch or nothing.
+2. A file never changes. What `_current` named before the last batch is kept for readers that have
+   begun; what it named earlier, or never, is removed.
+3. One query writes a table. A second one that replaced `_current` meanwhile is noticed: the batch
+   fails and changes nothing.
+
+Cost: a batch writes the files of the partitions that it changes anew, O(rows of these).
+
+Elsewhere: which rows (`sinks.repairing`).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from millstream.errors import CorruptionError, UnavailableError
+from millstream.pipelines.schema import ARROW_SCHEMA
+from millstream.pipelines.sinks.change_rows import table_of
+from millstream.pipelines.sinks.repairing import OP_PUT, PartitionState, Row, StoredVersion
+from millstream.runtime.files import sync_directory, write_atomically
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["ParquetTarget"]
+
+CURRENT: Final = "_current"
+_VERSION: Final = 1
+_LOAD: Final = pa.field("load", pa.int64())
+TABLE_SCHEMA: Final = ARROW_SCHEMA.append(_LOAD)
+_VERSIONS: Final = ["key", "op", "branch", "seqno", "load"]
+_Held = dict[str, StoredVersion]
+
+
+class _Part(msgspec.Struct, omit_defaults=True):
+    """One partition in `_current`; `file` is empty where it has no rows."""
+
+    file: str = ""
+    state: PartitionState = PartitionState()
+
+
+class _Current(msgspec.Struct):
+    """The content of `_current`; `files_before`: what the one before it named."""
+
+    v: int = _VERSION
+    batch: int = -1
+    parts: dict[int, _Part] = {}
+    files_before: list[str] = []
+
+
+_DECODER: Final = msgspec.json.Decoder(_Current)
+
+
+class ParquetTarget:
+    """A `repairing.KeyedTarget` in a directory, which is made if it is not there.
+
+    Raises:
+        CorruptionError: `damaged`: `_current` cannot be read.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._path.mkdir(parents=True, exist_ok=True)
+        self._read_text, self._current = self._load()
+        self._states: dict[int, PartitionState] = {}
+        self._held: dict[int, _Held] = {}
+        self._changed: dict[int, dict[str, tuple[Row, int]]] = {}
+        self._gone: dict[int, set[str]] = {}
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def files(self) -> list[Path]:
+        """Return the files of the table as it is now, tombstones in them."""
+        _, current = self._load()
+        return [self._path / part.file for part in current.parts.values() if part.file]
+
+    def table(self) -> pa.Table:
+        """Return the live rows."""
+        tables = [_read(file) for file in self.files()]
+        found = pa.concat_tables(tables) if tables else TABLE_SCHEMA.empty_table()
+        return found.filter(pa.compute.equal(found.column("op"), OP_PUT))
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        """Return the live rows as they are now."""
+        files = [str(file) for file in self.files()]
+        if not files:
+            return spark.createDataFrame(TABLE_SCHEMA.empty_table())
+        return spark.read.parquet(*files).where(f"op = '{OP_PUT}'")
+
+    # -- writing: see `KeyedTarget` ----------------------------------------------------------
+
+    def begin(self, partitions: Collection[int], partition_count: int) -> None:
+        """Begin a batch from what is there."""
+        self._read_text, self._current = self._load()
+        self._states = {p: part.state for p, part in self._current.parts.items()}
+        self._held, self._changed, self._gone = {}, {}, {}
+
+    def state(self, partition: int) -> PartitionState | None:
+        """Return what was set last."""
+        return self._states.get(partition)
+
+    def set_state(self, partition: int, state: PartitionState) -> None:
+        """Remember the state."""
+        self._states[partition] = state
+
+    def versions(self, partition: int, keys: Collection[str]) -> Mapping[str, StoredVersion]:
+        """Return the versions of keys, tombstones included."""
+        held = self._versions(partition)
+        return {key: held[key] for key in keys if key in held}
+
+    def keys_above(self, partition: int, branch: int, seqno: int) -> Collection[str]:
+        """Return the keys of versions of a lower branch and a higher seqno."""
+        held = self._versions(partition)
+        return [k for k, found in held.items() if found.branch < branch and found.seqno > seqno]
+
+    def put(self, partition: int, rows: Sequence[Row], load: int) -> None:
+        """Replace what there is of these keys; what is there already costs nothing."""
+        held, changed = self._versions(partition), self._changed.setdefault(partition, {})
+        for row in rows:
+            version = StoredVersion(
+                partition, row.branch, row.seqno, row.key, row.is_deleted, load
+            )
+            if held.get(row.key) != version:
+                held[row.key] = version
+                changed[row.key] = row, load
+
+    def sweep(self, partition: int, load: int) -> None:
+        """Remove what carries a lower load."""
+        held = self._versions(partition)
+        self._remove(partition, [key for key, found in held.items() if found.load < load])
+
+    def retain(self, partition: int, keys: AbstractSet[str]) -> None:
+        """Remove all keys but these."""
+        self._remove(partition, [key for key in self._versions(partition) if key not in keys])
+
+    def drop_tombstones(self, partition: int, seqno: int) -> int:
+        """Forget tombstones at or below `seqno`, with whatever else the batch writes."""
+        if not self._changed.get(partition):
+            return 0
+        held = self._versions(partition)
+        dropped = [v for v in held.values() if v.is_deleted and v.seqno <= seqno]
+        self._remove(partition, [version.key for version in dropped])
+        return max((version.seqno for version in dropped), default=0)
+
+    def commit(self, batch_id: int) -> None:
+        """Write the files that changed, then `_current`.
+
+        Raises:
+            UnavailableError: `target_changed`: another query writes this table.
+        """
+        parts = {p: _Part(self._file_after(p), state) for p, state in sorted(self._states.items())}
+        if parts == self._current.parts:
+            return
+        sync_directory(self._path)
+        before = _files(self._current)
+        after = _Current(batch=batch_id, parts=parts, files_before=sorted(before))
+        if self._load()[0] != self._read_text:
+            raise UnavailableError(
+                f"{self._path}: another query has written this table; stop one of them",
+                code="target_changed",
+            )
+        write_atomically(self._path / CURRENT, msgspec.json.encode(after), mode=0o644)
+        self._clean(before | _files(after))
+
+    # -- private -----------------------------------------------------------------------------
+
+    def _load(self) -> tuple[bytes, _Current]:
+        try:
+            text = (self._path / CURRENT).read_bytes()
+        except FileNotFoundError:
+            return b"", _Current()
+        try:
+            found = _DECODER.decode(text)
+        except msgspec.DecodeError as error:
+            raise self._damaged(str(error)) from error
+        if found.v != _VERSION:
+            raise self._damaged(f"version {found.v} is not known, only {_VERSION}")
+        return text, found
+
+    def _damaged(self, reason: str) -> CorruptionError:
+        return CorruptionError(
+            f"{self._path / CURRENT} cannot be read: {reason}. Begin again with an empty "
+            "directory and a new checkpoint",
+            code="damaged",
+        )
+
+    def _versions(self, partition: int) -> _Held:
+        """The versions of a partition as the batch has made them so far."""
+        if partition not in self._held:
+            file = self._file_of(partition)
+            self._held[partition] = _versions_in(self._path / file, partition) if file else {}
+        return self._held[partition]
+
+    def _remove(self, partition: int, keys: Sequence[str]) -> None:
+        held, changed = self._versions(partition), self._changed.setdefault(partition, {})
+        for key in keys:
+            del held[key]
+            changed.pop(key, None)
+        self._gone.setdefault(partition, set()).update(keys)
+
+    def _file_of(self, partition: int) -> str:
+        part = self._current.parts.get(partition)
+        return part.file if part is not None else ""
+
+    def _file_after(self, partition: int) -> str:
+        """Write the file of a partition if it changed; return its name."""
+        name = self._file_of(partition)
+        changed, gone = self._changed.get(partition, {}), self._gone.get(partition, set())
+        if not changed and not gone:
+            return name
+        found = table_of([row for row, _ in changed.values()])
+        loads = pa.array([load for _, load in changed.values()], _LOAD.type)
+        found = found.append_column(_LOAD, loads)
+        if name:
+            kept = _read(self._path / name)
+            replaced = pa.array([*changed, *gone], pa.string())
+            kept = kept.filter(
+                pa.compute.invert(pa.compute.is_in(kept.column("key"), value_set=replaced))
+            )
+            found = pa.concat_tables([kept, found])
+        if not found.num_rows:
+            return ""
+        name = f"part-{partition:05}-{secrets.token_hex(8)}.parquet"
+        _write(self._path / name, found)
+        return name
+
+    def _clean(self, kept: AbstractSet[str]) -> None:
+        for file in self._path.glob("part-*.parquet"):
+            if file.name not in kept:
+                file.unlink(missing_ok=True)
+
+
+def _files(current: _Current) -> set[str]:
+    return {part.file for part in current.parts.values() if part.file}
+
+
+def _versions_in(file: Path, partition: int) -> _Held:
+    columns = pq.read_table(file, columns=_VERSIONS).to_pydict()
+    return {
+        key: StoredVersion(partition, branch, seqno, key, op != OP_PUT, load)
+        for key, op, branch, seqno, load in zip(*columns.values(), strict=True)
+    }
+
+
+def _read(file: Path) -> pa.Table:
+    return pq.read_table(file, schema=TABLE_SCHEMA)
+
+
+def _write(file: Path, table: pa.Table) -> None:
+    with file.open("wb") as opened:
+        pq.write_table(table, opened, compression="zstd")
+        opened.flush()
+        os.fsync(opened.fileno())

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from keyed_double import DictTarget, FalseOrigin
+from millstream.errors import UsageError
+from millstream.pipelines.sinks import applying
+from millstream.pipelines.sinks.applying import apply_changes
+from millstream.pipelines.sinks.change_rows import table_of
+from millstream.pipelines.sinks.repairing import Applied, Row
+from node_double import FalseNode
+
+
+class Frame:
+    """A DataFrame as far as it is used; counts how often it is read."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self.table = table_of(rows)
+        self.reads = 0
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self.table.schema.names)
+
+    def select(self, *names: str) -> Frame:
+        self.table = self.table.select(names)
+        return self
+
+    def toArrow(self) -> Any:
+        self.reads += 1
+        return self.table
+
+
+class Origin(FalseOrigin):
+    is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def source(monkeypatch: pytest.MonkeyPatch) -> Origin:
+    origin = Origin(FalseNode(1))
+    monkeypatch.setattr(applying, "BucketOrigin", lambda _: origin)
+    return origin
+
+
+def test_a_batch_is_read_once_and_counted(source: Origin) -> None:
+    frame: Any = Frame([Row("put", 0, 1, 1, "a", value=b"1"), Row("expire", 0, 1, 2, "b")])
+    target = DictTarget()
+    assert apply_changes(frame, 4, target, {"bucket": "b"}) == Applied(puts=1, deletions=1)
+    assert frame.reads == 1
+    assert target.live(0) == {"a": b"1"}
+    assert target.committed == [4]
+    assert source.is_closed
+
+
+def test_nothing_is_asked_for_a_frame_of_other_columns() -> None:
+    frame: Any = Frame([])
+    frame.select("op", "key")
+    with pytest.raises(UsageError, match="is missing"):
+        apply_changes(frame, 0, DictTarget(), {"bucket": "b"})
+    with pytest.raises(UsageError, match="unknown option"):
+        apply_changes(Frame([]), 0, DictTarget(), {"bucket": "b", "path": "x"})  # type: ignore[arg-type]

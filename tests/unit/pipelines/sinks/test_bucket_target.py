@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import pytest
+
+from bucket_double import FalseBucket
+from keyed_double import FalseOrigin, false_row, name_of
+from millstream.errors import CorruptionError, UnavailableError
+from millstream.pipelines.sinks import bucket_target, companions
+from millstream.pipelines.sinks.bucket_target import BucketTarget
+from millstream.pipelines.sinks.repairing import (
+    OP_ROLLBACK,
+    OP_SWEEP,
+    KeyedTarget,
+    RepairingSink,
+    Row,
+)
+from node_double import FalseNode
+from pipeline_world import World
+
+SCHEDULES = 500
+OPTIONS = {"bucket": "copy"}
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> FalseBucket:
+    bucket = FalseBucket()
+    monkeypatch.setattr(bucket_target, "open_client", lambda _: bucket)
+    monkeypatch.setattr(bucket_target, "live_keys", bucket.live_keys)
+    return bucket
+
+
+def documents(bucket: FalseBucket) -> dict[str, bytes]:
+    return {k: found[0] for k, found in bucket.documents.items() if not k.startswith("_mill")}
+
+
+class CrashingWorld(World):
+    """Connections break between any two writes, the target's node dies, the driver restarts."""
+
+    bucket: FalseBucket
+
+    def make_target(self) -> KeyedTarget:
+        return BucketTarget(OPTIONS)
+
+    def drop_tombstones(self, p: int, seqno: int) -> None:
+        self.origin.durable[p] = seqno
+
+    def apply(self, rows: list[Row]) -> bool:
+        self.bucket.fail_after = self.rng.randrange(12) if self.rng.random() < 0.3 else None
+        try:
+            self.sink.apply(rows)
+        except UnavailableError:
+            if self.rng.random() < 0.5:
+                self.bucket.crash()
+            if self.rng.random() < 0.5:
+                self.target = self.make_target()
+                self.sink = self.make_sink()
+            return False
+        finally:
+            self.bucket.fail_after = None
+        if self.rng.random() < 0.1:
+            self.bucket.crash()  # after the end of a batch nothing is lost
+        return True
+
+    def live(self, p: int) -> dict[str, bytes | None]:
+        count = len(self.node.partitions)
+        names = {name_of(p, key, count) for key in range(4)}
+        return {key: data for key, data in documents(self.bucket).items() if key in names}
+
+
+def test_it_equals_the_source_at_rest_whatever_breaks(bucket: FalseBucket) -> None:
+    for seed in range(SCHEDULES):
+        bucket.__init__()  # type: ignore[misc]
+        CrashingWorld.bucket = bucket
+        try:
+            CrashingWorld(seed, repairs=True).run()
+        except Exception as error:
+            raise AssertionError(f"seed {seed}") from error
+        size = sum(len(found[0]) for k, found in bucket.documents.items() if k.startswith("_mill"))
+        assert size < 20_000
+
+
+@pytest.fixture
+def node() -> FalseNode:
+    node = FalseNode(1)
+    for key in range(3):
+        node.write(0, key, key)
+    return node
+
+
+def sink_of(node: FalseNode) -> RepairingSink:
+    return RepairingSink(BucketTarget(OPTIONS), FalseOrigin(node))
+
+
+def test_flags_expiry_and_datatype_are_kept(bucket: FalseBucket, node: FalseNode) -> None:
+    row = false_row(0, 1, 1, 0, 0)._replace(flags=7, expiry=2_000_000_000, datatype=1)
+    sink_of(node).apply([row])
+    assert bucket.documents["0"] == (b"0", 7, 2_000_000_000, 1)
+
+
+def test_what_belongs_to_others_is_neither_copied_nor_swept(
+    bucket: FalseBucket, node: FalseNode
+) -> None:
+    others = ("_design/d", "_local/l", "_millstream:other:0")
+    bucket.documents.update(dict.fromkeys((*others, "left"), (b"mine", 0, 0, 0)))
+    rows = [false_row(0, 1, n, 0, 0)._replace(key=key) for n, key in enumerate(others, 1)]
+    load = [Row(OP_ROLLBACK, 0, 1, 0, rev=2), Row(OP_SWEEP, 0, 1, 3, rev=2)]
+    sink_of(node).apply([*load, *rows, false_row(0, 1, 4, 4, 4)])
+    assert documents(bucket) == {"_design/d": b"mine", "_local/l": b"mine", "4": b"4"}
+    assert bucket.documents["_millstream:other:0"][0] == b"mine"
+
+
+def test_a_sweep_that_is_cut_off_is_made_again(bucket: FalseBucket, node: FalseNode) -> None:
+    bucket.documents["left"] = (b"", 0, 0, 0)
+    batch = [
+        Row(OP_ROLLBACK, 0, 1, 0, rev=2), Row(OP_SWEEP, 0, 1, 3, rev=2), false_row(0, 1, 1, 0, 0)
+    ]  # fmt: skip
+    bucket.fail_after = 2  # the head, made durable; not the first deletion
+    with pytest.raises(UnavailableError):
+        sink_of(node).apply(batch)
+    assert "left" in bucket.documents
+    sink_of(node).apply(batch)
+    assert documents(bucket) == {"0": b"0"}
+
+
+def test_a_target_that_lost_what_it_was_given_has_the_batch_again(
+    bucket: FalseBucket, node: FalseNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash_first(_: float) -> None:
+        bucket.crash()
+
+    monkeypatch.setattr(bucket, "wait_persisted", crash_first)
+    with pytest.raises(UnavailableError, match="began a new history"):
+        sink_of(node).apply([false_row(0, 1, 1, 0, 0)])
+
+
+def test_what_is_durable_is_forgotten_and_long_rings_are_cut(
+    bucket: FalseBucket, node: FalseNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(companions, "CHUNK_ENTRIES", 2)
+    origin = FalseOrigin(node)
+    sink = RepairingSink(BucketTarget(OPTIONS), origin)
+    sink.apply([false_row(0, 1, n, n, n) for n in range(1, 6)])
+    chunks = [key for key in bucket.documents if key.startswith("_millstream:sink:0:")]
+    assert len(chunks) == 3
+    sink = RepairingSink(BucketTarget(OPTIONS), origin)
+    assert sorted(sink_keys(sink, 3)) == ["4", "5"]
+    origin.durable[0] = 4
+    sink.apply([false_row(0, 1, 6, 6, 6)])
+    assert [key for key in bucket.documents if key.startswith("_mill")] == ["_millstream:sink:0"]
+    assert sorted(sink_keys(sink, 0)) == ["5", "6"]
+
+
+def sink_keys(sink: RepairingSink, seqno: int) -> list[str]:
+    target = sink._target
+    target.begin([0], 1)
+    return list(target.keys_above(0, 9, seqno))
+
+
+def test_damaged_companions_are_an_error(bucket: FalseBucket, node: FalseNode) -> None:
+    bucket.documents["_millstream:sink:0"] = (b"\xc1", 0, 0, 0)
+    with pytest.raises(CorruptionError, match="_millstream:sink:0"):
+        sink_of(node).apply([false_row(0, 1, 1, 0, 0)])
