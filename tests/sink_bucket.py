@@ -72,9 +72,13 @@ class SinkBucketDouble:
             self.uuids[p] += 1
             self.highs[p] = self.durable_highs[p]
 
-    def flush(self) -> None:
-        self.durable = dict(self.entries)
-        self.durable_highs = list(self.highs)
+    def flush(self, *partition_ids: int) -> None:
+        """Persist partitions, all by default."""
+        for p in partition_ids or range(self.partition_count):
+            others = {key: entry for key, entry in self.durable.items() if self._of(key) != p}
+            mine = {key: entry for key, entry in self.entries.items() if self._of(key) == p}
+            self.durable = others | mine
+            self.durable_highs[p] = self.highs[p]
 
     def documents(self, prefix: bytes = b"") -> dict[bytes, bytes]:
         """Key -> bytes of what exists."""
@@ -111,10 +115,13 @@ class SinkBucketDouble:
 
     # -- reading
 
+    def partition_of(self, key: bytes) -> int:
+        return self._of(key)
+
     def positions(self, partition_ids: Sequence[int] | None = None) -> list[PartitionPosition]:
         dies = self._effect()
-        if self.is_flushing:
-            self.flush()
+        if self.is_flushing and partition_ids is not None:
+            self.flush(*partition_ids)  # who asks for some waits for them
         wanted = range(self.partition_count) if partition_ids is None else partition_ids
         if dies:
             raise Killed
@@ -154,7 +161,7 @@ class SinkBucketDouble:
             dies = self._effect()
             result = self._done(write)
             if durability == "persisted":
-                self.flush()
+                self.flush(self._of(write.key))
             if dies:
                 raise Killed
             yield write, result

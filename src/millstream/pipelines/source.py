@@ -51,6 +51,7 @@ from millstream.pipelines.ranges import RangeRead, ranges_between, spread
 from millstream.pipelines.reading import committed_batches, pinned_batches
 from millstream.pipelines.schema import SPARK_SCHEMA, RowForm, row_form
 from millstream.pipelines.sinks.sink_options import parse_sink_options
+from millstream.pipelines.sinks.transactional import TransactionalStreamWriter
 from millstream.pipelines.sinks.writers import BatchWriter, UpsertStreamWriter
 from millstream.pipelines.view_source import ViewDataSource
 
@@ -136,6 +137,8 @@ class MillstreamDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         """Return the writer of a stream's micro-batches; `overwrite` is output mode complete."""
         options = parse_sink_options(self.options, is_stream=True, overwrite=overwrite)
+        if options.sink_id:
+            return TransactionalStreamWriter(options, schema)
         return UpsertStreamWriter(options, schema)
 
 
