@@ -106,7 +106,12 @@ def test_an_upsert_stream_repeats_a_batch_without_harm_and_refuses_rollbacks(
     run(changes(spark, folder), bucket, checkpoint)
     assert everything(bucket) == expected
     rollback = changes(spark, folder).selectExpr(
-        "'rollback' op", "3 partition", "2L branch", "9L seqno", "cast(null as string) key", "value"
+        "'rollback' op",
+        "3 partition",
+        "2L branch",
+        "9L seqno",
+        "cast(null as string) key",
+        "value",
     )
     with pytest.raises(StreamingQueryException, match="apply_changes"):
         run(rollback, bucket, tmp_path / "other checkpoint")
