@@ -1,7 +1,8 @@
 """A real node in a process of its own, for the suites that test from outside.
 
 Invariants:
-1. Every listener takes a free port; the ready line says which.
+1. Every listener takes a free port; the ready line says which. One that has to keep its port over
+   restarts takes it from `free_port`.
 2. Whatever a test started is gone when the test ends, the supervisor's children included: the node
    has a process group of its own.
 3. A node that does not come up, or does not stop, fails the test with the end of its log.
@@ -10,8 +11,10 @@ Invariants:
 import contextlib
 import json
 import os
+import secrets
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,6 +25,14 @@ READY_S = 20.0
 STOP_S = 20.0
 FREE = "127.0.0.1:0"
 LISTENERS = ("kv", "memcached", "http", "coord", "ninep", "peer")
+
+
+def free_port() -> int:
+    """Return a port that is free, and that the system gives to nobody by itself."""
+    while True:
+        port = 10_000 + secrets.randbelow(20_000)  # tests at a time share the other dice
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 class NodeProcess:

@@ -1,12 +1,11 @@
 """Views on two nodes of one bucket: replicas are indexed, and a fail-over finds them ready."""
 
 import json
-import socket
 from collections.abc import Callable
 
 from http_calls import call
 from millstream import connect
-from node_process import NodeProcess
+from node_process import NodeProcess, free_port
 from nodes_with_map import activate_first, ask, give_map, map_of, states
 from waiting import until
 
@@ -15,12 +14,6 @@ ROWS = [["a", "b"]] * PARTITIONS
 DOCUMENTS = 500
 DESIGN = {"views": {"v": {"map": "function (doc) { emit(doc.kind, doc.n); }", "reduce": "_sum"}}}
 MakeNode = Callable[..., NodeProcess]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-        return port
 
 
 def rows(node: NodeProcess) -> int:

@@ -27,7 +27,7 @@ from millstream.upr.core.consumer import ChangesReceived, ConsumerCore, StreamEn
 from millstream.upr.core.follower import StreamOptions
 from millstream.wire.frames import change_of
 from millstream.wire.mcbp import Opcode, StreamFlag
-from node_process import NodeProcess
+from node_process import NodeProcess, free_port
 from nodes_with_map import activate_first, ask, give_map, map_of, states
 from raw_client import RawClient
 from waiting import until
@@ -38,12 +38,6 @@ TLS = Path(__file__).parent / "tls"
 MakeNode = Callable[..., NodeProcess]
 Content = dict[bytes, tuple[bytes, bytes]]
 """Key -> the frame of its newest change, and its lineage."""
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-        return port
 
 
 class Pair:
