@@ -5,7 +5,7 @@ cleaning, compaction in small steps. Who runs it on a store that fails or is kil
 what every commit must look like, and at which step to go on.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from filled_index import SHAPE, closed, document
 from millstream.errors import CorruptionError
@@ -54,8 +54,12 @@ def publish(
     assert not done.left_out
 
 
-def first_build(index: Index) -> None:
-    found = [each for p in range(4) for each in documents(p, 1)]
+Runs = tuple[list[tuple[bytes, int, bytes]], list[list[tuple[bytes, int, bytes]]]]
+
+
+def runs(partitions: Collection[int], value: int) -> Runs:
+    """Sorted rows of all documents."""
+    found = [each for p in partitions for each in documents(p, value)]
     back, trees = [], ([], [])
     for each in found:
         entry = entry_of(each.rows)
@@ -64,8 +68,22 @@ def first_build(index: Index) -> None:
             for ekey, pairs in ekeys.items():
                 row = (row_key(ekey, each.doc_id), each.partition, row_value(pairs))
                 trees[tree].append(row)
+    return sorted(back), [*map(sorted, trees)]
+
+
+def first_build(index: Index) -> None:
     parts = {p: PartRead(Position(), closed(100), LOG) for p in range(4)}
-    index.load(index.newest.fence, parts, judged(LOG), sorted(back), [*map(sorted, trees)], 100)
+    index.load(index.newest.fence, parts, judged(LOG), *runs(range(4), 1), 100)
+
+
+def rebuild(index: Index, at: int) -> None:
+    logs = {0: ANEW, 1: LATER, 2: LATER}
+    parts = {
+        p: PartRead(Position(), Position(log[0].uuid, at, at, at), log) for p, log in logs.items()
+    }
+    judges = {p: judged(log)[p] for p, log in logs.items()}
+    done = index.rebuild(index.newest.fence, parts, judges, *runs(logs, 500), at)
+    assert not done.left_out
 
 
 STEPS: list[Step] = [
@@ -90,7 +108,13 @@ STEPS: list[Step] = [
     lambda index: index.clean_step(372),
     lambda index: index.take_over("another life", 380),
     lambda index: index.compact_step(1000),
+    lambda index: index.compact_step(5),
+    lambda index: rebuild(index, 400),
     lambda index: index.compact_step(1000),
+    lambda index: index.take_over("after a build", 410),
+    lambda index: index.roll_back({0: Judged((FailoverEntry(10, 380, 4), *ANEW), 9999)}, 420),
+    lambda index: rebuild(index, 430),
+    *[lambda index, at=at: index.take_over("until nothing is kept", at) for at in range(431, 440)],
 ]
 
 

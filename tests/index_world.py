@@ -12,6 +12,7 @@ back-index names exactly the rows; every node of every kept root is stored. In t
 has caught up, and nothing is stored but what its newest root needs.
 """
 
+import contextlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -238,6 +239,8 @@ class World:
         self.queries: list[tuple[IndexSnapshot, list[list[tuple[bytes, bytes]]]]] = []
         self.last_lease = self.last_value = 0
         self.seen = self.index.newest
+        self.built: dict[int, PartRead] = {}
+        """What was read, some time ago, to take the place of everything."""
 
     # -- steps
 
@@ -248,7 +251,7 @@ class World:
         steps = [
             *[self.write] * 6, *[self.work] * 12, *[self.disturb] * 4, *[self.roll_back] * 3,
             self.take_over, self.move, self.clean, self.compact, self.open_again, self.look,
-            self.look, self.look_away,
+            self.look, self.look_away, self.build, self.build,
         ]  # fmt: skip
         for _ in range(self.rng.randint(20, 100)):
             self.now_ms += self.rng.randint(0, 20)
@@ -307,6 +310,29 @@ class World:
         for step in steps if self.rng.random() < 0.5 else [self.rng.choice(steps)]:
             step()
             self.note(f"{writer.name} {step.__name__} {[*writer.plans]}")
+
+    def build(self) -> None:
+        """Read everything, or put it into the place of what the index has."""
+        if not self.built:
+            for partition, source in self.sources.items():
+                at = source.high_seqno
+                end = Position(source.uuid, at, at, at)
+                documents = source.read(0, at, at)
+                if at and self.rng.random() < 0.9:
+                    self.built[partition] = PartRead(
+                        Position(), end, source.log, source.purge_seqno, documents
+                    )
+            return
+        parts, self.built = self.built, {}
+        judged = {partition: source.judged for partition, source in self.sources.items()}
+        back, trees = operations_of(
+            [each for part in parts.values() for each in part.documents], TREES, lambda keys: {}
+        )
+        bare = {partition: part._replace(documents=()) for partition, part in parts.items()}
+        writer = self.rng.choice(self.writers)
+        with contextlib.suppress(ConditionError):
+            done = self.index.rebuild(writer.fence, bare, judged, back, trees, self.now_ms)
+            self.note(f"{writer.name} builds {done}")
 
     def move(self) -> None:
         partition = self.pick()

@@ -248,6 +248,14 @@ class SimulatedViews:
         header = self.index.newest
         if any(header.roots) or any(position.seqno for position in header.positions.values()):
             return
+        self.build(n, self.index.load)
+
+    def rebuild(self, n: int) -> None:
+        """Build it anew from sorted runs, in the place of what is there."""
+        self.build(n, self.index.rebuild)
+
+    def build(self, n: int, load: Callable[..., object]) -> None:
+        header = self.index.newest
         parts: dict[int, PartRead] = {}
         with tempfile.TemporaryDirectory() as folder:
             rows = FirstRows(len(DESIGN.trees), Path(folder))
@@ -262,7 +270,7 @@ class SimulatedViews:
             back, trees = rows.sorted_rows((), lambda: None)
             judged = {p: source.judged for p, source in self.sources.items()}
             try:
-                self.index.load(self.writers[n].fence, parts, judged, back, trees, self.now_ms)
+                load(self.writers[n].fence, parts, judged, back, trees, self.now_ms)
             except ConditionError:
                 pass
             finally:

@@ -151,6 +151,10 @@ class ViewsMachine(RuleBasedStateMachine):
         self._attempt(partial(self.engine.work, n, every[after:]))
 
     @rule(n=st.integers(0, 1))
+    def rebuild(self, n):
+        self.engine.rebuild(n)
+
+    @rule(n=st.integers(0, 1))
     def take_over(self, n):
         self._attempt(partial(self.engine.take_over, n))
 

@@ -385,8 +385,11 @@ class BucketIndexer:
 
     def progress(self) -> list[IndexProgress]:
         """Return how each index is doing."""
-        highs = {p: each.judged.high_seqno for p, each in self._asker.standings.items()}
+        highs = self._highs()
         return [self._progress_of(served, highs) for served in self._indexes.values()]
+
+    def _highs(self) -> dict[int, int]:
+        return {p: each.judged.high_seqno for p, each in self._asker.standings.items()}
 
     def _progress_of(self, served: ServedIndex, highs: Mapping[int, int]) -> IndexProgress:
         header = served.index.newest
@@ -442,10 +445,13 @@ class BucketIndexer:
             and (served.group or is_automatic or served.waiting)
         ]
         due = [served for served in wanted if served.group or served.retry_at <= now]
-        if any(served.is_new for served in due):  # then all of them together
-            due = [served for served in wanted if served in due or served.is_new]
+        highs = self._highs()
+        to_be_built = [served for served in wanted if served.is_to_be_built(highs)]
+        if any(served in due for served in to_be_built):  # then all of them together
+            due = [served for served in wanted if served in due or served in to_be_built]
         members = [
-            Member(served.signature, served.places, served.group, served.is_new) for served in due
+            Member(served.signature, served.places, served.group, served in to_be_built)
+            for served in due
         ]
         for group in plan(members):
             running = {s.group for each in group.signatures if (s := self._indexes.get(each))}

@@ -111,9 +111,11 @@ class GroupReader:
             self.task.cancel()
 
     def look(self, standings: Mapping[int, SourceStanding]) -> None:
-        """Begin anew if other partitions can be read now."""
+        """Begin anew if other partitions can be read now, or an index is to be built."""
         wanted = {p for served in self.served for p in served.places}
-        if self._followed and frozenset(wanted & standings.keys()) - self._followed:
+        highs = {p: each.judged.high_seqno for p, each in standings.items()}
+        is_behind = any(served.is_to_be_built(highs) for served in self.served)
+        if self._followed and (is_behind or wanted & standings.keys() - self._followed):
             self.end()
 
     async def run(self) -> None:
@@ -279,6 +281,7 @@ class GroupReader:
             lines = await open_lines([source], self._spec, partitions)
             if build is None:
                 self._check_served(lines, lines.standings)
+                await self._judge(lines.standings)
                 build = self._builds[source.address] = FirstBuild(lines.standings)
             link = lines.opened[0].link
             await link.write(build.connect(self._connection_name()))

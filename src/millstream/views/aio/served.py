@@ -31,7 +31,7 @@ from millstream.views.core.header import (
     MapFailure,
     PartRead,
 )
-from millstream.views.core.indexer import Place
+from millstream.views.core.indexer import Place, is_worth_building
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -235,6 +235,8 @@ class ServedIndex:
         self._executor = executor
         self._fence = 0
         self._was_built = False
+        self._was_built_in_vain = False
+        """A build was not taken, though there was one: changes are brought in one by one."""
         self._sample = (time.monotonic(), 0)
         self._rate = 0.0
 
@@ -260,6 +262,16 @@ class ServedIndex:
         header = self.index.newest
         has_begun = any(header.roots) or any(p.seqno for p in header.positions.values())
         return not has_begun and not self._was_built
+
+    def is_to_be_built(self, highs: Mapping[int, int]) -> bool:
+        """Whether it is to be built from sorted rows: it is new, or lacks far more than it has.
+
+        Args:
+            highs: newest seqnos of the partitions that can be read.
+        """
+        if self._was_built_in_vain:
+            return False
+        return self.is_new or is_worth_building(self.places, highs)
 
     def is_known_to_have(self, partitions: Collection[int], standings: object) -> bool:
         """Whether it was found to have all of these standings, and has not changed since."""
@@ -388,7 +400,7 @@ class ServedIndex:
         left_out: Collection[int],
         judged: Mapping[int, Judged],
     ) -> None:
-        """Commit a first build.
+        """Commit a first build, or one that takes the place of what is there.
 
         Args:
             rows: of all partitions that were begun.
@@ -396,8 +408,9 @@ class ServedIndex:
             left_out: the others.
             judged: how the source judges now.
         """
-        await self._in_thread(lambda: self._load(rows, places, left_out, judged))
+        published = await self._in_thread(lambda: self._load(rows, places, left_out, judged))
         self._was_built = True
+        self._was_built_in_vain = bool(places or left_out) and not published.partitions
 
     def _load(
         self,
@@ -405,7 +418,7 @@ class ServedIndex:
         places: Mapping[int, Place],
         left_out: Collection[int],
         judged: Mapping[int, Judged],
-    ) -> None:
+    ) -> Published:
         start = Place().position
         parts: dict[int, PartRead] = {}
         for partition, (position, log) in places.items():
@@ -421,7 +434,9 @@ class ServedIndex:
                 )
         unread = {*left_out, *(places.keys() - parts.keys())}
         back, trees = rows.sorted_rows(unread, self.check)
-        self.index.load(self._fence, parts, judged, back, trees, _now_ms())
+        is_empty = not any(self.index.newest.roots)
+        load = self.index.load if is_empty else self.index.rebuild
+        return load(self._fence, parts, judged, back, trees, _now_ms())
 
     def check(self) -> None:
         """Raise where the index is being given up; in long work."""

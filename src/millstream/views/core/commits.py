@@ -229,6 +229,16 @@ class Commits:
         self._give_up()
         self.commit(header, now_ms)
 
+    def commit_instead(self, header: Header, now_ms: int) -> None:
+        """Make a commit of what the writer loaded; no node that was there before is part of it.
+
+        Raises:
+            UnavailableError: `disk_full`; nothing has changed.
+        """
+        freed = FreeList(ranges=((1, self.next_number),))
+        alone = msgspec.structs.replace(header, nodes=0)
+        self._commit(alone, now_ms, self.kept, dict(self._free), freed)
+
     def go_back(self, older: Header, header: Header, now_ms: int) -> None:
         """Make a commit of `header`, which has the roots of `older`; what came after it goes.
 

@@ -20,7 +20,7 @@ changed documents (`views.core.back_index`), the tree (`trees.core`), disk
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -239,15 +239,45 @@ class Index:
         if any(header.roots):
             raise UsageError("only an empty index is loaded", code="index_not_empty")
         taken, left_out = _judged_parts(header, parts, judged)
-        if not taken:
-            return Published((), left_out)
-        writer = self._commits.writer(is_load=True)
-        loaded = [
-            writer.load(_rows_of(rows, left_out), reducer)
-            for rows, reducer in zip((back, *trees), self._reducers, strict=True)
-        ]
-        self._commit_trees(_with_parts(header, taken), loaded, now_ms)
+        if taken:
+            loaded = self._loaded((back, *trees), left_out)
+            self._commit_trees(_with_parts(header, taken), loaded, now_ms)
         return Published(tuple(taken), left_out)
+
+    def rebuild(
+        self,
+        fence: int,
+        parts: Mapping[int, PartRead],
+        judged: Mapping[int, Judged],
+        back: Iterable[tuple[bytes, int, bytes]],
+        trees: Sequence[Iterable[tuple[bytes, int, bytes]]],
+        now_ms: int,
+    ) -> Published:
+        """Put sorted runs of everything into the place of all rows that there are, in one commit.
+
+        A partition that has rows here and is not among what may be published would lose them: then
+        nothing is changed. Arguments and errors as of `load`; the parts begin at 0.
+        """
+        self.check_fence(fence)
+        header = self.newest
+        begun = _first_again(header)
+        taken, left_out = _judged_parts(begun, parts, judged)
+        lost = {p for p, position in header.positions.items() if position.seqno} - taken.keys()
+        if lost or not taken:
+            return Published((), {**dict.fromkeys(lost, "not_judged"), **left_out})
+        loaded = self._loaded((back, *trees), left_out)
+        self._commit_trees(_with_parts(begun, taken), loaded, now_ms, self._commits.commit_instead)
+        return Published(tuple(taken), left_out)
+
+    def _loaded(
+        self, trees: Iterable[Iterable[tuple[bytes, int, bytes]]], left_out: Mapping[int, LeftOut]
+    ) -> list[Root | None]:
+        """Write new trees bottom-up, the back-index first; return their roots."""
+        writer = self._commits.writer(is_load=True)
+        return [
+            writer.load(_rows_of(rows, left_out), reducer)
+            for rows, reducer in zip(trees, self._reducers, strict=True)
+        ]
 
     def roll_back(self, judged: Mapping[int, Judged], now_ms: int) -> RolledBack:
         """Go back where sources refuse positions: to a kept root, else by voiding partitions.
@@ -332,9 +362,15 @@ class Index:
 
         return look_up
 
-    def _commit_trees(self, header: Header, roots: Sequence[Root | None], now_ms: int) -> None:
+    def _commit_trees(
+        self,
+        header: Header,
+        roots: Sequence[Root | None],
+        now_ms: int,
+        commit: Callable[[Header, int], None] | None = None,
+    ) -> None:
         header = msgspec.structs.replace(header, back=roots[0], trees=tuple(roots[1:]))
-        self._commits.commit(header, now_ms)
+        (commit or self._commits.commit)(header, now_ms)
 
 
 def _first_header(shape: IndexShape, now_ms: int) -> Header:
@@ -345,6 +381,20 @@ def _first_header(shape: IndexShape, now_ms: int) -> Header:
         trees=(None,) * len(shape.reducers),
         created_ms=now_ms,
         committed_ms=now_ms,
+    )
+
+
+def _first_again(header: Header) -> Header:
+    """Return the header without rows, with all active and passive partitions at 0."""
+    here = header.positions
+    return msgspec.structs.replace(
+        header,
+        states={p: header.states[p] for p in here},
+        positions=dict.fromkeys(here, Position()),
+        failover_logs=dict.fromkeys(here, ()),
+        purge_seqnos=dict.fromkeys(here, 0),
+        void=0,
+        map_errors={},
     )
 
 

@@ -18,6 +18,8 @@ Invariants:
 4. A group is read for from the lowest place of its members in each partition: publishing again
    what an index has is harmless, what it lacks is never skipped.
 5. Indexes that run together are not parted, so that groups do not come and go.
+6. An index that lacks far more than it has is built anew from sorted rows; each such build makes
+   it several times as large, so that there are few of them.
 
 Elsewhere: the first build (`views.core.first_build`), connections and threads
 (`views.aio.indexing`), what a commit is (`views.core.index`).
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = [
+    "BUILD_CHANGES_MIN",
+    "BUILD_SHARE",
     "COMMIT_CHANGES",
     "COMMIT_S",
     "GATHERED_BYTES_MAX",
@@ -59,6 +63,7 @@ __all__ = [
     "Part",
     "Place",
     "gap",
+    "is_worth_building",
     "lowest",
     "plan",
 ]
@@ -69,6 +74,12 @@ COMMIT_S: Final = 2.0
 """Age of the oldest change gathered at which it commits."""
 GATHERED_BYTES_MAX: Final = 16 * 1024 * 1024
 """Of changes of one group that are not committed yet."""
+BUILD_CHANGES_MIN: Final = 50_000
+"""Changes that an index lacks at which it may be built anew; that many are brought in within some
+seconds."""
+BUILD_SHARE: Final = 2
+"""An index is built anew that lacks so many times what it has: a build is several times as quick
+as changes, but has to begin from nothing."""
 JOIN_CHANGES_MAX: Final = 20_000
 """Indexes that are no more seqnos apart, all partitions together, share their streams."""
 
@@ -97,7 +108,7 @@ class Place(NamedTuple):
 class Member(NamedTuple):
     """An index that is to be read for.
 
-    `running` names the group it is in, empty if none; `is_new`: nothing was ever read for it.
+    `running` names the group it is in, empty if none; `is_new`: to be built from sorted rows.
     """
 
     signature: str
@@ -107,7 +118,7 @@ class Member(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Indexes that are read for together, and from where. `is_first`: nothing was ever read."""
+    """Indexes that are read for together, and from where. `is_first`: they are to be built."""
 
     signatures: tuple[str, ...]
     starts: dict[int, Place]
@@ -122,6 +133,20 @@ class Part(NamedTuple):
     failover_log: FailoverLog
     frames: list[bytes]
     lineages: list[bytes]
+
+
+def is_worth_building(places: Mapping[int, Place], highs: Mapping[int, int]) -> bool:
+    """Return whether building an index anew from sorted rows is sooner done than catching up.
+
+    Args:
+        places: of the index.
+        highs: of the partitions that can be read now, the newest seqno.
+    """
+    seqnos = {partition: place.position.seqno for partition, place in places.items()}
+    if any(seqno and partition not in highs for partition, seqno in seqnos.items()):
+        return False  # its rows would be lost
+    lacking = sum(max(0, highs.get(p, 0) - seqno) for p, seqno in seqnos.items())
+    return lacking >= max(BUILD_CHANGES_MIN, BUILD_SHARE * sum(seqnos.values()))
 
 
 def gap(one: Mapping[int, Place], other: Mapping[int, Place]) -> int:

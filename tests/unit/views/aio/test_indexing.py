@@ -23,6 +23,8 @@ from millstream.views.aio import indexing, reading
 from millstream.views.aio.index_mapping import MappedChanges
 from millstream.views.core import indexer
 from millstream.views.core.documents import Changes
+from millstream.views.core.index import Index as IndexClass
+from millstream.views.core.index import Published
 from millstream.views.core.reached import Wanted
 
 
@@ -114,6 +116,86 @@ async def test_indexes_are_built_together_and_share_their_stream(bucket: Indexed
 
 def served(bucket: IndexedBucket) -> list[indexing.ServedIndex]:
     return list(bucket.indexer._indexes.values())
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """How indexes were loaded; each that lacks 200 changes may be built anew."""
+    found: list[str] = []
+    for name in ("load", "rebuild"):
+        make = getattr(IndexClass, name)
+
+        def noted(self: object, *arguments: Any, make: Any = make, name: str = name) -> Any:
+            found.append(name)
+            return make(self, *arguments)
+
+        monkeypatch.setattr(IndexClass, name, noted)
+    monkeypatch.setattr(indexer, "BUILD_CHANGES_MIN", 200)
+    monkeypatch.setattr(indexing, "LOOK_S", 0.02)
+    return found
+
+
+async def test_an_index_of_an_empty_bucket_is_built_when_much_has_come(
+    bucket: IndexedBucket, loads: list[str]
+) -> None:
+    await bucket.add(is_automatic=False)
+    await bucket.updated()
+    await until(lambda: not served(bucket)[0].group)
+    loads.clear()
+    await bucket.put(some(600))
+    await bucket.updated()
+    bucket.check()
+    assert loads == ["load"]
+    await bucket.put(some(10, 595))
+    await bucket.updated()
+    bucket.check()
+    assert loads == ["load"], "few changes are brought in as ever"
+
+
+async def test_an_index_that_falls_far_behind_is_built_anew(
+    bucket: IndexedBucket, loads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bucket.put(some(60))
+    await bucket.add("one")
+    await bucket.add("two")
+    await bucket.updated("one")
+    await bucket.updated("two")
+    await until(lambda: len({each.group for each in served(bucket)} - {""}) == 1)
+    loads.clear()
+    # As if each change took its time: nothing of it is committed.
+    monkeypatch.setattr(indexer.Feed, "due_in", lambda *_, **__: None)
+    await bucket.remove(["d00001", "d00002"])
+    await bucket.put(some(500, 50))
+    for name in ("one", "two"):
+        await bucket.updated(name)
+        bucket.check(name)
+    assert loads == ["rebuild"] * 2
+    assert [sum(bucket.mappers[name].calls[-1:]) > 0 for name in ("one", "two")] == [True, True]
+    monkeypatch.undo()
+    await bucket.put(some(30, 540))
+    await bucket.remove(["d00003"])
+    await bucket.updated("one")
+    bucket.check("one")
+
+
+async def test_a_build_that_is_not_taken_is_not_tried_for_ever(
+    bucket: IndexedBucket, loads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bucket.put(some(60))
+    await bucket.add(is_automatic=False)
+    await bucket.updated()
+    await until(lambda: not served(bucket)[0].group)
+    rebuild = IndexClass.rebuild
+
+    def without_one(self: IndexClass, fence: int, parts: Any, *rest: Any) -> Published:
+        return rebuild(self, fence, {p: part for p, part in parts.items() if p}, *rest)
+
+    monkeypatch.setattr(IndexClass, "rebuild", without_one)
+    loads.clear()
+    await bucket.put(some(500, 50))
+    await bucket.updated()
+    bucket.check()
+    assert loads == ["rebuild"]
 
 
 async def test_one_far_behind_reads_for_itself_until_they_meet(

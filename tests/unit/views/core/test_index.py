@@ -1,5 +1,6 @@
 import pytest
 
+import tree_model
 from index_world import SHAPE
 from memory_index_store import COMMIT, MemoryIndexStore
 from millstream.errors import ConditionError, CorruptionError, UnavailableError, UsageError
@@ -203,6 +204,65 @@ def test_a_first_build_passes_over_rows_of_parts_left_out(index, store):
     assert len(rows_of(index)) == 9
     assert index.newest.positions[1] == Position()
     assert sound(index, store)
+
+
+def test_a_build_takes_the_place_of_all_rows_and_lets_old_nodes_go(index, store):
+    old = {p: part(0, 5, *((b"x%d-%d" % (p, n), [row(A)]) for n in range(300)), partition=p)
+           for p in (0, 1)}  # fmt: skip
+    publish(index, old)
+    publish(index, {2: part(0, 5, (b"y", [row(A)]), partition=2)})
+    index.set_states([0, 1], [], 9)
+    before = index.newest
+    documents = [(n % 2, b"d%04d" % n) for n in range(1000)]
+    parts = {p: part(0, 600, partition=p) for p in (0, 1)}
+    with index.snapshot(0) as snapshot:
+        done = index.rebuild(index.newest.fence, parts, JUDGED, *runs(documents), 9)
+        assert sum(len(leaf.keys) for leaf in snapshot.tree(0).scan(wanted=0b11)) == 600
+    assert done == ((0, 1), {})
+    header = index.newest
+    assert rows_of(index).keys() == {(A, doc_id) for _, doc_id in documents}
+    assert header.states == {0: "active", 1: "active"}
+    assert header.positions == {0: closed(600), 1: closed(600)}
+    assert header.dirty == 0
+    assert before in index.kept
+    for now_ms in range(10, 20):
+        index.take_over("test", now_ms)
+    assert before not in index.kept
+    assert set(store.nodes) == set(live_nodes(store, index)), "no node of the trees before is left"
+    assert header.nodes == len(store.nodes)
+    assert sound(index, store)
+    publish(index, {0: part(600, 601, (b"d0002", []))})
+    assert len(rows_of(index)) == 999
+
+
+def live_nodes(store, index):
+    return [n for root in index.newest.roots for n in tree_model.live_nodes(store, root)]
+
+
+def test_one_goes_back_behind_a_build(index, store):
+    publish(index, {0: part(0, 5, (b"x", [row(A)]))})
+    documents = [(0, b"d%04d" % n) for n in range(1000)]
+    done = index.rebuild(index.newest.fence, {0: part(0, 600)}, JUDGED, *runs(documents), 9)
+    assert done.partitions == (0,)
+    assert index.roll_back(FAILED_OVER, 10).to_commit is not None
+    assert rows_of(index).keys() == {(A, b"x")}
+    for now_ms in range(11, 30):
+        index.take_over("test", now_ms)
+    assert set(store.nodes) == set(live_nodes(store, index))
+    assert sound(index, store)
+
+
+def test_a_build_that_lacks_a_partition_changes_nothing(index):
+    publish(index, {p: part(0, 5, (b"x%d" % p, [row(A)]), partition=p) for p in (0, 1)})
+    before = index.newest
+    documents = [(0, b"d%04d" % n) for n in range(10)]
+    for parts in ({0: part(0, 9)}, {0: part(0, 9), 1: part(0, 2000, partition=1)}, {}):
+        done = index.rebuild(before.fence, parts, JUDGED, *runs(documents), 9)
+        assert done.partitions == ()
+        assert 1 in done.left_out
+        assert index.newest == before
+    with pytest.raises(ConditionError):
+        index.rebuild(before.fence - 1, parts, JUDGED, *runs(documents), 9)
 
 
 def test_a_first_build_of_nothing_commits_nothing(index):

@@ -11,6 +11,8 @@ from feed_line import FeedLine
 from millstream.model.position import FailoverEntry, Position
 from millstream.views.core import indexer
 from millstream.views.core.indexer import (
+    BUILD_CHANGES_MIN,
+    BUILD_SHARE,
     COMMIT_CHANGES,
     COMMIT_S,
     Feed,
@@ -18,6 +20,7 @@ from millstream.views.core.indexer import (
     Part,
     Place,
     gap,
+    is_worth_building,
     plan,
 )
 from millstream.wire.frames import change_of
@@ -60,6 +63,29 @@ def test_those_that_never_read_anything_are_built_together() -> None:
     groups = plan([*members, Member("c", {0: at(3), 1: Place()})], gap_max=7)
 
     assert [(g.signatures, g.is_first) for g in groups] == [(("c",), False), (("a", "b"), True)]
+
+
+@pytest.mark.parametrize(
+    ("has", "highs", "is_worth"),
+    [
+        ([0, 0], {0: BUILD_CHANGES_MIN, 1: 0}, True),
+        ([0, 0], {0: BUILD_CHANGES_MIN - 1, 1: 0}, False),
+        ([0, 0], {}, False),
+        ([10**6, 0], {0: 10**6, 1: BUILD_SHARE * 10**6}, True),
+        (
+            [BUILD_CHANGES_MIN, 9],
+            {0: BUILD_CHANGES_MIN, 1: BUILD_SHARE * BUILD_CHANGES_MIN},
+            False,
+        ),
+        ([9, 0], {1: 10**9}, False),  # the first one cannot be read now
+        ([0, 10**6], {0: 10**9, 1: 5}, True),  # the second one is ahead, and counts for nothing
+    ],
+)
+def test_what_lacks_far_more_than_it_has_is_built_anew(
+    has: list[int], highs: dict[int, int], is_worth: bool
+) -> None:
+    places = {p: Place(Position(1, seqno, seqno, seqno)) for p, seqno in enumerate(has)}
+    assert is_worth_building(places, highs) == is_worth
 
 
 def test_those_that_run_together_are_not_parted() -> None:
