@@ -23,8 +23,6 @@ ACCELERATOR := $(VENV)/.stamps/accelerator-$(call digest,requirements/build.txt 
 DOCS := $(VENV)/.stamps/docs-$(call digest,$(call lock_of,docs))
 QUICK_SUITES := $(wildcard tests/unit tests/scenarios)
 PARALLEL     := --numprocesses auto --dist worksteal
-# Tests of whole nodes wait for most of their time.
-WAITING      := --numprocesses $(shell expr 2 \* `getconf _NPROCESSORS_ONLN`) --dist worksteal
 WIDE_SUITES  := $(wildcard tests/crash tests/conformance tests/e2e)
 
 .DEFAULT_GOAL := help
@@ -109,23 +107,23 @@ quick: lint types unit ## lint, types, unit tests, scenarios (3 min)
 
 test: lint types accelerator java ## everything but the outside clients that are not installed (20 to 25 min)
 	@$(PYTEST) $(PARALLEL) $(QUICK_SUITES)
-	@$(if $(WIDE_SUITES),$(PYTEST) $(WAITING) $(WIDE_SUITES))
+	@$(if $(WIDE_SUITES),$(PYTEST) $(PARALLEL) $(WIDE_SUITES))
 	@$(PYTEST) tests/pipelines
 
 ci: export MILLSTREAM_FORBID_SKIPS = 1
 ci: test ## the same with every outside client; a skipped test fails (40 min)
 
 conformance: $(TEST) accelerator ## real clients against a node
-	@$(PYTEST) $(WAITING) tests/conformance
+	@$(PYTEST) $(PARALLEL) tests/conformance
 
 pipelines: $(TEST) accelerator java ## Spark tests against a node
 	@$(PYTEST) tests/pipelines
 
 e2e: $(TEST) accelerator java ## whole processes, kill -9
-	@$(PYTEST) $(WAITING) tests/e2e
+	@$(PYTEST) $(PARALLEL) tests/e2e
 
 crash: $(TEST) accelerator ## storage faults injected one after the other, and 60 s of each machine
-	@$(PYTEST) $(WAITING) tests/crash
+	@$(PYTEST) $(PARALLEL) tests/crash
 
 soak: $(TEST) ## 50,000 examples of the engine's machine (EXAMPLES=...; half an hour or more)
 	@MILLSTREAM_MACHINE_EXAMPLES=$(or $(EXAMPLES),50000) \
