@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 import urllib.error
 import urllib.request
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import millstream
 from bucket_nodes import BUCKET, BucketNodes
 from millstream.model.partitions import partition_of
-from node_process import NodeProcess
-from nodes_with_map import activate_first, ask, give_map
+from node_process import NodeProcess, free_port
+from nodes_with_map import activate_first, ask, give_map, map_of
 from waiting import until
 
 MakeNode = Callable[..., NodeProcess]
 ROWS = [["a", "b"], ["b", "a"], ["a", "b"], ["b", "a"]]
+TLS = Path(__file__).parent / "tls"
 ADMIN = ("ada", "secret word")
 DESIGN = {
     "views": {
@@ -35,16 +38,22 @@ PATH = "/_design/d/_view/by?reduce=false&timeout=5000"
 
 
 def call(
-    node: NodeProcess, method: str, path: str, content: Any = None, bucket: str = "shared"
+    node: NodeProcess,
+    method: str,
+    path: str,
+    content: Any = None,
+    bucket: str = "shared",
+    tls: ssl.SSLContext | None = None,
 ) -> tuple[int, Any]:
     body = None if content is None else json.dumps(content).encode()
     headers = {
         "Content-Type": "application/json",
         "Authorization": "Basic " + b64encode(":".join(ADMIN).encode()).decode(),
     }
-    asked = urllib.request.Request(f"{node.http}/{bucket}{path}", body, headers, method=method)
+    address = node.http if tls is None else node.http.replace("http:", "https:")
+    asked = urllib.request.Request(f"{address}/{bucket}{path}", body, headers, method=method)
     try:
-        with urllib.request.urlopen(asked) as answer:
+        with urllib.request.urlopen(asked, context=tls) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         with error:
@@ -101,6 +110,56 @@ def test_either_node_answers_for_all_partitions(
     assert [error["from"] for error in answer["errors"]] == ["b"]
     left = [n for n in range(COUNT) if ROWS[partition_of(b"doc-%d" % n, 4)][0] == "a"]
     assert sorted(row["value"] for row in answer["rows"]) == left
+
+
+def test_nodes_ask_each_other_encrypted_and_only_whom_they_can_verify(
+    make_node: MakeNode,
+) -> None:
+    trust = ssl.create_default_context(cafile=str(TLS / "authority.pem"))
+    nodes = {
+        name: make_node(
+            "--user", ":".join(ADMIN), "--no-memcached", "--kv", f"127.0.0.1:{free_port()}",
+            "--http", f"127.0.0.1:{free_port()}", "--tls-cert", str(TLS / "node.pem"),
+            "--tls-ca", str(TLS / "authority.pem"),
+            name=name, env={"MILLSTREAM_CLUSTER_SECRET": "a secret of nodes"},
+        ).start()
+        for name in "ab"
+    }  # fmt: skip
+
+    def tell(name: str, path: str, content: Any) -> None:
+        told = call(nodes[name], "PUT", path, content, "_millstream/buckets/shared", trust)
+        assert told[0] == 200, told
+
+    for name in nodes:
+        tell(name, "/map", {**map_of(nodes, ROWS), "this": name})
+    for number, (owner, _) in enumerate(ROWS):
+        tell(owner, f"/partitions/{number}", {"state": "active"})
+    owner = ROWS[partition_of(b"_design/d", 4)][0]
+    assert call(nodes[owner], "PUT", "/_design/d", DESIGN, tls=trust)[0] == 201
+    host, port = nodes["a"].kv
+    with millstream.connect(
+        f"{host}:{port}", bucket="shared", user=ADMIN[0], password=ADMIN[1], tls=trust
+    ) as client:
+        for n in range(COUNT):
+            client.upsert(f"doc-{n}", {"n": n})
+
+    def found(name: str) -> tuple[int, Any]:
+        status, answer = call(nodes[name], "GET", "/_design/d/_view/by", tls=trust)
+        return (status, answer["rows"][0]["value"]) if status == 200 else (status, answer["error"])
+
+    for name in nodes:  # the design document has to have reached both
+        until(lambda name=name: found(name) == (200, sum(range(COUNT))), nodes[name].log)
+
+    nodes["a"].stop()
+    options = [str(TLS / "stranger.pem") if word.endswith("authority.pem") else word
+               for word in nodes["a"].options]  # fmt: skip
+    nodes["a"].options = tuple(options)
+    nodes["a"].start()
+    until(lambda: found("a") == (503, "node_failed"), lambda: found("a"))
+    _, answer = call(nodes["a"], "GET", "/_design/d/_view/by", tls=trust)
+    assert "node b cannot be reached" in answer["reason"]
+    assert "certificate" in answer["reason"].lower()
+    assert found("b") == (503, "node_failed"), "nor does node a take its certificate"
 
 
 def test_while_partitions_move_no_row_is_missing_or_there_twice(make_node: MakeNode) -> None:
