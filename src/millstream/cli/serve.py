@@ -83,7 +83,7 @@ def command(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="A node of the cluster to join (not built yet).",
+            help="With --roles index: the HTTP address of a node that has data.",
             rich_help_panel=_OTHER,
         ),
     ] = None,
@@ -127,7 +127,9 @@ def command(
     roles: Annotated[
         str | None,
         typer.Option(
-            metavar="data,index,coord", help="What the node does.", rich_help_panel=_OTHER
+            metavar="data,index,coord",
+            help="What the node does; index alone: it indexes what others have.",
+            rich_help_panel=_OTHER,
         ),
     ] = None,
     python_module: Annotated[

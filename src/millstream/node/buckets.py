@@ -385,6 +385,10 @@ class Buckets:
             raise UnavailableError(f"bucket {name} is not served: {reason}", code="bucket_failed")
         return self._running[name]
 
+    def records(self) -> list[BucketRecord]:
+        """Return what is written of all buckets, sorted by name; quicker than `statuses`."""
+        return [self._records[name] for name in sorted(self._records)]
+
     def statuses(self) -> list[BucketStatus]:
         """Return all buckets, sorted by name."""
         return [self._status(self._records[name]) for name in sorted(self._records)]

@@ -11,11 +11,12 @@ Elsewhere: the documents (`kv.aio.design_documents`), what may stand in one (`vi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from millstream.kv.core.design_documents import StoredDesign
 from millstream.node.buckets import Buckets
+from millstream.node.own_bucket import OwnBucket
 from millstream.views.aio.mapping import open_mapper
 from millstream.views.core.design import DesignDocument, parse_design
 
@@ -31,13 +32,16 @@ class Designs:
         buckets: of the node.
         check_functions: looks up the functions of a design document (bucket, name, content) in
             the index process; raises `unknown_function`, or why that cannot be asked.
+        own: the buckets that are served, by uuid.
     """
 
     def __init__(
         self,
         buckets: Buckets,
         check_functions: Callable[[str, str, dict[str, Any]], Awaitable[None]],
+        own: Mapping[str, OwnBucket],
     ) -> None:
+        self._own = own
         self._buckets = buckets
         self._check_functions = check_functions
         self._compiles = asyncio.Semaphore(COMPILES_MAX)
@@ -66,7 +70,7 @@ class Designs:
 
     async def all(self, bucket: str) -> list[StoredDesign]:
         """Return those that are not deleted, by name."""
-        return await self._buckets.designs(bucket).all(is_complete=True)
+        return await self._own[self._buckets.engine(bucket).bucket.uuid].stored_designs()
 
 
 def _compile(design: DesignDocument) -> None:

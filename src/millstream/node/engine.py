@@ -43,6 +43,7 @@ from millstream.node.index_child import IndexOrder
 from millstream.node.indexes import Indexes
 from millstream.node.listeners import BUILT, bind_all, bound_address, peer_tls_context, tls_context
 from millstream.node.map_file import PlacedMap
+from millstream.node.other_nodes import OtherNodes
 from millstream.node.run_directory import RunDirectory
 from millstream.node.settings import (
     LISTENERS,
@@ -60,6 +61,7 @@ from millstream.runtime.metrics import (
 from millstream.runtime.tasks import Tasks
 from millstream.upr.aio.link import TIMEOUT_S, UNIX, Link
 from millstream.upr.aio.server import StreamSession
+from millstream.views.aio.gathering import NodeAccess
 
 __all__ = ["DEFAULT_BUCKET", "Engine"]
 
@@ -86,9 +88,13 @@ class Engine:
                 settings.cluster_secret, settings.tls_cert, settings.tls_key, settings.tls_ca,
                 settings.reduce_limit,
             ),
-            self._served_engine,
+            lambda name: self._served_engine(name).bucket.uuid,
             is_wanted="index" in settings.roles,
         )  # fmt: skip
+        self.others = OtherNodes(
+            NodeAccess(NODE_USER, settings.cluster_secret, peer_tls_context(settings)),
+            self.indexes,
+        )
         self._buckets = Buckets(
             directory.buckets_path,
             flush_interval_ms=settings.flush_interval_ms,
@@ -97,14 +103,15 @@ class Engine:
             on_fatal=self._bucket_failed,
             on_stopped=self._bucket_stopped,
             link_to=self._link_to,
-            on_up=self.indexes.bucket_up,
-            on_gone=self.indexes.bucket_gone,
+            on_up=self.others.bucket_up,
+            on_gone=self.others.bucket_gone,
         )
         self._kv = KvServer(
             self._buckets.served, self.users, StreamSession, advertise=settings.advertised_host
         )
         self._kv.node_figures = self._figures
-        self.designs = Designs(self._buckets, self.indexes.check)
+        self.shared = self.others.shared(self.uuid, self._buckets, lambda: self._port("kv"))
+        self.designs = Designs(self._buckets, self.indexes.check, self.others.own)
         self._addresses: dict[str, Address] = {}
         self._lag = LoopLag()
         self._tasks = Tasks()
@@ -273,6 +280,7 @@ class Engine:
         for credential in settings.users:
             await asyncio.to_thread(self.users.ensure_admin, credential.name, credential.password)
         stack.push_async_callback(self._buckets.stop)
+        stack.push_async_callback(self.others.stop)
         await self._open_buckets()
         self._raise_revision()
         stack.callback(self._lag.stop)
@@ -353,7 +361,7 @@ class Engine:
 
     def _bucket_stopped(self, bucket: Bucket) -> None:
         self._kv.drop_bucket(bucket)
-        self._tasks.start(self.indexes.bucket_gone(bucket.uuid), name="bucket stopped")
+        self._tasks.start(self.others.bucket_gone(bucket.uuid), name="bucket stopped")
 
     def _bucket_failed(self, name: str, error: Exception) -> None:
         _LOG.critical("bucket %s: its disk failed, the node must restart: %s", name, error)
@@ -366,7 +374,10 @@ def _warn_of_what_is_not_built(settings: Settings) -> None:
         if name not in BUILT and getattr(settings, name) is not None:
             _LOG.debug("listener %s is not part of this version and stays closed", name)
     if settings.join is not None:
-        _LOG.warning("--join %s: this version runs single nodes only", settings.join)
+        _LOG.warning(
+            "--join %s is for nodes that only index: those with data are placed by maps",
+            settings.join,
+        )
 
 
 def _partition_status(running: BucketEngine, partition: Partition) -> PartitionStatus:

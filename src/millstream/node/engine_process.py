@@ -27,6 +27,7 @@ import msgspec
 from millstream import accelerated
 from millstream.errors import MillstreamError, UsageError
 from millstream.node.engine import Engine
+from millstream.node.index_node import IndexNode
 from millstream.node.settings import Settings
 from millstream.node.supervise import EXIT_DISK_FAILED
 from millstream.runtime.logs import set_up_logs
@@ -74,7 +75,8 @@ async def _run(settings: Settings, reply: int) -> int:
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     try:
-        engine = await Engine.start(settings, on_fatal=fail)
+        kind = Engine if "data" in settings.roles else IndexNode
+        engine = await kind.start(settings, on_fatal=fail)
     except (MillstreamError, OSError) as error:
         _tell(reply, _as_event(error))
         return EXIT_NOT_STARTED

@@ -9,27 +9,36 @@ Invariants:
 2. At most `PORTION_ROWS_MAX` rows, and documents of about `PORTION_BYTES` and one more, wait to be
    sent; then the loop is given back.
 
-Elsewhere: the rows (`views.core.rendering`), documents as text (`views.core.documents`).
+Elsewhere: the rows (`views.core.rendering`), documents as text (`views.core.documents`), those of
+other nodes (`node.documents_elsewhere`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from millstream.errors import UnavailableError, UsageError
+from millstream.errors import UnavailableError
+from millstream.gateway.core.host import AskedDocument
 from millstream.kv.aio.reading_back import with_documents
 from millstream.kv.core.bucket import Bucket
 from millstream.model.partitions import DESIGN_PREFIX
 from millstream.views.core.documents import Documents
 from millstream.wire.frames import change_of
-from millstream.wire.mcbp import Status
 
-__all__ = ["PORTION_BYTES", "PORTION_ROWS_MAX", "WithDocuments", "refuse_elsewhere"]
+__all__ = [
+    "PORTION_BYTES",
+    "PORTION_ROWS_MAX",
+    "DocumentTexts",
+    "OwnDocuments",
+    "WithDocuments",
+    "document_key",
+]
 
 PORTION_ROWS_MAX: Final = 100
 PORTION_BYTES: Final = 256 * 1024
@@ -53,20 +62,17 @@ _row: Final = msgspec.json.Decoder(_Row).decode
 _link: Final = msgspec.json.Decoder(_Link).decode
 
 
-def refuse_elsewhere(bucket: Bucket) -> None:
-    """Refuse to include documents of a bucket of which some are active on other nodes.
+class _Line(NamedTuple):
+    """A line of an answer, and which document belongs to it."""
 
-    Raises:
-        UsageError: `not_supported`.
-    """
-    for partition in bucket.partitions:
-        if partition.refusal is Status.NOT_MY_VBUCKET:
-            raise UsageError(
-                f"partition {partition.partition_id} of bucket {bucket.name!r} is not active on "
-                "this node, so its documents cannot be included: ask without include_docs, and "
-                "read the documents by their ids",
-                code="not_supported",
-            )
+    text: bytes
+    asked: AskedDocument | None
+
+
+def document_key(doc_id: str) -> bytes | None:
+    """Return the key of a document, None where no document can have the id."""
+    key = doc_id.encode(errors="surrogatepass")
+    return None if key.startswith(b"_") and not key.startswith(DESIGN_PREFIX) else key
 
 
 class Answer(Protocol):
@@ -83,20 +89,28 @@ class Answer(Protocol):
         """No more of it is wanted."""
 
 
+class DocumentTexts(Protocol):
+    """Where documents come from."""
+
+    def texts(self, asked: Sequence[AskedDocument]) -> AsyncGenerator[bytes | None, None]:
+        """Yield the text of each document in order, None for what is not there.
+
+        Raises:
+            UnavailableError: a document cannot be had now.
+        """
+
+
 class WithDocuments:
     """An answer whose rows have documents.
 
     Args:
         answer: without them.
-        bucket: whose documents they are.
-        now_ns: Unix time.
+        documents: where they are.
     """
 
-    def __init__(self, answer: Answer, bucket: Bucket, now_ns: Callable[[], int]) -> None:
+    def __init__(self, answer: Answer, documents: DocumentTexts) -> None:
         self._answer = answer
-        self._bucket = bucket
-        self._now_ns = now_ns
-        self._documents = Documents(bucket.uuid, include_design=True)
+        self._documents = documents
 
     @property
     def head(self) -> Mapping[str, Any]:
@@ -111,56 +125,87 @@ class WithDocuments:
         """Yield the JSON text in pieces.
 
         Raises:
-            UnavailableError: `not_my_partition`; what the answer itself raises.
+            UnavailableError: `not_my_partition`, `node_failed`; what the answer itself raises.
         """
         rest = b""
         async for piece in self._answer:
             *lines, rest = (rest + piece).split(_LINE_END)
-            async for text in self._completed(lines):
-                yield text
+            for at in range(0, len(lines), PORTION_ROWS_MAX):
+                async for text in self._completed(lines[at : at + PORTION_ROWS_MAX]):
+                    yield text
         yield rest
 
     async def _completed(self, lines: list[bytes]) -> AsyncIterator[bytes]:
         """Yield whole lines, rows among them with their documents."""
+        cut = [_Line(line, _asked_of(line) if line.startswith(_ROW) else None) for line in lines]
+        asked = [line.asked for line in cut if line.asked is not None]
         done, size = list[bytes](), 0
-        for line in lines:
-            if line.startswith(_ROW):
-                line = await with_documents(partial(self._with_document, line))
-            done.append(line)
-            size += len(line)
-            if len(done) >= PORTION_ROWS_MAX or size >= PORTION_BYTES:
-                yield _LINE_END.join([*done, b""])
-                done, size = [], 0
-                await asyncio.sleep(0)
+        async with aclosing(self._documents.texts(asked)) as texts:
+            for line in cut:
+                text = line.text
+                if line.asked is not None:
+                    text = _completed_row(text, await anext(texts))
+                done.append(text)
+                size += len(text)
+                if size >= PORTION_BYTES:
+                    yield _LINE_END.join([*done, b""])
+                    done, size = [], 0
+                    await asyncio.sleep(0)
         if done:
             yield _LINE_END.join([*done, b""])
+        await asyncio.sleep(0)
 
-    def _with_document(self, line: bytes) -> bytes:
-        comma = b"," if line.endswith(b",") else b""
-        text = line[: -len(comma)] if comma else line
-        row = _row(text)
-        doc_id, rev = row.id, None
-        if memoryview(row.value)[0] == _BRACE:
-            link = _link(row.value)
-            if isinstance(link.id, str):
-                doc_id, rev = link.id, link.rev
-        return b'%b,"doc":%b}%b' % (text[:-1], self._document(doc_id, rev) or b"null", comma)
 
-    def _document(self, doc_id: str, rev: Any) -> bytes | None:
-        """Return the text of a document, of its present revision only.
+def _asked_of(line: bytes) -> AskedDocument:
+    row = _row(line.removesuffix(b","))
+    if memoryview(row.value)[0] == _BRACE:
+        link = _link(row.value)
+        if isinstance(link.id, str):
+            return AskedDocument(link.id, link.rev)
+    return AskedDocument(row.id)
+
+
+def _completed_row(line: bytes, document: bytes | None) -> bytes:
+    comma = b"," if line.endswith(b",") else b""
+    text = line[: -len(comma)] if comma else line
+    return b'%b,"doc":%b}%b' % (text[:-1], document or b"null", comma)
+
+
+class OwnDocuments:
+    """The documents of a bucket that are active on this node.
+
+    Args:
+        bucket: whose documents they are.
+        now_ns: Unix time.
+    """
+
+    def __init__(self, bucket: Bucket, now_ns: Callable[[], int]) -> None:
+        self._bucket = bucket
+        self._now_ns = now_ns
+        self._documents = Documents(bucket.uuid, include_design=True)
+
+    async def texts(self, asked: Sequence[AskedDocument]) -> AsyncGenerator[bytes | None, None]:
+        """Yield the texts in order; see `DocumentTexts`."""
+        for one in asked:
+            yield await self.text(one)
+
+    async def text(self, asked: AskedDocument) -> bytes | None:
+        """Return the text of a document in its present revision, read from the disk if need be.
 
         Raises:
-            NotInMemory: it has to be read from the disk first.
+            UnavailableError: `not_my_partition`.
         """
-        key = doc_id.encode(errors="surrogatepass")
-        if key.startswith(b"_") and not key.startswith(DESIGN_PREFIX):
+        return await with_documents(partial(self._document, asked.id, asked.rev))
+
+    def _document(self, doc_id: str, rev: Any) -> bytes | None:
+        key = document_key(doc_id)
+        if key is None:
             return None
         partition = self._bucket.partition_for(key)
         if partition.refusal is not None:
             raise UnavailableError(
                 f"partition {partition.partition_id}, which has document {doc_id!r}, is not "
-                "active on this node: ask without include_docs, or the node that the bucket's "
-                "map names",
+                "active on this node: ask the node that the bucket's map names",
                 code="not_my_partition",
                 retry="refresh_map",
             )

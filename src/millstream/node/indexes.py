@@ -10,35 +10,27 @@ Invariants:
 3. A bucket's files are removed only after the index process has let go of them, or has ended.
 4. While the index process is away calls end with `index_unavailable` after `TOLD_S_MAX`.
 
-Elsewhere: the process (`node.index_process`), what it does (`views.aio.index_host`), design
-documents (`kv.aio.design_documents`).
+Elsewhere: the process (`node.index_process`), what it does (`views.aio.index_host`), what is so
+of a bucket (`node.own_bucket`, `node.followed_bucket`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
-
-import msgspec
+from typing import Any, Final, NamedTuple, Protocol
 
 from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
-from millstream.gateway.core.host import PartRequest, WriterCall
-from millstream.kv.aio.engine import BucketEngine
-from millstream.kv.core.bucket import Bucket
-from millstream.model.partitions import PartitionState
-from millstream.node.included_documents import WithDocuments, refuse_elsewhere
+from millstream.gateway.core.host import PartRequest, ViewAnswer, WriterCall
 from millstream.node.index_child import IndexOrder
 from millstream.node.index_process import IndexProcess
 from millstream.runtime.tasks import Tasks
 from millstream.views.aio.index_link import IndexLink, StreamedAnswer, unavailable
 from millstream.views.aio.staging import receive
 
-__all__ = ["FIGURES_INTERVAL_S", "PAUSE_S", "TOLD_S_MAX", "IndexFigures", "Indexes"]
+__all__ = ["FIGURES_INTERVAL_S", "PAUSE_S", "TOLD_S_MAX", "IndexFigures", "Indexes", "ToldBucket"]
 
 _LOG = logging.getLogger(__name__)
 TOLD_S_MAX: Final = 5.0
@@ -52,7 +44,6 @@ PAUSE_S: Final = 1.0
 
 
 _PROCESS_FIGURES: Final = ("resident_bytes", "processor_seconds_total", "loop_lag_worst_ms")
-_OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 class IndexFigures(NamedTuple):
@@ -69,19 +60,47 @@ class IndexFigures(NamedTuple):
     map_errors: int = 0
 
 
+class ToldBucket(Protocol):
+    """A bucket that the index process is told of."""
+
+    @property
+    def name(self) -> str:
+        """Of the bucket."""
+
+    @property
+    def uuid(self) -> str:
+        """Of the bucket."""
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when something of it is not as it was told."""
+
+    def close(self) -> None:
+        """Nobody wants to know any more."""
+
+    async def order(self) -> dict[str, Any]:
+        """Return what is to be told now, the members of `views.aio.bucket_order.BucketOrder`.
+
+        Raises:
+            UnavailableError: that is not known now.
+        """
+
+    def with_documents(self, answer: ViewAnswer) -> ViewAnswer:
+        """Return an answer with the document beside each row."""
+
+
 class Indexes:
     """Has the shape of `gateway.core.host.IndexHost`; begins by `start`, ends by `stop`.
 
     Args:
         order: what the index process is told at its start.
-        find: returns a served bucket by its name, or raises why there is none.
+        find: returns the uuid of a served bucket by its name, or raises why there is none.
         is_wanted: whether the node has views at all; else calls are refused.
     """
 
     def __init__(
         self,
         order: IndexOrder,
-        find: Callable[[str], BucketEngine],
+        find: Callable[[str], str],
         *,
         is_wanted: bool = True,
     ) -> None:
@@ -108,21 +127,21 @@ class Indexes:
 
     # -- buckets
 
-    def bucket_up(self, running: BucketEngine, index_replicas: bool) -> None:
-        """A bucket is about to be served; or whether its replicas are indexed has changed."""
-        uuid = running.bucket.uuid
-        if uuid in self._known:
-            self._known[uuid].set_index_replicas(index_replicas)
-            return
-        self._known[uuid] = _KnownBucket(running, index_replicas, self._work.set)
-        running.bucket.published.add("index", lambda: self._figures(uuid))
+    def bucket_up(self, told: ToldBucket) -> None:
+        """A bucket is about to be served."""
+        self._known[told.uuid] = _KnownBucket(told, self._work.set)
+
+    def figures(self, uuid: str) -> IndexFigures:
+        """Return the figures of a bucket's indexes, as the index process said last."""
+        known = self._known.get(uuid)
+        return IndexFigures() if known is None else known.figures
 
     async def bucket_gone(self, uuid: str) -> None:
         """A bucket was stopped for ever; its files may be removed afterwards."""
         known = self._known.pop(uuid, None)
         if known is None:
             return
-        known.close()
+        known.told.close()
         link = self.process.link
         if link is None:
             return
@@ -159,15 +178,11 @@ class Indexes:
             **{f"index_process_{name}": said.get(name, 0.0) for name in _PROCESS_FIGURES},
         }
 
-    def _figures(self, uuid: str) -> IndexFigures:
-        known = self._known.get(uuid)
-        return IndexFigures() if known is None else known.figures
-
     # -- calls
 
     async def query(
         self, bucket: str, design: str, view: str, options: Mapping[str, object]
-    ) -> StreamedAnswer | WithDocuments:
+    ) -> ViewAnswer:
         """Ask a view."""
         known, link = await self._there(bucket, design)
         views = known.designs[design].get("views")
@@ -175,15 +190,10 @@ class Indexes:
             raise UsageError(
                 f"design document {design!r} has no view {view!r}", code="missing_named_view"
             )
-        with_documents = options.get("include_docs") is True
-        if with_documents:
-            refuse_elsewhere(self._find(bucket).bucket)
         found = await link.call(
             "query", uuid=known.uuid, design=design, view=view, options=options
         )
-        if not with_documents:
-            return found
-        return WithDocuments(found, self._find(bucket).bucket, time.time_ns)
+        return known.told.with_documents(found) if options.get("include_docs") is True else found
 
     async def part(self, bucket: str, asked: PartRequest) -> StreamedAnswer:
         """Answer another node for some partitions."""
@@ -251,7 +261,7 @@ class Indexes:
                 code="no_index_role",
                 retry="never",
             )
-        known = self._known[self._find(bucket).bucket.uuid]
+        known = self._known[self._find(bucket)]
         self.process.start()
         if not known.is_told.is_set():
             self._work.set()
@@ -324,17 +334,13 @@ class Indexes:
 
 
 class _KnownBucket:
-    """What is to be told of one bucket."""
+    """What was told of one bucket."""
 
-    def __init__(
-        self, running: BucketEngine, index_replicas: bool, wake: Callable[[], None]
-    ) -> None:
-        self._running = running
-        self._index_replicas = index_replicas
+    def __init__(self, told: ToldBucket, wake: Callable[[], None]) -> None:
+        self.told = told
         self._wake = wake
-        self.name = running.bucket.name
-        self.uuid = running.bucket.uuid
-        self.designs: dict[str, dict[str, Any]] = {}
+        self.name, self.uuid = told.name, told.uuid
+        self.designs: Mapping[str, dict[str, Any]] = {}
         """Name -> document, as read last."""
         self.figures = self.before = IndexFigures()
         """What is known, and what was when the index process before this one ended."""
@@ -344,21 +350,8 @@ class _KnownBucket:
         """The index process knows it as it is."""
         self.why = ""
         """Why it could not be told."""
-        running.designs.documents.subscribe(self.changed)
-        running.copies.subscribe_moved(self.changed)
-        running.bucket.subscribe_map(self.changed)
+        told.subscribe(self.changed)
         wake()
-
-    def close(self) -> None:
-        """Hear of no more changes."""
-        self._running.designs.documents.unsubscribe(self.changed)
-        self._running.copies.unsubscribe_moved(self.changed)
-        self._running.bucket.unsubscribe(self.changed)
-
-    def set_index_replicas(self, wanted: bool) -> None:
-        """Index replicas, or not."""
-        self._index_replicas = wanted
-        self.changed()
 
     def take_figures(self, said: IndexFigures) -> None:
         """Take what the index process says; totals grow over its restarts."""
@@ -369,7 +362,7 @@ class _KnownBucket:
         }
         self.figures = said._replace(**totals)
 
-    def changed(self, _: object = None) -> None:
+    def changed(self) -> None:
         """Something of it is not as it was told."""
         self.is_changed = True
         self.is_told.clear()
@@ -381,50 +374,6 @@ class _KnownBucket:
         Raises:
             UnavailableError: a design document cannot be read now.
         """
-        found: dict[str, dict[str, Any]] = {}
-        for stored in await self._running.designs.all(is_complete=False):
-            if stored.is_persisted:
-                with suppress(msgspec.MsgspecError):  # it got here by no door that we know of
-                    found[stored.name] = _OBJECT.decode(stored.body)
-            elif stored.name in self.designs:
-                found[stored.name] = self.designs[stored.name]
-        self.designs = found
-        bucket = self._running.bucket
-        by_state: dict[PartitionState, list[int]] = {}
-        for partition in bucket.partitions:
-            by_state.setdefault(partition.state, []).append(partition.partition_id)
-        replicas = by_state.get(PartitionState.REPLICA, [])
-        return {
-            "uuid": bucket.uuid,
-            "name": bucket.name,
-            "partition_count": bucket.partition_count,
-            "active": by_state.get(PartitionState.ACTIVE, []),
-            "passive": replicas if self._index_replicas else [],
-            "resting": [] if self._index_replicas else replicas,
-            "designs": found,
-            "nodes": _shares(bucket),
-        }
-
-
-def _shares(bucket: Bucket) -> list[dict[str, Any]]:
-    """Return who answers for which partitions; nothing where that is this node alone."""
-    if bucket.map is None:
-        return []
-    owned: dict[str, list[int]] = {}
-    for partition in range(bucket.partition_count):
-        name = bucket.map.active(partition)
-        if name is not None:
-            owned.setdefault(name, []).append(partition)
-    if list(owned) == [bucket.node_name] and len(owned[bucket.node_name]) == len(bucket.map.rows):
-        return []
-    nodes = map(bucket.map.node, sorted(owned))
-    return [
-        {
-            "name": node.name,
-            "host": node.host,
-            "http": node.http,
-            "partitions": owned[node.name],
-            "is_here": node.name == bucket.node_name,
-        }
-        for node in nodes
-    ]
+        order = await self.told.order()
+        self.designs = order["designs"]
+        return order

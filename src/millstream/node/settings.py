@@ -4,7 +4,8 @@ Invariants:
 1. Command line over environment (`MILLSTREAM_SERVE_<OPTION>`) over `--config` file over default.
 2. All three use the same names and the same text forms; an unknown name is refused.
 3. The cluster's secret is never on a command line, nor in the environment of a child.
-4. A listener beyond loopback needs users and TLS (`--insecure-plaintext` lets TLS go); the plain
+4. A node without the role data joins one that has it, and has no listeners for documents.
+5. A listener beyond loopback needs users and TLS (`--insecure-plaintext` lets TLS go); the plain
    memcached listener never leaves loopback.
 
 Elsewhere: opening the listeners (`node.engine`), the options as shown by help (`cli.serve`).
@@ -17,7 +18,7 @@ import ipaddress
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -224,11 +225,11 @@ def _roles(option: str, value: object) -> tuple[str, ...]:
     roles = tuple(str(role) for role in _list(value))
     if set(roles) - set(_ROLES):
         raise _bad(option, ",".join(roles), f"roles are {', '.join(_ROLES)}")
-    if "data" not in roles:
+    if "data" not in roles and set(roles) != {"index"}:
         raise _bad(
             option, ",".join(roles),
-            "data must be among the roles: nodes that only index, or only coordinate, are not "
-            "part of this version",
+            "data must be among the roles, or index be the only one: nodes that only coordinate "
+            "are not part of this version",
         )  # fmt: skip
     return roles
 
@@ -337,7 +338,27 @@ def load_settings(given: Mapping[str, object], environment: Mapping[str, str]) -
     }
     if "users" in fields:
         fields["users"] = _credentials(fields["users"], environment)
-    return _checked(Settings(**fields))
+    settings = _checked(Settings(**fields))
+    return settings if "data" in settings.roles else _without_data(settings, raw)
+
+
+def _without_data(settings: Settings, raw: Mapping[str, object]) -> Settings:
+    """Check the settings of a node without data, and close what it has not."""
+    if settings.join is None:
+        raise UsageError(
+            "--roles index needs --join HOST:PORT: the HTTP address of a node with data",
+            code="bad_option",
+        )
+    if settings.http is None:
+        raise UsageError(
+            "--roles index needs the HTTP listener: views are asked there", code="bad_option"
+        )
+    for option in ("kv", "memcached", "bucket"):
+        if raw.get(option):
+            raise UsageError(
+                f"--{option}: a node without the role data has no documents", code="bad_option"
+            )
+    return replace(settings, kv=None, memcached=None)
 
 
 def secretless_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -134,6 +134,21 @@ class FakeIndexes:
         return [{"type": "indexer", "database": "orders", "progress": 50}]
 
 
+class FakeShared:
+    def listed(self):
+        return {"uuid": "n", "kv": 1, "buckets": []}
+
+    async def bucket(self, name):
+        if name != "orders":
+            raise ConditionError("none", code="bucket_not_found")
+        return {"name": name}
+
+    async def documents(self, name, asked):
+        if name != "orders":
+            raise UnavailableError("moved", code="not_my_partition")
+        return [b'{"_id":"%b"}' % one.id.encode() if one.id != "none" else None for one in asked]
+
+
 class FakeHost:
     uuid = "f" * 32
     hosts = frozenset({"127.0.0.1", "db.example"})
@@ -144,6 +159,7 @@ class FakeHost:
             self.users.put(name, "secret", roles)
         self.designs = FakeDesigns()
         self.indexes = FakeIndexes()
+        self.shared = FakeShared()
         self.dropped = []
         self.states = ["active", "dead"]
         self.branches = [9, 9]

@@ -3,11 +3,11 @@ import time
 import msgspec
 import pytest
 
-from millstream.errors import UnavailableError, UsageError
+from millstream.errors import UnavailableError
 from millstream.model.partitions import PartitionState
 from millstream.node import included_documents
 from millstream.node.embedded import Node
-from millstream.node.included_documents import PORTION_BYTES, WithDocuments, refuse_elsewhere
+from millstream.node.included_documents import PORTION_BYTES, OwnDocuments, WithDocuments
 from millstream.views.core.rendering import SEPARATOR, head_text, rendered, tail_text
 
 
@@ -59,7 +59,7 @@ async def bucket(tmp_path):
 
 
 async def documents(bucket, rows, **options):
-    answer = WithDocuments(answered(rows, **options), bucket, time.time_ns)
+    answer = WithDocuments(answered(rows, **options), OwnDocuments(bucket, time.time_ns))
     assert answer.head == {"etag": "e"}
     text = b"".join([piece async for piece in answer])
     found = msgspec.json.decode(text)
@@ -121,26 +121,17 @@ async def test_no_more_is_held_than_a_portion(bucket, monkeypatch):
     monkeypatch.setattr(included_documents, "PORTION_ROWS_MAX", 10)
     bucket.put(b"big", b'{"x":"' + b"x" * (PORTION_BYTES - 100) + b'"}')
     rows = [row("a")] * 25 + [row("big")] * 4
-    pieces = [piece async for piece in WithDocuments(answered(rows), bucket, time.time_ns)]
+    pieces = [
+        piece async for piece in WithDocuments(answered(rows), OwnDocuments(bucket, time.time_ns))
+    ]
     assert max(map(len, pieces)) < 2 * PORTION_BYTES
     assert [piece.count(b'"doc":') for piece in pieces] == [9, 10, 7, 1, 1, 1, 0]
 
 
 async def test_documents_elsewhere_are_said_to_be(bucket):
-    refuse_elsewhere(bucket)
     copies = bucket.node.engine._buckets.running["b"].copies
     for partition in bucket.partitions:
         await copies.set_state(partition.partition_id, PartitionState.REPLICA)
     with pytest.raises(UnavailableError) as caught:
         await documents(bucket, [row("a")])
     assert caught.value.code == "not_my_partition"
-    with pytest.raises(UsageError) as refused:
-        refuse_elsewhere(bucket)
-    assert refused.value.code == "not_supported"
-
-
-async def test_giving_up_closes_the_answer(bucket):
-    inner = answered([row("a")])
-    answer = WithDocuments(inner, bucket, time.time_ns)
-    await answer.close()
-    assert inner.is_closed

@@ -98,6 +98,12 @@ def test_a_password_may_come_from_the_environment():
     assert settings.users == (Credential("ada", "secret"),)
 
 
+def test_a_node_that_only_indexes_has_no_listeners_for_documents():
+    settings = load({}, roles="index", join="h:5984", http="h:1")
+    assert (settings.kv, settings.memcached, settings.http) == (None, None, Address("h", 1))
+    assert load({}, roles=["index"], join="h:5984", kv=False).kv is None
+
+
 @pytest.mark.parametrize(
     ("value", "quota_bytes"),
     [("2GiB", 2 << 30), ("64 MiB", 64 << 20), ("123456789", 123456789), (1 << 30, 1 << 30)],
@@ -124,7 +130,12 @@ def test_without_a_memory_quota_it_is_a_share_of_the_machine():
         ({"bucket": ["_a"]}, "bucket name"),
         ({"user": ["ada"]}, "MILLSTREAM_PASSWORD_ada"),
         ({"user": [":x"]}, "no password"),
-        ({"roles": ["index"]}, "data must be among the roles: nodes that only index"),
+        ({"roles": ["index"]}, "--roles index needs --join"),
+        ({"roles": "index", "join": "h:1", "no-http": True}, "needs the HTTP listener"),
+        ({"roles": "index", "join": "h:1", "kv": "h:1"}, "--kv: a node without the role data"),
+        ({"roles": "index", "join": "h:1", "bucket": ["b"]}, "--bucket: a node without"),
+        ({"roles": "coord"}, "nodes that only coordinate"),
+        ({"roles": "index,coord", "join": "h:1"}, "nodes that only coordinate"),
         ({"roles": "data,cook"}, "roles are"),
         ({"flush-interval": "soon"}, "milliseconds"),
         ({"flush-interval": -1}, "milliseconds"),

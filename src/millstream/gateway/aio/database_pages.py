@@ -1,10 +1,10 @@
-"""Buckets as databases: `/DB` made, described and deleted; its design documents listed.
+"""Buckets as databases: `/DB` made, described and deleted.
 
 Invariants:
 1. Only administrators make and delete one.
 2. What is not known is left out, not guessed.
 
-Elsewhere: the same with all that a bucket has (`bucket_pages`), documents (`design_pages`).
+Elsewhere: the same with all that a bucket has (`bucket_pages`), design documents (`design_pages`).
 Source: CouchDB's database API.
 """
 
@@ -21,15 +21,7 @@ from millstream.gateway.aio.answers import (
     DATABASE_PATH,
     HOST,
     answer,
-    read_body,
     require,
-)
-from millstream.gateway.core.listing import Listed, list_documents
-from millstream.views.core.query import (
-    QUERY_BODY_BYTES_MAX,
-    body_options,
-    parse_query,
-    url_options,
 )
 
 __all__ = ["DATABASE_PARTITIONS", "routes"]
@@ -76,20 +68,6 @@ async def _delete(request: web.Request) -> web.Response:
     return answer({"ok": True})
 
 
-async def _design_docs(request: web.Request) -> web.Response:
-    bucket = request.match_info[DATABASE]
-    require(request, "read", bucket, instead="design")
-    options = url_options(request.query.items())
-    if request.method == "POST":
-        options = body_options(await read_body(request, QUERY_BODY_BYTES_MAX)) | options
-    query = parse_query(options)
-    query.check(has_reduce=False)
-    designs = await request.app[HOST].designs.all(bucket)
-    return answer(
-        list_documents([Listed(f"_design/{d.name}", d.rev, d.body) for d in designs], query)
-    )
-
-
 def routes() -> list[web.RouteDef]:
     """Return the pages of this module."""
     whole = (DATABASE_PATH, DATABASE_PATH + "/")  # clients of CouchDB write both
@@ -97,6 +75,4 @@ def routes() -> list[web.RouteDef]:
         *(web.get(path, _info) for path in whole),
         *(web.put(path, _create) for path in whole),
         *(web.delete(path, _delete) for path in whole),
-        web.get(DATABASE_PATH + "/_design_docs", _design_docs),
-        web.post(DATABASE_PATH + "/_design_docs", _design_docs),
     ]

@@ -1,11 +1,11 @@
-"""Design documents over HTTP: `/DB/_design/NAME`.
+"""Design documents over HTTP: `/DB/_design/NAME`, and all of them: `/DB/_design_docs`.
 
 Invariants:
 1. Whoever changes one needs the right `design`, who reads one that or `read`; administrators have
    both.
 2. What is stored was compiled before; 201 and 200 mean durable, 202 (`batch=ok`) accepted.
 
-Elsewhere: bodies and conditions (`gateway.core.documents`), lists (`database_pages`), the
+Elsewhere: bodies and conditions (`gateway.core.documents`), lists (`gateway.core.listing`), the
 documents (`kv.core.design_documents`), queries (`view_pages`).
 Source: CouchDB's design document API.
 """
@@ -20,6 +20,7 @@ from aiohttp import web
 from millstream.errors import ConditionError
 from millstream.gateway.aio.answers import (
     DATABASE,
+    DATABASE_PATH,
     DESIGN,
     HOST,
     answer,
@@ -39,7 +40,14 @@ from millstream.gateway.core.documents import (
     parse_document,
     refuse_document_options,
 )
+from millstream.gateway.core.listing import Listed, list_documents
 from millstream.kv.core.design_documents import StoredDesign
+from millstream.views.core.query import (
+    QUERY_BODY_BYTES_MAX,
+    body_options,
+    parse_query,
+    url_options,
+)
 
 __all__ = ["DESIGN_BYTES_MAX", "routes"]
 
@@ -107,6 +115,20 @@ async def _copy(request: web.Request) -> web.Response:
     return _written(request, written, 201)
 
 
+async def _design_docs(request: web.Request) -> web.Response:
+    bucket = request.match_info[DATABASE]
+    require(request, "read", bucket, instead="design")
+    options = url_options(request.query.items())
+    if request.method == "POST":
+        options = body_options(await read_body(request, QUERY_BODY_BYTES_MAX)) | options
+    query = parse_query(options)
+    query.check(has_reduce=False)
+    designs = await request.app[HOST].designs.all(bucket)
+    return answer(
+        list_documents([Listed(f"_design/{d.name}", d.rev, d.body) for d in designs], query)
+    )
+
+
 def _written(request: web.Request, written: StoredDesign, status: int) -> web.Response:
     headers = {"ETag": as_etag(written.rev)}
     if status == 201:
@@ -126,4 +148,6 @@ def routes() -> list[web.RouteDef]:
         web.put(DESIGN, _put),
         web.delete(DESIGN, _delete),
         web.route("COPY", DESIGN, _copy),
+        web.get(DATABASE_PATH + "/_design_docs", _design_docs),
+        web.post(DATABASE_PATH + "/_design_docs", _design_docs),
     ]

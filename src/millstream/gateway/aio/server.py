@@ -15,7 +15,7 @@ import secrets
 import socket
 import ssl
 import time
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 from aiohttp import web
@@ -23,6 +23,7 @@ from aiohttp import web
 from millstream.gateway.aio import (
     bucket_pages,
     database_pages,
+    dataless_pages,
     design_pages,
     index_pages,
     map_pages,
@@ -31,16 +32,24 @@ from millstream.gateway.aio import (
     partition_pages,
     promotion_pages,
     session_pages,
+    shared_pages,
     user_pages,
     view_pages,
 )
 from millstream.gateway.aio.answers import HOST, SIGNER
+from millstream.gateway.aio.dataless_pages import REFUSAL, Refusal
 from millstream.gateway.aio.guard import MIDDLEWARES
 from millstream.gateway.core.cookies import CookieSigner
 from millstream.gateway.core.errors import body_of_status
-from millstream.gateway.core.host import NodeHost
+from millstream.gateway.core.host import FrontHost, NodeHost
 
-__all__ = ["BODY_BYTES_MAX", "HEADER_BYTES_MAX", "HttpServer", "make_application"]
+__all__ = [
+    "BODY_BYTES_MAX",
+    "DATALESS_PAGES",
+    "HEADER_BYTES_MAX",
+    "HttpServer",
+    "make_application",
+]
 
 _LOG = logging.getLogger(__name__)
 BODY_BYTES_MAX: Final = 1024 * 1024
@@ -54,16 +63,31 @@ LINGER_SECONDS: Final = 1.0
 BACKLOG: Final = 1024
 PAGES: Final = (
     node_pages, session_pages, bucket_pages, map_pages, partition_pages, promotion_pages,
-    user_pages, part_pages, index_pages, view_pages, design_pages, database_pages,
+    user_pages, shared_pages, part_pages, index_pages, view_pages, design_pages,
+    database_pages,
 )  # fmt: skip
 
 
-def make_application(host: NodeHost) -> web.Application:
-    """Return the pages around a node."""
+DATALESS_PAGES: Final = (
+    node_pages, session_pages, user_pages, part_pages, index_pages, view_pages, design_pages,
+    dataless_pages,
+)  # fmt: skip
+"""Those of a node without data: they need no more than a `FrontHost`."""
+
+
+def make_application(host: FrontHost, refusal: Refusal | None = None) -> web.Application:
+    """Return the pages around a node.
+
+    Args:
+        host: a `NodeHost`, or of a node without data what it has.
+        refusal: how a node without data refuses what it has not.
+    """
     application = web.Application(middlewares=MIDDLEWARES, client_max_size=BODY_BYTES_MAX)
-    application[HOST] = host
+    application[HOST] = cast("NodeHost", host)
     application[SIGNER] = CookieSigner(secrets.token_bytes(32), lambda: time.time_ns() // 10**9)
-    for pages in PAGES:
+    if refusal is not None:
+        application[REFUSAL] = refusal
+    for pages in PAGES if refusal is None else DATALESS_PAGES:
         application.add_routes(pages.routes())
     return application
 
@@ -94,9 +118,9 @@ class _RequestHandler(web.RequestHandler):
 class HttpServer:
     """The listener of one node."""
 
-    def __init__(self, host: NodeHost) -> None:
+    def __init__(self, host: FrontHost, refusal: Refusal | None = None) -> None:
         self._runner = web.AppRunner(
-            make_application(host), access_log=None, shutdown_timeout=STOP_SECONDS
+            make_application(host, refusal), access_log=None, shutdown_timeout=STOP_SECONDS
         )
         self._listener: asyncio.Server | None = None
 

@@ -5,7 +5,7 @@ Elsewhere: the node that has this shape (`node.engine`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -20,8 +20,8 @@ from millstream.model.position import FailoverLog
 from millstream.model.standing import Standing
 
 __all__ = [
-    "BucketStatus", "DesignHost", "IndexHost", "NodeHost", "NodeMetrics", "PartRequest",
-    "PartitionStatus", "ViewAnswer", "WriterCall",
+    "AskedDocument", "BucketStatus", "DesignHost", "FrontHost", "IndexHost", "NodeHost",
+    "NodeMetrics", "PartRequest", "PartitionStatus", "SharedHost", "ViewAnswer", "WriterCall",
 ]  # fmt: skip
 
 
@@ -145,6 +145,37 @@ class PartRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 WriterCall = Literal["index", "take_over", "judge", "place", "staged", "load", "publish"]
 
 
+class AskedDocument(msgspec.Struct, frozen=True, array_like=True):
+    """A document that belongs to a row of a view, or that another node asks for."""
+
+    id: str
+    rev: Any = None
+    """Only in this revision; None: in its present one."""
+
+
+class SharedHost(Protocol):
+    """What other nodes of the cluster are told of a node, and the documents they ask for."""
+
+    def listed(self) -> msgspec.Struct:
+        """Return which buckets there are, and whether what is told of each has changed."""
+
+    async def bucket(self, name: str) -> msgspec.Struct:
+        """Return what is told of a bucket: its map, which partitions are active, its designs.
+
+        Raises:
+            ConditionError: `bucket_not_found`.
+            UnavailableError: `bucket_failed`.
+        """
+
+    async def documents(self, name: str, asked: Sequence[AskedDocument]) -> list[bytes | None]:
+        """Return the texts of documents: of the first ones, as many as an answer may hold.
+
+        Raises:
+            ConditionError: `bucket_not_found`.
+            UnavailableError: `bucket_failed`; `not_my_partition`.
+        """
+
+
 class IndexHost(Protocol):
     """The views of a node as the pages see them; all calls run in the loop.
 
@@ -208,8 +239,8 @@ class IndexHost(Protocol):
         """Return what is being built and compacted, as `_active_tasks` shows it."""
 
 
-class NodeHost(Protocol):
-    """The node as the pages see it; all calls run in the loop."""
+class FrontHost(Protocol):
+    """What every node has, also one without data; all calls run in the loop."""
 
     @property
     def indexes(self) -> IndexHost:
@@ -239,6 +270,17 @@ class NodeHost(Protocol):
 
     def bucket_statuses(self) -> list[BucketStatus]:
         """Return all buckets, sorted by name."""
+
+    def metrics(self) -> NodeMetrics:
+        """Return the engine's figures."""
+
+
+class NodeHost(FrontHost, Protocol):
+    """A node with data as the pages see it; all calls run in the loop."""
+
+    @property
+    def shared(self) -> SharedHost:
+        """What other nodes are told."""
 
     async def create_bucket(
         self, name: str, partitions: int, memory_quota_bytes: int | None = None
@@ -355,6 +397,3 @@ class NodeHost(Protocol):
         Raises:
             UnavailableError: `disk_full`, `disk_failed`, `stopping`.
         """
-
-    def metrics(self) -> NodeMetrics:
-        """Return the engine's figures."""

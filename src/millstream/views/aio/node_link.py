@@ -32,9 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
 __all__ = [
+    "ANSWER_BYTES_MAX",
     "CONNECT_S_MAX",
     "ERROR_BYTES_MAX",
     "NOBODY",
+    "HttpNode",
     "HttpNodeLink",
     "NodeAccess",
     "new_session",
@@ -44,6 +46,8 @@ CONNECT_S_MAX: Final = 5.0
 """How long another node may take to accept a connection."""
 ERROR_BYTES_MAX: Final = 64 * 1024
 """Of an error that another node answers."""
+ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Of an answer that is kept whole."""
 _CHUNK_BYTES: Final = 64 * 1024
 _BY_STATUS: Final[dict[int, type[MillstreamError]]] = {
     400: UsageError,
@@ -73,12 +77,12 @@ def new_session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession()
 
 
-class HttpNodeLink:
-    """One other node.
+class HttpNode:
+    """The pages of one other node, asked as nodes of a cluster ask each other.
 
     Args:
         session: of this process.
-        name: of the node.
+        name: of the node, for messages.
         host: name or number, IPv6 without brackets.
         port: of HTTP.
         access: how it is asked.
@@ -100,14 +104,18 @@ class HttpNodeLink:
             credentials = b64encode(f"{access.user}:{access.password}".encode()).decode()
             self._headers["Authorization"] = f"Basic {credentials}"
 
-    async def query(self, request: Mapping[str, Any]) -> HttpNodeStream:
-        """Ask; see `views.aio.gathering.NodeLink`."""
-        path = f"/_millstream/buckets/{quote(request['bucket'], safe='')}/part"
-        body = {name: value for name, value in request.items() if name != "bucket"}
+    async def opened(self, method: str, path: str, content: Any = None) -> aiohttp.ClientResponse:
+        """Return an answer that has begun and is none of an error; to be closed.
+
+        Raises:
+            UnavailableError: `node_failed`, it cannot be reached.
+            MillstreamError: what the node answers.
+        """
         try:
-            response = await self._session.post(
+            response = await self._session.request(
+                method,
                 self._base + path,
-                data=msgspec.json.encode(body),
+                data=None if content is None else msgspec.json.encode(content),
                 headers=self._headers,
                 ssl=self._access.tls or True,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX),
@@ -117,7 +125,28 @@ class HttpNodeLink:
         if response.status != 200:
             async with response:
                 raise await self._refusal(response)
-        return HttpNodeStream(self, response)
+        return response
+
+    async def ask(self, method: str, path: str, content: Any = None) -> bytes:
+        """Return a whole answer.
+
+        Raises:
+            UnavailableError: `node_failed`: it cannot be reached, breaks off, or sends more than
+                `ANSWER_BYTES_MAX`.
+            MillstreamError: what the node answers.
+        """
+        pieces, size = list[bytes](), 0
+        async with await self.opened(method, path, content) as response:
+            try:
+                async for piece in response.content.iter_chunked(_CHUNK_BYTES):
+                    pieces.append(piece)
+                    size += len(piece)
+                    if size > ANSWER_BYTES_MAX:
+                        response.close()
+                        raise self.failed(f"sends more than {ANSWER_BYTES_MAX} bytes")
+            except aiohttp.ClientError as error:
+                raise self.failed(f"broke off its answer: {error}") from error
+        return b"".join(pieces)
 
     async def _refusal(self, response: aiohttp.ClientResponse) -> MillstreamError:
         try:
@@ -137,10 +166,20 @@ class HttpNodeLink:
         return UnavailableError(f"node {self._name} {what}", code="node_failed")
 
 
+class HttpNodeLink(HttpNode):
+    """One other node, asked for its parts of answers."""
+
+    async def query(self, request: Mapping[str, Any]) -> HttpNodeStream:
+        """Ask; see `views.aio.gathering.NodeLink`."""
+        path = f"/_millstream/buckets/{quote(request['bucket'], safe='')}/part"
+        body = {name: value for name, value in request.items() if name != "bucket"}
+        return HttpNodeStream(self, await self.opened("POST", path, body))
+
+
 class HttpNodeStream:
     """What another node answers, as it arrives."""
 
-    def __init__(self, link: HttpNodeLink, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, link: HttpNode, response: aiohttp.ClientResponse) -> None:
         etag = response.headers.get("ETag", "").strip('"')
         self.head = {"etag": etag} if etag else {}
         self._link, self._response = link, response

@@ -61,10 +61,10 @@ async def test_a_first_build_and_changes_come_from_both(tmp_path: Path) -> None:
         bucket.check()
         assert halves.opened["low"] >= 2
         assert halves.opened["high"] >= 2
-        await bucket.put(some(300, 1))
+        await bucket.put(some(300, 1), "persisted")
         await bucket.updated()
         bucket.check()
-        known = bucket.indexer._asker.standings
+        known = await bucket.indexer._ask()
         assert known.keys() == LOW | HIGH
         assert await bucket.indexer._ask() is known
 

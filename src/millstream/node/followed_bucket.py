@@ -1,0 +1,92 @@
+"""A bucket that this node indexes and does not have: what is told to the index process of it.
+
+Invariants:
+1. All partitions are answered for from here; each is read at the node that has it active.
+2. Documents are asked of the nodes that have them.
+
+Elsewhere: what is known and from whom (`node.learned`), telling (`node.indexes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from millstream.gateway.core.host import ViewAnswer
+from millstream.kv.core.design_documents import StoredDesign
+from millstream.node.documents_elsewhere import DocumentsElsewhere
+from millstream.node.included_documents import WithDocuments
+from millstream.node.learned import Learned, NodeAt
+from millstream.node.neighbours import Neighbours
+
+__all__ = ["FollowedBucket"]
+
+
+class FollowedBucket:
+    """Has the shape of `node.indexes.ToldBucket`.
+
+    Args:
+        learned: what is known of the bucket.
+        neighbours: through which nodes are asked for documents.
+    """
+
+    def __init__(self, learned: Learned, neighbours: Neighbours) -> None:
+        self.learned = learned
+        self.name, self.uuid = learned.name, learned.uuid
+        self._neighbours = neighbours
+        self._on_change: Callable[[], None] = lambda: None
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when something of it is not as it was told."""
+        self._on_change = callback
+
+    def close(self) -> None:
+        """Nobody wants to know any more."""
+        self._on_change = lambda: None
+
+    def take(self, learned: Learned) -> None:
+        """Something else was learned."""
+        self.learned = learned
+        self._on_change()
+
+    async def order(self) -> dict[str, Any]:
+        """Return what the index process is to be told now."""
+        known = self.learned
+        return {
+            "uuid": self.uuid,
+            "name": self.name,
+            "partition_count": known.partitions,
+            "active": list(range(known.partitions)),
+            "passive": [],
+            "resting": [],
+            "designs": {design.name: design.document for design in known.designs},
+            "follows": [
+                {"host": place.host, "kv": place.kv, "partitions": place.partitions}
+                for place in known.places
+            ],
+        }
+
+    def with_documents(self, answer: ViewAnswer) -> ViewAnswer:
+        """Return an answer with the document beside each row."""
+        return WithDocuments(
+            answer,
+            DocumentsElsewhere(
+                self.name, self.learned.partitions, self._place_of, self._neighbours
+            ),
+        )
+
+    def designs(self) -> list[StoredDesign]:
+        """Return the design documents as pages show them, by name."""
+        return [design.stored(self.learned.partitions) for design in self.learned.designs]
+
+    def node_for(self, partition: int = 0) -> NodeAt | None:
+        """Return a node to ask what this one cannot say."""
+        return self._place_of(partition) or next(
+            (place.node for place in self.learned.places), None
+        )
+
+    def _place_of(self, partition: int) -> NodeAt | None:
+        for place in self.learned.places:
+            if partition in place.partitions:
+                return place.node
+        return None

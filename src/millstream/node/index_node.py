@@ -1,0 +1,313 @@
+"""A node without data (`--roles index --join HOST:PORT`): it indexes what other nodes have.
+
+It joins a node by its HTTP port, learns from it and from the nodes that maps name which buckets
+there are, who has which partitions active, and the design documents; its index process follows
+them over the network. Views are asked of its own HTTP port.
+
+Layout: `followed/<bucket uuid>/learned.json` and `followed/<bucket uuid>/indexes/<signature>/`.
+
+Invariants:
+1. It has no documents: whatever asks for them is refused, with the address of a node that has.
+2. What was learned is kept in a file: after a start it answers from its indexes though no other
+   node does, and the indexes go on from where they stand.
+3. A bucket is forgotten, and its indexes are removed, once all nodes answer and none has it.
+
+Elsewhere: what is learned (`node.learned`, `node.neighbours`), a node with data (`node.engine`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import msgspec
+
+from millstream.access.users import NODE_USER, UserStore
+from millstream.errors import ConditionError, MillstreamError, UnavailableError
+from millstream.gateway.aio.server import HttpServer
+from millstream.gateway.core.host import BucketStatus, NodeMetrics
+from millstream.kv.core.design_documents import StoredDesign
+from millstream.node.data_directory import DataDirectory
+from millstream.node.followed_bucket import FollowedBucket
+from millstream.node.index_child import IndexOrder
+from millstream.node.indexes import Indexes
+from millstream.node.learned import Learned, NodeAt, learn
+from millstream.node.listeners import bind_all, bound_address, peer_tls_context, tls_context
+from millstream.node.neighbours import Neighbours
+from millstream.node.run_directory import RunDirectory
+from millstream.node.settings import LISTENERS, Address, Settings, refuse_exposure
+from millstream.runtime.files import write_atomically
+from millstream.runtime.metrics import LoopLag, processor_seconds, resident_bytes
+from millstream.runtime.tasks import Tasks
+from millstream.upr.aio.link import UNIX
+from millstream.views.aio.gathering import NodeAccess
+
+__all__ = ["IndexNode"]
+
+_LOG = logging.getLogger(__name__)
+_FOLLOWED: Final = "followed"
+_LEARNED: Final = "learned.json"
+_OPEN: Final = ("http",)
+
+
+class IndexNode:
+    """A running node without data; made by `start`, ended by `stop`."""
+
+    def __init__(self, settings: Settings, directory: DataDirectory) -> None:
+        assert settings.join is not None, "settings without data name a node to join"
+        self.settings = settings
+        self.uuid = directory.uuid
+        self.users = UserStore(directory.users_path, node_secret=settings.cluster_secret)
+        self._join = NodeAt(settings.join.host, settings.join.port)
+        self._path = directory.path / _FOLLOWED
+        self._run_directory = RunDirectory(directory.path)
+        self.indexes = Indexes(
+            IndexOrder(
+                os.getpid(), str(self._path.absolute()), f"{UNIX}{self._run_directory.kv}",
+                str(self._run_directory.index), settings.python_modules, settings.log_level,
+                settings.log_json, settings.cluster_secret, settings.tls_cert, settings.tls_key,
+                settings.tls_ca, settings.reduce_limit,
+            ),
+            lambda name: self._found(name).uuid,
+        )  # fmt: skip
+        self.designs = _FollowedDesigns(self._found)
+        self._neighbours = Neighbours(
+            NodeAccess(NODE_USER, settings.cluster_secret, peer_tls_context(settings)),
+            lambda _: True,
+            self._heard,
+        )
+        self._buckets: dict[str, FollowedBucket] = {}
+        self._news = asyncio.Event()
+        self._addresses: dict[str, Address] = {}
+        self._lag = LoopLag()
+        self._tasks = Tasks()
+        self._started_ns = time.time_ns()
+        self._cleanup = AsyncExitStack()
+
+    @classmethod
+    async def start(
+        cls, settings: Settings, *, on_fatal: Callable[[Exception], None] = lambda _: None
+    ) -> IndexNode:
+        """Bring a node up; on return it answers, perhaps before it has learned anything.
+
+        Args:
+            settings: of the node, without the role data.
+            on_fatal: never called: what is lost here can be built again.
+
+        Raises:
+            UsageError, UnavailableError, CorruptionError, OSError: as `Engine.start`.
+        """
+        directory = await asyncio.to_thread(DataDirectory.open, Path(settings.data))
+        async with AsyncExitStack() as stack:
+            stack.callback(directory.close)
+            node = cls(settings, directory)
+            await node._bring_up(stack)
+            node._cleanup = stack.pop_all()
+        return node
+
+    async def stop(self) -> None:
+        """Close the listener, end the index process, stop cleanly."""
+        await self._cleanup.aclose()
+
+    async def _bring_up(self, stack: AsyncExitStack) -> None:
+        settings = self.settings
+        stack.callback(self._run_directory.close)
+        refuse_exposure(settings, has_users=bool(settings.users) or not self.users.is_empty)
+        tls = tls_context(settings)
+        bound = bind_all(settings, _OPEN)
+        for name, listening in bound.items():
+            stack.callback(listening.close)
+            self._addresses[name] = bound_address(getattr(settings, name), listening)
+        for credential in settings.users:
+            await asyncio.to_thread(self.users.ensure_admin, credential.name, credential.password)
+        stack.callback(self._lag.stop)
+        self._lag.start()
+        stack.push_async_callback(self.indexes.stop)
+        self.indexes.start()
+        stack.push_async_callback(self._neighbours.stop)
+        stack.push_async_callback(self._tasks.stop)
+        for learned in await asyncio.to_thread(_find_learned, self._path):
+            self._begin(learned)
+        self._watch()
+        self._tasks.start(self._keep_learning(), name="learning of buckets")
+        http = HttpServer(self, self.refusal)
+        stack.push_async_callback(http.stop)
+        await http.start(bound["http"], tls)
+
+    # -- buckets
+
+    def _heard(self) -> None:
+        self._news.set()
+
+    async def _keep_learning(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            try:
+                for uuid in self._neighbours.uuids():
+                    await self._learn(uuid)
+                for uuid in [uuid for uuid in self._buckets if self._neighbours.is_gone(uuid)]:
+                    await self._forget(uuid)
+            except (MillstreamError, OSError) as error:
+                _LOG.error("what was learned of buckets cannot be kept: %s", error)
+            self._watch()
+
+    async def _learn(self, uuid: str) -> None:
+        known = self._buckets.get(uuid)
+        before = known.learned if known is not None else None
+        learned = learn(self._neighbours.told_of(uuid), before)
+        if learned == before:
+            return
+        await asyncio.to_thread(_keep_learned, self._path / uuid, learned)
+        if known is None:
+            _LOG.info("bucket %s is indexed from now on", learned.name)
+            self._begin(learned)
+        else:
+            known.take(learned)
+
+    def _begin(self, learned: Learned) -> None:
+        bucket = self._buckets[learned.uuid] = FollowedBucket(learned, self._neighbours)
+        self.indexes.bucket_up(bucket)
+
+    async def _forget(self, uuid: str) -> None:
+        bucket = self._buckets.pop(uuid)
+        _LOG.info("bucket %s is gone, and so are its indexes", bucket.name)
+        await self.indexes.bucket_gone(uuid)
+        await asyncio.to_thread(shutil.rmtree, self._path / uuid, ignore_errors=True)
+
+    def _watch(self) -> None:
+        places = [place for bucket in self._buckets.values() for place in bucket.learned.places]
+        self._neighbours.watch([self._join, *(place.node for place in places)])
+
+    def _found(self, name: str) -> FollowedBucket:
+        """Return a bucket.
+
+        Raises:
+            ConditionError: `bucket_not_found`.
+            UnavailableError: `not_joined`, nothing was learned yet of a node that is to be asked.
+        """
+        same = [bucket for bucket in self._buckets.values() if bucket.name == name]
+        if same:  # one that was made anew is the one that is still told of
+            return max(same, key=lambda one: bool(self._neighbours.told_of(one.uuid)))
+        silent = self._neighbours.silent()
+        if silent:
+            node, why = next(iter(silent.items()))
+            raise UnavailableError(
+                f"no bucket {name!r} is known here, and node {node} does not answer: {why}",
+                code="not_joined",
+            )
+        raise ConditionError(f"no bucket {name!r}", code="bucket_not_found")
+
+    def refusal(self, bucket: str) -> MillstreamError:
+        """Return why a page is not answered here, and where it is."""
+        same = [one for one in self._buckets.values() if one.name == bucket]
+        return _no_data((same[0].node_for() if same else None) or self._join)
+
+    # -- the node as its pages see it
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """Host names under which the node may be addressed."""
+        names = {address.host for address in self._addresses.values() if not address.is_wildcard}
+        names |= {self.settings.advertise} if self.settings.advertise is not None else set()
+        return frozenset(map(str.lower, names))
+
+    def drop_user(self, name: str) -> None:
+        """Nothing of a user stays open here: there is no kv port."""
+
+    def addresses(self) -> dict[str, str | None]:
+        """Return listener -> HOST:PORT, None for closed ones."""
+        return {
+            name: str(self._addresses[name]) if name in self._addresses else None
+            for name in LISTENERS
+        }
+
+    def bucket_statuses(self) -> list[BucketStatus]:
+        """Return the buckets that are indexed, sorted by name."""
+        return [
+            BucketStatus(bucket.name, bucket.uuid, bucket.learned.partitions, "", "ready")
+            for bucket in sorted(self._buckets.values(), key=lambda one: one.name)
+        ]
+
+    def metrics(self) -> NodeMetrics:
+        """Return the node's figures."""
+        node = {
+            "uptime_seconds": (time.time_ns() - self._started_ns) / 1e9,
+            "loop_lag_ms": self._lag.last_ms,
+            "loop_lag_worst_ms": self._lag.worst_ms,
+            "processor_seconds_total": processor_seconds(),
+            "resident_bytes": resident_bytes(),
+            **self.indexes.node_figures(),
+            "buckets_ready": float(len(self._buckets)),
+        }
+        figures = {bucket.name: self.indexes.figures(uuid) for uuid, bucket in
+                   self._buckets.items()}  # fmt: skip
+        return NodeMetrics(
+            node,
+            {
+                name: {f"index_{figure}": value for figure, value in each._asdict().items()}
+                for name, each in figures.items()
+            },
+        )
+
+
+class _FollowedDesigns:
+    """Has the shape of `gateway.core.host.DesignHost`; only reads."""
+
+    def __init__(self, find: Callable[[str], FollowedBucket]) -> None:
+        self._find = find
+
+    async def read(self, bucket: str, name: str) -> StoredDesign | None:
+        """Return a document; None if none is known."""
+        return next((one for one in self._find(bucket).designs() if one.name == name), None)
+
+    async def all(self, bucket: str) -> list[StoredDesign]:
+        """Return those that are known, by name."""
+        return self._find(bucket).designs()
+
+    async def check(self, bucket: str, name: str, content: dict[str, Any]) -> None:
+        """Refuse to change one here."""
+        self._refuse(bucket)
+
+    async def write(
+        self, bucket: str, name: str, body: bytes | None, rev: str | None, *, is_durable: bool
+    ) -> StoredDesign:
+        """Refuse to change one here."""
+        self._refuse(bucket)
+
+    def _refuse(self, bucket: str) -> NoReturn:
+        found = self._find(bucket)
+        raise _no_data(found.node_for())
+
+
+def _no_data(node: NodeAt | None) -> UnavailableError:
+    return UnavailableError(
+        "this node only indexes and has no documents: ask "
+        + (f"the node at {node}" if node is not None else "a node with data"),
+        code="no_data_role",
+        retry="never",
+    )
+
+
+def _find_learned(path: Path) -> list[Learned]:
+    """Return what the last life of this node knew; what cannot be read is learned again."""
+    found = []
+    path.mkdir(exist_ok=True)
+    for file in sorted(path.glob(f"*/{_LEARNED}")):
+        try:
+            found.append(msgspec.json.decode(file.read_bytes(), type=Learned))
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            _LOG.warning("%s is not used: %s", file, error)
+    return found
+
+
+def _keep_learned(path: Path, learned: Learned) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    write_atomically(path / _LEARNED, msgspec.json.encode(learned))

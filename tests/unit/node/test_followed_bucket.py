@@ -1,0 +1,32 @@
+from millstream.node.followed_bucket import FollowedBucket
+from millstream.node.learned import Learned, NodeAt, Place, SharedDesign
+
+PLACES = [Place("a", "h", 1, 2, [0, 2]), Place("b", "i", 3, 4, [1])]
+LEARNED = Learned("b", "u1", 4, PLACES, [SharedDesign("d", "1-x", {"views": {}})])
+
+
+async def test_all_partitions_are_answered_for_and_each_is_read_where_it_is():
+    bucket = FollowedBucket(LEARNED, None)
+    order = await bucket.order()
+    assert (order["active"], order["passive"], order["resting"]) == ([0, 1, 2, 3], [], [])
+    assert order["follows"] == [
+        {"host": "h", "kv": 1, "partitions": [0, 2]},
+        {"host": "i", "kv": 3, "partitions": [1]},
+    ]
+    assert order["designs"] == {"d": {"views": {}}}
+    (design,) = bucket.designs()
+    assert (design.name, design.rev, design.body) == ("d", "1-x", b'{"views":{}}')
+    assert bucket.node_for(1) == NodeAt("i", 4)
+    assert bucket.node_for(3) == NodeAt("h", 2)
+
+
+def test_whoever_tells_hears_of_changes_until_the_end():
+    bucket, heard = FollowedBucket(LEARNED, None), []
+    bucket.subscribe(lambda: heard.append(bucket.learned))
+    other = Learned("b", "u1", 4, [], [])
+    bucket.take(other)
+    assert heard == [other]
+    assert bucket.node_for() is None
+    bucket.close()
+    bucket.take(LEARNED)
+    assert heard == [other]
