@@ -15,7 +15,7 @@ Elsewhere: writing (`sinks.writing`), sinks that understand rollbacks (`apply_ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -121,20 +121,18 @@ class RowRules:
         make = self._from_row if self._id_field else self._from_pair
         return [make(row) for row in self._rows(batch)]
 
-    def _rows(self, batch: pa.RecordBatch) -> Iterator[Mapping[str, Any]]:
+    def _rows(self, batch: pa.RecordBatch) -> list[Mapping[str, Any]]:
         try:
-            rows = _as_utc(batch).to_pylist(maps_as_pydicts="strict")
+            return _rows_in(batch)
         except (ValueError, OverflowError, KeyError, pa.ArrowException):
-            rows = [self._only_row(batch.slice(at, 1)) for at in range(len(batch))]
-        return iter(rows)
+            return [self._only_row(batch.slice(at, 1)) for at in range(len(batch))]
 
     def _only_row(self, row: pa.RecordBatch) -> Mapping[str, Any]:
         try:
-            found: list[dict[str, Any]] = _as_utc(row).to_pylist(maps_as_pydicts="strict")
+            return _rows_in(row)[0]
         except (ValueError, OverflowError, KeyError, pa.ArrowException) as error:
             key = row.column(self._id_field or self._key_name)[0].as_py()
             raise _bad_row(key, f"a value of it has no form in JSON: {error}") from error
-        return found[0]
 
     def _from_row(self, row: Mapping[str, Any]) -> Write:
         """The whole row as JSON."""
@@ -290,6 +288,24 @@ def _cas(row: Mapping[str, Any]) -> int:
 
 def _no_cas(row: Mapping[str, Any]) -> int:
     return 0
+
+
+def _rows_in(batch: pa.RecordBatch) -> list[Mapping[str, Any]]:
+    """Return a batch as Python values. Hot path."""
+    batch = _as_utc(batch)
+    names = batch.schema.names
+    columns = [_values_in(column) for column in batch.columns]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def _values_in(column: pa.Array) -> list[Any]:
+    """Return a column as Python values, by numpy where that gives the same."""
+    kind = column.type
+    is_text = pa.types.is_string(kind) or pa.types.is_binary(kind)
+    is_number = pa.types.is_integer(kind) or pa.types.is_float64(kind)
+    if is_text or (is_number and not column.null_count):
+        return column.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
+    return column.to_pylist(maps_as_pydicts="strict")  # type: ignore[no-any-return]
 
 
 def _as_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
