@@ -23,6 +23,8 @@ ACCELERATOR := $(VENV)/.stamps/accelerator-$(call digest,requirements/build.txt 
 DOCS := $(VENV)/.stamps/docs-$(call digest,$(call lock_of,docs))
 QUICK_SUITES := $(wildcard tests/unit tests/scenarios)
 PARALLEL     := --numprocesses auto --dist worksteal
+# Tests of whole nodes wait for a third of their time.
+WAITING      := --numprocesses $(shell expr 1 + `getconf _NPROCESSORS_ONLN`) --dist worksteal
 WIDE_SUITES  := $(wildcard tests/crash tests/conformance tests/e2e)
 
 .DEFAULT_GOAL := help
@@ -90,7 +92,7 @@ format: $(TEST) ## format the code, sort its imports, write the reference pages
 	@$(PY) -m ruff format .
 	@$(PY) tools/gen_reference.py
 
-lint: $(TEST) ## style, layers, spelling, house rules (20 s)
+lint: $(TEST) ## style, layers, spelling, house rules (10 s)
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(VENV)/bin/lint-imports --no-logo --no-cache
@@ -103,27 +105,27 @@ types: $(TEST) ## mypy --strict
 unit: $(TEST) accelerator ## unit tests and scenarios
 	@$(PYTEST) $(PARALLEL) $(QUICK_SUITES)
 
-quick: lint types unit ## lint, types, unit tests, scenarios (3 min)
+quick: lint types unit ## lint, types, unit tests, scenarios (2 to 3 min)
 
-test: lint types accelerator java ## everything but the outside clients that are not installed (20 to 25 min)
+test: lint types accelerator java ## everything but the outside clients that are not installed (about 15 min)
 	@$(PYTEST) $(PARALLEL) $(QUICK_SUITES)
-	@$(if $(WIDE_SUITES),$(PYTEST) $(PARALLEL) $(WIDE_SUITES))
+	@$(if $(WIDE_SUITES),$(PYTEST) $(WAITING) $(WIDE_SUITES))
 	@$(PYTEST) tests/pipelines
 
 ci: export MILLSTREAM_FORBID_SKIPS = 1
-ci: test ## the same with every outside client; a skipped test fails (40 min)
+ci: test ## the same with every outside client; a skipped test fails (some minutes more)
 
 conformance: $(TEST) accelerator ## real clients against a node
-	@$(PYTEST) $(PARALLEL) tests/conformance
+	@$(PYTEST) $(WAITING) tests/conformance
 
 pipelines: $(TEST) accelerator java ## Spark tests against a node
 	@$(PYTEST) tests/pipelines
 
 e2e: $(TEST) accelerator java ## whole processes, kill -9
-	@$(PYTEST) $(PARALLEL) tests/e2e
+	@$(PYTEST) $(WAITING) tests/e2e
 
 crash: $(TEST) accelerator ## storage faults injected one after the other, and 60 s of each machine
-	@$(PYTEST) $(PARALLEL) tests/crash
+	@$(PYTEST) $(WAITING) tests/crash
 
 soak: $(TEST) ## 50,000 examples of the engine's machine (EXAMPLES=...; half an hour or more)
 	@MILLSTREAM_MACHINE_EXAMPLES=$(or $(EXAMPLES),50000) \
