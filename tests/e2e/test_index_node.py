@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import ssl
 import urllib.error
 import urllib.request
 from base64 import b64encode
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import millstream
+from bucket_nodes import BUCKET, BucketNodes
 from millstream.model.partitions import partition_of
-from node_process import NodeProcess
+from node_process import NodeProcess, free_port
 from nodes_with_map import activate_first, give_map
 from waiting import until
 
 MakeNode = Callable[..., NodeProcess]
+TLS = Path(__file__).parent / "tls"
 ADMIN = ("ada", "secret word")
 SECRET = {"MILLSTREAM_CLUSTER_SECRET": "a secret of nodes"}
 DESIGN = {"views": {"by": {"map": "doc => emit(doc.n % 3, doc.n)", "reduce": "_sum"}}}
@@ -23,15 +27,21 @@ FRESH = "/_design/d/_view/by?timeout=20000&update=true"
 
 
 def call(
-    node: NodeProcess, method: str, path: str, content: Any = None, login: Any = ADMIN
+    node: NodeProcess,
+    method: str,
+    path: str,
+    content: Any = None,
+    login: Any = ADMIN,
+    tls: ssl.SSLContext | None = None,
 ) -> tuple[int, Any]:
     body = None if content is None else json.dumps(content).encode()
     headers = {"Content-Type": "application/json"}
     if login:
         headers["Authorization"] = "Basic " + b64encode(":".join(login).encode()).decode()
-    asked = urllib.request.Request(f"{node.http}{path}", body, headers, method=method)
+    address = node.http if tls is None else node.http.replace("http:", "https:")
+    asked = urllib.request.Request(f"{address}{path}", body, headers, method=method)
     try:
-        with urllib.request.urlopen(asked) as answer:
+        with urllib.request.urlopen(asked, context=tls) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         with error:
@@ -128,8 +138,6 @@ def test_it_learns_follows_and_outlives(make_node: MakeNode) -> None:
     status, answer = call(index, "GET", "/b/_design/d/_view/by?update=true&timeout=500")
     assert status in (503, 504), answer
     assert call(index, "GET", "/never/_design/d/_info")[1]["error"] == "not_joined"
-
-    # A bucket that is gone takes its indexes along.
     assert index.stop() == 0
 
 
@@ -159,3 +167,73 @@ def test_several_nodes_are_followed_where_partitions_are_active(make_node: MakeN
         status, answer = call(node, "GET", f"/shared{FRESH}&reduce=false&include_docs=true")
         assert status == 200, answer
         assert sorted(row["doc"]["n"] for row in answer["rows"]) == list(range(40))
+
+
+def test_partitions_that_move_are_followed_where_they_are(
+    make_node: MakeNode,
+) -> None:
+    nodes = BucketNodes(
+        [make_node("--no-memcached", name=name) for name in "ab"], [["a", "b"], ["b", "a"]]
+    )
+    nodes.promote("a")
+    index = make_node(
+        "--roles", "index", "--no-kv", "--no-memcached", "--join",
+        str(nodes.nodes["a"].ready["http"]), name="index",
+    ).start()  # fmt: skip
+    owner = {p: nodes.nodes["ab"[p]] for p in range(2)}
+    at = partition_of(b"_design/d", 2)
+    assert call(owner[at], "PUT", f"/{BUCKET}/_design/d", DESIGN)[0] == 201
+    for n in range(30):
+        nodes.put("ab"[partition_of(b"doc-%d" % n, 2)], b"doc-%d" % n, b'{"n":%d}' % n)
+    until(lambda: answers(index, f"/{BUCKET}/_design/d/_info"))
+    assert rows(index, BUCKET) == list(range(30))
+    for p in range(2):  # each partition to the other node
+        nodes.promote("a", "--to", "ba"[p], "--partition", str(p))
+    for n in range(30, 40):
+        nodes.put("ba"[partition_of(b"doc-%d" % n, 2)], b"doc-%d" % n, b'{"n":%d}' % n)
+    until(lambda: answers(index, f"/{BUCKET}{FRESH}&reduce=false"))
+    until(lambda: rows(index, BUCKET) == list(range(40)), index.log)
+
+
+def test_what_the_node_lost_is_lost_here_too_and_all_of_it_is_encrypted(
+    make_node: MakeNode,
+) -> None:
+    trust = ssl.create_default_context(cafile=str(TLS / "authority.pem"))
+    encrypted = (
+        "--no-memcached", "--user", ":".join(ADMIN),
+        "--tls-cert", str(TLS / "node.pem"), "--tls-ca", str(TLS / "authority.pem"),
+    )  # fmt: skip
+    http = f"127.0.0.1:{free_port()}"
+    data = make_node(
+        *encrypted, "--bucket", "b:4", "--flush-interval", "600000",
+        "--kv", f"127.0.0.1:{free_port()}", "--http", http, name="data", env=SECRET,
+    ).start()  # fmt: skip
+    index = make_node(
+        *encrypted, "--roles", "index", "--no-kv", "--join", http, name="index", env=SECRET
+    ).start()
+    assert call(data, "PUT", "/b/_design/d", DESIGN, tls=trust)[0] == 201
+
+    def write(numbers: range, durability: Any) -> None:
+        host, port = data.kv
+        with millstream.connect(
+            f"{host}:{port}", bucket="b", user=ADMIN[0], password=ADMIN[1], tls=trust
+        ) as client:
+            for n in numbers:
+                client.upsert(f"doc-{n}", {"n": n}, durability=durability)
+
+    def seen() -> list[Any]:
+        status, answer = call(index, "GET", f"/b{FRESH}&reduce=false", tls=trust)
+        return sorted(row["value"] for row in answer["rows"]) if status == 200 else [answer]
+
+    write(range(10), "persisted")
+    write(range(10, 20), "memory")
+    until(lambda: seen() == list(range(20)), seen)
+    data.kill()
+    data.start()
+    until(lambda: seen() == list(range(10)), seen)
+    write(range(30, 35), "memory")
+    assert seen() == [*range(10), *range(30, 35)]
+    _status, answer = call(
+        index, "GET", f"/b{FRESH}&limit=2&include_docs=true&reduce=false", tls=trust
+    )
+    assert [row["doc"]["n"] for row in answer["rows"]] == [row["value"] for row in answer["rows"]]

@@ -49,6 +49,10 @@ class FollowedBucket:
         self.learned = learned
         self._on_change()
 
+    def lacks_designs(self) -> bool:
+        """Whether there may be design documents that are not known here: nobody says so."""
+        return False
+
     async def order(self) -> dict[str, Any]:
         """Return what the index process is to be told now."""
         known = self.learned

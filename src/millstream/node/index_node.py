@@ -10,7 +10,8 @@ Invariants:
 1. It has no documents: whatever asks for them is refused, with the address of a node that has.
 2. What was learned is kept in a file: after a start it answers from its indexes though no other
    node does, and the indexes go on from where they stand.
-3. A bucket is forgotten, and its indexes are removed, once all nodes answer and none has it.
+3. A bucket without a map is one of the node that was joined: others may have one of that name.
+4. A bucket is forgotten, and its indexes are removed, once all nodes answer and none has it.
 
 Elsewhere: what is learned (`node.learned`, `node.neighbours`), a node with data (`node.engine`).
 """
@@ -160,9 +161,16 @@ class IndexNode:
             self._watch()
 
     async def _learn(self, uuid: str) -> None:
+        told = [
+            each
+            for each in self._neighbours.told_of(uuid)
+            if each.bucket.map is not None or each.node == self._join
+        ]
+        if not told:
+            return
         known = self._buckets.get(uuid)
         before = known.learned if known is not None else None
-        learned = learn(self._neighbours.told_of(uuid), before)
+        learned = learn(told, before)
         if learned == before:
             return
         await asyncio.to_thread(_keep_learned, self._path / uuid, learned)

@@ -22,7 +22,13 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
-from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
+from millstream.errors import (
+    ConditionError,
+    MillstreamError,
+    RoutingError,
+    UnavailableError,
+    UsageError,
+)
 from millstream.gateway.core.host import PartRequest, ViewAnswer, WriterCall
 from millstream.node.index_child import IndexOrder
 from millstream.node.index_process import IndexProcess
@@ -76,6 +82,9 @@ class ToldBucket(Protocol):
 
     def close(self) -> None:
         """Nobody wants to know any more."""
+
+    def lacks_designs(self) -> bool:
+        """Whether there may be design documents that are not known here yet."""
 
     async def order(self) -> dict[str, Any]:
         """Return what is to be told now, the members of `views.aio.bucket_order.BucketOrder`.
@@ -216,6 +225,8 @@ class Indexes:
     async def cleanup(self, bucket: str) -> None:
         """Remove the files of indexes that no design document has any more."""
         known, link = await self._there(bucket)
+        if known.told.lacks_designs():
+            raise _not_heard()
         await link.ask("cleanup", uuid=known.uuid)
 
     async def write(
@@ -252,6 +263,7 @@ class Indexes:
 
         Raises:
             ConditionError: `missing`: no such design document is persisted.
+            RoutingError: `design_differs`: other nodes may have it, and have not said so yet.
             UnavailableError: `index_unavailable`; `no_index_role`.
             MillstreamError: as `find`.
         """
@@ -272,6 +284,8 @@ class Indexes:
                 self.process.there()
                 raise unavailable(known.why or "it is busy") from None
         if design is not None and design not in known.designs:
+            if known.told.lacks_designs():
+                raise _not_heard()
             raise ConditionError("missing", code="missing")
         return known, self.process.there()
 
@@ -331,6 +345,14 @@ class Indexes:
         elif not known.is_changed and self.process.link is link:
             known.is_told.set()
         return link
+
+
+def _not_heard() -> RoutingError:
+    return RoutingError(
+        "a node that has active partitions of this bucket has not said yet which design documents "
+        "are in them: ask again",
+        code="design_differs",
+    )
 
 
 class _KnownBucket:

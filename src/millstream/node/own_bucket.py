@@ -113,6 +113,10 @@ class OwnBucket:
             if partition.state in (PartitionState.ABSENT, PartitionState.DEAD)
         )
 
+    def lacks_designs(self) -> bool:
+        """Whether a node that has active what is not here has not said its design documents."""
+        return self.bucket.map is not None and not self.lacking() <= self._heard
+
     async def designs(self) -> dict[str, SharedDesign]:
         """Return the design documents that are persisted, by name.
 

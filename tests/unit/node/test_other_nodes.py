@@ -2,7 +2,7 @@
 
 import pytest
 
-from millstream.errors import UnavailableError
+from millstream.errors import RoutingError, UnavailableError
 from millstream.node import neighbours
 from two_engines import BUCKET, PARTITIONS, two_engines, until
 
@@ -45,6 +45,13 @@ async def test_what_nobody_has_active_stays_as_it_was(two):
     assert name in known(two, "b")
     with pytest.raises(UnavailableError):
         await two.engines["b"].designs.all(BUCKET)
+    for asked in (
+        two.engines["b"].indexes.cleanup(BUCKET),
+        two.engines["b"].indexes.info(BUCKET, "unheard of"),
+    ):
+        with pytest.raises(RoutingError) as raised:  # it may be that of nobody
+            await asked
+        assert raised.value.code == "design_differs"
 
 
 async def test_only_who_has_what_is_lacking_is_asked(two):
