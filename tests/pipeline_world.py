@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pytest
@@ -61,6 +61,7 @@ class PlainSink:
 class World:
     """One schedule: node, driver, logs and sink."""
 
+    limits: Sequence[int | None] = (None, 1, 2, 5, 9)
     Planner, Sink, Target, Origin = Planner, RepairingSink, DictTarget, FalseOrigin
 
     def __init__(
@@ -152,7 +153,7 @@ class World:
         if self.logged is not None:
             return True
         planner = self.process(available_now)
-        rows_max = self.rng.choice([None, 1, 2, 5, 9])
+        rows_max = self.rng.choice(self.limits)
         try:
             end = planner.plan(self.committed, rows_max)
         except RollbackRequiredError as error:

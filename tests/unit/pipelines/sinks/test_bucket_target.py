@@ -79,6 +79,41 @@ def test_it_equals_the_source_at_rest_whatever_breaks(bucket: FalseBucket) -> No
         assert size < 20_000
 
 
+class DocumentsFirst(BucketTarget):
+    """Companions are written when documents are: what a crash leaves may be named nowhere."""
+
+    def commit(self, batch_id: int) -> None:
+        write_heads = self._write_heads
+        self._write_heads = lambda _: None  # type: ignore[method-assign]
+        super().commit(batch_id)
+        write_heads(self._states)
+
+
+class NewestEntry(BucketTarget):
+    """A rollback concerns a key by its newest entry alone."""
+
+    def keys_above(self, partition: int, branch: int, seqno: int) -> list[str]:
+        ring = self._rings[partition]
+        newest = ring.newest(ring.keys_above(branch, seqno))
+        return [k for k, entry in newest.items() if entry.branch < branch and entry.seqno > seqno]
+
+
+@pytest.mark.parametrize("planted", [DocumentsFirst, NewestEntry])
+def test_a_planted_mistake_is_found(bucket: FalseBucket, planted: type[BucketTarget]) -> None:
+    class PlantedWorld(CrashingWorld):
+        def make_target(self) -> KeyedTarget:
+            return planted(OPTIONS)
+
+    for seed in range(4_000):
+        bucket.__init__()  # type: ignore[misc]
+        PlantedWorld.bucket = bucket
+        try:
+            PlantedWorld(seed).run()
+        except AssertionError:
+            return
+    raise AssertionError("not found")
+
+
 @pytest.fixture
 def node() -> FalseNode:
     node = FalseNode(1)

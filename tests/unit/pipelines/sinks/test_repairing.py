@@ -109,6 +109,22 @@ def test_the_purge_point_of_a_first_load_is_a_bound() -> None:
     assert target.states[0].bound == 3
 
 
+def test_a_deletion_that_was_purged_before_the_first_load_can_be_undone() -> None:
+    node = FalseNode(1)
+    part = node.partitions[0]
+    node.write(0, 1, 1)
+    part.keep_copy()
+    node.write(0, 1, None)
+    node.write(0, 3, 3)
+    part.purge(2)
+    target, origin = DictTarget(), FalseOrigin(node)
+    sink = RepairingSink(target, origin)
+    sink.apply([false_row(0, 1, 3, 3, 3)])
+    part.promote_copy(1)
+    sink.apply([Row(OP_ROLLBACK, 0, part.branch, 1, rev=1)])
+    assert target.live(0) == {"1": b"1"}
+
+
 def test_a_target_that_another_checkpoint_filled_is_refused() -> None:
     rig = Rig()
     rig.sink.apply([rig.mark(OP_ROLLBACK, 0, load=3), rig.mark(OP_SWEEP, 0, load=3)])
