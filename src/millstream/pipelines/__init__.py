@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from millstream.pipelines.sinks.applying import apply_changes
     from millstream.pipelines.sinks.bucket_target import BucketTarget
     from millstream.pipelines.sinks.callback_target import CallbackTarget
+    from millstream.pipelines.sinks.delta_target import DeltaTarget
     from millstream.pipelines.sinks.parquet_target import ParquetTarget
     from millstream.pipelines.source import MillstreamDataSource, register
     from millstream.pipelines.view_frame import view_rows
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BucketTarget",
     "CallbackTarget",
+    "DeltaTarget",
     "MillstreamDataSource",
     "ParquetTarget",
     "apply_changes",
@@ -34,6 +36,7 @@ __all__ = [
 _HOMES = {
     "BucketTarget": "millstream.pipelines.sinks.bucket_target",
     "CallbackTarget": "millstream.pipelines.sinks.callback_target",
+    "DeltaTarget": "millstream.pipelines.sinks.delta_target",
     "ParquetTarget": "millstream.pipelines.sinks.parquet_target",
     "apply_changes": "millstream.pipelines.sinks.applying",
     "MillstreamDataSource": "millstream.pipelines.source",

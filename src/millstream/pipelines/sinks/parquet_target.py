@@ -18,14 +18,14 @@ Invariants:
 
 Cost: a batch writes the files of the partitions that it changes anew, O(rows of these).
 
-Elsewhere: which rows (`sinks.repairing`).
+Elsewhere: which rows (`sinks.repairing`), what a batch changes (`sinks.keyed_table`).
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -35,9 +35,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from millstream.errors import CorruptionError, UnavailableError
-from millstream.pipelines.schema import ARROW_SCHEMA
-from millstream.pipelines.sinks.change_rows import table_of
-from millstream.pipelines.sinks.repairing import OP_PUT, PartitionState, Row, StoredVersion
+from millstream.pipelines.sinks.keyed_table import (
+    TABLE_SCHEMA,
+    VERSION_COLUMNS,
+    Held,
+    KeyedTable,
+    held_from,
+    loaded_table,
+)
+from millstream.pipelines.sinks.repairing import OP_PUT, PartitionState
 from millstream.runtime.files import sync_directory, write_atomically
 
 if TYPE_CHECKING:
@@ -47,10 +53,6 @@ __all__ = ["ParquetTarget"]
 
 CURRENT: Final = "_current"
 _VERSION: Final = 1
-_LOAD: Final = pa.field("load", pa.int64())
-TABLE_SCHEMA: Final = ARROW_SCHEMA.append(_LOAD)
-_VERSIONS: Final = ["key", "op", "branch", "seqno", "load"]
-_Held = dict[str, StoredVersion]
 
 
 class _Part(msgspec.Struct, omit_defaults=True):
@@ -72,7 +74,7 @@ class _Current(msgspec.Struct):
 _DECODER: Final = msgspec.json.Decoder(_Current)
 
 
-class ParquetTarget:
+class ParquetTarget(KeyedTable):
     """A `repairing.KeyedTarget` in a directory, which is made if it is not there.
 
     Raises:
@@ -83,10 +85,7 @@ class ParquetTarget:
         self._path = Path(path)
         self._path.mkdir(parents=True, exist_ok=True)
         self._read_text, self._current = self._load()
-        self._states: dict[int, PartitionState] = {}
-        self._held: dict[int, _Held] = {}
-        self._changed: dict[int, dict[str, tuple[Row, int]]] = {}
-        self._gone: dict[int, set[str]] = {}
+        super().__init__()
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -113,55 +112,7 @@ class ParquetTarget:
     def begin(self, partitions: Collection[int], partition_count: int) -> None:
         """Begin a batch from what is there."""
         self._read_text, self._current = self._load()
-        self._states = {p: part.state for p, part in self._current.parts.items()}
-        self._held, self._changed, self._gone = {}, {}, {}
-
-    def state(self, partition: int) -> PartitionState | None:
-        """Return what was set last."""
-        return self._states.get(partition)
-
-    def set_state(self, partition: int, state: PartitionState) -> None:
-        """Remember the state."""
-        self._states[partition] = state
-
-    def versions(self, partition: int, keys: Collection[str]) -> Mapping[str, StoredVersion]:
-        """Return the versions of keys, tombstones included."""
-        held = self._versions(partition)
-        return {key: held[key] for key in keys if key in held}
-
-    def keys_above(self, partition: int, branch: int, seqno: int) -> Collection[str]:
-        """Return the keys of versions of a lower branch and a higher seqno."""
-        held = self._versions(partition)
-        return [k for k, found in held.items() if found.branch < branch and found.seqno > seqno]
-
-    def put(self, partition: int, rows: Sequence[Row], load: int) -> None:
-        """Replace what there is of these keys; what is there already costs nothing."""
-        held, changed = self._versions(partition), self._changed.setdefault(partition, {})
-        for row in rows:
-            version = StoredVersion(
-                partition, row.branch, row.seqno, row.key, row.is_deleted, load
-            )
-            if held.get(row.key) != version:
-                held[row.key] = version
-                changed[row.key] = row, load
-
-    def sweep(self, partition: int, load: int) -> None:
-        """Remove what carries a lower load."""
-        held = self._versions(partition)
-        self._remove(partition, [key for key, found in held.items() if found.load < load])
-
-    def retain(self, partition: int, keys: AbstractSet[str]) -> None:
-        """Remove all keys but these."""
-        self._remove(partition, [key for key in self._versions(partition) if key not in keys])
-
-    def drop_tombstones(self, partition: int, seqno: int) -> int:
-        """Forget tombstones at or below `seqno`, with whatever else the batch writes."""
-        if not self._changed.get(partition):
-            return 0
-        held = self._versions(partition)
-        dropped = [v for v in held.values() if v.is_deleted and v.seqno <= seqno]
-        self._remove(partition, [version.key for version in dropped])
-        return max((version.seqno for version in dropped), default=0)
+        self.restart({p: part.state for p, part in self._current.parts.items()})
 
     def commit(self, batch_id: int) -> None:
         """Write the files that changed, then `_current`.
@@ -169,7 +120,7 @@ class ParquetTarget:
         Raises:
             UnavailableError: `target_changed`: another query writes this table.
         """
-        parts = {p: _Part(self._file_after(p), state) for p, state in sorted(self._states.items())}
+        parts = {p: _Part(self._file_after(p), state) for p, state in sorted(self.states.items())}
         if parts == self._current.parts:
             return
         sync_directory(self._path)
@@ -205,19 +156,10 @@ class ParquetTarget:
             code="damaged",
         )
 
-    def _versions(self, partition: int) -> _Held:
-        """The versions of a partition as the batch has made them so far."""
-        if partition not in self._held:
-            file = self._file_of(partition)
-            self._held[partition] = _versions_in(self._path / file, partition) if file else {}
-        return self._held[partition]
-
-    def _remove(self, partition: int, keys: Sequence[str]) -> None:
-        held, changed = self._versions(partition), self._changed.setdefault(partition, {})
-        for key in keys:
-            del held[key]
-            changed.pop(key, None)
-        self._gone.setdefault(partition, set()).update(keys)
+    def stored_versions(self, partition: int) -> Held:
+        """Return what the files have."""
+        file = self._file_of(partition)
+        return _versions_in(self._path / file, partition) if file else {}
 
     def _file_of(self, partition: int) -> str:
         part = self._current.parts.get(partition)
@@ -226,12 +168,10 @@ class ParquetTarget:
     def _file_after(self, partition: int) -> str:
         """Write the file of a partition if it changed; return its name."""
         name = self._file_of(partition)
-        changed, gone = self._changed.get(partition, {}), self._gone.get(partition, set())
+        changed, gone = self.changed.get(partition, {}), self.gone.get(partition, set())
         if not changed and not gone:
             return name
-        found = table_of([row for row, _ in changed.values()])
-        loads = pa.array([load for _, load in changed.values()], _LOAD.type)
-        found = found.append_column(_LOAD, loads)
+        found = loaded_table(changed.values())
         if name:
             kept = _read(self._path / name)
             replaced = pa.array([*changed, *gone], pa.string())
@@ -255,12 +195,8 @@ def _files(current: _Current) -> set[str]:
     return {part.file for part in current.parts.values() if part.file}
 
 
-def _versions_in(file: Path, partition: int) -> _Held:
-    columns = pq.read_table(file, columns=_VERSIONS).to_pydict()
-    return {
-        key: StoredVersion(partition, branch, seqno, key, op != OP_PUT, load)
-        for key, op, branch, seqno, load in zip(*columns.values(), strict=True)
-    }
+def _versions_in(file: Path, partition: int) -> Held:
+    return held_from(pq.read_table(file, columns=VERSION_COLUMNS), partition)
 
 
 def _read(file: Path) -> pa.Table:

@@ -26,8 +26,7 @@ Invariants:
 
 Elsewhere: which rollback rows there are (`pipelines.planner`, `pipelines.ranges`), the source's
 side (`sinks.origin`), stores (`sinks.bucket_target`, `sinks.parquet_target`,
-`sinks.callback_target`; one for Delta tables is open to whoever needs it), Spark's side
-(`sinks.applying`).
+`sinks.delta_target`, `sinks.callback_target`), Spark's side (`sinks.applying`).
 """
 
 from __future__ import annotations

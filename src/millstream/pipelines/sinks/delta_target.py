@@ -1,0 +1,192 @@
+"""A Delta table, by the package `deltalake` (extra `delta`), which needs no Java.
+
+    target = DeltaTarget("/data/flights")        # or a URL that deltalake knows, with its options
+    target.table()                               # live rows, as a pyarrow table
+
+The table has the columns of the source and `load`, partitioned by `partition`. Who reads it takes
+the rows with `op = 'put'`: deletions are kept as rows of their own, and a row with op `state`
+holds what is known of its partition (`rev` the load, `seqno` the bound, `flags` 1 while loading).
+
+Invariants:
+1. A batch is one version of the table, states included; one that changes nothing makes none.
+2. One query writes a table. What another writer commits meanwhile to the same rows fails the
+   batch.
+3. Old files are left to `vacuum`, small ones to `optimize`, which are the owner's to run.
+
+Cost: O(rows of the partitions that a batch changes) to read, the files with changed rows to write.
+
+Elsewhere: which rows (`sinks.repairing`), what a batch changes (`sinks.keyed_table`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from millstream.errors import UnavailableError, UsageError
+from millstream.pipelines.sinks.keyed_table import (
+    TABLE_SCHEMA,
+    VERSION_COLUMNS,
+    Held,
+    KeyedTable,
+    held_from,
+    loaded_table,
+)
+from millstream.pipelines.sinks.repairing import OP_PUT, PartitionState, Row
+
+__all__ = ["DeltaTarget"]
+
+OP_STATE: Final = "state"
+OP_GONE: Final = "gone"
+"""Only in what is merged: a row that is to be removed."""
+
+
+class DeltaTarget(KeyedTable):
+    """A `repairing.KeyedTarget` in a Delta table, which is made if it is not there.
+
+    Args:
+        path: directory or URL.
+        storage_options: for `deltalake`, such as credentials.
+
+    Raises:
+        UsageError: `missing_package`; `bad_schema`: there is a table with other columns.
+        UnavailableError: `table_unreachable`.
+    """
+
+    def __init__(self, path: str | Path, storage_options: Mapping[str, str] | None = None) -> None:
+        super().__init__()
+        self._lake = _deltalake()
+        self._failures = (self._lake.exceptions.DeltaError, OSError)
+        self._path = str(path)
+        self._options = dict(storage_options or {})
+        self._began: dict[int, PartitionState] = {}
+        self._table = self._opened()
+
+    def table(self) -> pa.Table:
+        """Return the live rows as they are now."""
+        self._refresh()
+        return self._read(f"op = '{OP_PUT}'", TABLE_SCHEMA.names)
+
+    # -- writing: see `KeyedTarget` ----------------------------------------------------------
+
+    def begin(self, partitions: Collection[int], partition_count: int) -> None:
+        """Begin a batch from what is there."""
+        self._refresh()
+        found = self._read(f"op = '{OP_STATE}'", ["partition", "rev", "seqno", "flags"])
+        self._began = {
+            row["partition"]: PartitionState(row["rev"], row["seqno"], bool(row["flags"]))
+            for row in found.to_pylist()
+        }
+        self.restart(self._began)
+
+    def stored_versions(self, partition: int) -> Held:
+        """Return what the table has."""
+        only = f"partition = {partition} AND op <> '{OP_STATE}'"
+        return held_from(self._read(only, VERSION_COLUMNS), partition)
+
+    def commit(self, batch_id: int) -> None:
+        """Merge what changed, as one version.
+
+        Raises:
+            UnavailableError: `target_changed`: another writer came first; `table_unreachable`.
+        """
+        rows = [*self._rows_to_merge()]
+        if not rows:
+            return
+        partitions = sorted({row.partition for row, _ in rows})
+        merger = self._table.merge(
+            loaded_table(rows),
+            f"t.partition IN ({', '.join(map(str, partitions))}) "
+            "AND t.partition = s.partition AND t.key = s.key",
+            source_alias="s",
+            target_alias="t",
+            commit_properties=self._lake.CommitProperties(
+                custom_metadata={"millstream_batch": str(batch_id)}
+            ),
+        )
+        try:
+            (
+                merger.when_matched_delete(predicate=f"s.op = '{OP_GONE}'")
+                .when_matched_update_all(predicate=f"s.op <> '{OP_GONE}'")
+                .when_not_matched_insert_all(predicate=f"s.op <> '{OP_GONE}'")
+                .execute()
+            )
+        except self._lake.exceptions.CommitFailedError as error:
+            raise UnavailableError(
+                f"{self._path}: another writer has changed this table meanwhile ({error}); the "
+                "batch can be run again, but let one query write it",
+                code="target_changed",
+            ) from error
+        except self._failures as error:
+            raise self._unreachable(error) from error
+
+    # -- private -----------------------------------------------------------------------------
+
+    def _rows_to_merge(self) -> list[tuple[Row, int]]:
+        rows = [pair for changed in self.changed.values() for pair in changed.values()]
+        for partition, keys in self.gone.items():
+            rows.extend((Row(OP_GONE, partition, 0, 0, key), 0) for key in sorted(keys))
+        for p, state in self.states.items():
+            if state != self._began.get(p):
+                load, bound, loading = state
+                rows.append((Row(OP_STATE, p, 0, bound, rev=load, flags=int(loading)), load))
+        return rows
+
+    def _opened(self) -> Any:
+        try:
+            if not self._lake.DeltaTable.is_deltatable(self._path, self._options):
+                return self._lake.DeltaTable.create(
+                    self._path,
+                    pa.schema([field.with_nullable(True) for field in TABLE_SCHEMA]),
+                    mode="ignore",
+                    partition_by=["partition"],
+                    storage_options=self._options,
+                )
+            table = self._lake.DeltaTable(self._path, storage_options=self._options)
+        except self._failures as error:
+            raise self._unreachable(error) from error
+        columns = [field.name for field in table.schema().fields]
+        if columns != TABLE_SCHEMA.names:
+            raise UsageError(
+                f"{self._path} has the columns {', '.join(columns)}, a table of changes has "
+                f"{', '.join(TABLE_SCHEMA.names)}: give another path",
+                code="bad_schema",
+            )
+        return table
+
+    def _refresh(self) -> None:
+        try:
+            self._table.update_incremental()
+        except self._failures as error:
+            raise self._unreachable(error) from error
+
+    def _read(self, only: str, columns: list[str]) -> pa.Table:
+        wanted = pa.schema([TABLE_SCHEMA.field(name) for name in columns])
+        named = ", ".join(f'"{name}"' for name in columns)
+        query = self._lake.QueryBuilder().register("t", self._table)
+        try:
+            found = pa.table(query.execute(f"SELECT {named} FROM t WHERE {only}").read_all())
+        except self._failures as error:
+            raise self._unreachable(error) from error
+        return found.cast(wanted)
+
+    def _unreachable(self, error: Exception) -> UnavailableError:
+        return UnavailableError(
+            f"the Delta table {self._path} cannot be read or written: {error}",
+            code="table_unreachable",
+        )
+
+
+def _deltalake() -> Any:
+    """Return the package, which is loaded when a target is made."""
+    try:
+        return import_module("deltalake")
+    except ImportError as error:
+        raise UsageError(
+            "a Delta table needs the package deltalake: pip install 'millstream[delta]'",
+            code="missing_package",
+        ) from error
