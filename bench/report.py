@@ -59,6 +59,8 @@ How it is measured:
 - **Spark**: a batch read of a whole bucket through `format("millstream")` into Spark's `noop`
   sink, all columns, node and Spark on the same processors. The first read (Python workers and the
   JVM start) is shown apart; then one warm-up, and the best of three.
+- **Views on Spark**: from a design document to the first commit of its index, as `pipeline run
+  views --once` does it; then single documents are written and asked for while Spark keeps it.
 - **Engine**: parts of the engine alone in a process of their own, beside the least that the same
   bytes cost any program; opening a directory that a kill or a clean stop left; and single writes
   that are answered once they are on disk, in turns with Debian's Redis with `appendfsync always`.
@@ -120,6 +122,8 @@ def _page(results: Figures, judged: Sequence[Verdict]) -> Iterator[str]:
         yield from _streams(results["streams"])
     if "spark" in results:
         yield from _spark(results["spark"])
+    if "spark_views" in results:
+        yield from _spark_views(results["spark_views"])
     if "engine" in results:
         yield from _engine(results["engine"])
     if "views" in results:
@@ -251,6 +255,20 @@ def _spark(spark: Figures) -> Iterator[str]:
     yield "| --- | --- |"
     yield f"| first, everything cold | {spark['first_rows_per_s']:,.0f} |"
     yield f"| warm, best of three | {spark['best_rows_per_s']:,.0f} |"
+    yield ""
+
+
+def _spark_views(views: Figures) -> Iterator[str]:
+    yield f"A view of {views['documents']:,} documents (the flights as they end), kept by Spark:"
+    yield ""
+    yield "| what | |"
+    yield "| --- | --- |"
+    yield f"| first build, everything cold | {views['first_documents_per_s']:,.0f} documents/s |"
+    yield f"| warm, best of three | {views['best_documents_per_s']:,.0f} documents/s |"
+    yield (
+        "| a write, until a query that waits for it has answered | "
+        f"p50 {views['visible_s_p50']:.2f} s, p90 {views['visible_s_p90']:.2f} s |"
+    )
     yield ""
 
 

@@ -10,7 +10,8 @@ How it measures:
 3. Spark and the node share the processors.
 
 Elsewhere: the change stream (streams.py), the engine (engine.py), views (views.py), what is
-printed (report.py), the servers (servers.py), the Spark job (spark_rows.py).
+printed (report.py), the servers (servers.py), the Spark jobs (spark_rows.py,
+spark_views.py).
 """
 
 import argparse
@@ -57,8 +58,10 @@ KV_LOADS = {  # name: (operation, connections, requests per batch)
 RATIO_FLOORS = {"python": {"get": 0.6, "set": 0.45}, "compiled": {"get": 0.65, "set": 0.5}}
 """Of memcached, by how the hot functions run."""
 SPARK_ROWS_PER_S_MIN = 200_000
+SPARK_BUILD_PER_S_MIN = 60_000
+SPARK_VISIBLE_S_MAX = 1.0
 STREAM_ROUNDS = 3
-CASES = ("kv", "streams", "spark", "engine", "views")
+CASES = ("kv", "streams", "spark", "spark_views", "engine", "views")
 
 
 def yardstick_s() -> float:
@@ -174,6 +177,20 @@ def measure_spark(directory: Path, rows: int) -> Figures:
     return figures
 
 
+def measure_spark_views(directory: Path) -> Figures:
+    """Have Spark build and keep a view, node and Spark sharing all processors."""
+    say("Spark builds and keeps a view of the flights")
+    with Node(directory, "--bucket", f"default:{PARTITIONS}", pinned=False) as node:
+        done = subprocess.run(
+            [sys.executable, str(HERE / "spark_views.py"), "--port", str(node.kv_port)],
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        figures: Figures = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
 def verdicts(results: Figures) -> list[Verdict]:
     """Return what was measured beside every floor."""
     found: list[Verdict] = []
@@ -186,6 +203,13 @@ def verdicts(results: Figures) -> list[Verdict]:
     if "spark" in results:
         figure = results["spark"]["best_rows_per_s"]
         found.append(Verdict("rows/s into Spark", figure, SPARK_ROWS_PER_S_MIN))
+    if "spark_views" in results:
+        figures = results["spark_views"]
+        built, seen_s = figures["best_documents_per_s"], figures["visible_s_p50"]
+        found.append(Verdict("documents/s into a view on Spark", built, SPARK_BUILD_PER_S_MIN))
+        found.append(
+            Verdict("seconds until seen in a view on Spark", seen_s, SPARK_VISIBLE_S_MAX, True)
+        )
     found += engine.verdicts(results["engine"]) if "engine" in results else []
     return found + (views.verdicts(results["views"]) if "views" in results else [])
 
@@ -234,6 +258,7 @@ def main() -> int:
             at, options.items, STREAM_ROUNDS, options.rows or list(streams.ROWS)
         ),
         "spark": lambda at: measure_spark(at, options.items),
+        "spark_views": measure_spark_views,
         "engine": lambda at: engine.measure_engine(
             at, options.items, options.rounds, options.seconds
         ),

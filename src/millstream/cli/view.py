@@ -2,17 +2,15 @@
 
 Invariants:
 1. Options are named as the parameters of the HTTP query; keys are written as JSON.
-2. The node answers. Only where it has no such design document, or no HTTP, the rows that a Spark
-   pipeline keeps do, and that is said on stderr.
+2. The node answers, whoever keeps the index.
 
-Elsewhere: the rules of queries (`views.core.query`), asking the node (`cli.view_asking`), the rows
-of pipelines (`pipelines.view_reading`), how answers look (`cli.view_output`).
+Elsewhere: the rules of queries (`views.core.query`), asking the node (`cli.view_asking`), how
+answers look (`cli.view_output`).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from typing import Annotated, Any
 
 import msgspec
@@ -32,19 +30,11 @@ from millstream.cli.connect import (
 from millstream.cli.view_asking import ask_node
 from millstream.cli.view_output import plot as plot_rows
 from millstream.cli.view_output import print_csv, print_table
-from millstream.errors import ConditionError, UsageError
+from millstream.errors import UsageError
 from millstream.pipelines.bucket_changes import Endpoint
-from millstream.pipelines.view_reading import read_view
-from millstream.pipelines.view_setup import load_modules
 from millstream.views.core.query import parse_query
 
 __all__ = ["command"]
-
-_NODE_ONLY = (
-    "include_docs", "conflicts", "update", "stale", "stable", "sorted", "update_seq", "at",
-    "timeout",
-)  # fmt: skip
-"""Parameters that the rows of a pipeline have no answer to."""
 
 
 def _key_option(name: str, help_text: str) -> Any:
@@ -109,10 +99,6 @@ PlotOption = Annotated[
         help="Draw bars: into a picture file, or - for the terminal.",
     ),
 ]
-ModuleOption = Annotated[
-    list[str] | None,
-    typer.Option("--python-module", metavar="MODULE", help="Registers Python reduce functions."),
-]
 
 
 def command(
@@ -143,7 +129,6 @@ def command(
     json: JsonOption = False,
     as_csv: CsvOption = False,
     plot: PlotOption = None,
-    python_module: ModuleOption = None,
     address: ConnectOption = CONNECT_DEFAULT,
     user: UserOption = None,
     password_file: PasswordFileOption = None,
@@ -175,10 +160,7 @@ def command(
     parse_query(options)
     who = who_of(user, password_file)
     endpoint = Endpoint(address, who.user, who.password, tls_of(tls_ca))
-    pieces: Iterable[bytes] | None = ask_node(endpoint, bucket, ddoc, name, options)
-    if pieces is None:
-        load_modules(tuple(python_module or ()))
-        pieces = (_from_pipeline(endpoint, bucket, ddoc, name, options),)
+    pieces = ask_node(endpoint, bucket, ddoc, name, options)
     if json:
         for piece in pieces:
             sys.stdout.buffer.write(piece)
@@ -201,31 +183,3 @@ def _decoded(name: str, text: str) -> Any:
             f"--{name} {text}: not JSON ({error}); write strings with quotes: '\"text\"'",
             code="bad_arguments",
         ) from error
-
-
-def _from_pipeline(
-    endpoint: Endpoint, bucket: str, ddoc: str, name: str, options: dict[str, Any]
-) -> bytes:
-    """Answer from the rows that a pipeline keeps."""
-    try:
-        rows = read_view(endpoint, bucket, ddoc, name)
-    except ConditionError as error:
-        if error.code != "missing":
-            raise
-        raise ConditionError(
-            f"bucket {bucket!r} has no design document {ddoc!r}: put it with `millstream put "
-            f"{bucket} _design/{ddoc} FILE`; nor are there rows of it that a pipeline keeps",
-            code="missing",
-        ) from error
-    wrong = [f"--{name.replace('_', '-')}" for name in _NODE_ONLY if name in options]
-    if wrong:
-        raise UsageError(
-            f"{', '.join(wrong)}: the rows that a pipeline keeps have no answer to that; put the "
-            f"design document: `millstream put {bucket} _design/{ddoc} FILE`",
-            code="bad_arguments",
-        )
-    print(
-        f"bucket {bucket} has no design document {ddoc}: these are the rows that a pipeline keeps",
-        file=sys.stderr,
-    )
-    return msgspec.json.encode(rows.answer(parse_query(options))) + b"\n"

@@ -22,7 +22,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from millstream.client.databases import Database
 from millstream.client.http import HttpClient, http_of
-from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
+from millstream.errors import ConditionError, MillstreamError, UsageError
 from millstream.pipelines.bucket_changes import Endpoint
 from millstream.views.core.query import QUERY_TIMEOUT_MS_MAX
 
@@ -37,25 +37,21 @@ _ABSENT: Final = (": missing", ": deleted")
 
 def ask_node(
     endpoint: Endpoint, bucket: str, ddoc: str, view: str, options: dict[str, Any]
-) -> Iterator[bytes] | None:
-    """Return the answer in pieces; None if the node has no such design document, or no views.
+) -> Iterator[bytes]:
+    """Return the answer in pieces.
 
     Without `timeout` among the options an index may take as long as a node lets it.
 
     Raises:
+        ConditionError: `missing`: there is no such design document.
         UsageError: `missing_named_view`.
         MillstreamError: what else the node answers.
     """
-    try:
-        with endpoint.client(bucket) as client:
-            http = http_of(
-                client, user=endpoint.user, password=endpoint.password, tls=endpoint.tls,
-                timeout_s=ANSWER_S,
-            )  # fmt: skip
-    except UnavailableError as error:
-        if error.code == "no_http":
-            return None
-        raise
+    with endpoint.client(bucket) as client:
+        http = http_of(
+            client, user=endpoint.user, password=endpoint.password, tls=endpoint.tls,
+            timeout_s=ANSWER_S,
+        )  # fmt: skip
     path = f"{Database(http, bucket).design_path(ddoc)}/_view/{quote(view, safe='')}"
     asked = {"timeout": QUERY_TIMEOUT_MS_MAX} | options
     wait_s = ANSWER_S + int(asked["timeout"]) / 1000
@@ -63,10 +59,13 @@ def ask_node(
     try:
         with _Bar(http, bucket, ddoc):
             first = next(pieces, b"")
-    except (ConditionError, UnavailableError) as error:
-        is_absent = error.code == "not_found" and str(error).endswith(_ABSENT)
-        if is_absent or error.code == "no_index_role":
-            return None
+    except ConditionError as error:
+        if error.code == "not_found" and str(error).endswith(_ABSENT):
+            raise ConditionError(
+                f"bucket {bucket!r} has no design document {ddoc!r}: put it with `millstream put "
+                f"{bucket} _design/{ddoc} FILE`",
+                code="missing",
+            ) from error
         if str(error).endswith(": missing_named_view"):
             raise UsageError(
                 f"design document {ddoc!r} has no view {view!r}", code="missing_named_view"

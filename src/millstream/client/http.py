@@ -85,7 +85,7 @@ class HttpClient:
         self,
         method: str,
         path: str,
-        body: bytes | None = None,
+        body: bytes | Iterator[bytes] | None = None,
         *,
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
@@ -95,7 +95,7 @@ class HttpClient:
         Args:
             method: of HTTP.
             path: percent-encoded, with the leading slash.
-            body: JSON text; None sends nothing.
+            body: JSON text, or pieces that are sent as they come; None sends nothing.
             headers: further ones.
             timeout_s: longest wait, if it is another than that of all requests.
 

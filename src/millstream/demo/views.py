@@ -23,6 +23,7 @@ DESIGNS: Final[dict[str, dict[str, Any]]] = {
     "flights": {
         "_id": "_design/flights",
         "language": "javascript",
+        "engine": "spark",
         "views": {
             "delay_by_carrier": {
                 "map": "function (doc) {\n"
@@ -39,6 +40,7 @@ DESIGNS: Final[dict[str, dict[str, Any]]] = {
     "routes": {
         "_id": "_design/routes",
         "language": "python",
+        "engine": "spark",
         "views": {
             "delay_by_route": {"map": "registered:demo.delay_by_route", "reduce": "_stats"},
         },

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from millstream.pipelines.sinks.delta_target import DeltaTarget
     from millstream.pipelines.sinks.parquet_target import ParquetTarget
     from millstream.pipelines.source import MillstreamDataSource, register
-    from millstream.pipelines.view_frame import view_rows
 
 __all__ = [
     "BucketTarget",
@@ -30,7 +29,6 @@ __all__ = [
     "find_java_home",
     "local_session",
     "register",
-    "view_rows",
 ]
 
 _HOMES = {
@@ -43,7 +41,6 @@ _HOMES = {
     "find_java_home": "millstream.pipelines.java",
     "local_session": "millstream.pipelines.session",
     "register": "millstream.pipelines.source",
-    "view_rows": "millstream.pipelines.view_frame",
 }
 
 

@@ -5,7 +5,7 @@ Invariants:
 2. Positions are kept between reads; where a history is not the one that was read, all there is is
    read again, and said to be so.
 
-Elsewhere: the stream itself (`client.bulk`), who uses it (`view_store`, `view_reading`).
+Elsewhere: the stream itself (`client.bulk`), who uses it (`index.setup`).
 """
 
 from __future__ import annotations

@@ -91,7 +91,6 @@ def endpoint(node: EmbeddedNode) -> Endpoint:
 
 def test_the_answer_comes_in_pieces(endpoint: Endpoint, indexes: FakeIndexes) -> None:
     pieces = ask_node(endpoint, "a/b", "d", "by day", {"key": [1], "descending": True})
-    assert pieces is not None
     assert len(b"".join(pieces)) == 100_011
     assert indexes.asked == [
         {
@@ -99,20 +98,24 @@ def test_the_answer_comes_in_pieces(endpoint: Endpoint, indexes: FakeIndexes) ->
             "descending": True,
         }
     ]  # fmt: skip
-    assert ask_node(endpoint, "a/b", "d", "v", {"timeout": 5}) is not None
+    ask_node(endpoint, "a/b", "d", "v", {"timeout": 5})
     assert indexes.asked[-1]["timeout"] == 5
 
 
 def test_without_a_design_document_or_views_nothing_is_answered(
     endpoint: Endpoint, indexes: FakeIndexes, tmp_path: Path
 ) -> None:
-    for refusal in (
-        ConditionError("missing", code="missing"), UnavailableError("no", code="no_index_role"),
-    ):  # fmt: skip
-        indexes.refusal = refusal
-        assert ask_node(endpoint, "a/b", "d", "v", {}) is None
+    indexes.refusal = ConditionError("missing", code="missing")
+    with pytest.raises(ConditionError, match="millstream put a/b _design/d FILE"):
+        ask_node(endpoint, "a/b", "d", "v", {})
+    indexes.refusal = UnavailableError("no", code="no_index_role")
+    with pytest.raises(UnavailableError) as caught:
+        ask_node(endpoint, "a/b", "d", "v", {})
+    assert caught.value.code == "no_index_role"
     with EmbeddedNode(tmp_path, http=None) as other:
-        assert ask_node(Endpoint(str(other.kv)), "default", "d", "v", {}) is None
+        with pytest.raises(UnavailableError) as caught:
+            ask_node(Endpoint(str(other.kv)), "default", "d", "v", {})
+        assert caught.value.code == "no_http"
 
 
 @pytest.mark.parametrize(
@@ -150,10 +153,10 @@ def test_a_bar_on_terminals_while_the_index_is_built(
 
     monkeypatch.setattr(view_asking.Progress, "update", update)
     indexes.goes_on.clear()
-    assert ask_node(endpoint, "a/b", "d", "v", {}) is not None
+    ask_node(endpoint, "a/b", "d", "v", {})
     assert updates[0] == {"description": "building the index", "completed": 42.0, "total": 100}
 
 
 def test_no_bar_elsewhere(endpoint: Endpoint, indexes: FakeIndexes) -> None:
-    assert ask_node(endpoint, "a/b", "d", "v", {}) is not None
+    ask_node(endpoint, "a/b", "d", "v", {})
     assert not indexes.looked.is_set()

@@ -165,6 +165,10 @@ class FirstRows:
         before = {tree: self._failed[partition, tree] - len(each) for tree, each in kept.items()}
         return [failure for each in kept.values() for failure in each], before
 
+    def portions(self) -> list[Iterator[list[Row]]]:
+        """Return the rows of the back-index and of each tree in order, some at a time."""
+        return [sorter.portions() for sorter in (self._back, *self._trees)]
+
     def sorted_rows(
         self, left_out: Collection[int], check: Callable[[], None]
     ) -> tuple[Iterable[Row], list[Iterable[Row]]]:

@@ -1,0 +1,172 @@
+"""What a pipeline for an index needs before it starts: the design document, where its index is.
+
+Invariants:
+1. A design document that does not compile, names an unknown Python function or is kept by the node
+   is refused here, in less than a second, and not by a failing task.
+
+Elsewhere: the cycle (`writer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from millstream.client.databases import DESIGN, Database
+from millstream.client.http import HttpClient, http_of
+from millstream.client.kv import Client
+from millstream.errors import ConditionError, UsageError
+from millstream.pipelines.bucket_changes import Endpoint, scan
+from millstream.pipelines.control import open_client
+from millstream.pipelines.index.mapping import MapSpec
+from millstream.pipelines.index.shard import ANSWER_S, IndexAddress, IndexShard, IndexState
+from millstream.pipelines.options import SourceOptions
+from millstream.views.aio.mapping import open_mapper
+from millstream.views.aio.modules import load_modules as modules_of
+from millstream.views.core.design import DesignDocument, design_name, parse_design
+
+__all__ = ["files_of_modules", "find_specs", "index_state_of", "put_design"]
+
+_FILE_BYTES_MAX: Final = 16 * 1024 * 1024
+
+
+def files_of_modules(modules: Sequence[str]) -> list[Path]:
+    """Import the modules that register Python functions; return the files Spark must ship.
+
+    A module that lies in the working directory is not installed: executors get its file.
+
+    Raises:
+        UsageError: `bad_module`.
+    """
+    paths = [Path(module.__file__ or "") for module in modules_of(modules)]
+    return [path for path in paths if path.parent == Path.cwd() and path.suffix == ".py"]
+
+
+def find_specs(
+    source: SourceOptions, designs: Sequence[str] = (), modules: Sequence[str] = ()
+) -> list[MapSpec]:
+    """Return what is to be known of the indexes that a pipeline is to keep.
+
+    Args:
+        source: how the bucket is read.
+        designs: names, or JSON files that are put into the bucket first; none: all those in the
+            bucket that say `"engine": "spark"`.
+        modules: that register Python functions.
+
+    Raises:
+        ConditionError: `missing`; `not_spark_engine`.
+        UsageError: `invalid_design_doc`, `compilation_error`, `unknown_function`, `bad_file`.
+        UnavailableError: the node does not answer; `no_http`.
+    """
+    with open_client(source) as client:
+        http = _http(client, source)
+        names = [put_design(http, source.bucket, name) for name in designs]
+        return [
+            _spec(client, http, source, name, tuple(modules))
+            for name in names or _spark_designs(client, source)
+        ]
+
+
+def put_design(http: HttpClient, bucket: str, design: str) -> str:
+    """Return the name of a design document; one given as a file is put as one for Spark.
+
+    Raises:
+        UsageError: `bad_file`, `invalid_design_doc`, `compilation_error`.
+    """
+    path = Path(design)
+    if not design.endswith(".json") and not path.is_file():
+        return design_name(design)
+    try:
+        content: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        message = f"{design}: no design document can be read: {error}"
+        raise UsageError(message, code="bad_file") from error
+    content["engine"] = "spark"
+    parsed = parse_design(content, "" if "_id" in content else path.stem)
+    open_mapper(parsed).close()
+    database = Database(http, bucket)
+    try:
+        there = parse_design(database.get(DESIGN + parsed.name), parsed.name)
+    except (ConditionError, UsageError):
+        there = None
+    if there != parsed:
+        database.put(DESIGN + parsed.name, content)
+    return parsed.name
+
+
+def index_state_of(source: SourceOptions, design: str) -> IndexState:
+    """Return where an index stands."""
+    with open_client(source) as client:
+        return IndexShard(_address(_http(client, source), source, design)).state()
+
+
+def _http(client: Client, source: SourceOptions) -> HttpClient:
+    return http_of(
+        client, user=source.user, password=source.password or "", tls=source.tls(),
+        timeout_s=ANSWER_S,
+    )  # fmt: skip
+
+
+def _address(http: HttpClient, source: SourceOptions, design: str) -> IndexAddress:
+    host, _, port = http.address.rpartition(":")
+    return IndexAddress(
+        host=host.strip("[]"), port=int(port), bucket=source.bucket, design=design,
+        user=source.user, password=source.password, tls_authority=source.tls_authority,
+    )  # fmt: skip
+
+
+def _spec(
+    client: Client, http: HttpClient, source: SourceOptions, name: str, modules: tuple[str, ...]
+) -> MapSpec:
+    try:
+        content = Database(http, source.bucket).get(DESIGN + name)
+    except ConditionError as error:
+        raise ConditionError(
+            f"bucket {source.bucket!r} has no design document {name!r}: put it with `millstream "
+            f"put {source.bucket} _design/{name} FILE`, or give its file with --ddoc",
+            code="missing",
+        ) from error
+    design = _checked(parse_design(content, name))
+    return MapSpec(
+        source=source,
+        address=_address(http, source, name),
+        bucket_uuid=client.cluster_map.bucket_uuid,
+        design=msgspec.json.encode(design.as_json()),
+        signature=design.signature,
+        fence=0,
+        is_first=False,
+        modules=modules,
+    )
+
+
+def _checked(design: DesignDocument) -> DesignDocument:
+    if design.engine != "spark":
+        raise ConditionError(
+            f"design document {design.name!r} is kept by the node itself: write "
+            '"engine": "spark" into it for a pipeline to keep it',
+            code="not_spark_engine",
+        )
+    if not design.views:
+        raise UsageError(f"design document {design.name!r} has no views", code="no_views")
+    open_mapper(design).close()
+    return design
+
+
+def _spark_designs(client: Client, source: SourceOptions) -> list[str]:
+    endpoint = Endpoint(source.hosts, source.user, source.password or "", source.tls())
+    found = scan(endpoint, client, prefix=DESIGN.encode())
+    names = sorted(
+        key.decode().removeprefix(DESIGN)
+        for key, value in found.items()
+        if msgspec.json.decode(value, type=dict[str, Any]).get("engine") == "spark"
+    )
+    if not names:
+        raise ConditionError(
+            f'no design document of bucket {source.bucket!r} says "engine": "spark": name one, '
+            "or give a file, with --ddoc",
+            code="missing",
+        )
+    return names

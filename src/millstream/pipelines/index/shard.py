@@ -1,0 +1,144 @@
+"""One index of a node, as a writer outside the node reaches it: over HTTP.
+
+Invariants:
+1. A file is sent as it is made: what is in memory of it is bounded by one piece.
+
+Elsewhere: the pages (docs/reference/http.md), what they do (`views.aio.outside_writer`).
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+
+from millstream.client.http import HttpClient
+from millstream.model.position import Position, position_from_json
+from millstream.views.core.staged import END
+
+__all__ = ["COMMIT_S", "IndexAddress", "IndexShard", "IndexState"]
+
+COMMIT_S: Final = 3600.0
+"""How long a commit may take: a first build of any size is one."""
+ANSWER_S: Final = 60.0
+PIECE_BYTES: Final = 256 * 1024
+
+
+class IndexState(msgspec.Struct, frozen=True):
+    """Where an index stands; after a commit also what became of its parts."""
+
+    signature: str
+    engine: str
+    writer: str
+    fence: int
+    commit: int
+    committed_ms: int
+    is_empty: bool
+    trees: int
+    rows: list[int]
+    states: dict[int, str]
+    positions: dict[int, list[str | int]]
+    published: list[int] = []
+    left_out: dict[int, str] = {}
+
+    @property
+    def where(self) -> dict[int, Position]:
+        """The position of each partition that is active or passive."""
+        return {p: position_from_json(form) for p, form in self.positions.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IndexAddress:
+    """Where an index is and who asks; travels to executors, password included."""
+
+    host: str
+    port: int
+    bucket: str
+    design: str
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    tls_authority: str = ""
+
+
+class IndexShard:
+    """The calls.
+
+    Args:
+        address: of the index.
+    """
+
+    def __init__(self, address: IndexAddress) -> None:
+        tls = None
+        if address.tls_authority:
+            tls = ssl.create_default_context(cadata=address.tls_authority)
+        self._http = HttpClient(
+            address.host, address.port, user=address.user, password=address.password or "",
+            tls=tls, timeout_s=ANSWER_S,
+        )  # fmt: skip
+        bucket, design = (quote(name, safe="") for name in (address.bucket, address.design))
+        self._path = f"/_millstream/indexes/{bucket}/{design}"
+
+    def state(self) -> IndexState:
+        """Return where the index stands.
+
+        Raises:
+            ConditionError: `missing`: no such design document.
+            UnavailableError: `index_unavailable`, `unreachable`.
+        """
+        return self._state("GET", "", None)
+
+    def take_over(self, writer: str) -> IndexState:
+        """Become the writer.
+
+        Raises:
+            ConditionError: `not_spark_engine`.
+        """
+        return self._state("POST", "/writer", {"writer": writer})
+
+    def judge(self, fence: int) -> IndexState:
+        """Have the index go back where its source did.
+
+        Raises:
+            ConditionError: `index_fenced`.
+        """
+        return self._state("POST", "/judge", {"fence": fence})
+
+    def stage(self, fence: int, run: str, blocks: Iterable[bytes]) -> None:
+        """Send a file; raises as `judge`."""
+        path = f"{self._path}/runs/{run}?fence={fence}"
+        headers = {"Content-Type": "application/octet-stream"}
+        with self._http.open("PUT", path, _pieces(blocks), headers=headers, timeout_s=COMMIT_S):
+            pass
+
+    def load(self, fence: int, said: Mapping[str, Any]) -> IndexState:
+        """Make the first commit.
+
+        Raises:
+            ConditionError: `index_fenced`, `run_missing`.
+            UsageError: `index_not_empty`.
+        """
+        return self._state("POST", "/load", {"fence": fence, **said})
+
+    def publish(self, fence: int, said: Mapping[str, Any]) -> IndexState:
+        """Make a later commit; raises as `load`."""
+        return self._state("POST", "/publish", {"fence": fence, **said})
+
+    def _state(self, method: str, page: str, content: Any) -> IndexState:
+        answer = self._http.request(method, self._path + page, content, timeout_s=COMMIT_S)
+        return msgspec.convert(answer, IndexState, strict=False)
+
+
+def _pieces(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    held: list[bytes] = []
+    size = 0
+    for block in blocks:
+        held.append(block)
+        size += len(block)
+        if size >= PIECE_BYTES:
+            yield b"".join(held)
+            held, size = [], 0
+    yield b"".join((*held, END))

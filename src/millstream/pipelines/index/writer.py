@@ -1,0 +1,252 @@
+"""The cycle of a pipeline that keeps an index: where it stands, read, map, commit, again.
+
+    with IndexWriter(spec_of(...), run_tasks) as writer:
+        writer.take_over()
+        while writer.cycle() is not None: ...       # None: there is nothing new
+
+Invariants:
+1. What is read starts at the header's position; nothing that this process remembers is needed to
+   go on after a kill, and what it remembers (leases) is checked against the header each time.
+2. A part counts as whole only if its lease is still held when everything was read.
+3. An index has one writer: whoever took over later is not disturbed, this one ends
+   (`index_fenced`).
+
+Elsewhere: the tasks (`mapping`), the rule of publishing (`views.core.publishing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Self
+
+import msgspec
+
+from millstream.client.extensions import LeaseHold
+from millstream.errors import ConditionError
+from millstream.model.position import FailoverLog, position_to_json
+from millstream.pipelines.control import LeaseKeeper, NodeControl
+from millstream.pipelines.index.mapping import Failures, MapSpec, TaskDone
+from millstream.pipelines.index.planning import Held, PartPlan, plan_parts, wants_lease
+from millstream.pipelines.index.shard import IndexShard, IndexState
+
+__all__ = ["ROWS_PER_COMMIT", "Cycle", "IndexWriter", "RunTasks"]
+
+ROWS_PER_COMMIT: Final = 20_000
+"""Changes of one commit after the first: it is what queries wait for."""
+
+RunTasks = Callable[[MapSpec, Sequence[Sequence[PartPlan]]], list[TaskDone]]
+"""Runs tasks and returns what they did, in any order."""
+
+
+class Cycle(NamedTuple):
+    """What one commit did."""
+
+    state: IndexState
+    changes: int
+    parts: int
+    is_first: bool
+
+
+class IndexWriter:
+    """Keeps one index; used within `with`.
+
+    Args:
+        spec: of the index; its fence and `is_first` are set here.
+        run_tasks: how tasks are run: here, or on Spark.
+        name: what this writer calls itself.
+        task_count: tasks that a first build is divided into.
+        rows_max: changes of one later commit.
+    """
+
+    def __init__(
+        self,
+        spec: MapSpec,
+        run_tasks: RunTasks,
+        *,
+        name: str,
+        task_count: int = 2,
+        rows_max: int = ROWS_PER_COMMIT,
+    ) -> None:
+        self._spec = spec
+        self._run_tasks = run_tasks
+        self._name = name
+        self._task_count = task_count
+        self._rows_max = rows_max
+        self._shard = IndexShard(spec.address)
+        self._control = NodeControl(spec.source)
+        self._keeper = LeaseKeeper(spec.source, self._leases)
+        self._held: dict[int, Held] = {}
+        self._logs: dict[int, tuple[int, FailoverLog]] = {}
+        self._uuids: dict[int, int] = {}
+        """Of the newest history of each partition, as seen in the last cycle."""
+        self._highs: dict[int, int] = {}
+        self.state: IndexState | None = None
+        """As it was told last."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hold nothing more."""
+        self._keeper.stop()
+        self._control.close()
+
+    def take_over(self) -> IndexState:
+        """Become the writer of the index.
+
+        Raises:
+            ConditionError: `not_spark_engine`; `other_index`: the design document has changed.
+        """
+        self.state = self._shard.take_over(self._name)
+        if self.state.signature != self._spec.signature:
+            raise ConditionError(
+                "the design document was changed: start the pipeline again", code="other_index"
+            )
+        self._spec = msgspec.structs.replace(self._spec, fence=self.state.fence)
+        return self.state
+
+    def is_behind(self) -> bool:
+        """Return whether the source has what the index lacks, as far as it was told last."""
+        assert self.state is not None
+        where = self.state.where
+        return any(
+            position.high_seqno > where[p].seqno or position.uuid != self._uuids.get(p)
+            for p, position in self._control.positions().items()
+            if p in where
+        )
+
+    def lag(self) -> dict[int, int]:
+        """Return how many seqnos the index lacked of each partition when the last cycle began."""
+        assert self.state is not None
+        where = self.state.where
+        return {p: max(0, high - where[p].seqno) for p, high in self._highs.items() if p in where}
+
+    def cycle(self) -> Cycle | None:
+        """Make one commit; None where there is nothing to commit.
+
+        Raises:
+            ConditionError: `index_fenced`.
+            UnavailableError: node or executors cannot be reached; try again.
+        """
+        state = self.state = self._shard.judge(self._spec.fence)
+        is_first = state.is_empty and not any(p.seqno for p in state.where.values())
+        self._hold(state)
+        plans = plan_parts(state.where, self._held, None if is_first else self._rows_max)
+        if not plans:
+            return None
+        spec = msgspec.structs.replace(self._spec, is_first=is_first)
+        done = self._run_tasks(spec, divided(plans, self._task_count))
+        parts = self._parts(plans, done)
+        if is_first:
+            state = self._shard.load(spec.fence, _load(parts, done, state.trees))
+        else:
+            names = [name for each in done for name in each.documents]
+            state = self._shard.publish(spec.fence, {"parts": parts, "documents": names})
+        self._after(plans, state)
+        self.state = state
+        return Cycle(state, sum(each.changes for each in done), len(state.published), is_first)
+
+    # -- leases
+
+    def _leases(self) -> Mapping[int, Sequence[int]]:
+        found: dict[int, list[int]] = {}
+        for partition, held in dict(self._held).items():
+            found.setdefault(held.lease.lease_id, []).append(partition)
+        return found
+
+    def _hold(self, state: IndexState) -> None:
+        """Hold what is to be read; what is held for nothing any more is let go."""
+        where, highs = state.where, self._control.positions()
+        self._uuids = {p: position.uuid for p, position in highs.items()}
+        self._highs = {p: position.high_seqno for p, position in highs.items()}
+        self._release([p for p in self._held if p not in where])
+        wanted = [
+            p
+            for p, here in where.items()
+            if p in highs and wants_lease(here, self._held.get(p), highs[p].high_seqno)
+        ]
+        self._release([p for p in wanted if p in self._held])
+        if wanted:
+            for p, lease in self._control.open_lease(wanted).items():
+                self._held[p] = Held(lease, self._log_of(lease))
+
+    def _log_of(self, lease: LeaseHold) -> FailoverLog:
+        known = self._logs.get(lease.partition_id)
+        if known is None or known[0] != lease.uuid:
+            known = (lease.uuid, self._control.failover_log(lease.partition_id))
+            self._logs[lease.partition_id] = known
+        return known[1]
+
+    def _release(self, partitions: Iterable[int]) -> None:
+        by_lease: dict[int, list[int]] = {}
+        for partition in partitions:
+            held = self._held.pop(partition, None)
+            if held is not None:
+                by_lease.setdefault(held.lease.lease_id, []).append(partition)
+        for lease_id, mine in by_lease.items():
+            self._control.release_lease(lease_id, mine)
+
+    def _still_held(self, plans: Iterable[PartPlan]) -> set[int]:
+        found: set[int] = set()
+        by_lease: dict[int, list[int]] = {}
+        for plan in plans:
+            by_lease.setdefault(plan.lease_id, []).append(plan.partition)
+        for lease_id, partitions in by_lease.items():
+            for partition, lease in self._control.renew_lease(lease_id, partitions).items():
+                if lease.uuid == self._held[partition].lease.uuid:
+                    found.add(partition)
+        return found
+
+    # -- commits
+
+    def _parts(
+        self, plans: Sequence[PartPlan], done: Sequence[TaskDone]
+    ) -> dict[str, dict[str, Any]]:
+        lost = {partition for each in done for partition in each.lost}
+        whole = self._still_held(plans) - lost
+        failures = {p: found for each in done for p, found in each.failures.items()}
+        parts = {}
+        for plan in plans:
+            failed = failures.get(plan.partition, Failures())
+            parts[str(plan.partition)] = {
+                "start": position_to_json(plan.start),
+                "end": position_to_json(plan.end),
+                "is_whole": plan.partition in whole,
+                "failures": failed.last,
+                "failures_before": failed.before,
+            }
+        return parts
+
+    def _after(self, plans: Sequence[PartPlan], state: IndexState) -> None:
+        """Remember how far was read under which lease; what was left out is begun anew."""
+        published = set(state.published)
+        over = []
+        for plan in plans:
+            if plan.partition not in published or plan.end.is_closed:
+                over.append(plan.partition)
+            else:
+                held = self._held[plan.partition]
+                self._held[plan.partition] = held._replace(read_to=plan.end)
+        self._release(over)
+
+
+def divided(plans: Sequence[PartPlan], task_count: int) -> list[list[PartPlan]]:
+    """Return the plans in tasks of about equal size."""
+    tasks: list[list[PartPlan]] = [[] for _ in range(task_count)]
+    weights = [0] * task_count
+    for plan in sorted(plans, key=lambda plan: plan.rows_max, reverse=True):
+        lightest = weights.index(min(weights))
+        tasks[lightest].append(plan)
+        weights[lightest] += plan.rows_max
+    return [task for task in tasks if task]
+
+
+def _load(parts: Any, done: Sequence[TaskDone], tree_count: int) -> dict[str, Any]:
+    trees: list[list[str]] = [[] for _ in range(tree_count)]
+    for each in done:
+        for names, more in zip(trees, each.trees, strict=False):
+            names += more
+    return {"parts": parts, "back": [name for each in done for name in each.back], "trees": trees}

@@ -1,0 +1,202 @@
+"""The cycle of the Spark pipelines, without Spark: whatever happens, the view is right."""
+
+import random
+
+import pytest
+
+from millstream.errors import ConditionError, MillstreamError, UnavailableError
+from outside_index import bucket, catch_up, here, index_node, own_bucket
+
+__all__ = ["bucket", "index_node", "own_bucket"]
+
+
+def documents(numbers, kind="a"):
+    return {f"k{n}": {"kind": f"{kind}{n % 3}", "n": n} for n in numbers}
+
+
+def test_a_first_build_then_what_changed(bucket):
+    bucket.write(documents(range(300)))
+    with bucket.writer() as writer:
+        writer.take_over()
+        first, *more = catch_up(writer)
+        assert (first.is_first, first.changes, first.parts, more) == (True, 301, 4, [])
+        bucket.check()
+        assert not writer.is_behind()
+        bucket.write({**documents(range(20), "b"), "k100": None, "k200": {"bad": 1, "n": 1}})
+        assert writer.is_behind()
+        (cycle,) = catch_up(writer)
+        assert (cycle.is_first, cycle.changes) == (False, 22)
+        bucket.check()
+        assert bucket.view()[0]["value"] == sum(row[2] for row in bucket.right_rows())
+
+
+def test_commits_are_bounded_and_go_on_inside_a_snapshot(bucket):
+    with bucket.writer(rows_max=40) as writer:
+        writer.take_over()
+        catch_up(writer)
+        bucket.write(documents(range(200)))
+        cycles = catch_up(writer)
+        assert len(cycles) >= 5
+        assert max(cycle.changes for cycle in cycles) <= 44
+        bucket.check()
+
+
+def test_writing_goes_on_meanwhile(bucket):
+    dice = random.Random(4)
+    bucket.write(documents(range(100)))
+
+    def run(spec, tasks):
+        done = here(spec, tasks)
+        for _ in range(2):  # between the reading and the commit
+            n = dice.randrange(150)
+            bucket.write({f"k{n}": dice.choice([None, {"kind": "z", "n": dice.randrange(9)}])})
+        return done
+
+    with bucket.writer(run, rows_max=7) as writer:
+        writer.take_over()
+        for _ in range(12):
+            writer.cycle()
+        writer._run_tasks = here
+        catch_up(writer)
+    bucket.check()
+
+
+def test_what_this_process_remembers_is_not_needed(bucket):
+    bucket.write(documents(range(60)))
+    for n in range(8):
+        with bucket.writer(rows_max=9) as writer:  # each ends inside a snapshot
+            writer.take_over()
+            writer.cycle()
+        bucket.write({f"k{n}": None, f"m{n}": {"kind": "m", "n": n}})
+    with bucket.writer() as writer:
+        writer.take_over()
+        catch_up(writer)
+    bucket.check()
+
+
+def test_a_commit_that_was_made_but_not_heard_of_is_not_made_again(bucket):
+    bucket.write(documents(range(30)))
+    with bucket.writer() as writer:
+        writer.take_over()
+        load = writer._shard.load
+
+        def lost(fence, said):
+            load(fence, said)
+            raise UnavailableError("the answer was lost", code="unreachable")
+
+        writer._shard.load = lost
+        with pytest.raises(UnavailableError):
+            writer.cycle()
+        assert catch_up(writer) == []
+    bucket.check()
+
+
+def test_of_two_writers_the_later_one_commits(bucket):
+    bucket.write(documents(range(30)))
+    with bucket.writer() as first, bucket.writer() as second:
+        first.take_over()
+
+        def overtaken(spec, tasks):
+            done = here(spec, tasks)
+            second.take_over()
+            second.cycle()
+            return done
+
+        first._run_tasks = overtaken
+        with pytest.raises(ConditionError) as caught:
+            first.cycle()
+        assert caught.value.code == "index_fenced"
+        bucket.check()
+        bucket.write({"k1": None})
+        with pytest.raises(ConditionError):
+            first.cycle()
+        catch_up(second)
+    bucket.check()
+
+
+def test_a_lease_that_is_lost_costs_its_part_only(bucket):
+    bucket.write(documents(range(80)))
+    with bucket.writer() as writer:
+        writer.take_over()
+
+        def losing(spec, tasks):
+            done = here(spec, tasks)
+            writer._run_tasks = here
+            plan = tasks[0][0]
+            writer._control.release_lease(plan.lease_id, [plan.partition])
+            return done
+
+        writer._run_tasks = losing
+        first, second = catch_up(writer)
+        assert (first.parts, list(first.state.left_out.values())) == (3, ["lease_lost"])
+        assert (second.is_first, second.parts) == (False, 1)
+    bucket.check()
+
+
+def test_a_lease_that_is_lost_before_it_is_read_is_read_anew(bucket):
+    bucket.write(documents(range(80)))
+    with bucket.writer() as writer:
+        writer.take_over()
+
+        def losing(spec, tasks):
+            for plan in tasks[0]:
+                writer._control.release_lease(plan.lease_id, [plan.partition])
+            bucket.write({"k1": None, "k2": {"kind": "b", "n": 3}})
+            writer._run_tasks = here
+            return here(spec, tasks)
+
+        writer._run_tasks = losing
+        catch_up(writer)
+    bucket.check()
+
+
+def test_a_design_document_that_was_changed_ends_it(bucket):
+    with bucket.writer() as writer:
+        changed = {"_id": "_design/d", "views": {"v": {"map": "function (d) { emit(1); }"}}}
+        bucket.spec(changed)
+        with pytest.raises(ConditionError) as caught:
+            writer.take_over()
+        assert caught.value.code == "other_index"
+
+
+def test_a_node_that_loses_its_tail_takes_the_view_with_it(own_bucket):
+    """Writes that are not flushed are lost: the index was ahead of them, and goes back."""
+    bucket, dice = own_bucket, random.Random(7)
+    bucket.write(documents(range(50)))
+    bucket.persist()
+    with bucket.writer() as writer:
+        writer.take_over()
+        for _ in range(2):
+            catch_up(writer)
+            before = dict(bucket.documents)
+            bucket.write({f"k{dice.randrange(60)}": {"kind": "lost", "n": 1} for _ in range(9)})
+            catch_up(writer)
+            ahead = writer.state.where
+            bucket.node.kill()
+            bucket.node.start()
+            bucket.documents = stored(bucket, before.keys() | bucket.documents.keys())
+            _until(lambda: catch_up(writer))
+            where = writer.state.where
+            assert any(where[p].seqno < ahead[p].seqno for p in where), "nothing was lost"
+            bucket.check()
+            bucket.write(documents(range(10), "again"))
+            catch_up(writer)
+            bucket.check()
+            bucket.persist()
+
+
+def stored(bucket, keys):
+    with bucket.client() as client:
+        found = client.get_many(sorted(keys))
+    return {key: document.value for key, document in found.items()}
+
+
+def _until(work):
+    """Try until node and index process are there again."""
+    for _ in range(400):
+        try:
+            return work()
+        except MillstreamError as error:
+            if not isinstance(error, UnavailableError):
+                raise
+    raise AssertionError("the node does not come back")

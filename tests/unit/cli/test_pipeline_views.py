@@ -1,0 +1,105 @@
+"""`millstream pipeline run views` but for the run itself, which is in tests/pipelines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream.cli import pipeline_views
+from millstream.errors import ConditionError
+from millstream.pipelines import session
+from millstream.pipelines.index import setup
+from millstream.pipelines.index.mapping import MapSpec
+from millstream.pipelines.index.on_spark import CycleReport, IndexPipeline
+from millstream.pipelines.index.shard import IndexAddress
+from millstream.pipelines.runs import read_progress
+
+AUTHORITY = Path(__file__).parents[2] / "e2e" / "tls" / "authority.pem"
+REPORT = CycleReport("d", 7, 0.5, 20, 4, 0, [3, 4], is_first=False, lag={0: 1})
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLSTREAM_STATE", str(tmp_path))
+    monkeypatch.setattr(pipeline_views.signal, "signal", lambda *_: None)
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was looked for; every name is found."""
+    asked: list[Any] = []
+
+    def find(source: Any, designs: Any, modules: Any) -> list[MapSpec]:
+        asked.append((source.hosts, source.bucket, list(designs), modules))
+        return [
+            MapSpec(
+                source=source,
+                address=IndexAddress(host="h", port=1, bucket=source.bucket, design=name),
+                bucket_uuid="ab" * 16, design=b"{}", signature="cd" * 16, fence=0, is_first=False,
+            )
+            for name in designs
+        ]  # fmt: skip
+
+    monkeypatch.setattr(setup, "find_specs", find)
+    return asked
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was run, instead of running it."""
+    made: list[Any] = []
+
+    class FalseSpark:
+        def stop(self) -> None:
+            made.append("stopped")
+
+    def run(self: IndexPipeline, spark: Any, *, once: bool) -> None:
+        made.append((self.design, self.rows_max, self.is_loop, once, self.source_options))
+        self.on_cycle(REPORT)
+
+    monkeypatch.setattr(session, "local_session", lambda *_, **__: FalseSpark())
+    monkeypatch.setattr(IndexPipeline, "run", run)
+    return made
+
+
+@pytest.mark.parametrize(("word", "once"), [("--once", True), ("--follow", False)])
+def test_run_hands_its_options_on_and_ends_with_the_pipeline(
+    call: Any, found: list[Any], runs: list[Any], word: str, once: bool
+) -> None:
+    words = ["--ddoc", "d", "--rows-per-commit", "7", "--loop", word, "--tls-ca", str(AUTHORITY)]
+    code, out, err = call("pipeline", "run", "views", "b", "--connect", "h:1", *words)
+    assert (code, out) == (0, b"")
+    assert found == [("h:1", "b", ["d"], ())]
+    assert runs == [("d", 7, True, once, {"tlsCa": str(AUTHORITY)}), "stopped"]
+    assert "d commit 7: 20 changes, 7 rows in the index" in err
+    progress = read_progress("views-b-d")
+    assert (progress.row_count, progress.lag) == (20, {"0": 1})
+
+
+def test_several_design_documents_tell_lines(call: Any, found: list[Any], runs: list[Any]) -> None:
+    words = ["--ddoc", "d", "--ddoc", "e", "--once", "--json"]
+    lines = call("pipeline", "run", "views", "b", *words).out.splitlines()
+    assert [json.loads(line)["commit"] for line in lines] == [7, 7]
+    assert {run[0] for run in runs if run != "stopped"} == {"d", "e"}
+
+
+def test_a_failure_is_told_and_kept(
+    call: Any, found: list[Any], runs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fenced(self: IndexPipeline, spark: Any, *, once: bool) -> None:
+        raise ConditionError("another one keeps it", code="index_fenced")
+
+    monkeypatch.setattr(IndexPipeline, "run", fenced)
+    code, _, err = call("pipeline", "run", "views", "b", "--ddoc", "d", "--ddoc", "e")
+    assert code == 1
+    assert "another one keeps it" in err
+    assert read_progress("views-b-e").error == "another one keeps it"
+
+
+def test_an_unreachable_node(call: Any) -> None:
+    code, _, err = call("pipeline", "run", "views", "b", "--connect", "127.0.0.1:1")
+    assert code == 1
+    assert "127.0.0.1:1" in err

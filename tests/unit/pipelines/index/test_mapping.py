@@ -1,0 +1,178 @@
+"""What a task makes of changes: files, failures, what it could not read."""
+
+import io
+import json
+from typing import ClassVar
+
+import pytest
+
+from millstream.errors import StreamError, UnavailableError
+from millstream.model.lineage import born
+from millstream.model.position import Position
+from millstream.pipelines.index import mapping
+from millstream.pipelines.index.mapping import MapSpec, run_task
+from millstream.pipelines.index.planning import PartPlan
+from millstream.pipelines.index.shard import IndexAddress
+from millstream.pipelines.options import parse_options
+from millstream.views import register
+from millstream.views.core.design import parse_design
+from millstream.views.core.staged import END, read_documents, read_rows
+from millstream.wire.frames import deletion, described, mutation, snapshot_marker
+
+DESIGN = {
+    "_id": "_design/d",
+    "language": "python",
+    "engine": "spark",
+    "views": {"v": {"map": "registered:test.kinds", "reduce": "_sum"}},
+}
+PLANS = [PartPlan(p, Position(), Position(5, 9, 9, 9), 1) for p in (0, 1)]
+
+
+@register("test.kinds")
+def kinds(document):
+    if document["kind"] == "bad":
+        raise ValueError("it is bad")
+    yield document["kind"], document["_rev"].partition("-")[0]
+
+
+def change(partition, seqno, key, kind):
+    if kind is None:
+        frame = deletion(partition, key, seqno, 2, seqno, 0)
+    else:
+        value = json.dumps({"kind": kind}).encode()
+        frame = mutation(partition, key, value, seqno, 1, seqno, 0, 0, 0)
+    return described(frame, born(3, seqno))
+
+
+class Stream:
+    """What a node sends, instead of one; `failure` comes after it."""
+
+    chunks: ClassVar[list[bytes]] = []
+    failure: ClassVar[Exception | None] = None
+
+    def __init__(self, source, *, with_values, with_meta):
+        assert with_values
+        assert with_meta
+
+    def stream(self, ranges):
+        assert [each.lease_id for each in ranges] == [1, 1]
+        yield from Stream.chunks
+        if Stream.failure is not None:
+            raise Stream.failure
+
+    def close(self):
+        pass
+
+
+class Staged:
+    """Keeps files instead of sending them."""
+
+    files: ClassVar[dict[str, bytes]] = {}
+
+    def __init__(self, address):
+        pass
+
+    def stage(self, fence, run, blocks):
+        assert fence == 6
+        Staged.files[run] = b"".join(blocks) + END
+
+
+@pytest.fixture(autouse=True)
+def doubles(monkeypatch):
+    monkeypatch.setattr(mapping, "NodeRanges", Stream)
+    monkeypatch.setattr(mapping, "IndexShard", Staged)
+    Stream.chunks, Stream.failure, Staged.files = [], None, {}
+    yield
+    for mapper in mapping._mappers.values():
+        mapper.close()
+    mapping._mappers.clear()
+
+
+def spec(*, is_first):
+    return MapSpec(
+        source=parse_options({"bucket": "b"}),
+        address=IndexAddress(host="h", port=1, bucket="b", design="d"),
+        bucket_uuid="ab" * 16,
+        design=json.dumps(DESIGN).encode(),
+        signature=parse_design(DESIGN).signature,
+        fence=6,
+        is_first=is_first,
+    )
+
+
+def rows_of(name):
+    return [row for rows in read_rows(io.BytesIO(Staged.files[name]), name) for row in rows]
+
+
+def documents_of(name):
+    return [d for each in read_documents(io.BytesIO(Staged.files[name]), name) for d in each]
+
+
+def test_rows_of_a_first_build_are_sorted_files():
+    marker = snapshot_marker(0, 0, 0, 9, 1)
+    Stream.chunks = [
+        marker + change(0, 1, b"k1", "b") + change(1, 4, b"k4", "c"),
+        change(0, 2, b"k2", "a") + change(0, 3, b"_design/x", "a"),
+    ]
+    done = run_task(spec(is_first=True), PLANS)
+    ((tree,),) = done.trees
+    (back,) = done.back
+    assert [partition for _, partition, _ in rows_of(tree)] == [0, 0, 1]
+    assert [key[2:] for key, _, _ in rows_of(back)] == [b"k1", b"k2", b"k4"]
+    assert (done.changes, done.documents, done.failures, done.lost) == (4, [], {}, [])
+
+
+def test_documents_of_a_later_commit_come_with_all_their_rows():
+    Stream.chunks = [change(0, 1, b"k1", "b") + change(0, 2, b"k2", None)]
+    done = run_task(spec(is_first=False), PLANS)
+    (name,) = done.documents
+    one, two = documents_of(name)
+    assert (one.partition, one.doc_id, [row[2:] for row in one.rows]) == (
+        0, b"k1", [(b'"b"', b'"1"')],
+    )  # fmt: skip
+    assert (two.doc_id, list(two.rows)) == (b"k2", [])
+    assert (done.back, done.trees) == ([], [])
+
+
+def test_nothing_to_map_is_no_file():
+    assert run_task(spec(is_first=False), PLANS).documents == []
+    assert Staged.files == {}
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_failures_are_told_by_partition(is_first):
+    Stream.chunks = [b"".join(change(1, n, b"k%d" % n, "bad") for n in range(1, 26))]
+    done = run_task(spec(is_first=is_first), PLANS)
+    assert list(done.failures) == [1]
+    failures = done.failures[1]
+    assert (len(failures.last), failures.before) == (20, {0: 5})
+    assert failures.last[-1][:2] == (0, "k25")
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_could_not_be_read_to_the_end_is_told(is_first):
+    Stream.chunks = [change(0, 1, b"k1", "b")]
+    Stream.failure = StreamError("gone", code="lease_lost")
+    done = run_task(spec(is_first=is_first), PLANS)
+    assert done.lost == [0, 1]
+    assert Staged.files == {}
+
+
+def test_a_node_that_is_away_is_an_error():
+    Stream.failure = UnavailableError("away")
+    with pytest.raises(UnavailableError):
+        run_task(spec(is_first=True), PLANS)
+
+
+def test_a_try_again_stages_files_of_other_names():
+    Stream.chunks = [change(0, 1, b"k1", "b")]
+    names = [run_task(spec(is_first=False), PLANS).documents for _ in range(2)]
+    assert names[0] != names[1]
+    assert len(Staged.files) == 2
+
+
+def test_many_changes_are_mapped_in_batches(monkeypatch):
+    monkeypatch.setattr(mapping, "MAP_CHANGES", 10)
+    Stream.chunks = [change(0, n, b"k%d" % n, "x") for n in range(1, 36)]
+    done = run_task(spec(is_first=False), PLANS)
+    assert len(documents_of(done.documents[0])) == done.changes == 35

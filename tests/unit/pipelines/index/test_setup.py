@@ -1,0 +1,75 @@
+"""Which indexes a pipeline keeps; with a node: tests/e2e/test_outside_index.py."""
+
+import json
+import sys
+from typing import ClassVar
+
+import pytest
+
+from millstream.errors import ConditionError, UsageError
+from millstream.pipelines.index import setup
+from millstream.pipelines.index.setup import files_of_modules, put_design
+
+DESIGN = {"_id": "_design/d", "views": {"v": {"map": "function (doc) { emit(1); }"}}}
+
+
+class Put:
+    """A bucket that takes design documents."""
+
+    documents: ClassVar[dict[str, dict]] = {}
+
+    def __init__(self, http, bucket):
+        assert bucket == "b"
+
+    def get(self, key):
+        if key not in Put.documents:
+            raise ConditionError("missing")
+        return Put.documents[key]
+
+    def put(self, key, content):
+        assert Put.documents.get(key) != content, "it is there already"
+        Put.documents[key] = content
+
+
+@pytest.fixture(autouse=True)
+def database(monkeypatch):
+    Put.documents = {}
+    monkeypatch.setattr(setup, "Database", Put)
+
+
+def test_a_name_is_a_name():
+    assert put_design(None, "b", "_design/d") == put_design(None, "b", "d") == "d"
+    assert Put.documents == {}
+
+
+def test_a_file_is_put_as_one_for_spark(tmp_path):
+    path = tmp_path / "any.json"
+    path.write_text(json.dumps({**DESIGN, "engine": "node"}))
+    assert put_design(None, "b", str(path)) == "d"
+    assert Put.documents == {"_design/d": {**DESIGN, "engine": "spark"}}
+    assert put_design(None, "b", str(path)) == "d"
+
+
+def test_a_file_without_an_id_is_called_by_its_own_name(tmp_path):
+    path = tmp_path / "sums.json"
+    path.write_text(json.dumps({"views": DESIGN["views"]}))
+    assert put_design(None, "b", str(path)) == "sums"
+
+
+@pytest.mark.parametrize("text", [None, "[]", "{", '{"_id": "_design/d", "views": []}'])
+def test_a_file_that_is_none_is_refused(tmp_path, text):
+    path = tmp_path / "d.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UsageError):
+        put_design(None, "b", str(path))
+
+
+def test_modules_beside_are_shipped(tmp_path, monkeypatch):
+    (tmp_path / "my_functions.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    files = files_of_modules(["my_functions", "json"])
+    assert [path.name for path in files] == ["my_functions.py"]
+    with pytest.raises(UsageError):
+        files_of_modules(["not_there_at_all"])
