@@ -6,7 +6,7 @@ chain together again. It may be torn: what was read of some partitions is thrown
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from millstream.client.bulk import Range
@@ -20,6 +20,7 @@ from millstream.pipelines.lake.manifest import (
     manifest_from_json,
     manifest_to_json,
 )
+from millstream.pipelines.options import SourceOptions
 from millstream.wire.frames import described, iter_frames
 from millstream.wire.mcbp import Opcode
 from node_double import FalseNode, FalseRanges
@@ -68,6 +69,37 @@ class DescribedRanges:
             for frame in iter_frames(chunk):
                 is_change = frame[1] != Opcode.DCP_SNAPSHOT_MARKER
                 yield described(frame, LINEAGE) if is_change else frame
+
+
+class FalseControl:
+    """A `control.NodeControl` of the false node; `on_lease` runs when leases were opened."""
+
+    bucket_uuid = "b0"
+
+    def __init__(self, node: FalseNode) -> None:
+        self._node = node
+        self.partition_ids = tuple(node.partitions)
+        self.on_lease: Callable[[], None] = lambda: None
+        self.failover_log = node.failover_log
+        self.release_lease = node.release_lease
+
+    def open_lease(self, partition_ids: Any) -> Any:
+        held = self._node.open_lease(partition_ids)
+        self.on_lease()
+        return held
+
+    def close(self) -> None: ...
+
+
+class FalseSource(DescribedRanges):
+    def close(self) -> None: ...
+
+
+class FalseKeeper:
+    def __init__(self, options: SourceOptions, leases: Callable[[], Any]) -> None:
+        leases()
+
+    def stop(self) -> None: ...
 
 
 class FalseBackup:

@@ -216,6 +216,14 @@ class PartitionModel:
             return Status.KEY_EEXISTS
         return self._append(key, None, 0, now // SECOND, 0, now).frame
 
+    def give(
+        self, key: bytes, value: bytes | None, flags: int, expiry: int, cas: int, rev: int,
+        datatype: int, now: int,
+    ) -> bytes:  # fmt: skip
+        """Take a change as it was elsewhere, whatever is there."""
+        self.live(key, now)
+        return self._append(key, value, flags, expiry, datatype, now, given=(cas, rev)).frame
+
     def touch(self, key: bytes, expiry: int, now: int) -> bytes | Status:
         found = self.live(key, now)
         if found is None or found.value is None:
@@ -274,6 +282,7 @@ class PartitionModel:
         now: int,
         *,
         is_expired: bool = False,
+        given: tuple[int, int] | None = None,
     ) -> Made:
         old = self.newest(key)
         if old is not None and old.seqno in self.forgotten:
@@ -281,6 +290,8 @@ class PartitionModel:
         seqno, branch, p = self.high + 1, self.entries[-1].branch, self.partition_id
         rev = old.rev + 1 if old else 1
         cas = max(now, self.last_cas + 1, old.cas + 1 if old else 0)
+        if given is not None:
+            cas, rev = given
         if old is None:
             lineage = Lineage(branch, seqno, ((branch, 1),))
         elif old.lineage.runs[-1][0] != branch:
@@ -296,7 +307,7 @@ class PartitionModel:
         made = Made(seqno, key, value, cas, rev, flags, expiry, datatype, lineage, frame)
         self.history.append(made)
         self.by_key.setdefault(key, []).append(seqno)
-        self.last_cas = cas
+        self.last_cas = max(self.last_cas, cas)
         return made
 
 

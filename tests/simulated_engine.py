@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from struct import Struct
 from typing import Final
 from unittest.mock import patch
 
@@ -39,11 +40,13 @@ from millstream.kv.core.memory import Memory
 from millstream.kv.core.moves import restore
 from millstream.kv.core.partition import Partition
 from millstream.kv.core.states import STREAMED
+from millstream.kv.core.with_meta import given_change, store_given
 from millstream.model.position import FailoverEntry, FailoverLog
 from millstream.storage.core.compaction import Compaction
 from millstream.storage.core.segment_log import LogSizes
 from millstream.storage.core.store import EncodedCommit, LogStore
 from millstream.upr.core.source import Hold
+from millstream.wire.mcbp import Opcode, Packet, Status
 from simulated_copies import ACTIVE, EngineCopies, Outcome
 from simulated_disk import Crash, Fault, SimulatedById, SimulatedDisk
 from simulated_leases import EngineLeases
@@ -57,7 +60,7 @@ COMMIT_CHANGES: Final = 8
 """After which a commit takes no further partition: so few that some must wait."""
 PROMPT_SHARE: Final = 0.7
 """Of the requests that wait for a thread, those for which nothing else happens meanwhile."""
-PUT, DELETE, INCREMENT = 0, 6, 8
+PUT, DELETE, INCREMENT, GIVE = 0, 6, 8, 10
 """What `write` does."""
 
 
@@ -251,7 +254,7 @@ class SimulatedEngine(EngineCopies, EngineLeases):
         rng = random.Random(seed)
         for _ in range(count):
             key, is_odd = rng.choice(KEYS), rng.random() < 0.3
-            self.write(p, key, rng.randrange(10), rng.randrange(6), is_odd=is_odd)
+            self.write(p, key, rng.randrange(11), rng.randrange(6), is_odd=is_odd)
 
     def write(self, p: int, key: bytes, op: int, n: int, *, is_odd: bool) -> None:
         """One request of a client; the answer must be the model's, whenever it comes."""
@@ -268,9 +271,12 @@ class SimulatedEngine(EngineCopies, EngineLeases):
         cas = found.cas + (n % 2) if found and is_odd else 0
         value = b"%d" % n * (1 + 40 * (n == 5))
         expiry = now // SECOND + n if is_odd and n else 0
+        given = max(now, self.models[p].last_cas) + 5, (found.rev if found else 0) + n + 1
         done: list[object] = []
         for one in (self.bucket.partitions[p], self.models[p]):
             match op:
+                case _ if op == GIVE:
+                    answer = self._give(one, key, None if is_odd else value, n, given)
                 case 4:
                     answer: object = one.add(key, value, n, expiry, n & 1, now)
                 case 5:
@@ -287,6 +293,25 @@ class SimulatedEngine(EngineCopies, EngineLeases):
                     answer = one.put(key, value, n, expiry, cas, n & 1, now)
             done.append(answer)
         assert done[0] == done[1], f"p{p} {key!r} op {op}: {done[0]!r}, right is {done[1]!r}"
+
+    def _give(
+        self,
+        one: Partition | PartitionModel,
+        key: bytes,
+        value: bytes | None,
+        n: int,
+        given: tuple[int, int],
+    ) -> bytes | Status:
+        """A change as it was elsewhere, which stays whatever is there."""
+        cas, rev = given
+        expiry = self.now // SECOND + n if value is None or n else 0
+        if isinstance(one, PartitionModel):
+            return one.give(key, value, n, expiry, cas, rev, n & 1, self.now)
+        extras = Struct(">IIQQI").pack(n, expiry, rev, cas, 0x08)
+        packet = Packet(0x80, Opcode.SET_WITH_META, n & 1, 0, 0, 0, b"", extras, key, value or b"")
+        change = given_change(packet, knows_lineage=False)
+        assert not isinstance(change, Status)
+        return store_given(one, packet, change, self.now, is_deletion=value is None)
 
     def _notice_purged(self, p: int, key: bytes) -> None:
         """Whether a purged tombstone is still there is up to compaction; both are right."""

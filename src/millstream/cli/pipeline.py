@@ -39,7 +39,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 run_app = typer.Typer(no_args_is_help=True, help="Run a pipeline in the foreground.")
 app.add_typer(run_app, name="run")
 pipeline_views.add_to(run_app)
-pipeline_backup.add_to(run_app)
+pipeline_backup.add_to(app, run_app)
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="As `list` shows it.")]
 

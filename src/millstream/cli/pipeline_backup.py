@@ -1,7 +1,8 @@
-"""`millstream pipeline run backup / compact`: backups of buckets in Parquet.
+"""`millstream pipeline run backup / compact / restore`, `pipeline verify`: backups in Parquet.
 
 Invariants:
 1. What is told of a run goes to stderr; stdout has one line, or with `--json` one object.
+   `verify` says what is wrong on stdout, and ends with exit code 1 if anything is.
 2. A backup that is stopped or fails leaves nothing behind that counts.
 
 Elsewhere: the work (`pipelines.lake`), the other pipelines (`cli.pipeline`).
@@ -13,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,10 +33,13 @@ from millstream.cli.connect import (
     tls_of,
     who_of,
 )
-from millstream.errors import MillstreamError
+from millstream.cli.designs import database_of
+from millstream.errors import ConditionError, CorruptionError, MillstreamError
 from millstream.pipelines.runs import ProgressWriter, RunRecord, lock_run
 
 if TYPE_CHECKING:
+    from millstream.client.databases import Database
+    from millstream.pipelines.lake.comparing import Compared
     from millstream.pipelines.lake.manifest import Manifest
     from millstream.pipelines.options import SourceOptions
 
@@ -50,16 +54,27 @@ MasterOption = Annotated[
 MemoryOption = Annotated[
     str, typer.Option("--driver-memory", help="Heap of the Java process, such as 2g.")
 ]
+ManifestOption = Annotated[
+    int | None, typer.Option("--manifest", metavar="ID", help="Which one; default the newest.")
+]
+PrefixOption = Annotated[
+    str, typer.Option("--key-prefix", metavar="TEXT", help="Only keys that begin so.")
+]
+OverwriteOption = Annotated[
+    bool, typer.Option("--overwrite", help="Replace documents that are there, newer ones too.")
+]
 IncrementalOption = Annotated[
     bool,
     typer.Option("--incremental", help="Read only what changed since the newest backup in DIR."),
 ]
 
 
-def add_to(run_app: typer.Typer) -> None:
-    """Add the commands to those of `millstream pipeline run`."""
+def add_to(app: typer.Typer, run_app: typer.Typer) -> None:
+    """Add the commands to those of `millstream pipeline` and `millstream pipeline run`."""
     run_app.command("backup")(run_backup)
     run_app.command("compact")(run_compact)
+    run_app.command("restore")(run_restore)
+    app.command("verify")(verify)
 
 
 def run_backup(
@@ -101,6 +116,127 @@ def run_compact(
         started = time.monotonic()
         made = compact(spark, BackupDirectory(directory.absolute()))
     _tell(made, time.monotonic() - started, as_json=json)
+
+
+def run_restore(
+    directory: DirectoryArgument,
+    bucket: BucketArgument,
+    manifest: ManifestOption = None,
+    key_prefix: PrefixOption = "",
+    overwrite: OverwriteOption = False,
+    master: MasterOption = None,
+    driver_memory: MemoryOption = "1g",
+    address: ConnectOption = CONNECT_DEFAULT,
+    user: UserOption = None,
+    password_file: PasswordFileOption = None,
+    tls_ca: TlsCaOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Write a backup into a bucket, with CAS, rev, expiry, flags and lineage as they were."""
+    options = source_options(bucket, address, user, password_file, tls_ca)
+    check_node(options)
+    from millstream.pipelines.lake.directory import BackupDirectory
+    from millstream.pipelines.lake.restore import restore
+
+    backup = BackupDirectory(directory.absolute())
+    with _recorded("restore", bucket, address, directory) as progress:
+        started = time.monotonic()
+        with _spark(master, driver_memory) as spark:
+            done = restore(
+                spark, options, backup, manifest=manifest, key_prefix=key_prefix,
+                overwrites=overwrite,
+            )  # fmt: skip
+        designs = 0
+        for key, body in done.designs.items():
+            database = database_of(
+                bucket, key, address=address, user=user, password_file=password_file, tls_ca=tls_ca
+            )
+            designs += _put_design(database, key, body, overwrite=overwrite)
+        progress.batch(done.manifest, done.written, time.monotonic() - started)
+    kept = done.kept + len(done.designs) - designs
+    if json:
+        print_json(
+            {"manifest": done.manifest, "written": done.written, "kept": kept, "designs": designs}
+        )
+        return
+    said = f"manifest {done.manifest}: {done.written:,} documents written"
+    if designs:
+        said += f", and {designs} design documents"
+    if kept:
+        said += f"; {kept:,} that were there stayed (--overwrite replaces them)"
+    sys.stdout.write(f"{said}\n")
+
+
+def _put_design(database: Database, key: str, body: bytes, *, overwrite: bool) -> bool:
+    """Put a design document; return False if there is one that stays."""
+    if not overwrite:
+        with suppress(ConditionError):
+            database.get(key)
+            return False
+    database.put(key, msgspec.json.decode(body))
+    return True
+
+
+def verify(
+    directory: DirectoryArgument,
+    bucket: Annotated[
+        str | None,
+        typer.Option("--bucket", metavar="BUCKET", help="Compare with this bucket, too."),
+    ] = None,
+    manifest: ManifestOption = None,
+    master: MasterOption = None,
+    driver_memory: MemoryOption = "1g",
+    address: ConnectOption = CONNECT_DEFAULT,
+    user: UserOption = None,
+    password_file: PasswordFileOption = None,
+    tls_ca: TlsCaOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Check every file of a backup; with --bucket, compare its documents with a bucket's."""
+    options = None
+    if bucket is not None:
+        options = source_options(bucket, address, user, password_file, tls_ca)
+        check_node(options)
+    from millstream.pipelines.lake.directory import BackupDirectory
+    from millstream.pipelines.lake.verify import verify_bucket, verify_files
+
+    backup = BackupDirectory(directory.absolute())
+    with _spark(master, driver_memory) as spark:
+        file_count, problems = verify_files(spark, backup)
+        found = None
+        if options is not None and not problems:
+            found = verify_bucket(spark, options, backup, manifest=manifest)
+    shown: dict[str, Any] = {"files": file_count, "problems": problems}
+    if found is not None:
+        shown |= {"bucket": bucket, **found._asdict()}
+    if json:
+        print_json(shown)
+    else:
+        for line in [*problems, *_compared_lines(found, bucket), f"{file_count} files checked"]:
+            sys.stdout.write(f"{line}\n")
+    if problems or (found is not None and not found.is_equal):
+        raise CorruptionError(
+            f"the backup in {directory} "
+            + ("is damaged" if problems else f"and bucket {bucket!r} are not the same"),
+            code="verify_failed",
+        )
+
+
+def _compared_lines(found: Compared | None, bucket: str | None) -> Iterator[str]:
+    if found is None:
+        return
+    yield (
+        f"bucket {bucket}: {found.equal:,} documents equal, {found.changed:,} keys changed since, "
+        f"{found.missing:,} missing, {found.extra:,} not in the backup, {found.different:,} "
+        "different"
+    )
+    if found.samples:
+        yield f"such as {', '.join(found.samples)}"
+    if found.incomparable:
+        yield (
+            f"{found.incomparable} partitions were not compared: their history is another one, or "
+            "deletions were purged, since the backup; back up again"
+        )
 
 
 def source_options(

@@ -50,7 +50,7 @@ from millstream.client.extensions import (
 )
 from millstream.client.pipeline import exchange
 from millstream.client.routing import Backoff, Router
-from millstream.client.writes import Write, each_encoder, is_done, live_cas, meta_encoder
+from millstream.client.writes import OneWrite, each_encoder, is_done, live_cas, meta_encoder
 from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
 from millstream.model.addresses import parse_address
 from millstream.model.partitions import partition_of, text_of_key
@@ -373,8 +373,8 @@ class Client:
         return BulkResult(done, failures)
 
     def write_each(
-        self, writes: Iterable[Write], *, durability: Durability = "memory"
-    ) -> Iterator[tuple[Write, Stored | MillstreamError]]:
+        self, writes: Iterable[OneWrite], *, durability: Durability = "memory"
+    ) -> Iterator[tuple[OneWrite, Stored | MillstreamError]]:
         """Do writes of different kinds, pipelined; yield each with what became of it.
 
         Raises:

@@ -12,15 +12,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from millstream.client.documents import FLAGS_JSON, key_bytes_of
 from millstream.model.partitions import partition_of
 from millstream.wire.mcbp import ALT_REQUEST, HEADER, REQUEST, Datatype, Opcode, Packet, Status
 
-__all__ = ["Write", "each_encoder", "is_done", "live_cas", "meta_encoder"]
+__all__ = [
+    "GivenWrite",
+    "OneWrite",
+    "Write",
+    "each_encoder",
+    "is_done",
+    "live_cas",
+    "meta_encoder",
+]
 
 _SET: Final = Struct(">BBHBBHIIQII")
+_GIVEN: Final = Struct(">IIQQIH")
+"""Flags, expiry, rev, CAS, options, length of the extended metadata."""
+_NO_CONFLICTS: Final = 0x08
+_META_VERSION: Final = b"\1"
+_SECTION: Final = Struct(">BH")
+_LINEAGE: Final = 0x80
 _DELETED: Final = Struct(">I")
 
 
@@ -40,9 +54,31 @@ class Write(NamedTuple):
     is_insert: bool = False
 
 
+class GivenWrite(NamedTuple):
+    """A document to be put back as it was elsewhere, whatever is newer here.
+
+    It is acknowledged from memory. `cas`, `rev` and `lineage` (see `model.lineage`) are those it
+    had and is to have; `expiry` is in Unix seconds, 0 for never. `is_insert`: only if there is no
+    document.
+    """
+
+    key: bytes
+    value: bytes
+    flags: int
+    datatype: int
+    expiry: int
+    cas: int
+    rev: int
+    lineage: bytes
+    is_insert: bool = False
+
+
+OneWrite = TypeVar("OneWrite", Write, GivenWrite)
+
+
 def each_encoder(
     partition_count: int, *, framing: bytes, keep_json: bool
-) -> Callable[[Write, int], tuple[int, bytes]]:
+) -> Callable[[Write | GivenWrite, int], tuple[int, bytes]]:
     """Return a function (write, opaque) -> (partition, SET, ADD or DELETE frame). Hot path."""
     magic = ALT_REQUEST if framing else REQUEST
     high, framing_bytes = len(framing) << 8, len(framing)
@@ -50,7 +86,9 @@ def each_encoder(
     set_code, add_code, delete_code = int(Opcode.SET), int(Opcode.ADD), int(Opcode.DELETE)
     datatype_mask = 0xFF if keep_json else 0
 
-    def encode(write: Write, opaque: int) -> tuple[int, bytes]:
+    def encode(write: Write | GivenWrite, opaque: int) -> tuple[int, bytes]:
+        if isinstance(write, GivenWrite):
+            return _given_frame(write, partition_count, datatype_mask, opaque)
         key, value, flags, datatype, expiry, cas, is_insert = write
         size = len(key)
         partition_id = partition_of(key_bytes_of(key), partition_count)
@@ -69,7 +107,23 @@ def each_encoder(
     return encode
 
 
-def is_done(write: Write, packet: Packet) -> bool:
+def _given_frame(
+    write: GivenWrite, partition_count: int, datatype_mask: int, opaque: int
+) -> tuple[int, bytes]:
+    """Return the partition, and a SET_WITH_META or ADD_WITH_META frame."""
+    partition_id = partition_of(key_bytes_of(write.key), partition_count)
+    meta = _META_VERSION + _SECTION.pack(_LINEAGE, len(write.lineage)) + write.lineage
+    extras = _GIVEN.pack(write.flags, write.expiry, write.rev, write.cas, _NO_CONFLICTS, len(meta))
+    body = extras + write.key + write.value + meta
+    opcode = Opcode.ADD_WITH_META if write.is_insert else Opcode.SET_WITH_META
+    head = HEADER.pack(
+        REQUEST, opcode, len(write.key), len(extras), write.datatype & datatype_mask,
+        partition_id, len(body), opaque, 0,
+    )  # fmt: skip
+    return partition_id, head + body
+
+
+def is_done(write: Write | GivenWrite, packet: Packet) -> bool:
     """Whether a reply says that the document is as the write wants it.
 
     What is not there is deleted already.

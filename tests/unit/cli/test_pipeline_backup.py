@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
-from millstream.errors import StreamError
+from millstream.cli import pipeline_backup
+from millstream.errors import ConditionError, StreamError
 from millstream.model.position import FailoverEntry, Position
 from millstream.pipelines import control, session
-from millstream.pipelines.lake import backup
+from millstream.pipelines.lake import backup, restore
+from millstream.pipelines.lake import verify as lake_verify
+from millstream.pipelines.lake.comparing import Compared
 from millstream.pipelines.lake.manifest import DataFile, Manifest, Part
+from millstream.pipelines.lake.restore import Restored
 from millstream.pipelines.runs import read_progress
 
 MADE = Manifest(
@@ -100,3 +104,63 @@ def test_compact_needs_a_backup(
     assert (code, "no backup in" in err) == (2, True)
     monkeypatch.setattr(backup, "compact", lambda *_: MADE)
     assert call("pipeline", "run", "compact", str(tmp_path)).out.startswith(b"manifest 3")
+
+
+class FalseDatabase:
+    def __init__(self) -> None:
+        self.designs: dict[str, Any] = {"_design/there": {}}
+
+    def get(self, key: str) -> Any:
+        if key not in self.designs:
+            raise ConditionError("none", code="not_found")
+        return self.designs[key]
+
+    def put(self, key: str, content: Any) -> None:
+        self.designs[key] = content
+
+
+def test_restore_writes_design_documents_where_they_are_checked(
+    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reachable: list[Any]
+) -> None:
+    calls: list[Any] = []
+    designs = {"_design/there": b'{"new":1}', "_design/d": b"{}"}
+
+    def restored(spark: Any, options: Any, directory: Any, **more: Any) -> Restored:
+        calls.append((options.bucket, directory.path, more))
+        return Restored(3, 1200, 1, designs)
+
+    database = FalseDatabase()
+    monkeypatch.setattr(restore, "restore", restored)
+    monkeypatch.setattr(pipeline_backup, "database_of", lambda *_, **__: database)
+    words = ["pipeline", "run", "restore", str(tmp_path), "b", "--manifest", "3"]
+    said = call(*words, "--key-prefix", "u:").out.decode()
+    assert "manifest 3: 1,200 documents written, and 1 design documents; 2 that were" in said
+    assert database.designs == {"_design/there": {}, "_design/d": {}}
+    made = json.loads(call(*words, "--overwrite", "--json").out)
+    assert made == {"manifest": 3, "written": 1200, "kept": 1, "designs": 2}
+    assert database.designs["_design/there"] == {"new": 1}
+    assert calls == [
+        ("b", tmp_path, {"manifest": 3, "key_prefix": prefix, "overwrites": flag})
+        for prefix, flag in (("u:", False), ("", True))
+    ]
+
+
+def test_verify_ends_with_an_error_where_something_is_wrong(
+    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reachable: list[Any]
+) -> None:
+    found = [Compared(equal=7, changed=2, incomparable=1)]
+    problems: list[str] = []
+    monkeypatch.setattr(lake_verify, "verify_files", lambda *_: (4, problems))
+    monkeypatch.setattr(lake_verify, "verify_bucket", lambda *_, **__: found[0])
+    words = ["pipeline", "verify", str(tmp_path)]
+    assert call(*words).out == b"4 files checked\n"
+    code, out, _ = call(*words, "--bucket", "b")
+    assert (code, b"7 documents equal, 2 keys changed since" in out) == (0, True)
+    assert b"1 partitions were not compared" in out
+    found[0] = Compared(equal=7, missing=1, samples=("k",))
+    code, out, err = call(*words, "--bucket", "b")
+    assert (code, b"such as k" in out, "are not the same" in err) == (1, True, True)
+    assert json.loads(call(*words, "--bucket", "b", "--json").out)["missing"] == 1
+    problems.append("data-x is damaged")
+    code, out, err = call(*words, "--bucket", "b")
+    assert (code, out.splitlines()[0], "is damaged" in err) == (1, b"data-x is damaged", True)

@@ -9,8 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.client.documents import FLAGS_BINARY, durability_framing
-from millstream.client.writes import Write, each_encoder, is_done, live_cas, meta_encoder
+from millstream.client.writes import (
+    GivenWrite,
+    Write,
+    each_encoder,
+    is_done,
+    live_cas,
+    meta_encoder,
+)
 from millstream.errors import ConditionError, UsageError
+from millstream.kv.core.with_meta import given_change
+from millstream.model.lineage import born
 from millstream.model.partitions import partition_of
 from millstream.wire.mcbp import Opcode, Status, cut_packets, response
 
@@ -44,6 +53,35 @@ def test_a_frame_has_what_the_write_says(
     assert packet.value == write.value
     assert packet.extras == write.flags.to_bytes(4, "big") + write.expiry.to_bytes(4, "big")
     assert packet.datatype == (write.datatype if keep_json else 0)
+
+
+@given(
+    st.builds(
+        GivenWrite,
+        key=st.binary(min_size=1, max_size=250),
+        value=st.binary(max_size=300),
+        flags=st.integers(0, 2**32 - 1),
+        datatype=st.integers(0, 1),
+        expiry=st.integers(0, 2**32 - 1),
+        cas=st.integers(1, 2**63 - 1),
+        rev=st.integers(1, 2**63 - 1),
+        lineage=st.just(born(7, 9)),
+        is_insert=st.booleans(),
+    ),
+    st.integers(0, 2**32 - 1),
+)
+def test_what_a_document_had_elsewhere_is_in_its_frame(write: GivenWrite, opaque: int) -> None:
+    partition_id, frame = each_encoder(64, framing=b"", keep_json=True)(write, opaque)
+    (packet,), rest = cut_packets(frame, 1_000_000)
+    assert not rest
+    assert partition_id == packet.vbucket == partition_of(write.key, 64)
+    opcode = Opcode.ADD_WITH_META if write.is_insert else Opcode.SET_WITH_META
+    assert (packet.opcode, packet.key, packet.cas) == (opcode, write.key, 0)
+    assert (packet.datatype, packet.opaque) == (write.datatype, opaque)
+    change = given_change(packet, knows_lineage=True)
+    assert change == (
+        write.flags, write.expiry, write.rev, write.cas, 0x08, write.value, write.lineage
+    )  # fmt: skip
 
 
 def test_a_key_that_cannot_be_is_refused_before_it_is_sent() -> None:

@@ -19,6 +19,7 @@ from typing import Final
 from millstream.kv.core.locks import granted_seconds
 from millstream.kv.core.partition import Partition, absolute_expiry, value_of
 from millstream.kv.core.session import Command, KvSession
+from millstream.kv.core.with_meta import EXTRAS_BYTES, given_change, store_given
 from millstream.model.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from millstream.model.partitions import DESIGN_PREFIX, PartitionState
 from millstream.wire.frames import change_of
@@ -158,6 +159,28 @@ def _prepend(_: KvSession, packet: Packet, partition: Partition, now_ns: int) ->
 def _touch(_: KvSession, packet: Packet, partition: Partition, now_ns: int) -> bytes | Status:
     expiry = absolute_expiry(_EXPIRY.unpack(packet.extras)[0], now_ns)
     return partition.touch(packet.key, expiry, now_ns)
+
+
+def _with_meta(*, is_deletion: bool = False, is_insert: bool = False, quiet: bool) -> Command:
+    def command(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
+        if len(packet.extras) not in EXTRAS_BYTES:
+            return session.refusal(packet, Status.EINVAL)
+        knows_lineage = Feature.MILLSTREAM in session.features
+        given = given_change(packet, knows_lineage=knows_lineage)
+        if isinstance(given, Status) or (is_deletion and given.value):
+            return session.refusal(packet, Status.EINVAL)
+        if not session.may("stream"):
+            return session.refusal(packet, Status.EACCESS)
+
+        def change(_: KvSession, bare: Packet, partition: Partition, now: int) -> bytes | Status:
+            return store_given(
+                partition, bare, given, now, is_deletion=is_deletion, is_insert=is_insert
+            )
+
+        bare = packet._replace(value=given.value)
+        return _change(EXTRAS_BYTES, change, quiet=quiet)(session, bare, now_ns)
+
+    return command
 
 
 def _counter(sign: int, *, quiet: bool) -> Command:
@@ -384,6 +407,12 @@ DOCUMENT_COMMANDS: Final[dict[int, Command]] = {
     Opcode.GET_LOCKED: _get_locked,
     Opcode.UNLOCK: _unlock,
     Opcode.GET_META: _get_meta,
+    Opcode.SET_WITH_META: _with_meta(quiet=False),
+    Opcode.SETQ_WITH_META: _with_meta(quiet=True),
+    Opcode.ADD_WITH_META: _with_meta(is_insert=True, quiet=False),
+    Opcode.ADDQ_WITH_META: _with_meta(is_insert=True, quiet=True),
+    Opcode.DEL_WITH_META: _with_meta(is_deletion=True, quiet=False),
+    Opcode.DELQ_WITH_META: _with_meta(is_deletion=True, quiet=True),
     Opcode.GET_REPLICA: _get_replica,
     Opcode.OBSERVE: _observe,
     Opcode.FLUSH: _flush(quiet=False),

@@ -6,7 +6,9 @@ stream frame, and that one bytes object serves the hash table, the queue, the lo
 Invariants:
 1. A change looks at the newest one of its key first, in memory or in the log (`residents`); where
    that would wait for the disk it raises `NotInMemory`, before anything is changed.
-2. CAS only grows within a partition; seqnos are dense and only grow within a history branch.
+2. The CAS given here only grow within a partition, and those of a key always, but for documents
+   that are stored as they were elsewhere (`with_meta`); seqnos are dense and only grow within a
+   history branch.
 3. A change copies its key's lineage and adds a run only if the branch changed since the last one.
 4. Nothing here reads a clock: `now_ns` (Unix time) comes with each call.
 5. `on_plain` is called whenever `is_plain` changes: only a plain partition is read and written

@@ -30,7 +30,7 @@ from millstream.pipelines.control import LeaseKeeper, NodeControl
 from millstream.pipelines.lake.chain import chain_of, parts_of
 from millstream.pipelines.lake.copying import CopyTask, MergeTask, copy_part, merge_parts
 from millstream.pipelines.lake.directory import BackupDirectory
-from millstream.pipelines.lake.increment import plan_part
+from millstream.pipelines.lake.increment import by_lease, plan_part
 from millstream.pipelines.lake.manifest import Manifest, Part
 from millstream.pipelines.lake.tasks import run_tasks
 from millstream.pipelines.options import SourceOptions
@@ -200,10 +200,7 @@ class _Rounds:
         return failure
 
     def _leases_in_use(self) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
-        for p, lease in dict(self._leases).items():
-            found.setdefault(lease.lease_id, []).append(p)
-        return found
+        return by_lease(self._leases)
 
     def _release(self) -> None:
         for lease_id, partition_ids in self._leases_in_use().items():

@@ -15,7 +15,7 @@ Elsewhere: manifests (`manifest`), how the rows are put together again (`chain`)
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from millstream.client.columns import Columns
@@ -28,7 +28,7 @@ from millstream.model.position import (
 )
 from millstream.pipelines.lake.manifest import DataFile, Part, PartKind
 
-__all__ = ["PartPlan", "Selection", "plan_part"]
+__all__ = ["PartPlan", "Selection", "by_lease", "plan_part"]
 
 
 class PartPlan(NamedTuple):
@@ -81,6 +81,14 @@ def plan_part(parent: Part | None, lease: LeaseHold, log: FailoverLog) -> PartPl
     if undo_to == 0 or undo_to < parent.purge_seqno or _judged(again, lease, log) is not None:
         return full
     return PartPlan("branched", again, lease, log, parent.purge_seqno, undo_to)
+
+
+def by_lease(leases: Mapping[int, LeaseHold]) -> dict[int, list[int]]:
+    """Return lease id -> partitions held by it."""
+    found: dict[int, list[int]] = {}
+    for p, lease in leases.items():
+        found.setdefault(lease.lease_id, []).append(p)
+    return found
 
 
 def _judged(position: Position, lease: LeaseHold, log: FailoverLog) -> int | None:

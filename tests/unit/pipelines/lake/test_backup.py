@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from backup_double import DescribedRanges, FalseSpark
+from backup_double import FalseControl, FalseKeeper, FalseSource, FalseSpark
 from millstream.errors import MillstreamError, StreamError, UnavailableError, UsageError
 from millstream.pipelines.lake import backup
 from millstream.pipelines.lake.backup import ROUNDS_MAX, back_up, compact
@@ -19,38 +19,6 @@ from millstream.pipelines.options import SourceOptions
 from node_double import FalseNode
 
 OPTIONS = SourceOptions(hosts="h", bucket="b")
-
-
-class FalseControl:
-    """A `control.NodeControl` of the false node; `on_lease` runs when leases were opened."""
-
-    bucket_uuid = "b0"
-
-    def __init__(self, node: FalseNode) -> None:
-        self._node = node
-        self.partition_ids = tuple(node.partitions)
-        self.on_lease: Callable[[], None] = lambda: None
-        self.failover_log = node.failover_log
-        self.release_lease = node.release_lease
-
-    def open_lease(self, partition_ids: Any) -> Any:
-        held = self._node.open_lease(partition_ids)
-        self.on_lease()
-        return held
-
-    def close(self) -> None: ...
-
-
-class FalseSource(DescribedRanges):
-    def close(self) -> None: ...
-
-
-class FalseKeeper:
-    def __init__(self, options: SourceOptions, leases: Callable[[], Any]) -> None:
-        self._leases = leases
-        assert leases() == {}
-
-    def stop(self) -> None: ...
 
 
 class World:

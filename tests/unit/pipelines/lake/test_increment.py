@@ -3,7 +3,7 @@ from __future__ import annotations
 from millstream.client.columns import Columns
 from millstream.client.extensions import LeaseHold
 from millstream.model.position import FailoverEntry, Position
-from millstream.pipelines.lake.increment import PartPlan, Selection, plan_part
+from millstream.pipelines.lake.increment import PartPlan, Selection, by_lease, plan_part
 from millstream.pipelines.lake.manifest import Part
 
 OLD, NEW = FailoverEntry(0xA, 0, 1), FailoverEntry(0xB, 6, 2)
@@ -63,6 +63,11 @@ def test_where_deletions_may_be_missing_all_is_read_again() -> None:
     # of the chain: above R
     short = parent_at(8, purge=7)
     assert planned(plan_part(short, held(9, branch=2), (NEW, OLD))) == ("full", 0, None)
+
+
+def test_partitions_are_told_by_their_lease() -> None:
+    other = held(9)._replace(lease_id=5)
+    assert by_lease({1: held(9), 2: other, 3: held(4)}) == {77: [1, 3], 5: [2]}
 
 
 def test_an_empty_partition_is_undone_whole() -> None:

@@ -1,0 +1,200 @@
+"""Documents and deletions stored as they were elsewhere: CAS, rev, expiry and lineage included.
+
+    SET_WITH_META, ADD_WITH_META, DEL_WITH_META, and their quiet twins
+    extras  flags u32, expiry u32 (of a deletion its time), rev u64, CAS u64,
+            then options u32 if they have 28 or 30 bytes,
+            then the length of extended metadata u16 if they have 26 or 30
+    value   the document's, then the extended metadata: version u8 (1), {id u8, length u16, data}*
+
+Invariants:
+1. It takes the rights to write and to stream: who may bring documents as they were elsewhere is
+   who may take them there.
+2. Of two versions of a key the one with the larger (rev, CAS, expiry, flags) stays, unless
+   conflicts are not to be resolved. A change that loses is refused, and nothing is changed.
+3. What comes next is this node's own: a larger CAS than any given, the next rev, and, if another
+   history than the present one wrote last, a run of the lineage.
+
+Elsewhere: the other changes (`kv.core.partition`), their commands (`kv.core.documents`); the
+protocol is that of the released servers, the section with the lineage is ours.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final, NamedTuple
+
+from millstream.kv.core.partition import Partition
+from millstream.model.lineage import born, decode, is_lineage, with_run
+from millstream.wire.frames import change_of, deletion, expiration, mutation
+from millstream.wire.mcbp import Packet, Status
+
+__all__ = ["EXTRAS_BYTES", "GivenChange", "given_change", "store_given"]
+
+EXTRAS_BYTES: Final = (24, 26, 28, 30)
+NUMBER_MAX: Final = 2**63 - 1
+"""Largest CAS and rev taken: others follow them."""
+LINEAGE_BYTES_MAX: Final = 4096
+LINEAGE_SECTION: Final = 0x80
+_FIELDS: Final = Struct(">IIQQ")
+_SECTION: Final = Struct(">BH")
+_VERSION: Final = 1
+_FORCE: Final = 0x01 | 0x08
+_ACCEPT: Final = 0x02
+_NEW_CAS: Final = 0x04
+_EXPIRED: Final = 0x10
+_OPTIONS: Final = _FORCE | _ACCEPT | _NEW_CAS | _EXPIRED
+_SECOND_NS: Final = 1_000_000_000
+
+
+class GivenChange(NamedTuple):
+    """A change as it was elsewhere; `expiry` of a deletion is its time, 0 for now.
+
+    `options` are those of the request; `lineage` is None where none came.
+    """
+
+    flags: int
+    expiry: int
+    rev: int
+    cas: int
+    options: int
+    value: bytes
+    lineage: bytes | None
+
+
+def given_change(packet: Packet, *, knows_lineage: bool) -> GivenChange | Status:
+    """Cut a request, whose extras have one of the lengths `EXTRAS_BYTES`.
+
+    Args:
+        packet: the request.
+        knows_lineage: the connection has our extensions.
+    """
+    extras, value = packet.extras, packet.value
+    flags, expiry, rev, cas = _FIELDS.unpack_from(extras)
+    rest = extras[_FIELDS.size :]
+    options = int.from_bytes(rest[:4], "big") if len(rest) >= 4 else 0
+    meta_bytes = int.from_bytes(rest[-2:], "big") if len(rest) in (2, 6) else 0
+    is_forced, has_new_cas = options & _FORCE, options & _NEW_CAS
+    if (
+        options & ~_OPTIONS
+        or (has_new_cas and not is_forced)
+        or meta_bytes > len(value)
+        or not 1 <= rev <= NUMBER_MAX
+        or not (1 <= cas <= NUMBER_MAX or has_new_cas)
+    ):
+        return Status.EINVAL
+    lineage = _lineage_in(value[len(value) - meta_bytes :]) if meta_bytes else b""
+    if lineage is None or (lineage and not knows_lineage):
+        return Status.EINVAL
+    value = value[: len(value) - meta_bytes]
+    return GivenChange(flags, expiry, rev, cas, options, value, lineage or None)
+
+
+def _lineage_in(meta: bytes) -> bytes | None:
+    """Return the lineage in extended metadata, empty if there is none; None: they are not right.
+
+    Sections of others are passed over.
+    """
+    if meta[0] != _VERSION:
+        return None
+    found, at = b"", 1
+    while at < len(meta):
+        if at + _SECTION.size > len(meta):
+            return None
+        kind, size = _SECTION.unpack_from(meta, at)
+        data = meta[at + _SECTION.size : at + _SECTION.size + size]
+        if len(data) != size:
+            return None
+        if kind == LINEAGE_SECTION:
+            found = data
+            if not is_lineage(found) or len(found) > LINEAGE_BYTES_MAX:
+                return None
+        at += _SECTION.size + size
+    return found
+
+
+def store_given(
+    partition: Partition,
+    packet: Packet,
+    change: GivenChange,
+    now_ns: int,
+    *,
+    is_deletion: bool = False,
+    is_insert: bool = False,
+) -> bytes | Status:
+    """Store a change under the key of a request; return its frame.
+
+    KEY_EEXISTS: invariant 2, the CAS named is not the document's, or, of an insert, there is a
+    document. KEY_ENOENT: a CAS is named and there is no document. LOCKED: it is locked.
+    """
+    key = packet.key
+    live = partition.live(key, now_ns)
+    if is_insert and live is not None:
+        return Status.KEY_EEXISTS
+    if packet.cas and live is None:
+        return Status.KEY_ENOENT
+    if partition.locks and partition.locks.cas_of(key, now_ns):
+        return Status.LOCKED
+    entry = partition.entry(key)
+    old = b"" if entry is None else entry.frame
+    old_seqno = 0
+    if old:
+        former = change_of(old)
+        old_seqno = former.seqno
+        if packet.cas and packet.cas != former.cas:
+            return Status.KEY_EEXISTS
+        held = former.rev, former.cas, former.expiry, former.flags
+        if not change.options & _FORCE and _rank(change, is_deletion=is_deletion) <= held:
+            return Status.KEY_EEXISTS
+    if change.options & _NEW_CAS:
+        change = change._replace(cas=max(now_ns, partition.last_cas + 1))
+    partition.last_cas = max(partition.last_cas, change.cas)
+    seqno = partition.queue.high_seqno + 1
+    frame = _frame(partition.partition_id, packet, change, seqno, now_ns, is_deletion=is_deletion)
+    lineage = _lineage_from_here(partition, change, seqno, entry.lineage if entry else b"")
+    if entry is None:
+        entry = partition.residents.add(key, b"", lineage)
+    partition.queue.append(entry, frame, old_seqno, old)
+    partition.residents.replace(entry, frame, lineage)  # the queue may owe the log the old
+    if change.expiry and not is_deletion:
+        partition.expiries.add(entry.key, change.expiry)
+    return frame
+
+
+def _rank(change: GivenChange, *, is_deletion: bool) -> tuple[int, int, int, int]:
+    flags = 0 if is_deletion else change.flags
+    return change.rev, change.cas, change.expiry, flags
+
+
+def _frame(
+    partition_id: int,
+    packet: Packet,
+    change: GivenChange,
+    seqno: int,
+    now_ns: int,
+    *,
+    is_deletion: bool,
+) -> bytes:
+    if not is_deletion:
+        return mutation(
+            partition_id, packet.key, change.value, seqno, change.rev, change.cas, change.flags,
+            change.expiry, packet.datatype,
+        )  # fmt: skip
+    encode = expiration if change.options & _EXPIRED else deletion
+    time_s = change.expiry or now_ns // _SECOND_NS
+    return encode(partition_id, packet.key, seqno, change.rev, change.cas, time_s)
+
+
+def _lineage_from_here(
+    partition: Partition, change: GivenChange, seqno: int, former: bytes
+) -> bytes:
+    """Return the lineage to be stored: what was given, and who writes the next generation.
+
+    Later writes add a run only where they find a change of an older history; this one counts as
+    one of the present.
+    """
+    branch = partition.failover_log[0].branch
+    lineage = change.lineage or former or born(branch, seqno)
+    if decode(lineage).runs[-1][0] == branch:
+        return lineage
+    first = change.rev + 1 if change.lineage else change.rev
+    return with_run(lineage, branch, first)

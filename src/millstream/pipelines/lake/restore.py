@@ -1,0 +1,156 @@
+"""Writes a backup into a bucket: documents as they were, with CAS, rev, expiry, flags and lineage.
+
+Invariants:
+1. Keys decide where documents go: the bucket may have any number of partitions.
+2. A document that is there stays, unless it is to be replaced; so a restore that broke off is
+   simply run again.
+3. What is deleted in the backup, or has expired since, is not written, and deletes nothing.
+4. Design documents are not written with the others: they are checked where they are put, so they
+   are handed to the caller.
+
+Elsewhere: the newest version of each key (`chain`), whether all arrived (`verify`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from pyspark.sql import SparkSession
+
+from millstream.client.columns import OP_PUT, decode_meta
+from millstream.client.writes import GivenWrite
+from millstream.errors import CorruptionError, MillstreamError
+from millstream.model.limits import UINT64_MAX
+from millstream.model.partitions import key_from_text
+from millstream.pipelines.control import open_client
+from millstream.pipelines.lake.chain import chain_of, parts_of
+from millstream.pipelines.lake.copying import newest_batches
+from millstream.pipelines.lake.directory import BackupDirectory
+from millstream.pipelines.lake.manifest import Part
+from millstream.pipelines.lake.parquet import SCHEMA
+from millstream.pipelines.lake.tasks import run_tasks
+from millstream.pipelines.options import SourceOptions
+
+__all__ = ["Restored", "restore", "restore_part", "writes_of"]
+
+DESIGN: Final = "_design/"
+PERSIST_S: Final = 600.0
+"""Longest wait until the node has on disk what was written."""
+
+
+class RestoreTask(NamedTuple):
+    """One partition of a backup; `parts` newest first, `now_s` Unix seconds."""
+
+    options: SourceOptions
+    root: Path
+    parts: tuple[Part, ...]
+    key_prefix: str
+    overwrites: bool
+    now_s: int
+
+
+class Restored(NamedTuple):
+    """What a restore did.
+
+    `kept`: documents that were there and stayed. `designs`: key -> JSON, not written.
+    """
+
+    manifest: int
+    written: int
+    kept: int
+    designs: Mapping[str, bytes]
+
+
+def restore(
+    spark: SparkSession,
+    options: SourceOptions,
+    directory: BackupDirectory,
+    *,
+    manifest: int | None = None,
+    key_prefix: str = "",
+    overwrites: bool = False,
+) -> Restored:
+    """Write a backup into the bucket that `options` name, and wait until it is on disk.
+
+    Args:
+        spark: whose executors see `directory`.
+        options: of the node.
+        directory: of the backup.
+        manifest: which one; default the newest.
+        key_prefix: only keys whose text form begins so.
+        overwrites: replace documents that are there, newer ones too.
+
+    Raises:
+        UsageError: `no_backup`, `unknown_manifest`.
+        CorruptionError: `broken_chain`, `damaged_file`, `bad_meta`.
+        AccessError, UnavailableError: the first document that could not be written.
+    """
+    manifests = directory.manifests()
+    id_ = max(manifests, default=0) if manifest is None else manifest
+    chain = chain_of(manifests, id_)
+    tasks = []
+    for part in chain[0].parts:
+        parts = tuple(parts_of(chain, part.partition))
+        now_s = time.time_ns() // 10**9
+        task = RestoreTask(options, directory.path, parts, key_prefix, overwrites, now_s)
+        tasks.append((sum(found.row_count for found in parts), task))
+    written = kept = 0
+    designs: dict[str, bytes] = {}
+    with open_client(options) as client:
+        for result in run_tasks(spark, restore_part, tasks):
+            if isinstance(result, MillstreamError):
+                raise result
+            written, kept = written + result.written, kept + result.kept
+            designs |= result.designs
+        client.wait_persisted(PERSIST_S)
+    return Restored(id_, written, kept, designs)
+
+
+def restore_part(task: RestoreTask) -> Restored:
+    """Write one partition's documents.
+
+    Raises:
+        MillstreamError: as `restore`.
+    """
+    designs: dict[str, bytes] = {}
+    written = kept = 0
+    with open_client(task.options) as client:
+        for _, result in client.write_each(writes_of(task, designs)):
+            if not isinstance(result, MillstreamError):
+                written += 1
+            elif result.code == "key_exists":
+                kept += 1
+            else:
+                raise result
+    return Restored(0, written, kept, designs)
+
+
+def writes_of(task: RestoreTask, designs: dict[str, bytes]) -> Iterator[GivenWrite]:
+    """Yield what is to be written; put design documents into `designs`."""
+    for batch in newest_batches(task.root, task.parts, SCHEMA.names):
+        for row in batch.to_pylist():
+            key, expiry = row["key"], row["expiry"]
+            if row["op"] != OP_PUT or not key.startswith(task.key_prefix):
+                continue
+            if 0 < expiry <= task.now_s:
+                continue
+            if key.startswith(DESIGN):
+                designs[key] = row["value"]
+            else:
+                yield _write(row, is_insert=not task.overwrites)
+
+
+def _write(row: Mapping[str, Any], *, is_insert: bool) -> GivenWrite:
+    try:
+        lineage = decode_meta(row["meta"]).lineage
+    except ValueError as error:
+        raise CorruptionError(
+            f"document {row['key']!r} of the backup has no lineage: {error}", code="bad_meta"
+        ) from error
+    return GivenWrite(
+        key_from_text(row["key"]), row["value"], row["flags"], row["datatype"], row["expiry"],
+        row["cas"] & UINT64_MAX, row["rev"] & UINT64_MAX, lineage, is_insert=is_insert,
+    )  # fmt: skip

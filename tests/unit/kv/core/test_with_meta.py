@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+from struct import Struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from log_double import NOW, SECOND
+from session_double import UserDouble, UsersDouble, ask, new_session
+
+from millstream.kv.core.session import KvSession
+from millstream.kv.core.with_meta import LINEAGE_BYTES_MAX, NUMBER_MAX
+from millstream.model.limits import VALUE_BYTES_MAX
+from millstream.model.lineage import Lineage, born, decode, encode
+from millstream.model.partitions import partition_of
+from millstream.model.revision import Revisions
+from millstream.wire.frames import change_of
+from millstream.wire.mcbp import Feature, Opcode, Packet, Status, request
+
+KEY = b"k"
+PARTITION = partition_of(KEY, 4)
+FIELDS = Struct(">IIQQ")
+FORCE, NEW_CAS, EXPIRED = 0x08, 0x04, 0x10
+FOREIGN = encode(Lineage(77, 5, ((77, 1), (78, 4))))
+
+
+def meta_of(lineage: bytes) -> bytes:
+    return b"\1\x80" + len(lineage).to_bytes(2, "big") + lineage
+
+
+def one(
+    opcode: int = Opcode.SET_WITH_META,
+    *,
+    flags: int = 7,
+    expiry: int = 0,
+    rev: int = 5,
+    cas: int = 1000,
+    options: int | None = None,
+    meta: bytes | None = None,
+    value: bytes = b"v",
+    header_cas: int = 0,
+    datatype: int = 0,
+) -> bytes:
+    extras = FIELDS.pack(flags, expiry, rev, cas)
+    if options is not None:
+        extras += options.to_bytes(4, "big")
+    if meta is not None:
+        extras += len(meta).to_bytes(2, "big")
+    if opcode in (Opcode.DEL_WITH_META, Opcode.DELQ_WITH_META):
+        value = b""
+    return request(
+        opcode, vbucket=PARTITION, key=KEY, extras=extras, value=value + (meta or b""),
+        cas=header_cas, datatype=datatype,
+    )  # fmt: skip
+
+
+def do(session: KvSession, *words: int, **fields: object) -> Packet:
+    return ask(session, one(*words, **fields))[0]  # type: ignore[arg-type]
+
+
+def stored(session: KvSession) -> Packet:
+    return ask(session, request(Opcode.SET, vbucket=PARTITION, key=KEY, extras=bytes(8)))[0]
+
+
+def ours() -> KvSession:
+    session = new_session()
+    session.features = frozenset((Feature.MILLSTREAM,))
+    return session
+
+
+def newest(session: KvSession) -> tuple[bytes, bytes]:
+    assert session.bucket is not None
+    entry = session.bucket.partitions[PARTITION].entry(KEY)
+    assert entry is not None
+    return entry.frame, entry.lineage
+
+
+def test_a_document_has_what_it_had_elsewhere() -> None:
+    session = ours()
+    expiry = NOW // SECOND + 99
+    reply = do(session, expiry=expiry, meta=meta_of(FOREIGN), options=FORCE)
+    assert (reply.status, reply.cas) == (0, 1000)
+    frame, lineage = newest(session)
+    change = change_of(frame)
+    assert (change.cas, change.rev, change.expiry, change.flags) == (1000, 5, expiry, 7)
+    assert change.value == b"v"
+    assert decode(lineage).runs[:2] == ((77, 1), (78, 4))
+    revisions = Revisions("b0")
+    for generation in range(1, 6):
+        assert revisions.of(KEY, lineage, generation) == revisions.of(KEY, FOREIGN, generation)
+    assert ask(session, request(Opcode.GET, vbucket=PARTITION, key=KEY))[0].value == b"v"
+
+
+def test_what_comes_next_is_this_nodes_own() -> None:
+    session = ours()
+    do(session, cas=NOW + 10**12, meta=meta_of(FOREIGN))
+    assert stored(session).cas == NOW + 10**12 + 1
+    frame, lineage = newest(session)
+    assert change_of(frame).rev == 6
+    assert session.bucket is not None
+    branch = session.bucket.partitions[PARTITION].failover_log[0].branch
+    assert decode(lineage).runs[2:] == ((branch, 6),)
+    assert Revisions("b0").of(KEY, lineage, 6) != Revisions("b0").of(KEY, FOREIGN, 6)
+
+
+def test_without_a_lineage_it_was_born_here() -> None:
+    session = new_session()
+    do(session)
+    assert session.bucket is not None
+    partition = session.bucket.partitions[PARTITION]
+    assert newest(session)[1] == born(partition.failover_log[0].branch, 1)
+    do(session, rev=9)
+    assert newest(session)[1] == born(partition.failover_log[0].branch, 1)
+
+
+def test_the_newer_version_stays() -> None:
+    session = new_session()
+    assert do(session).status == 0
+    for fields in ({"rev": 4, "cas": 2000}, {"cas": 999}, {}, {"flags": 6}):
+        assert do(session, **fields).status == Status.KEY_EEXISTS
+    for fields in ({"rev": 6, "cas": 1}, {"rev": 6, "cas": 2}, {"rev": 6, "cas": 2, "flags": 8}):
+        assert do(session, **fields).status == 0
+    assert do(session, rev=2, cas=3, options=FORCE, value=b"older").status == 0
+    assert change_of(newest(session)[0]).value == b"older"
+
+
+def test_a_deletion_and_what_it_beats() -> None:
+    session = new_session()
+    assert do(session, Opcode.DEL_WITH_META, rev=8, expiry=50).status == 0
+    change = change_of(newest(session)[0])
+    assert (change.is_deleted, change.rev, change.cas) == (True, 8, 1000)
+    assert do(session, rev=7).status == Status.KEY_EEXISTS
+    assert do(session, rev=9).status == 0
+    assert do(session, Opcode.DEL_WITH_META, rev=10, options=EXPIRED).status == 0
+    assert newest(session)[0][1] == Opcode.DCP_EXPIRATION
+    assert do(session, rev=11, cas=12).status == 0
+
+
+def test_an_insert_wants_no_document() -> None:
+    session = new_session()
+    assert do(session, Opcode.ADD_WITH_META).status == 0
+    assert do(session, Opcode.ADD_WITH_META, rev=9, options=FORCE).status == Status.KEY_EEXISTS
+    do(session, Opcode.DEL_WITH_META, rev=9)
+    assert do(session, Opcode.ADD_WITH_META, rev=3, options=FORCE).status == 0
+
+
+def test_a_cas_and_a_lock_are_respected() -> None:
+    session = new_session()
+    assert do(session, header_cas=5).status == Status.KEY_ENOENT
+    cas = stored(session).cas
+    assert do(session, rev=9, header_cas=5).status == Status.KEY_EEXISTS
+    assert do(session, rev=9, cas=4, header_cas=cas).status == 0
+    ask(session, request(Opcode.GET_LOCKED, vbucket=PARTITION, key=KEY))
+    assert do(session, rev=10).status in (Status.LOCKED, Status.KEY_EEXISTS)
+    assert change_of(newest(session)[0]).rev == 9
+
+
+def test_a_new_cas_may_be_asked_for() -> None:
+    session = new_session()
+    assert do(session, cas=0, options=NEW_CAS | FORCE).cas >= NOW
+    assert do(session, cas=0, options=NEW_CAS).status == Status.EINVAL
+
+
+def test_quiet_ones_speak_only_when_they_must() -> None:
+    session = new_session()
+    data = one(Opcode.SETQ_WITH_META) + one(Opcode.ADDQ_WITH_META)
+    data += one(Opcode.DELQ_WITH_META, rev=9) + request(Opcode.NOOP)
+    assert [reply.opcode for reply in ask(session, data)] == [Opcode.ADDQ_WITH_META, Opcode.NOOP]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"options": 0x20}, {"rev": 0}, {"rev": NUMBER_MAX + 1}, {"cas": 0},
+        {"cas": NUMBER_MAX + 1}, {"meta": b"\2"}, {"meta": b"\1\x80\0\5\1"}, {"meta": b"\1\x80\0"},
+        {"meta": meta_of(b"\1")}, {"meta": meta_of(b"\1\x80")}, {"datatype": 2},
+        {"meta": meta_of(bytes([1]) * (LINEAGE_BYTES_MAX + 2))},
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_and_changes_nothing(fields: dict[str, int]) -> None:
+    session = ours()
+    assert do(session, **fields).status == Status.EINVAL
+    assert session.bucket is not None
+    assert session.bucket.partitions[PARTITION].high_seqno == 0
+
+
+def test_lengths_that_do_not_fit() -> None:
+    session = ours()
+    for extras in (b"", bytes(23), bytes(31)):
+        frame = request(Opcode.SET_WITH_META, vbucket=PARTITION, key=KEY, extras=extras)
+        assert ask(session, frame)[0].status == Status.EINVAL
+    extras = FIELDS.pack(0, 0, 1, 1) + b"\0\5"
+    frame = request(Opcode.SET_WITH_META, vbucket=PARTITION, key=KEY, extras=extras, value=b"v")
+    assert ask(session, frame)[0].status == Status.EINVAL
+    frame = request(
+        Opcode.DEL_WITH_META,
+        vbucket=PARTITION,
+        key=KEY,
+        extras=FIELDS.pack(0, 0, 1, 1),
+        value=b"v",
+    )
+    assert ask(session, frame)[0].status == Status.EINVAL
+
+
+def test_the_largest_value_has_room_for_its_lineage() -> None:
+    session = ours()
+    value = bytes(VALUE_BYTES_MAX)
+    assert do(session, value=value, meta=meta_of(FOREIGN)).status == 0
+    assert do(session, rev=9, value=value + b"x").status == Status.E2BIG
+
+
+def test_lineages_are_for_our_own_clients_and_sections_of_others_are_passed_over() -> None:
+    session = new_session()
+    assert do(session, meta=meta_of(FOREIGN)).status == Status.EINVAL
+    assert do(session, meta=b"\1\2\0\1\0").status == 0
+
+
+@pytest.mark.parametrize(("rights", "status"), [
+    (("write",), Status.EACCESS), (("read", "stream"), Status.EACCESS), (("write", "stream"), 0),
+])  # fmt: skip
+def test_it_takes_the_rights_to_write_and_to_stream(rights: tuple[str, ...], status: int) -> None:
+    session = new_session()
+    users = UsersDouble()
+    users.is_empty = False
+    session.host.users = users  # type: ignore[misc, assignment]
+    session.user = UserDouble(*rights)  # type: ignore[assignment]
+    session.select(session.bucket)
+    assert do(session).status == status
+
+
+@given(st.binary(max_size=60), st.sampled_from([24, 26, 28, 30]), st.binary(min_size=30))
+def test_no_bytes_make_it_fail(value: bytes, size: int, extras: bytes) -> None:
+    session = ours()
+    frame = request(
+        Opcode.SET_WITH_META, vbucket=PARTITION, key=KEY, extras=extras[:size], value=value
+    )
+    assert ask(session, frame)[0].status in (0, Status.EINVAL, Status.KEY_EEXISTS)
