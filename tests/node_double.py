@@ -229,6 +229,11 @@ class FalseClient:
     def partition_count(self) -> int:
         return len(self._node.partitions)
 
+    nodes: tuple[str, ...] = ("here",)
+
+    def refresh_map(self) -> None:
+        self.calls.append("refresh_map")
+
     def close(self) -> None:
         self.is_closed = True
 

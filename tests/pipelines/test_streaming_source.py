@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from millstream.pipelines.checkpoints import read_checkpoint, reset_checkpoint
+from millstream.pipelines.offsets import OffsetEntry
+from millstream.pipelines.options import ROW_BYTES_ESTIMATE
+from millstream.pipelines.runs import lag_of_report
 from node_process import NodeProcess
 from spark_bucket import TIMEOUT_S, BucketUnderTest, KeyedState
 
@@ -84,6 +88,34 @@ def test_a_query_follows_and_goes_on_from_its_checkpoint(
     assert state.live() == present(bucket, [f"k{n}" for n in range(100)])
     again = [row for _, rows in state.batches for row in rows][rows_before:]
     assert {row.key for row in again if row.op == "put"} == {f"k{n}" for n in range(10)}
+
+
+def test_a_checkpoint_is_read_reset_and_its_lag_told(
+    spark: Any, bucket: BucketUnderTest, tmp_path: Path
+) -> None:
+    bucket.write({f"k{n}": b"1" for n in range(1_000)})
+    checkpoint, state = tmp_path / "checkpoint", KeyedState()
+
+    def sizes() -> list[int]:
+        return [sum(row.op == "put" for row in rows) for _, rows in state.batches]
+
+    in_bytes = bucket.stream(spark, maxBytesPerBatch=300 * ROW_BYTES_ESTIMATE)
+    first = state.run_to_end(in_bytes, checkpoint)
+    assert sum(sizes()) == 1_000
+    assert 300 < max(sizes()) <= 600  # twice what was wanted
+    reports = [report for report in first.recentProgress if report["numInputRows"]]
+    lags = [sum((lag_of_report(report) or {}).values()) for report in reports]
+    assert lags[0] > 400
+    assert lags == sorted(lags, reverse=True)
+    standing = read_checkpoint(checkpoint)
+    assert standing.offset is not None
+    assert sum(entry.seqno for entry in standing.offset.entries.values()) == 1_000
+    nothing = standing.offset._replace(entries={p: OffsetEntry() for p in range(4)})
+    number = reset_checkpoint(checkpoint, nothing)
+    state.batches.clear()
+    state.run_to_end(bucket.stream(spark), checkpoint)
+    assert state.batches[0][0] == number + 1
+    assert sum(sizes()) == 1_000
 
 
 def test_a_failed_batch_is_read_again(spark: Any, bucket: BucketUnderTest, tmp_path: Path) -> None:

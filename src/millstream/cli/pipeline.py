@@ -4,29 +4,24 @@ Invariants:
 1. stdout carries what was asked for, with `--json` as JSON lines.
 
 Elsewhere: the runs (`cli.pipeline_views`, `cli.pipeline_backup`), their record
-(`pipelines.runs`).
+(`pipelines.runs`), offsets (`cli.pipeline_offsets`).
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from millstream.cli import pipeline_backup, pipeline_views
-from millstream.cli.connect import (
-    JsonOption,
-    PasswordFileOption,
-    TlsCaOption,
-    UserOption,
-)
-from millstream.cli.pipeline_backup import source_options
+from millstream.cli import pipeline_backup, pipeline_offsets, pipeline_views
+from millstream.cli.connect import JsonOption
 from millstream.errors import UsageError
 from millstream.pipelines.runs import (
+    RunProgress,
     list_runs,
     read_progress,
     read_run,
@@ -40,6 +35,9 @@ run_app = typer.Typer(no_args_is_help=True, help="Run a pipeline in the foregrou
 app.add_typer(run_app, name="run")
 pipeline_views.add_to(run_app)
 pipeline_backup.add_to(app, run_app)
+app.add_typer(pipeline_offsets.app, name="offsets")
+
+LAGS_SHOWN_MAX: Final = 5
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="As `list` shows it.")]
 
@@ -51,11 +49,14 @@ def list_pipelines(json: JsonOption = False) -> None:
     if json:
         _print_json([msgspec.to_builtins(record) for record in records])
         return
-    table = Table("name", "state", "bucket", "node", "pid")
+    table = Table("name", "state", "bucket", "node", "pid", "batches", "rows", "rows/s", "lag")
     for record in records:
-        state = "running" if record.is_running else "stopped"
+        done = read_progress(record.name)
+        state = "running" if record.is_running else "failed" if done.error else "stopped"
         pid = str(record.pid) if record.is_running else ""
-        table.add_row(record.name, state, record.bucket, record.address, pid)
+        figures = [done.batch_count, done.row_count, round(done.rows_per_s)]
+        told = [f"{figure:,}" for figure in [*figures, sum(done.lag.values())]]
+        table.add_row(record.name, state, record.bucket, record.address, pid, *told)
     Console().print(table)
 
 
@@ -84,32 +85,21 @@ def status(name: NameArgument, json: JsonOption = False) -> None:
         _print_json(shown)
         return
     table = Table(show_header=False)
-    for member, value in shown.items():
+    for member, value in (shown | _in_words(done)).items():
         table.add_row(member, f"{value:,}" if isinstance(value, int) else str(value))
     Console().print(table)
 
 
-@app.command()
-def offsets(
-    name: NameArgument,
-    user: UserOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Show the position of each partition that a pipeline's index has reached."""
-    from millstream.pipelines.index.setup import index_state_of
-
-    record = read_run(name)
-    source = source_options(record.bucket, record.address, user, password_file, tls_ca)
-    positions = index_state_of(source, record.ddoc).positions
-    if json:
-        _print_json(positions)
-        return
-    table = Table("partition", "uuid", "seqno", "snap start", "snap end")
-    for partition_id in sorted(positions):
-        table.add_row(str(partition_id), *(str(each) for each in positions[partition_id][:4]))
-    Console().print(table)
+def _in_words(done: RunProgress) -> dict[str, str]:
+    """Return what is too long for people, shorter: batch times, the partitions furthest behind."""
+    times = [batch.seconds for batch in done.batches]
+    span = f"{min(times):.2f} to {max(times):.2f} s, last {times[-1]:.2f} s" if times else "none"
+    behind = sorted(done.lag.items(), key=lambda item: -item[1])[:LAGS_SHOWN_MAX]
+    most = ", ".join(f"partition {partition}: {lag:,}" for partition, lag in behind if lag)
+    return {
+        "last_batches": span,
+        "lag": f"{sum(done.lag.values()):,}{f' ({most})' if most else ''}",
+    }
 
 
 @app.command()

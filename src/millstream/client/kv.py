@@ -153,6 +153,14 @@ class Client:
         """The newest map known."""
         return self._router.map
 
+    def refresh_map(self) -> None:
+        """Ask the nodes which of them serves what by now.
+
+        Raises:
+            UnavailableError: no node answers.
+        """
+        self._router.refresh_map()
+
     @property
     def partition_count(self) -> int:
         """Number of partitions of the bucket."""

@@ -3,7 +3,9 @@
 Invariants:
 1. The first connection of a query fails at once, with the reason. Later ones are tried again for
    `RECONNECT_S`, so that a query outlives the restart of a node.
-2. What the newest offset relies on is renewed while the query lives, however long a batch takes,
+2. Partitions that are moving between nodes are waited for, for as long, and asked for where they
+   are by then.
+3. What the newest offset relies on is renewed while the query lives, however long a batch takes,
    by a thread with connections of its own.
 
 Elsewhere: the rules (`planner`), the executors' connections (`reading`).
@@ -14,13 +16,21 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, TypeVar
 
 from millstream.client.extensions import DURABLE_MARK, LeaseHold, PartitionPosition
 from millstream.client.kv import Client, connect
 from millstream.client.routing import Backoff
-from millstream.errors import MillstreamError, StreamError, UnavailableError, UsageError
+from millstream.errors import (
+    MillstreamError,
+    RoutingError,
+    StreamError,
+    UnavailableError,
+    UsageError,
+)
 from millstream.model.limits import LEASE_SECONDS_DEFAULT
+from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog
 from millstream.pipelines.options import SourceOptions
 
@@ -64,9 +74,15 @@ class NodeControl:
         self.partition_ids = tuple(p for p in self.partition_ids if not is_left_out(p, count))
 
     def positions(self) -> Mapping[int, PartitionPosition]:
-        """Return where every partition to be read stands."""
-        found = self._ask(lambda client: client.positions(self.partition_ids))
-        return {position.partition_id: position for position in found}
+        """Return where every partition to be read stands (invariant 2)."""
+        backoff = Backoff(RECONNECT_S)
+        while True:
+            found = self._ask(lambda client: client.positions(self.partition_ids))
+            active = [at for at in found if at.state == PartitionState.ACTIVE]
+            is_spread = len(self._client.cluster_map.nodes) > 1
+            if len(active) == len(self.partition_ids) or not is_spread or not backoff.wait():
+                return {position.partition_id: position for position in found}
+            self._refresh_map()
 
     def failover_log(self, partition_id: int) -> FailoverLog:
         """Return the histories of a partition, newest first."""
@@ -97,9 +113,14 @@ class NodeControl:
         while True:
             try:
                 return ask(self._client)
-            except UnavailableError:
+            except (UnavailableError, RoutingError):
                 if not backoff.wait():
                     raise
+                self._refresh_map()
+
+    def _refresh_map(self) -> None:
+        with suppress(UnavailableError):  # whoever is asked next says what is the matter
+            self._client.refresh_map()
 
     def _checked_partitions(self) -> tuple[int, ...]:
         count = self._client.partition_count

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple, Protocol
 
 from millstream.client.bulk import Range
 from millstream.client.extensions import LeaseHold
-from millstream.errors import RollbackRequiredError, StreamError
+from millstream.errors import RollbackRequiredError, RoutingError, StreamError
 from millstream.model.position import FailoverLog, Position, upper_of
 from millstream.pipelines.offsets import Offset, OffsetEntry
 from millstream.wire.frames import iter_frames, seqno_of
@@ -86,6 +86,7 @@ class RangeSource(Protocol):
         Raises:
             RollbackRequiredError: the rollback rule refused a position.
             StreamError: `lease_lost`, or a stream that ended before its end.
+            RoutingError: the partition moved.
         """
 
     def failover_log(self, partition_id: int) -> tuple[FailoverLog, int]:
@@ -144,7 +145,7 @@ def read_committed(reads: Sequence[RangeRead], source: RangeSource) -> Iterator[
     wanted = [read for read in reads if read.row_count_max]
     try:
         yield from source.stream([read.request for read in wanted])
-    except StreamError:
+    except (StreamError, RoutingError):
         # One refused range ends the streams of all others: ask for each alone.
         for read in wanted:
             yield from _read_alone(read, source)

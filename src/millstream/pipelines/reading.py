@@ -4,7 +4,8 @@ Invariants:
 1. Sockets are opened inside a read and closed when it ends, also when it is abandoned.
 2. A batch holds about `BATCH_ROWS` rows or `BATCH_BYTES`, at most one chunk more; one chunk is
    at most one document longer than the fetch size. So no batch comes near Arrow's 2 GiB.
-3. Mark rows come before the changes of a task.
+3. Ranges are read from the nodes that have their partitions, one node after the other.
+4. Mark rows come before the changes of a task.
 
 Hot path: socket -> `BulkReader` -> `cut_columns` -> Arrow; measured by `make bench`.
 
@@ -15,6 +16,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
@@ -24,7 +27,8 @@ from millstream.client.columns import Columns, cut_columns
 from millstream.client.connection import PORT_DEFAULT, Connection
 from millstream.client.extensions import DURABLE_MARK, LeaseHold
 from millstream.client.kv import Client
-from millstream.errors import StreamError, UnavailableError
+from millstream.client.routing import Backoff
+from millstream.errors import RoutingError, StreamError, UnavailableError
 from millstream.model.addresses import parse_address
 from millstream.model.position import FailoverLog
 from millstream.pipelines.control import RENEW_EVERY_S, open_client
@@ -38,9 +42,12 @@ from millstream.pipelines.schema import (
     RowForm,
     branch_table,
 )
+from millstream.wire.cluster_map import cluster_map_from
+from millstream.wire.mcbp import Opcode
 
 __all__ = ["NodeRanges", "committed_batches", "connect_to", "mark_rows", "pinned_batches"]
 
+MOVED_S: Final = 30.0
 BATCH_ROWS: Final = 10_000
 BATCH_BYTES: Final = 4 * 1024 * 1024
 
@@ -62,14 +69,27 @@ class NodeRanges:
             self._client.close()
 
     def stream(self, ranges: Sequence[Range]) -> Iterator[bytes]:
-        """Yield the frames of ranges in chunks; nothing for no range."""
-        if not ranges:
-            return
-        with connect_to(self._options) as connection:
-            reader = BulkReader(
-                connection, with_values=self._with_values, with_meta=self._with_meta
-            )
-            yield from reader.read(ranges)
+        """Yield the frames of ranges in chunks, from the nodes that have them; none for no range.
+
+        Raises:
+            RoutingError: partitions moved while they were read, or for longer than `MOVED_S`.
+        """
+        left = list(ranges)
+        backoff = Backoff(MOVED_S)
+        while left:
+            has_given = False
+            try:
+                with _connect_for(self._options, left) as (connection, mine):
+                    reader = BulkReader(
+                        connection, with_values=self._with_values, with_meta=self._with_meta
+                    )
+                    for chunk in reader.read(mine):
+                        has_given = True
+                        yield chunk
+                left = [wanted for wanted in left if wanted not in mine]
+            except RoutingError:
+                if has_given or not backoff.wait():
+                    raise
 
     def failover_log(self, partition_id: int) -> tuple[FailoverLog, int]:
         """Return the histories of a partition, newest first, and its high seqno."""
@@ -200,6 +220,26 @@ def mark_rows(reads: Sequence[RangeRead]) -> list[MarkRow]:
         if read.sweep_seqno is not None
     ]
     return rollbacks + sweeps
+
+
+@contextmanager
+def _connect_for(
+    options: SourceOptions, ranges: Sequence[Range]
+) -> Iterator[tuple[Connection, Sequence[Range]]]:
+    """Connect to the node that has the first range; yield the ranges that it has."""
+    with connect_to(options) as connection:
+        packet = connection.ask(Opcode.GET_CLUSTER_CONFIG, "the partition map")
+        map_ = cluster_map_from(packet.value, host=connection.host, port=connection.port)
+        if len(map_.nodes) == 1:
+            yield connection, ranges
+            return
+    owner = map_.owners[ranges[0].partition_id]
+    if owner < 0:
+        raise RoutingError(f"no node serves partition {ranges[0].partition_id} at present")
+    mine = [wanted for wanted in ranges if map_.owners[wanted.partition_id] == owner]
+    node = map_.nodes[owner]
+    with connect_to(replace(options, hosts=f"[{node.host}]:{node.port}")) as connection:
+        yield connection, mine
 
 
 def connect_to(options: SourceOptions) -> Connection:

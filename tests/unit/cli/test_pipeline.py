@@ -42,17 +42,31 @@ def test_list(call: Any, run: RunRecord) -> None:
 
 
 def test_status(call: Any, run: RunRecord) -> None:
-    progress = ProgressWriter(run.name)
-    progress.batch(3, 9, 0.5, lag={0: 4}, figures={"index_rows": 5})
-    found = json.loads(call("pipeline", "status", "views-b-d", "--json").out)
-    assert (found["state"], found["index_rows"], found["rows"]) == ("stopped", 5, 9)
-    assert "rows_per_s" in call("pipeline", "status", "views-b-d").out.decode()
+    def status() -> Any:
+        return json.loads(call("pipeline", "status", "views-b-d", "--json").out)
+
+    assert (status()["state"], status()["batches"], status()["error"]) == ("stopped", 0, "")
+    assert "none" in call("pipeline", "status", "views-b-d").out.decode()
+    progress = ProgressWriter("views-b-d")
+    progress.batch(3, 100, 0.5, lag={0: 7, 1: 0, 2: 1000}, figures={"index_rows": 5})
+    progress.batch(4, 300, 1.5)
+    found = status()
+    assert (found["batches"], found["rows"], found["rows_per_s"]) == (2, 400, 200.0)
+    assert (found["last_batches"], found["index_rows"]) == ([[3, 100, 0.5], [4, 300, 1.5]], 5)
+    assert found["lag"] == {"0": 7, "1": 0, "2": 1000}
+    shown = " ".join(call("pipeline", "status", "views-b-d").out.decode().split())
+    assert "0.50 to 1.50 s, last 1.50 s" in shown
+    assert "1,007 (partition 2: 1,000, partition 0: 7)" in shown
+    assert "1,007" in call("pipeline", "list").out.decode()
+    progress.failed("the node is gone")
+    assert status()["error"] == "the node is gone"
+    assert "failed" in call("pipeline", "list").out.decode()
 
 
 def test_offsets(call: Any, run: RunRecord) -> None:
-    found = json.loads(call("pipeline", "offsets", "views-b-d", "--json").out)
+    found = json.loads(call("pipeline", "offsets", "index", "views-b-d", "--json").out)
     assert found == {"0": ["ab", 7, 7, 7], "10": ["cd", 2, 2, 2]}
-    lines = call("pipeline", "offsets", "views-b-d").out.decode().splitlines()
+    lines = call("pipeline", "offsets", "index", "views-b-d").out.decode().splitlines()
     assert [line.split()[1] for line in lines[3:5]] == ["0", "10"]
 
 

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import pytest
 
-from millstream.errors import AccessError, UnavailableError, UsageError
+from millstream.client.extensions import PartitionPosition
+from millstream.errors import AccessError, RoutingError, UnavailableError, UsageError
+from millstream.model.partitions import PartitionState
 from millstream.pipelines import control
 from millstream.pipelines.control import LeaseKeeper, NodeControl
 from millstream.pipelines.options import SourceOptions
@@ -37,7 +40,7 @@ def test_a_node_that_restarts_is_asked_again(client: FalseClient) -> None:
     node_control = NodeControl(OPTIONS)
     client.failures = [UnavailableError("away"), UnavailableError("away")]
     assert len(node_control.positions()) == 3
-    assert client.calls == ["positions"] * 3
+    assert client.calls == ["positions", "refresh_map"] * 2 + ["positions"]
 
 
 def test_after_a_while_a_node_that_is_away_is_an_error(
@@ -128,3 +131,28 @@ def test_a_keeper_with_nothing_to_renew_asks_nobody(client: FalseClient) -> None
     assert asked.wait(10)
     keeper.stop()
     assert client.calls == []
+
+
+def test_partitions_that_move_are_asked_for_where_they_are_by_then(
+    client: FalseClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node_control = NodeControl(OPTIONS)
+    client.nodes = ("here", "there")
+    client.failures = [RoutingError("moved")]
+    present = client.positions
+    answers = [0]
+
+    def moving(partition_ids: Sequence[int] | None = None) -> list[PartitionPosition]:
+        found = present(partition_ids)
+        answers[0] += 1
+        if answers[0] < 3:
+            found[0] = found[0]._replace(state=PartitionState.DEAD)
+        return found
+
+    monkeypatch.setattr(client, "positions", moving)
+    assert {at.state for at in node_control.positions().values()} == {PartitionState.ACTIVE}
+    assert answers == [3]
+    monkeypatch.setattr(control, "RECONNECT_S", 0.0)
+    answers[0] = 0
+    states = [at.state for at in node_control.positions().values()]
+    assert states == [PartitionState.DEAD, PartitionState.ACTIVE, PartitionState.ACTIVE]
