@@ -154,11 +154,7 @@ class Client:
         return self._router.map
 
     def refresh_map(self) -> None:
-        """Ask the nodes which of them serves what by now.
-
-        Raises:
-            UnavailableError: no node answers.
-        """
+        """Ask the nodes who serves what by now; UnavailableError if none answers."""
         self._router.refresh_map()
 
     @property
@@ -575,8 +571,7 @@ class Client:
     def _extended(self, connection: Connection) -> Connection:
         if not connection.is_extended:
             raise UsageError(
-                f"{connection.address} is no Millstream node: positions, branches and leases are "
-                "not known to it",
+                f"{connection.address} is no Millstream node: it knows no positions and no leases",
                 code="not_supported",
             )
         return connection
