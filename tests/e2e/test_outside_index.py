@@ -5,6 +5,7 @@ import random
 import pytest
 
 from millstream.errors import ConditionError, MillstreamError, UnavailableError
+from millstream.views.core import indexer
 from outside_index import bucket, catch_up, here, index_node, own_bucket
 
 __all__ = ["bucket", "index_node", "own_bucket"]
@@ -200,3 +201,40 @@ def _until(work):
             if not isinstance(error, UnavailableError):
                 raise
     raise AssertionError("the node does not come back")
+
+
+def test_an_index_that_lacks_far_more_than_it_has_is_built_anew(bucket, monkeypatch):
+    monkeypatch.setattr(indexer, "BUILD_CHANGES_MIN", 50)
+    bucket.write(documents(range(20)))
+    with bucket.writer(rows_max=5) as writer:
+        writer.take_over()
+        catch_up(writer)
+        bucket.write({**documents(range(10, 100), "b"), "k1": None})
+        (cycle,) = catch_up(writer)
+        assert (cycle.is_first, cycle.state.rows) == (True, [99])
+        bucket.check()
+        bucket.write(documents(range(100, 110)))
+        assert not any(cycle.is_first for cycle in catch_up(writer))
+    bucket.check()
+
+
+def test_a_build_that_is_not_taken_is_not_tried_for_ever(bucket, monkeypatch):
+    monkeypatch.setattr(indexer, "BUILD_CHANGES_MIN", 50)
+    bucket.write(documents(range(10)))
+    with bucket.writer() as writer:
+        writer.take_over()
+        catch_up(writer)
+        bucket.write(documents(range(10, 90)))
+
+        def losing(spec, tasks):
+            done = here(spec, tasks)
+            writer._run_tasks = here
+            plan = tasks[0][0]
+            writer._control.release_lease(plan.lease_id, [plan.partition])
+            return done
+
+        writer._run_tasks = losing
+        built, *later = catch_up(writer)
+        assert (built.is_first, built.parts) == (True, 0)
+        assert not any(cycle.is_first for cycle in later)
+    bucket.check()

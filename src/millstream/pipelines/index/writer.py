@@ -23,11 +23,12 @@ import msgspec
 
 from millstream.client.extensions import LeaseHold
 from millstream.errors import ConditionError
-from millstream.model.position import FailoverLog, position_to_json
+from millstream.model.position import FailoverLog, Position, position_to_json
 from millstream.pipelines.control import LeaseKeeper, NodeControl
 from millstream.pipelines.index.mapping import Failures, MapSpec, TaskDone
 from millstream.pipelines.index.planning import Held, PartPlan, plan_parts, wants_lease
 from millstream.pipelines.index.shard import IndexShard, IndexState
+from millstream.views.core.indexer import Place, is_worth_building
 
 __all__ = ["ROWS_PER_COMMIT", "Cycle", "IndexWriter", "RunTasks"]
 
@@ -80,6 +81,8 @@ class IndexWriter:
         self._uuids: dict[int, int] = {}
         """Of the newest history of each partition, as seen in the last cycle."""
         self._highs: dict[int, int] = {}
+        self._was_built_in_vain = False
+        """A build was not taken: changes are brought in one by one."""
         self.state: IndexState | None = None
         """As it was told last."""
 
@@ -132,9 +135,11 @@ class IndexWriter:
             UnavailableError: node or executors cannot be reached; try again.
         """
         state = self.state = self._shard.judge(self._spec.fence)
-        is_first = state.is_empty and not any(p.seqno for p in state.where.values())
-        self._hold(state)
-        plans = plan_parts(state.where, self._held, None if is_first else self._rows_max)
+        highs = self._look()
+        is_first = self._is_to_be_built(state, highs)
+        where = dict.fromkeys(state.where, Position()) if is_first else state.where
+        self._hold(where, highs)
+        plans = plan_parts(where, self._held, None if is_first else self._rows_max)
         if not plans:
             return None
         spec = msgspec.structs.replace(self._spec, is_first=is_first)
@@ -142,6 +147,7 @@ class IndexWriter:
         parts = self._parts(plans, done)
         if is_first:
             state = self._shard.load(spec.fence, _load(parts, done, state.trees))
+            self._was_built_in_vain = not state.published
         else:
             names = [name for each in done for name in each.documents]
             state = self._shard.publish(spec.fence, {"parts": parts, "documents": names})
@@ -157,16 +163,28 @@ class IndexWriter:
             found.setdefault(held.lease.lease_id, []).append(partition)
         return found
 
-    def _hold(self, state: IndexState) -> None:
+    def _look(self) -> Mapping[int, int]:
+        """Return the newest seqno of each partition."""
+        found = self._control.positions()
+        self._uuids = {p: position.uuid for p, position in found.items()}
+        self._highs = {p: position.high_seqno for p, position in found.items()}
+        return self._highs
+
+    def _is_to_be_built(self, state: IndexState, highs: Mapping[int, int]) -> bool:
+        """Whether everything is read from 0: it is new, or lacks far more than it has."""
+        where = state.where
+        if state.is_empty and not any(position.seqno for position in where.values()):
+            return True
+        places = {p: Place(position) for p, position in where.items()}
+        return not self._was_built_in_vain and is_worth_building(places, highs)
+
+    def _hold(self, where: Mapping[int, Position], highs: Mapping[int, int]) -> None:
         """Hold what is to be read; what is held for nothing any more is let go."""
-        where, highs = state.where, self._control.positions()
-        self._uuids = {p: position.uuid for p, position in highs.items()}
-        self._highs = {p: position.high_seqno for p, position in highs.items()}
         self._release([p for p in self._held if p not in where])
         wanted = [
             p
             for p, here in where.items()
-            if p in highs and wants_lease(here, self._held.get(p), highs[p].high_seqno)
+            if p in highs and wants_lease(here, self._held.get(p), highs[p])
         ]
         self._release([p for p in wanted if p in self._held])
         if wanted:

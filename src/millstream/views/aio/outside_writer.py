@@ -7,7 +7,7 @@ HTTP, and the calls end here:
     take_over    become the writer: a fencing number, and where the index stands
     judge        go back where the source refuses positions; where the index stands then
     place, staged    a file of rows or documents, see `staging`
-    load         the first commit, from sorted rows
+    load         the first commit, from sorted rows, or one instead of all that is there
     publish      a later commit, from documents
 
 Invariants:
@@ -136,11 +136,11 @@ class OutsideWriter:
         return {}
 
     async def load(self, fence: int, said: dict[str, Any]) -> dict[str, Any]:
-        """Make the first commit of an empty index.
+        """Make the first commit of an index, or one in the place of all rows that there are.
 
         Raises:
             ConditionError: `index_fenced`; `run_missing`.
-            UsageError: `index_not_empty`; `bad_run`.
+            UsageError: `bad_run`.
         """
         asked = _converted(said, _Load)
         tree_count = len(self._hosted.design.trees)
@@ -157,7 +157,8 @@ class OutsideWriter:
                 for names in (asked.back, *asked.trees)
             )
             parts = _part_reads(asked.parts, judged)
-            return index.load(fence, parts, judged, back, trees, now_ms())
+            load = index.rebuild if any(index.newest.roots) else index.load
+            return load(fence, parts, judged, back, trees, now_ms())
 
         published = await self._changed(work)
         staging.remove(fence, chain(asked.back, *asked.trees))

@@ -254,9 +254,19 @@ async def test_a_load_that_makes_no_sense_is_refused(hosted, writer, said, code)
     else:  # nothing is published, so nothing is read
         assert (await writer.calls.load(writer.fence, said))["published"] == []
     await writer.load()
-    with pytest.raises(UsageError) as caught:
-        await writer.load()
-    assert caught.value.code == "index_not_empty"
+
+
+async def test_a_load_takes_the_place_of_what_is_there(hosted, writer):
+    fill(hosted, 10)
+    await writer.take_over()
+    await writer.load()
+    fill(hosted, 40)
+    done = await writer.load()
+    assert (done["rows"], done["left_out"]) == ([40], {})
+    assert await hosted.sums() == {"a": 380, "b": 400}
+    done = await writer.load(is_whole=False)
+    assert done["published"] == []
+    assert await hosted.sums() == {"a": 380, "b": 400}
 
 
 async def test_rows_without_a_part_are_refused(hosted, writer):
