@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import ssl
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from base64 import b64encode
@@ -139,6 +141,13 @@ def test_it_learns_follows_and_outlives(make_node: MakeNode) -> None:
     assert status in (503, 504), answer
     assert call(index, "GET", "/never/_design/d/_info")[1]["error"] == "not_joined"
     assert index.stop() == 0
+    checked = subprocess.run(
+        [sys.executable, "-m", "millstream", "check", str(index.data_dir), "--json"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert checked.returncode == 0, checked.stderr
+    found = {one["name"]: one for one in json.loads(checked.stdout)["buckets"]}
+    assert [one["rows"] for one in found["b"]["indexes"]] != []
 
 
 def test_several_nodes_are_followed_where_partitions_are_active(make_node: MakeNode) -> None:

@@ -50,6 +50,8 @@ def command(
 def _line(bucket: BucketCheck) -> str:
     if bucket.damage:
         return f"bucket {bucket.name}: DAMAGED: {bucket.damage}"
+    if bucket.is_followed:
+        return f"bucket {bucket.name}: its documents are on other nodes"
     log, total = bucket.log, bucket.total
     line = (
         f"bucket {bucket.name}: ok, {total('changes'):,} changes: "

@@ -2,7 +2,7 @@
 
 Records against checksums and indexes, indexes against records, the versions of each key against
 each other and the low points, by-id against the log, a bucket's map against its checksum, the
-nodes of its view indexes and what these say of each other.
+nodes of its view indexes and what these say of each other; of a node that only indexes, those.
 
 Invariants:
 1. Nothing in the directory is changed but the process id in its lock file; a torn tail is
@@ -27,6 +27,7 @@ from millstream.access.users import UserStore
 from millstream.errors import MillstreamError, UsageError
 from millstream.node.bucket_files import BucketRecord, find_map, find_records
 from millstream.node.data_directory import read_toml
+from millstream.node.learned_files import FOLLOWED, find_learned
 from millstream.ports.disk import FileIdentity
 from millstream.runtime.process import DirectoryLock
 from millstream.storage.aio.by_id import LmdbByIdMap
@@ -58,6 +59,8 @@ class BucketCheck:
     node_name: str = ""
     """What the map calls this node."""
     indexes: list[IndexCheck] = field(default_factory=list)
+    is_followed: bool = False
+    """Its documents are on other nodes, this one only indexes it."""
     damage: str = ""
     """Of its documents; empty if all is well."""
 
@@ -114,6 +117,11 @@ def check_directory(
             if not record.damage:
                 _check_bucket(path / "buckets" / record.uuid, record, found)
                 found.indexes = check_indexes(path / "buckets" / record.uuid / "indexes")
+            buckets.append(found)
+        for folder, learned in find_learned(path / FOLLOWED):
+            found = BucketCheck(learned.name, learned.uuid, learned.partitions, is_followed=True)
+            progress(found)
+            found.indexes = check_indexes(folder / "indexes")
             buckets.append(found)
         return DirectoryCheck(
             str(node.get("uuid")), int(str(node["format"])), len(users.names), buckets

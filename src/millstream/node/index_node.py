@@ -28,8 +28,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-import msgspec
-
 from millstream.access.users import NODE_USER, UserStore
 from millstream.errors import ConditionError, MillstreamError, UnavailableError
 from millstream.gateway.aio.server import HttpServer
@@ -40,11 +38,11 @@ from millstream.node.followed_bucket import FollowedBucket
 from millstream.node.index_child import IndexOrder
 from millstream.node.indexes import Indexes
 from millstream.node.learned import Learned, NodeAt, learn
+from millstream.node.learned_files import FOLLOWED, find_learned, keep_learned
 from millstream.node.listeners import bind_all, bound_address, peer_tls_context, tls_context
-from millstream.node.neighbours import Neighbours
+from millstream.node.neighbours import NODE_ASK_S, Neighbours
 from millstream.node.run_directory import RunDirectory
 from millstream.node.settings import LISTENERS, Address, Settings, refuse_exposure
-from millstream.runtime.files import write_atomically
 from millstream.runtime.metrics import LoopLag, processor_seconds, resident_bytes
 from millstream.runtime.tasks import Tasks
 from millstream.upr.aio.link import UNIX
@@ -53,8 +51,6 @@ from millstream.views.aio.gathering import NodeAccess
 __all__ = ["IndexNode"]
 
 _LOG = logging.getLogger(__name__)
-_FOLLOWED: Final = "followed"
-_LEARNED: Final = "learned.json"
 _OPEN: Final = ("http",)
 
 
@@ -67,7 +63,7 @@ class IndexNode:
         self.uuid = directory.uuid
         self.users = UserStore(directory.users_path, node_secret=settings.cluster_secret)
         self._join = NodeAt(settings.join.host, settings.join.port)
-        self._path = directory.path / _FOLLOWED
+        self._path = directory.path / FOLLOWED
         self._run_directory = RunDirectory(directory.path)
         self.indexes = Indexes(
             IndexOrder(
@@ -134,7 +130,7 @@ class IndexNode:
         self.indexes.start()
         stack.push_async_callback(self._neighbours.stop)
         stack.push_async_callback(self._tasks.stop)
-        for learned in await asyncio.to_thread(_find_learned, self._path):
+        for _, learned in await asyncio.to_thread(find_learned, self._path):
             self._begin(learned)
         self._watch()
         self._tasks.start(self._keep_learning(), name="learning of buckets")
@@ -151,14 +147,17 @@ class IndexNode:
         while True:
             await self._news.wait()
             self._news.clear()
-            try:
-                for uuid in self._neighbours.uuids():
-                    await self._learn(uuid)
-                for uuid in [uuid for uuid in self._buckets if self._neighbours.is_gone(uuid)]:
-                    await self._forget(uuid)
-            except (MillstreamError, OSError) as error:
-                _LOG.error("what was learned of buckets cannot be kept: %s", error)
+            steps = [(self._learn, uuid) for uuid in self._neighbours.uuids()]
+            steps += [(self._forget, u) for u in self._buckets if self._neighbours.is_gone(u)]
+            for step, uuid in steps:
+                try:
+                    await step(uuid)
+                except (MillstreamError, OSError) as error:
+                    _LOG.error("what was learned of a bucket cannot be kept: %s", error)
+                    self._news.set()
             self._watch()
+            if self._news.is_set():
+                await asyncio.sleep(NODE_ASK_S)
 
     async def _learn(self, uuid: str) -> None:
         told = [
@@ -173,7 +172,7 @@ class IndexNode:
         learned = learn(told, before)
         if learned == before:
             return
-        await asyncio.to_thread(_keep_learned, self._path / uuid, learned)
+        await asyncio.to_thread(keep_learned, self._path / uuid, learned)
         if known is None:
             _LOG.info("bucket %s is indexed from now on", learned.name)
             self._begin(learned)
@@ -302,20 +301,3 @@ def _no_data(node: NodeAt | None) -> UnavailableError:
         code="no_data_role",
         retry="never",
     )
-
-
-def _find_learned(path: Path) -> list[Learned]:
-    """Return what the last life of this node knew; what cannot be read is learned again."""
-    found = []
-    path.mkdir(exist_ok=True)
-    for file in sorted(path.glob(f"*/{_LEARNED}")):
-        try:
-            found.append(msgspec.json.decode(file.read_bytes(), type=Learned))
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            _LOG.warning("%s is not used: %s", file, error)
-    return found
-
-
-def _keep_learned(path: Path, learned: Learned) -> None:
-    path.mkdir(parents=True, exist_ok=True)
-    write_atomically(path / _LEARNED, msgspec.json.encode(learned))

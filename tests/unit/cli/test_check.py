@@ -5,6 +5,8 @@ import pytest
 from filled_index import SHAPE, filled_index
 from millstream.cli.main import main
 from millstream.node.embedded import EmbeddedNode
+from millstream.node.learned import Learned
+from millstream.node.learned_files import keep_learned
 
 
 def run(*words):
@@ -60,6 +62,21 @@ def test_a_damaged_index_is_named_beside_sound_documents(directory, capsys):
     assert "remove that directory" in captured.out
     assert run(directory, "--json") == 1
     assert json.loads(capsys.readouterr().out)["is_sound"] is False
+
+
+def test_indexes_of_what_other_nodes_have(directory, capsys):
+    kept = directory / "followed" / "u9"
+    keep_learned(kept, Learned("theirs", "u9", 4, [], []))
+    folder = kept / "indexes" / SHAPE.signature
+    filled_index(folder).close()
+    assert run(directory) == 0
+    printed = capsys.readouterr().out
+    assert "bucket theirs: its documents are on other nodes" in printed
+    assert f"index {SHAPE.signature}: ok, 300 rows" in printed
+    with (folder / "1" / "data.mdb").open("r+b") as file:
+        file.truncate(8192)
+    assert run(directory) == 1
+    assert f"index {SHAPE.signature}: DAMAGED" in capsys.readouterr().out
 
 
 def test_no_directory(tmp_path, capsys):

@@ -142,13 +142,13 @@ async def test_a_disk_that_is_full_is_no_end(two, tmp_path, monkeypatch, caplog)
     def fail(*_):
         raise OSError(28, "no space")
 
-    monkeypatch.setattr(index_node, "_keep_learned", fail)
+    monkeypatch.setattr(index_node, "keep_learned", fail)
+    monkeypatch.setattr(index_node, "NODE_ASK_S", 0.01)
     node = await start(tmp_path, two)
     try:
         await until(lambda: "cannot be kept" in caplog.text)
         monkeypatch.undo()
-        await two.engines["a"].create_bucket("more", 4)
-        await until(lambda: any(one.name == "more" for one in node.bucket_statuses()))
+        await until(lambda: any(one.name == BUCKET for one in node.bucket_statuses()))
     finally:
         await node.stop()
 

@@ -165,7 +165,7 @@ class GroupReader:
 
     def _check_served(self, lines: Lines, found: Collection[int]) -> None:
         if not found:
-            addresses = ", ".join(line.link.address for line in lines.opened)
+            addresses = ", ".join(line.link.address for line in lines.opened) or "no node"
             raise UnavailableError(
                 f"{addresses} serves no partition of bucket {self._spec.bucket!r} now",
                 code="not_served",
