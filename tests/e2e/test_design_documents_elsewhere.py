@@ -51,11 +51,12 @@ def run(node: NodeProcess, *words: str, stdin: str = "") -> subprocess.Completed
     )  # fmt: skip
 
 
+@pytest.mark.timeout(300)  # a dozen commands, each a process of its own
 def test_commands_find_the_node_and_views_ask_both(nodes: Nodes) -> None:
     assert run(nodes["a"], "put", "shared", "k0", "{}").returncode == 0
     with millstream.connect(str(nodes["a"].ready["kv"]), bucket="shared") as client:
         client.upsert_many({f"k{n}": b"{}" for n in range(1, 20)}).raise_first()
-    for name in ("d0", "d1", "d2", "d3"):
+    for name in ("d0", "d1"):  # one for each node
         for asked in nodes.values():  # one of the two does not have it active
             put = run(asked, "put", "shared", f"_design/{name}", stdin=json.dumps(DESIGN))
             assert (put.returncode, put.stderr) == (0, "")

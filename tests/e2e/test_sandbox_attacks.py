@@ -276,6 +276,8 @@ def test_reduces_that_attack_cost_their_own_groups():
         mapper.close()
     for name, result in zip(REDUCES, shown, strict=False):
         expected = "reduce_overflow_error" if name == "large result" else "reduce_error"
+        if name in ("endless loop", "regex bomb", "toJSON without end"):
+            expected = "reduce_time_error"
         assert result["error"] == expected, (name, result)
         assert len(json.dumps(result)) < 1000
     assert shown[number:] == [number + 100, number + 101, number + 102]

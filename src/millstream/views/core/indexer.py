@@ -77,9 +77,9 @@ GATHERED_BYTES_MAX: Final = 16 * 1024 * 1024
 BUILD_CHANGES_MIN: Final = 50_000
 """Changes that an index lacks at which it may be built anew; that many are brought in within some
 seconds."""
-BUILD_SHARE: Final = 2
-"""An index is built anew that lacks so many times what it has: a build is several times as quick
-as changes, but has to begin from nothing."""
+BUILD_SHARE: Final = 3
+"""An index is built anew that lacks so many times what it has: a build takes less for each change,
+the less the larger it becomes, but has to begin from nothing."""
 JOIN_CHANGES_MAX: Final = 20_000
 """Indexes that are no more seqnos apart, all partitions together, share their streams."""
 

@@ -135,12 +135,18 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+async def asleep(bucket: IndexedBucket) -> None:
+    """Have an index read for only when somebody waits."""
+    bucket.indexer.set_automatic("one", False)
+    await until(lambda: not bucket.indexer._groups)
+
+
 async def test_an_index_of_an_empty_bucket_is_built_when_much_has_come(
     bucket: IndexedBucket, loads: list[str]
 ) -> None:
-    await bucket.add(is_automatic=False)
-    await bucket.updated()
-    await until(lambda: not served(bucket)[0].group)
+    await bucket.add()
+    await until(lambda: loads == ["load"])
+    await asleep(bucket)
     loads.clear()
     await bucket.put(some(600))
     await bucket.updated()
@@ -182,9 +188,9 @@ async def test_a_build_that_is_not_taken_is_not_tried_for_ever(
     bucket: IndexedBucket, loads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await bucket.put(some(60))
-    await bucket.add(is_automatic=False)
+    await bucket.add()
     await bucket.updated()
-    await until(lambda: not served(bucket)[0].group)
+    await asleep(bucket)
     rebuild = IndexClass.rebuild
 
     def without_one(self: IndexClass, fence: int, parts: Any, *rest: Any) -> Published:
