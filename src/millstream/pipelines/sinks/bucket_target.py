@@ -3,8 +3,8 @@
     target = BucketTarget({"hosts": "127.0.0.1:11210", "bucket": "copy"})
 
 Everything in the bucket belongs to the pipeline, but for keys that begin with `_millstream:` (its
-companions are there, see `sinks.companions`), `_design/` and `_local/`: a load that is swept
-removes what else it finds.
+companions are there, see `sinks.companions`), `_millstream/`, `_design/` and `_local/`: a load
+that is swept removes what else it finds.
 
 Invariants:
 1. Companions are durable before documents are written; a batch has ended only when everything is
@@ -47,7 +47,7 @@ __all__ = ["BucketTarget", "live_keys"]
 
 PERSIST_TIMEOUT_S: Final = 60.0
 _JSON: Final = int(Datatype.JSON)
-_NOT_OURS: Final = (COMPANION_PREFIX, "_design/", "_local/")
+_NOT_OURS: Final = (COMPANION_PREFIX, "_millstream/", "_design/", "_local/")
 
 
 class BucketTarget:
