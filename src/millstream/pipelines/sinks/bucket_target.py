@@ -23,7 +23,7 @@ from typing import Final
 
 import msgspec
 
-from millstream.client.bulk import BulkReader, Range
+from millstream.client.bulk import Range
 from millstream.client.columns import OP_PUT, Columns, cut_columns
 from millstream.client.kv import Client
 from millstream.client.writes import Write
@@ -32,7 +32,7 @@ from millstream.model.partitions import key_from_text, partition_of
 from millstream.model.position import Position
 from millstream.pipelines.control import open_client
 from millstream.pipelines.options import SourceOptions, parse_options
-from millstream.pipelines.reading import connect_to
+from millstream.pipelines.reading import NodeRanges
 from millstream.pipelines.sinks.companions import (
     COMPANION_PREFIX,
     Head,
@@ -241,9 +241,8 @@ class BucketTarget:
 def live_keys(options: SourceOptions, highs: Mapping[int, int]) -> Iterator[str]:
     """Yield the keys of the documents that a bucket has; `highs`: partition -> high seqno."""
     ranges = [Range(p, Position(), high) for p, high in highs.items() if high]
-    with connect_to(options) as connection:
-        for chunk in BulkReader(connection, with_values=False).read(ranges):
-            columns = Columns()
-            cut_columns(chunk, columns)
-            ops = zip(columns.op, columns.key, strict=True)
-            yield from (key for op, key in ops if op == OP_PUT)
+    for chunk in NodeRanges(options, with_values=False).stream(ranges):
+        columns = Columns()
+        cut_columns(chunk, columns)
+        ops = zip(columns.op, columns.key, strict=True)
+        yield from (key for op, key in ops if op == OP_PUT)
