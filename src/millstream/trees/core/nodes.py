@@ -37,6 +37,7 @@ __all__ = [
     "Nodes",
     "decode_inner",
     "decode_leaf",
+    "decode_values",
     "inner_body",
     "leaf_body",
     "sealed",
@@ -54,6 +55,7 @@ _UINT64_BITS: Final = 64
 _crc: Final = Struct(">I")
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_leaf: Final = msgspec.msgpack.Decoder(tuple[list[bytes], list[bytes], bytes]).decode
+_decode_values: Final = msgspec.msgpack.Decoder(tuple[msgspec.Raw, list[bytes], bytes]).decode
 _decode_inner: Final = msgspec.msgpack.Decoder(
     tuple[list[bytes], list[int], list[int], list[int] | bytes, list[bytes]]
 ).decode
@@ -114,6 +116,24 @@ def decode_leaf(number: int, data: bytes) -> LeafNode:
     if not count == len(values) == len(rows_of) or not count:
         raise _corrupt(number, "a leaf whose lists differ in length")
     return LeafNode(keys, values, rows_of, len(data))
+
+
+def decode_values(number: int, data: bytes) -> tuple[list[bytes], Sequence[int]]:
+    """Take values and partitions of a leaf from its bytes: two thirds of the work.
+
+    Raises:
+        CorruptionError: `index_damaged`.
+    """
+    try:
+        _, values, partitions = _decode_values(_opened(number, data))
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _corrupt(number, f"no leaf: {error}") from error
+    rows_of: Sequence[int] = partitions
+    if len(partitions) == 2 * len(values):
+        rows_of = unpack(f">{len(values)}H", partitions)
+    if len(values) != len(rows_of) or not values:
+        raise _corrupt(number, "a leaf whose lists differ in length")
+    return values, rows_of
 
 
 def inner_body(
@@ -275,6 +295,10 @@ class Nodes:
         if type(node) is not LeafNode:
             raise _corrupt(number, "not at the level it was made for")
         return node
+
+    def values(self, number: int) -> tuple[list[bytes], Sequence[int]]:
+        """Return values and partitions of a leaf, which is kept nowhere; CorruptionError."""
+        return decode_values(number, self._source.read(number))
 
     def inner(self, number: int) -> InnerNode:
         """Return an inner node; CorruptionError."""

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
+from millstream.trees.core.columns import Columns
 from millstream.trees.core.filtered import FilteredCache, Key, Kind
 from millstream.trees.core.grouping import GroupWalk, Partials
 from millstream.trees.core.masks import Mask
@@ -59,9 +60,10 @@ class TreeReader:
         filtered: what subtrees come to under masks, shared as the cache is; None: not kept.
         kind: number of this reducer in `filtered`, 0 and up: the same number, the same partials.
         doubter: which partials are not to be believed; None: all are.
+        columns: of this reducer, where it makes some; needs `filtered`.
     """
 
-    __slots__ = ("_doubter", "_filtered", "_kind", "_nodes", "_reducer", "_root")
+    __slots__ = ("_columns", "_doubter", "_filtered", "_kind", "_nodes", "_reducer", "_root")
 
     def __init__(
         self,
@@ -72,6 +74,7 @@ class TreeReader:
         filtered: FilteredCache | None = None,
         kind: Kind = 0,
         doubter: Doubter | None = None,
+        columns: Columns | None = None,
     ) -> None:
         self._nodes = Nodes(source, cache)
         self._root = root
@@ -79,6 +82,8 @@ class TreeReader:
         self._filtered = filtered
         self._kind = kind
         self._doubter = doubter
+        fits = columns is not None and root is not None and columns.fit(root.count) and not doubter
+        self._columns = columns if fits else None
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """Return the values of those of these sorted keys that are in the tree.
@@ -228,6 +233,9 @@ class TreeReader:
     def _filtered_count(self, inner: InnerNode, slot: int, height: int, mask: Mask) -> int:
         """Return how many rows of a mixed child are wanted, kept for the next time."""
         number = inner.numbers[slot]
+        known = None if height or self._columns is None else self._columns.count(number, mask)
+        if known is not None:
+            return known
         if not height or self._filtered is None:
             return self._count(number, height, None, None, mask)
         key = (_COUNT, number, inner.sets[slot] & mask.partitions)
@@ -305,10 +313,49 @@ class TreeReader:
         self, filtered: FilteredCache, inner: InnerNode, slots: range, height: int, mask: Mask
     ) -> list[bytes]:
         """Return the partials of the wanted rows of these children, of those that have any."""
+        if not height and self._columns is not None:
+            return self._column_partials(self._columns, filtered, inner, slots, mask)
+        return self._kept_partials(filtered, inner, slots, height, mask)
+
+    def _column_partials(
+        self,
+        columns: Columns,
+        filtered: FilteredCache,
+        inner: InnerNode,
+        slots: range,
+        mask: Mask,
+    ) -> list[bytes]:
+        """Return the partials of leaves for a reducer that does not mind their order."""
+        wanted, unwanted = mask.partitions, ~mask.partitions
+        found: list[bytes] = []
+        mixed: dict[int, int] = {}  # number -> slot
+        for slot in slots:
+            partitions = inner.sets[slot]
+            if not partitions & unwanted:
+                found.append(inner.partials[slot])
+            elif partitions & wanted:
+                mixed[inner.numbers[slot]] = slot
+        if mixed:
+            part, left = columns.reduced(self._nodes, list(mixed), mask)
+            if part is not None:
+                found.append(part)
+            if left:
+                others = [mixed[number] for number in left]
+                found += self._kept_partials(filtered, inner, others, 0, mask)
+        return found
+
+    def _kept_partials(
+        self,
+        filtered: FilteredCache,
+        inner: InnerNode,
+        slots: Sequence[int],
+        height: int,
+        mask: Mask,
+    ) -> list[bytes]:
+        """Return the partials of children, kept for the next time."""
         wanted, unwanted = mask.partitions, ~mask.partitions
         found: list[bytes | None] = []
-        leaves: list[tuple[int, Key, Leaf]] = []
-        size = 0
+        mixed: list[tuple[int, Key]] = []
         for at, slot in enumerate(slots):
             number, partitions = inner.numbers[slot], inner.sets[slot]
             part: bytes | None = None
@@ -325,15 +372,30 @@ class TreeReader:
                     part = partials.result()
                     self._keep(filtered, key, part)
                 else:
-                    node = self._nodes.leaf(number)
-                    leaves.append((at, key, mask.take(node)))
-                    size += node.size
+                    mixed.append((at, key))
             found.append(part)
+        if mixed:
+            self._reduce_mixed(filtered, mixed, found, mask)
+        return [part for part in found if part is not None]
+
+    def _reduce_mixed(
+        self,
+        filtered: FilteredCache,
+        mixed: list[tuple[int, Key]],
+        found: list[bytes | None],
+        mask: Mask,
+    ) -> None:
+        """Put the partials of the wanted rows of these leaves where they belong."""
+        leaves: list[tuple[int, Key, Leaf]] = []
+        size = 0
+        for at, key in mixed:
+            node = self._nodes.leaf(key[1])
+            leaves.append((at, key, mask.take(node)))
+            size += node.size
             if size >= LEAVES_TOGETHER_BYTES_MAX:
                 self._reduce_leaves(filtered, leaves, found)
                 size = 0
         self._reduce_leaves(filtered, leaves, found)
-        return [part for part in found if part is not None]
 
     def _reduce_leaves(
         self,
@@ -347,6 +409,22 @@ class TreeReader:
             found[at] = part
             self._keep(filtered, key, part)
         leaves.clear()
+
+    def prepare(self) -> None:
+        """Make what questions for any set of partitions need, where there is room for it."""
+        if self._columns is not None and self._root is not None:
+            self._prepare(self._columns, self._root.number, self._root.height)
+
+    def _prepare(self, columns: Columns, number: int, height: int) -> None:
+        if not height:
+            columns.prepare(self._nodes, [number])
+            return
+        numbers = self._nodes.inner(number).numbers
+        if height == 1:
+            columns.prepare(self._nodes, numbers)
+            return
+        for child in numbers:
+            self._prepare(columns, child, height - 1)
 
     def groups(
         self,

@@ -40,6 +40,7 @@ from millstream.views.aio.hosted_index import HostedIndex, now_ms, shown_without
 from millstream.views.aio.index_server import Answer
 from millstream.views.aio.indexing import BucketIndexer, IndexerSpec
 from millstream.views.aio.outside_writer import OutsideWriter
+from millstream.views.aio.preparing import keep_prepared
 from millstream.views.aio.served import IndexProgress
 from millstream.views.core.design import DesignDocument, parse_design
 from millstream.views.core.header import bitmap_of
@@ -122,6 +123,8 @@ class HostedBucket:
         await asyncio.to_thread(self._folder.mkdir, parents=True, exist_ok=True)
         await self._indexer.start()
         self._tasks.start(self._keep_house(), name=f"care of indexes of {self.name}")
+        prepared = keep_prepared(lambda: self._open, self._damaged)
+        self._tasks.start(prepared, name=f"preparing indexes of {self.name}")
 
     async def stop(self) -> None:
         """Finish what is being committed, and close everything."""

@@ -27,6 +27,7 @@ from typing import Final, Self
 import msgspec
 
 from millstream.errors import UnavailableError
+from millstream.trees.core.columns import ColumnCache, Columns
 from millstream.trees.core.filtered import FilteredCache, Kind
 from millstream.trees.core.nodes import CommitNodes, NodeCache
 from millstream.trees.core.reader import TreeReader
@@ -42,6 +43,7 @@ from millstream.views.core.kept_roots import (
     runnable,
 )
 from millstream.views.core.node_store import NodeStore, StoreCommit
+from millstream.views.core.reductions import ViewReducer
 
 __all__ = [
     "CACHE_BYTES_MAX",
@@ -83,7 +85,12 @@ class IndexSnapshot:
         commits, root = self._commits, self.header.trees[number]
         if reducer is None:
             return TreeReader(self, root, commits.cache, commits.reducers[number])
-        return TreeReader(self, root, commits.cache, reducer, commits.filtered, kind, doubter)
+        columns = None
+        if isinstance(reducer, ViewReducer) and reducer.is_columnar:
+            columns = Columns(commits.columns, kind, reducer)
+        return TreeReader(
+            self, root, commits.cache, reducer, commits.filtered, kind, doubter, columns
+        )
 
     @property
     def back(self) -> TreeReader:
@@ -127,6 +134,7 @@ class Commits:
         self.reducers = reducers
         self.cache = NodeCache(CACHE_BYTES_MAX)
         self.filtered = FilteredCache()
+        self.columns = ColumnCache()
         self._store, self._bounds = store, bounds
         self._open: dict[int, IndexSnapshot] = {}
         self._writer: TreeWriter | None = None

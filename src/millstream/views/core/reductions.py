@@ -20,7 +20,8 @@ Elsewhere: when nodes ask (`trees`), where own functions run (`views.aio`).
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
+from array import array
+from itertools import accumulate, chain, compress, pairwise
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
@@ -38,8 +39,9 @@ from millstream.views.core.reduce import (
 from millstream.views.core.rows import emits_in, numbers_of, pairs_of_all, split_row_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
+    from millstream.trees.core.columns import Column
     from millstream.views.core.builtin_reduces import Rule
 
 __all__ = [
@@ -141,7 +143,7 @@ class ViewReducer:
         self._on_overflow = on_overflow
         self._active = range(len(self._rules))
         self._time_errors = 0
-        self._of_numbers = self._rules_of_numbers()
+        self._choose_rules()
 
     def only(self, number: int) -> ViewReducer:
         """Return a reducer of the same tree that works on one reduce alone, for a query.
@@ -150,19 +152,49 @@ class ViewReducer:
         """
         one = ViewReducer((), self._custom, self._limit, self._on_overflow)
         one._rules, one._active = self._rules, range(number, number + 1)
-        one._of_numbers = one._rules_of_numbers()
+        one._choose_rules()
         return one
 
-    def _rules_of_numbers(self) -> list[tuple[int, Callable[[Sequence[Any]], Any]]]:
-        """Return how values that are numbers are reduced; nothing where values are not all."""
+    def _choose_rules(self) -> None:
+        """Find out how values that are numbers are reduced, if nothing but them matters."""
         rules = [(number, self._rules[number]) for number in self._active]
         found = [(number, rule.of_numbers) for number, rule in rules if rule and rule.of_numbers]
-        needs_values = any(rule and rule.needs_values for _, rule in rules)
-        return found if needs_values and len(found) == len(rules) else []
+        self._needs_values = any(rule and rule.needs_values for _, rule in rules)
+        self._of_numbers = found if len(found) == len(rules) else []
+
+    # -- rows in columns (`trees.core.columns.Columnar`): numbers, or how many emits there are
+
+    @property
+    def is_columnar(self) -> bool:
+        """Whether rows that have one number each can be reduced in any order."""
+        return bool(self._of_numbers)
+
+    def columns(self, leaves: Sequence[Sequence[bytes]]) -> list[Column | None]:
+        """Return the numbers of each leaf, given its row values; None: its rows are others."""
+        if not self._needs_values:
+            sizes = [(len(values), emits_in(values)) for values in leaves]
+            return [bytes(rows) if rows == emits else None for rows, emits in sizes]
+        numbers = numbers_of(list(chain.from_iterable(leaves)))
+        if numbers is None:
+            return [_column(numbers_of(values)) for values in leaves]
+        bounds = pairwise(accumulate(map(len, leaves), initial=0))
+        return [_column(numbers[low:high]) for low, high in bounds]
+
+    def reduce_columns(self, columns: Iterable[Column], flags: bytes) -> bytes | None:
+        """Return the partial of the rows whose flag is 1; None: they are to be looked at."""
+        values = list(compress(chain.from_iterable(columns), flags))
+        parts: list[Any] = [None] * len(self._rules)
+        try:
+            for number, part_of in self._of_numbers:
+                parts[number] = part_of(values)
+        except OverflowError:  # an integer beyond every double met a float
+            return None
+        return _packed(parts)
 
     def reduce(self, leaves: Sequence[RowSlice]) -> list[bytes]:
         """Return the partial of each slice of at least one row. O(rows)."""
-        if self._of_numbers and (partials := self._reduced_numbers(leaves)) is not None:
+        is_quick = self._needs_values and self._of_numbers
+        if is_quick and (partials := self._reduced_numbers(leaves)) is not None:
             return partials
         parts: list[list[Any]] = [[None] * len(self._rules) for _ in leaves]
         if self._active and leaves:
@@ -325,6 +357,17 @@ class ViewReducer:
             result if is_error(result) else self._limited(result, len(result), len(call[1]))
             for call, result in zip(calls, results, strict=True)
         ]
+
+
+def _column(numbers: list[int | float] | None) -> Column | None:
+    """Return numbers in as little memory as may be."""
+    if numbers is None:
+        return None
+    kinds = set(map(type, numbers))
+    try:
+        return array("d" if kinds == {float} else "q", numbers)
+    except (TypeError, OverflowError):  # of both kinds, or of many digits
+        return tuple(numbers)
 
 
 def _is_time_error(part: Any) -> bool:

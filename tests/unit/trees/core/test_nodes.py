@@ -14,6 +14,7 @@ from millstream.trees.core.nodes import (
     Nodes,
     decode_inner,
     decode_leaf,
+    decode_values,
     inner_body,
     leaf_body,
     sealed,
@@ -183,3 +184,25 @@ def test_leaves_that_a_commit_reads_are_its_own(monkeypatch: pytest.MonkeyPatch)
     assert [number for number in (1, 2, 3, 9) if cache.get(number)] == [9]
     cache.put(3, LEAF[1])
     assert CommitNodes(cache).get(3) is LEAF[1]
+
+
+@given(rows)
+def test_values_are_taken_without_keys(given_rows: list[tuple[bytes, bytes, int]]) -> None:
+    if not given_rows:
+        return
+    body, node = leaf_body(*map(list, zip(*given_rows, strict=True)))
+    values, partitions = decode_values(5, sealed(5, body))
+    assert (values, list(partitions)) == (node.values, list(node.partitions))
+
+
+def test_damage_is_found_where_only_values_are_taken() -> None:
+    data = sealed(1, LEAF[0])
+    for at in range(len(data)):
+        broken = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+        with pytest.raises(CorruptionError):
+            decode_values(1, broken)
+        with pytest.raises(CorruptionError):
+            decode_values(1, data[:at])
+    for body in (b"\x93\x90\x90\xc4\x00", b"\x93\x90\x91\xc4\x01a\xc4\x03abc", b"\x90", INNER[0]):
+        with pytest.raises(CorruptionError):
+            decode_values(1, sealed(1, body))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -134,6 +134,50 @@ def test_numbers_taken_at_once_come_to_the_same(leaves: list[list[Any]], digits:
         assert at_once == [one.reduce([leaf])[0] for leaf in slices]
         one._of_numbers = []
         assert at_once == one.reduce(slices)
+
+
+@given(st.lists(VALUES, min_size=1, max_size=5), st.integers(0, 400), st.data())
+def test_chosen_rows_of_columns_come_to_the_same(
+    leaves: list[list[Any]], digits: int, data: st.DataObject
+) -> None:
+    leaves[0].append(10**digits)
+    slices = [slice_of([(at, "a", [one]) for at, one in enumerate(leaf)]) for leaf in leaves]
+    tree = ViewReducer(["_count", "_sum", "_stats"])
+    for number in range(3):
+        one = tree.only(number)
+        assert one.is_columnar
+        made = one.columns([leaf.values for leaf in slices])
+        there = [at for at, column in enumerate(made) if column is not None]
+        for at, leaf in enumerate(leaves):
+            is_plain = {*map(type, leaf)} <= {int, float}
+            assert (at in there) == (is_plain or number == 0)
+        rows = Slice(
+            [key for at in there for key in slices[at].keys],
+            [value for at in there for value in slices[at].values],
+        )
+        size = len(rows.keys)
+        flags = bytes(data.draw(st.lists(st.booleans(), min_size=size, max_size=size)))
+        if not any(flags):
+            continue
+        whole = Slice(list(compress(rows.keys, flags)), list(compress(rows.values, flags)))
+        found = one.reduce_columns([made[at] for at in there], flags)
+        shown = one.finalize(number, one.reduce([whole])[0])
+        if found is None:  # a float beside an integer beyond every double
+            assert shown["error"]
+        else:
+            assert one.finalize(number, found) == shown
+
+
+def test_rows_that_repeat_themselves_have_no_column() -> None:
+    tree = ViewReducer(["_count", "_sum", "_first"])
+    rows = [slice_of([(1, "a", [1]), (2, "a", [1, 2])]).values, slice_of([(1, "a", [1])]).values]
+    assert tree.only(0).columns(rows) == [None, bytes(1)]
+    first, second = tree.only(1).columns(rows)
+    assert first is None
+    assert list(second) == [1]
+    assert not tree.is_columnar
+    assert not tree.only(2).is_columnar
+    assert not reducer()[0].only(REDUCES.index("own sum")).is_columnar
 
 
 def test_own_functions_are_called_once_for_all_leaves_and_groups() -> None:

@@ -1,0 +1,94 @@
+"""What queries of a part of the partitions need is made ahead, and made again after commits."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from hosted_views import hosted_views, until
+from millstream.errors import CorruptionError, UnavailableError
+from millstream.views.aio import preparing
+
+DESIGN = {
+    "views": {
+        "v": {"map": "function (doc) { emit(doc.kind, doc.n); }", "reduce": "_sum"},
+        "own": {
+            "map": "function (doc) { emit(doc.kind, doc.n); }",
+            "reduce": "function (keys, values) { return values.length; }",
+        },
+        "plain": {"map": "function (doc) { emit(doc.n); }"},
+    }
+}
+
+
+@pytest.fixture
+async def hosted(tmp_path, monkeypatch):
+    monkeypatch.setattr(preparing, "PREPARE_S", 0.01)
+    async with hosted_views(tmp_path, DESIGN) as made:
+        for n in range(60):
+            made.put(f"k{n}", kind="ab"[n % 2], n=n)
+        await made.query()
+        yield made
+
+
+def only(hosted):
+    (found,) = hosted.bucket._open.values()
+    return found
+
+
+def kept(hosted):
+    return len(only(hosted).index._commits.columns._young)
+
+
+async def test_what_a_part_needs_is_there_before_somebody_asks(hosted):
+    await asyncio.sleep(0.05)
+    assert kept(hosted) == 0, "every partition is answered: nothing is needed"
+    await hosted.apply(active=[0, 1, 2], passive=[3])
+    await until(lambda: kept(hosted) == 1)
+    assert only(hosted)._asking is None, "no function of its own was called"
+    hosted.put("k0", kind="a", n=7)
+    await hosted.bucket._indexer.updated(only(hosted).signature, [0, 1, 2, 3], 20)
+    await until(lambda: kept(hosted) == 2)
+
+
+async def test_an_index_that_cannot_be_read_is_told_of_and_others_go_on(hosted, monkeypatch):
+    await hosted.apply(active=[0], passive=[1, 2, 3])
+    asked, told = [], asyncio.Event()
+    errors = [
+        UnavailableError("full", code="too_many_snapshots"),
+        CorruptionError("bad", code="index_damaged"),
+    ]
+
+    def fail(found):
+        asked.append(found)
+        raise errors[len(asked) - 1]
+
+    monkeypatch.setattr(preparing, "prepare", fail)
+    signatures = []
+    two = {"one": only(hosted), "other": only(hosted)}
+    task = asyncio.ensure_future(
+        preparing.keep_prepared(
+            lambda: two, lambda name, error: (signatures.append(name), told.set())
+        )
+    )
+    async with asyncio.timeout(20):
+        await told.wait()
+    task.cancel()
+    assert signatures == ["other"]
+    assert len(asked) == 2
+
+
+async def test_it_rests_in_proportion(monkeypatch):
+    pauses = []
+
+    async def sleep(pause_s):
+        pauses.append(pause_s)
+        if len(pauses) == 3:
+            raise asyncio.CancelledError
+
+    clock = SimpleNamespace(monotonic=iter([0.0, 0.01, 10.0, 12.0]).__next__)
+    monkeypatch.setattr(preparing, "time", clock)
+    monkeypatch.setattr(preparing, "asyncio", SimpleNamespace(sleep=sleep))
+    with pytest.raises(asyncio.CancelledError):
+        await preparing.keep_prepared(dict, lambda name, error: None)
+    assert pauses == [preparing.PREPARE_S] * 2 + [2.0 * preparing.PREPARE_REST_MIN]
