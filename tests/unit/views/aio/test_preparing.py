@@ -1,6 +1,7 @@
 """What queries of a part of the partitions need is made ahead, and made again after commits."""
 
 import asyncio
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -51,31 +52,38 @@ async def test_what_a_part_needs_is_there_before_somebody_asks(hosted):
     await until(lambda: kept(hosted) == 2)
 
 
-async def test_an_index_that_cannot_be_read_is_told_of_and_others_go_on(hosted, monkeypatch):
-    await hosted.apply(active=[0], passive=[1, 2, 3])
-    asked, told = [], asyncio.Event()
-    errors = [
-        UnavailableError("full", code="too_many_snapshots"),
-        CorruptionError("bad", code="index_damaged"),
-    ]
+def mixed_index():
+    header = SimpleNamespace(trees=(None, SimpleNamespace(partitions=0b11)), active=0b01)
+    return SimpleNamespace(index=SimpleNamespace(newest=header), used=nullcontext)
 
-    def fail(found):
-        asked.append(found)
-        raise errors[len(asked) - 1]
 
-    monkeypatch.setattr(preparing, "prepare", fail)
-    signatures = []
-    two = {"one": only(hosted), "other": only(hosted)}
+async def test_an_index_that_cannot_be_read_is_told_of_and_others_go_on(monkeypatch):
+    monkeypatch.setattr(preparing, "PREPARE_S", 0.01)
+    full, bad, good = mixed_index(), mixed_index(), mixed_index()
+    errors = {
+        id(full): UnavailableError("full", code="too_many_snapshots"),
+        id(bad): CorruptionError("bad", code="index_damaged"),
+    }
+    asked, told, is_done = [], [], asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def prepare(hosted):
+        asked.append(hosted)
+        if hosted is good:
+            loop.call_soon_threadsafe(is_done.set)
+            return
+        raise errors[id(hosted)]
+
+    monkeypatch.setattr(preparing, "prepare", prepare)
+    indexes = {"full": full, "bad": bad, "good": good}
     task = asyncio.ensure_future(
-        preparing.keep_prepared(
-            lambda: two, lambda name, error: (signatures.append(name), told.set())
-        )
+        preparing.keep_prepared(lambda: indexes, lambda name, error: told.append((name, error)))
     )
     async with asyncio.timeout(20):
-        await told.wait()
+        await is_done.wait()
     task.cancel()
-    assert signatures == ["other"]
-    assert len(asked) == 2
+    assert asked == [full, bad, good]
+    assert told == [("bad", errors[id(bad)])]
 
 
 async def test_it_rests_in_proportion(monkeypatch):
