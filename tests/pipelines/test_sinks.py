@@ -15,7 +15,7 @@ from spark_bucket import TIMEOUT_S, BucketUnderTest
 
 ROWS = 200
 KEYS = 50
-HEADER = "_millstream/sink/s"
+HEADER = "_millstream:transaction/s"
 TRANSACTIONAL = {"transactional": True, "sinkId": "s"}
 
 

@@ -18,11 +18,12 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 from millstream.client.documents import Durability
 from millstream.errors import UsageError
 from millstream.pipelines.options import SourceOptions, parse_options
+from millstream.pipelines.sinks.companions import COMPANION_PREFIX
 
 __all__ = ["SINK_OPTIONS", "SINK_PREFIX", "SinkOptions", "parse_sink_options"]
 
 SINK_ID_CHARACTERS_MAX: Final = 64
-SINK_PREFIX: Final = "_millstream/sink/"
+SINK_PREFIX: Final = COMPANION_PREFIX + "transaction/"
 """What the keys of transactional sinks begin with in the bucket that they write."""
 _SINK_ID: Final = re.compile(r"[A-Za-z0-9._-]+")
 _CONNECTION: Final = ("hosts", "bucket", "user", "passwordFile", "password", "tlsCa")

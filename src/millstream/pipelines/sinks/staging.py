@@ -1,6 +1,6 @@
 """Rows that wait for the commit of their micro-batch: documents beside the user's own.
 
-    _millstream/sink/<sinkId>/<segment>/<n>     digest (16 bytes), then rows as MessagePack
+    _millstream:transaction/<sinkId>/<segment>/<n>     digest (16 bytes), then rows as MessagePack
 
 A segment is what one attempt of one task staged: `<batch>.<task>.<attempt>.<token>`, in chunks
 numbered from 0.

@@ -1,6 +1,6 @@
 """The commit of a transactional sink: a micro-batch is written whole, once, or not at all.
 
-    _millstream/sink/<sinkId>     the header: query, newest batch, its segments, whether applied
+    _millstream:transaction/<sinkId>   the header: query, newest batch, segments, whether applied
 
 A batch is committed by one compare-and-swap of the header that lists its staged segments; then its
 rows are applied, and the header says so. Whoever comes next finishes what is listed and not

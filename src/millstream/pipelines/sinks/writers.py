@@ -146,14 +146,23 @@ Places = dict[int, tuple[int, int]]
 
 def _places(options: SinkOptions) -> Places:
     with open_client(options.connection) as client:
-        return {found.partition_id: (found.uuid, found.high_seqno) for found in client.positions()}
+        found = {
+            place.partition_id: (place.uuid, place.high_seqno) for place in client.positions()
+        }
+        for partition_id in range(client.partition_count):
+            if partition_id not in found:
+                raise UnavailableError(
+                    f"no node serves partition {partition_id} of bucket {client.bucket!r} at "
+                    "present: what is in it cannot be replaced; run the job again later",
+                    code="not_my_partition",
+                )
+    return found
 
 
 def _delete_older(options: SinkOptions, began: Places) -> Written:
     """Delete the documents that nobody wrote since the job began."""
-    now = _places(options)
-    for partition_id, (uuid, _) in began.items():
-        if now[partition_id][0] != uuid:
+    for partition_id, (uuid, _) in _places(options).items():
+        if uuid != began[partition_id][0]:
             raise UnavailableError(
                 f"partition {partition_id} of bucket {options.connection.bucket!r} began a new "
                 "history while the job ran: nothing was deleted, but the new rows may lack some; "

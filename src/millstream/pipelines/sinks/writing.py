@@ -27,6 +27,8 @@ __all__ = ["Persistence", "SinkBucket", "Written", "write_all"]
 
 SLICE_ROWS: Final = 8_192
 """Rows that are written before conflicts among them are looked at."""
+SLICE_BYTES: Final = 16 * 1024 * 1024
+"""About as many bytes of keys and values, one row more at most."""
 REFUSALS_SHOWN: Final = 5
 PERSIST_S: Final = 60.0
 """Longest wait for a majority of the copies to persist what a task wrote."""
@@ -173,11 +175,13 @@ _DELETED: Final = Written(deleted=1)
 
 def _slices(writes: Iterable[Write]) -> Iterator[list[Write]]:
     rows: list[Write] = []
+    size = 0
     for write in writes:
         rows.append(write)
-        if len(rows) == SLICE_ROWS:
+        size += len(write.key) + len(write.value or b"")
+        if len(rows) == SLICE_ROWS or size >= SLICE_BYTES:
             yield rows
-            rows = []
+            rows, size = [], 0
     yield rows
 
 

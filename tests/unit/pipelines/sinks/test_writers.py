@@ -133,6 +133,14 @@ def test_truncate_deletes_nothing_if_new_rows_may_be_lost(bucket: SinkBucketDoub
     assert b"old" in bucket.documents()
 
 
+def test_truncate_needs_all_partitions(
+    bucket: SinkBucketDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket, "positions", lambda: SinkBucketDouble(1).positions())
+    with pytest.raises(UnavailableError, match="no node serves partition 1"):
+        writer(overwrite=True, truncate="true")
+
+
 def test_a_stream_upserts_and_is_persisted_with_each_task(bucket: SinkBucketDouble) -> None:
     made = stream_writer(checkpointLocation="/c")
     message = made.write(batch(a="1", b="1"))

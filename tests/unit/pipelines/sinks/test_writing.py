@@ -145,6 +145,12 @@ def test_a_kill_at_any_effect_and_a_second_attempt(dies_after: bool) -> None:
         assert bucket.documents() == clean.documents()
 
 
+def test_a_slice_is_bounded_by_its_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "SLICE_BYTES", 10)
+    sizes = [len(rows) for rows in writing._slices(puts("a", "b", "c", value=b"12345"))]
+    assert sizes == [2, 1]
+
+
 def test_nothing_written_is_nothing_to_wait_for(bucket: SinkBucketDouble) -> None:
     bucket.is_flushing = False
     Persistence(bucket).wait()
