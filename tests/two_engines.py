@@ -87,6 +87,12 @@ async def two_engines(path: Path) -> AsyncIterator[TwoEngines]:
         yield two
 
 
+async def asked_of(indexes: Any) -> None:
+    """Wait until views can be asked: on a busy machine that takes longer than a query waits."""
+    indexes.process.start()
+    await until(lambda: indexes.process.link is not None)
+
+
 async def until(condition: Callable[[], Any]) -> None:
     """Wait until something is so; an awaitable condition is awaited."""
     async with asyncio.timeout(30):

@@ -126,6 +126,7 @@ def test_it_learns_follows_and_outlives(make_node: MakeNode) -> None:
     index.kill()
     put(data, "b", range(70, 80))
     index.start()
+    until(lambda: answers(index, "/b/_design/d/_info"))
     assert rows(index, "b") == list(range(-79, 1))
     metrics_of = urllib.request.Request(f"{index.http}/_metrics")
     metrics_of.add_header("Authorization", "Basic " + b64encode(":".join(ADMIN).encode()).decode())
@@ -214,7 +215,7 @@ def test_what_the_node_lost_is_lost_here_too_and_all_of_it_is_encrypted(
     )  # fmt: skip
     http = f"127.0.0.1:{free_port()}"
     data = make_node(
-        *encrypted, "--bucket", "b:4", "--flush-interval", "600000",
+        *encrypted, "--roles", "data", "--bucket", "b:4", "--flush-interval", "600000",
         "--kv", f"127.0.0.1:{free_port()}", "--http", http, name="data", env=SECRET,
     ).start()  # fmt: skip
     index = make_node(
@@ -241,7 +242,7 @@ def test_what_the_node_lost_is_lost_here_too_and_all_of_it_is_encrypted(
     data.start()
     until(lambda: seen() == list(range(10)), seen)
     write(range(30, 35), "memory")
-    assert seen() == [*range(10), *range(30, 35)]
+    until(lambda: seen() == [*range(10), *range(30, 35)], seen)
     _status, answer = call(
         index, "GET", f"/b{FRESH}&limit=2&include_docs=true&reduce=false", tls=trust
     )

@@ -2,14 +2,16 @@
 
 import asyncio
 import json
+import os
+import signal
 
 import pytest
 
 from millstream.errors import ConditionError, UnavailableError
-from millstream.node import index_node, neighbours
+from millstream.node import index_node, index_process, neighbours
 from millstream.node.index_node import IndexNode
 from millstream.node.settings import Address, Credential
-from two_engines import BUCKET, FREE, port_of, settings_at, two_engines, until
+from two_engines import BUCKET, FREE, asked_of, port_of, settings_at, two_engines, until
 
 VIEWS = {"views": {"v": {"map": "function (doc) { emit(doc.n); }"}}}
 
@@ -112,6 +114,20 @@ async def test_buckets_come_and_go(two, node):
     await engine.create_bucket("more", 8)
     await until(lambda: any(one.name == "more" for one in node.bucket_statuses()))
     assert node._found("more").uuid != uuid
+
+
+async def test_its_index_process_is_told_everything_when_it_was_killed(two, node, monkeypatch):
+    monkeypatch.setattr(index_process, "_BACKOFF_S", (0.01,))
+    name = two.design_of("a")
+    await two.design(name, VIEWS)
+    two.put("k1", {"n": 1})
+    await until(lambda: knows(node, name))
+    first = node.indexes.process.pid
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: node.indexes.process.pid not in (first, None))
+    await asked_of(node.indexes)
+    two.put("k2", {"n": 2})
+    assert [row["key"] for row in await rows(node, BUCKET, name)] == [1, 2]
 
 
 async def test_what_it_learned_outlives_it(two, tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 from millstream.errors import RoutingError, UnavailableError
 from millstream.node import neighbours
-from two_engines import BUCKET, PARTITIONS, two_engines, until
+from two_engines import BUCKET, PARTITIONS, asked_of, two_engines, until
 
 VIEWS = {"views": {"v": {"map": "function (doc) { emit(doc._id); }"}}}
 
@@ -26,6 +26,7 @@ async def test_each_node_knows_the_design_documents_of_the_other(two):
     revs = {node: await two.design(names[node], VIEWS) for node in "ab"}
     await until(lambda: names["b"] in known(two, "a") and names["a"] in known(two, "b"))
     for engine in two.engines.values():
+        await asked_of(engine.indexes)
         for name in names.values():
             assert await engine.indexes.info(BUCKET, name)
     changed = await two.design(names["a"], {"views": {}}, revs["a"])
@@ -45,12 +46,11 @@ async def test_what_nobody_has_active_stays_as_it_was(two):
     assert name in known(two, "b")
     with pytest.raises(UnavailableError):
         await two.engines["b"].designs.all(BUCKET)
-    for asked in (
-        two.engines["b"].indexes.cleanup(BUCKET),
-        two.engines["b"].indexes.info(BUCKET, "unheard of"),
-    ):
+    indexes = two.engines["b"].indexes
+    await asked_of(indexes)
+    for asked in (lambda: indexes.cleanup(BUCKET), lambda: indexes.info(BUCKET, "unheard of")):
         with pytest.raises(RoutingError) as raised:  # it may be that of nobody
-            await asked
+            await asked()
         assert raised.value.code == "design_differs"
 
 
