@@ -238,3 +238,77 @@ def test_a_build_that_is_not_taken_is_not_tried_for_ever(bucket, monkeypatch):
         assert (built.is_first, built.parts) == (True, 0)
         assert not any(cycle.is_first for cycle in later)
     bucket.check()
+
+
+class Killed(Exception):
+    """A writer ends in the middle of a cycle."""
+
+
+class Schedule:
+    """Two writers that stop anywhere in a cycle, lost leases, writes in between, rebuilds."""
+
+    def __init__(self, bucket, seed):
+        self.bucket, self.dice = bucket, random.Random(seed)
+        bucket.write(documents(range(self.dice.randrange(40))))
+        self.writers = [self.writer(), self.writer()]
+
+    def writer(self):
+        def run(spec, tasks):
+            self.disturb(made, tasks)
+            done = here(spec, tasks)
+            self.disturb(made, tasks)
+            return done
+
+        rows_max = self.dice.choice([3, 12, 500])
+        made = self.bucket.writer(run, rows_max=rows_max, task_count=self.dice.randrange(1, 4))
+        made.take_over()
+        return made
+
+    def disturb(self, writer, tasks):
+        event = self.dice.randrange(6)
+        if event == 0:
+            plan = self.dice.choice(self.dice.choice(tasks))
+            writer._control.release_lease(plan.lease_id, [plan.partition])
+        elif event == 1:
+            n = self.dice.randrange(100)
+            self.bucket.write({f"k{n}": self.dice.choice([None, {"kind": "x", "n": n}])})
+        elif event == 2:
+            raise Killed
+
+    def write(self):
+        numbers = range(self.dice.randrange(100), 100, self.dice.randrange(1, 9))
+        self.bucket.write(documents(numbers, self.dice.choice("abc")))
+
+    def cycle(self):
+        at = self.dice.randrange(2)
+        try:
+            self.writers[at].cycle()
+        except Killed:
+            self.writers[at].close()
+            self.writers[at] = self.writer()
+        except ConditionError as error:
+            if error.code != "index_fenced":
+                raise
+            if self.dice.random() < 0.4:
+                self.writers[at].take_over()
+
+    def close(self):
+        for writer in self.writers:
+            writer.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_schedule_ends_right(bucket, monkeypatch, seed):
+    monkeypatch.setattr(indexer, "BUILD_CHANGES_MIN", 60)
+    schedule = Schedule(bucket, seed)
+    try:
+        for _ in range(25):
+            if schedule.dice.random() < 0.5:
+                schedule.write()
+            schedule.cycle()
+    finally:
+        schedule.close()
+    with bucket.writer() as writer:
+        writer.take_over()
+        catch_up(writer)
+    bucket.check()
