@@ -1,4 +1,4 @@
-"""Rules that hold for every suite: skips can be forbidden, and Hypothesis has fixed manners."""
+"""Rules of every suite: skips can be forbidden, Hypothesis has manners, tests may speak."""
 
 import os
 from collections.abc import Generator
@@ -30,6 +30,14 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     """The same for a module that skips itself while it is being collected."""
     report = yield
     return _judged(report)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what tests have to say though they passed, those in other processes too."""
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == "said":
+                terminalreporter.write_line(str(value))
 
 
 def _judged(report: Report) -> Report:
