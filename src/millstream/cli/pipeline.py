@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from millstream.cli import pipeline_backup, pipeline_offsets, pipeline_views
+from millstream.cli import pipeline_backup, pipeline_lake, pipeline_offsets, pipeline_views
 from millstream.cli.connect import JsonOption
 from millstream.errors import UsageError
 from millstream.pipelines.runs import (
@@ -35,6 +35,7 @@ run_app = typer.Typer(no_args_is_help=True, help="Run a pipeline in the foregrou
 app.add_typer(run_app, name="run")
 pipeline_views.add_to(run_app)
 pipeline_backup.add_to(app, run_app)
+pipeline_lake.add_to(run_app)
 app.add_typer(pipeline_offsets.app, name="offsets")
 
 LAGS_SHOWN_MAX: Final = 5

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from keyed_double import FalseOrigin, false_row
+from millstream.pipelines.lake import following
+from millstream.pipelines.lake.following import OP_REMOVED, FollowedTable, newest_rows
+from millstream.pipelines.sinks import parquet_target
+from millstream.pipelines.sinks.parquet_target import ParquetTarget
+from millstream.pipelines.sinks.repairing import KeyedTarget, RepairingSink, Row
+from node_double import FalseNode
+from pipeline_world import World
+
+SCHEDULES = 25
+
+
+class Death(Exception):
+    """The process dies here."""
+
+
+class FollowedWorld(World):
+    """The sink is a followed table; the process dies before or after the table is replaced."""
+
+    path: Path
+    deaths = 0
+
+    def make_target(self) -> KeyedTarget:
+        return FollowedTable(self.path)
+
+    def drop_tombstones(self, p: int, seqno: int) -> None:
+        self.origin.durable[p] = seqno
+
+    def apply(self, rows: list[Row]) -> bool:
+        target = self.target
+        assert isinstance(target, FollowedTable)
+        death = self.rng.random()
+        inner_commit = target.table.commit
+
+        def dying(batch_id: int) -> None:
+            if death > 0.1:
+                inner_commit(batch_id)
+            raise Death
+
+        if death < 0.2:
+            target.table.commit = dying  # type: ignore[method-assign]
+        try:
+            self.sink.apply(rows)
+        except Death:
+            FollowedWorld.deaths += 1
+            self.target = self.make_target()
+            self.sink = self.make_sink()
+            return False
+        return True
+
+    def live(self, p: int) -> dict[str, bytes | None]:
+        table = ParquetTarget(self.path / "table").table().to_pylist()
+        found = {row["key"]: row["value"] for row in table if row["partition"] == p}
+        if not list((self.path / "log").glob("pending-*")):
+            logged = newest_rows(self.path)
+            assert {key: row["value"] for (q, key), row in logged.items() if q == p} == found
+        return found
+
+
+def test_table_and_log_equal_the_source_at_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (parquet_target, following):
+        monkeypatch.setattr(module, "sync_directory", lambda _: None)
+    monkeypatch.setattr(parquet_target.os, "fsync", lambda _: None)
+    for seed in range(SCHEDULES):
+        FollowedWorld.path = tmp_path / str(seed)
+        try:
+            FollowedWorld(seed, repairs=True).run()
+        except Exception as error:
+            raise AssertionError(f"seed {seed}") from error
+    assert FollowedWorld.deaths > SCHEDULES / 4
+
+
+def logged(path: Path) -> list[tuple[str, str]]:
+    files = sorted((path / "log").glob("*.parquet"))
+    rows = [row for file in files for row in following.pq.read_table(file).to_pylist()]
+    return [(row["op"], row["key"]) for row in rows]
+
+
+def test_the_log_has_the_rows_of_each_batch_and_what_was_removed(tmp_path: Path) -> None:
+    node = FalseNode(1)
+    node.write(0, 1, 10)
+    target = FollowedTable(tmp_path)
+    sink = RepairingSink(target, FalseOrigin(node))
+    sink.apply([false_row(0, 1, 1, 1, 10, 1), false_row(0, 1, 2, 2, 20, 1)], 7)
+    sink.apply([Row("rollback", 0, 2, 0, rev=2), false_row(0, 2, 1, 1, 10, 1)], 8)
+    sink.apply([Row("sweep", 0, 2, 1, rev=2)], 9)
+    assert logged(tmp_path) == [("put", "1"), ("put", "2"), ("put", "1"), (OP_REMOVED, "2")]
+    assert list(newest_rows(tmp_path)) == [(0, "1")]
+    assert newest_rows(tmp_path)[0, "1"]["batch"] == 8
+
+
+def test_rows_that_the_table_never_had_are_thrown_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = FollowedTable(tmp_path)
+    sink = RepairingSink(target, FalseOrigin(FalseNode(1)))
+
+    def dies(_: int) -> None:
+        raise Death
+
+    with monkeypatch.context() as patch:
+        patch.setattr(target.table, "commit", dies)
+        with pytest.raises(Death):
+            sink.apply([false_row(0, 1, 1, 1, 10, 1)], 7)
+    assert len(list((tmp_path / "log").iterdir())) == 1
+    RepairingSink(FollowedTable(tmp_path), FalseOrigin(FalseNode(1))).apply(
+        [false_row(0, 1, 1, 2, 20, 1)], 7
+    )
+    assert logged(tmp_path) == [("put", "2")]
