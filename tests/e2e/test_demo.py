@@ -31,6 +31,8 @@ def test_the_first_flights(tmp_path: Path) -> None:
     assert {check["name"] for check in figures["checks"]} >= {
         "rows of flights/delay_by_carrier", "rows of flights/flights_by_hour",
         "rows of routes/delay_by_route", "documents in the bucket",
+        "crash: rows of the table that the node lost",
+        "crash: rows that differ after the next batch",
     }  # fmt: skip
     assert "WRONG" not in done.stdout
     page = (work / "report.html").read_text()

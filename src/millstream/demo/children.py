@@ -102,15 +102,26 @@ class Child:
         tether.close()
         return code
 
+    def kill(self) -> None:
+        """Kill the process and what it has started, as a machine that loses power does."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self.stop()
+
     def _end_of_log(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(lines[-_LOG_LINES:]) + f"\n(the whole log: {self.log})"
 
 
-def start_node(work_dir: Path, bucket: str) -> tuple[Child, str]:
-    """Start a node on free ports; return it with the HOST:PORT of its kv listener."""
-    arguments = ["serve", "--data", str(work_dir / "node"), "--bucket", bucket]
-    arguments += ["--kv", _FREE, "--http", _FREE]
+def start_node(
+    work_dir: Path, bucket: str, *options: str, address: str = _FREE
+) -> tuple[Child, str]:
+    """Start a node on free ports; return it with the HOST:PORT of its kv listener.
+
+    `options`: more of `serve`. `address`: HOST:PORT for its kv listener.
+    """
+    arguments = ["serve", "--data", str(work_dir / "node"), "--bucket", bucket, *options]
+    arguments += ["--kv", address, "--http", _FREE]
     arguments += ["--no-memcached", "--no-coord", "--no-ninep", "--no-peer"]
     arguments += ["--python-module", _FUNCTIONS]
     node = Child(work_dir, "node", arguments)

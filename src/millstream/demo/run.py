@@ -1,4 +1,4 @@
-"""Plays the demonstration: node, pipeline, load, check, report.
+"""Plays the demonstration: node, pipeline, load, check, a crash, report.
 
 Invariants:
 1. The pipeline is running before the first flight is written, and follows while the load runs.
@@ -33,6 +33,7 @@ from millstream.client.databases import Database
 from millstream.client.http import http_of
 from millstream.demo.checks import Check, check_number, check_that, check_views
 from millstream.demo.children import Child, start_node, start_pipeline
+from millstream.demo.crash import play_crash
 from millstream.demo.flights import Replay, find_flights, read_flights
 from millstream.demo.truth import Truth, compute_truth
 from millstream.demo.views import DESIGNS
@@ -126,7 +127,7 @@ def _prepare(work_dir: Path) -> None:
 
 
 def _clean(work_dir: Path) -> None:
-    for name in ("node", "state"):
+    for name in ("node", "state", "crash"):
         shutil.rmtree(work_dir / name, ignore_errors=True)
     (work_dir / _MARK).unlink(missing_ok=True)
 
@@ -175,6 +176,7 @@ class _Demo:
         self._count_late_changes(replay)
         self._collect(client, database)
         self._check(database, node, pipeline)
+        self._crash(replay)
         return outcome
 
     def _step(self, name: str, text: str) -> None:
@@ -307,6 +309,16 @@ class _Demo:
         for child in (pipeline, node):
             code = child.stop()
             outcome.checks.append(check_number(f"exit code of the {child.name}", 0, code))
+
+    def _crash(self, replay: Replay) -> None:
+        with self._console.status("killing a node that Spark is ahead of"):
+            act = play_crash(self._work_dir, replay)
+        self._outcome.checks += act.checks
+        self._step(
+            "crash",
+            f"a node was killed with {act.lost:,} changes that a table had; rolled back, "
+            f"{act.fetched:,} documents fetched, equal again",
+        )
 
 
 def _verdict(outcome: Outcome) -> str:

@@ -29,6 +29,13 @@ def test_a_child_that_ends_is_told_with_the_end_of_its_log(tmp_path):
         assert "helper.log" in str(caught.value)
 
 
+def test_a_child_that_is_killed_is_gone_with_what_it_started(tmp_path):
+    child = Child(tmp_path, "helper", ["version", "--json"])
+    child.wait_for_lines(1, 30)
+    child.kill()
+    assert child._process.poll() is not None
+
+
 def test_half_a_line_is_not_a_line(tmp_path):
     with Child(tmp_path, "helper", ["version"]) as child:
         child.out.write_text('{"a":1}\n{"b":')
