@@ -118,8 +118,7 @@ class Tree(NamedTuple):
 class DesignDocument:
     """A checked design document.
 
-    `lib` is the JSON text of its modules, empty where it has none. `named_signature` is for who
-    keeps rows under names and numbers of views: it covers names too.
+    `lib` is the JSON text of its modules, empty where it has none.
     """
 
     name: str
@@ -132,7 +131,6 @@ class DesignDocument:
     autoupdate: bool
     engine: Engine
     signature: str
-    named_signature: str
 
     def number_of(self, view_name: str) -> int:
         """Return the position of a view.
@@ -245,12 +243,9 @@ def parse_design(document: Mapping[str, Any], name: str = "") -> DesignDocument:
         raise _invalid(f"`engine` is node or spark, not {engine!r}")
     include_design, local_seq = _parse_options(document.get("options", {}))
     trees, views = _in_trees([_parse_view(view, members[view], language) for view in names])
-    own = [language, include_design]
-    more = [local_seq, lib] if local_seq or lib else []
     return DesignDocument(
         name, language, views, trees, include_design, local_seq, lib, autoupdate, engine,
-        signature=_digest([trees, *own, local_seq, lib]),
-        named_signature=_digest([[_named(view) for view in views], *own, *more]),
+        signature=_digest([trees, language, include_design, local_seq, lib]),
     )  # fmt: skip
 
 
@@ -339,11 +334,6 @@ def _in_trees(views: list[View]) -> tuple[tuple[Tree, ...], tuple[View, ...]]:
         number = trees[tree].reduces.index(view.reduce) if view.reduce else -1
         placed.append(replace(view, tree=tree, number=number))
     return trees, tuple(placed)
-
-
-def _named(view: View) -> list[str]:
-    more = [view.collation] if view.collation != "unicode" else []
-    return [view.name, view.map, view.reduce, *more]
 
 
 def _digest(decides: list[Any]) -> str:
