@@ -142,7 +142,12 @@ def run_views(
                 )
             )
         try:
-            _run(pipelines, console, files, master=master, memory=driver_memory, once=once)
+            first = f"views-{bucket}-{specs[0].address.design}"
+            log_file = state_directory() / first / "spark.log"
+            _run(
+                pipelines, console, files, log_file,
+                master=master, memory=driver_memory, once=once,
+            )  # fmt: skip
         except MillstreamError as error:
             for progress in writers:
                 progress.failed(error)
@@ -153,6 +158,7 @@ def _run(
     pipelines: Sequence[IndexPipeline],
     console: Console,
     files: Sequence[Path],
+    log_file: Path,
     *,
     master: str | None,
     memory: str,
@@ -168,7 +174,10 @@ def _run(
         signal.signal(number, stop)
     settings = {"spark.master": master} if master else {}
     with console.status("starting Spark"):
-        spark = local_session("millstream views", driver_memory=memory, settings=settings)
+        spark = local_session(
+            "millstream views", driver_memory=memory, log_file=log_file, settings=settings
+        )
+    console.print(f"Spark's own log: {log_file}", highlight=False)
     try:
         for file in files:
             spark.sparkContext.addPyFile(str(file))

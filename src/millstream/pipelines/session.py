@@ -29,6 +29,23 @@ __all__ = ["PYSPARK_MIN", "STATE_SETTINGS", "local_session"]
 TASK_FAILURES_MAX: Final = 4
 """A plain `local[N]` ends a job at the first failed task."""
 SHUFFLE_PARTITIONS: Final = 2
+LOG_FILE_MB: Final = 10
+LOG_FILES_MAX: Final = 3
+_LOG_FORM: Final = """\
+rootLogger.level = warn
+rootLogger.appenderRef.file.ref = file
+appender.file.type = RollingFile
+appender.file.name = file
+appender.file.fileName = {file}
+appender.file.filePattern = {file}.%i
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d{{yyyy-MM-dd HH:mm:ss}} %p %c{{1}}: %m%n%ex
+appender.file.policies.type = Policies
+appender.file.policies.size.type = SizeBasedTriggeringPolicy
+appender.file.policies.size.size = {megabytes}MB
+appender.file.strategy.type = DefaultRolloverStrategy
+appender.file.strategy.max = {files}
+"""
 _STATE: Final = "spark.sql.streaming.stateStore"
 _SETTINGS: Final = {
     "spark.ui.enabled": "false",
@@ -56,6 +73,7 @@ def local_session(
     cores: int | None = None,
     driver_memory: str = "1g",
     work_dir: Path | None = None,
+    log_file: Path | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """Return a Spark session in this process, with `format("millstream")` registered.
@@ -65,6 +83,8 @@ def local_session(
         cores: tasks at a time; default the processors this process may use.
         driver_memory: heap of the one Java process; counts only where it starts.
         work_dir: where Spark spills and keeps tables; default a directory that goes at exit.
+        log_file: where Spark's own log goes, instead of stderr; it is kept within
+            `LOG_FILES_MAX` files of `LOG_FILE_MB`. Counts only where the Java process starts.
         settings: more Spark settings, or others than the default ones.
 
     Raises:
@@ -81,6 +101,9 @@ def local_session(
         "spark.driver.memory": driver_memory,
         "spark.local.dir": str(directory / "spill"),
         "spark.sql.warehouse.dir": str(directory / "tables"),
+        **(
+            {"spark.driver.extraJavaOptions": _logging_to(log_file, directory)} if log_file else {}
+        ),
         **(settings or {}),
     }
     for name, value in chosen.items():
@@ -88,6 +111,16 @@ def local_session(
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel(chosen["spark.log.level"])
     return session
+
+
+def _logging_to(log_file: Path, directory: Path) -> str:
+    """Return the option of Java that has Spark's log written to a file."""
+    log_file = log_file.absolute()
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
+    form = directory / "log4j2.properties"
+    form.write_text(_LOG_FORM.format(file=log_file, megabytes=LOG_FILE_MB, files=LOG_FILES_MAX))
+    return f"-Dlog4j2.configurationFile=file:{form}"
 
 
 def _temporary_directory() -> Path:

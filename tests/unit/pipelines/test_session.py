@@ -75,3 +75,14 @@ def test_without_a_work_directory_one_is_made_and_goes_at_exit(
     session.local_session()
     assert asked["spark.local.dir"].startswith(str(tmp_path / "millstream-spark-"))
     assert at_exit[0][1] == tmp_path / "millstream-spark-"
+
+
+def test_the_log_goes_to_a_file_that_is_bounded(asked: dict[str, str], tmp_path: Path) -> None:
+    session.local_session(work_dir=tmp_path / "spill", log_file=tmp_path / "run" / "spark.log")
+    option = asked["spark.driver.extraJavaOptions"]
+    assert option == f"-Dlog4j2.configurationFile=file:{tmp_path}/spill/log4j2.properties"
+    form = (tmp_path / "spill" / "log4j2.properties").read_text()
+    assert f"fileName = {tmp_path}/run/spark.log\n" in form
+    assert "%d{yyyy" in form
+    assert "size = 10MB" in form
+    assert (tmp_path / "run").is_dir()
