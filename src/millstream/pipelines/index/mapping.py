@@ -28,6 +28,7 @@ from millstream.pipelines.index.planning import PartPlan
 from millstream.pipelines.index.shard import IndexAddress, IndexShard
 from millstream.pipelines.options import SourceOptions
 from millstream.pipelines.reading import NodeRanges
+from millstream.runtime.process import calm_collector
 from millstream.upr.core.descriptions import cut_run, is_of_a_pair
 from millstream.views.aio.index_mapping import IndexMapper, MappedChanges
 from millstream.views.aio.modules import load_modules
@@ -115,6 +116,7 @@ def _mapper_of(spec: MapSpec) -> IndexMapper:
     key = (spec.signature, spec.bucket_uuid)
     mapper = _mappers.get(key)
     if mapper is None:
+        calm_collector()  # rows wait in memory by the hundred thousand
         load_modules(spec.modules)
         for other in _mappers.values():
             other.close()
