@@ -46,12 +46,15 @@ appender.file.policies.size.size = {megabytes}MB
 appender.file.strategy.type = DefaultRolloverStrategy
 appender.file.strategy.max = {files}
 """
+_LOOPBACK: Final = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+"""Where all of Spark is on this machine; executors elsewhere have to find the driver."""
 _STATE: Final = "spark.sql.streaming.stateStore"
 _SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
     "spark.log.level": "ERROR",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
@@ -96,8 +99,10 @@ def local_session(
     tasks = cores or len(os.sched_getaffinity(0))
     builder = SparkSession.Builder().appName(app_name)
     builder = builder.master(f"local[{tasks},{TASK_FAILURES_MAX}]")
+    is_local = (settings or {}).get("spark.master", "local").startswith("local")
     chosen = {
         **_SETTINGS,
+        **(_LOOPBACK if is_local else {}),
         "spark.driver.memory": driver_memory,
         "spark.local.dir": str(directory / "spill"),
         "spark.sql.warehouse.dir": str(directory / "tables"),

@@ -59,6 +59,17 @@ def test_a_session_is_local_quiet_and_of_this_python(
     assert os.environ["PYSPARK_PYTHON"] == os.environ["PYSPARK_DRIVER_PYTHON"] == sys.executable
 
 
+@pytest.mark.parametrize(
+    ("master", "is_loopback"), [("local[3]", True), ("spark://far:7077", False), ("yarn", False)]
+)
+def test_the_driver_hides_on_loopback_only_where_all_of_spark_is_here(
+    asked: dict[str, str], tmp_path: Path, master: str, is_loopback: bool
+) -> None:
+    session.local_session(work_dir=tmp_path, settings={"spark.master": master})
+    assert ("spark.driver.host" in asked) == is_loopback
+    assert ("spark.driver.bindAddress" in asked) == is_loopback
+
+
 def test_settings_given_win(asked: dict[str, str], tmp_path: Path) -> None:
     more = {"spark.log.level": "WARN", **session.STATE_SETTINGS}
     session.local_session(work_dir=tmp_path, settings=more)

@@ -1,7 +1,8 @@
 """The streaming query that keeps a table and its log equal to a bucket.
 
 Invariants:
-1. A query that is asked to stop ends at the edge of a batch: no batch is cut off half way.
+1. A query that is asked to stop ends when the batch in work is applied, and applies no other: no
+   batch is cut off half way unless it takes longer than `STOP_WAIT_S`.
 2. What made a batch fail is what the caller is told, not Spark's wrapping of it.
 
 Elsewhere: table and log (`following`), the rules of rollbacks (`sinks.repairing`).
@@ -10,6 +11,7 @@ Elsewhere: table and log (`following`), the rules of rollbacks (`sinks.repairing
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +30,8 @@ __all__ = ["PYSPARK_MIN", "ROWS_PER_BATCH", "TableQuery"]
 ROWS_PER_BATCH: Final = 100_000
 """Changes wanted in one batch, which the driver applies."""
 WAKE_S: Final = 0.5
+STOP_WAIT_S: Final = 60.0
+"""How long a stop waits for the batch in work before it cuts it off; the next run repeats it."""
 
 
 class TableQuery:
@@ -55,6 +59,8 @@ class TableQuery:
         self._path = path
         self._on_progress = on_progress
         self._failure: MillstreamError | None = None
+        self._in_batch = threading.Lock()
+        self._is_over = False
         self.is_stopping = False
 
     def run(self, spark: SparkSession, *, once: bool = False) -> None:
@@ -70,11 +76,14 @@ class TableQuery:
         register(spark, format_name)
 
         def take(batch: DataFrame, batch_id: int) -> None:
-            try:
-                apply_changes(batch, batch_id, table, self._source)
-            except MillstreamError as error:
-                self._failure = error
-                raise
+            with self._in_batch:
+                if self._is_over:
+                    raise UnavailableError("the query is being stopped", code="query_failed")
+                try:
+                    apply_changes(batch, batch_id, table, self._source)
+                except MillstreamError as error:
+                    self._failure = error
+                    raise
 
         changes = spark.readStream.format(format_name).options(**self._source).load()
         writer = changes.writeStream.foreachBatch(take)
@@ -83,7 +92,8 @@ class TableQuery:
         try:
             while not query.awaitTermination(WAKE_S):  # type: ignore[arg-type]  # takes floats
                 self._on_progress(query.lastProgress)
-                if self.is_stopping and not query.status["isTriggerActive"]:
+                if self.is_stopping:
+                    self._let_the_batch_end()
                     return
             self._on_progress(query.lastProgress)
         except StreamingQueryException as error:
@@ -92,3 +102,10 @@ class TableQuery:
             ) from error
         finally:
             query.stop()
+
+    def _let_the_batch_end(self) -> None:
+        """Wait for the batch in work; those after it are refused, and begin the next run."""
+        is_held = self._in_batch.acquire(timeout=STOP_WAIT_S)
+        self._is_over = True
+        if is_held:
+            self._in_batch.release()

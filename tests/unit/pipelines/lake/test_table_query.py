@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event, Thread, Timer
 from typing import Any
 
 import pytest
@@ -32,7 +33,6 @@ class FalseQuery:
             raise StreamingQueryException(str(error)) from error
         self.left, self.done = self.left - 1, self.done + 1
         self.lastProgress = {"batchId": self.done}
-        self.status["isTriggerActive"] = self.done == 1
         return False
 
     def stop(self) -> None:
@@ -100,13 +100,57 @@ def test_it_runs_to_the_end(tmp_path: Path, applied: list[int]) -> None:
     assert spark.asked["checkpointLocation"] == str(tmp_path / "d" / "checkpoint")
 
 
-def test_it_stops_at_the_edge_of_a_batch(tmp_path: Path, applied: list[int]) -> None:
+def test_it_stops_when_the_batch_in_work_is_applied_and_applies_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though a trigger is always active: the stream brings one batch after the other."""
+    spark, applied, has_begun, may_end = FalseSession(0), [], Event(), Event()
+
+    def apply(_: Any, batch_id: int, *__: Any) -> None:
+        has_begun.set()
+        assert may_end.wait(20)
+        applied.append(batch_id)
+
+    class BusyQuery(FalseQuery):
+        def awaitTermination(self, timeout: float) -> bool:
+            self.status["isTriggerActive"] = True
+            assert has_begun.wait(20)
+            query.is_stopping = True
+            Timer(0.05, may_end.set).start()
+            return False
+
+    def start() -> FalseQuery:
+        spark.query = BusyQuery(spark.take, 0)
+        threads.append(Thread(target=spark.take, args=("frame", 0)))
+        threads[0].start()
+        return spark.query
+
+    threads: list[Thread] = []
+    monkeypatch.setattr(spark, "start", start)
+    monkeypatch.setattr(table_query, "register", lambda *_: None)
+    monkeypatch.setattr(table_query, "apply_changes", apply)
+    query = TableQuery({}, tmp_path, on_progress=lambda _: None)
+    query.run(spark)  # type: ignore[arg-type]
+    assert applied == [0]
+    with pytest.raises(UnavailableError, match="being stopped"):
+        spark.take("frame", 1)
+    threads[0].join()
+    assert "availableNow" not in spark.asked
+
+
+def test_a_batch_that_takes_too_long_is_cut_off(
+    tmp_path: Path, applied: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_query, "STOP_WAIT_S", 0.01)
     spark = FalseSession(9)
     query = TableQuery({}, tmp_path, on_progress=lambda _: None)
     query.is_stopping = True
-    query.run(spark)  # type: ignore[arg-type]
-    assert applied == [0, 1]  # after the first one a trigger was active
-    assert "availableNow" not in spark.asked
+    with query._in_batch:
+        monkeypatch.setattr(FalseQuery, "awaitTermination", lambda *_: False)
+        query.run(spark)  # type: ignore[arg-type]
+    assert spark.query is not None
+    assert spark.query.is_stopped
+    assert applied == []
 
 
 @pytest.mark.parametrize(
