@@ -35,7 +35,10 @@ __all__ = [
     "spread",
 ]
 
-_CHANGES: Final = frozenset((Opcode.DCP_MUTATION, Opcode.DCP_DELETION, Opcode.DCP_EXPIRATION))
+_ROWS: Final = frozenset(
+    (Opcode.DCP_MUTATION, Opcode.DCP_DELETION, Opcode.DCP_EXPIRATION, Opcode.DOC_META)
+)
+"""Changes, and the description in front of each, which has the same seqno."""
 
 
 class RangeRead(NamedTuple):
@@ -176,6 +179,6 @@ def _read_rest(read: RangeRead, source: RangeSource) -> Iterator[bytes]:
 
 
 def _up_to(chunk: bytes, end: int) -> bytes:
-    """Return the frames of changes up to seqno `end`."""
-    changes = (frame for frame in iter_frames(chunk) if frame[1] in _CHANGES)
-    return b"".join(frame for frame in changes if seqno_of(frame) <= end)
+    """Return the frames of changes up to seqno `end`, and of their descriptions."""
+    rows = (frame for frame in iter_frames(chunk) if frame[1] in _ROWS)
+    return b"".join(frame for frame in rows if seqno_of(frame) <= end)

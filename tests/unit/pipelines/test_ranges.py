@@ -16,7 +16,8 @@ from millstream.pipelines.ranges import (
     read_committed,
     spread,
 )
-from millstream.wire.frames import iter_frames, seqno_of
+from millstream.wire.frames import described, iter_frames, seqno_of
+from millstream.wire.mcbp import Opcode
 from node_double import FalseNode, FalseRanges
 
 A = OffsetEntry(uuid=1, seqno=4, snap_start=2, snap_end=9, branch=3, lease_id=7)
@@ -122,6 +123,20 @@ def test_a_lost_lease_delivers_what_there_is_up_to_the_end(node: FalseNode) -> N
         node.write(0, key, 99)  # these are above the end, and hide 1 to 5
     found = seqnos(read_committed(reads[:1], FalseRanges(node)))
     assert found == [6, 7, 8, 9, 10]
+
+
+def test_a_lost_lease_leaves_each_change_behind_its_description(node: FalseNode) -> None:
+    class Described(FalseRanges):
+        def stream(self, ranges: Sequence[Range]) -> Iterator[bytes]:
+            for frame in super().stream(ranges):
+                yield frame if frame[1] == Opcode.DCP_SNAPSHOT_MARKER else described(frame, b"")
+
+    reads = pinned(node)
+    node.partitions[0].leases.clear()
+    node.write(0, 0, 99)
+    frames = list(iter_frames(b"".join(read_committed(reads[:1], Described(node)))))
+    assert [frame[1] for frame in frames] == [Opcode.DOC_META, Opcode.DCP_MUTATION] * 9
+    assert [seqno_of(frame) for frame in frames] == [n for n in range(2, 11) for _ in range(2)]
 
 
 def test_a_lost_history_delivers_the_common_part(node: FalseNode) -> None:
