@@ -78,6 +78,7 @@ class World:
         self.node = FalseNode(self.rng.randint(1, 3), is_durable_only=is_durable_only)
         for part in self.node.partitions.values() if is_durable_only else ():
             part.durable_seqno = 0
+        self.durable = dict.fromkeys(self.node.partitions, 0)  # is, whatever the node knows of it
         self.origin = self.Origin(self.node)
         self.target: Any = self.make_target()
         self.sink: RepairingSink | PlainSink = PlainSink()
@@ -100,6 +101,8 @@ class World:
                 self.check_refusal()
                 return
         self.planner = None
+        for p in self.node.partitions if self.is_durable_only else ():
+            self.node.partitions[p].durable_seqno = self.durable[p]
         bound = 20 + 4 * sum(part.high_seqno for part in self.node.partitions.values())
         for _ in range(bound):
             if not self.plan(available_now=False):
@@ -124,9 +127,12 @@ class World:
         seqno = self.rng.randint(0, part.high_seqno)
         if self.is_durable_only and self.rng.random() < 0.5:
             part.durable_seqno = max(part.durable_seqno or 0, seqno)
+            self.durable[p] = max(self.durable[p], seqno)
         elif event == "fail-over":
-            kept = max(part.purge_seqno, part.high_seqno - 9, part.durable_seqno or 0)
+            kept = max(part.purge_seqno, part.high_seqno - 9, self.durable[p])
             part.fail_over(self.rng.randint(kept, part.high_seqno))
+            if part.durable_seqno is not None:  # the new history has to learn it anew
+                part.durable_seqno = self.rng.choice((0, part.durable_seqno // 2, self.durable[p]))
         elif event == "driver stops":
             self.planner = None
         elif event == "leases lost":
@@ -240,14 +246,19 @@ class World:
             assert entry.snap_start >= seqno
 
     def check_rest(self, planner: Planner) -> None:
+        known = {
+            p: self.committed[p]
+            for p, part in self.node.partitions.items()
+            if part.durable_seqno is None or part.durable_seqno >= self.durable[p]
+        }
         if planner.is_available_now:
-            self.finished = {p: (e.branch, e.seqno) for p, e in self.committed.items()}
-            for entry in self.committed.values():
+            self.finished = {p: (e.branch, e.seqno) for p, e in known.items()}
+            for entry in known.values():
                 assert entry.is_closed
             self.planner = None
             return
-        for p, part in self.node.partitions.items():
-            entry = self.committed[p]
+        for p, entry in known.items():
+            part = self.node.partitions[p]
             assert entry.is_closed
             end = part.high_seqno if part.durable_seqno is None else part.durable_seqno
             assert (entry.branch, entry.seqno) == (part.branch, end)

@@ -15,6 +15,8 @@ Invariants:
    delivered, a partition that goes back is read again up to there in one batch, limit or not.
 6. A query of durable changes alone ends its snapshots at the newest mark of the log that nothing
    takes away, and goes on when there is a later one. Positions are judged by the high seqno.
+   A new history may know less to be durable than the one before (nothing, until its copies
+   acknowledge): a partition that goes back waits until it can be read again as far as it was.
 7. With "available now" each partition has a leased goal, taken at the start, and is done when it
    is closed there.
 
@@ -69,6 +71,11 @@ class _Next(NamedTuple):
     begin: int
     load: int
     rollback_to: int | None
+
+    def has_to_wait(self, lease: LeaseHold | None) -> bool:
+        """Whether what it goes back on, and still is, lies beyond what `lease` can show."""
+        until = min(self.start.seqno, self.position.high_seqno)
+        return self.begin < until and (lease is None or lease.at < until)
 
     def closed(self) -> OffsetEntry:
         """Return the entry of a reader that holds all there is."""
@@ -265,6 +272,9 @@ class Planner:
         for following in leaving:
             p, start = following.partition_id, following.start
             lease = leases.get(p)
+            if self._is_durable_only and following.has_to_wait(lease):
+                self._give_up(p, lease)
+                continue
             if lease is not None and self._is_durable_only and lease.at <= following.begin:
                 # Durable up to here, but no mark beyond: there is nothing to read as of it yet.
                 self._source.release_lease(lease.lease_id, [p])
@@ -304,6 +314,14 @@ class Planner:
         if self._goals is not None:
             self._goals.update(opened)
         return found | dict(opened)
+
+    def _give_up(self, partition_id: int, lease: LeaseHold | None) -> None:
+        """Release a lease that ends too early, and the goal: the next call takes later ones."""
+        goal = self._goals.get(partition_id) if self._goals is not None else None
+        for lease_id in {hold.lease_id for hold in (lease, goal) if hold is not None}:
+            self._source.release_lease(lease_id, [partition_id])
+        if self._goals is not None:
+            self._goals[partition_id] = None
 
     def _end_of(self, position: PartitionPosition) -> int:
         return position.durable_seqno if self._is_durable_only else position.high_seqno

@@ -199,3 +199,85 @@ def test_a_batch_stays_within_twice_the_limit(lags: dict[int, int], rows_max: in
 def test_without_a_limit_or_near_it_snapshots_are_read_to_their_ends(lags: dict[int, int]) -> None:
     assert share_rows(lags, None) == lags
     assert share_rows(lags, (sum(lags.values()) + 1) // 2) == lags
+
+
+def durable_node(durable_seqno: int) -> FalseNode:
+    node = FalseNode(1, is_durable_only=True)
+    for key in range(80):
+        node.write(0, key, key)
+    node.partitions[0].durable_seqno = durable_seqno
+    return node
+
+
+def durable_planner(node: FalseNode, *, repairs: bool = False) -> Planner:
+    return Planner(node, "b", repairs=repairs, is_durable_only=True)
+
+
+def half_read(node: FalseNode) -> dict[int, OffsetEntry]:
+    """Return an offset at 50 of (10, 80], whose lease a promotion that lost nothing has taken."""
+    node.partitions[0].durable_seqno = 10
+    planner = durable_planner(node)
+    offset = planner.plan(planner.plan(START, None), None)
+    node.partitions[0].durable_seqno = 80
+    offset = planner.plan(offset, 30)
+    offset = {0: offset[0]._replace(seqno=50)}
+    node.partitions[0].fail_over(80)
+    return offset
+
+
+@pytest.mark.parametrize("repairs", [False, True])
+@pytest.mark.parametrize("durable_seqno", [0, 8, 10, 40])
+def test_what_is_durable_and_not_known_to_be_is_waited_for(
+    durable_seqno: int, repairs: bool
+) -> None:
+    node = durable_node(0)
+    offset = half_read(node)
+    node.partitions[0].durable_seqno = durable_seqno
+    planner = durable_planner(node, repairs=repairs)
+    assert planner.plan(offset, None) == offset
+    assert not node.partitions[0].leases
+    node.partitions[0].durable_seqno = 60
+    end = planner.plan(offset, None)
+    assert (end[0].snap_start, end[0].seqno, end[0].snap_end) == (10, 60, 60)
+
+
+def test_a_first_snapshot_is_not_swept_while_nothing_is_known_to_be_durable() -> None:
+    node = durable_node(80)
+    offset = durable_planner(node).plan(START, 30)
+    node.partitions[0].fail_over(80)
+    node.partitions[0].durable_seqno = 0
+    planner = durable_planner(node, repairs=True)
+    assert planner.plan(offset, None) == offset
+    node.partitions[0].durable_seqno = 80
+    end = planner.plan(offset, None)
+    assert (end[0].rollback_to, end[0].load, end[0].seqno) == (0, 2, 80)
+
+
+def test_available_now_is_not_done_where_durability_is_not_known() -> None:
+    for goal in (0, 40):
+        node = durable_node(0)
+        offset = half_read(node)
+        node.partitions[0].durable_seqno = goal
+        planner = durable_planner(node)
+        planner.begin_available_now()
+        assert planner.plan(offset, None) == offset
+        assert not node.partitions[0].leases
+        node.partitions[0].durable_seqno = 80
+        assert planner.plan(offset, None)[0].seqno == 80
+
+
+def test_what_is_really_lost_is_not_waited_for() -> None:
+    node = durable_node(0)
+    offset = half_read(node)
+    part = node.partitions[0]
+    part.fail_over(30)
+    part.durable_seqno = 20
+    planner = durable_planner(node, repairs=True)
+    assert planner.plan(offset, None) == offset
+    part.durable_seqno = 30
+    end = planner.plan(offset, None)
+    assert (end[0].rollback_to, end[0].seqno) == (10, 30)
+    part.fail_over(10)
+    part.durable_seqno = 0
+    end = planner.plan(offset, None)
+    assert (end[0].rollback_to, end[0].seqno, end[0].is_closed) == (10, 10, True)
