@@ -12,11 +12,11 @@ Elsewhere: rows into writes (`sinks.rows`), Spark's side (`sinks.writers`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from millstream.client.documents import Document, Durability, Stored
+from millstream.client.documents import Document, Durability, Key, Stored
 from millstream.client.extensions import PartitionPosition
 from millstream.client.routing import Backoff
 from millstream.client.writes import Write
@@ -40,6 +40,10 @@ class SinkBucket(Protocol):
     @property
     def bucket(self) -> str:
         """Its name."""
+        ...
+
+    def partition_of(self, key: Key) -> int:
+        """Return the partition that owns a key."""
         ...
 
     def write_each(
@@ -109,7 +113,9 @@ def write_all(
                 else:
                     persistence.touched.add(result.partition_id)
                     done += _DELETED if write.value is None else _WRITTEN
-            done += _left_alone(bucket, refused, fails=not skips_conflicts)
+            left_alone, found = _left_alone(bucket, refused, fails=not skips_conflicts)
+            persistence.touched.update(bucket.partition_of(write.key) for write in found)
+            done += left_alone
         persistence.wait()
     except MillstreamError as error:
         message = f"{error} [bucket {bucket.bucket!r}: this task has {done}; that stays]"
@@ -121,7 +127,7 @@ def write_all(
 class Persistence:
     """Waits until what was written since it was made is persisted on a majority of the copies.
 
-    `touched`: the partitions that were written.
+    `touched`: the partitions that were written, or have what was found written.
     """
 
     def __init__(self, bucket: SinkBucket) -> None:
@@ -129,12 +135,17 @@ class Persistence:
         self._histories = {found.partition_id: found.uuid for found in bucket.positions()}
         self.touched: set[int] = set()
 
+    @property
+    def partition_ids(self) -> Collection[int]:
+        """The partitions that had an owner when it was made."""
+        return self._histories.keys()
+
     def wait(self) -> None:
         """Wait.
 
         Raises:
             UnavailableError: `history_lost`: a partition began a new history, so that what was
-                acknowledged may be gone; `timeout`.
+                acknowledged may be gone, or has no owner; `timeout`.
         """
         if not self.touched:
             return
@@ -163,7 +174,8 @@ class Persistence:
             if partition_id not in same:
                 raise UnavailableError(
                     f"partition {partition_id} of bucket {self._bucket.bucket!r} began a new "
-                    "history: what was written last may be gone; write it again",
+                    "history, or nobody serves it at present: what was written last may be gone; "
+                    "write it again",
                     code="history_lost",
                 )
         return found
@@ -187,8 +199,8 @@ def _slices(writes: Iterable[Write]) -> Iterator[list[Write]]:
 
 def _left_alone(
     bucket: SinkBucket, refused: Sequence[tuple[Write, MillstreamError]], *, fails: bool
-) -> Written:
-    """Look at what was refused; return what needs not be written.
+) -> tuple[Written, list[Write]]:
+    """Look at what was refused; return what is done already, counted and listed.
 
     Raises:
         MillstreamError: the first refusal that is no conflict, or if `fails` one that is.
@@ -201,10 +213,10 @@ def _left_alone(
     if conflicts and fails:
         raise _refusal(conflicts, "conflict")
     done = Written(skipped=len(conflicts))
-    for write, _ in refused:
-        if _is_as_wanted(write, found.get(write.key)):
-            done += _DELETED if write.value is None else _WRITTEN
-    return done
+    present = [write for write, _ in refused if _is_as_wanted(write, found.get(write.key))]
+    for write in present:
+        done += _DELETED if write.value is None else _WRITTEN
+    return done, present
 
 
 def _is_conflict(write: Write, error: MillstreamError) -> bool:

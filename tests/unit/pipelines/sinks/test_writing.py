@@ -89,6 +89,21 @@ def test_a_repeated_task_finds_its_own_documents(bucket: SinkBucketDouble) -> No
         write_all(bucket, [Write(b"a", b"4", cas=cas)])
 
 
+def test_what_an_earlier_attempt_wrote_is_waited_for(
+    bucket: SinkBucketDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    list(bucket.write_each(puts("a", is_insert=True)))  # the task died here
+    bucket.is_flushing = False
+    with monkeypatch.context() as patched:
+        patched.setattr(writing, "PERSIST_S", 0.0)
+        with pytest.raises(UnavailableError, match="did not persist in time"):
+            write_all(bucket, puts("a", is_insert=True))
+    bucket.is_flushing = True
+    assert write_all(bucket, puts("a", is_insert=True)) == Written(written=1)
+    bucket.crash()
+    assert bucket.documents() == {b"a": b"1"}
+
+
 def test_other_content_of_the_same_bytes_is_a_conflict(bucket: SinkBucketDouble) -> None:
     write_all(bucket, [Write(b"a", b"1", FLAGS_BINARY)])
     with pytest.raises(ConditionError):
