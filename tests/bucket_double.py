@@ -1,15 +1,16 @@
 """A bucket in memory as a pipeline's target writes it: what is durable, what a crash takes away.
 
 `fail_after`: so many more documents are written, then the connection breaks.
+`is_replicating`: a majority of the copies follows; if not, only the disk of the active one does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from millstream.client.documents import Document
+from millstream.client.documents import Document, Stored
 from millstream.client.kv import BulkResult
 from millstream.client.writes import Write
 from millstream.errors import UnavailableError
@@ -18,11 +19,16 @@ from millstream.errors import UnavailableError
 class FalseBucket:
     """A `client.kv.Client` of the bucket, as far as a target uses one."""
 
+    bucket = "copy"
+
     def __init__(self) -> None:
         self.documents: dict[str, tuple[bytes, int, int, int]] = {}
         self.durable: dict[str, tuple[bytes, int, int, int]] = {}
         self.uuid = 1
+        self.partition_count = 1
+        self.owned = [0]
         self.fail_after: int | None = None
+        self.is_replicating = True
         self.deleted: list[str] = []
 
     def close(self) -> None:
@@ -33,8 +39,20 @@ class FalseBucket:
         self.documents = dict(self.durable)
         self.uuid += 1
 
-    def positions(self) -> list[Any]:
-        return [SimpleNamespace(partition_id=0, uuid=self.uuid, high_seqno=1)]
+    def partition_of(self, _: str | bytes) -> int:
+        return 0
+
+    def positions(self, partition_ids: Sequence[int] | None = None) -> list[Any]:
+        if partition_ids is not None:  # who asks for some waits for them
+            self.wait_durable()
+        wanted = range(self.partition_count) if partition_ids is None else partition_ids
+        return [
+            SimpleNamespace(
+                partition_id=p, uuid=self.uuid, high_seqno=1, durable_seqno=self.is_replicating
+            )
+            for p in wanted
+            if p in self.owned
+        ]
 
     def get_many(self, keys: Iterable[str]) -> dict[str, Document]:
         found = {key: self.documents[key] for key in keys if key in self.documents}
@@ -48,18 +66,22 @@ class FalseBucket:
         assert durability == "persisted"
         for key, data in documents:
             self._write(key, (data, 0, 0, 0))
-        self.wait_persisted(0)
+        self.wait_durable()
         return BulkResult(0, [])
 
-    def write_each(self, writes: Iterable[Write]) -> Iterator[tuple[Write, None]]:
+    def write_each(self, writes: Iterable[Write]) -> Iterator[tuple[Write, Stored]]:
         for write in writes:
             key, value, flags, datatype, expiry, _, _ = write
             self._write(key.decode(), None if value is None else (value, flags, expiry, datatype))
-            yield write, None
+            yield write, Stored(1, 0, self.uuid, 1)
 
-    def wait_persisted(self, timeout_s: float) -> None:
+    def wait_persisted(self, _: float) -> None:
+        self.wait_durable()
+
+    def wait_durable(self) -> None:
         self._fail()
-        self.durable = dict(self.documents)
+        if self.is_replicating:
+            self.durable = dict(self.documents)
 
     def live_keys(self, _: object, highs: Mapping[int, int]) -> Iterator[str]:
         return iter(list(self.documents))

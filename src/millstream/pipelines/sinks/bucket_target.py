@@ -7,12 +7,13 @@ companions are there, see `sinks.companions`), `_millstream/`, `_design/` and `_
 that is swept removes what else it finds.
 
 Invariants:
-1. Companions are durable before documents are written; a batch has ended only when everything is
-   durable in the history in which it was written. Else it comes again.
+1. Companions are durable before documents are written; a batch has ended only when everything that
+   it wrote or found is persisted on a majority of the copies, of partitions that have an owner, in
+   the history in which it was written. Else it comes again.
 2. A sweep is over, in the head, only after what it removes is removed, durably.
 3. Keys that begin so are not copied either: they are somebody's companions, or belong to a bucket.
 
-Elsewhere: which rows (`sinks.repairing`).
+Elsewhere: which rows (`sinks.repairing`), the wait for the copies (`sinks.writing`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from millstream.client.bulk import Range
 from millstream.client.columns import OP_PUT, Columns, cut_columns
 from millstream.client.kv import Client
 from millstream.client.writes import Write
-from millstream.errors import CorruptionError, MillstreamError, UnavailableError
+from millstream.errors import CorruptionError, MillstreamError, UnavailableError, UsageError
 from millstream.model.partitions import key_from_text, partition_of
 from millstream.model.position import Position
 from millstream.pipelines.control import open_client
@@ -41,11 +42,11 @@ from millstream.pipelines.sinks.companions import (
     head_key,
 )
 from millstream.pipelines.sinks.repairing import PartitionState, Row, StoredVersion
+from millstream.pipelines.sinks.writing import Persistence
 from millstream.wire.mcbp import Datatype
 
 __all__ = ["BucketTarget", "live_keys"]
 
-PERSIST_TIMEOUT_S: Final = 60.0
 _JSON: Final = int(Datatype.JSON)
 _NOT_OURS: Final = (COMPANION_PREFIX, "_millstream/", "_design/", "_local/")
 
@@ -67,7 +68,7 @@ class BucketTarget:
         self._name = name
         self._client: Client = open_client(self._options)
         self._count = 1
-        self._uuids: dict[int, int] = {}
+        self._persistence: Persistence | None = None
         self._rings: dict[int, Ring] = {}
         self._states: dict[int, PartitionState] = {}
         self._changes: dict[str, Write] = {}
@@ -84,7 +85,9 @@ class BucketTarget:
     def begin(self, partitions: Collection[int], partition_count: int) -> None:
         """Read the companions of these partitions."""
         self._count = partition_count
-        self._uuids = self._histories()
+        self._persistence = Persistence(self._client)
+        # Companions that are found, and keys that a sweep does not find, count on all of them.
+        self._persistence.touched.update(self._persistence.partition_ids)
         self._changes, self._kept, self._loads_ended = {}, {}, set()
         self._rings = self._read_rings(partitions)
         self._states = {p: ring.state for p, ring in self._rings.items() if ring.state is not None}
@@ -106,8 +109,19 @@ class BucketTarget:
         return self._rings[partition].keys_above(branch, seqno)
 
     def put(self, partition: int, rows: Sequence[Row], load: int) -> None:
-        """Write documents and deletions with the batch."""
+        """Write documents and deletions with the batch.
+
+        Raises:
+            UsageError: `bad_schema`: a document has no value.
+        """
         mine = [row for row in rows if not row.key.startswith(_NOT_OURS)]
+        for row in mine:
+            if row.value is None and not row.is_deleted:
+                raise UsageError(
+                    f"document {row.key!r} has no value: a bucket is given whole documents, so "
+                    "read the stream with its values (without noValue) and keep column value",
+                    code="bad_schema",
+                )
         self._rings[partition].add(
             [
                 StoredVersion(partition, row.branch, row.seqno, row.key, row.is_deleted, load)
@@ -119,7 +133,7 @@ class BucketTarget:
             self._changes[row.key] = (
                 Write(key, None)
                 if row.is_deleted
-                else Write(key, row.value or b"", row.flags, row.datatype & _JSON, row.expiry)
+                else Write(key, row.value, row.flags, row.datatype & _JSON, row.expiry)
             )
 
     def sweep(self, partition: int, load: int) -> None:
@@ -140,9 +154,17 @@ class BucketTarget:
         """Write companions, then documents; durable on return.
 
         Raises:
-            UnavailableError: `history_lost`, `timeout`, and others of the client: the batch has to
-                come again.
+            UnavailableError: `history_lost`, `timeout`, `partition_inactive`, and others of the
+                client: the batch has to come again.
         """
+        left = [
+            Write(chunk_key(self._name, p, chunk).encode(), None)
+            for p, ring in self._rings.items()
+            for chunk in ring.left
+        ]
+        if left:  # gone for good before a head is written that no longer names them
+            self._write(left)
+            self._wait()
         unfinished = {
             p: state._replace(is_loading=True)
             for p, state in self._states.items()
@@ -151,32 +173,25 @@ class BucketTarget:
         self._write_heads(self._states | unfinished)
         kept = {p: keys() for p, keys in self._kept.items()}
         gone = [Write(key, None) for key in self._keys_but(kept)]
-        for _, done in self._client.write_each(
-            [*gone, *self._changes.values(), *self._stale_chunks()]
-        ):
-            if isinstance(done, MillstreamError):
-                raise done
-        self._check_history()
+        self._write([*gone, *self._changes.values(), *self._stale_chunks()])
+        self._wait()
         if unfinished:
             self._write_heads(self._states)
-            self._check_history()
+            self._wait()
 
     # -- private -----------------------------------------------------------------------------
 
-    def _histories(self) -> dict[int, int]:
-        return {found.partition_id: found.uuid for found in self._client.positions()}
+    def _write(self, writes: Sequence[Write]) -> None:
+        assert self._persistence is not None, "begin comes first"
+        for write, done in self._client.write_each(writes):
+            if isinstance(done, MillstreamError):
+                raise done
+            self._persistence.touched.add(self._client.partition_of(write.key))
 
-    def _check_history(self) -> None:
+    def _wait(self) -> None:
         """Wait until all is durable, in the histories in which the batch began."""
-        self._client.wait_persisted(PERSIST_TIMEOUT_S)
-        for p, uuid in self._histories().items():
-            if self._uuids.get(p) != uuid:
-                raise UnavailableError(
-                    f"partition {p} of bucket {self._options.bucket!r} began a new history while "
-                    "a batch was written: what was written may be gone, the batch has to be "
-                    "written again",
-                    code="history_lost",
-                )
+        assert self._persistence is not None, "begin comes first"
+        self._persistence.wait()
 
     def _read_rings(self, partitions: Collection[int]) -> dict[int, Ring]:
         names = {head_key(self._name, p): p for p in partitions}
@@ -231,6 +246,12 @@ class BucketTarget:
         if not kept:
             return
         highs = {at.partition_id: at.high_seqno for at in self._client.positions()}
+        if len(highs) < self._client.partition_count:
+            raise UnavailableError(
+                f"nobody serves some partitions of bucket {self._options.bucket!r} at present: "
+                "what is there and has to be removed cannot be seen",
+                code="partition_inactive",
+            )
         for key in live_keys(self._options, highs):
             raw = key_from_text(key)
             found = kept.get(partition_of(raw, self._count))

@@ -13,6 +13,8 @@ Invariants:
 2. Of one key there may be several entries. Any of them makes it a key that a rollback concerns,
    because nobody knows which of its writes arrived before a crash.
 3. A head names chunks only that are durable; chunk numbers are never used twice.
+4. A head also names the chunks that it supersedes. They are removed with its batch; if that was
+   cut off, by the next one, before it writes a head.
 
 Elsewhere: when it is read and written (`sinks.bucket_target`).
 """
@@ -40,6 +42,7 @@ class Head(msgspec.Struct):
     entries: list[StoredVersion] = []
     chunks: list[int] = []
     next_chunk: int = 0
+    stale: list[int] = []
 
 
 _HEADS: Final = msgspec.msgpack.Decoder(Head)
@@ -62,7 +65,9 @@ class Ring:
     def __init__(self, head: Head | None = None, entries: Iterable[StoredVersion] = ()) -> None:
         self.state = None if head is None else head.state
         self.stale: list[int] = []
-        """Chunks that the newest head no longer names."""
+        """Chunks that the newest head supersedes."""
+        self.left: list[int] = [] if head is None else head.stale
+        """Chunks that the head that was read supersedes: there still if its batch was cut off."""
         self._head = head or Head(PartitionState())
         self._by_key: dict[str, list[StoredVersion]] = {}
         self._added: list[StoredVersion] = []
@@ -144,7 +149,8 @@ class Ring:
                 chunks[after.next_chunk] = msgspec.msgpack.encode(entries[at : at + CHUNK_ENTRIES])
                 after.next_chunk += 1
             after.chunks = [*kept, *chunks]
-        self.stale = [chunk for chunk in head.chunks if chunk not in after.chunks]
+        after.stale = [chunk for chunk in head.chunks if chunk not in after.chunks]
+        self.stale = after.stale
         self.state, self._head = state, after
         self._added, self._has_dropped = [], False
         return msgspec.msgpack.encode(after), chunks

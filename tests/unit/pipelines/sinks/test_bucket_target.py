@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import pytest
 
 from bucket_double import FalseBucket
 from keyed_double import FalseOrigin, false_row, name_of
-from millstream.errors import CorruptionError, UnavailableError
-from millstream.pipelines.sinks import bucket_target, companions
+from millstream.client.documents import Stored
+from millstream.client.writes import Write
+from millstream.errors import CorruptionError, UnavailableError, UsageError
+from millstream.pipelines.sinks import bucket_target, companions, writing
 from millstream.pipelines.sinks.bucket_target import BucketTarget
 from millstream.pipelines.sinks.repairing import (
     OP_ROLLBACK,
@@ -160,12 +164,80 @@ def test_a_sweep_that_is_cut_off_is_made_again(bucket: FalseBucket, node: FalseN
 def test_a_target_that_lost_what_it_was_given_has_the_batch_again(
     bucket: FalseBucket, node: FalseNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def crash_first(_: float) -> None:
+    write_each = bucket.write_each
+
+    def crash_after(writes: Iterable[Write]) -> Iterator[tuple[Write, Stored]]:
+        yield from write_each(writes)
         bucket.crash()
 
-    monkeypatch.setattr(bucket, "wait_persisted", crash_first)
+    monkeypatch.setattr(bucket, "write_each", crash_after)
     with pytest.raises(UnavailableError, match="began a new history"):
         sink_of(node).apply([false_row(0, 1, 1, 0, 0)])
+
+
+def test_a_batch_that_only_the_active_copy_has_on_disk_has_not_ended(
+    bucket: FalseBucket, node: FalseNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "PERSIST_S", 0.0)
+    bucket.is_replicating = False
+    with pytest.raises(UnavailableError, match="majority of the copies") as failed:
+        sink_of(node).apply([false_row(0, 1, 1, 0, 0)])
+    assert failed.value.code == "timeout"
+
+
+def test_a_partition_that_nobody_serves_any_more_is_not_passed_over(
+    bucket: FalseBucket, node: FalseNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_each = bucket.write_each
+
+    def lose_owner_after(writes: Iterable[Write]) -> Iterator[tuple[Write, Stored]]:
+        yield from write_each(writes)
+        bucket.owned = []
+
+    monkeypatch.setattr(bucket, "write_each", lose_owner_after)
+    with pytest.raises(UnavailableError) as failed:
+        sink_of(node).apply([false_row(0, 1, 1, 0, 0)])
+    assert failed.value.code == "history_lost"
+
+
+def test_a_sweep_needs_all_partitions(bucket: FalseBucket, node: FalseNode) -> None:
+    bucket.partition_count = 2  # the second has no owner: what it has is not seen
+    load = [Row(OP_ROLLBACK, 0, 1, 0, rev=2), Row(OP_SWEEP, 0, 1, 3, rev=2)]
+    with pytest.raises(UnavailableError, match="nobody serves") as failed:
+        sink_of(node).apply(load)
+    assert failed.value.code == "partition_inactive"
+    sink_of(node).apply([false_row(0, 1, 1, 0, 0)])
+    bucket.owned = [0, 1]
+    sink_of(node).apply(load)
+
+
+def test_documents_without_values_are_refused(bucket: FalseBucket, node: FalseNode) -> None:
+    row = false_row(0, 1, 1, 0, 0)
+    with pytest.raises(UsageError, match="'0' has no value") as failed:
+        sink_of(node).apply([row._replace(value=None)])
+    assert failed.value.code == "bad_schema"
+    assert not bucket.documents
+    sink_of(node).apply([row._replace(value=b""), false_row(0, 1, 2, 1, None)])
+    assert documents(bucket) == {"0": b""}
+
+
+def test_chunks_that_a_crash_left_are_removed_by_the_next_batch(
+    bucket: FalseBucket, node: FalseNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(companions, "CHUNK_ENTRIES", 2)
+    origin = FalseOrigin(node)
+    rows = [false_row(0, 1, n, n, n) for n in range(1, 6)]
+    RepairingSink(BucketTarget(OPTIONS), origin).apply(rows)
+    origin.durable[0] = 4
+    next_rows = [false_row(0, 1, 6, 6, 6)]
+    bucket.fail_after = 2  # the head, made durable; no chunk is removed
+    with pytest.raises(UnavailableError):
+        RepairingSink(BucketTarget(OPTIONS), origin).apply(next_rows)
+    assert len([key for key in bucket.documents if key.startswith("_mill")]) == 4
+    sink = RepairingSink(BucketTarget(OPTIONS), origin)
+    sink.apply(next_rows)
+    assert [key for key in bucket.documents if key.startswith("_mill")] == ["_millstream:sink:0"]
+    assert sorted(sink_keys(sink, 0)) == ["5", "6"]
 
 
 def test_what_is_durable_is_forgotten_and_long_rings_are_cut(
