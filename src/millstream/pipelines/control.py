@@ -1,8 +1,9 @@
 """The planner's line to a node: positions, histories and leases over one kv connection.
 
 Invariants:
-1. The first connection of a query fails at once, with the reason. Later ones are tried again for
-   `RECONNECT_S`, so that a query outlives the restart of a node.
+1. The first connection of a query fails at once, with the reason. Later ones, and questions, are
+   tried again for `RECONNECT_S`, so that a query outlives the restart of a node; executors and
+   sinks that ask the source use the same two functions.
 2. Partitions that are moving between nodes are waited for, for as long, and asked for where they
    are by then.
 3. What the newest offset relies on is renewed while the query lives, however long a batch takes,
@@ -34,7 +35,7 @@ from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog
 from millstream.pipelines.options import SourceOptions
 
-__all__ = ["LeaseKeeper", "NodeControl", "open_client"]
+__all__ = ["LeaseKeeper", "NodeControl", "ask_again", "open_again", "open_client"]
 
 RECONNECT_S: Final = 30.0
 RENEW_EVERY_S: Final = LEASE_SECONDS_DEFAULT / 3
@@ -52,6 +53,44 @@ def open_client(options: SourceOptions) -> Client:
         options.hosts, bucket=options.bucket, user=options.user, password=options.password,
         tls=options.tls(),
     )  # fmt: skip
+
+
+def open_again(options: SourceOptions) -> Client:
+    """Connect to nodes that were there before: again for `RECONNECT_S` while none answers.
+
+    Raises:
+        UnavailableError, AccessError: as `millstream.connect`.
+    """
+    backoff = Backoff(RECONNECT_S)
+    while True:
+        try:
+            return open_client(options)
+        except UnavailableError:
+            if not backoff.wait():
+                raise
+
+
+def ask_again(client: Client, ask: Callable[[Client], Answer]) -> Answer:
+    """Ask until there is an answer, for `RECONNECT_S`, by a new map each time.
+
+    `ask` may be called several times, also after its question arrived.
+
+    Raises:
+        UnavailableError, RoutingError: there is none.
+    """
+    backoff = Backoff(RECONNECT_S)
+    while True:
+        try:
+            return ask(client)
+        except (UnavailableError, RoutingError):
+            if not backoff.wait():
+                raise
+            _refresh_map(client)
+
+
+def _refresh_map(client: Client) -> None:
+    with suppress(UnavailableError):  # whoever is asked next says what is the matter
+        client.refresh_map()
 
 
 class NodeControl:
@@ -82,7 +121,7 @@ class NodeControl:
             is_spread = len(self._client.cluster_map.nodes) > 1
             if len(active) == len(self.partition_ids) or not is_spread or not backoff.wait():
                 return {position.partition_id: position for position in found}
-            self._refresh_map()
+            _refresh_map(self._client)
 
     def failover_log(self, partition_id: int) -> FailoverLog:
         """Return the histories of a partition, newest first."""
@@ -109,18 +148,7 @@ class NodeControl:
         self._ask(lambda client: client.release_lease(lease_id, partition_ids))
 
     def _ask(self, ask: Callable[[Client], Answer]) -> Answer:
-        backoff = Backoff(RECONNECT_S)
-        while True:
-            try:
-                return ask(self._client)
-            except (UnavailableError, RoutingError):
-                if not backoff.wait():
-                    raise
-                self._refresh_map()
-
-    def _refresh_map(self) -> None:
-        with suppress(UnavailableError):  # whoever is asked next says what is the matter
-            self._client.refresh_map()
+        return ask_again(self._client, ask)
 
     def _checked_partitions(self) -> tuple[int, ...]:
         count = self._client.partition_count

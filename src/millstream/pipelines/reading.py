@@ -6,6 +6,8 @@ Invariants:
    at most one document longer than the fetch size. So no batch comes near Arrow's 2 GiB.
 3. Ranges are read from the nodes that have their partitions, one node after the other.
 4. Mark rows come before the changes of a task.
+5. Nodes that are away are waited for, before a stream has given anything; one that goes later ends
+   the task, and Spark's next attempt begins anew.
 
 Hot path: socket -> `BulkReader` -> `cut_columns` -> Arrow; measured by `make bench`.
 
@@ -31,7 +33,7 @@ from millstream.client.routing import Backoff
 from millstream.errors import RoutingError, StreamError, UnavailableError
 from millstream.model.addresses import parse_address
 from millstream.model.position import FailoverLog
-from millstream.pipelines.control import RENEW_EVERY_S, open_client
+from millstream.pipelines.control import RENEW_EVERY_S, ask_again, open_again
 from millstream.pipelines.options import SourceOptions
 from millstream.pipelines.pushdown import Pushed
 from millstream.pipelines.ranges import RangeRead, read_committed
@@ -73,6 +75,7 @@ class NodeRanges:
 
         Raises:
             RoutingError: partitions moved while they were read, or for longer than `MOVED_S`.
+            UnavailableError: a node went while it was read from, or is away for longer.
         """
         left = list(ranges)
         backoff = Backoff(MOVED_S)
@@ -87,28 +90,39 @@ class NodeRanges:
                         has_given = True
                         yield chunk
                 left = [wanted for wanted in left if wanted not in mine]
-            except RoutingError:
+            except (RoutingError, UnavailableError):
                 if has_given or not backoff.wait():
                     raise
 
     def failover_log(self, partition_id: int) -> tuple[FailoverLog, int]:
         """Return the histories of a partition, newest first, and its high seqno."""
-        client = self.client()
-        return client.branch_log(partition_id), client.positions([partition_id])[0].high_seqno
+        return ask_again(
+            self._connected(),
+            lambda client: (
+                client.branch_log(partition_id), client.positions([partition_id])[0].high_seqno,
+            ),
+        )  # fmt: skip
 
     def open_lease(self, partition_ids: Sequence[int]) -> Mapping[int, LeaseHold]:
         """Hold partitions as of their present high, or newest durable mark (the option says)."""
         newest = DURABLE_MARK if self._options.is_durable_only else None
-        return self.client().open_lease(dict.fromkeys(partition_ids, newest))
+        wanted = dict.fromkeys(partition_ids, newest)
+        return ask_again(self._connected(), lambda client: client.open_lease(wanted))
+
+    def renew_lease(self, lease_id: int, partition_ids: Sequence[int]) -> Mapping[int, LeaseHold]:
+        """Extend a lease on partitions; return those still held."""
+        return ask_again(
+            self._connected(), lambda client: client.renew_lease(lease_id, partition_ids)
+        )
 
     def release_lease(self, lease_id: int, partition_id: int) -> None:
         """Give up a lease on a partition."""
-        self.client().release_lease(lease_id, [partition_id])
+        ask_again(self._connected(), lambda client: client.release_lease(lease_id, [partition_id]))
 
-    def client(self) -> Client:
+    def _connected(self) -> Client:
         """Return the connection for what is no stream."""
         if self._client is None:
-            self._client = open_client(self._options)
+            self._client = open_again(self._options)
         return self._client
 
 
@@ -156,7 +170,7 @@ def _held(
     held: dict[int, LeaseHold] = {}
     for lease_id in {read.lease_id for read in reads if read.lease_id is not None}:
         mine = [read.partition_id for read in reads if read.lease_id == lease_id]
-        held.update(source.client().renew_lease(lease_id, mine))
+        held.update(source.renew_lease(lease_id, mine))
     lost = [read.partition_id for read in reads if read.partition_id not in held]
     if not lost:
         return reads

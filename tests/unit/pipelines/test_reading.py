@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 from pyspark.sql import types as t
 
+from millstream.client.bulk import Range
 from millstream.errors import StreamError, UnavailableError
-from millstream.pipelines import reading
+from millstream.model.position import Position
+from millstream.pipelines import control, reading
 from millstream.pipelines.options import SourceOptions
 from millstream.pipelines.ranges import RangeRead
 from millstream.pipelines.schema import RowForm, row_form
@@ -32,7 +35,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> FalseNode:
         for key in range(5):
             node.write(p, key, key)
     ranges = FalseRanges(node)
-    monkeypatch.setattr(reading, "open_client", lambda _: FalseClient(node))
+    monkeypatch.setattr(control, "open_client", lambda _: FalseClient(node))
     monkeypatch.setattr(
         reading.NodeRanges, "stream", lambda _, wanted: ranges.stream(wanted), raising=True
     )
@@ -147,6 +150,64 @@ def test_the_first_host_that_answers_is_taken(monkeypatch: pytest.MonkeyPatch) -
         reading.connect_to(SourceOptions(hosts="a,b", bucket="b"))
 
 
+class Restarting:
+    """What ranges are read from: away for a while, or gone in the middle."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, away: int = 0) -> None:
+        self.away = away
+        self.is_cut = False
+        monkeypatch.setattr(reading, "_connect_for", self.connect_for)
+        monkeypatch.setattr(reading, "BulkReader", lambda *_, **__: self)
+
+    @contextmanager
+    def connect_for(self, _: object, ranges: Sequence[Range]) -> Iterator[object]:
+        self.away -= 1
+        if self.away >= 0:
+            raise UnavailableError("away")
+        yield self, ranges
+
+    def read(self, _: Sequence[Range]) -> Iterator[bytes]:
+        yield b"chunk"
+        if self.is_cut:
+            raise UnavailableError("cut")
+
+
+def test_a_node_that_restarts_is_read_from_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Restarting(monkeypatch, away=2)
+    source = reading.NodeRanges(OPTIONS, with_values=True)
+    assert list(source.stream([Range(0, Position(), 1)])) == [b"chunk"]
+    node.away = 1
+    monkeypatch.setattr(reading, "MOVED_S", 0.0)
+    with pytest.raises(UnavailableError, match="away"):
+        list(source.stream([Range(0, Position(), 1)]))
+
+
+def test_what_was_given_is_not_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    Restarting(monkeypatch).is_cut = True
+    stream = reading.NodeRanges(OPTIONS, with_values=True).stream([Range(0, Position(), 1)])
+    assert next(stream) == b"chunk"
+    with pytest.raises(UnavailableError, match="cut"):
+        next(stream)
+
+
+def test_questions_beside_the_stream_outlive_a_restart(
+    node: FalseNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = FalseClient(node)
+    refused = [UnavailableError("away"), UnavailableError("away")]
+
+    def open_client(_: SourceOptions) -> FalseClient:
+        if refused:
+            raise refused.pop()
+        return client
+
+    monkeypatch.setattr(control, "open_client", open_client)
+    source = reading.NodeRanges(OPTIONS, with_values=True)
+    client.failures = [UnavailableError("cut")]
+    assert sorted(source.open_lease([0, 1])) == [0, 1]
+    assert client.calls == ["open_lease", "refresh_map", "open_lease"]
+
+
 def test_a_source_that_asked_nothing_has_nothing_to_close() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -164,7 +225,7 @@ def test_questions_beside_the_stream_share_one_connection(
         made.append(FalseClient(node))
         return made[-1]
 
-    monkeypatch.setattr(reading, "open_client", open_client)
+    monkeypatch.setattr(control, "open_client", open_client)
     source = reading.NodeRanges(OPTIONS, with_values=True)
     lease_id = pinned(node)[0].lease_id
     assert lease_id is not None

@@ -39,8 +39,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> FalseNode:
         for key in range(4):
             node.write(p, key, key)
     ranges = FalseRanges(node)
-    for module in (control, reading):
-        monkeypatch.setattr(module, "open_client", lambda _: FalseClient(node))
+    monkeypatch.setattr(control, "open_client", lambda _: FalseClient(node))
     monkeypatch.setattr(reading.NodeRanges, "stream", lambda _, wanted: ranges.stream(wanted))
     return node
 

@@ -44,7 +44,8 @@ def apply_changes(
 
     Raises:
         UsageError: `bad_schema`, `other_checkpoint`; `bad_option`, `unknown_option`.
-        UnavailableError, AccessError: source or target cannot be reached; Spark runs it again.
+        UnavailableError, AccessError: the target cannot be reached, or the source for longer than
+            30 seconds. The query ends; Spark gives the batch again when it is started again.
     """
     columns = check_columns(batch.columns)
     table = batch.select(*columns).toArrow()

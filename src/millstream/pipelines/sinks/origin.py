@@ -2,8 +2,8 @@
 
 Invariants:
 1. Its options are those of the stream: the same bucket, user and partitions.
-2. A connection that broke is made anew for as long as the client waits; then the batch fails, and
-   Spark runs it again.
+2. A node that is away is asked again for `control.RECONNECT_S`; then the batch fails, and with it
+   the query: the batch comes again when somebody starts the query again.
 
 Elsewhere: what is asked and why (`sinks.repairing`).
 """
@@ -18,7 +18,7 @@ from millstream.client.extensions import Versioned
 from millstream.client.kv import Client
 from millstream.errors import UnavailableError
 from millstream.model.partitions import key_from_text
-from millstream.pipelines.control import open_client
+from millstream.pipelines.control import ask_again, open_again
 from millstream.pipelines.options import SourceOptions
 from millstream.pipelines.ranges import RangeRead
 from millstream.pipelines.reading import pinned_batches
@@ -41,7 +41,7 @@ class BucketOrigin:
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._client: Client = open_client(options)
+        self._client: Client = open_again(options)
 
     def close(self) -> None:
         """Close the connection."""
@@ -54,22 +54,24 @@ class BucketOrigin:
 
     def positions(self, partitions: Collection[int]) -> Mapping[int, OriginPosition]:
         """Return where partitions stand."""
+        wanted = sorted(partitions)
         return {
             found.partition_id: OriginPosition(
                 found.branch, found.durable_seqno, found.purge_seqno
             )
-            for found in self._client.positions(sorted(partitions))
+            for found in ask_again(self._client, lambda client: client.positions(wanted))
         }
 
     def newest(self, partition: int, keys: Collection[str]) -> Mapping[str, Row]:
         """Return the newest row of each key, deletions included; unknown keys are left out."""
         names: dict[Key, str] = {key_from_text(key): key for key in keys}
-        found = self._client.get_versioned_many(names)
+        found = ask_again(self._client, lambda client: client.get_versioned_many(names))
         return {names[key]: _row(partition, names[key], found[key]) for key in found}
 
     def everything(self, partition: int) -> Iterator[Sequence[Row]]:
         """Yield all rows of a partition as of one moment, deletions included, in pieces."""
-        held = self._client.open_lease([partition]).get(partition)
+        leases = ask_again(self._client, lambda client: client.open_lease([partition]))
+        held = leases.get(partition)
         if held is None:
             raise UnavailableError(
                 f"partition {partition} of bucket {self._options.bucket!r} cannot be held",
@@ -82,7 +84,8 @@ class BucketOrigin:
         if read.row_count_max:
             for batch in pinned_batches(self._options, form, [read]):
                 yield list(rows_from(batch))
-        self._client.release_lease(held.lease_id, [partition])
+        lease_id = held.lease_id
+        ask_again(self._client, lambda client: client.release_lease(lease_id, [partition]))
 
 
 def _row(partition: int, key: str, found: Versioned) -> Row:

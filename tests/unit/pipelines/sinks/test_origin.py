@@ -7,9 +7,8 @@ import pytest
 
 from millstream.client.extensions import Versioned
 from millstream.errors import UnavailableError
-from millstream.pipelines import reading
+from millstream.pipelines import control, reading
 from millstream.pipelines.options import SourceOptions
-from millstream.pipelines.sinks import origin
 from millstream.pipelines.sinks.origin import BucketOrigin
 from millstream.pipelines.sinks.repairing import OriginPosition, Row
 from node_double import FalseClient, FalseNode, FalseRanges
@@ -19,6 +18,7 @@ class Client(FalseClient):
     """With versions, as the node has them."""
 
     def get_versioned_many(self, keys: Any) -> dict[bytes, Versioned]:
+        self._called("get_versioned_many")
         newest = self._node.partitions[0].newest()
         return {
             key: Versioned(
@@ -36,8 +36,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> FalseNode:
     node = FalseNode(2)
     for key, value in ((1, 1), (2, 2), (1, None)):
         node.write(0, key, value)
-    monkeypatch.setattr(origin, "open_client", lambda _: Client(node))
-    monkeypatch.setattr(reading, "open_client", lambda _: Client(node))
+    monkeypatch.setattr(control, "open_client", lambda _: Client(node))
 
     def stream(_: object, ranges: Any) -> Iterator[bytes]:
         return FalseRanges(node).stream(ranges)
@@ -49,6 +48,31 @@ def node(monkeypatch: pytest.MonkeyPatch) -> FalseNode:
 @pytest.fixture
 def source(node: FalseNode) -> BucketOrigin:
     return BucketOrigin(SourceOptions(hosts="h", bucket="b"))
+
+
+def test_a_source_that_restarts_is_asked_again(
+    node: FalseNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(node)
+    refused = [UnavailableError("away"), UnavailableError("away")]
+
+    def open_client(_: SourceOptions) -> Client:
+        if refused:
+            raise refused.pop()
+        return client
+
+    monkeypatch.setattr(control, "open_client", open_client)
+    source = BucketOrigin(SourceOptions(hosts="h", bucket="b"))
+    client.failures = [UnavailableError("cut"), UnavailableError("cut")]
+    assert source.positions([0]) == {0: OriginPosition(1, 3, 0)}
+    client.failures = [UnavailableError("cut")]
+    assert sorted(source.newest(0, ["1", "2"])) == ["1", "2"]
+    client.failures = [UnavailableError("cut")]
+    assert len([row for piece in source.everything(0) for row in piece]) == 2
+    monkeypatch.setattr(control, "RECONNECT_S", 0.0)
+    client.failures = [UnavailableError("gone")]
+    with pytest.raises(UnavailableError, match="gone"):
+        source.positions([0])
 
 
 def test_positions(node: FalseNode, source: BucketOrigin) -> None:
