@@ -4,21 +4,37 @@ Invariants:
 1. A partition is read from the header's position as it is, under the lease it was held under, or,
    where that is not held any more, from the seqno up to which the index is complete.
 2. What is read of a partition ends above the header's seqno: else it would never be published.
-3. `rows_max` bounds what is read of all partitions together, but for one seqno of each.
+3. `rows_max` bounds what is read of all partitions together, but for one seqno of each and what is
+   read again of snapshots whose leases are lost: that is at most `AGAIN_CHANGES_MAX`, and
+   partitions for which nothing of it is left wait for a later commit.
+4. A partition of which more than that would be read again is never read in pieces: only building
+   the index anew brings it on (`is_past_pieces`).
 
 Elsewhere: the rule by which parts are published (`views.core.publishing`), the cycle (`writer`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Mapping
+from typing import Final, NamedTuple
 
 from millstream.client.bulk import Range
 from millstream.client.extensions import LeaseHold
 from millstream.model.position import FailoverLog, Position, position_at
 
-__all__ = ["Held", "PartPlan", "complete_of", "plan_parts", "wants_lease"]
+__all__ = [
+    "AGAIN_CHANGES_MAX",
+    "Held",
+    "PartPlan",
+    "complete_of",
+    "is_past_pieces",
+    "plan_parts",
+    "wants_lease",
+]
+
+AGAIN_CHANGES_MAX: Final = 250_000
+"""Changes that one commit reads again, all partitions together, since leases were lost inside
+snapshots: half of the documents that a commit may have."""
 
 
 class Held(NamedTuple):
@@ -61,6 +77,25 @@ def wants_lease(here: Position, held: Held | None, high_seqno: int) -> bool:
     return complete_of(here) < high_seqno
 
 
+def is_past_pieces(
+    positions: Mapping[int, Position], held: Mapping[int, Held], partitions: Collection[int]
+) -> bool:
+    """Return whether a partition can be brought on by building the index anew alone.
+
+    Args:
+        positions: the header's.
+        held: under leases.
+        partitions: that can be read now.
+    """
+    if any(here.seqno and p not in partitions for p, here in positions.items()):
+        return False  # rows would be lost: a build waits for all of them
+    return any(
+        _again(here, held.get(p)) > AGAIN_CHANGES_MAX
+        for p, here in positions.items()
+        if p in partitions
+    )
+
+
 def plan_parts(
     positions: Mapping[int, Position], held: Mapping[int, Held], rows_max: int | None
 ) -> list[PartPlan]:
@@ -71,7 +106,12 @@ def plan_parts(
         held: under leases; others are not read.
         rows_max: changes of all partitions together; None: all there are.
     """
-    wanted = {p: _start(here, held[p]) for p, here in positions.items() if p in held}
+    wanted: dict[int, Position] = {}
+    left = AGAIN_CHANGES_MAX
+    for partition, here in positions.items():
+        if partition in held and (again := _again(here, held[partition])) <= left:
+            wanted[partition] = _start(here, held[partition])
+            left -= again
     lags = {p: held[p].lease.at - start.seqno for p, start in wanted.items()}
     total = sum(lag for lag in lags.values() if lag > 0)
     plans = []
@@ -87,6 +127,12 @@ def plan_parts(
         end = _end(start, seqno, held[partition])
         plans.append(PartPlan(partition, start, end, held[partition].lease.lease_id))
     return plans
+
+
+def _again(here: Position, held: Held | None) -> int:
+    """Return how many changes would be read that the index has already."""
+    goes_on = held is not None and held.read_to == here
+    return 0 if goes_on else here.seqno - complete_of(here)
 
 
 def _start(here: Position, held: Held) -> Position:

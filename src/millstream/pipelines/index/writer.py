@@ -26,7 +26,13 @@ from millstream.errors import ConditionError
 from millstream.model.position import FailoverLog, Position, position_to_json
 from millstream.pipelines.control import LeaseKeeper, NodeControl
 from millstream.pipelines.index.mapping import Failures, MapSpec, TaskDone
-from millstream.pipelines.index.planning import Held, PartPlan, plan_parts, wants_lease
+from millstream.pipelines.index.planning import (
+    Held,
+    PartPlan,
+    is_past_pieces,
+    plan_parts,
+    wants_lease,
+)
 from millstream.pipelines.index.shard import IndexShard, IndexState
 from millstream.views.core.indexer import Place, is_worth_building
 
@@ -171,12 +177,20 @@ class IndexWriter:
         return self._highs
 
     def _is_to_be_built(self, state: IndexState, highs: Mapping[int, int]) -> bool:
-        """Whether everything is read from 0: it is new, or lacks far more than it has."""
+        """Whether everything is read from 0.
+
+        It is new, or lacks far more than it has; or a lease was lost too far inside a snapshot to
+        go on in pieces, which is so after a build in vain, too: there is no other way.
+        """
         where = state.where
+        if is_past_pieces(where, self._held, highs.keys()):
+            return True
+        if self._was_built_in_vain:
+            return False
         if state.is_empty and not any(position.seqno for position in where.values()):
             return True
         places = {p: Place(position) for p, position in where.items()}
-        return not self._was_built_in_vain and is_worth_building(places, highs)
+        return is_worth_building(places, highs)
 
     def _hold(self, where: Mapping[int, Position], highs: Mapping[int, int]) -> None:
         """Hold what is to be read; what is held for nothing any more is let go."""

@@ -5,7 +5,16 @@ from hypothesis import strategies as st
 
 from millstream.client.extensions import LeaseHold
 from millstream.model.position import FailoverEntry, Position
-from millstream.pipelines.index.planning import Held, complete_of, plan_parts, wants_lease
+from millstream.pipelines.index.planning import (
+    AGAIN_CHANGES_MAX,
+    Held,
+    complete_of,
+    is_past_pieces,
+    plan_parts,
+    wants_lease,
+)
+from millstream.pipelines.index.writer import ROWS_PER_COMMIT
+from millstream.views.aio.outside_writer import DOCUMENTS_MAX
 
 LOG = (FailoverEntry(7, 50, 2), FailoverEntry(5, 0, 1))
 ZERO = Position()
@@ -72,6 +81,29 @@ def test_a_lease_is_wanted_where_something_new_is():
     assert wants_lease(closed(100), held(100), 200), "what it held was read"
     other = Position(7, 70, 60, 100)
     assert wants_lease(closed(65), held(100, read_to=other), 200), "the header went elsewhere"
+
+
+def test_what_is_read_again_fits_one_commit_and_other_partitions_wait():
+    half = AGAIN_CHANGES_MAX // 2 + 1
+    positions = {p: Position(7, 1000 + half, 1000, 9_000_000) for p in range(3)}
+    holds = {p: held(9_000_000, p) for p in range(3)}
+    (plan,) = plan_parts(positions, holds, ROWS_PER_COMMIT)
+    assert (plan.partition, plan.start) == (0, closed(1000))
+    assert plan.rows_max <= DOCUMENTS_MAX
+    holds[0] = held(9_000_000, 0, read_to=positions[0])
+    assert [plan.partition for plan in plan_parts(positions, holds, ROWS_PER_COMMIT)] == [0, 1]
+    assert not is_past_pieces(positions, holds, range(3))
+    assert AGAIN_CHANGES_MAX + ROWS_PER_COMMIT + 1024 <= DOCUMENTS_MAX
+
+
+def test_a_lease_lost_far_inside_a_snapshot_is_past_pieces():
+    positions = {0: Position(7, 1_520_000, 1_000_000, 2_000_000), 1: closed(50)}
+    going_on = held(2_000_000, read_to=positions[0])
+    assert not is_past_pieces(positions, {0: going_on}, {0, 1})
+    for holds in ({}, {0: held(2_000_000)}):
+        assert is_past_pieces(positions, holds, {0, 1})
+        assert not is_past_pieces(positions, holds, {0}), "rows of another would be lost"
+    assert plan_parts(positions, {0: held(2_000_000)}, ROWS_PER_COMMIT) == []
 
 
 @given(

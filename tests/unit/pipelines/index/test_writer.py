@@ -1,8 +1,15 @@
 """Decisions of the cycle that need no node; with one: tests/e2e/test_outside_index.py."""
 
-from millstream.model.position import Position
+import pytest
+
+from millstream.client.extensions import LeaseHold, PartitionPosition
+from millstream.model.position import FailoverEntry, Position, position_from_json, position_to_json
+from millstream.pipelines.index import writer as module
+from millstream.pipelines.index.mapping import MapSpec, TaskDone
 from millstream.pipelines.index.planning import PartPlan
-from millstream.pipelines.index.writer import divided
+from millstream.pipelines.index.shard import IndexAddress, IndexState
+from millstream.pipelines.index.writer import IndexWriter, divided
+from millstream.pipelines.options import parse_options
 
 
 def plans(*sizes):
@@ -20,3 +27,110 @@ def test_tasks_are_of_about_equal_size():
 def test_there_is_no_task_without_work():
     assert divided([], 3) == []
     assert len(divided(plans(5), 3)) == 1
+
+
+class Node:
+    """One partition with an index: leases and commits, instead of a node."""
+
+    def __init__(self, high):
+        self.high = high
+        self.at = Position()
+        self.commits = []
+        self.takes = True
+
+    def __call__(self, _):  # as `IndexShard` and as `NodeControl`
+        return self
+
+    def close(self):
+        pass
+
+    def positions(self):
+        return {0: PartitionPosition(0, 1, 7, 1, *[self.high] * 5, 0)}
+
+    def open_lease(self, partitions):
+        return {p: LeaseHold(9, p, self.high, 7, 2, 0) for p in partitions}
+
+    def renew_lease(self, _, partitions):
+        return self.open_lease(partitions)
+
+    def release_lease(self, _, partitions):
+        pass
+
+    def failover_log(self, _):
+        return (FailoverEntry(7, 0, 1),)
+
+    def judge(self, fence, published=()):
+        return IndexState(
+            signature="s", engine="spark", writer="w", fence=fence, commit=1, committed_ms=0,
+            is_empty=not self.at.seqno, trees=1, rows=[0], states={0: "active"},
+            positions={0: position_to_json(self.at)}, published=list(published),
+        )  # fmt: skip
+
+    def load(self, fence, said):
+        return self.take("load", fence, said)
+
+    def publish(self, fence, said):
+        return self.take("publish", fence, said)
+
+    def take(self, kind, fence, said):
+        self.commits.append((kind, said))
+        if self.takes:
+            self.at = position_from_json(said["parts"]["0"]["end"])
+        return self.judge(fence, [0] if self.takes else [])
+
+
+class NoKeeper:
+    def __init__(self, *_):
+        pass
+
+    def stop(self):
+        pass
+
+
+@pytest.fixture
+def node(monkeypatch):
+    node = Node(1000)
+    monkeypatch.setattr(module, "IndexShard", node)
+    monkeypatch.setattr(module, "NodeControl", node)
+    monkeypatch.setattr(module, "LeaseKeeper", NoKeeper)
+    return node
+
+
+def writer_of(run_tasks=lambda spec, tasks: [TaskDone(changes=1)], rows_max=100):
+    spec = MapSpec(
+        source=parse_options({"bucket": "b"}),
+        address=IndexAddress(host="h", port=1, bucket="b", design="d"),
+        bucket_uuid="ab" * 16, design=b"{}", signature="s", fence=6, is_first=False,
+    )  # fmt: skip
+    return IndexWriter(spec, run_tasks, name="w", rows_max=rows_max)
+
+
+def test_after_a_first_build_in_vain_changes_are_brought_in_piece_by_piece(node):
+    writer = writer_of()
+    node.takes = False
+    assert writer.cycle().is_first
+    node.takes = True
+    assert not writer.cycle().is_first
+    assert node.at.seqno == 100
+    assert [kind for kind, _ in node.commits] == ["load", "publish"]
+
+
+def test_a_lease_lost_far_inside_a_snapshot_has_the_index_built_anew(node):
+    node.high = 2_000_000
+    node.at = Position(7, 1_520_000, 1_000_000, 2_000_000)
+    assert writer_of(rows_max=20_000).cycle().is_first
+    assert node.at.seqno == 2_000_000
+
+
+def test_it_is_so_after_a_build_in_vain_too_but_not_while_the_lease_lives(node):
+    node.high = 2_000_000
+    writer = writer_of(rows_max=600_000)
+    node.takes = False
+    writer.cycle()
+    node.takes = True
+    for _ in range(2):
+        assert not writer.cycle().is_first
+    assert node.at[1:4] == (1_200_000, 0, 2_000_000)
+    writer._held.clear()
+    assert writer.cycle().is_first
+    assert node.at.seqno == 2_000_000
