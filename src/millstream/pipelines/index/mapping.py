@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import msgspec
 
-from millstream.errors import StreamError
+from millstream.errors import RoutingError, StreamError
 from millstream.pipelines.index.planning import PartPlan
 from millstream.pipelines.index.shard import IndexAddress, IndexShard
 from millstream.pipelines.options import SourceOptions
@@ -102,7 +102,8 @@ def run_task(spec: MapSpec, plans: Sequence[PartPlan]) -> TaskDone:
                 for changes in _changes(spec.source, plans):
                     done.changes += len(changes.frames)
                     maker.add(mapper.map(changes))
-            except StreamError:  # a lease or a history is gone: nobody says of which partition
+            except (StreamError, RoutingError):
+                # A lease or a history is gone, or nobody serves one: it is not said of which.
                 done.lost = [plan.partition for plan in plans]
                 return done
             maker.stage(IndexShard(spec.address), spec.fence, done)

@@ -9,7 +9,8 @@ node is asked how far it is.
 
 Invariants:
 1. One commit ends before the next begins, and a stop waits for the one under way.
-2. A node that is away for less than `AWAY_S` does not end the pipeline.
+2. A node, or a partition, that is away for less than `AWAY_S` does not end the pipeline; one that
+   is away when a stop is asked for does not make the stop a failure.
 3. Pipelines of one process read formats of their own: see `source.register`.
 
 Elsewhere: the cycle (`writer`), tasks (`mapping`).
@@ -31,7 +32,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from millstream.errors import MillstreamError, UnavailableError
+from millstream.errors import MillstreamError, RoutingError, UnavailableError
 from millstream.pipelines.index.mapping import MapSpec, TaskDone, run_task
 from millstream.pipelines.index.planning import PartPlan
 from millstream.pipelines.index.writer import ROWS_PER_COMMIT, Cycle, IndexWriter
@@ -51,6 +52,8 @@ POLL_S: Final = 0.02
 STOP_WAIT_S: Final = 60.0
 """How long a stop waits for the commit under way."""
 _WAKE_S: Final = 0.2
+_AWAY: Final = (UnavailableError, RoutingError)
+"""A node, or what has some partition, is away."""
 _SCHEMA: Final = pa.schema([pa.field("done", pa.binary())])
 
 
@@ -146,8 +149,16 @@ class IndexPipeline:
         Raises:
             ConditionError: `index_fenced`: another writer keeps it now; `not_spark_engine`;
                 `other_index`.
-            UnavailableError: node or Spark failed for long; running again goes on.
+            UnavailableError, RoutingError: node or Spark failed for long, and nobody asked for a
+                stop; running again goes on.
         """
+        try:
+            self._run(spark, once)
+        except _AWAY:
+            if not self.is_stopping:
+                raise
+
+    def _run(self, spark: SparkSession, once: bool) -> None:
         name = f"Spark pipeline {secrets.token_hex(4)}"
         with IndexWriter(
             self.spec, spark_tasks(spark), name=name, task_count=self.task_count,
@@ -190,7 +201,7 @@ class IndexPipeline:
         while True:
             try:
                 return work()
-            except UnavailableError:
+            except _AWAY:
                 until = until or time.monotonic() + AWAY_S
                 if self.is_stopping or time.monotonic() > until:
                     raise
@@ -205,7 +216,7 @@ class IndexPipeline:
             began = time.monotonic()
             try:
                 self._follow(spark, writer)
-            except UnavailableError:
+            except _AWAY:
                 left = RESTARTS_MAX if time.monotonic() - began > AWAY_S else left - 1
                 if self._failure is not None or left < 0:
                     raise

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from millstream.errors import StreamError, UnavailableError
+from millstream.errors import RoutingError, StreamError, UnavailableError
 from millstream.model.lineage import born
 from millstream.model.position import Position
 from millstream.pipelines.index import mapping
@@ -150,9 +150,12 @@ def test_failures_are_told_by_partition(is_first):
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_what_could_not_be_read_to_the_end_is_told(is_first):
+@pytest.mark.parametrize(
+    "failure", [StreamError("gone", code="lease_lost"), RoutingError("it moved")]
+)
+def test_what_could_not_be_read_to_the_end_is_told(is_first, failure):
     Stream.chunks = [change(0, 1, b"k1", "b")]
-    Stream.failure = StreamError("gone", code="lease_lost")
+    Stream.failure = failure
     done = run_task(spec(is_first=is_first), PLANS)
     assert done.lost == [0, 1]
     assert Staged.files == {}

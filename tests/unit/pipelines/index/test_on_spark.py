@@ -4,7 +4,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from millstream.errors import ConditionError, UnavailableError
+from millstream.errors import ConditionError, RoutingError, UnavailableError
 from millstream.pipelines.index import on_spark
 from millstream.pipelines.index.mapping import TaskDone
 from millstream.pipelines.index.on_spark import IndexPipeline, _done_of, _run_rows
@@ -56,7 +56,7 @@ class Cycles:
 def test_a_node_that_is_away_for_a_while_ends_nothing(monkeypatch, tmp_path):
     monkeypatch.setattr(on_spark, "PAUSE_S", 0.001)
     pipeline = IndexPipeline(None, tmp_path)
-    writer = Cycles(UnavailableError("away"), UnavailableError("away"), None)
+    writer = Cycles(UnavailableError("away"), RoutingError("nobody has it"), None)
     pipeline._catch_up(writer)
     assert writer.steps == []
 
@@ -76,6 +76,34 @@ def test_a_stop_waits_for_nothing_more(tmp_path):
     pipeline._catch_up(Cycles())
     with pytest.raises(UnavailableError):
         pipeline._patiently(Cycles(UnavailableError("away")).cycle)
+
+
+class NoWriter(Cycles):
+    """A writer that cannot take over; used within `with`."""
+
+    def __init__(self, *_, **__):
+        super().__init__(UnavailableError("away"))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    take_over = Cycles.cycle
+
+
+def test_a_stop_while_the_node_is_away_is_no_failure(monkeypatch, tmp_path):
+    monkeypatch.setattr(on_spark, "IndexWriter", NoWriter)
+    monkeypatch.setattr(on_spark, "spark_tasks", lambda spark: None)
+    monkeypatch.setattr(on_spark, "AWAY_S", 0.0)
+    IndexPipeline(None, tmp_path, is_stopping=True).run(None)
+    with pytest.raises(UnavailableError):
+        monkeypatch.setattr(on_spark, "PAUSE_S", 0.001)
+        stays_away = NoWriter()
+        stays_away.steps *= 9
+        monkeypatch.setattr(on_spark, "IndexWriter", lambda *_, **__: stays_away)
+        IndexPipeline(None, tmp_path).run(None)
 
 
 def test_task_results_are_json():
