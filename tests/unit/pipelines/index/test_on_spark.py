@@ -98,11 +98,11 @@ def test_a_stop_while_the_node_is_away_is_no_failure(monkeypatch, tmp_path):
     monkeypatch.setattr(on_spark, "spark_tasks", lambda spark: None)
     monkeypatch.setattr(on_spark, "AWAY_S", 0.0)
     IndexPipeline(None, tmp_path, is_stopping=True).run(None)
+    monkeypatch.setattr(on_spark, "PAUSE_S", 0.001)
+    stays_away = NoWriter()
+    stays_away.steps *= 9
+    monkeypatch.setattr(on_spark, "IndexWriter", lambda *_, **__: stays_away)
     with pytest.raises(UnavailableError):
-        monkeypatch.setattr(on_spark, "PAUSE_S", 0.001)
-        stays_away = NoWriter()
-        stays_away.steps *= 9
-        monkeypatch.setattr(on_spark, "IndexWriter", lambda *_, **__: stays_away)
         IndexPipeline(None, tmp_path).run(None)
 
 
