@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["IndexerSpec", "SourceStanding", "SourceStandings", "ask_standings", "open_source"]
 
 _POSITIONS: Final = Struct(">HB5x8Q")
+_ACTIVE: Final = frozenset({1})
 _STREAMED: Final = frozenset({1, 2})
 """States of copies that can be read: active, replica."""
 
@@ -67,6 +68,10 @@ class SourceStandings(dict[int, SourceStanding]):
         super().__init__(found)
         self.reply = b""
 
+    def lacks(self, partition: int, *, is_active: bool) -> bool:
+        """Whether a partition cannot be read now, or, where it should be active, is not."""
+        return partition not in self or (is_active and not self[partition].is_active)
+
 
 class _Config(msgspec.Struct):
     uuid: str = ""
@@ -99,7 +104,11 @@ async def open_source(link: Link, bucket: str, bucket_uuid: str) -> None:
 
 
 async def ask_standings(
-    link: Link, partitions: Iterable[int], known: SourceStandings | None = None
+    link: Link,
+    partitions: Iterable[int],
+    known: SourceStandings | None = None,
+    *,
+    is_active_only: bool = False,
 ) -> SourceStandings:
     """Return how the copies of partitions are; those that cannot be read are left out.
 
@@ -108,6 +117,7 @@ async def ask_standings(
         partitions: which.
         known: what was found before; it is returned if nothing happened, and a history that is
             still the newest is not asked for again.
+        is_active_only: replicas cannot be read: they lack what was written at the active copy.
 
     Raises:
         UnavailableError: `timeout`, `connection_closed`.
@@ -125,7 +135,8 @@ async def ask_standings(
     if len(packet.value) != len(numbers) * _POSITIONS.size:
         message = f"{link.address} tells the positions of other partitions than were asked for"
         raise RemoteProtocolError(message, code="bad_frame")
-    rows = [row for row in _POSITIONS.iter_unpack(packet.value) if row[1] in _STREAMED]
+    states = _ACTIVE if is_active_only else _STREAMED
+    rows = [row for row in _POSITIONS.iter_unpack(packet.value) if row[1] in states]
     logs = {
         row[0]: known[row[0]].judged.log
         for row in rows

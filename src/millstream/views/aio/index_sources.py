@@ -7,7 +7,9 @@ Invariants:
 1. A partition is read from one source at a time: the last one that was named for it.
 2. A source that cannot be reached costs its own partitions only: they count as such that cannot
    be read at present. If none can be reached, that is an error.
-3. As long as no source says anything new, `StandingsAsker.ask` returns the same object.
+3. A partition that is read from a source because it is active there is not read from a replica:
+   that one may have been active until a moment ago, and lacks what was written since.
+4. As long as no source says anything new, `StandingsAsker.ask` returns the same object.
 
 Elsewhere: what one source says (`index_source`), who reads (`reading`, `indexing`).
 """
@@ -33,11 +35,16 @@ __all__ = ["Line", "Lines", "Source", "StandingsAsker", "divided", "open_lines"]
 
 
 class Source(NamedTuple):
-    """A node, and the partitions that are read there; None: all."""
+    """A node, and the partitions that are active and read there; None: all, replicas as well."""
 
     address: str
     link_to: Callable[[], Link]
     partitions: frozenset[int] | None = None
+
+    @property
+    def is_active_only(self) -> bool:
+        """Whether copies that are replicas there are not to be read."""
+        return self.partitions is not None
 
 
 class Line(NamedTuple):
@@ -97,7 +104,8 @@ async def open_lines(
             link = source.link_to()
             try:
                 await open_source(link, spec.bucket, spec.bucket_uuid)
-                lines.opened.append(Line(link, await ask_standings(link, here)))
+                standings = await ask_standings(link, here, is_active_only=source.is_active_only)
+                lines.opened.append(Line(link, standings))
             except MillstreamError as error:
                 await link.close()
                 lines.failures.append(error)
@@ -142,7 +150,9 @@ class _Asked:
         try:
             if is_new:
                 await open_source(link, spec.bucket, spec.bucket_uuid)
-            self.standings = await ask_standings(link, partitions, self.standings)
+            self.standings = await ask_standings(
+                link, partitions, self.standings, is_active_only=self.source.is_active_only
+            )
         except BaseException:  # cancelled as well: an answer may still come
             await link.close()
             raise
@@ -161,17 +171,20 @@ class StandingsAsker:
         self._spec = spec
         self._asked = [_Asked(source) for source in sources]
         self._asking = asyncio.Lock()
+        self._running: list[asyncio.Task[None]] = []
+        """Each asks one source."""
         self._count = 0
         self._parts: list[SourceStandings] = []
         self.standings = SourceStandings()
         """As said last."""
 
     async def set_sources(self, sources: Sequence[Source]) -> None:
-        """Ask these from now on."""
-        async with self._asking:
-            for asked in self._asked:
-                await asked.close()
-            self._asked = [_Asked(source) for source in sources]
+        """Ask these from now on; who waits for others that are asked now waits for these."""
+        before, self._asked = self._asked, [_Asked(source) for source in sources]
+        for task in self._running:
+            task.cancel()
+        for asked in before:
+            await asked.close()
 
     async def ask(self, partitions: Collection[int]) -> SourceStandings:
         """Return how the copies are now.
@@ -183,12 +196,7 @@ class StandingsAsker:
         async with self._asking:
             if self._count > before + 1:  # one was begun and answered meanwhile
                 return self.standings
-            by_address = {each.source.address: each for each in self._asked}
-            shares = divided([each.source for each in self._asked], partitions)
-            asked = [(by_address[source.address], here) for source, here in shares]
-            async with asyncio.TaskGroup() as group:
-                for each, here in asked:
-                    group.create_task(each.ask(self._spec, here))
+            asked = await self._ask_all(partitions)
             failed = [each.failure for each, _ in asked if each.failure is not None]
             if failed and len(failed) == len(asked):
                 raise failed[0]
@@ -198,6 +206,20 @@ class StandingsAsker:
             if not is_same or any(a is not b for a, b in zip(parts, self._parts, strict=True)):
                 self._parts, self.standings = parts, joined(parts)
             return self.standings
+
+    async def _ask_all(self, partitions: Collection[int]) -> list[tuple[_Asked, set[int]]]:
+        """Ask the sources; begin anew if others take their place meanwhile."""
+        while True:
+            current = self._asked
+            by_address = {each.source.address: each for each in current}
+            shares = divided([each.source for each in current], partitions)
+            asked = [(by_address[source.address], here) for source, here in shares]
+            async with asyncio.TaskGroup() as group:
+                self._running = [
+                    group.create_task(each.ask(self._spec, here)) for each, here in asked
+                ]
+            if current is self._asked:
+                return asked
 
     def failure_of(self, partition: int) -> MillstreamError | None:
         """Return why the source of a partition could not be asked last."""

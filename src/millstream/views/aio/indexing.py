@@ -276,7 +276,7 @@ class BucketIndexer:
             raise not_reached({}, {}, ()) from None
         if served.is_known_to_have(partitions, standings):
             return
-        absent = [p for p in partitions if p not in standings]
+        absent = [p for p in partitions if standings.lacks(p, is_active=p in self._active)]
         if absent:
             raise self._asker.failure_of(absent[0]) or RoutingError(
                 f"partition {absent[0]} is not served from here now: ask again with the new map"

@@ -252,7 +252,9 @@ class GroupReader:
                         raise
                     failures.append(error)
             if not self._builds:
-                raise failures[0]
+                if failures:
+                    raise failures[0]
+                self._check_served(Lines([], []), ())
             await self._load(work)
         finally:
             for each in rows:

@@ -1,12 +1,14 @@
 """Indexes that are read from several nodes: here two ways to one, each for a half of it."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from indexed_bucket import PARTITIONS, IndexedBucket
 from millstream.access.kv_login import Login
-from millstream.errors import MillstreamError, UnavailableError
+from millstream.errors import MillstreamError, RoutingError, UnavailableError
+from millstream.model.partitions import PartitionState
 from millstream.upr.aio.link import Link
 from millstream.views.aio import index_sources, indexing, reading
 from millstream.views.aio.index_sources import Source, divided, open_lines
@@ -120,6 +122,56 @@ async def test_partitions_that_move_to_another_source_are_read_on(tmp_path: Path
         assert bucket.indexer.work().rollbacks == 0
 
 
+async def test_a_copy_that_is_active_at_its_source_no_longer_is_not_read(tmp_path: Path) -> None:
+    """What is written since is elsewhere: the replica here would be taken for all there is."""
+    async with IndexedBucket(tmp_path) as bucket:
+        sources = Halves(bucket).sources()
+        await bucket.indexer.set_sources(sources)
+        await bucket.put(some(200))
+        index = await bucket.add()
+        await bucket.updated()
+        await bucket.node.engine.set_partition_state("docs", 3, PartitionState.REPLICA)
+        with pytest.raises(RoutingError):
+            await bucket.updated(partitions=[2, 3])
+        await bucket.updated(partitions=[2])
+        lines = await open_lines(sources, bucket.indexer._spec, LOW)
+        assert lines.standings.keys() == LOW - {3}, "nothing is read of it, nor judged by it"
+        await lines.close()
+        await bucket.node.engine.set_partition_state("docs", 3, PartitionState.ACTIVE)
+        await bucket.put(some(200, 1))
+        await bucket.updated()
+        bucket.check()
+        assert index.newest.states[3] == "active"
+
+
+async def test_a_dead_source_does_not_hold_up_the_ones_that_replace_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with IndexedBucket(tmp_path) as bucket:
+        await bucket.put(some(50))
+        await bucket.add()
+        await bucket.updated()
+        real, is_asked = index_sources.open_source, asyncio.Event()
+
+        async def dead(link: Link, *args: str) -> None:
+            if link.address == "nobody":
+                is_asked.set()
+                await asyncio.Event().wait()
+            await real(link, *args)
+
+        monkeypatch.setattr(index_sources, "open_source", dead)
+        halves = Halves(bucket)
+        halves.down = {"low", "high"}
+        async with asyncio.timeout(10):
+            await bucket.indexer.set_sources(halves.sources())
+            waiting = asyncio.ensure_future(bucket.updated())
+            await is_asked.wait()
+            await bucket.indexer.set_sources([Source("test", bucket.link)])
+            await waiting
+        bucket.check()
+        assert bucket.indexer._asker.failure_of(0) is None
+
+
 async def test_lines_are_closed_whatever_happens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,7 +194,7 @@ async def test_lines_are_closed_whatever_happens(
             await open_lines(halves.sources(), spec, LOW | HIGH)
         halves.down = set()
 
-        async def fail(*_: object) -> None:
+        async def fail(*_: object, **__: object) -> None:
             raise MemoryError
 
         monkeypatch.setattr(index_sources, "ask_standings", fail)

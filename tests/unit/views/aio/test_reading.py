@@ -1,5 +1,6 @@
 """Lines that break while indexes are read for: what was committed is right, nothing is skipped."""
 
+import asyncio
 import random
 from pathlib import Path
 
@@ -103,14 +104,28 @@ async def test_following_goes_on_where_the_index_stands(
         pytest.fail("the lines were not cut")
 
 
+async def test_an_index_is_built_once_there_is_a_node_to_read(tmp_path: Path) -> None:
+    async with IndexedBucket(tmp_path) as bucket:
+        await bucket.put(some(50))
+        await bucket.indexer.set_sources([])
+        await bucket.add()
+        async with asyncio.timeout(20):
+            while not (error := bucket.indexer.progress()[0].error):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        assert "no node serves" in error
+        await bucket.indexer.set_sources([Source("test", bucket.link)])
+        await bucket.updated()
+        bucket.check()
+
+
 async def test_copies_that_cannot_be_read_are_looked_for(tmp_path: Path) -> None:
     async with IndexedBucket(tmp_path) as bucket:
         await bucket.put(some(200))
         hidden = {2, 5}
         real = ask_standings
 
-        async def ask(*args: object) -> object:
-            found = await real(*args)  # type: ignore[arg-type]
+        async def ask(*args: object, **options: object) -> object:
+            found = await real(*args, **options)  # type: ignore[arg-type]
             return SourceStandings({p: each for p, each in found.items() if p not in hidden})
 
         with pytest.MonkeyPatch.context() as patch:
