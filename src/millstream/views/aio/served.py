@@ -19,7 +19,7 @@ from collections import Counter, deque
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
-from millstream.errors import CorruptionError, UnavailableError
+from millstream.errors import CorruptionError, MillstreamError, UnavailableError
 from millstream.views.aio.index_mapping import MappedChanges
 from millstream.views.aio.sorting import Row, RowSorter
 from millstream.views.core.back_index import first_rows_of
@@ -395,7 +395,7 @@ class ServedIndex:
 
     async def add_first(self, rows: FirstRows, changes: Changes) -> None:
         """Map some changes of a first build."""
-        await self._in_thread(lambda: rows.add(self.mapper.map(changes)))
+        await self._building(lambda: rows.add(self.mapper.map(changes)))
 
     async def load(
         self,
@@ -412,9 +412,17 @@ class ServedIndex:
             left_out: the others.
             judged: how the source judges now.
         """
-        published = await self._in_thread(lambda: self._load(rows, places, left_out, judged))
+        published = await self._building(lambda: self._load(rows, places, left_out, judged))
         self._was_built = True
         self._was_built_in_vain = bool(places or left_out) and not published.partitions
+
+    async def _building(self, work: Callable[[], _Result]) -> _Result:
+        """Do a step of a build; after one that failed what is there is brought up by changes."""
+        try:
+            return await self._in_thread(work)
+        except (MillstreamError, OSError):
+            self._was_built_in_vain = not self.is_new
+            raise
 
     def _load(
         self,

@@ -18,6 +18,7 @@ from millstream.errors import (
     UnavailableError,
     UsageError,
 )
+from millstream.model.partitions import PartitionState
 from millstream.model.position import Position
 from millstream.views.aio import indexing, reading
 from millstream.views.aio.index_mapping import MappedChanges
@@ -204,6 +205,26 @@ async def test_a_build_that_is_not_taken_is_not_tried_for_ever(
     assert loads == ["rebuild"]
 
 
+async def test_an_index_that_cannot_be_built_anew_catches_up_all_the_same(
+    bucket: IndexedBucket, loads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bucket.put(some(60))
+    await bucket.add()
+    await bucket.updated()
+    await asleep(bucket)
+    tries = []
+
+    def full(*_: object) -> Published:
+        tries.append(1)
+        raise UnavailableError("there is no room for two of it", code="disk_full")
+
+    monkeypatch.setattr(IndexClass, "rebuild", full)
+    await bucket.put(some(500, 50))
+    await bucket.updated()
+    bucket.check()
+    assert len(tries) == 1
+
+
 async def test_one_far_behind_reads_for_itself_until_they_meet(
     bucket: IndexedBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,6 +371,18 @@ async def test_partitions_come_flip_and_go(bucket: IndexedBucket) -> None:
     await bucket.indexer.set_partitions(range(PARTITIONS))
     await bucket.updated()
     bucket.check()
+
+
+async def test_a_replica_is_read_ahead_and_is_not_all_there_is(bucket: IndexedBucket) -> None:
+    await bucket.put(some(100))
+    await bucket.add()
+    await bucket.node.engine.set_partition_state("docs", 3, PartitionState.REPLICA)
+    with pytest.raises(RoutingError):  # nobody has said yet that it is passive
+        await bucket.updated()
+    await bucket.indexer.set_partitions([p for p in range(PARTITIONS) if p != 3], [3])
+    await bucket.updated()
+    assert bucket.indexes["one"].newest.positions[3].seqno > 0
+    assert bucket.indexes["one"].newest.states[3] == "passive"
 
 
 async def test_a_deleted_bucket_of_the_same_name_is_another_one(bucket: IndexedBucket) -> None:
