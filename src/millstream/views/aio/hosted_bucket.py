@@ -105,10 +105,10 @@ class HostedBucket:
             sources_of(order, self._kv, self._access),
             executor,
         )
-        self._indexer.on_damage = self._damaged
+        self._indexer.on_damage = self._damaged_now
         self._open: dict[str, HostedIndex] = {}
         self._closing: dict[str, HostedIndex] = {}
-        """Wanted no more, and still read."""
+        """Wanted no more, or not to be written at present, and still read."""
         self._designs: dict[str, DesignDocument] = {}
         self._refusals: dict[str, MillstreamError] = {}
         """Why a design document, or an index by its signature, cannot be used."""
@@ -252,7 +252,7 @@ class HostedBucket:
         failed = await self._indexer.set_partitions(order.active, sorted(passive))
         for signature, error in failed.items():
             if isinstance(error, CorruptionError):
-                self._damaged(signature, error)
+                self._damaged_now(signature, error)
             else:  # it would go on answering for partitions that are elsewhere
                 hosted = self._open.pop(signature)
                 await self._indexer.remove(signature)
@@ -283,9 +283,10 @@ class HostedBucket:
     async def clean_up(self) -> None:
         """Remove the files that no design document needs; of an index still read, at its end."""
         async with self._change:
-            for hosted in self._closing.values():
-                hosted.is_doomed = True
-            kept = {*self._open, *self._closing, *(d.signature for d in self._designs.values())}
+            wanted = {design.signature for design in self._designs.values()}
+            for signature, hosted in self._closing.items():
+                hosted.is_doomed = signature not in wanted  # else it is closed to be tried again
+            kept = {*self._open, *self._closing, *wanted}
             for path in await asyncio.to_thread(lambda: sorted(self._folder.iterdir())):
                 if path.name not in kept:
                     await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
@@ -311,11 +312,20 @@ class HostedBucket:
             again.rebuilt_because = why
             await self._take_in(again)
 
-    def _damaged(self, signature: str, error: CorruptionError) -> None:
-        """Something of an index cannot be read: begin a new one in the background."""
+    def _damaged(self, hosted: HostedIndex, error: CorruptionError) -> None:
+        """Something of an index cannot be read: begin a new one in the background.
+
+        A reader may say so of one that was set aside already.
+        """
+        if self._open.get(hosted.signature) is hosted:
+            name = f"rebuild {hosted.signature}"
+            self._tasks.start(self._rebuild(hosted, str(error)), name=name)
+
+    def _damaged_now(self, signature: str, error: CorruptionError) -> None:
+        """The same of the index that is kept fresh."""
         hosted = self._open.get(signature)
         if hosted is not None:
-            self._tasks.start(self._rebuild(hosted, str(error)), name=f"rebuild {signature}")
+            self._damaged(hosted, error)
 
     # -- calls
 
@@ -390,7 +400,7 @@ class HostedBucket:
                 await self._until_fresh(hosted, query, wanted)
                 answered = await answer(hosted.snapshot(), asked, query, bitmap, form)
             except CorruptionError as error:
-                self._damaged(hosted.signature, error)
+                self._damaged(hosted, error)
                 raise
             if query.update == "lazy":
                 self._tasks.start(self._freshen(hosted), name=f"lazy update {name}")
@@ -407,7 +417,7 @@ class HostedBucket:
                 async for chunk in chunks:
                     yield chunk
             except CorruptionError as error:
-                self._damaged(hosted.signature, error)
+                self._damaged(hosted, error)
                 raise
 
     async def _until_fresh(
@@ -530,7 +540,7 @@ class HostedBucket:
                     is_done = await self._indexer.compact_step(hosted.signature)
                     await asyncio.sleep(COMPACT_PAUSE_S)
         except CorruptionError as error:
-            self._damaged(hosted.signature, error)
+            self._damaged_now(hosted.signature, error)
         except (MillstreamError, OSError) as error:
             _LOG.warning("index %s was not compacted: %s", hosted.signature, error)
         else:

@@ -34,7 +34,7 @@ PREPARE_REST_MIN: Final = 20
 
 async def keep_prepared(
     indexes: Callable[[], Mapping[str, HostedIndex]],
-    damaged: Callable[[str, CorruptionError], None],
+    damaged: Callable[[HostedIndex, CorruptionError], None],
 ) -> None:
     """Prepare indexes again and again; never ends.
 
@@ -58,7 +58,7 @@ async def keep_prepared(
                 with hosted.used():
                     await asyncio.to_thread(prepare, hosted)
             except CorruptionError as error:
-                damaged(signature, error)
+                damaged(hosted, error)
             except MillstreamError as error:
                 _LOG.info("index %s is not prepared: %s", signature, error)
         pause_s = max(PREPARE_S, PREPARE_REST_MIN * (time.monotonic() - began))

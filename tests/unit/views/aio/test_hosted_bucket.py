@@ -173,6 +173,20 @@ async def test_damage_met_by_a_query_has_the_same_end(hosted, monkeypatch):
     assert "node 7" in hosted.bucket.info("d")["rebuilt_because"]
 
 
+async def test_damage_of_an_index_that_was_set_aside_does_not_cost_the_new_one(hosted):
+    hosted.put("k", kind="a", n=1)
+    assert await hosted.sums() == {"a": 1}
+    (old,) = hosted.bucket._open.values()
+    error = CorruptionError("node 7 is missing", code="index_damaged")
+    hosted.bucket._damaged(old, error)
+    await until(lambda: hosted.bucket._open and old not in hosted.bucket._open.values())
+    (new,) = hosted.bucket._open.values()
+    hosted.bucket._damaged(old, error)
+    assert not any(task.get_name().startswith("rebuild") for task in asyncio.all_tasks())
+    assert await hosted.sums() == {"a": 1}
+    assert list(hosted.bucket._open.values()) == [new]
+
+
 async def test_damage_met_by_a_commit_costs_that_index_alone(hosted, monkeypatch):
     await hosted.apply({"d": SUM, "other": OTHER})
     hosted.put("k", kind="a", n=1)
@@ -259,6 +273,24 @@ async def test_an_index_that_cannot_write_its_states_holds_up_no_other(hosted, m
             await hosted.ask_for([2], "e")
     await hosted.apply()
     assert sum((await hosted.sums()).values()) == 190
+
+
+async def test_a_clean_up_leaves_what_is_closed_until_it_can_be_written(hosted, monkeypatch):
+    for n in range(3000):
+        hosted.put(f"k{n}", kind=f"{n:0100}", n=n)
+    answer = await hosted.ask(reduce=False)
+    assert not isinstance(answer.body, tuple), "it is long enough to be streamed"
+    (one,) = hosted.bucket._open.values()
+    with monkeypatch.context() as patch:
+        patch.setattr(one.index, "set_states", full)
+        await hosted.apply(active=[0, 1])
+    assert hosted.bucket._closing == {one.signature: one}
+    await hosted.bucket.clean_up()
+    await read(answer.body)
+    await until(lambda: not hosted.bucket._closing)
+    assert hosted.indexes == [one.signature]
+    await hosted.apply()
+    assert len((await hosted.query(reduce=False, update="false"))["rows"]) == 3000
 
 
 async def test_one_whose_states_meet_damage_is_built_anew(hosted, monkeypatch):

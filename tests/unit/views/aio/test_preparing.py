@@ -77,13 +77,15 @@ async def test_an_index_that_cannot_be_read_is_told_of_and_others_go_on(monkeypa
     monkeypatch.setattr(preparing, "prepare", prepare)
     indexes = {"full": full, "bad": bad, "good": good}
     task = asyncio.ensure_future(
-        preparing.keep_prepared(lambda: indexes, lambda name, error: told.append((name, error)))
+        preparing.keep_prepared(
+            lambda: indexes, lambda hosted, error: told.append((hosted, error))
+        )
     )
     async with asyncio.timeout(20):
         await is_done.wait()
     task.cancel()
     assert asked == [full, bad, good]
-    assert told == [("bad", errors[id(bad)])]
+    assert told == [(bad, errors[id(bad)])]
 
 
 async def test_it_rests_in_proportion(monkeypatch):
