@@ -26,7 +26,7 @@ from typing import Final, Self
 
 import msgspec
 
-from millstream.errors import UnavailableError
+from millstream.errors import CorruptionError, UnavailableError
 from millstream.trees.core.columns import ColumnCache, Columns
 from millstream.trees.core.filtered import FilteredCache, Kind
 from millstream.trees.core.nodes import CommitNodes, NodeCache
@@ -104,13 +104,17 @@ class IndexSnapshot:
             UnavailableError: `snapshot_expired`: it was open for too long.
             CorruptionError: `index_damaged`.
         """
-        if self.is_expired:
-            raise UnavailableError(
-                "this answer took longer than its rows are kept: ask for less at a time",
-                code="snapshot_expired",
-                retry="same",
-            )
-        return self._store.read(number)
+        try:
+            if not self.is_expired:
+                return self._store.read(number)
+        except CorruptionError:
+            if not self.is_expired:  # else it expired, and the node was let go, while it was read
+                raise
+        raise UnavailableError(
+            "this answer took longer than its rows are kept: ask for less at a time",
+            code="snapshot_expired",
+            retry="same",
+        )
 
     def close(self) -> None:
         """Let the commit go; nothing may be read any more."""

@@ -105,6 +105,26 @@ def test_a_snapshot_that_is_open_for_too_long_is_cut_off():
     assert stored_is_live(store, made)
 
 
+def test_a_snapshot_that_expires_while_a_node_is_read_is_not_damage():
+    store = MemoryIndexStore()
+    made = begun(store)
+    put(made, (b"a", b"old"))
+    snapshot = made.snapshot(0)
+    put(made, (b"a", b"1"))
+    read = store.read
+
+    def read_late(number):
+        store.read = read
+        put(made, (b"a", b"2"), now_ms=SNAPSHOT_MS_MAX + 1)
+        return read(number)
+
+    number = snapshot.header.trees[0].number
+    store.read = read_late
+    with pytest.raises(UnavailableError) as raised:
+        snapshot.read(number)
+    assert raised.value.code == "snapshot_expired"
+
+
 def test_only_so_many_snapshots(monkeypatch):
     monkeypatch.setattr(commits, "SNAPSHOTS_MAX", 2)
     made = begun(MemoryIndexStore())
