@@ -8,6 +8,8 @@ Invariants:
    that node says so, too. Until then it stays as it was known, so that no index is given up
    because a partition is moving.
 2. What was learned says everything that an index process is told: it can be kept in a file.
+3. Where partitions are is never taken from an older map than the one that was known: who has the
+   newest may be silent for a while, and older ones be told meanwhile.
 
 Elsewhere: asking (`node.neighbours`), what is told to others (`node.shared`), the files
 (`node.index_node`).
@@ -139,6 +141,8 @@ class Learned(msgspec.Struct, frozen=True):
     partitions: int
     places: list[Place]
     designs: list[SharedDesign]
+    revision: int = 0
+    """Of the map that says the places; 0: there was none."""
 
 
 def learn(told: Sequence[Told], before: Learned | None = None) -> Learned:
@@ -146,14 +150,17 @@ def learn(told: Sequence[Told], before: Learned | None = None) -> Learned:
 
     Args:
         told: at least one; what the first one says counts where there is no map.
-        before: what was known.
+        before: what was known; its places stay where only older maps are told.
 
     Raises:
         UsageError: a map that is none.
     """
     one = told[0].bucket
     bucket_map = newest_map(told)
-    if bucket_map is None:
+    revision = 0 if bucket_map is None else bucket_map.revision
+    if before is not None and revision < before.revision:
+        revision, places = before.revision, before.places
+    elif bucket_map is None:
         places = [
             Place(
                 "", told[0].node.host, told[0].kv, told[0].node.http, list(range(one.partitions))
@@ -169,6 +176,7 @@ def learn(told: Sequence[Told], before: Learned | None = None) -> Learned:
         designs_of(
             owners(told, places), one.partitions, before.designs if before is not None else ()
         ),
+        revision,
     )
 
 

@@ -80,6 +80,21 @@ def test_what_the_owner_does_not_say_stays_as_it_was():
     assert NAMES[0] not in texts(learn([told("a", [0, 1], [1], a_map())], before))
 
 
+def test_places_are_never_those_of_an_older_map():
+    old, new = a_map("aaaa"), a_map("bbbb", 3)
+    one = told("a", bucket_map=old, text="old")
+    before = learn([one, told("b", bucket_map=new)])
+    assert (before.revision, [place.name for place in before.places]) == (3, ["b"])
+    for late in (one, told("a", bucket_map=a_map("abab", 2), text="old"), told(text="old")):
+        assert learn([late], before) == before
+    same = learn([told("b", bucket_map=new, text="new")], before)
+    assert (same.revision, set(texts(same).values())) == (3, {"new"})
+    kept = msgspec.json.decode(msgspec.json.encode(before), type=Learned)
+    assert [place.name for place in learn([one], kept).places] == ["b"]
+    newer = learn([told("a", bucket_map=a_map("aaaa", 4))], before)
+    assert (newer.revision, [place.name for place in newer.places]) == (4, ["a"])
+
+
 def test_a_map_that_is_none_is_refused():
     with pytest.raises(UsageError):
         learn([told("a", bucket_map={"revision": 0})])
