@@ -11,7 +11,8 @@ Invariants:
 2. What was learned is kept in a file: after a start it answers from its indexes though no other
    node does, and the indexes go on from where they stand.
 3. A bucket without a map is one of the node that was joined: others may have one of that name.
-4. A bucket is forgotten, and its indexes are removed, once all nodes answer and none has it.
+4. A bucket is forgotten, and its indexes are removed, once all nodes answer and none lists it,
+   served or not.
 
 Elsewhere: what is learned (`node.learned`, `node.neighbours`), a node with data (`node.engine`).
 """

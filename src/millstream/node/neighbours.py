@@ -117,9 +117,12 @@ class Neighbours:
         return {uuid for watched in self._watched.values() for uuid in watched.buckets}
 
     def is_gone(self, uuid: str) -> bool:
-        """Whether all nodes answer, and none has the bucket."""
+        """Whether all nodes answer, and none lists the bucket, served or not."""
         return all(
-            not watched.error and uuid not in watched.buckets for watched in self._watched.values()
+            not watched.error
+            and uuid not in watched.buckets
+            and (watched.said is None or uuid not in {one.uuid for one in watched.said.buckets})
+            for watched in self._watched.values()
         )
 
     def silent(self) -> dict[NodeAt, str]:

@@ -106,6 +106,17 @@ async def test_what_changed_is_asked_for_and_no_more(node, at):
         assert known.told_of("u1") == []
 
 
+async def test_a_bucket_that_is_listed_is_not_gone_though_it_was_never_served(node, at):
+    node.revisions = {"u1": ""}
+    async with Watching(at) as watching:
+        known = watching.neighbours
+        await watching.until(lambda: not known.silent())
+        assert known.uuids() == set()
+        assert not known.is_gone("u1")
+        node.revisions = {}
+        await watching.until(lambda: known.is_gone("u1"))
+
+
 async def test_silence_costs_nothing_that_is_known(node, at, caplog):
     caplog.set_level(logging.INFO)
     async with Watching(at) as watching:
