@@ -5,6 +5,8 @@ that has it active, so that every node knows all design documents of a bucket an
 
 Invariants:
 1. Only nodes are asked that have active a partition of which no copy is here.
+2. What others said of a partition is forgotten once a copy is here: when that copy has gone again,
+   what was so before it came is not taken for what is.
 
 Elsewhere: asking (`node.neighbours`), what is told (`node.shared`, `node.own_bucket`).
 """
@@ -87,5 +89,7 @@ class OtherNodes:
             told = self.neighbours.told_of(uuid)
             places = [] if own.bucket.map is None else places_of(own.bucket.map)
             heard = owners(told, places)
-            known = designs_of(heard, own.bucket.partition_count, own.elsewhere.values())
+            count, lacking = own.bucket.partition_count, own.lacking()
+            before = [one for one in own.elsewhere.values() if one.partition(count) in lacking]
+            known = designs_of(heard, count, before)
             own.set_elsewhere({design.name: design for design in known}, heard.keys())

@@ -3,8 +3,9 @@
 import pytest
 
 from millstream.errors import RoutingError, UnavailableError
+from millstream.model.partitions import PartitionState
 from millstream.node import neighbours
-from two_engines import BUCKET, PARTITIONS, asked_of, two_engines, until
+from two_engines import BUCKET, PARTITIONS, UUID, asked_of, two_engines, until
 
 VIEWS = {"views": {"v": {"map": "function (doc) { emit(doc._id); }"}}}
 
@@ -52,6 +53,21 @@ async def test_what_nobody_has_active_stays_as_it_was(two):
         with pytest.raises(RoutingError) as raised:  # it may be that of nobody
             await asked()
         assert raised.value.code == "design_differs"
+
+
+async def test_what_was_here_since_is_not_known_as_it_was_before(two, monkeypatch):
+    name, other = two.design_of("a"), two.engines["b"]
+    await two.design(name, VIEWS)
+    await until(lambda: name in known(two, "b"))
+    await two.give_map("b" * PARTITIONS)
+    assert name not in known(two, "b")
+    monkeypatch.setattr(other.others.neighbours, "told_of", lambda _: [])  # nothing is heard
+    await two.give_map("abab")
+    for partition in (0, 2):
+        await other.set_partition_state(BUCKET, partition, PartitionState.DEAD)
+    assert other.others.own[UUID].lacks_designs()
+    assert name not in known(two, "b")
+    assert name not in await other.others.own[UUID].designs()
 
 
 async def test_only_who_has_what_is_lacking_is_asked(two):
