@@ -115,10 +115,14 @@ class OutsideWriter:
         return index_state(self._hosted)
 
     async def judge(self, fence: int) -> dict[str, Any]:
-        """Have the index go back where its source refuses positions."""
+        """Have the index go back where its source refuses positions; a cycle begins with it.
+
+        Files that were staged before, and not committed, are removed.
+        """
 
         def work(judged: Mapping[int, Judged]) -> None:
             self._check(fence)
+            self._hosted.staging.remove_whole(fence)
             self._hosted.index.roll_back(judged, now_ms())
 
         await self._changed(work)

@@ -8,7 +8,8 @@ where, and is told when a file is whole.
 
 Invariants:
 1. A file can be committed only by the writer whose fencing number it was staged under.
-2. Files go with the commit that took them in, when another writer takes over, and when nothing was
+2. Files go with the commit that took them in, when their writer begins another cycle (whole ones:
+   tasks that failed or ran twice left them), when another writer takes over, and when nothing was
    heard of their writer for `STAGED_LEASE_S`.
 3. One writer stages at most `STAGED_FILES_MAX` files.
 
@@ -158,6 +159,14 @@ class Staging:
         """Remove files that were taken in."""
         for name in names:
             (self._root / str(fence) / name).unlink(missing_ok=True)
+
+    def remove_whole(self, fence: int) -> None:
+        """Remove files that a writer staged and no commit took in; what still comes stays."""
+        folder = self._root / str(fence)
+        if folder.is_dir():
+            for path in folder.iterdir():
+                if path.suffix != PART:
+                    path.unlink(missing_ok=True)
 
     def keep_only(self, fence: int) -> None:
         """Remove what other writers left."""

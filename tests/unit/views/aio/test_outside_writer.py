@@ -154,6 +154,22 @@ async def test_a_first_build_and_later_commits_are_seen_by_queries(hosted, write
     assert not await asyncio.to_thread(staged_files, hosted.path), "files go with their commit"
 
 
+async def test_files_of_tasks_that_failed_go_with_the_next_cycle(hosted, writer):
+    fill(hosted, 4)
+    await writer.take_over()
+    await writer.stage(END)
+    await writer.load()
+    assert len(await asyncio.to_thread(staged_files, hosted.path)) == 1
+    await writer.calls.judge(writer.fence)
+    assert not await asyncio.to_thread(staged_files, hosted.path)
+    other = Outside(hosted)
+    await other.take_over()
+    await other.stage(END)
+    with pytest.raises(ConditionError):
+        await writer.calls.judge(writer.fence)
+    assert len(await asyncio.to_thread(staged_files, hosted.path)) == 1
+
+
 async def test_only_the_newest_writer_commits(hosted, writer):
     fill(hosted, 4)
     await writer.take_over()

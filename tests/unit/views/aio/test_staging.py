@@ -76,6 +76,17 @@ def test_files_go_with_their_commit_and_with_their_writer(
     Staging(tmp_path / "other").keep_only(2)  # nothing was ever staged
 
 
+def test_whole_files_that_no_commit_takes_go(staging: Staging, tmp_path: Path) -> None:
+    staging.remove_whole(1)  # nothing was ever staged
+    put(staging, 1, "of_a_task_that_failed", END)
+    put(staging, 2, "of_another_writer", END)
+    staging.place(1, "coming").write_bytes(END)
+    staging.remove_whole(1)
+    left = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
+    assert left == ["coming.part", "of_another_writer"]
+    staging.finish(1, "coming")
+
+
 def test_files_of_a_silent_writer_go(
     staging: Staging, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
