@@ -34,6 +34,7 @@ from millstream.pipelines.index.planning import (
     wants_lease,
 )
 from millstream.pipelines.index.shard import IndexShard, IndexState
+from millstream.views.core.header import MAP_ERRORS_KEPT_MAX, MapFailure
 from millstream.views.core.indexer import Place, is_worth_building
 
 __all__ = ["ROWS_PER_COMMIT", "Cycle", "IndexWriter", "RunTasks"]
@@ -239,7 +240,10 @@ class IndexWriter:
     ) -> dict[str, dict[str, Any]]:
         lost = {partition for each in done for partition in each.lost}
         whole = self._still_held(plans) - lost
-        failures = {p: found for each in done for p, found in each.failures.items()}
+        # A part that is not whole is left out, and its failures are found again with it.
+        failures = _bounded(
+            {p: found for each in done for p, found in each.failures.items() if p in whole}
+        )
         parts = {}
         for plan in plans:
             failed = failures.get(plan.partition, Failures())
@@ -263,6 +267,24 @@ class IndexWriter:
                 held = self._held[plan.partition]
                 self._held[plan.partition] = held._replace(read_to=plan.end)
         self._release(over)
+
+
+def _bounded(failures: Mapping[int, Failures]) -> dict[int, Failures]:
+    """Return the last failures of each tree over all partitions; the others are counted only."""
+    left: dict[int, int] = {}
+    bounded = {}
+    for partition in sorted(failures, reverse=True):
+        last: list[MapFailure] = []
+        before = dict(failures[partition].before)
+        for failure in reversed(failures[partition].last):
+            tree = failure.tree
+            if left.setdefault(tree, MAP_ERRORS_KEPT_MAX):
+                left[tree] -= 1
+                last.append(failure)
+            else:
+                before[tree] = before.get(tree, 0) + 1
+        bounded[partition] = Failures(last[::-1], before)
+    return bounded
 
 
 def divided(plans: Sequence[PartPlan], task_count: int) -> list[list[PartPlan]]:

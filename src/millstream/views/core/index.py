@@ -425,7 +425,8 @@ def _with_parts(header: Header, taken: Mapping[int, PartRead]) -> Header:
     """Return the header that stands at the ends of these parts."""
     errors = dict(header.map_errors)
     for part in taken.values():
-        for tree in sorted({failure.tree for failure in part.failures}):
+        listed = {failure.tree for failure in part.failures}
+        for tree in sorted(listed | part.failures_before.keys()):
             failures = [failure for failure in part.failures if failure.tree == tree]
             before = part.failures_before.get(tree, 0)
             errors[tree] = errors.get(tree, MapErrors()).with_failures(failures, before)

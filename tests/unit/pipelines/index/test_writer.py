@@ -5,11 +5,12 @@ import pytest
 from millstream.client.extensions import LeaseHold, PartitionPosition
 from millstream.model.position import FailoverEntry, Position, position_from_json, position_to_json
 from millstream.pipelines.index import writer as module
-from millstream.pipelines.index.mapping import MapSpec, TaskDone
+from millstream.pipelines.index.mapping import Failures, MapSpec, TaskDone
 from millstream.pipelines.index.planning import PartPlan
 from millstream.pipelines.index.shard import IndexAddress, IndexState
 from millstream.pipelines.index.writer import IndexWriter, divided
 from millstream.pipelines.options import parse_options
+from millstream.views.core.header import MapFailure
 
 
 def plans(*sizes):
@@ -120,6 +121,26 @@ def test_a_lease_lost_far_inside_a_snapshot_has_the_index_built_anew(node):
     node.at = Position(7, 1_520_000, 1_000_000, 2_000_000)
     assert writer_of(rows_max=20_000).cycle().is_first
     assert node.at.seqno == 2_000_000
+
+
+def test_a_commit_lists_the_last_failures_of_each_tree_and_counts_the_others(node, monkeypatch):
+    def failures(tree, partition):
+        return [MapFailure(tree, f"k{partition}.{n}", "x") for n in range(20)]
+
+    done = TaskDone(
+        failures={p: Failures([*failures(0, p), *failures(1, p)], {1: 3}) for p in range(4)}
+    )
+    plans = [PartPlan(p, Position(), Position(7, 9, 9, 9), 9) for p in range(4)]
+    writer = writer_of()
+    monkeypatch.setattr(writer, "_still_held", lambda plans: {0, 1, 2})
+    parts = writer._parts(plans, [done])
+    for tree, before in ((0, 40), (1, 40 + 9)):
+        told = [parts[str(p)] for p in range(3)]
+        listed = [each for part in told for each in part["failures"] if each.tree == tree]
+        assert len(listed) == 20
+        assert sum(part["failures_before"].get(tree, 0) for part in told) == before
+    assert not parts["3"]["is_whole"]
+    assert parts["3"]["failures"] == []
 
 
 def test_it_is_so_after_a_build_in_vain_too_but_not_while_the_lease_lives(node):

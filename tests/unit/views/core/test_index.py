@@ -168,6 +168,12 @@ def test_failures_of_maps_are_counted_with_their_part(index):
     assert errors[0].last == (("e", "bang"),)
 
 
+def test_failures_are_counted_of_trees_of_which_none_is_listed(index):
+    publish(index, {0: part(0, 5, failures=[MapFailure(1, "d", "boom")], failures_before={0: 7})})
+    errors = index.newest.map_errors
+    assert (errors[0].total, errors[0].last, errors[1].total) == (7, (), 1)
+
+
 # -- first build
 
 
