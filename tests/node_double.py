@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
 from millstream.client.bulk import Range
-from millstream.client.extensions import LeaseHold, PartitionPosition
+from millstream.client.extensions import DURABLE_MARK, LeaseHold, PartitionPosition
 from millstream.errors import RollbackRequiredError, StreamError
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry, FailoverLog, rollback_seqno, with_new_entry
@@ -253,7 +253,8 @@ class FalseClient:
 
     def open_lease(self, wanted: Mapping[int, int | None] | Sequence[int]) -> dict[int, LeaseHold]:
         self._called("open_lease")
-        asked = wanted if isinstance(wanted, Mapping) else dict.fromkeys(wanted)
+        ends = wanted if isinstance(wanted, Mapping) else dict.fromkeys(wanted)
+        asked = {p: None if at == DURABLE_MARK else at for p, at in ends.items()}
         highs = {p: self._node.partitions[p].high_seqno for p in asked}
         if any(at is not None and at > highs[p] for p, at in asked.items()):
             raise StreamError("cannot be read", code="lease_lost")

@@ -411,10 +411,11 @@ class Client:
 
         Raises:
             UsageError: `not_supported` by a server that is no Millstream node.
+            RoutingError: nobody serves one of them at present.
         """
         wanted = range(self.partition_count) if partition_ids is None else partition_ids
         found: list[PartitionPosition] = []
-        for node, mine in self._router.groups(wanted).items():
+        for node, mine in self._router.groups(wanted, is_whole=True).items():
             connection = self._extended(self._router.connection_to(node))
             packet = connection.ask(Opcode.POSITIONS, "positions", value=partition_list(mine))
             found.extend(positions_from(packet))
@@ -429,6 +430,7 @@ class Client:
         Raises:
             UnavailableError: `timeout`; `history_lost`: a partition began a new history
                 meanwhile, so that acknowledged writes may be gone.
+            RoutingError: nobody serves one of the partitions at present.
         """
         backoff = Backoff(self._router.timeout_s if timeout_s is None else timeout_s)
         waiting = {found.partition_id: found for found in self.positions()}
@@ -477,6 +479,7 @@ class Client:
 
         Raises:
             StreamError: `lease_lost`: a seqno that cannot be read (any more).
+            RoutingError: nobody serves one of the partitions at present.
         """
         asked = wanted if isinstance(wanted, Mapping) else dict.fromkeys(wanted)
         held: dict[int, LeaseHold] = {}
@@ -509,7 +512,8 @@ class Client:
     def _lease(
         self, operation: LeaseOp, lease_id: int, asked: Mapping[int, int | None], seconds: int
     ) -> Iterator[Packet]:
-        for node, mine in self._router.groups(list(asked)).items():
+        is_whole = operation == LeaseOp.OPEN
+        for node, mine in self._router.groups(list(asked), is_whole=is_whole).items():
             yield self._extended(self._router.connection_to(node)).request(
                 Opcode.LEASE,
                 extras=lease_extras(operation, lease_id, seconds),
@@ -528,14 +532,9 @@ class Client:
     ) -> Stored:
         data, format_flags, datatype = content_of(value)
         partition_id, packet = self._call(
-            opcode,
-            key,
-            cas=cas,
-            datatype=datatype if self._keeps_json() else 0,
-            framing=framing,
-            extras=_STORE.pack(format_flags if flags is None else flags, expiry),
-            value=data,
-        )
+            opcode, key, cas=cas, datatype=datatype if self._keeps_json() else 0, framing=framing,
+            extras=_STORE.pack(format_flags if flags is None else flags, expiry), value=data,
+        )  # fmt: skip
         self._check(packet, "write", key, cas=cas)
         return stored_from(packet, partition_id)
 

@@ -118,15 +118,8 @@ class Router:
         Raises:
             RoutingError: `not_my_partition`: nobody serves it at present.
         """
-        if self.map.owners[partition_id] < 0:
-            self.refresh_map()
-        owner = self.map.owners[partition_id]
-        if owner < 0:
-            raise RoutingError(
-                f"no node serves partition {partition_id} of bucket {self.bucket!r} at present; "
-                "try again later"
-            )
-        return self.connection_to(self.map.nodes[owner])
+        self._check_served([partition_id])
+        return self.connection_to(self.map.nodes[self.map.owners[partition_id]])
 
     def connection_to(self, node: NodeAddress) -> Connection:
         """Return the connection to a node, opened if needed."""
@@ -147,8 +140,20 @@ class Router:
             self._connections[node] = connection
         return connection
 
-    def groups(self, partition_ids: Sequence[int]) -> dict[NodeAddress, list[int]]:
-        """Return the partitions by the node that serves them."""
+    def groups(
+        self, partition_ids: Sequence[int], *, is_whole: bool = False
+    ) -> dict[NodeAddress, list[int]]:
+        """Return the partitions by the node that serves them.
+
+        Args:
+            partition_ids: which; those that nobody serves are left out, unless `is_whole`.
+            is_whole: they are looked for in a newer map, and are an error if they are not in it.
+
+        Raises:
+            RoutingError: `not_my_partition`: `is_whole`, and nobody serves one at present.
+        """
+        if is_whole:
+            self._check_served(partition_ids)
         found: dict[NodeAddress, list[int]] = {}
         for partition_id in partition_ids:
             owner = self.map.owners[partition_id]
@@ -173,6 +178,16 @@ class Router:
                 return packet
             if packet.status == Status.NOT_MY_VBUCKET:
                 self.refresh_map()
+
+    def _check_served(self, partition_ids: Sequence[int]) -> None:
+        if any(self.map.owners[partition_id] < 0 for partition_id in partition_ids):
+            self.refresh_map()
+        for partition_id in partition_ids:
+            if self.map.owners[partition_id] < 0:
+                raise RoutingError(
+                    f"no node serves partition {partition_id} of bucket {self.bucket!r} at "
+                    "present; try again later"
+                )
 
     def _first_map(self) -> ClusterMap:
         failure: UnavailableError | None = None

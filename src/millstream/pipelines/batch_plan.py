@@ -1,7 +1,8 @@
 """Plans a batch read: the range of each partition, its end fixed under a lease.
 
 Invariants:
-1. The ends are taken at planning, so that a count is exact while writers go on.
+1. The ends are taken at planning, so that a count is exact while writers go on. No partition that
+   has changes is left out.
 2. A start that the history no longer has is an error that names partition and seqno.
 
 Elsewhere: offsets of streams (`planner`), the executors (`reading`).
@@ -34,7 +35,7 @@ def plan_batch(options: SourceOptions, pushed: Pushed | None = None) -> list[Ran
     Raises:
         RollbackRequiredError: invariant 2.
         UsageError: `other_bucket`.
-        UnavailableError, AccessError: the node cannot be asked.
+        UnavailableError, AccessError: the node cannot be asked; `durable_unknown`.
     """
     pushed = pushed or Pushed()
     control = NodeControl(options)
@@ -59,7 +60,7 @@ def plan_batch(options: SourceOptions, pushed: Pushed | None = None) -> list[Ran
 def _leases_at(ends: Edge, control: NodeControl) -> Mapping[int, LeaseHold]:
     """Hold every partition at the end asked for, or where that cannot be read, at its high."""
     if not isinstance(ends, Offset):
-        return control.open_lease(control.partition_ids) if control.partition_ids else {}
+        return control.open_whole_lease(control.partition_ids)
     seqnos = {p: ends.entry(p).seqno for p in control.partition_ids}
     wanted = {p: seqno for p, seqno in seqnos.items() if seqno}
     return control.open_lease_at(wanted) if wanted else {}

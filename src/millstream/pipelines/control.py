@@ -5,7 +5,7 @@ Invariants:
    tried again for `RECONNECT_S`, so that a query outlives the restart of a node; executors and
    sinks that ask the source use the same two functions.
 2. Partitions that are moving between nodes are waited for, for as long, and asked for where they
-   are by then.
+   are by then. So is what a new history knows to be durable, which may be nothing at first.
 3. What the newest offset relies on is renewed while the query lives, however long a batch takes,
    by a thread with connections of its own.
 
@@ -70,10 +70,18 @@ def open_again(options: SourceOptions) -> Client:
                 raise
 
 
-def ask_again(client: Client, ask: Callable[[Client], Answer]) -> Answer:
+def ask_again(
+    client: Client, ask: Callable[[Client], Answer], *, may_move: bool = False
+) -> Answer:
     """Ask until there is an answer, for `RECONNECT_S`, by a new map each time.
 
     `ask` may be called several times, also after its question arrived.
+
+    Args:
+        client: of the bucket.
+        ask: the question.
+        may_move: it opens a lease, and where there are several nodes, one that is refused as lost
+            means that the partition moves.
 
     Raises:
         UnavailableError, RoutingError: there is none.
@@ -85,7 +93,11 @@ def ask_again(client: Client, ask: Callable[[Client], Answer]) -> Answer:
         except (UnavailableError, RoutingError):
             if not backoff.wait():
                 raise
-            _refresh_map(client)
+        except StreamError as error:
+            is_moving = may_move and len(client.cluster_map.nodes) > 1
+            if not is_moving or error.code != "lease_lost" or not backoff.wait():
+                raise
+        _refresh_map(client)
 
 
 def _refresh_map(client: Client) -> None:
@@ -123,6 +135,21 @@ class NodeControl:
                 return {position.partition_id: position for position in found}
             _refresh_map(self._client)
 
+    def positions_known(self) -> Mapping[int, PartitionPosition]:
+        """Return `positions` once the durable seqnos, if the option wants them, are known.
+
+        Raises:
+            UnavailableError: `durable_unknown` for too long.
+        """
+        backoff = Backoff(RECONNECT_S)
+        while True:
+            found = self.positions()
+            unknown = [p for p, at in found.items() if at.high_seqno > 0 == at.durable_seqno]
+            if self._newest is None or not unknown:
+                return found
+            if not backoff.wait():
+                raise self._durable_unknown(unknown)
+
     def failover_log(self, partition_id: int) -> FailoverLog:
         """Return the histories of a partition, newest first."""
         return self._ask(lambda client: client.branch_log(partition_id))
@@ -130,14 +157,32 @@ class NodeControl:
     def open_lease(self, partition_ids: Sequence[int]) -> Mapping[int, LeaseHold]:
         """Hold partitions as of their present high, or newest durable mark (the option says)."""
         ends = dict.fromkeys(partition_ids, self._newest)
-        return self._ask(lambda client: client.open_lease(ends))
+        return ask_again(self._client, lambda client: client.open_lease(ends), may_move=True)
+
+    def open_whole_lease(self, partition_ids: Sequence[int]) -> Mapping[int, LeaseHold]:
+        """Hold partitions (perhaps none) as `open_lease` does, all that have changes.
+
+        Raises:
+            UnavailableError: `durable_unknown` for too long.
+        """
+        backoff = Backoff(RECONNECT_S)
+        held: dict[int, LeaseHold] = {}
+        missing = list(partition_ids)
+        while missing:
+            held.update(self.open_lease(missing))
+            missing = [p for p in partition_ids if p not in held]
+            positions = self.positions() if missing else {}
+            missing = [p for p in missing if positions[p].high_seqno]
+            if missing and not backoff.wait():
+                raise self._durable_unknown(missing)
+        return held
 
     def open_lease_at(self, ends: Mapping[int, int]) -> Mapping[int, LeaseHold]:
         """Hold partitions as of the seqnos given where all can be read so, else their highs."""
         try:
             return self._ask(lambda client: client.open_lease(dict(ends)))
         except StreamError:
-            return self.open_lease(list(ends))
+            return self.open_whole_lease(list(ends))
 
     def renew_lease(self, lease_id: int, partition_ids: Sequence[int]) -> Mapping[int, LeaseHold]:
         """Extend a lease on partitions; return those still held."""
@@ -149,6 +194,14 @@ class NodeControl:
 
     def _ask(self, ask: Callable[[Client], Answer]) -> Answer:
         return ask_again(self._client, ask)
+
+    def _durable_unknown(self, partition_ids: Sequence[int]) -> UnavailableError:
+        return UnavailableError(
+            f"bucket {self._options.bucket!r} does not know what is durable in the partitions "
+            f"{sorted(partition_ids)}: a majority of their copies has not said yet what it has on "
+            "disk. Try again when they can be reached, or read without durableOnly",
+            code="durable_unknown",
+        )
 
     def _checked_partitions(self) -> tuple[int, ...]:
         count = self._client.partition_count

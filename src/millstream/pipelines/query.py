@@ -58,7 +58,11 @@ class Query:
         self._planner.begin_available_now()
 
     def initial_offset(self) -> dict[str, Any]:
-        """Return where the options say that a new query begins."""
+        """Return where the options say that a new query begins.
+
+        Raises:
+            UnavailableError: `durable_unknown`: `latest` of durable changes cannot be told.
+        """
         starting = self._options.starting_offsets
         if isinstance(starting, Offset):
             self._check(starting)
@@ -97,7 +101,7 @@ class Query:
         return self._form(
             {
                 p: OffsetEntry(high.uuid, end, end, end, high.branch)
-                for p, high, end in self._ends()
+                for p, high, end in self._ends(self._control.positions())
             }
         )
 
@@ -107,11 +111,13 @@ class Query:
     def _present(self) -> dict[int, OffsetEntry]:
         return {
             p: closed_entry(self._control.failover_log(p), end, high.branch)
-            for p, high, end in self._ends()
+            for p, high, end in self._ends(self._control.positions_known())
         }
 
-    def _ends(self) -> Iterator[tuple[int, PartitionPosition, int]]:
-        for p, high in self._control.positions().items():
+    def _ends(
+        self, positions: Mapping[int, PartitionPosition]
+    ) -> Iterator[tuple[int, PartitionPosition, int]]:
+        for p, high in positions.items():
             is_durable_only = self._options.is_durable_only
             yield p, high, high.durable_seqno if is_durable_only else high.high_seqno
 

@@ -5,7 +5,7 @@ import pytest
 
 import millstream
 from millstream.client.kv import connect
-from millstream.errors import ConditionError, StreamError, UsageError
+from millstream.errors import ConditionError, RoutingError, StreamError, UsageError
 from millstream.wire.cluster_map import NodeAddress
 from millstream.wire.mcbp import Datatype, Opcode, Packet, Status, parse_frame_infos, response
 
@@ -157,6 +157,16 @@ def test_leases(node: Any, client: Any) -> None:
     assert client.renew_lease(99, [1]) == {}
     client.release_lease(5, [1])
     client.release_lease(99, [1])
+
+
+def test_where_a_partition_has_no_owner_its_place_is_no_short_answer(client: Any) -> None:
+    served = client._router.map
+    client._router.map = served._replace(owners=(*served.owners[:-1], -1), revision=2**40)
+    for ask in (client.positions, lambda: client.open_lease([0, 7])):
+        with pytest.raises(RoutingError, match="no node serves partition 7"):
+            ask()
+    client._router.map = served._replace(owners=(-1,) * 8, revision=2**40)
+    assert client.renew_lease(5, [7]) == {}
 
 
 def test_other_servers_have_no_history(node: Any) -> None:

@@ -99,6 +99,8 @@ def test_partition_without_owner(node: Any) -> None:
     assert router.groups([0, 1]) == {NodeAddress(node.host, node.port): [0]}
     with pytest.raises(RoutingError, match="no node serves partition 1"):
         router.connection_of(1)
+    with pytest.raises(RoutingError, match="no node serves partition 1"):
+        router.groups([0, 1], is_whole=True)
     router.close()
 
 
@@ -106,6 +108,8 @@ def test_an_owner_that_comes_later_is_found(node: Any) -> None:
     router = make(node)
     router.map = router.map._replace(owners=(-1,) * 8, revision=0)
     assert router.connection_of(3) is router.connection_to(router.map.nodes[0])
+    router.map = router.map._replace(owners=(-1,) * 8, revision=0)
+    assert router.groups([3, 4], is_whole=True) == {router.map.nodes[0]: [3, 4]}
     router.close()
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.errors import RollbackRequiredError, UsageError
+from millstream.errors import RollbackRequiredError, UnavailableError, UsageError
 from millstream.pipelines import control
 from millstream.pipelines.batch_plan import plan_batch
 from millstream.pipelines.offsets import Offset, OffsetEntry
@@ -82,6 +82,20 @@ def test_a_start_in_a_lost_history_is_an_error(client: FalseClient) -> None:
         planned(offset)
     assert (caught.value.partition_id, caught.value.seqno) == (1, 3)
     assert client.is_closed
+
+
+def test_partitions_that_cannot_be_held_are_an_error_and_not_left_out(
+    client: FalseClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = client.open_lease
+    monkeypatch.setattr(control, "RECONNECT_S", 0)
+    monkeypatch.setattr(
+        client, "open_lease", lambda wanted: {p: h for p, h in opened(wanted).items() if p != 1}
+    )
+    with pytest.raises(UnavailableError, match=r"partitions \[1\]"):
+        planned()
+    client._node.partitions[1].changes.clear()
+    assert [read.partition_id for read in planned()] == [0]
 
 
 def test_offsets_of_another_bucket_are_refused(client: FalseClient) -> None:

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
-from millstream.client.extensions import PartitionPosition
-from millstream.errors import AccessError, RoutingError, UnavailableError, UsageError
+from millstream.client.extensions import LeaseHold, PartitionPosition
+from millstream.errors import (
+    AccessError,
+    RoutingError,
+    StreamError,
+    UnavailableError,
+    UsageError,
+)
 from millstream.model.partitions import PartitionState
 from millstream.pipelines import control
 from millstream.pipelines.control import LeaseKeeper, NodeControl
@@ -69,6 +75,61 @@ def test_leases_are_opened_renewed_and_released(client: FalseClient) -> None:
     assert sorted(node_control.renew_lease(lease_id, [0, 1])) == [1]
     node_control.close()
     assert client.is_closed
+
+
+def test_a_partition_that_moves_while_it_is_leased_is_asked_for_where_it_is_then(
+    client: FalseClient,
+) -> None:
+    node_control = NodeControl(OPTIONS)
+    client.failures = [StreamError("dead here", code="lease_lost")]
+    with pytest.raises(StreamError, match="dead here"):
+        node_control.open_lease([0])  # one node alone: it cannot have moved
+    client.nodes = ("here", "there")
+    client.calls.clear()
+    client.failures = [StreamError("dead here", code="lease_lost"), UnavailableError("away")]
+    assert node_control.open_lease([0])[0].partition_id == 0
+    assert client.calls == ["open_lease", "refresh_map"] * 2 + ["open_lease"]
+    client.failures = [StreamError("another")]
+    with pytest.raises(StreamError, match="another"):
+        node_control.open_lease([0])
+
+
+class Unknown(FalseNode):
+    """Knows of some partitions only after a few requests what of them is durable."""
+
+    def __init__(self, rounds: int) -> None:
+        super().__init__(3)
+        self.rounds = rounds
+        for p in (0, 1):
+            self.write(p, 1, 1)
+        self.partitions[0].durable_seqno = 0
+
+    def positions(self) -> Mapping[int, PartitionPosition]:
+        self.rounds -= 1
+        if self.rounds < 0:
+            self.partitions[0].durable_seqno = 1
+        return super().positions()
+
+    def open_lease(self, partition_ids: Sequence[int]) -> Mapping[int, LeaseHold]:
+        positions = super().positions()
+        known = [p for p in partition_ids if positions[p].durable_seqno]
+        return super().open_lease(known) if known else {}
+
+
+def test_what_is_durable_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    durable = SourceOptions(hosts="h", bucket="b", is_durable_only=True)
+    for rounds in (0, 2):
+        monkeypatch.setattr(control, "open_client", lambda _, n=rounds: FalseClient(Unknown(n)))
+        assert sorted(NodeControl(durable).open_whole_lease([0, 1, 2])) == [0, 1]
+        assert NodeControl(durable).positions_known()[0].durable_seqno == 1
+    monkeypatch.setattr(control, "open_client", lambda _: FalseClient(Unknown(9**9)))
+    assert NodeControl(OPTIONS).positions_known()[0].durable_seqno == 0
+    monkeypatch.setattr(control, "RECONNECT_S", 0)
+    node_control = NodeControl(durable)
+    for ask in (lambda: node_control.open_whole_lease([0, 1, 2]), node_control.positions_known):
+        with pytest.raises(UnavailableError, match=r"durable in the partitions \[0\]") as caught:
+            ask()
+        assert caught.value.code == "durable_unknown"
 
 
 def test_an_end_that_cannot_be_read_is_replaced_by_the_high(client: FalseClient) -> None:

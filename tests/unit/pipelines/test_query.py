@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from millstream.errors import RollbackRequiredError, UsageError
+from millstream.errors import RollbackRequiredError, UnavailableError, UsageError
 from millstream.pipelines import control, query
 from millstream.pipelines.offsets import Offset, OffsetEntry, offset_from_json, offset_to_json
 from millstream.pipelines.options import Edge, SourceOptions
@@ -53,6 +53,21 @@ def test_latest_is_the_present_end_and_is_logged_before_anything_is_read(
     assert running.latest_offset(start, None) == start
     end = offset_from_json(running.latest_offset(start, None))
     assert end.entry(0).seqno == 6
+
+
+def test_latest_is_not_the_beginning_where_durability_is_not_known(
+    node: FalseNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.partitions[0].durable_seqno = 0
+    monkeypatch.setattr(control, "RECONNECT_S", 0)
+    running = Query(
+        SourceOptions(hosts="h", bucket="b", starting_offsets="latest", is_durable_only=True)
+    )
+    with pytest.raises(UnavailableError, match="durable"):
+        running.initial_offset()
+    node.partitions[0].durable_seqno = 4
+    assert offset_from_json(running.initial_offset()).entry(0).seqno == 4
+    running.stop()
 
 
 def test_an_offset_as_start_is_taken_if_it_is_of_this_bucket(make_query: type) -> None:
