@@ -100,13 +100,29 @@ def retained(
             kept.append(header)
     kept = [*kept, *headers[split:]][-bounds.roots_max :]
     waiting_max = max(bounds.waiting_nodes_min, headers[-1].nodes)
-    while len(kept) > bounds.newest_min and _waiting(kept[0], free_lists) > waiting_max:
+    while len(kept) > bounds.newest_min and _waiting(kept, free_lists) > waiting_max:
         del kept[0]
     return kept
 
 
-def _waiting(oldest: Header, free_lists: Mapping[int, FreeList]) -> int:
-    return sum(free.nodes_max for commit, free in free_lists.items() if commit > oldest.commit)
+def _waiting(kept: Sequence[Header], free_lists: Mapping[int, FreeList]) -> int:
+    """Return how many nodes wait at most for the oldest of these headers to go."""
+    waiting = 0
+    for commit, free in free_lists.items():
+        if commit > kept[0].commit:
+            before = next(each for each in reversed(kept) if each.commit < commit)
+            waiting += len(free.numbers)
+            waiting += sum(_of_range(first, end, before) for first, end in free.ranges)
+    return waiting
+
+
+def _of_range(first: int, end: int, before: Header) -> int:
+    """Return how many nodes a range frees at most, that were there at `before` or came later.
+
+    A range from 1 on, of an index that was built anew, names all that ever were: of numbers given
+    until `before` only the nodes of its root wait for this list.
+    """
+    return min(end - first, before.nodes + max(0, end - max(first, before.next_node)))
 
 
 def runnable(free_lists: Mapping[int, FreeList], oldest_needed: int) -> list[int]:

@@ -1,5 +1,6 @@
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,6 +61,17 @@ def test_old_roots_hold_only_so_many_nodes():
     assert after([0, 10, 20, 30, 40], free=free, nodes=80) == [0, 10, 20, 30, 40]
     free = [(commit, FreeList(ranges=((0, 1000),))) for commit in range(1, 5)]
     assert after([0, 10, 20, 30, 40], free=free) == [30, 40]
+
+
+def test_a_range_counts_as_the_nodes_that_were_there():
+    """An index that is built anew frees every number it ever gave; most were let go long ago."""
+    headers = [
+        msgspec.structs.replace(header(commit, 10 * commit, 30), next_node=1000 + commit)
+        for commit in range(1, 5)
+    ]
+    for end, count in ((1004, 4), (1014, 4), (1030, 2)):  # 31, 41 and 57 nodes at most
+        free = {4: FreeList(ranges=((1, end),))}
+        assert len(retained(headers, free, 40, BOUNDS)) == count
 
 
 @given(st.lists(st.integers(0, 40)), st.integers(1, 5), st.integers(0, 9), st.integers(0, 20))
