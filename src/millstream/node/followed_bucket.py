@@ -3,6 +3,7 @@
 Invariants:
 1. All partitions are answered for from here; each is read at the node that has it active.
 2. Documents are asked of the nodes that have them.
+3. What was not heard yet is not said to be missing.
 
 Elsewhere: what is known and from whom (`node.learned`), telling (`node.indexes`).
 """
@@ -16,6 +17,7 @@ from millstream.gateway.core.host import ViewAnswer
 from millstream.kv.core.design_documents import StoredDesign
 from millstream.node.documents_elsewhere import DocumentsElsewhere
 from millstream.node.included_documents import WithDocuments
+from millstream.node.indexes import not_heard
 from millstream.node.learned import Learned, NodeAt
 from millstream.node.neighbours import Neighbours
 
@@ -50,8 +52,8 @@ class FollowedBucket:
         self._on_change()
 
     def lacks_designs(self) -> bool:
-        """Whether there may be design documents that are not known here: nobody says so."""
-        return False
+        """Whether there may be design documents that no owner of their partition has said yet."""
+        return self.learned.lacks_designs()
 
     async def order(self) -> dict[str, Any]:
         """Return what the index process is to be told now."""
@@ -79,8 +81,25 @@ class FollowedBucket:
             ),
         )
 
+    def design(self, name: str) -> StoredDesign | None:
+        """Return a design document as pages show it; None if there is none.
+
+        Raises:
+            RoutingError: `design_differs`: no owner has said yet whether there is.
+        """
+        found = next((one for one in self.learned.designs if one.name == name), None)
+        if found is None and not self.learned.has_heard(name):
+            raise not_heard()
+        return None if found is None else found.stored(self.learned.partitions)
+
     def designs(self) -> list[StoredDesign]:
-        """Return the design documents as pages show them, by name."""
+        """Return the design documents as pages show them, by name.
+
+        Raises:
+            RoutingError: `design_differs`: there may be some that no owner has said yet.
+        """
+        if self.lacks_designs():
+            raise not_heard()
         return [design.stored(self.learned.partitions) for design in self.learned.designs]
 
     def node_for(self, partition: int = 0) -> NodeAt | None:

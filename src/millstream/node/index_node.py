@@ -273,11 +273,11 @@ class _FollowedDesigns:
         self._find = find
 
     async def read(self, bucket: str, name: str) -> StoredDesign | None:
-        """Return a document; None if none is known."""
-        return next((one for one in self._find(bucket).designs() if one.name == name), None)
+        """Return a document; None if there is none; raises as `FollowedBucket.design`."""
+        return self._find(bucket).design(name)
 
     async def all(self, bucket: str) -> list[StoredDesign]:
-        """Return those that are known, by name."""
+        """Return them by name; raises as `FollowedBucket.designs`."""
         return self._find(bucket).designs()
 
     async def check(self, bucket: str, name: str, content: dict[str, Any]) -> None:

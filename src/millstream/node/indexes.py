@@ -36,7 +36,15 @@ from millstream.runtime.tasks import Tasks
 from millstream.views.aio.index_link import IndexLink, StreamedAnswer, unavailable
 from millstream.views.aio.staging import receive
 
-__all__ = ["FIGURES_INTERVAL_S", "PAUSE_S", "TOLD_S_MAX", "IndexFigures", "Indexes", "ToldBucket"]
+__all__ = [
+    "FIGURES_INTERVAL_S",
+    "PAUSE_S",
+    "TOLD_S_MAX",
+    "IndexFigures",
+    "Indexes",
+    "ToldBucket",
+    "not_heard",
+]
 
 _LOG = logging.getLogger(__name__)
 TOLD_S_MAX: Final = 5.0
@@ -226,7 +234,7 @@ class Indexes:
         """Remove the files of indexes that no design document has any more."""
         known, link = await self._there(bucket)
         if known.told.lacks_designs():
-            raise _not_heard()
+            raise not_heard()
         await link.ask("cleanup", uuid=known.uuid)
 
     async def write(
@@ -285,7 +293,7 @@ class Indexes:
                 raise unavailable(known.why or "it is busy") from None
         if design is not None and design not in known.designs:
             if known.told.lacks_designs():
-                raise _not_heard()
+                raise not_heard()
             raise ConditionError("missing", code="missing")
         return known, self.process.there()
 
@@ -347,7 +355,8 @@ class Indexes:
         return link
 
 
-def _not_heard() -> RoutingError:
+def not_heard() -> RoutingError:
+    """Return why nothing is said of a design document, nor of all: `design_differs`."""
     return RoutingError(
         "a node that has active partitions of this bucket has not said yet which design documents "
         "are in them: ask again",

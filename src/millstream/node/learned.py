@@ -10,6 +10,7 @@ Invariants:
 2. What was learned says everything that an index process is told: it can be kept in a file.
 3. Where partitions are is never taken from an older map than the one that was known: who has the
    newest may be silent for a while, and older ones be told meanwhile.
+4. A design document is taken for missing only if an owner of its partition ever said which it has.
 
 Elsewhere: asking (`node.neighbours`), what is told to others (`node.shared`), the files
 (`node.index_node`).
@@ -63,7 +64,7 @@ class SharedDesign(msgspec.Struct, frozen=True):
 
     def partition(self, partitions: int) -> int:
         """Return the partition that has it, of so many."""
-        return partition_of(DESIGN_PREFIX + self.name.encode(errors="surrogatepass"), partitions)
+        return _partition_of_design(self.name, partitions)
 
     def stored(self, partitions: int) -> StoredDesign:
         """Return it as pages show it."""
@@ -143,6 +144,16 @@ class Learned(msgspec.Struct, frozen=True):
     designs: list[SharedDesign]
     revision: int = 0
     """Of the map that says the places; 0: there was none."""
+    heard: list[int] = []
+    """The partitions of which an owner ever said the design documents."""
+
+    def lacks_designs(self) -> bool:
+        """Whether there may be design documents that no owner has said yet."""
+        return len(self.heard) < self.partitions
+
+    def has_heard(self, name: str) -> bool:
+        """Whether the partition that has a design document of this name is one of `heard`."""
+        return _partition_of_design(name, self.partitions) in self.heard
 
 
 def learn(told: Sequence[Told], before: Learned | None = None) -> Learned:
@@ -168,16 +179,21 @@ def learn(told: Sequence[Told], before: Learned | None = None) -> Learned:
         ]
     else:
         places = places_of(bucket_map)
+    owned = owners(told, places)
+    known = (before.designs, before.heard) if before is not None else ((), ())
     return Learned(
         one.name,
         one.uuid,
         one.partitions,
         places,
-        designs_of(
-            owners(told, places), one.partitions, before.designs if before is not None else ()
-        ),
+        designs_of(owned, one.partitions, known[0]),
         revision,
+        sorted(owned.keys() | set(known[1])),
     )
+
+
+def _partition_of_design(name: str, partitions: int) -> int:
+    return partition_of(DESIGN_PREFIX + name.encode(errors="surrogatepass"), partitions)
 
 
 def newest_map(told: Sequence[Told]) -> BucketMap | None:

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from millstream.errors import ConditionError, UnavailableError
+from millstream.errors import ConditionError, RoutingError, UnavailableError
 from millstream.node import index_node, index_process, neighbours
 from millstream.node.index_node import IndexNode
 from millstream.node.settings import Address, Credential
@@ -150,6 +150,29 @@ async def test_what_it_learned_outlives_it(two, tmp_path):
         with pytest.raises(UnavailableError) as raised:
             node._found("other")
         assert raised.value.code == "not_joined"
+    finally:
+        await node.stop()
+
+
+async def test_what_was_not_heard_yet_is_not_said_to_be_missing(two, tmp_path):
+    names = [two.design_of(each) for each in "ab"]
+    for name in names:
+        await two.design(name, VIEWS)
+    await two.engines["b"].stop()
+    node = await start(tmp_path, two)
+    try:
+        await until(lambda: knows(node, names[0]))
+        await asked_of(node.indexes)
+        assert (await node.designs.read(BUCKET, names[0])).name == names[0]
+        for asked in (
+            lambda: node.designs.read(BUCKET, names[1]),
+            lambda: node.designs.all(BUCKET),
+            lambda: node.indexes.info(BUCKET, names[1]),
+            lambda: node.indexes.cleanup(BUCKET),
+        ):
+            with pytest.raises(RoutingError) as raised:
+                await asked()
+            assert raised.value.code == "design_differs"
     finally:
         await node.stop()
 

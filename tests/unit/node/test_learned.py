@@ -95,6 +95,18 @@ def test_places_are_never_those_of_an_older_map():
     assert (newer.revision, [place.name for place in newer.places]) == (4, ["a"])
 
 
+def test_of_which_partitions_the_design_documents_were_ever_told():
+    one, other = told("a", [0], bucket_map=a_map()), told("b", [2, 3], bucket_map=a_map())
+    learned = learn([one])
+    assert (learned.heard, learned.lacks_designs()) == ([0], True)
+    assert [learned.has_heard(name) for name in (NAMES[0], NAMES[1])] == [True, False]
+    learned = learn([other], learned)
+    assert (learned.heard, learned.lacks_designs()) == ([0, 2, 3], True)
+    learned = learn([told("a", [1], bucket_map=a_map("aabb", 2))], learned)
+    assert (learned.heard, learned.lacks_designs()) == ([0, 1, 2, 3], False)
+    assert not learn([told()]).lacks_designs()
+
+
 def test_a_map_that_is_none_is_refused():
     with pytest.raises(UsageError):
         learn([told("a", bucket_map={"revision": 0})])
