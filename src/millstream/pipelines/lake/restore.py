@@ -7,6 +7,8 @@ Invariants:
 3. What is deleted in the backup, or has expired since, is not written, and deletes nothing.
 4. Design documents are not written with the others: they are checked where they are put, so they
    are handed to the caller.
+5. It ends with success only when all it wrote, or found, is persisted on a majority of the copies
+   and no partition began a new history since before the first write.
 
 Elsewhere: the newest version of each key (`chain`), whether all arrived (`verify`).
 """
@@ -33,12 +35,13 @@ from millstream.pipelines.lake.manifest import Part
 from millstream.pipelines.lake.parquet import SCHEMA
 from millstream.pipelines.lake.tasks import run_tasks
 from millstream.pipelines.options import SourceOptions
+from millstream.pipelines.sinks.writing import Persistence
 
 __all__ = ["Restored", "restore", "restore_part", "writes_of"]
 
 DESIGN: Final = "_design/"
 PERSIST_S: Final = 600.0
-"""Longest wait until the node has on disk what was written."""
+"""Longest wait for a majority of the copies to persist what was written."""
 
 
 class RestoreTask(NamedTuple):
@@ -87,6 +90,8 @@ def restore(
         UsageError: `no_backup`, `unknown_manifest`.
         CorruptionError: `broken_chain`, `damaged_file`, `bad_meta`.
         AccessError, UnavailableError: the first document that could not be written.
+        UnavailableError: `history_lost`: what was written may be gone, restore it again;
+            `timeout`.
     """
     manifests = directory.manifests()
     id_ = max(manifests, default=0) if manifest is None else manifest
@@ -100,12 +105,14 @@ def restore(
     written = kept = 0
     designs: dict[str, bytes] = {}
     with open_client(options) as client:
+        persistence = Persistence(client)
+        persistence.touched.update(range(client.partition_count))
         for result in run_tasks(spark, restore_part, tasks):
             if isinstance(result, MillstreamError):
                 raise result
             written, kept = written + result.written, kept + result.kept
             designs |= result.designs
-        client.wait_persisted(PERSIST_S)
+        persistence.wait(PERSIST_S)
     return Restored(id_, written, kept, designs)
 
 

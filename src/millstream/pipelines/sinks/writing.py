@@ -140,8 +140,8 @@ class Persistence:
         """The partitions that had an owner when it was made."""
         return self._histories.keys()
 
-    def wait(self) -> None:
-        """Wait.
+    def wait(self, timeout_s: float = PERSIST_S) -> None:
+        """Wait, at most `timeout_s` seconds.
 
         Raises:
             UnavailableError: `history_lost`: a partition began a new history, so that what was
@@ -149,7 +149,7 @@ class Persistence:
         """
         if not self.touched:
             return
-        backoff = Backoff(PERSIST_S)
+        backoff = Backoff(timeout_s)
         waiting = self._checked(sorted(self.touched))
         wanted = {found.partition_id: found.high_seqno for found in waiting}
         while waiting := [

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -9,8 +9,16 @@ import pytest
 from backup_double import LINEAGE, FalseControl, FalseKeeper, FalseSource, FalseSpark
 from millstream.client.columns import Columns, encode_meta
 from millstream.client.documents import Stored
+from millstream.client.extensions import PartitionPosition
 from millstream.client.writes import GivenWrite
-from millstream.errors import AccessError, ConditionError, CorruptionError, UsageError
+from millstream.errors import (
+    AccessError,
+    ConditionError,
+    CorruptionError,
+    UnavailableError,
+    UsageError,
+)
+from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry, Position
 from millstream.pipelines.lake import backup, restore
 from millstream.pipelines.lake.backup import back_up
@@ -32,6 +40,9 @@ class Target:
     def __init__(self) -> None:
         self.documents: dict[bytes, GivenWrite] = {}
         self.refusal: AccessError | None = None
+        self.bucket, self.partition_count = "b", 2
+        self.uuid = 5
+        self.dies_after: int | None = None
         self.is_persisted = False
 
     def __enter__(self) -> Self:
@@ -47,10 +58,16 @@ class Target:
                 yield write, ConditionError("there", code="key_exists")
             else:
                 self.documents[write.key] = write
+                if len(self.documents) == self.dies_after:
+                    self.uuid += 1
                 yield write, Stored(1, 0, 0, 1)
 
-    def wait_persisted(self, timeout_s: float) -> None:
-        self.is_persisted = True
+    def positions(self, partition_ids: Sequence[int] = (0, 1)) -> list[PartitionPosition]:
+        self.is_persisted = bool(self.documents)
+        return [
+            PartitionPosition(p, PartitionState.ACTIVE, self.uuid, 1, 9, 9, 9, 9, 9, 0)
+            for p in partition_ids
+        ]
 
 
 @pytest.fixture
@@ -107,6 +124,17 @@ def test_what_is_there_stays_unless_it_is_to_be_replaced(
 def test_only_some_keys(directory: BackupDirectory, target: Target) -> None:
     assert restore.restore(SPARK, OPTIONS, directory, key_prefix="3").written == 1
     assert held(target) == {"3": "31"}
+
+
+def test_what_a_node_lost_meanwhile_is_no_success(
+    directory: BackupDirectory, target: Target
+) -> None:
+    target.dies_after = 2
+    with pytest.raises(UnavailableError) as lost:
+        restore.restore(SPARK, OPTIONS, directory)
+    assert lost.value.code == "history_lost"
+    target.dies_after = None
+    assert restore.restore(SPARK, OPTIONS, directory).kept == 2
 
 
 def test_a_refused_document_ends_it(directory: BackupDirectory, target: Target) -> None:
