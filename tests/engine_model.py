@@ -220,7 +220,7 @@ class PartitionModel:
         self, key: bytes, value: bytes | None, flags: int, expiry: int, cas: int, rev: int,
         datatype: int, now: int,
     ) -> bytes:  # fmt: skip
-        """Take a change as it was elsewhere, whatever is there."""
+        """Take a change as it was elsewhere, whatever is there; no rev has two bodies."""
         self.live(key, now)
         return self._append(key, value, flags, expiry, datatype, now, given=(cas, rev)).frame
 
@@ -288,22 +288,27 @@ class PartitionModel:
         if old is not None and old.seqno in self.forgotten:
             old = None
         seqno, branch, p = self.high + 1, self.entries[-1].branch, self.partition_id
+
+        def framed(seqno: int, rev: int, cas: int) -> bytes:
+            if value is not None:
+                return mutation(p, key, value, seqno, rev, cas, flags, expiry, datatype)
+            return (expiration if is_expired else deletion)(p, key, seqno, rev, cas, expiry)
+
         rev = old.rev + 1 if old else 1
         cas = max(now, self.last_cas + 1, old.cas + 1 if old else 0)
+        is_there = False
         if given is not None:
-            cas, rev = given
+            cas, given_rev = given
+            is_there = old is not None and old.frame == framed(old.seqno, given_rev, cas)
+            rev = given_rev if is_there else max(rev, given_rev)
         if old is None:
             lineage = Lineage(branch, seqno, ((branch, 1),))
         elif old.lineage.runs[-1][0] != branch:
-            lineage = old.lineage._replace(runs=(*old.lineage.runs, (branch, rev)))
+            run = branch, rev + is_there
+            lineage = old.lineage._replace(runs=(*old.lineage.runs, run))
         else:
             lineage = old.lineage
-        if value is not None:
-            frame = mutation(p, key, value, seqno, rev, cas, flags, expiry, datatype)
-        elif is_expired:
-            frame = expiration(p, key, seqno, rev, cas, expiry)
-        else:
-            frame = deletion(p, key, seqno, rev, cas, expiry)
+        frame = framed(seqno, rev, cas)
         made = Made(seqno, key, value, cas, rev, flags, expiry, datatype, lineage, frame)
         self.history.append(made)
         self.by_key.setdefault(key, []).append(seqno)

@@ -11,8 +11,12 @@ Invariants:
    who may take them there.
 2. Of two versions of a key the one with the larger (rev, CAS, expiry, flags) stays, unless
    conflicts are not to be resolved. A change that loses is refused, and nothing is changed.
-3. What comes next is this node's own: a larger CAS than any given, the next rev, and, if another
-   history than the present one wrote last, a run of the lineage.
+3. What comes next is this node's own: a larger CAS than any the partition's newest change had, the
+   next rev, and, if another history than the present one wrote last, a run of the lineage.
+4. No revision id names two bodies. What is stored whatever is there, although there is the same
+   or a higher rev, is a write of this node: the next rev, and the lineage that is there; only what
+   is there already, as it is, keeps its rev. What wins with the same rev is born anew: its rev
+   stays what it was elsewhere, or what stays in the end would depend on the order of arrival.
 
 Elsewhere: the other changes (`kv.core.partition`), their commands (`kv.core.documents`); the
 protocol is that of the released servers, the section with the lineage is ours.
@@ -135,7 +139,7 @@ def store_given(
     if partition.locks and partition.locks.cas_of(key, now_ns):
         return Status.LOCKED
     entry = partition.entry(key)
-    old = b"" if entry is None else entry.frame
+    old, old_lineage = (entry.frame, entry.lineage) if entry else (b"", b"")
     old_seqno = 0
     if old:
         former = change_of(old)
@@ -149,8 +153,21 @@ def store_given(
         change = change._replace(cas=max(now_ns, partition.last_cas + 1))
     partition.last_cas = max(partition.last_cas, change.cas)
     seqno = partition.queue.high_seqno + 1
-    frame = _frame(partition.partition_id, packet, change, seqno, now_ns, is_deletion=is_deletion)
-    lineage = _lineage_from_here(partition, change, seqno, entry.lineage if entry else b"")
+
+    def framed(seqno: int) -> bytes:
+        return _frame(
+            partition.partition_id, packet, change, seqno, now_ns, is_deletion=is_deletion
+        )
+
+    if old and framed(old_seqno) == old:
+        change = change._replace(lineage=old_lineage)
+    elif old and former.rev >= change.rev:
+        if change.options & _FORCE:
+            change = change._replace(rev=former.rev + 1, lineage=None)
+        else:
+            change = change._replace(lineage=born(partition.failover_log[0].branch, seqno))
+    frame = framed(seqno)
+    lineage = _lineage_from_here(partition, change, seqno, old_lineage)
     if entry is None:
         entry = partition.residents.add(key, b"", lineage)
     partition.queue.append(entry, frame, old_seqno, old)

@@ -113,6 +113,70 @@ def test_without_a_lineage_it_was_born_here() -> None:
     assert newest(session)[1] == born(partition.failover_log[0].branch, 1)
 
 
+def shown(session: KvSession) -> str:
+    """The revision id of the document."""
+    frame, lineage = newest(session)
+    return Revisions("b0").of(KEY, lineage, change_of(frame).rev)
+
+
+def test_no_revision_has_two_bodies_however_often_an_old_version_comes_back() -> None:
+    session = ours()
+    ids = []
+    for _ in range(3):
+        assert do(session, options=FORCE, meta=meta_of(FOREIGN)).status == 0
+        ids.append(shown(session))
+        stored(session)
+        ids.append(shown(session))
+    assert [int(id_.partition("-")[0]) for id_ in ids] == [5, 6, 7, 8, 9, 10]
+    assert change_of(newest(session)[0]).cas > 1000
+    lineage = newest(session)[1]
+    revisions = Revisions("b0")
+    assert [revisions.of(KEY, lineage, g) for g in range(5, 11)] == ids
+
+
+def test_an_old_version_of_a_document_of_this_bucket_is_a_write_on_top() -> None:
+    session = ours()
+    stored(session)
+    frame, lineage = newest(session)
+    stored(session)
+    second = shown(session)
+    cas = change_of(frame).cas
+    assert do(session, rev=1, cas=cas, options=FORCE, meta=meta_of(lineage)).status == 0
+    assert shown(session).startswith("3-")
+    stored(session)
+    assert shown(session).startswith("4-")
+    assert Revisions("b0").of(KEY, newest(session)[1], 2) == second
+
+
+def test_a_deletion_that_is_there_counts() -> None:
+    session = ours()
+    do(session, Opcode.DEL_WITH_META, rev=8)
+    deleted = shown(session)
+    assert do(session, Opcode.ADD_WITH_META, options=FORCE, meta=meta_of(FOREIGN)).status == 0
+    assert change_of(newest(session)[0]).rev == 9
+    assert shown(session) != deleted
+
+
+@pytest.mark.parametrize("meta", [None, meta_of(FOREIGN)])
+def test_an_equal_rev_that_wins_is_another_revision(meta: bytes | None) -> None:
+    session = ours()
+    ids = []
+    for cas in (1000, 1001, 1002):
+        assert do(session, cas=cas, value=b"%d" % cas, meta=meta).status == 0
+        ids.append(shown(session))
+        assert (change_of(newest(session)[0]).rev, len(set(ids))) == (5, len(ids))
+    assert do(session, cas=1001, meta=meta).status == Status.KEY_EEXISTS
+
+
+def test_what_is_there_already_as_it_is_keeps_its_revision() -> None:
+    session = ours()
+    for _ in range(2):
+        do(session, options=FORCE, meta=meta_of(FOREIGN))
+        assert shown(session) == Revisions("b0").of(KEY, FOREIGN, 5)
+    stored(session)
+    assert change_of(newest(session)[0]).rev == 6
+
+
 def test_the_newer_version_stays() -> None:
     session = new_session()
     assert do(session).status == 0
