@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from millstream.client.bulk import Range
 from millstream.client.columns import Columns, cut_columns
 from millstream.model.position import Position
-from millstream.pipelines.lake.chain import Newest, chain_of, parts_of
+from millstream.pipelines.lake.chain import Manifests, Newest, chain_of, parts_of
 from millstream.pipelines.lake.increment import PartPlan, Selection, plan_part
 from millstream.pipelines.lake.manifest import (
     DataFile,
@@ -105,7 +105,7 @@ class FalseKeeper:
 class FalseBackup:
     def __init__(self, node: FalseNode) -> None:
         self.node = node
-        self.manifests: dict[int, Manifest] = {}
+        self.manifests = Manifests()
         self.files: dict[str, list[Row]] = {}
         self.kinds: list[str] = []
 

@@ -83,7 +83,11 @@ def back_up(
         directory.remove_unnamed(manifests)
         control = NodeControl(options)
         try:
-            chain = chain_of(manifests, max(manifests)) if is_incremental and manifests else []
+            chain = (
+                chain_of(manifests, manifests.newest)
+                if is_incremental and manifests.newest
+                else []
+            )
             if chain:
                 _check_bucket(chain[0], options.bucket, control)
             id_ = directory.next_id()
@@ -109,10 +113,10 @@ def compact(spark: SparkSession, directory: BackupDirectory) -> Manifest:
     """
     with directory.writing():
         manifests = directory.manifests()
-        if not manifests:
+        if not manifests.newest:
             raise UsageError(f"no backup in {directory.path}", code="no_backup")
         directory.remove_unnamed(manifests)
-        chain = chain_of(manifests, max(manifests))
+        chain = chain_of(manifests, manifests.newest)
         id_ = directory.next_id()
         data = directory.new_data(id_)
         tasks = []

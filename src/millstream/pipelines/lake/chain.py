@@ -18,16 +18,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from millstream.errors import CorruptionError, UsageError
 from millstream.pipelines.lake.manifest import Manifest, Part
 
-__all__ = ["Newest", "chain_of", "parts_of"]
+__all__ = ["Manifests", "Newest", "chain_of", "parts_of"]
 
 
-def chain_of(manifests: Mapping[int, Manifest], id_: int) -> list[Manifest]:
+class Manifests(dict[int, Manifest]):
+    """The manifests of a backup by id; `unreadable`: what is wrong with the others, by id."""
+
+    def __init__(self, found: Mapping[int, Manifest] | None = None) -> None:
+        super().__init__(found or {})
+        self.unreadable: dict[int, CorruptionError | UsageError] = {}
+
+    @property
+    def newest(self) -> int:
+        """The highest id, whether it can be read or not; 0: there is none."""
+        return max((*self, *self.unreadable), default=0)
+
+
+def chain_of(manifests: Manifests, id_: int) -> list[Manifest]:
     """Return the manifests that `id_` needs, newest first.
 
     Raises:
-        UsageError: `unknown_manifest`.
-        CorruptionError: `broken_chain`.
+        UsageError: `unknown_manifest`, `other_format`.
+        CorruptionError: `broken_chain`, `bad_manifest`.
     """
+    if id_ in manifests.unreadable:
+        raise manifests.unreadable[id_]
     if id_ not in manifests:
         known = ", ".join(map(str, sorted(manifests))) or "none"
         raise UsageError(
@@ -35,6 +50,8 @@ def chain_of(manifests: Mapping[int, Manifest], id_: int) -> list[Manifest]:
         )
     chain = [manifests[id_]]
     while (parent := chain[-1].parent) is not None:
+        if parent in manifests.unreadable:
+            raise manifests.unreadable[parent]
         chain.append(_parent_of(chain[-1], manifests.get(parent)))
     return chain
 

@@ -9,7 +9,8 @@ Invariants:
    whole, and the directory of its data is never used again.
 2. One process writes at a time; readers need no lock.
 3. What a killed backup left behind is removed by the next one, and so are the data of manifests
-   that were deleted; nothing is removed while a chain is broken.
+   that were deleted; nothing is removed while a chain is broken or a manifest cannot be read.
+4. A manifest that cannot be read fails only what needs it.
 
 Elsewhere: what manifests say (`manifest`), Parquet (`parquet`).
 """
@@ -26,8 +27,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from millstream.errors import ConditionError, UnavailableError, UsageError
-from millstream.pipelines.lake.chain import chain_of
+from millstream.errors import ConditionError, CorruptionError, UnavailableError, UsageError
+from millstream.pipelines.lake.chain import Manifests, chain_of
 from millstream.pipelines.lake.manifest import Manifest, manifest_from_json, manifest_to_json
 from millstream.runtime.files import sync_directory, write_atomically
 
@@ -44,18 +45,20 @@ class BackupDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def manifests(self) -> dict[int, Manifest]:
-        """Return all manifests by id.
+    def manifests(self) -> Manifests:
+        """Return all manifests by id, and what is wrong with those that cannot be read.
 
         Raises:
-            UsageError: `no_backup`: no such directory; `other_format`.
-            CorruptionError: `bad_manifest`.
+            UsageError: `no_backup`: no such directory.
         """
-        found = {}
+        found = Manifests()
         for name in self._names():
             if match := _MANIFEST.fullmatch(name):
-                manifest = manifest_from_json((self.path / name).read_bytes(), name)
-                found[int(match[1])] = manifest
+                id_ = int(match[1])
+                try:
+                    found[id_] = manifest_from_json((self.path / name).read_bytes(), name)
+                except (CorruptionError, UsageError) as error:
+                    found.unreadable[id_] = error
         return found
 
     @contextmanager
@@ -104,14 +107,15 @@ class BackupDirectory:
             self.path / f"manifest-{manifest.id:06d}.json", manifest_to_json(manifest)
         )
 
-    def remove_unnamed(self, manifests: dict[int, Manifest]) -> list[str]:
-        """Remove data that no manifest names, if all chains are whole; return what it was.
-
-        Raises:
-            CorruptionError: `broken_chain`.
-        """
-        for id_ in manifests:
-            chain_of(manifests, id_)
+    def remove_unnamed(self, manifests: Manifests) -> list[str]:
+        """Remove data that no manifest names, if all chains are whole; return what it was."""
+        if manifests.unreadable:
+            return []
+        try:
+            for id_ in manifests:
+                chain_of(manifests, id_)
+        except CorruptionError:
+            return []
         named = {
             file.path.partition("/")[0]
             for manifest in manifests.values()

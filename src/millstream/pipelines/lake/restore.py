@@ -88,13 +88,13 @@ def restore(
 
     Raises:
         UsageError: `no_backup`, `unknown_manifest`.
-        CorruptionError: `broken_chain`, `damaged_file`, `bad_meta`.
+        CorruptionError: `broken_chain`, `bad_manifest`, `damaged_file`, `bad_meta`.
         AccessError, UnavailableError: the first document that could not be written.
         UnavailableError: `history_lost`: what was written may be gone, restore it again;
             `timeout`.
     """
     manifests = directory.manifests()
-    id_ = max(manifests, default=0) if manifest is None else manifest
+    id_ = manifests.newest if manifest is None else manifest
     chain = chain_of(manifests, id_)
     tasks = []
     for part in chain[0].parts:

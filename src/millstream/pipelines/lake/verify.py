@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from millstream.client.bulk import Range
 from millstream.client.columns import Columns, cut_columns
 from millstream.client.extensions import LeaseHold
-from millstream.errors import CorruptionError, MillstreamError
+from millstream.errors import CorruptionError, MillstreamError, UsageError
 from millstream.model.position import Position
 from millstream.pipelines.control import LeaseKeeper, NodeControl
 from millstream.pipelines.lake.chain import chain_of, parts_of
@@ -66,16 +66,16 @@ def verify_files(spark: SparkSession, directory: BackupDirectory) -> tuple[int, 
     """Check all manifests and files; return how many files there are, and what is wrong.
 
     Raises:
-        UsageError: `no_backup`, `other_format`.
-        CorruptionError: `bad_manifest`.
+        UsageError: `no_backup`.
     """
     manifests = directory.manifests()
-    problems: list[str] = []
-    for id_ in manifests:
+    found = set()  # of a manifest that cannot be read each chain that needs it says the same
+    for id_ in (*manifests, *manifests.unreadable):
         try:
             chain_of(manifests, id_)
-        except CorruptionError as error:
-            problems.append(str(error))
+        except (CorruptionError, UsageError) as error:
+            found.add(str(error))
+    problems = list(found)
     tasks = [
         (file.byte_count, FileTask(directory.path, file))
         for manifest in manifests.values()
@@ -116,11 +116,11 @@ def verify_bucket(
 
     Raises:
         UsageError: `unknown_manifest`.
-        CorruptionError: `broken_chain`, `damaged_file`.
+        CorruptionError: `broken_chain`, `bad_manifest`, `damaged_file`.
         MillstreamError: the bucket could not be read.
     """
     manifests = directory.manifests()
-    chain = chain_of(manifests, max(manifests, default=0) if manifest is None else manifest)
+    chain = chain_of(manifests, manifests.newest if manifest is None else manifest)
     control = NodeControl(options)
     try:
         leases = control.open_lease(control.partition_ids)

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from backup_double import FalseControl, FalseKeeper, FalseSource, FalseSpark
-from millstream.errors import MillstreamError, StreamError, UnavailableError, UsageError
+from millstream.errors import (
+    CorruptionError,
+    MillstreamError,
+    StreamError,
+    UnavailableError,
+    UsageError,
+)
 from millstream.pipelines.lake import backup
 from millstream.pipelines.lake.backup import ROUNDS_MAX, back_up, compact
 from millstream.pipelines.lake.chain import chain_of, parts_of
@@ -131,3 +137,28 @@ def test_a_damaged_chain_fails_what_builds_on_it(world: World) -> None:
     world.node.write(0, 1, 5)
     assert damage.value.code == "damaged_file"
     assert world.back_up() == 2  # fell to zero: needs nothing of the chain
+
+
+def test_a_damaged_manifest_or_a_broken_chain_fails_only_what_needs_it(world: World) -> None:
+    world.node.write(0, 0, 5)
+    assert [world.back_up(), world.back_up(), world.back_up()] == [1, 2, 3]
+    second = world.directory.path / "manifest-000002.json"
+    second.write_bytes(second.read_bytes()[:-20])
+    for _ in range(2):
+        with pytest.raises(CorruptionError):
+            world.back_up()
+        with pytest.raises(CorruptionError):
+            compact(world.spark, world.directory)
+        assert world.state(1) == world.truth()
+        second.unlink(missing_ok=True)  # from now on the chain is broken
+    full = world.back_up(is_incremental=False)
+    assert world.state(full) == world.state(1) == world.truth()
+    assert world.back_up() == full + 1
+
+
+def test_a_damaged_newest_manifest_needs_a_full_backup(world: World) -> None:
+    world.back_up()
+    (world.directory.path / "manifest-000001.json").write_bytes(b"{")
+    with pytest.raises(CorruptionError):
+        world.back_up()
+    assert world.back_up(is_incremental=False) == 2

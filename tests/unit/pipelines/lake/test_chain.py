@@ -4,7 +4,7 @@ import pytest
 
 from millstream.errors import CorruptionError, UsageError
 from millstream.model.position import FailoverEntry, Position
-from millstream.pipelines.lake.chain import Newest, chain_of, parts_of
+from millstream.pipelines.lake.chain import Manifests, Newest, chain_of, parts_of
 from millstream.pipelines.lake.manifest import Manifest, Part, PartKind
 
 
@@ -25,13 +25,13 @@ def manifest(id_: int, parent: int | None, *kinds: PartKind, uuid: str = "b0") -
 def test_a_chain_goes_to_the_one_without_parent() -> None:
     made = [manifest(1, None, "full"), manifest(2, 1, "changes"), manifest(3, None, "full"),
             manifest(4, 2, "branched")]  # fmt: skip
-    manifests = {m.id: m for m in made}
+    manifests = Manifests({m.id: m for m in made})
     assert [m.id for m in chain_of(manifests, 4)] == [4, 2, 1]
     assert [m.id for m in chain_of(manifests, 3)] == [3]
 
 
 def test_a_chain_that_cannot_be_followed_says_why() -> None:
-    manifests = {2: manifest(2, 1, "changes"), 5: manifest(5, 2, "changes", uuid="b1")}
+    manifests = Manifests({2: manifest(2, 1, "changes"), 5: manifest(5, 2, "changes", uuid="b1")})
     with pytest.raises(UsageError, match="only 2, 5") as unknown:
         chain_of(manifests, 3)
     with pytest.raises(CorruptionError, match="manifest 2 needs manifest 1") as gone:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import ConditionError, CorruptionError, UnavailableError, UsageError
+from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.model.position import FailoverEntry, Position
 from millstream.pipelines.lake.directory import BackupDirectory
 from millstream.pipelines.lake.manifest import DataFile, Manifest, Part
@@ -52,9 +52,20 @@ def test_data_of_deleted_manifests_go_but_not_while_a_chain_is_broken(tmp_path: 
     (tmp_path / "manifest-000001.json").unlink()
     assert directory.remove_unnamed(directory.manifests()) == [data[0]]
     (tmp_path / "manifest-000002.json").unlink()
-    with pytest.raises(CorruptionError, match="needs manifest 2"):
-        directory.remove_unnamed(directory.manifests())
+    assert directory.remove_unnamed(directory.manifests()) == []
     assert (tmp_path / data[1]).exists()
+
+
+def test_a_manifest_that_cannot_be_read_keeps_all_data(tmp_path: Path) -> None:
+    directory = BackupDirectory(tmp_path)
+    published(directory, 1)
+    torn = directory.new_data(2)
+    (tmp_path / "manifest-000003.json").write_bytes(b"{")
+    manifests = directory.manifests()
+    assert (list(manifests), manifests.newest) == ([1], 3)
+    assert manifests.unreadable[3].code in ("bad_manifest", "other_format")
+    assert directory.remove_unnamed(manifests) == []
+    assert (tmp_path / torn).exists()
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:

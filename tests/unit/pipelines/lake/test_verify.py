@@ -67,6 +67,9 @@ def test_files_are_checked_against_their_manifests(world: World) -> None:
     back_up(SPARK, OPTIONS, world.directory, is_incremental=True)
     (world.directory.path / "manifest-000001.json").unlink()
     assert "needs manifest 1" in verify_files(SPARK, world.directory)[1][0]
+    (world.directory.path / "manifest-000001.json").write_bytes(b"{")
+    [damage] = verify_files(SPARK, world.directory)[1]
+    assert "manifest-000001.json" in damage
 
 
 def test_the_bucket_itself_may_have_gone_on(world: World) -> None:
