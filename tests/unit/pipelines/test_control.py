@@ -118,6 +118,7 @@ class Unknown(FalseNode):
 
 def test_what_is_durable_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     durable = SourceOptions(hosts="h", bucket="b", is_durable_only=True)
+    monkeypatch.setattr(FalseClient, "nodes", ("here", "there"))
     for rounds in (0, 2):
         monkeypatch.setattr(control, "open_client", lambda _, n=rounds: FalseClient(Unknown(n)))
         assert sorted(NodeControl(durable).open_whole_lease([0, 1, 2])) == [0, 1]
@@ -130,6 +131,15 @@ def test_what_is_durable_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(UnavailableError, match=r"durable in the partitions \[0\]") as caught:
             ask()
         assert caught.value.code == "durable_unknown"
+
+
+def test_a_bucket_on_one_node_knows_that_nothing_is_durable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(control, "open_client", lambda _: FalseClient(Unknown(9**9)))
+    alone = NodeControl(SourceOptions(hosts="h", bucket="b", is_durable_only=True))
+    assert sorted(alone.open_whole_lease([0, 1, 2])) == [1]
+    assert alone.positions_known()[0].durable_seqno == 0
 
 
 def test_an_end_that_cannot_be_read_is_replaced_by_the_high(client: FalseClient) -> None:

@@ -59,6 +59,7 @@ def test_latest_is_not_the_beginning_where_durability_is_not_known(
     node: FalseNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.partitions[0].durable_seqno = 0
+    monkeypatch.setattr(FalseClient, "nodes", ("here", "there"))
     monkeypatch.setattr(control, "RECONNECT_S", 0)
     running = Query(
         SourceOptions(hosts="h", bucket="b", starting_offsets="latest", is_durable_only=True)
