@@ -106,12 +106,13 @@ def run_views(
     """Build and maintain the indexes of design documents that say "engine": "spark"."""
     source = source_options(bucket, address, user, password_file, tls_ca)
     from millstream.pipelines.index.setup import files_of_modules, find_specs
+    from millstream.pipelines.index.writer import rows_per_commit as checked_rows
 
+    rows_max = checked_rows(rows_per_commit)
     modules = tuple(python_module or ())
     files = files_of_modules(modules)
     specs = find_specs(source, ddoc or (), modules)
     from millstream.pipelines.index.on_spark import IndexPipeline
-    from millstream.pipelines.index.writer import ROWS_PER_COMMIT
 
     given = {"passwordFile": password_file, "tlsCa": tls_ca}
     options = {name: str(path.absolute()) for name, path in given.items() if path}
@@ -135,7 +136,7 @@ def run_views(
                     spec,
                     directory,
                     task_count=tasks or len(os.sched_getaffinity(0)),
-                    rows_max=rows_per_commit or ROWS_PER_COMMIT,
+                    rows_max=rows_max,
                     source_options=options,
                     is_loop=loop,
                     on_cycle=partial(_tell, console, writers[-1], as_json=json),

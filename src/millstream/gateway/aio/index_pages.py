@@ -3,6 +3,7 @@
     GET  ...                              where the index stands
     POST .../writer    {"writer": name}   become the writer: the fencing number
     POST .../judge     {"fence"}          go back where the source refuses positions
+    POST .../keep      {"fence"}        I am at work; which files are staged
     PUT  .../runs/NAME?fence=N            stage a file; the body is its bytes
     POST .../load      {"fence", "parts", "back", "trees"}
     POST .../publish   {"fence", "parts", "documents"}
@@ -61,6 +62,12 @@ async def _judge(request: web.Request) -> web.Response:
     require(request, "design", request.match_info["bucket"])
     said = _as(await _object(request), _Judging)
     return await _written(request, "judge", {"fence": said.fence})
+
+
+async def _keep(request: web.Request) -> web.Response:
+    require(request, "design", request.match_info["bucket"])
+    said = _as(await _object(request), _Judging)
+    return await _written(request, "keep", {"fence": said.fence})
 
 
 async def _load(request: web.Request) -> web.Response:
@@ -131,6 +138,7 @@ def routes() -> list[web.RouteDef]:
         web.get(_INDEX, _state),
         web.post(_INDEX + "/writer", _take_over),
         web.post(_INDEX + "/judge", _judge),
+        web.post(_INDEX + "/keep", _keep),
         web.put(_INDEX + "/runs/{run}", _stage),
         web.post(_INDEX + "/load", _load),
         web.post(_INDEX + "/publish", _publish),

@@ -142,7 +142,7 @@ class PartRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part to be merged, or the whole answer where the node has all partitions."""
 
 
-WriterCall = Literal["index", "take_over", "judge", "place", "staged", "load", "publish"]
+WriterCall = Literal["index", "take_over", "judge", "keep", "place", "staged", "load", "publish"]
 
 
 class AskedDocument(msgspec.Struct, frozen=True, array_like=True):

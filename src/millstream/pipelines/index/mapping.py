@@ -75,8 +75,15 @@ class TaskDone(msgspec.Struct):
     trees: list[list[str]] = []
     documents: list[str] = []
     failures: dict[int, Failures] = {}
+    partitions: list[int] = []
+    """Of the task."""
     lost: list[int] = []
     """Partitions that were not read to the end."""
+
+    @property
+    def runs(self) -> list[str]:
+        """All its files."""
+        return [*self.back, *self.documents, *(name for names in self.trees for name in names)]
 
 
 _mappers: dict[tuple[str, str], IndexMapper] = {}
@@ -90,7 +97,7 @@ def run_task(spec: MapSpec, plans: Sequence[PartPlan]) -> TaskDone:
         ConditionError: `index_fenced`: another writer has taken over.
     """
     mapper = _mapper_of(spec)
-    done = TaskDone()
+    done = TaskDone(partitions=[plan.partition for plan in plans])
     maker: _FirstFiles | _DocumentFiles
     with tempfile.TemporaryDirectory(prefix="millstream-index-") as folder:
         if spec.is_first:
@@ -104,10 +111,10 @@ def run_task(spec: MapSpec, plans: Sequence[PartPlan]) -> TaskDone:
                     maker.add(mapper.map(changes))
             except (StreamError, RoutingError):
                 # A lease or a history is gone, or nobody serves one: it is not said of which.
-                done.lost = [plan.partition for plan in plans]
+                done.lost = done.partitions
                 return done
             maker.stage(IndexShard(spec.address), spec.fence, done)
-            done.failures = maker.failures([plan.partition for plan in plans])
+            done.failures = maker.failures(done.partitions)
         finally:
             maker.close()
     return done

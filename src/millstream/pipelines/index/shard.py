@@ -107,6 +107,12 @@ class IndexShard:
         """
         return self._state("POST", "/judge", {"fence": fence})
 
+    def keep(self, fence: int) -> list[str]:
+        """Say that the writer is at work; return which files are staged. Raises as `judge`."""
+        said = {"fence": fence}
+        answer = self._http.request("POST", f"{self._path}/keep", said, timeout_s=ANSWER_S)
+        return msgspec.convert(answer.get("staged"), list[str])
+
     def stage(self, fence: int, run: str, blocks: Iterable[bytes]) -> None:
         """Send a file; raises as `judge`."""
         path = f"{self._path}/runs/{run}?fence={fence}"

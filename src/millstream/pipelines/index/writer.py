@@ -10,19 +10,23 @@ Invariants:
 2. A part counts as whole only if its lease is still held when everything was read.
 3. An index has one writer: whoever took over later is not disturbed, this one ends
    (`index_fenced`).
+4. What tasks staged stays while others are at work, however long: the node hears of this writer.
+   Should it be gone all the same, the tasks that it was of run once more, before the commit.
 
 Elsewhere: the tasks (`mapping`), the rule of publishing (`views.core.publishing`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
 from millstream.client.extensions import LeaseHold
-from millstream.errors import ConditionError
+from millstream.errors import ConditionError, MillstreamError, UsageError
 from millstream.model.position import FailoverLog, Position, position_to_json
 from millstream.pipelines.control import LeaseKeeper, NodeControl
 from millstream.pipelines.index.mapping import Failures, MapSpec, TaskDone
@@ -37,13 +41,35 @@ from millstream.pipelines.index.shard import IndexShard, IndexState
 from millstream.views.core.header import MAP_ERRORS_KEPT_MAX, MapFailure
 from millstream.views.core.indexer import Place, is_worth_building
 
-__all__ = ["ROWS_PER_COMMIT", "Cycle", "IndexWriter", "RunTasks"]
+__all__ = [
+    "KEEP_S", "ROWS_PER_COMMIT", "ROWS_PER_COMMIT_MAX", "Cycle", "IndexWriter", "RunTasks",
+    "rows_per_commit",
+]  # fmt: skip
 
 ROWS_PER_COMMIT: Final = 20_000
 """Changes of one commit after the first: it is what queries wait for."""
+ROWS_PER_COMMIT_MAX: Final = 240_000
+"""With what is read again, and one change of each partition more, that stays below the documents
+which a node takes in one commit."""
+KEEP_S: Final = 300.0
+"""How often the node is told, while tasks run, that their files are to stay."""
 
 RunTasks = Callable[[MapSpec, Sequence[Sequence[PartPlan]]], list[TaskDone]]
 """Runs tasks and returns what they did, in any order."""
+
+
+def rows_per_commit(given: int | None) -> int:
+    """Return how many changes a later commit may have.
+
+    Raises:
+        UsageError: `bad_rows_per_commit`.
+    """
+    if given is not None and not 0 < given <= ROWS_PER_COMMIT_MAX:
+        raise UsageError(
+            f"{given:,} changes in one commit: write 1 to {ROWS_PER_COMMIT_MAX:,}",
+            code="bad_rows_per_commit",
+        )
+    return given or ROWS_PER_COMMIT
 
 
 class Cycle(NamedTuple):
@@ -150,14 +176,18 @@ class IndexWriter:
         if not plans:
             return None
         spec = msgspec.structs.replace(self._spec, is_first=is_first)
-        done = self._run_tasks(spec, divided(plans, self._task_count))
-        parts = self._parts(plans, done)
+        tasks = divided(plans, self._task_count)
+        with self._at_work():
+            done = self._run_tasks(spec, tasks)
+            try:
+                state = self._commit(spec, plans, done, state.trees)
+            except ConditionError as error:
+                if error.code != "run_missing":
+                    raise
+                done = self._again(spec, tasks, done)
+                state = self._commit(spec, plans, done, state.trees)
         if is_first:
-            state = self._shard.load(spec.fence, _load(parts, done, state.trees))
             self._was_built_in_vain = not state.published
-        else:
-            names = [name for each in done for name in each.documents]
-            state = self._shard.publish(spec.fence, {"parts": parts, "documents": names})
         self._after(plans, state)
         self.state = state
         return Cycle(state, sum(each.changes for each in done), len(state.published), is_first)
@@ -234,6 +264,43 @@ class IndexWriter:
         return found
 
     # -- commits
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Within `with`, what tasks stage stays."""
+        is_over = threading.Event()
+
+        def keep() -> None:
+            while not is_over.wait(KEEP_S):
+                with suppress(MillstreamError):  # the commit says what is the matter
+                    self._shard.keep(self._spec.fence)
+
+        thread = threading.Thread(target=keep, name="millstream-staged", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+
+    def _again(
+        self, spec: MapSpec, tasks: Sequence[Sequence[PartPlan]], done: Sequence[TaskDone]
+    ) -> list[TaskDone]:
+        """Run the tasks again whose files are gone; return what all did."""
+        staged = set(self._shard.keep(spec.fence))
+        kept = [each for each in done if staged.issuperset(each.runs)]
+        there = {partition for each in kept for partition in each.partitions}
+        gone = [task for task in tasks if any(plan.partition not in there for plan in task)]
+        return [*kept, *self._run_tasks(spec, gone)]
+
+    def _commit(
+        self, spec: MapSpec, plans: Sequence[PartPlan], done: Sequence[TaskDone], tree_count: int
+    ) -> IndexState:
+        parts = self._parts(plans, done)
+        if spec.is_first:
+            return self._shard.load(spec.fence, _load(parts, done, tree_count))
+        names = [name for each in done for name in each.documents]
+        return self._shard.publish(spec.fence, {"parts": parts, "documents": names})
 
     def _parts(
         self, plans: Sequence[PartPlan], done: Sequence[TaskDone]

@@ -146,6 +146,10 @@ class IndexHost:
         writer = self._bucket(arguments).writer(arguments["design"])
         return Answer(await writer.judge(arguments["fence"]))
 
+    async def _keep(self, arguments: dict[str, Any]) -> Answer:
+        writer = self._bucket(arguments).writer(arguments["design"])
+        return Answer(await writer.keep(arguments["fence"]))
+
     async def _place(self, arguments: dict[str, Any]) -> Answer:
         writer = self._bucket(arguments).writer(arguments["design"])
         return Answer(await writer.place(arguments["fence"], arguments["run"]))
@@ -193,6 +197,7 @@ _CALLS: Final[Mapping[str, Callable[[IndexHost, dict[str, Any]], Awaitable[Answe
     "index": IndexHost._index,
     "take_over": IndexHost._take_over,
     "judge": IndexHost._judge,
+    "keep": IndexHost._keep,
     "place": IndexHost._place,
     "staged": IndexHost._staged,
     "load": IndexHost._load,

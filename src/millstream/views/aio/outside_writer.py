@@ -6,6 +6,7 @@ HTTP, and the calls end here:
 
     take_over    become the writer: a fencing number, and where the index stands
     judge        go back where the source refuses positions; where the index stands then
+    keep         the writer is at work: what it staged stays; which files those are
     place, staged    a file of rows or documents, see `staging`
     load         the first commit, from sorted rows, or one instead of all that is there
     publish      a later commit, from documents
@@ -127,6 +128,15 @@ class OutsideWriter:
 
         await self._changed(work)
         return index_state(self._hosted)
+
+    async def keep(self, fence: int) -> dict[str, Any]:
+        """The writer is at work: its files stay. Return the names of those that are whole.
+
+        Raises:
+            ConditionError: `index_fenced`.
+        """
+        self._check(fence)
+        return {"staged": self._hosted.staging.names(fence)}
 
     async def place(self, fence: int, name: str) -> dict[str, Any]:
         """Return where the engine's process is to write a file."""

@@ -129,6 +129,12 @@ class Staging:
         except FileNotFoundError as error:
             raise _missing(name) from error
 
+    def names(self, fence: int) -> list[str]:
+        """Return the files that are whole."""
+        folder = self._root / str(fence)
+        found = folder.iterdir() if folder.is_dir() else ()
+        return sorted(path.name for path in found if path.suffix != PART)
+
     def rows(
         self, fence: int, names: Sequence[str], check: Callable[[], None]
     ) -> Iterator[list[Row]]:

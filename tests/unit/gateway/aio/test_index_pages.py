@@ -16,6 +16,7 @@ LOAD = {"fence": 3, "parts": {}, "back": [], "trees": [[]]}
     [
         ("writer", {"writer": "w"}, "take_over", {"writer": "w"}),
         ("judge", {"fence": 3}, "judge", {"fence": 3}),
+        ("keep", {"fence": 3}, "keep", {"fence": 3}),
         ("load", LOAD, "load", {"fence": 3, "said": LOAD}),
         ("publish", {"fence": 3}, "publish", {"fence": 3, "said": {"fence": 3}}),
     ],
@@ -76,6 +77,7 @@ async def test_writers_need_the_right_to_write_designs(guarded, body, ada, bob, 
     calls = [
         (guarded.post, "/writer", {"json": {"writer": "w"}}),
         (guarded.post, "/judge", {"json": {"fence": 1}}),
+        (guarded.post, "/keep", {"json": {"fence": 1}}),
         (guarded.post, "/load", {"json": LOAD}),
         (guarded.post, "/publish", {"json": {"fence": 1}}),
         (guarded.put, "/runs/r?fence=1", {"data": b"x"}),

@@ -1,15 +1,28 @@
 """Decisions of the cycle that need no node; with one: tests/e2e/test_outside_index.py."""
 
+import threading
+
 import pytest
 
 from millstream.client.extensions import LeaseHold, PartitionPosition
+from millstream.errors import ConditionError, UsageError
+from millstream.model.limits import PARTITIONS_MAX
 from millstream.model.position import FailoverEntry, Position, position_from_json, position_to_json
 from millstream.pipelines.index import writer as module
 from millstream.pipelines.index.mapping import Failures, MapSpec, TaskDone
-from millstream.pipelines.index.planning import PartPlan
+from millstream.pipelines.index.planning import AGAIN_CHANGES_MAX, PartPlan
 from millstream.pipelines.index.shard import IndexAddress, IndexState
-from millstream.pipelines.index.writer import IndexWriter, divided
+from millstream.pipelines.index.writer import (
+    KEEP_S,
+    ROWS_PER_COMMIT,
+    ROWS_PER_COMMIT_MAX,
+    IndexWriter,
+    divided,
+    rows_per_commit,
+)
 from millstream.pipelines.options import parse_options
+from millstream.views.aio.outside_writer import DOCUMENTS_MAX
+from millstream.views.aio.staging import STAGED_LEASE_S
 from millstream.views.core.header import MapFailure
 
 
@@ -38,6 +51,9 @@ class Node:
         self.at = Position()
         self.commits = []
         self.takes = True
+        self.staged = None
+        """Names of files; None: whatever is named is there."""
+        self.kept = threading.Event()
 
     def __call__(self, _):  # as `IndexShard` and as `NodeControl`
         return self
@@ -73,7 +89,14 @@ class Node:
     def publish(self, fence, said):
         return self.take("publish", fence, said)
 
+    def keep(self, fence):
+        self.kept.set()
+        return sorted(self.staged or ())
+
     def take(self, kind, fence, said):
+        named = {*said.get("documents", ()), *said.get("back", ())}
+        if self.staged is not None and not named <= self.staged:
+            raise ConditionError("a file is gone", code="run_missing")
         self.commits.append((kind, said))
         if self.takes:
             self.at = position_from_json(said["parts"]["0"]["end"])
@@ -155,3 +178,66 @@ def test_it_is_so_after_a_build_in_vain_too_but_not_while_the_lease_lives(node):
     writer._held.clear()
     assert writer.cycle().is_first
     assert node.at.seqno == 2_000_000
+
+
+def test_tasks_whose_files_are_gone_run_once_more(node):
+    node.staged = set()
+    ran = []
+
+    def run(spec, tasks):
+        ran.append([plan.partition for task in tasks for plan in task])
+        name = f"r{len(ran)}"
+        if len(ran) > 1:
+            node.staged.add(name)
+        return [TaskDone(changes=1, back=[name], partitions=[0])]
+
+    writer = writer_of(run)
+    assert writer.cycle().parts == 1
+    assert ran == [[0], [0]]
+    assert [said["back"] for _, said in node.commits] == [["r2"]]
+
+
+def test_tasks_whose_files_are_there_do_not(node):
+    node.staged = {"a", "b"}
+    ran = []
+
+    def run(spec, tasks):
+        ran.append(tasks)
+        node.staged.add("d")
+        return [TaskDone(back=["d"], partitions=[2])]
+
+    writer = writer_of(run)
+    tasks = [[plan] for plan in plans(5, 5, 5)]
+    done = [TaskDone(back=[name], partitions=[p]) for p, name in enumerate("abc")]
+    again = writer._again(writer._spec, tasks, done)
+    assert ran == [[tasks[2]]]
+    assert [each.back for each in again] == [["a"], ["b"], ["d"]]
+
+
+def test_files_that_are_gone_again_end_the_cycle(node):
+    node.staged = set()
+    writer = writer_of(lambda spec, tasks: [TaskDone(back=["x"], partitions=[0])])
+    with pytest.raises(ConditionError) as caught:
+        writer.cycle()
+    assert caught.value.code == "run_missing"
+
+
+def test_the_node_hears_of_a_writer_whose_tasks_take_long(node, monkeypatch):
+    monkeypatch.setattr(module, "KEEP_S", 0.001)
+
+    def slow(spec, tasks):
+        assert node.kept.wait(30)
+        return [TaskDone(changes=1)]
+
+    assert writer_of(slow).cycle().parts == 1
+    assert KEEP_S * 4 < STAGED_LEASE_S
+
+
+def test_a_commit_has_no_more_changes_than_the_node_takes():
+    assert ROWS_PER_COMMIT_MAX + AGAIN_CHANGES_MAX + PARTITIONS_MAX < DOCUMENTS_MAX
+    assert rows_per_commit(None) == ROWS_PER_COMMIT
+    assert rows_per_commit(ROWS_PER_COMMIT_MAX) == ROWS_PER_COMMIT_MAX
+    for given in (0, ROWS_PER_COMMIT_MAX + 1):
+        with pytest.raises(UsageError) as caught:
+            rows_per_commit(given)
+        assert caught.value.code == "bad_rows_per_commit"

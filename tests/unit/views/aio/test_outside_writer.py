@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,6 +11,7 @@ from hosted_views import PARTITIONS, SUM, hosted_views, until
 from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.model.position import Position, position_from_json, position_to_json
 from millstream.views.aio import outside_writer
+from millstream.views.aio import staging as staging_module
 from millstream.views.core.back_index import first_rows_of
 from millstream.views.core.collation import encode_key
 from millstream.views.core.header import DocumentRows
@@ -168,6 +171,26 @@ async def test_files_of_tasks_that_failed_go_with_the_next_cycle(hosted, writer)
     with pytest.raises(ConditionError):
         await writer.calls.judge(writer.fence)
     assert len(await asyncio.to_thread(staged_files, hosted.path)) == 1
+
+
+async def test_files_of_a_writer_at_work_stay_however_long_its_tasks_take(
+    hosted, writer, monkeypatch
+):
+    now = time.monotonic()
+    monkeypatch.setattr(staging_module, "time", SimpleNamespace(monotonic=lambda: now))
+    await writer.take_over()
+    name = await writer.stage(END)
+    staging = writer.calls._hosted.staging
+    for _ in range(3):
+        now += staging_module.STAGED_LEASE_S * 0.9
+        assert await writer.calls.keep(writer.fence) == {"staged": [name]}
+        assert not staging.expire()
+    now += staging_module.STAGED_LEASE_S * 1.1
+    assert staging.expire()
+    assert await writer.calls.keep(writer.fence) == {"staged": []}
+    with pytest.raises(ConditionError) as caught:
+        await writer.calls.keep(writer.fence - 1)
+    assert caught.value.code == "index_fenced"
 
 
 async def test_only_the_newest_writer_commits(hosted, writer):
