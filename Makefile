@@ -110,15 +110,16 @@ quick: lint types unit ## lint, types, unit tests, scenarios (2 to 3 min)
 test: lint types accelerator java ## everything but the outside clients that are not installed (about 15 min)
 	@$(PYTEST) $(PARALLEL) $(QUICK_SUITES)
 	@$(if $(WIDE_SUITES),$(PYTEST) $(WAITING) $(WIDE_SUITES))
-	@$(PYTEST) tests/pipelines
+	@$(PYTEST) -m 'not slow' tests/pipelines
 
 ci: export MILLSTREAM_FORBID_SKIPS = 1
-ci: test ## the same with every outside client; a skipped test fails (some minutes more)
+ci: test ## the same with every outside client, and slow Spark tests; a skipped test fails (some minutes more)
+	@$(PYTEST) -m slow tests/pipelines
 
 conformance: $(TEST) accelerator ## real clients against a node
 	@$(PYTEST) $(WAITING) tests/conformance
 
-pipelines: $(TEST) accelerator java ## Spark tests against a node
+pipelines: $(TEST) accelerator java ## Spark tests against a node, the slow ones too
 	@$(PYTEST) tests/pipelines
 
 e2e: $(TEST) accelerator java ## whole processes, kill -9

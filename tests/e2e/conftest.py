@@ -2,7 +2,8 @@
 
 `node`: a node with an empty data directory, free ports and the bucket `default`, running when the
 test begins. `make_node(*options)`: the same with other options, as many as a test needs, each in
-the directory `name`; the same name twice is the same data directory.
+the directory `name`; the same name twice is the same data directory. `own_node`: makes running
+nodes that a test may kill and start again at the same kv address.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from node_process import NodeProcess
+from node_process import NodeProcess, free_port
 
 MakeNode = Callable[..., NodeProcess]
 
@@ -37,3 +38,12 @@ def make_node(tmp_path: Path) -> Iterator[MakeNode]:
 @pytest.fixture
 def node(make_node: MakeNode) -> NodeProcess:
     return make_node("--bucket", "default").start()
+
+
+@pytest.fixture
+def own_node(make_node: MakeNode) -> Callable[..., NodeProcess]:
+    def make(*options: str, name: str = "node") -> NodeProcess:
+        # One option and its value, so that the helper sees that the listener has an address.
+        return make_node("--kv", f"127.0.0.1:{free_port()}", *options, name=name).start()
+
+    return make

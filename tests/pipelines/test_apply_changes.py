@@ -23,6 +23,7 @@ def present(bucket: BucketUnderTest) -> dict[str, bytes]:
         return {key: bytes(found.data) for key, found in client.get_many(KEYS).items()}
 
 
+@pytest.mark.slow
 def test_a_table_and_a_second_bucket_are_right_after_a_crash_that_they_were_ahead_of(
     spark: Any, bucket: BucketUnderTest, own_node: Callable[..., NodeProcess], tmp_path: Path
 ) -> None:

@@ -38,7 +38,7 @@ QUICK = (
 )  # fmt: skip
 JOB_S = 240
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

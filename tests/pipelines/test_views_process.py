@@ -104,6 +104,7 @@ def view(driver, *options):
     return {row["key"]: row["value"] for row in json.loads(answer.stdout)["rows"]}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_listed_refused_killed_started_again_and_stopped(start):
     first = {f"k{n}": {"g": n % 5, "n": n} for n in range(600)}
