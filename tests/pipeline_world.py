@@ -264,9 +264,13 @@ class World:
             assert (entry.branch, entry.seqno) == (part.branch, end)
             newest = part.newest(end)
             count = len(self.node.partitions)
-            assert self.live(p) == {
-                name_of(p, k, count): b"%d" % v for k, (_, v) in newest.items() if v is not None
-            }
+            assert self.live(p) == self.wanted(
+                {name_of(p, k, count): b"%d" % v for k, (_, v) in newest.items() if v is not None}
+            )
+
+    def wanted(self, documents: dict[str, bytes]) -> dict[str, bytes]:
+        """What the sink has to hold of the documents of a partition."""
+        return documents
 
     def live(self, p: int) -> dict[str, bytes | None]:
         return self.target.live(p)

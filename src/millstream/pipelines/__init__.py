@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from millstream.pipelines.documents import Documents, Groups, changes
     from millstream.pipelines.java import find_java_home
     from millstream.pipelines.session import local_session
     from millstream.pipelines.sinks.applying import apply_changes
@@ -23,9 +24,12 @@ __all__ = [
     "BucketTarget",
     "CallbackTarget",
     "DeltaTarget",
+    "Documents",
+    "Groups",
     "MillstreamDataSource",
     "ParquetTarget",
     "apply_changes",
+    "changes",
     "find_java_home",
     "local_session",
     "register",
@@ -35,8 +39,11 @@ _HOMES = {
     "BucketTarget": "millstream.pipelines.sinks.bucket_target",
     "CallbackTarget": "millstream.pipelines.sinks.callback_target",
     "DeltaTarget": "millstream.pipelines.sinks.delta_target",
+    "Documents": "millstream.pipelines.documents",
+    "Groups": "millstream.pipelines.documents",
     "ParquetTarget": "millstream.pipelines.sinks.parquet_target",
     "apply_changes": "millstream.pipelines.sinks.applying",
+    "changes": "millstream.pipelines.documents",
     "MillstreamDataSource": "millstream.pipelines.source",
     "find_java_home": "millstream.pipelines.java",
     "local_session": "millstream.pipelines.session",

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -37,6 +37,9 @@ from millstream.pipelines.sinks.keyed_table import (
     loaded_table,
 )
 from millstream.pipelines.sinks.repairing import OP_PUT, PartitionState, Row
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["DeltaTarget"]
 
@@ -70,6 +73,10 @@ class DeltaTarget(KeyedTable):
         """Return the live rows as they are now."""
         self._refresh()
         return self._read(f"op = '{OP_PUT}'", TABLE_SCHEMA.names)
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        """Return the live rows as they are now, which pass through the driver."""
+        return spark.createDataFrame(self.table())
 
     # -- writing: see `KeyedTarget` ----------------------------------------------------------
 

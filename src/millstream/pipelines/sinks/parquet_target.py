@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -160,6 +160,13 @@ class ParquetTarget(KeyedTable):
         """Return what the files have."""
         file = self._file_of(partition)
         return _versions_in(self._path / file, partition) if file else {}
+
+    def stored_rows(self, partition: int, columns: Sequence[str]) -> pa.Table:
+        """Return what the files have, tombstones included, as it was when the batch began."""
+        file = self._file_of(partition)
+        if not file:
+            return pa.schema([TABLE_SCHEMA.field(name) for name in columns]).empty_table()
+        return pq.read_table(self._path / file, columns=list(columns))
 
     def _file_of(self, partition: int) -> str:
         part = self._current.parts.get(partition)

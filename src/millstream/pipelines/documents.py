@@ -1,0 +1,251 @@
+"""A few lines from a bucket to something derived from its documents, rollbacks included.
+
+    flights = changes(spark, "carrier string, dep_delay int", bucket="flights")
+    late = flights.filter("dep_delay > 15").join(airlines, "carrier")
+    query = late.to(ParquetTarget("/data/late"), "/data/late.checkpoint")
+    mean = flights.aggregate("carrier", "avg(dep_delay) as minutes", state="/data/flights")
+    query = mean.to(BucketTarget({"bucket": "means"}), "/data/means.checkpoint")
+
+Invariants:
+1. A target holds what the steps make of the newest documents of the bucket, and nothing else: a
+   document that is deleted, or that a filter no longer lets pass, goes from it; after a rollback
+   it holds what the documents are then. Where another frame is joined on, its rows count as they
+   were when the document was read.
+2. Groups are computed from documents that a table holds, never from change rows.
+3. What cannot work is refused where it is said, before a query is started.
+
+Elsewhere: how it is computed (`pipelines.document_frames`), what a target is given
+(`sinks.transforming`, `sinks.grouping`), rollbacks (`sinks.repairing`).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
+
+from millstream.errors import UsageError
+from millstream.pipelines.document_frames import ID, DocumentFrames, GroupFrames, Step, typed
+from millstream.pipelines.options import parse_options
+from millstream.pipelines.sinks.applying import apply_changes
+from millstream.pipelines.sinks.grouping import GroupingSink, StateTable
+from millstream.pipelines.sinks.repairing import KeyedTarget
+from millstream.pipelines.sinks.transforming import TransformingTarget
+from millstream.pipelines.source import register
+
+__all__ = ["Documents", "Groups", "Table", "changes"]
+
+BATCH_ROWS_MAX: Final = 100_000
+"""`maxRowsPerBatch` where nobody says another: a batch is applied in the driver."""
+JOINS: Final = ("inner", "left", "leftsemi", "leftanti")
+"""Kinds of join that make one row of a document, or none."""
+
+
+class Table(Protocol):
+    """A target that can be read: `ParquetTarget`, `DeltaTarget`."""
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        """Return the live rows."""
+        ...
+
+
+def changes(spark: SparkSession, schema: str | StructType, **options: object) -> Documents:
+    """Return the newest documents of a bucket, to be followed.
+
+    Args:
+        spark: the session.
+        schema: the members of the documents that are wanted, as Spark says it:
+            `"carrier string, dep_delay int"`.
+        options: of `format("millstream")`: `bucket`, `hosts`, `user`, `passwordFile`, and others.
+
+    Raises:
+        UsageError: `bad_option`, `unknown_option`, `bad_schema`.
+    """
+    source = {"maxRowsPerBatch": str(BATCH_ROWS_MAX)}
+    for name, value in options.items():
+        source[name] = str(value).lower() if isinstance(value, bool) else str(value)
+    source["rollback"] = "rows"
+    checked = parse_options(source)
+    if not checked.has_values:
+        raise UsageError(
+            "documents are read with their values: leave noValue out", code="bad_option"
+        )
+    wanted = schema if isinstance(schema, StructType) else StructType.fromDDL(schema)
+    if not isinstance(wanted, StructType):
+        raise UsageError(
+            f"schema {schema!r} names no columns, such as 'carrier string, dep_delay int'",
+            code="bad_schema",
+        )
+    reserved = [name for name in wanted.names if name.startswith("_")]
+    if reserved:
+        raise UsageError(
+            f"schema names {', '.join(reserved)}: members that begin with _ are the node's own",
+            code="bad_schema",
+        )
+    return Documents(spark, wanted, source)
+
+
+class Documents:
+    """What steps make of each document; `changes` makes one. Every step returns another one.
+
+    `schema`: the columns, beside `_id`, the key of the document.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        schema: StructType,
+        source: Mapping[str, str],
+        steps: Sequence[Step] = (),
+    ) -> None:
+        self._spark = spark
+        self._read_schema = schema
+        self._source = dict(source)
+        self._steps = tuple(steps)
+        self._frames = DocumentFrames(spark, schema, steps)
+        self.schema: StructType = self._frames.schema
+
+    def map(self, step: Step) -> Documents:
+        """Apply a function to the rows, as a DataFrame; it keeps `_id` and the number of rows.
+
+        It may be called with any of the documents, in any order, and more than once with one.
+        """
+        return Documents(self._spark, self._read_schema, self._source, [*self._steps, step])
+
+    def select(self, *columns: str | Column) -> Documents:
+        """Keep these columns, SQL expressions or columns, and `_id`."""
+        wanted = [F.expr(one) if isinstance(one, str) else one for one in columns]
+        return self.map(lambda frame: frame.select(ID, *wanted))
+
+    def filter(self, condition: str | Column) -> Documents:
+        """Keep documents that a condition is true of; one that no longer is goes."""
+        return self.map(lambda frame: frame.filter(condition))
+
+    def join(
+        self, other: DataFrame, on: str | Sequence[str] | Column, how: str = "inner"
+    ) -> Documents:
+        """Join a frame that is not a stream, which has at most one row for each document.
+
+        It is evaluated anew in each batch; documents that were written before are not.
+
+        Raises:
+            UsageError: `bad_option`: a kind of join that makes other rows; a stream.
+        """
+        if how not in JOINS:
+            raise UsageError(
+                f"a join of kind {how!r} makes rows that are no documents: {', '.join(JOINS)} "
+                "do not",
+                code="bad_option",
+            )
+        if other.isStreaming:
+            raise UsageError(
+                "the frame to be joined is a stream: write it to a table, and join that",
+                code="bad_option",
+            )
+        names: Any = on if isinstance(on, str | Column) else list(on)
+        return self.map(lambda frame: frame.join(other, names, how))
+
+    def aggregate(
+        self, keys: str | Sequence[str], *aggregates: str | Column, state: str | Path
+    ) -> Groups:
+        """Group the documents.
+
+        Args:
+            keys: columns.
+            aggregates: such as `"count(*) as flights"`.
+            state: directory of a table, which keeps the documents; of this query alone.
+
+        Raises:
+            UsageError: `bad_schema`.
+        """
+        named = [F.expr(one) if isinstance(one, str) else one for one in aggregates]
+        columns = [keys] if isinstance(keys, str) else list(keys)
+        return Groups(self, GroupFrames(self._frames, columns, named), state)
+
+    def to(
+        self, target: KeyedTarget, checkpoint: str | Path, *, name: str = "", **trigger: Any
+    ) -> StreamingQuery:
+        """Start a query that keeps a target equal to the rows.
+
+        Args:
+            target: of this query alone. Rows are in it as JSON, under the keys of the documents.
+            checkpoint: directory; a new one needs an empty target.
+            name: of the query.
+            trigger: as `DataStreamWriter.trigger` takes it, such as `availableNow=True`.
+        """
+
+        def take(batch: DataFrame, batch_id: int) -> None:
+            self.apply(batch, batch_id, target)
+
+        return self.start(take, checkpoint, name, trigger)
+
+    def read(self, target: Table) -> DataFrame:
+        """Return the rows that a target holds now, with `_id`."""
+        return _rows_in(self._spark, target, self.schema)
+
+    def apply(self, batch: DataFrame, batch_id: int, target: KeyedTarget) -> None:
+        """Apply a batch of the change stream to a target, by way of the steps."""
+        derived = TransformingTarget(target, self._frames.derive)
+        apply_changes(batch, batch_id, derived, self._source)
+
+    def start(
+        self, take: Any, checkpoint: str | Path, name: str, trigger: Mapping[str, Any]
+    ) -> StreamingQuery:
+        """Start a query that has `take` applied to each batch of the change stream."""
+        format_name = f"millstream-{secrets.token_hex(8)}"
+        register(self._spark, format_name)  # two queries may begin at the same moment
+        stream = self._spark.readStream.format(format_name).options(**self._source).load()
+        writer = stream.writeStream.foreachBatch(take)
+        writer = writer.option("checkpointLocation", str(checkpoint))
+        if name:
+            writer = writer.queryName(name)
+        if trigger:
+            writer = writer.trigger(**trigger)
+        return writer.start()
+
+
+class Groups:
+    """Groups of documents; `Documents.aggregate` makes one.
+
+    `schema`: the keys and what was computed for each group.
+    """
+
+    def __init__(self, documents: Documents, frames: GroupFrames, state: str | Path) -> None:
+        self._documents = documents
+        self._frames = frames
+        self._state = state
+        self.schema: StructType = frames.schema
+
+    def to(
+        self, target: KeyedTarget, checkpoint: str | Path, *, name: str = "", **trigger: Any
+    ) -> StreamingQuery:
+        """Start a query that keeps a target equal to the groups; see `Documents.to`.
+
+        A group is in it as JSON; its key is the array of the columns it is grouped by, as JSON.
+        """
+        state = StateTable(self._state)
+
+        def results(touched: Sequence[bytes] | None) -> Mapping[str, bytes | None]:
+            return self._frames.results(self._documents.read(state), touched)
+
+        groups = GroupingSink(state, target, results)
+
+        def take(batch: DataFrame, batch_id: int) -> None:
+            self._documents.apply(batch, batch_id, state)
+            groups.update(batch_id)
+
+        return self._documents.start(take, checkpoint, name, trigger)
+
+    def read(self, target: Table) -> DataFrame:
+        """Return the groups that a target holds now."""
+        return _rows_in(self._documents._spark, target, self.schema).drop(ID)
+
+
+def _rows_in(spark: SparkSession, target: Table, schema: StructType) -> DataFrame:
+    return typed(target.read(spark), schema)

@@ -1,0 +1,119 @@
+"""`changes` in a real session: filter, map, join and groups, rightly undone after a crash."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream.errors import UsageError
+from millstream.pipelines import BucketTarget, ParquetTarget, changes
+from node_process import NodeProcess
+from spark_bucket import TIMEOUT_S, BucketUnderTest
+
+KEYS = [f"k{n}" for n in range(400)]
+NAMES = {"AA": "American", "UA": "United", "DL": "Delta"}
+CARRIERS = [*NAMES, "ZZ", None]
+
+
+def late(document: dict[str, Any]) -> dict[str, Any] | None:
+    """What the pipeline under test makes of a document, in other words."""
+    if document["delay"] is None or document["delay"] <= 15 or document["carrier"] not in NAMES:
+        return None
+    return {"name": NAMES[document["carrier"]], "seconds": document["delay"] * 60}
+
+
+@pytest.mark.slow
+def test_tables_and_groups_are_those_of_the_documents_after_a_crash_they_were_ahead_of(
+    spark: Any, bucket: BucketUnderTest, own_node: Callable[..., NodeProcess], tmp_path: Path
+) -> None:
+    node = own_node("--bucket", "b:4", "--flush-interval", "600000")
+    source, rng = BucketUnderTest(node.ready["kv"], "b"), random.Random(3)
+    names = spark.createDataFrame(list(NAMES.items()), "carrier string, name string")
+    flights = changes(spark, "carrier string, delay int", **source.options(numPartitions=2))
+    delays = (
+        flights.filter("delay > 15")
+        .join(names, "carrier")
+        .map(lambda frame: frame.withColumn("seconds", frame.delay * 60))
+        .select("name", "seconds")
+    )
+    totals = flights.filter("delay is not null").aggregate(
+        "carrier", "count(*) as n", "sum(delay) as minutes", state=tmp_path / "state"
+    )
+    table, copy = ParquetTarget(tmp_path / "late"), BucketTarget(bucket.options(), name="totals")
+
+    def write(keys: list[str], *, gone: float = 0.2) -> None:
+        source.write(
+            {
+                key: None
+                if rng.random() < gone
+                else json.dumps(
+                    {"carrier": rng.choice(CARRIERS), "delay": rng.choice([None, *range(30)])}
+                ).encode()
+                for key in keys
+            }
+        )
+
+    def run() -> None:
+        started = [
+            delays.to(table, tmp_path / "late.checkpoint", availableNow=True),
+            totals.to(copy, tmp_path / "totals.checkpoint", availableNow=True),
+        ]
+        for query in started:
+            assert query.awaitTermination(TIMEOUT_S), "the query does not end"
+
+    def check() -> None:
+        with source.client() as client:
+            present = {key: json.loads(found.data) for key, found in client.get_many(KEYS).items()}
+        rows = {row._id: row.asDict() for row in delays.read(table).collect()}
+        expected = {key: late(document) for key, document in present.items()}
+        assert rows == {key: {"_id": key, **row} for key, row in expected.items() if row}
+        groups: dict[str | None, list[int]] = {}
+        for document in present.values():
+            if document["delay"] is not None:
+                groups.setdefault(document["carrier"], []).append(document["delay"])
+        with bucket.client() as client:
+            found = client.get_many([json.dumps([carrier]) for carrier in CARRIERS])
+        assert {json.loads(key)[0]: json.loads(doc.data) for key, doc in found.items()} == {
+            carrier: {"carrier": carrier, "n": len(all_of), "minutes": sum(all_of)}
+            for carrier, all_of in groups.items()
+        }
+
+    source.write({"_private": b'{"carrier": "AA", "delay": 20}', "text": b"no JSON"})
+    write(KEYS, gone=0)
+    with source.client() as client:
+        for p in range(4):
+            client.upsert(f"flush{p}", b"{}", durability="persisted")
+    run()
+    check()
+    write(rng.sample(KEYS, 200))
+    run()
+    check()
+    node.kill()
+    node.start()
+    write(rng.sample(KEYS, 50))
+    run()
+    check()
+    copy.close()
+
+
+def test_what_cannot_work_is_refused_where_it_is_said(spark: Any, tmp_path: Path) -> None:
+    one = changes(spark, "carrier string, delay int", bucket="b")
+    with pytest.raises(UsageError, match="column _id, the key of each document, has to be among"):
+        one.map(lambda frame: frame.select("carrier"))
+    with pytest.raises(UsageError, match="cannot be written: column _x"):
+        one.select("delay as _x")
+    with pytest.raises(UsageError, match="not by city"):
+        one.aggregate("city", "count(*) as n", state=tmp_path)
+    with pytest.raises(UsageError, match="names no columns"):
+        changes(spark, "int", bucket="b")
+    twice = spark.createDataFrame([("AA", 1), ("AA", 2)], "carrier string, n int")
+    documents = {"k1": b'{"carrier": "AA"}', "k2": b'{"carrier": "UA"}'}
+    with pytest.raises(UsageError, match="document 'k1': a step made several rows"):
+        one.join(twice, "carrier")._frames.derive(documents)
+    with pytest.raises(UsageError, match="a step has changed _id"):
+        one.map(lambda frame: frame.selectExpr("upper(_id) as _id"))._frames.derive(documents)
