@@ -1,12 +1,16 @@
 """Writes docs/benchmarks.md from the figures of the last run, kept in bench/latest.json.
 
 The hand-written part is `_INTRODUCTION`; everything below it comes from the figures.
+
+Elsewhere: sections of Spark (report_spark.py).
 """
 
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import report_spark
 
 Figures = dict[str, Any]
 
@@ -58,7 +62,13 @@ How it is measured:
   `make bench ARGS="--rows latency"` (sinks, log, python, redis, latency, stalled).
 - **Spark**: a batch read of a whole bucket through `format("millstream")` into Spark's `noop`
   sink, all columns, node and Spark on the same processors. The first read (Python workers and the
-  JVM start) is shown apart; then one warm-up, and the best of three.
+  JVM start) is shown apart; then one warm-up, and the best of three. In the same run the same rows
+  are read as Parquet, which is about the least that Spark can spend on them, and from Debian's
+  PostgreSQL through Spark's own JDBC source: by ranges of the partition number with an index and
+  in its order on disk, columns in binary, 10,000 rows a fetch. All is in the page cache.
+- **Streams into Spark**: batches as Spark's progress tells them, from the trigger to the commit.
+  The shortest batch is that of a query with one task while one document is written each 10 ms, so
+  that no trigger waits; then single documents at random times, until their row is in the driver.
 - **Views on Spark**: from a design document to the first commit of its index, as `pipeline run
   views --once` does it; then single documents are written and asked for while Spark keeps it.
 - **Engine**: parts of the engine alone in a process of their own, beside the least that the same
@@ -93,7 +103,7 @@ def load() -> Figures:
 
 def save(results: Figures, judged: Sequence[Verdict]) -> None:
     """Keep the figures and write the page."""
-    LATEST.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+    LATEST.write_text(json.dumps(results, indent=1) + "\n")
     PAGE.write_text("\n".join([_INTRODUCTION, *_page(results, judged)]) + "\n")
 
 
@@ -120,10 +130,7 @@ def _page(results: Figures, judged: Sequence[Verdict]) -> Iterator[str]:
         yield from _requests(results["kv"])
     if "streams" in results:
         yield from _streams(results["streams"])
-    if "spark" in results:
-        yield from _spark(results["spark"])
-    if "spark_views" in results:
-        yield from _spark_views(results["spark_views"])
+    yield from report_spark.lines(results)
     if "engine" in results:
         yield from _engine(results["engine"])
     if "views" in results:
@@ -246,30 +253,6 @@ def _stream_peers(redis: Figures, latency: Figures) -> Iterator[str]:
             f"was {max(row['writer_late_s'] for row in rows) * 1000:.0f} ms late in the end."
         )
         yield ""
-
-
-def _spark(spark: Figures) -> Iterator[str]:
-    yield f"Batch reads of {spark['rows']:,} rows into Spark:"
-    yield ""
-    yield "| read | rows/s |"
-    yield "| --- | --- |"
-    yield f"| first, everything cold | {spark['first_rows_per_s']:,.0f} |"
-    yield f"| warm, best of three | {spark['best_rows_per_s']:,.0f} |"
-    yield ""
-
-
-def _spark_views(views: Figures) -> Iterator[str]:
-    yield f"A view of {views['documents']:,} documents (the flights as they end), kept by Spark:"
-    yield ""
-    yield "| what | |"
-    yield "| --- | --- |"
-    yield f"| first build, everything cold | {views['first_documents_per_s']:,.0f} documents/s |"
-    yield f"| warm, best of three | {views['best_documents_per_s']:,.0f} documents/s |"
-    yield (
-        "| a write, until a query that waits for it has answered | "
-        f"p50 {views['visible_s_p50']:.2f} s, p90 {views['visible_s_p90']:.2f} s |"
-    )
-    yield ""
 
 
 def _engine(engine: Figures) -> Iterator[str]:

@@ -8,12 +8,14 @@ Invariants:
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +27,8 @@ SERVER_CPUS = CPUS[-1:]
 LOAD_CPUS = CPUS[:-1] or CPUS
 READY_S = 60.0
 SETTLE_S = 20.0
+POSTGRES_DRIVER = Path("/usr/share/java/postgresql.jar")
+"""Of Debian's libpostgresql-jdbc-java."""
 
 
 def build_programs() -> None:
@@ -130,19 +134,11 @@ class Server:
     def pids(self) -> list[int]:
         """Return the process ids of the family."""
         assert self.process is not None
-        found = [self.process.pid]
-        for pid in found:
-            for path in Path(f"/proc/{pid}/task").glob("*/children"):
-                found += [int(word) for word in path.read_text().split()]
-        return found
+        return _family(self.process.pid)
 
     def cpu_s(self) -> float:
         """Return user + system time of the family so far, in seconds (10 ms steps)."""
-        ticks = 0
-        for pid in self.pids():
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
-        return ticks / TICKS_PER_S
+        return _ticks(self.pids()) / TICKS_PER_S
 
     def resident_bytes(self) -> int:
         """Return the resident memory of the family."""
@@ -235,6 +231,79 @@ class Node(Server):
         self.kv_port = int(ready["kv"].rpartition(":")[2])
         self.memcached_port = int(ready["memcached"].rpartition(":")[2])
         self.http_port = int(ready["http"].rpartition(":")[2])
+
+
+class Postgres(Server):
+    """Debian's PostgreSQL on a port of loopback, with an empty database of its own.
+
+    It refuses to run as root, and runs as the user `postgres` then. Its one user `postgres` has
+    the password `password`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.port = _free_port()
+        self.password = secrets.token_hex(16)
+        self._data = directory / "postgres"
+        self._as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
+        if os.geteuid() != 0:
+            self._as_user = []
+        command = [str(self._programs() / "postgres"), "-D", str(self._data),
+                   "-h", "127.0.0.1", "-p", str(self.port), "-k", "", "-c", "shared_buffers=1GB",
+                   "-c", "fsync=off", "-c", "max_wal_size=4GB"]  # fmt: skip
+        super().__init__([*self._as_user, *command], directory / "postgres.log", pinned=False)
+
+    @classmethod
+    def is_installed(cls) -> bool:
+        """Whether there are a PostgreSQL and its driver for Java to compare with."""
+        return POSTGRES_DRIVER.exists() and (cls._programs() / "initdb").exists()
+
+    @staticmethod
+    def _programs() -> Path:
+        return max(Path("/usr/lib/postgresql").glob("*/bin"), default=Path("/nonexistent"))
+
+    def start(self) -> None:
+        secret = self.log.with_name("postgres-password")
+        self._data.mkdir(mode=0o700)
+        secret.touch(mode=0o600)
+        secret.write_text(self.password)
+        if self._as_user:
+            self._data.parent.chmod(0o711)
+            for path in (self._data, secret):
+                shutil.chown(path, "postgres", "postgres")
+        initdb = [str(self._programs() / "initdb"), "-D", str(self._data), "-U", "postgres",
+                  "--auth=scram-sha-256", f"--pwfile={secret}", "--no-sync", "--encoding=UTF8",
+                  "--locale=C"]  # fmt: skip
+        subprocess.run([*self._as_user, *initdb], check=True, stdout=subprocess.DEVNULL, cwd="/")
+        super().start()
+        _wait_for(self.port)
+
+
+def family_times(pid: int) -> dict[int, float]:
+    """Return user + system time of a process and all under it, in seconds by process id."""
+    return {one: _ticks([one]) / TICKS_PER_S for one in _family(pid)}
+
+
+def cpu_s_since(before: dict[int, float], pid: int) -> float:
+    """Return what a family has used since `family_times`; of what ended since, nothing."""
+    return sum(used - before.get(one, 0.0) for one, used in family_times(pid).items())
+
+
+def _family(pid: int) -> list[int]:
+    found = [pid]
+    for one in found:
+        for path in Path(f"/proc/{one}/task").glob("*/children"):
+            with suppress(OSError):  # a thread that has ended
+                found += [int(word) for word in path.read_text().split()]
+    return found
+
+
+def _ticks(pids: list[int]) -> int:
+    ticks = 0
+    for pid in pids:
+        with suppress(OSError):  # it has ended
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks
 
 
 def on_cpus(cpus: list[int], command: list[str]) -> list[str]:

@@ -34,6 +34,7 @@ def main() -> None:
     """Build five times, then write and ask."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--pid", type=int, help="of the node")
     parser.add_argument("--flights", type=int)
     options = parser.parse_args()
     address = f"127.0.0.1:{options.port}"

@@ -4,7 +4,7 @@ set -eu
 cd "$(dirname "$0")/.."
 
 # Programs of Debian, and the package each is in; then what npm has, by the lock in tests/npm.
-programs='memcached memccapable memcslap node npm'
+programs='memcached memccapable memcslap node npm redis-server'
 packages=''
 for program in $programs; do
     command -v "$program" >/dev/null && continue
@@ -14,6 +14,8 @@ for program in $programs; do
         *) packages="$packages $program" ;;
     esac
 done
+ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || packages="$packages postgresql"
+[ -e /usr/share/java/postgresql.jar ] || packages="$packages libpostgresql-jdbc-java"
 if [ -n "$packages" ]; then
     if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
         echo "test tools: missing. As root on Debian: apt-get install$packages" >&2
@@ -32,4 +34,4 @@ if [ -z "$(find $installed -newer tests/npm/package-lock.json 2>/dev/null)" ]; t
     (cd tests/npm && npm ci --ignore-scripts)
     touch $installed
 fi
-echo "test tools: all there ($programs, tests/npm)"
+echo "test tools: all there ($programs, PostgreSQL, tests/npm)"
