@@ -12,7 +12,7 @@ PYTEST := $(PY) -m pytest $(ARGS)
 HASHED := --require-hashes --no-build-isolation
 
 RUN_SETS  := build core fast spark spark-source demo demo-source
-TEST_SETS := test delta
+TEST_SETS := test delta connect
 digest    = $(shell cat $(1) | sha256sum | cut -c1-16)
 lock_of   = $(foreach set,$(1),requirements/$(set).txt)
 BASE := $(VENV)/.stamps/base-$(call digest,$(call lock_of,$(RUN_SETS)))
@@ -30,7 +30,7 @@ WIDE_SUITES  := $(wildcard tests/crash tests/conformance tests/e2e)
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup accelerator lock format lint types unit quick test ci test-tools java demo \
-	bench conformance pipelines e2e crash soak soak-views simulate kills coverage docs reference wheel clean distclean
+	bench clusters conformance pipelines e2e crash soak soak-views simulate kills coverage docs reference wheel clean distclean
 
 help: ## list the targets
 	@echo 'Millstream. Targets (PYTHON=... chooses the interpreter, 3.11 or newer; ARGS=... goes to pytest):'
@@ -115,6 +115,10 @@ test: lint types accelerator java ## everything but the outside clients that are
 ci: export MILLSTREAM_FORBID_SKIPS = 1
 ci: test ## the same with every outside client, and slow Spark tests; a skipped test fails (some minutes more)
 	@$(PYTEST) -m slow tests/pipelines
+	@$(PYTEST) tests/clusters
+
+clusters: $(TEST) accelerator java ## Spark in processes of its own: Connect, local-cluster, master and workers
+	@$(PYTEST) tests/clusters
 
 conformance: $(TEST) accelerator ## real clients against a node
 	@$(PYTEST) $(WAITING) tests/conformance

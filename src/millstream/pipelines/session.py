@@ -22,6 +22,7 @@ from millstream.pipelines.spark_version import PYSPARK_MIN  # refuses an older P
 # isort: split
 from pyspark.sql import SparkSession
 
+from millstream.pipelines.classic import refusal
 from millstream.pipelines.java import use_java
 
 __all__ = ["PYSPARK_MIN", "STATE_SETTINGS", "local_session"]
@@ -92,14 +93,23 @@ def local_session(
 
     Raises:
         UnavailableError: `no_java`.
+        UsageError: `needs_classic_session`: the settings, or `SPARK_REMOTE`, name a server of
+            Spark Connect.
     """
+    given = settings or {}
+    if (
+        given.get("spark.master", "").startswith("sc://")
+        or "spark.remote" in given
+        or "SPARK_REMOTE" in os.environ
+    ):
+        raise refusal("local_session")
     use_java()
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     directory = work_dir or _temporary_directory()
     tasks = cores or len(os.sched_getaffinity(0))
     builder = SparkSession.Builder().appName(app_name)
     builder = builder.master(f"local[{tasks},{TASK_FAILURES_MAX}]")
-    is_local = (settings or {}).get("spark.master", "local").startswith("local")
+    is_local = given.get("spark.master", "local").startswith("local")
     chosen = {
         **_SETTINGS,
         **(_LOOPBACK if is_local else {}),
@@ -109,7 +119,7 @@ def local_session(
         **(
             {"spark.driver.extraJavaOptions": _logging_to(log_file, directory)} if log_file else {}
         ),
-        **(settings or {}),
+        **given,
     }
     for name, value in chosen.items():
         builder = builder.config(name, value)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 
 import pytest
 
+from millstream.errors import UsageError
 from millstream.pipelines import session
 
 
@@ -97,3 +98,17 @@ def test_the_log_goes_to_a_file_that_is_bounded(asked: dict[str, str], tmp_path:
     assert "%d{yyyy" in form
     assert "size = 10MB" in form
     assert (tmp_path / "run").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("settings", "env"),
+    [({"spark.master": "sc://far"}, ""), ({"spark.remote": "sc://far"}, ""), ({}, "sc://far")],
+)
+def test_a_server_of_spark_connect_is_refused(
+    asked: dict[str, str], monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], env: str
+) -> None:
+    if env:
+        monkeypatch.setenv("SPARK_REMOTE", env)
+    with pytest.raises(UsageError, match="over Spark Connect"):
+        session.local_session(settings=settings)
+    assert not asked

@@ -33,6 +33,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millstream.errors import MillstreamError, RoutingError, UnavailableError
+from millstream.pipelines.classic import require_classic
 from millstream.pipelines.index.mapping import MapSpec, TaskDone, run_task
 from millstream.pipelines.index.planning import PartPlan
 from millstream.pipelines.index.writer import ROWS_PER_COMMIT, Cycle, IndexWriter
@@ -151,7 +152,9 @@ class IndexPipeline:
                 `other_index`.
             UnavailableError, RoutingError: node or Spark failed for long, and nobody asked for a
                 stop; running again goes on.
+            UsageError: `needs_classic_session`.
         """
+        require_classic(spark, "the pipeline views")
         try:
             self._run(spark, once)
         except _AWAY:

@@ -20,6 +20,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from millstream.errors import MillstreamError, UnavailableError
+from millstream.pipelines.classic import require_classic
 from millstream.pipelines.lake.following import FollowedTable
 from millstream.pipelines.sinks.applying import apply_changes
 from millstream.pipelines.source import register
@@ -69,7 +70,9 @@ class TableQuery:
         Raises:
             MillstreamError: a batch failed; the next run begins with it again.
             UnavailableError: `query_failed`.
+            UsageError: `needs_classic_session`.
         """
+        require_classic(spark, "the pipeline lake")
         self._path.mkdir(parents=True, exist_ok=True)
         table = FollowedTable(self._path)
         format_name = f"millstream-{secrets.token_hex(8)}"

@@ -17,6 +17,7 @@ from typing import TypeVar
 from pyspark.sql import SparkSession
 
 from millstream.errors import MillstreamError
+from millstream.pipelines.classic import require_classic
 from millstream.pipelines.spark_version import PYSPARK_MIN
 
 __all__ = ["PYSPARK_MIN", "run_tasks", "spread_items"]
@@ -36,7 +37,11 @@ def run_tasks(
         spark: a classic session.
         function: importable, as are the items' types.
         items: (weight, item).
+
+    Raises:
+        UsageError: `needs_classic_session`.
     """
+    require_classic(spark, "backup, restore and verify")
     context = spark.sparkContext
     groups = spread_items(items, context.defaultParallelism)
     if not groups:

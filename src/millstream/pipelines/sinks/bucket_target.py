@@ -64,6 +64,7 @@ class BucketTarget:
     """
 
     def __init__(self, options: Mapping[str, str], name: str = "sink") -> None:
+        self._given = dict(options)
         self._options = parse_options(options)
         self._name = name
         self._client: Client = open_client(self._options)
@@ -75,6 +76,10 @@ class BucketTarget:
         self._kept: dict[int, Callable[[], AbstractSet[str]]] = {}
         """Partitions of which other keys are removed at the end of the batch."""
         self._loads_ended: set[int] = set()
+
+    def __reduce__(self) -> tuple[type[BucketTarget], tuple[dict[str, str], str]]:
+        """Connect anew, where Spark Connect brings it to."""
+        return type(self), (self._given, self._name)
 
     def close(self) -> None:
         """Close the connection."""

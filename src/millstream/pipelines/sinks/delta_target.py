@@ -69,6 +69,10 @@ class DeltaTarget(KeyedTable):
         self._began: dict[int, PartitionState] = {}
         self._table = self._opened()
 
+    def __reduce__(self) -> tuple[type[DeltaTarget], tuple[str, dict[str, str]]]:
+        """Open anew, where Spark Connect brings it to."""
+        return type(self), (self._path, self._options)
+
     def table(self) -> pa.Table:
         """Return the live rows as they are now."""
         self._refresh()

@@ -35,6 +35,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from millstream.errors import CorruptionError, UnavailableError
+from millstream.pipelines.classic import require_classic
 from millstream.pipelines.sinks.keyed_table import (
     TABLE_SCHEMA,
     VERSION_COLUMNS,
@@ -87,6 +88,10 @@ class ParquetTarget(KeyedTable):
         self._read_text, self._current = self._load()
         super().__init__()
 
+    def __reduce__(self) -> tuple[type[ParquetTarget], tuple[Path]]:
+        """Open anew, where Spark Connect brings it to."""
+        return type(self), (self._path,)
+
     # -- reading -----------------------------------------------------------------------------
 
     def files(self) -> list[Path]:
@@ -101,9 +106,14 @@ class ParquetTarget(KeyedTable):
         return found.filter(pa.compute.equal(found.column("op"), OP_PUT))
 
     def read(self, spark: SparkSession) -> DataFrame:
-        """Return the live rows as they are now."""
+        """Return the live rows as they are now.
+
+        Raises:
+            UsageError: `needs_classic_session`: the table is not on this machine.
+        """
         files = [str(file) for file in self.files()]
         if not files:
+            require_classic(spark, f"reading {self._path}, which this machine does not have,")
             return spark.createDataFrame(TABLE_SCHEMA.empty_table())
         return spark.read.parquet(*files).where(f"op = '{OP_PUT}'")
 

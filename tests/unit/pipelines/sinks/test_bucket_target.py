@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable, Iterator
 
 import pytest
@@ -267,3 +268,9 @@ def test_damaged_companions_are_an_error(bucket: FalseBucket, node: FalseNode) -
     bucket.documents["_millstream:sink:0"] = (b"\xc1", 0, 0, 0)
     with pytest.raises(CorruptionError, match="_millstream:sink:0"):
         sink_of(node).apply([false_row(0, 1, 1, 0, 0)])
+
+
+def test_pickled_it_connects_anew(bucket: FalseBucket, node: FalseNode) -> None:
+    target = pickle.loads(pickle.dumps(BucketTarget(OPTIONS)))
+    RepairingSink(target, FalseOrigin(node)).apply([false_row(0, 1, 1, 0, 0)])
+    assert documents(bucket).keys() == {"0"}

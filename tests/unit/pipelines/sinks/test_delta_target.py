@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from pathlib import Path
 
@@ -138,3 +139,9 @@ def test_without_the_package_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "deltalake", None)
     with pytest.raises(UsageError, match=r"pip install 'millstream\[delta\]'"):
         DeltaTarget(tmp_path)
+
+
+def test_pickled_it_is_opened_anew(tmp_path: Path, node: FalseNode) -> None:
+    target = pickle.loads(pickle.dumps(DeltaTarget(tmp_path)))
+    sink_of(target, node).apply([put(0, 1, 1, 1)], 0)
+    assert target.table().num_rows == 1

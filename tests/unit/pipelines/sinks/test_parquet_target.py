@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from keyed_double import FalseOrigin, false_row
-from millstream.errors import CorruptionError, UnavailableError
+from millstream.errors import CorruptionError, UnavailableError, UsageError
 from millstream.pipelines.sinks import parquet_target
 from millstream.pipelines.sinks.parquet_target import ParquetTarget
 from millstream.pipelines.sinks.repairing import KeyedTarget, RepairingSink, Row
@@ -129,3 +130,19 @@ def test_a_table_without_rows(tmp_path: Path) -> None:
     target = ParquetTarget(tmp_path)
     assert target.files() == []
     assert target.table().num_rows == 0
+
+
+def test_pickled_it_is_opened_where_it_comes_to(tmp_path: Path, node: FalseNode) -> None:
+    target = ParquetTarget(tmp_path / "table")
+    travelling = pickle.dumps(target)
+    (tmp_path / "table").rmdir()
+    sink_of(pickle.loads(travelling), node).apply([put(0, 1, 1, 1)])
+    assert target.table().num_rows == 1
+
+
+def test_over_spark_connect_a_table_elsewhere_is_not_taken_for_an_empty_one(
+    tmp_path: Path,
+) -> None:
+    session = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+    with pytest.raises(UsageError, match="which this machine does not have"):
+        ParquetTarget(tmp_path / "table").read(session)
