@@ -30,9 +30,13 @@ class FalseBucket:
         self.fail_after: int | None = None
         self.is_replicating = True
         self.deleted: list[str] = []
+        self.refreshed = 0
 
     def close(self) -> None:
         pass
+
+    def refresh_map(self) -> None:
+        self.refreshed += 1
 
     def crash(self) -> None:
         """Lose what is not durable, and begin a new history."""

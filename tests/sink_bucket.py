@@ -15,7 +15,7 @@ import msgspec
 from millstream.client.documents import FLAGS_JSON, Document, Stored
 from millstream.client.extensions import PartitionPosition
 from millstream.client.writes import Write
-from millstream.errors import ConditionError, MillstreamError, UsageError
+from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
 from millstream.model.partitions import PartitionState, partition_of
 
 
@@ -113,6 +113,16 @@ class SinkBucketDouble:
             return None
         return found
 
+    def break_at(self, effect: int, *, loses: bool = False, times: int = 1) -> None:
+        """Let the connection break before an effect; with `loses` the node dies, too."""
+
+        def broken() -> None:
+            if loses:
+                self.crash()
+            raise UnavailableError("the node is away", code="connection_closed")
+
+        self.before_effect = [lambda: None] * effect + [broken] * times
+
     # -- reading
 
     def partition_of(self, key: bytes) -> int:
@@ -151,6 +161,9 @@ class SinkBucketDouble:
         self._effect()
         found = {key: self._live(key) for key in keys}
         return {key: entry.cas for key, entry in found.items() if entry}
+
+    def refresh_map(self) -> None:
+        """The map is what it was."""
 
     # -- writing
 

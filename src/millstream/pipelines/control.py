@@ -3,7 +3,7 @@
 Invariants:
 1. The first connection of a query fails at once, with the reason. Later ones, and questions, are
    tried again for `RECONNECT_S`, so that a query outlives the restart of a node; executors and
-   sinks that ask the source use the same two functions.
+   sinks use the same functions. An error that was waited for says so, and is not waited for twice.
 2. Partitions that are moving between nodes are waited for, for as long, and asked for where they
    are by then. So is what a new history knows to be durable, which may be nothing at first.
 3. What the newest offset relies on is renewed while the query lives, however long a batch takes,
@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from millstream.client.extensions import DURABLE_MARK, LeaseHold, PartitionPosition
 from millstream.client.kv import Client, connect
@@ -35,12 +35,23 @@ from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog
 from millstream.pipelines.options import SourceOptions
 
-__all__ = ["LeaseKeeper", "NodeControl", "ask_again", "open_again", "open_client"]
+__all__ = ["LeaseKeeper", "NodeControl", "again", "ask_again", "open_again", "open_client"]
 
 RECONNECT_S: Final = 30.0
 RENEW_EVERY_S: Final = LEASE_SECONDS_DEFAULT / 3
 
 Answer = TypeVar("Answer")
+
+
+class Asked(Protocol):
+    """Whoever is asked; `client.kv.Client` is one."""
+
+    def refresh_map(self) -> None:
+        """Ask who serves what by now."""
+        ...
+
+
+SomeClient = TypeVar("SomeClient", bound=Asked)
 
 
 def open_client(options: SourceOptions) -> Client:
@@ -61,17 +72,11 @@ def open_again(options: SourceOptions) -> Client:
     Raises:
         UnavailableError, AccessError: as `millstream.connect`.
     """
-    backoff = Backoff(RECONNECT_S)
-    while True:
-        try:
-            return open_client(options)
-        except UnavailableError:
-            if not backoff.wait():
-                raise
+    return again(lambda: open_client(options))
 
 
 def ask_again(
-    client: Client, ask: Callable[[Client], Answer], *, may_move: bool = False
+    client: SomeClient, ask: Callable[[SomeClient], Answer], *, may_move: bool = False
 ) -> Answer:
     """Ask until there is an answer, for `RECONNECT_S`, by a new map each time.
 
@@ -86,21 +91,47 @@ def ask_again(
     Raises:
         UnavailableError, RoutingError: there is none.
     """
-    backoff = Backoff(RECONNECT_S)
+    return again(lambda: ask(client), lambda: _refresh_map(client), may_move=may_move)
+
+
+def again(
+    do: Callable[[], Answer],
+    between: Callable[[], None] = lambda: None,
+    *,
+    may_move: bool = False,
+) -> Answer:
+    """Do something until it is done, for `RECONNECT_S` from its first failure.
+
+    Args:
+        do: may be called several times.
+        between: called before each further time.
+        may_move: a lost lease is no final answer either.
+
+    Raises:
+        UnavailableError, RoutingError: the last failure; or the first one with `retry` never.
+    """
+    backoff: Backoff | None = None
+    failure: MillstreamError
     while True:
         try:
-            return ask(client)
-        except (UnavailableError, RoutingError):
-            if not backoff.wait():
+            return do()
+        except (UnavailableError, RoutingError) as error:
+            if error.retry == "never":
                 raise
+            failure = error
         except StreamError as error:
-            is_moving = may_move and len(client.cluster_map.nodes) > 1
-            if not is_moving or error.code != "lease_lost" or not backoff.wait():
+            if not may_move or error.code != "lease_lost":
                 raise
-        _refresh_map(client)
+            failure = error
+        backoff = backoff or Backoff(RECONNECT_S)
+        if not backoff.wait():
+            failure.args = (f"{failure} (tried again for {RECONNECT_S:g} s)",)
+            failure.retry = "never"
+            raise failure
+        between()
 
 
-def _refresh_map(client: Client) -> None:
+def _refresh_map(client: Asked) -> None:
     with suppress(UnavailableError):  # whoever is asked next says what is the matter
         client.refresh_map()
 
@@ -157,7 +188,9 @@ class NodeControl:
     def open_lease(self, partition_ids: Sequence[int]) -> Mapping[int, LeaseHold]:
         """Hold partitions as of their present high, or newest durable mark (the option says)."""
         ends = dict.fromkeys(partition_ids, self._newest)
-        return ask_again(self._client, lambda client: client.open_lease(ends), may_move=True)
+        return ask_again(
+            self._client, lambda client: client.open_lease(ends), may_move=not self._is_alone
+        )
 
     def open_whole_lease(self, partition_ids: Sequence[int]) -> Mapping[int, LeaseHold]:
         """Hold partitions (perhaps none) as `open_lease` does, all that have changes.

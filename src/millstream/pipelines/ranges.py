@@ -74,10 +74,12 @@ class RangeRead(NamedTuple):
         return Range(self.partition_id, position, self.end, self.lease_id)
 
     def as_of(self, lease: LeaseHold) -> RangeRead:
-        """Return the same range of another lease, up to its end."""
-        return self._replace(
-            end=lease.at, snap_end=lease.at, branch=lease.branch, lease_id=lease.lease_id
-        )
+        """Return the same range of another lease, up to its end.
+
+        One that ends before the range begins is for the node to judge, as any position.
+        """
+        end = max(self.begin, lease.at)
+        return self._replace(end=end, snap_end=end, branch=lease.branch, lease_id=lease.lease_id)
 
 
 class RangeSource(Protocol):

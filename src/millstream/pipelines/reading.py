@@ -109,6 +109,39 @@ class NodeRanges:
         wanted = dict.fromkeys(partition_ids, newest)
         return ask_again(self._connected(), lambda client: client.open_lease(wanted))
 
+    def open_lease_up_to(self, ends: Mapping[int, int]) -> Mapping[int, LeaseHold]:
+        """Hold partitions as `open_lease` does, up to a seqno at least, or all there still is.
+
+        A new history learns only by and by how much of what it has is durable.
+
+        Raises:
+            UnavailableError: `durable_unknown` for longer than `MOVED_S`.
+        """
+        backoff = Backoff(MOVED_S)
+        held: dict[int, LeaseHold] = {}
+        missing = list(ends)
+        while missing:
+            held.update(self.open_lease(missing))
+            missing = [p for p in missing if self._is_short(p, ends[p], held.get(p))]
+            if missing and not backoff.wait():
+                raise UnavailableError(
+                    f"the partitions {missing} of bucket {self._options.bucket!r} have a new "
+                    "history, of which is not known yet whether all that this read was planned "
+                    "with is durable: a majority of the copies has not said. Run it again when "
+                    "they can be reached, or read without durableOnly",
+                    code="durable_unknown",
+                )
+            for p in missing:
+                if p in held:
+                    self.release_lease(held.pop(p).lease_id, p)
+        return held
+
+    def _is_short(self, partition_id: int, end: int, hold: LeaseHold | None) -> bool:
+        if not self._options.is_durable_only or (hold is not None and hold.at >= end):
+            return False
+        _, high_seqno = self.failover_log(partition_id)
+        return (hold.at if hold else 0) < min(end, high_seqno)
+
     def renew_lease(self, lease_id: int, partition_ids: Sequence[int]) -> Mapping[int, LeaseHold]:
         """Extend a lease on partitions; return those still held."""
         return ask_again(
@@ -154,6 +187,8 @@ def pinned_batches(
     Raises:
         StreamError: `lease_lost`: the snapshot is gone.
         RollbackRequiredError: the place where the read was to begin is no longer in the history.
+        UnavailableError: `durable_unknown`: of durable changes, those that were planned cannot be
+            told from others since the partition has a new history.
     """
     source = NodeRanges(options, with_values=form.has_values, with_meta=form.has_meta)
     try:
@@ -180,10 +215,13 @@ def _held(
             "the DataFrame again",
             code="lease_lost",
         )
-    opened = source.open_lease(lost)
+    opened = source.open_lease_up_to(
+        {read.partition_id: read.end for read in reads if read.partition_id in lost}
+    )
     return [
         read.as_of(opened[read.partition_id]) if read.partition_id in opened else read
         for read in reads
+        if read.partition_id in opened or read.partition_id in held  # else nothing is there
     ]
 
 

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import pytest
 from pyspark.sql import types as t
 
 from millstream.client.bulk import Range
-from millstream.errors import StreamError, UnavailableError
+from millstream.client.extensions import DURABLE_MARK, LeaseHold
+from millstream.errors import RollbackRequiredError, StreamError, UnavailableError
 from millstream.model.position import Position
 from millstream.pipelines import control, reading
 from millstream.pipelines.options import SourceOptions
@@ -240,3 +241,78 @@ def test_a_range_without_a_lease_gets_one(node: FalseNode, form: RowForm) -> Non
     read = pinned(node)[0]
     found = rows(reading.pinned_batches(OPTIONS, form, [read._replace(lease_id=None)]))
     assert len(found) == 5
+
+
+class Promoted:
+    """Has a new history of both partitions, and learns by and by what of it is durable."""
+
+    def __init__(self, node: FalseNode, marks: list[int | None]) -> None:
+        self.node, self.marks = node, marks
+        self.held = 0
+        for part in node.partitions.values():
+            part.keep_copy()
+            part.promote_copy(part.high_seqno)
+
+    def open_lease(self, wanted: Mapping[int, int | None]) -> dict[int, LeaseHold]:
+        assert set(wanted.values()) == {DURABLE_MARK}
+        mark = self.marks.pop(0) if len(self.marks) > 1 else self.marks[0]
+        if mark is None:
+            return {}
+        self.held += len(wanted)
+        found = self.node.open_lease(list(wanted))
+        for p, hold in found.items():
+            self.node.partitions[p].leases[hold.lease_id][0] = mark
+        return {p: hold._replace(at=mark) for p, hold in found.items()}
+
+
+def promoted(
+    node: FalseNode, monkeypatch: pytest.MonkeyPatch, *marks: int | None
+) -> tuple[Promoted, list[RangeRead]]:
+    reads = pinned(node)
+    made = Promoted(node, list(marks))
+    client = FalseClient(node)
+    monkeypatch.setattr(client, "open_lease", made.open_lease)
+    monkeypatch.setattr(control, "open_client", lambda _: client)
+    return made, reads
+
+
+DURABLE = SourceOptions(hosts="h", bucket="b", is_durable_only=True)
+
+
+def test_a_read_of_durable_changes_is_not_short_after_a_promotion(
+    node: FalseNode, form: RowForm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, reads = promoted(node, monkeypatch, None, 2, 2, 5)
+    assert len(rows(reading.pinned_batches(DURABLE, form, reads))) == 10
+    leases = [lease for part in node.partitions.values() for lease in part.leases]
+    assert (made.held, len(leases)) == (6, 2)  # what was too short is given back
+
+
+def test_a_read_of_durable_changes_fails_if_they_stay_unknown(
+    node: FalseNode, form: RowForm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "MOVED_S", 0.0)
+    _, reads = promoted(node, monkeypatch, 2)
+    with pytest.raises(UnavailableError, match=r"partitions \[0, 1\] of bucket 'b'") as failed:
+        rows(reading.pinned_batches(DURABLE, form, reads))
+    assert failed.value.code == "durable_unknown"
+
+
+def test_a_read_of_durable_changes_takes_what_a_new_history_still_has(
+    node: FalseNode, form: RowForm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, reads = promoted(node, monkeypatch, 3)
+    for part in node.partitions.values():
+        part.changes = part.changes[:3]
+    assert len(rows(reading.pinned_batches(DURABLE, form, reads))) == 6
+
+
+def test_a_read_that_begins_beyond_what_there_still_is_must_roll_back(
+    node: FalseNode, form: RowForm
+) -> None:
+    log = node.partitions[0].failover_log
+    reads = [read._replace(begin=5, uuid=log[0].uuid) for read in pinned(node)[:1]]
+    node.partitions[0].fail_over(2)
+    with pytest.raises(RollbackRequiredError) as refused:
+        rows(reading.pinned_batches(OPTIONS, form, reads))
+    assert refused.value.seqno == 2

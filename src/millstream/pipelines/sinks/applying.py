@@ -10,7 +10,8 @@
 Invariants:
 1. The batch is read once. What it did is counted from the rows that were read, so that nobody has
    to read it again to count.
-2. A batch that fails can be given again: what it did so far does no harm.
+2. A batch that fails can be given again: what it did so far does no harm. It is, for
+   `control.RECONNECT_S`, while a node of the target is away.
 
 A batch is applied in the driver; `maxRowsPerBatch` bounds its memory.
 
@@ -23,6 +24,7 @@ from collections.abc import Mapping
 
 from pyspark.sql import DataFrame
 
+from millstream.pipelines.control import again
 from millstream.pipelines.options import parse_options
 from millstream.pipelines.sinks.change_rows import check_columns, rows_from
 from millstream.pipelines.sinks.origin import BucketOrigin
@@ -44,13 +46,15 @@ def apply_changes(
 
     Raises:
         UsageError: `bad_schema`, `other_checkpoint`; `bad_option`, `unknown_option`.
-        UnavailableError, AccessError: the target cannot be reached, or the source for longer than
-            30 seconds. The query ends; Spark gives the batch again when it is started again.
+        UnavailableError, RoutingError: target or source cannot be reached for longer than 30
+            seconds. The query ends; Spark gives the batch again when it is started again.
+        AccessError: target or source is gone, or its password was changed.
     """
     columns = check_columns(batch.columns)
     table = batch.select(*columns).toArrow()
     origin = BucketOrigin(parse_options(source))
     try:
-        return RepairingSink(target, origin).apply(rows_from(table), batch_id)
+        sink = RepairingSink(target, origin)
+        return again(lambda: sink.apply(rows_from(table), batch_id))
     finally:
         origin.close()

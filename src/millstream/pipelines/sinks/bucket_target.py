@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -76,6 +77,7 @@ class BucketTarget:
         self._kept: dict[int, Callable[[], AbstractSet[str]]] = {}
         """Partitions of which other keys are removed at the end of the batch."""
         self._loads_ended: set[int] = set()
+        self._is_unfinished = False
 
     def __reduce__(self) -> tuple[type[BucketTarget], tuple[dict[str, str], str]]:
         """Connect anew, where Spark Connect brings it to."""
@@ -89,6 +91,10 @@ class BucketTarget:
 
     def begin(self, partitions: Collection[int], partition_count: int) -> None:
         """Read the companions of these partitions."""
+        if self._is_unfinished:  # the batch before failed: partitions may be elsewhere by now
+            with suppress(UnavailableError):
+                self._client.refresh_map()
+        self._is_unfinished = True
         self._count = partition_count
         self._persistence = Persistence(self._client)
         # Companions that are found, and keys that a sweep does not find, count on all of them.
@@ -183,6 +189,7 @@ class BucketTarget:
         if unfinished:
             self._write_heads(self._states)
             self._wait()
+        self._is_unfinished = False
 
     # -- private -----------------------------------------------------------------------------
 

@@ -10,6 +10,8 @@ Invariants:
 2. A segment is told only when all its chunks are persisted on a majority of the copies.
 3. A chunk that was not written under its own name, or is damaged, is an error, never rows.
 4. What nobody removes expires after `STAGED_SECONDS`.
+5. A node that is away is waited for (`control.RECONNECT_S`): chunks that are not known to be
+   persisted, at most `CHUNKS_AT_ONCE`, are written again.
 
 Elsewhere: which segments count (`sinks.transaction`), why it is done so
 (docs/design/0016-spark-sinks.md).
@@ -18,7 +20,9 @@ Elsewhere: which segments count (`sinks.transaction`), why it is done so
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from hashlib import blake2b
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -28,6 +32,7 @@ from millstream.client.writes import Write
 from millstream.errors import CorruptionError, MillstreamError, UsageError
 from millstream.model.limits import VALUE_BYTES_MAX
 from millstream.model.partitions import text_of_key
+from millstream.pipelines.control import ask_again
 from millstream.pipelines.sinks.sink_options import SINK_PREFIX
 from millstream.pipelines.sinks.writing import SinkBucket
 
@@ -37,6 +42,8 @@ STAGED_SECONDS: Final = 7 * 24 * 3600
 """Life of staged rows: longest pause between a kill and the restart that finishes the batch."""
 CHUNK_BYTES: Final = 1024 * 1024
 CHUNK_ROWS_MAX: Final = 8_192
+CHUNKS_AT_ONCE: Final = 16
+"""Chunks that are written, and persisted, together."""
 ROW_BYTES_MAX: Final = VALUE_BYTES_MAX - 1024
 _DIGEST_BYTES: Final = 16
 _ROW_OVERHEAD_BYTES: Final = 40
@@ -84,10 +91,16 @@ def stage(bucket: SinkBucket, sink_id: str, name: str, writes: Iterable[Write]) 
             chunks, rows = chunks + 1, rows + len(group)
             yield Write(key, value, FLAGS_BINARY, 0, expiry=STAGED_SECONDS)
 
-    for _, result in bucket.write_each(documents(), durability="persisted"):
+    waiting = documents()
+    while group := list(islice(waiting, CHUNKS_AT_ONCE)):
+        ask_again(bucket, partial(_store, chunks=group))
+    return Segment(name, chunks, rows)
+
+
+def _store(bucket: SinkBucket, chunks: Iterable[Write]) -> None:
+    for _, result in bucket.write_each(chunks, durability="persisted"):
         if isinstance(result, MillstreamError):
             raise result
-    return Segment(name, chunks, rows)
 
 
 def rows_of_chunk(key: bytes, document: Document) -> list[Write]:

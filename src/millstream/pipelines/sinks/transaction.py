@@ -212,6 +212,7 @@ class TransactionalSink:
             f"{self._bucket.bucket!r} are gone: it took longer than they are kept, or somebody "
             "deleted them. Start the query again",
             code="staging_lost",
+            retry="never",
         )
 
     def _settle(self, header: Header, cas: int) -> None:
@@ -263,6 +264,7 @@ class TransactionalSink:
             f"others keep changing document {next(iter(todo))!r} while batch rows are applied; "
             "start the query again",
             code="busy",
+            retry="never",
         )
 
     def _write(self, rows: Iterable[Write]) -> dict[bytes, Write]:

@@ -21,12 +21,12 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from millstream.errors import UnavailableError
-from millstream.pipelines.control import open_client
+from millstream.errors import MillstreamError
+from millstream.pipelines.control import ask_again, open_again, open_client
 from millstream.pipelines.sinks.rows import RowRules
 from millstream.pipelines.sinks.sink_options import SinkOptions
 from millstream.pipelines.sinks.staging import Segment, stage
-from millstream.pipelines.sinks.transaction import TransactionalSink
+from millstream.pipelines.sinks.transaction import TransactionalSink, TransactionBucket
 
 __all__ = ["StagedMessage", "TransactionalStreamWriter"]
 
@@ -62,18 +62,20 @@ class TransactionalStreamWriter(DataSourceStreamArrowWriter):
         """Stage the rows of one task."""
         query_id, name = _named_by_spark()
         writes = (write for batch in iterator for write in self._rules.writes(batch))
-        with open_client(self._options.connection) as client:
+        with open_again(self._options.connection) as client:
             return StagedMessage(query_id, stage(client, self._options.sink_id, name, writes))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Make the rows of a batch part of the bucket."""
         staged = _staged(messages)
-        with open_client(self._options.connection) as client:
-            TransactionalSink(client, self._options.sink_id).commit(
-                batchId,
-                staged[0].query_id if staged else "",
-                [message.segment for message in staged],
-            )
+        query_id = staged[0].query_id if staged else ""
+        segments = [message.segment for message in staged]
+
+        def commit(client: TransactionBucket) -> None:
+            TransactionalSink(client, self._options.sink_id).commit(batchId, query_id, segments)
+
+        with open_again(self._options.connection) as client:
+            ask_again(client, commit)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Remove what was staged, unless it is committed."""
@@ -81,7 +83,7 @@ class TransactionalStreamWriter(DataSourceStreamArrowWriter):
         try:
             with open_client(self._options.connection) as client:
                 TransactionalSink(client, self._options.sink_id).abort(segments)
-        except UnavailableError as error:
+        except MillstreamError as error:  # the failure that led here is the one to be told
             sys.stderr.write(f"millstream sink: what was staged expires by itself: {error}\n")
 
 

@@ -30,12 +30,12 @@ from millstream.client.writes import Write
 from millstream.errors import UnavailableError
 from millstream.model.partitions import key_from_text
 from millstream.pipelines.batch_plan import plan_batch
-from millstream.pipelines.control import open_client
+from millstream.pipelines.control import ask_again, open_again, open_client
 from millstream.pipelines.reading import pinned_batches
 from millstream.pipelines.schema import RowForm
 from millstream.pipelines.sinks.rows import RowRules
 from millstream.pipelines.sinks.sink_options import SinkOptions
-from millstream.pipelines.sinks.writing import Written, write_all
+from millstream.pipelines.sinks.writing import SinkBucket, Written, write_all
 
 __all__ = ["BatchWriter", "TaskMessage", "UpsertStreamWriter"]
 
@@ -67,7 +67,8 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self._options = options
         self._rules = _rules_of(options, schema)
-        self._began = _places(options) if options.is_truncating else {}
+        with open_client(options.connection) as client:  # an address or a password that is wrong
+            self._began = _places(client) if options.is_truncating else {}
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
         """Write the rows of one task."""
@@ -121,7 +122,7 @@ def _rules_of(options: SinkOptions, schema: StructType) -> RowRules:
 
 def _write(options: SinkOptions, rules: RowRules, batches: Iterator[pa.RecordBatch]) -> Written:
     writes = (write for batch in batches for write in rules.writes(batch))
-    with open_client(options.connection) as client:
+    with open_again(options.connection) as client:
         return write_all(
             client,
             writes,
@@ -144,32 +145,29 @@ Places = dict[int, tuple[int, int]]
 """History and high seqno of each partition."""
 
 
-def _places(options: SinkOptions) -> Places:
-    with open_client(options.connection) as client:
-        found = {
-            place.partition_id: (place.uuid, place.high_seqno) for place in client.positions()
-        }
-        for partition_id in range(client.partition_count):
-            if partition_id not in found:
-                raise UnavailableError(
-                    f"no node serves partition {partition_id} of bucket {client.bucket!r} at "
-                    "present: what is in it cannot be replaced; run the job again later",
-                    code="not_my_partition",
-                )
+def _places(client: SinkBucket) -> Places:
+    found = {place.partition_id: (place.uuid, place.high_seqno) for place in client.positions()}
+    for partition_id in range(client.partition_count):
+        if partition_id not in found:
+            raise UnavailableError(
+                f"no node serves partition {partition_id} of bucket {client.bucket!r} at "
+                "present: what is in it cannot be replaced; run the job again later",
+                code="not_my_partition",
+            )
     return found
 
 
 def _delete_older(options: SinkOptions, began: Places) -> Written:
     """Delete the documents that nobody wrote since the job began."""
-    for partition_id, (uuid, _) in _places(options).items():
-        if uuid != began[partition_id][0]:
-            raise UnavailableError(
-                f"partition {partition_id} of bucket {options.connection.bucket!r} began a new "
-                "history while the job ran: nothing was deleted, but the new rows may lack some; "
-                "run the job again",
-                code="history_lost",
-            )
-    with open_client(options.connection) as client:
+    with open_again(options.connection) as client:
+        for partition_id, (uuid, _) in ask_again(client, _places).items():
+            if uuid != began[partition_id][0]:
+                raise UnavailableError(
+                    f"partition {partition_id} of bucket {options.connection.bucket!r} began a "
+                    "new history while the job ran: nothing was deleted, but the new rows may "
+                    "lack some; run the job again",
+                    code="history_lost",
+                )
         return write_all(client, _deletions(options, began), skips_conflicts=True)
 
 

@@ -6,6 +6,9 @@ Invariants:
 2. Nothing fails without saying how much was written before; what was written stays.
 3. A task that is repeated finds its own documents: what is there already with the very content
    that was to be written is no conflict.
+4. A node that is away is waited for (`control.RECONNECT_S`). What a task wrote is kept, at most
+   `HELD_BYTES_MAX` and a slice, until it is persisted, and written again where a partition began a
+   new history.
 
 Elsewhere: rows into writes (`sinks.rows`), Spark's side (`sinks.writers`).
 """
@@ -20,8 +23,9 @@ from millstream.client.documents import Document, Durability, Key, Stored
 from millstream.client.extensions import PartitionPosition
 from millstream.client.routing import Backoff
 from millstream.client.writes import Write
-from millstream.errors import ConditionError, MillstreamError, UnavailableError
+from millstream.errors import ConditionError, MillstreamError, RoutingError, UnavailableError
 from millstream.model.partitions import text_of_key
+from millstream.pipelines.control import ask_again
 
 __all__ = ["Persistence", "SinkBucket", "Written", "write_all"]
 
@@ -29,6 +33,8 @@ SLICE_ROWS: Final = 8_192
 """Rows that are written before conflicts among them are looked at."""
 SLICE_BYTES: Final = 16 * 1024 * 1024
 """About as many bytes of keys and values, one row more at most."""
+HELD_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Keys and values a task has written before it waits until they are persisted."""
 REFUSALS_SHOWN: Final = 5
 PERSIST_S: Final = 60.0
 """Longest wait for a majority of the copies to persist what a task wrote."""
@@ -40,6 +46,11 @@ class SinkBucket(Protocol):
     @property
     def bucket(self) -> str:
         """Its name."""
+        ...
+
+    @property
+    def partition_count(self) -> int:
+        """Number of its partitions."""
         ...
 
     def partition_of(self, key: Key) -> int:
@@ -58,6 +69,10 @@ class SinkBucket(Protocol):
 
     def positions(self, partition_ids: Sequence[int] | None = None) -> list[PartitionPosition]:
         """Return where partitions stand."""
+        ...
+
+    def refresh_map(self) -> None:
+        """Ask who serves what by now."""
         ...
 
 
@@ -102,26 +117,81 @@ def write_all(
         ConditionError: `conflict`.
         UnavailableError: something could not be written or persisted; the task may be repeated.
     """
-    persistence = Persistence(bucket)
-    done = Written()
+    task = _Task(bucket, durability, skips_conflicts=skips_conflicts)
     try:
         for rows in _slices(writes):
-            refused = []
-            for write, result in bucket.write_each(rows, durability=durability):
-                if isinstance(result, MillstreamError):
-                    refused.append((write, result))
-                else:
-                    persistence.touched.add(result.partition_id)
-                    done += _DELETED if write.value is None else _WRITTEN
-            left_alone, found = _left_alone(bucket, refused, fails=not skips_conflicts)
-            persistence.touched.update(bucket.partition_of(write.key) for write in found)
-            done += left_alone
-        persistence.wait()
+            task.add(rows)
+        task.settle()
     except MillstreamError as error:
-        message = f"{error} [bucket {bucket.bucket!r}: this task has {done}; that stays]"
+        message = f"{error} [bucket {bucket.bucket!r}: this task has {task.done}; that stays]"
         error.args = (message,)
         raise
-    return done
+    return task.done
+
+
+class _Task:
+    """What a task has written, and what of it is not known to be persisted (invariant 4)."""
+
+    def __init__(
+        self, bucket: SinkBucket, durability: Durability, *, skips_conflicts: bool
+    ) -> None:
+        self._bucket = bucket
+        self._durability = durability
+        self._skips_conflicts = skips_conflicts
+        self._persistence: Persistence | None = None
+        self._is_lost = False
+        self._held: list[tuple[list[Write], Written]] = []
+        self._held_bytes = 0
+        self._settled = Written()
+        self._begun = Written()
+        """What was done of the rows that are being written."""
+
+    @property
+    def done(self) -> Written:
+        """What was done so far."""
+        return sum((done for _, done in self._held), self._settled + self._begun)
+
+    def add(self, rows: list[Write]) -> None:
+        """Write rows."""
+        done = ask_again(self._bucket, lambda _: self._write(rows))
+        self._held.append((rows, done))
+        self._begun = Written()
+        self._held_bytes += sum(map(_size_of, rows))
+        if self._held_bytes >= HELD_BYTES_MAX:
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait until all is persisted; write again what a new history may lack."""
+        ask_again(self._bucket, lambda _: self._persist())
+        self._settled, self._held, self._held_bytes = self.done, [], 0
+
+    def _persist(self) -> None:
+        if self._is_lost:
+            self._persistence = None
+            self._held = [(rows, self._write(rows)) for rows, _ in self._held]
+            self._is_lost, self._begun = False, Written()
+        try:
+            if self._persistence is not None:
+                self._persistence.wait()
+        except UnavailableError as error:
+            self._is_lost = error.code == "history_lost"
+            raise
+
+    def _write(self, rows: list[Write]) -> Written:
+        """Write rows; what is done already of an earlier time is found as it is wanted."""
+        if self._persistence is None:
+            self._persistence = Persistence(self._bucket)
+        self._begun = Written()
+        refused = []
+        for write, result in self._bucket.write_each(rows, durability=self._durability):
+            if isinstance(result, MillstreamError):
+                refused.append((write, result))
+            else:
+                self._persistence.touched.add(result.partition_id)
+                self._begun += _DELETED if write.value is None else _WRITTEN
+        left_alone, found = _left_alone(self._bucket, refused, fails=not self._skips_conflicts)
+        self._persistence.touched.update(self._bucket.partition_of(write.key) for write in found)
+        return self._begun + left_alone
 
 
 class Persistence:
@@ -160,6 +230,7 @@ class Persistence:
                     f"bucket {self._bucket.bucket!r} did not persist in time what was written: is "
                     "a disk full or slow, or a majority of the copies away?",
                     code="timeout",
+                    retry="never",
                 )
             waiting = self._checked([found.partition_id for found in waiting])
 
@@ -190,11 +261,15 @@ def _slices(writes: Iterable[Write]) -> Iterator[list[Write]]:
     size = 0
     for write in writes:
         rows.append(write)
-        size += len(write.key) + len(write.value or b"")
+        size += _size_of(write)
         if len(rows) == SLICE_ROWS or size >= SLICE_BYTES:
             yield rows
             rows, size = [], 0
     yield rows
+
+
+def _size_of(write: Write) -> int:
+    return len(write.key) + len(write.value or b"")
 
 
 def _left_alone(
@@ -207,6 +282,8 @@ def _left_alone(
     """
     others = [pair for pair in refused if not _is_conflict(*pair)]
     if others:
+        # What no repetition mends is told, not what one may.
+        others.sort(key=lambda pair: isinstance(pair[1], (UnavailableError, RoutingError)))
         raise _refusal(others, others[0][1].code)
     found = bucket.get_many(write.key for write, _ in refused) if refused else {}
     conflicts = [pair for pair in refused if not _is_as_wanted(pair[0], found.get(pair[0].key))]

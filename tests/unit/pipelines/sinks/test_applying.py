@@ -4,10 +4,13 @@ from typing import Any
 
 import pytest
 
+from bucket_double import FalseBucket
 from keyed_double import DictTarget, FalseOrigin
-from millstream.errors import UsageError
-from millstream.pipelines.sinks import applying
+from millstream.errors import UnavailableError, UsageError
+from millstream.pipelines import control
+from millstream.pipelines.sinks import applying, bucket_target
 from millstream.pipelines.sinks.applying import apply_changes
+from millstream.pipelines.sinks.bucket_target import BucketTarget
 from millstream.pipelines.sinks.change_rows import table_of
 from millstream.pipelines.sinks.repairing import Applied, Row
 from node_double import FalseNode
@@ -64,3 +67,41 @@ def test_nothing_is_asked_for_a_frame_of_other_columns() -> None:
         apply_changes(frame, 0, DictTarget(), {"bucket": "b"})
     with pytest.raises(UsageError, match="unknown option"):
         apply_changes(Frame([]), 0, DictTarget(), {"bucket": "b", "path": "x"})  # type: ignore[arg-type]
+
+
+def test_a_target_that_is_away_is_given_the_batch_again(
+    source: Origin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = FalseBucket()
+    monkeypatch.setattr(bucket_target, "open_client", lambda _: bucket)
+    monkeypatch.setattr(bucket_target, "live_keys", bucket.live_keys)
+    target = BucketTarget({"bucket": "copy"})
+    frame: Any = Frame([Row("put", 0, 1, n, f"k{n}", value=b"1") for n in range(1, 4)])
+    for number, fail_after in enumerate(range(8)):
+        bucket.fail_after = fail_after
+        bucket.deleted.clear()
+        assert apply_changes(frame, number, target, {"bucket": "b"}) == Applied(puts=3)
+        assert {"k1", "k2", "k3"} <= bucket.durable.keys()
+        bucket.crash()
+    assert bucket.refreshed >= 4
+    monkeypatch.setattr(control, "RECONNECT_S", 0.0)
+    bucket.fail_after = 2
+    with pytest.raises(UnavailableError, match=r"told to \(tried again for 0 s\)"):
+        apply_changes(frame, 9, target, {"bucket": "b"})
+    assert apply_changes(frame, 9, target, {"bucket": "b"}) == Applied(puts=3)
+
+
+def test_what_was_waited_for_is_not_waited_for_twice(
+    source: Origin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def away(_: Any) -> Any:
+        asked.append(1)
+        raise UnavailableError("the source is away", retry="never")
+
+    monkeypatch.setattr(source, "positions", away)
+    frame: Any = Frame([Row("put", 0, 1, 1, "a", value=b"1")])
+    with pytest.raises(UnavailableError, match="the source is away"):
+        apply_changes(frame, 0, DictTarget(), {"bucket": "b"})
+    assert len(asked) == 1

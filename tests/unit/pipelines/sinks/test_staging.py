@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from millstream.client.writes import Write
 from millstream.errors import CorruptionError, UnavailableError, UsageError
+from millstream.pipelines import control
 from millstream.pipelines.sinks import staging
 from millstream.pipelines.sinks.staging import (
     STAGED_SECONDS,
@@ -75,7 +76,22 @@ def test_only_a_chunk_of_this_name_has_rows() -> None:
     assert failed.value.code == "bad_chunk"
 
 
-def test_what_cannot_be_staged_is_refused() -> None:
+def test_a_node_that_is_away_while_rows_are_staged_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(staging, "CHUNK_ROWS_MAX", 1)
+    monkeypatch.setattr(staging, "CHUNKS_AT_ONCE", 2)
+    rows = [Write(b"k%d" % n, b"1") for n in range(5)]
+    for effect in range(5):
+        bucket = SinkBucketDouble()
+        bucket.break_at(effect, loses=True, times=2)
+        segment = stage(bucket, "s", "0.0.0.t", iter(rows))
+        bucket.crash()
+        assert [row for chunk in read(bucket, segment) for row in chunk] == rows
+
+
+def test_what_cannot_be_staged_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "RECONNECT_S", 0.0)
     bucket = SinkBucketDouble()
     with pytest.raises(UsageError, match="row 'long': a transactional sink takes"):
         stage(bucket, "s", "n", [Write(b"long", bytes(staging.ROW_BYTES_MAX))])

@@ -26,6 +26,7 @@ SCHEMA = StructType().add("key", StringType()).add("value", StringType())
 def bucket(monkeypatch: pytest.MonkeyPatch) -> SinkBucketDouble:
     found = SinkBucketDouble()
     monkeypatch.setattr(transactional, "open_client", lambda options: found)
+    monkeypatch.setattr(transactional, "open_again", lambda options: found)
     return found
 
 
@@ -110,6 +111,20 @@ def test_what_is_wrong_is_refused_while_it_is_staged(bucket: SinkBucketDouble) -
         writer().write(rows(a="{"))
     with pytest.raises(UsageError, match="columns key and value"):
         writer(StructType().add("n", StringType()))
+
+
+def test_a_node_that_is_away_while_a_batch_is_committed_is_waited_for(
+    bucket: SinkBucketDouble,
+) -> None:
+    """Whatever the commit was doing then; the node comes back without what was not persisted."""
+    for number, effect in enumerate(range(0, 24, 2)):
+        messages = [writer().write(rows(a=str(number), **{f"k{number}": "1"}))]
+        bucket.break_at(effect, loses=True, times=2)
+        writer().commit(messages, number)
+        bucket.before_effect = []
+        bucket.crash()
+        expected = {b"a": b"%d" % number} | {b"k%d" % n: b"1" for n in range(number + 1)}
+        assert bucket.own_documents() == expected
 
 
 def test_an_abort_that_reaches_no_node_is_no_failure(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from millstream.client.documents import FLAGS_BINARY
 from millstream.client.writes import Write
 from millstream.errors import ConditionError, UnavailableError, UsageError
+from millstream.pipelines import control
 from millstream.pipelines.sinks import writing
 from millstream.pipelines.sinks.writing import Persistence, Written, write_all
 from sink_bucket import Killed, SinkBucketDouble
@@ -47,18 +48,75 @@ def test_what_is_not_persisted_in_time_is_no_success(
     assert failed.value.code == "timeout"
 
 
-@pytest.mark.parametrize("at", range(1, 4))
-def test_a_new_history_during_the_task_is_no_success(bucket: SinkBucketDouble, at: int) -> None:
-    """Also of a deletion that found nothing: what it found may come back."""
-    write_all(bucket, puts("a"))
-    bucket.is_flushing = False
-    write_all_of = [Write(b"a", None), Write(b"a", None)]
-    for _ in bucket.write_each([Write(b"a", None)]):
-        pass
-    bucket.before_effect = [lambda: None] * at + [bucket.crash]
-    with pytest.raises(UnavailableError, match="new history") as failed:
-        write_all(bucket, write_all_of)
-    assert failed.value.code == "history_lost"
+CHANGES = [
+    *puts("a", "b", "c"), *puts("a", value=b"2"), Write(b"old", None), Write(b"gone", None),
+    *puts("d"), Write(b"d", None),
+]  # fmt: skip
+INSERTS = puts("a", "b", "c", "d", "a", is_insert=True)
+
+
+@pytest.mark.parametrize("changes", [CHANGES, INSERTS])
+@pytest.mark.parametrize("loses", [False, True])
+def test_a_node_that_is_away_meanwhile_is_waited_for(
+    changes: list[Write], loses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it was doing then, also if it comes back without what it acknowledged."""
+    monkeypatch.setattr(writing, "SLICE_ROWS", 3)
+    clean = SinkBucketDouble()
+    write_all(clean, puts("old"))
+    write_all(clean, changes)
+    effect = 0
+    while True:
+        bucket = SinkBucketDouble()
+        write_all(bucket, puts("old"))
+        bucket.break_at(effect, loses=loses, times=1 + effect % 2)
+        done = write_all(bucket, changes)
+        if bucket.before_effect:
+            break
+        assert (done.written + done.deleted, done.skipped) == (len(changes), 0)
+        bucket.crash()
+        assert bucket.documents() == clean.documents()
+        effect += 1
+    assert effect >= len(changes)
+
+
+def test_a_history_lost_again_while_it_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "SLICE_ROWS", 1)
+    for second in range(12):
+        bucket = SinkBucketDouble()
+        bucket.break_at(5, loses=True)
+        again: list[Callable[[], None]] = [lambda: None] * second
+        broken = bucket.before_effect[-1]
+        bucket.before_effect += [*again, broken]
+        write_all(bucket, puts("a", "b", "c", "d"))
+        bucket.crash()
+        assert bucket.documents().keys() == {b"a", b"b", b"c", b"d"}
+
+
+def test_a_node_that_stays_away_is_told_with_what_was_written(
+    bucket: SinkBucketDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "RECONNECT_S", 0.0)
+    bucket.break_at(3, times=99)
+    with pytest.raises(UnavailableError, match=r"away \(tried again for 0 s\) .* 2 written"):
+        write_all(bucket, puts("a", "b", "c"))
+
+
+def test_what_is_kept_to_be_written_again_is_bounded(
+    bucket: SinkBucketDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "SLICE_ROWS", 1)
+    monkeypatch.setattr(writing, "HELD_BYTES_MAX", 4)
+    held: list[int] = []
+    write = writing._Task._write
+
+    def counted(task: writing._Task, rows: list[Write]) -> Written:
+        held.append(len(task._held))
+        return write(task, rows)
+
+    monkeypatch.setattr(writing._Task, "_write", counted)
+    assert write_all(bucket, puts("a", "b", "c", "d", "e")) == Written(written=5)
+    assert held == [0, 1, 0, 1, 0, 1]  # the last slice is empty
 
 
 def test_inserts_of_what_exists_fail_or_are_skipped(bucket: SinkBucketDouble) -> None:
@@ -110,14 +168,22 @@ def test_other_content_of_the_same_bytes_is_a_conflict(bucket: SinkBucketDouble)
         write_all(bucket, puts("a", is_insert=True))
 
 
-def test_refusals_are_named_with_what_was_written(bucket: SinkBucketDouble) -> None:
+def test_refusals_are_named_with_what_was_written(
+    bucket: SinkBucketDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "RECONNECT_S", 0.0)
     bucket.refusals = {
         b"k%d" % n: UnavailableError(f"full {n}", code="no_memory") for n in range(7)
     }
     with pytest.raises(UnavailableError, match="'k0': full 0, 'k1': full 1") as failed:
         write_all(bucket, puts("a", *(f"k{n}" for n in range(7))))
     assert failed.value.code == "no_memory"
-    assert "'k4': full 4, and 2 more [bucket 'b': this task has 1 written" in str(failed.value)
+    assert "'k4': full 4, and 2 more (tried again for 0 s) [bucket 'b': this task has 1 wr" in str(
+        failed.value
+    )
+    bucket.refusals[b"k3"] = UsageError("too large", code="too_large")
+    with pytest.raises(UsageError, match=r"^not written: 'k3': too large, 'k0': full 0"):
+        write_all(bucket, puts("a", *(f"k{n}" for n in range(7))))
 
 
 def test_a_bad_row_says_what_was_written_before(
