@@ -7,6 +7,7 @@ chain together again. It may be torn: what was read of some partitions is thrown
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from threading import Event
 from typing import Any, NamedTuple
 
 from millstream.client.bulk import Range
@@ -40,6 +41,12 @@ class FalseSpark:
     """Runs what a session would, in this process."""
 
     defaultParallelism = 2
+
+    def __init__(self) -> None:
+        self.is_cancelled = Event()
+
+    def cancelAllJobs(self) -> None:
+        self.is_cancelled.set()
 
     @property
     def sparkContext(self) -> FalseSpark:

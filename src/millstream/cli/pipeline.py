@@ -19,9 +19,11 @@ from rich.table import Table
 
 from millstream.cli import pipeline_backup, pipeline_lake, pipeline_offsets, pipeline_views
 from millstream.cli.connect import JsonOption
+from millstream.cli.pipeline_run import print_json
 from millstream.errors import UsageError
 from millstream.pipelines.runs import (
     RunProgress,
+    RunRecord,
     list_runs,
     read_progress,
     read_run,
@@ -48,16 +50,21 @@ def list_pipelines(json: JsonOption = False) -> None:
     """Show the pipelines known on this machine."""
     records = list_runs()
     if json:
-        _print_json([msgspec.to_builtins(record) for record in records])
+        print_json([msgspec.to_builtins(record) for record in records])
         return
-    table = Table("name", "state", "bucket", "node", "pid", "batches", "rows", "rows/s", "lag")
+    table = Table("name", "state", "bucket", "node", "directory", "rows", "rows/s", "lag")
     for record in records:
         done = read_progress(record.name)
-        state = "running" if record.is_running else "failed" if done.error else "stopped"
-        pid = str(record.pid) if record.is_running else ""
-        figures = [done.batch_count, done.row_count, round(done.rows_per_s)]
-        told = [f"{figure:,}" for figure in [*figures, sum(done.lag.values())]]
-        table.add_row(record.name, state, record.bucket, record.address, pid, *told)
+        figures = [done.row_count, round(done.rows_per_s), sum(done.lag.values())]
+        told = [f"{figure:,}" for figure in figures]
+        table.add_row(
+            record.name,
+            _state(record, done),
+            record.bucket,
+            record.address,
+            record.checkpoint,
+            *told,
+        )
     Console().print(table)
 
 
@@ -68,9 +75,10 @@ def status(name: NameArgument, json: JsonOption = False) -> None:
     shown: dict[str, Any] = {
         "name": name,
         "kind": record.kind,
-        "state": "running" if record.is_running else "stopped",
+        "state": _state(record, done),
         "pid": record.pid if record.is_running else None,
         "bucket": record.bucket,
+        "node": record.address,
         "checkpoint": record.checkpoint,
         "started": record.started,
         "updated": done.updated,
@@ -83,12 +91,16 @@ def status(name: NameArgument, json: JsonOption = False) -> None:
         **done.figures,
     }
     if json:
-        _print_json(shown)
+        print_json(shown)
         return
     table = Table(show_header=False)
     for member, value in (shown | _in_words(done)).items():
         table.add_row(member, f"{value:,}" if isinstance(value, int) else str(value))
     Console().print(table)
+
+
+def _state(record: RunRecord, done: RunProgress) -> str:
+    return "running" if record.is_running else "failed" if done.error else "stopped"
 
 
 def _in_words(done: RunProgress) -> dict[str, str]:
@@ -116,7 +128,3 @@ def java_home() -> None:
     from millstream.pipelines.java import find_java_home
 
     sys.stdout.write(f"{find_java_home()}\n")
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")

@@ -10,7 +10,6 @@ Elsewhere: the work (`pipelines.lake`), the other pipelines (`cli.pipeline`).
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
 
 from millstream.cli.connect import (
     CONNECT_DEFAULT,
@@ -30,30 +28,31 @@ from millstream.cli.connect import (
     PasswordFileOption,
     TlsCaOption,
     UserOption,
-    tls_of,
-    who_of,
 )
 from millstream.cli.designs import database_of
-from millstream.errors import ConditionError, CorruptionError, MillstreamError
-from millstream.pipelines.runs import ProgressWriter, RunRecord, lock_run
+from millstream.cli.pipeline_run import (
+    MEMORY_DEFAULT,
+    MasterOption,
+    MemoryOption,
+    Run,
+    check_node,
+    print_json,
+    recorded,
+    source_options,
+    spark_session,
+)
+from millstream.errors import ConditionError, CorruptionError
 
 if TYPE_CHECKING:
     from millstream.client.databases import Database
     from millstream.pipelines.lake.comparing import Compared
     from millstream.pipelines.lake.manifest import Manifest
-    from millstream.pipelines.options import SourceOptions
+    from millstream.pipelines.lake.tasks import Watch, Wave
 
 __all__ = ["add_to"]
 
 DirectoryArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the backup.")]
 ToOption = Annotated[Path, typer.Option("--to", metavar="DIR", help="Directory of the backup.")]
-MasterOption = Annotated[
-    str | None,
-    typer.Option("--master", help="Spark master; default local with all processors."),
-]
-MemoryOption = Annotated[
-    str, typer.Option("--driver-memory", help="Heap of the Java process, such as 2g.")
-]
 ManifestOption = Annotated[
     int | None, typer.Option("--manifest", metavar="ID", help="Which one; default the newest.")
 ]
@@ -63,6 +62,9 @@ PrefixOption = Annotated[
 OverwriteOption = Annotated[
     bool, typer.Option("--overwrite", help="Replace documents that are there, newer ones too.")
 ]
+_AGAIN = "it has no manifest and does not count, what was there is as it was; run it again"
+_REST = "what it has written stays; run it again for the rest"
+
 IncrementalOption = Annotated[
     bool,
     typer.Option("--incremental", help="Read only what changed since the newest backup in DIR."),
@@ -82,7 +84,7 @@ def run_backup(
     to: ToOption,
     incremental: IncrementalOption = False,
     master: MasterOption = None,
-    driver_memory: MemoryOption = "1g",
+    driver_memory: MemoryOption = MEMORY_DEFAULT,
     address: ConnectOption = CONNECT_DEFAULT,
     user: UserOption = None,
     password_file: PasswordFileOption = None,
@@ -95,26 +97,35 @@ def run_backup(
     from millstream.pipelines.lake.backup import back_up
     from millstream.pipelines.lake.directory import BackupDirectory
 
-    with _recorded("backup", bucket, address, to) as progress, _spark(master, driver_memory) as s:
+    to = to.absolute()
+    with (
+        recorded("backup", bucket, checkpoint=to, subject=str(to), address=address) as run,
+        _watched(run, _AGAIN, master, driver_memory) as (spark, watch),
+    ):
         started = time.monotonic()
-        made = back_up(s, options, BackupDirectory(to.absolute()), is_incremental=incremental)
-        progress.batch(made.id, made.row_count, time.monotonic() - started)
+        made = back_up(
+            spark, options, BackupDirectory(to), is_incremental=incremental, watch=watch
+        )
     _tell(made, time.monotonic() - started, as_json=json)
 
 
 def run_compact(
     directory: DirectoryArgument,
     master: MasterOption = None,
-    driver_memory: MemoryOption = "1g",
+    driver_memory: MemoryOption = MEMORY_DEFAULT,
     json: JsonOption = False,
 ) -> None:
     """Write the newest backup of a directory as a full one; needs no node."""
     from millstream.pipelines.lake.backup import compact
     from millstream.pipelines.lake.directory import BackupDirectory
 
-    with _spark(master, driver_memory) as spark:
+    at = directory.absolute()
+    with (
+        recorded("compact", checkpoint=at, subject=str(at), name=at.name) as run,
+        _watched(run, _AGAIN, master, driver_memory) as (spark, watch),
+    ):
         started = time.monotonic()
-        made = compact(spark, BackupDirectory(directory.absolute()))
+        made = compact(spark, BackupDirectory(at), watch=watch)
     _tell(made, time.monotonic() - started, as_json=json)
 
 
@@ -125,7 +136,7 @@ def run_restore(
     key_prefix: PrefixOption = "",
     overwrite: OverwriteOption = False,
     master: MasterOption = None,
-    driver_memory: MemoryOption = "1g",
+    driver_memory: MemoryOption = MEMORY_DEFAULT,
     address: ConnectOption = CONNECT_DEFAULT,
     user: UserOption = None,
     password_file: PasswordFileOption = None,
@@ -138,13 +149,14 @@ def run_restore(
     from millstream.pipelines.lake.directory import BackupDirectory
     from millstream.pipelines.lake.restore import restore
 
-    backup = BackupDirectory(directory.absolute())
-    with _recorded("restore", bucket, address, directory) as progress:
-        started = time.monotonic()
-        with _spark(master, driver_memory) as spark:
+    at = directory.absolute()
+    with recorded(
+        "restore", bucket, checkpoint=at, subject=f"{at} to {address}", address=address
+    ) as run:
+        with _watched(run, _REST, master, driver_memory) as (spark, watch):
             done = restore(
-                spark, options, backup, manifest=manifest, key_prefix=key_prefix,
-                overwrites=overwrite,
+                spark, options, BackupDirectory(at), manifest=manifest, key_prefix=key_prefix,
+                overwrites=overwrite, watch=watch,
             )  # fmt: skip
         designs = 0
         for key, body in done.designs.items():
@@ -152,7 +164,6 @@ def run_restore(
                 bucket, key, address=address, user=user, password_file=password_file, tls_ca=tls_ca
             )
             designs += _put_design(database, key, body, overwrite=overwrite)
-        progress.batch(done.manifest, done.written, time.monotonic() - started)
     kept = done.kept + len(done.designs) - designs
     if json:
         print_json(
@@ -185,7 +196,7 @@ def verify(
     ] = None,
     manifest: ManifestOption = None,
     master: MasterOption = None,
-    driver_memory: MemoryOption = "1g",
+    driver_memory: MemoryOption = MEMORY_DEFAULT,
     address: ConnectOption = CONNECT_DEFAULT,
     user: UserOption = None,
     password_file: PasswordFileOption = None,
@@ -200,12 +211,16 @@ def verify(
     from millstream.pipelines.lake.directory import BackupDirectory
     from millstream.pipelines.lake.verify import verify_bucket, verify_files
 
-    backup = BackupDirectory(directory.absolute())
-    with _spark(master, driver_memory) as spark:
-        file_count, problems = verify_files(spark, backup)
+    at = directory.absolute()
+    backup = BackupDirectory(at)
+    with recorded(
+        "verify", bucket or "", checkpoint=at, subject=f"{at} with {address if bucket else ''}",
+        address=address if bucket else "", name=at.name,
+    ) as run, _watched(run, "run it again", master, driver_memory) as (spark, watch):  # fmt: skip
+        file_count, problems = verify_files(spark, backup, watch=watch)
         found = None
         if options is not None and not problems:
-            found = verify_bucket(spark, options, backup, manifest=manifest)
+            found = verify_bucket(spark, options, backup, manifest=manifest, watch=watch)
     shown: dict[str, Any] = {"files": file_count, "problems": problems}
     if found is not None:
         shown |= {"bucket": bucket, **found._asdict()}
@@ -239,62 +254,19 @@ def _compared_lines(found: Compared | None, bucket: str | None) -> Iterator[str]
         )
 
 
-def source_options(
-    bucket: str,
-    address: str,
-    user: str | None,
-    password_file: Path | None,
-    tls_ca: Path | None,
-) -> SourceOptions:
-    """Return what executors connect with.
-
-    Raises:
-        UsageError: an option is wrong.
-    """
-    from millstream.pipelines.options import SourceOptions
-
-    who = who_of(user, password_file)
-    tls_of(tls_ca)  # says what is wrong with it
-    return SourceOptions(
-        hosts=address, bucket=bucket, user=who.user, password=who.password if who.user else None,
-        tls_authority=tls_ca.read_text() if tls_ca else "",
-    )  # fmt: skip
-
-
-def check_node(options: SourceOptions) -> None:
-    """Connect once, since Spark takes its time to start; raises as `millstream.connect`."""
-    from millstream.pipelines.control import open_client
-
-    open_client(options).close()
-
-
 @contextmanager
-def _recorded(kind: str, bucket: str, address: str, to: Path) -> Iterator[ProgressWriter]:
-    """Keep the record of a run, and what it failed with."""
-    record = RunRecord(
-        name=f"{kind}-{bucket}", kind=kind, bucket=bucket, address=address,
-        checkpoint=str(to.absolute()), pid=os.getpid(), started=time.time_ns() // 10**9,
-    )  # fmt: skip
-    with lock_run(record):
-        progress = ProgressWriter(record.name)
-        try:
-            yield progress
-        except MillstreamError as error:
-            progress.failed(error)
-            raise
+def _watched(
+    run: Run, advice: str, master: str | None, memory: str
+) -> Iterator[tuple[Any, Watch]]:
+    """Start Spark for a run whose waves are told, and which can be stopped."""
+    from millstream.pipelines.lake.tasks import Watch
 
+    def tell(wave: Wave) -> None:
+        run.progress.batch(wave.number, wave.rows, wave.seconds, lag=wave.left)
 
-@contextmanager
-def _spark(master: str | None, memory: str) -> Iterator[Any]:
-    from millstream.pipelines.session import local_session
-
-    settings = {"spark.master": master} if master else {}
-    with Console(stderr=True).status("starting Spark"):
-        session = local_session("millstream backup", driver_memory=memory, settings=settings)
-    try:
-        yield session
-    finally:
-        session.stop()
+    watch = Watch(tell, advice=advice)
+    with spark_session(run, watch.stop, master=master, memory=memory) as spark:
+        yield spark, watch
 
 
 def _tell(made: Manifest, seconds: float, *, as_json: bool) -> None:
@@ -317,8 +289,3 @@ def _tell(made: Manifest, seconds: float, *, as_json: bool) -> None:
                 f"{shown['full']} to be copied whole"
             )
     sys.stdout.write(f"{said}\n")
-
-
-def print_json(value: Any) -> None:
-    """Print a value on a line of its own."""
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")

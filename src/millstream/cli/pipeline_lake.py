@@ -8,12 +8,8 @@ Elsewhere: table and log (`pipelines.lake.following`), the other pipelines (`cli
 
 from __future__ import annotations
 
-import os
-import signal
-import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -26,18 +22,22 @@ from millstream.cli.connect import (
     TlsCaOption,
     UserOption,
 )
-from millstream.cli.pipeline_backup import MasterOption, MemoryOption, check_node, source_options
-from millstream.errors import MillstreamError
-from millstream.pipelines.runs import ProgressWriter, RunRecord, lock_run
+from millstream.cli.pipeline_run import (
+    MEMORY_DEFAULT,
+    MasterOption,
+    MemoryOption,
+    OnceOption,
+    check_node,
+    file_options,
+    recorded,
+    source_options,
+    spark_session,
+)
 
 __all__ = ["add_to"]
 
 TableOption = Annotated[
     Path, typer.Option("--to", metavar="DIR", help="Directory of table, log and checkpoint.")
-]
-OnceOption = Annotated[
-    bool,
-    typer.Option("--once/--follow", help="Stop at the present end of the stream, or follow it."),
 ]
 RowsOption = Annotated[
     int | None,
@@ -56,7 +56,7 @@ def run_lake(
     once: OnceOption = False,
     rows_per_batch: RowsOption = None,
     master: MasterOption = None,
-    driver_memory: MemoryOption = "1g",
+    driver_memory: MemoryOption = MEMORY_DEFAULT,
     address: ConnectOption = CONNECT_DEFAULT,
     user: UserOption = None,
     password_file: PasswordFileOption = None,
@@ -65,43 +65,17 @@ def run_lake(
     """Keep a Parquet table equal to a bucket, and a log of its changes beside it."""
     check_node(source_options(bucket, address, user, password_file, tls_ca))
     from millstream.pipelines.lake.table_query import ROWS_PER_BATCH, TableQuery
-    from millstream.pipelines.session import local_session
 
-    files = {"passwordFile": password_file, "tlsCa": tls_ca}
+    to = to.absolute()
     source = {"hosts": address, "bucket": bucket} | ({"user": user} if user else {})
-    source |= {name: str(path.absolute()) for name, path in files.items() if path}
-    console = Console(stderr=True)
-    record = RunRecord(
-        name=f"lake-{bucket}", kind="lake", bucket=bucket, address=address,
-        checkpoint=str(to.absolute() / "checkpoint"), pid=os.getpid(),
-        started=time.time_ns() // 10**9,
-    )  # fmt: skip
-    with lock_run(record):
-        progress = ProgressWriter(record.name)
-
-        def told(report: Mapping[str, Any] | None) -> None:
-            progress.query(report)
-
+    source |= file_options(password_file, tls_ca)
+    with recorded(
+        "lake", bucket, checkpoint=to / "checkpoint", subject=str(to), address=address
+    ) as run:
         query = TableQuery(
-            source, to.absolute(), rows_per_batch=rows_per_batch or ROWS_PER_BATCH,
-            on_progress=told,
+            source, to, rows_per_batch=rows_per_batch or ROWS_PER_BATCH,
+            on_progress=run.progress.query,
         )  # fmt: skip
-
-        def stop(*_: object) -> None:
-            query.is_stopping = True
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, stop)
-        settings = {"spark.master": master} if master else {}
-        with console.status("starting Spark"):
-            spark = local_session(
-                "millstream lake", driver_memory=driver_memory, settings=settings
-            )
-        try:
-            console.print(f"keeping {to}/table equal to {bucket}", highlight=False)
+        with spark_session(run, query.stop, master=master, memory=driver_memory) as spark:
+            Console(stderr=True).print(f"keeping {to}/table equal to {bucket}", highlight=False)
             query.run(spark, once=once)
-        except MillstreamError as error:
-            progress.failed(error)
-            raise
-        finally:
-            spark.stop()

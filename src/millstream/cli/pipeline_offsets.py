@@ -34,7 +34,7 @@ from millstream.cli.connect import (
     TlsCaOption,
     UserOption,
 )
-from millstream.cli.pipeline_backup import source_options
+from millstream.cli.pipeline_run import source_options
 from millstream.errors import ConditionError, UsageError
 from millstream.pipelines.runs import list_runs, lock_run, read_run
 

@@ -10,17 +10,13 @@ Elsewhere: the work (`pipelines.index`), the other pipelines (`cli.pipeline`).
 from __future__ import annotations
 
 import os
-import signal
-import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 from rich.console import Console
 
@@ -33,12 +29,22 @@ from millstream.cli.connect import (
     TlsCaOption,
     UserOption,
 )
-from millstream.cli.pipeline_backup import MasterOption, MemoryOption, source_options
-from millstream.errors import MillstreamError
-from millstream.pipelines.runs import ProgressWriter, RunRecord, lock_run, state_directory
+from millstream.cli.pipeline_run import (
+    MEMORY_DEFAULT,
+    MasterOption,
+    MemoryOption,
+    OnceOption,
+    Run,
+    file_options,
+    print_json,
+    recorded,
+    source_options,
+    spark_session,
+)
 
 if TYPE_CHECKING:
     from millstream.pipelines.index.on_spark import CycleReport, IndexPipeline
+    from millstream.pipelines.runs import ProgressWriter
 
 __all__ = ["add_to"]
 
@@ -54,10 +60,6 @@ DdocOption = Annotated[
 CheckpointOption = Annotated[
     Path | None,
     typer.Option("--checkpoint", metavar="DIR", help="Where Spark's offsets are kept."),
-]
-OnceOption = Annotated[
-    bool,
-    typer.Option("--once/--follow", help="Stop when the views have all there is, or go on."),
 ]
 LoopOption = Annotated[
     bool,
@@ -96,7 +98,7 @@ def run_views(
     python_module: ModuleOption = None,
     rows_per_commit: RowsOption = None,
     tasks: TasksOption = None,
-    driver_memory: MemoryOption = "1g",
+    driver_memory: MemoryOption = MEMORY_DEFAULT,
     address: ConnectOption = CONNECT_DEFAULT,
     user: UserOption = None,
     password_file: PasswordFileOption = None,
@@ -114,85 +116,60 @@ def run_views(
     specs = find_specs(source, ddoc or (), modules)
     from millstream.pipelines.index.on_spark import IndexPipeline
 
-    given = {"passwordFile": password_file, "tlsCa": tls_ca}
-    options = {name: str(path.absolute()) for name, path in given.items() if path}
+    options = file_options(password_file, tls_ca)
     console = Console(stderr=True)
     with ExitStack() as stack:
         pipelines: list[IndexPipeline] = []
-        writers: list[ProgressWriter] = []
+        runs: list[Run] = []
         for spec in specs:
-            name = f"views-{bucket}-{spec.address.design}"
-            directory = (checkpoint or state_directory() / name).absolute()
-            directory /= f"{spec.address.design}-{spec.bucket_uuid[:8]}-{spec.signature[:12]}"
-            record = RunRecord(
-                name=name, kind="views", bucket=bucket, ddoc=spec.address.design,
-                address=address, checkpoint=str(directory), pid=os.getpid(),
-                started=time.time_ns() // 10**9,
+            design = spec.address.design
+            leaf = f"{design}-{spec.bucket_uuid[:8]}-{spec.signature[:12]}"
+            directory = (checkpoint.absolute() / leaf) if checkpoint else Path(leaf)
+            run = recorded(
+                "views", bucket, checkpoint=directory, subject=address, address=address,
+                ddoc=design, name=f"{bucket}-{design}",
             )  # fmt: skip
-            stack.enter_context(lock_run(record))
-            writers.append(ProgressWriter(name))
+            runs.append(stack.enter_context(run))
             pipelines.append(
                 IndexPipeline(
                     spec,
-                    directory,
+                    Path(runs[-1].record.checkpoint),
                     task_count=tasks or len(os.sched_getaffinity(0)),
                     rows_max=rows_max,
                     source_options=options,
                     is_loop=loop,
-                    on_cycle=partial(_tell, console, writers[-1], as_json=json),
+                    on_cycle=partial(_tell, console, runs[-1].progress, as_json=json),
                 )
             )
-        try:
-            first = f"views-{bucket}-{specs[0].address.design}"
-            log_file = state_directory() / first / "spark.log"
-            _run(
-                pipelines, console, files, log_file,
-                master=master, memory=driver_memory, once=once,
-            )  # fmt: skip
-        except MillstreamError as error:
-            for progress in writers:
-                progress.failed(error)
-            raise
+
+        def stop() -> None:
+            for pipeline in pipelines:
+                pipeline.is_stopping = True
+
+        with spark_session(runs[0], stop, master=master, memory=driver_memory) as spark:
+            for file in files:
+                spark.sparkContext.addPyFile(str(file))
+            _run(spark, pipelines, console, stop, once=once)
 
 
 def _run(
+    spark: Any,
     pipelines: Sequence[IndexPipeline],
     console: Console,
-    files: Sequence[Path],
-    log_file: Path,
+    stop: Callable[[], None],
     *,
-    master: str | None,
-    memory: str,
     once: bool,
 ) -> None:
-    from millstream.pipelines.session import local_session
-
-    def stop(*_: object) -> None:
-        for pipeline in pipelines:
-            pipeline.is_stopping = True
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
-    settings = {"spark.master": master} if master else {}
-    with console.status("starting Spark"):
-        spark = local_session(
-            "millstream views", driver_memory=memory, log_file=log_file, settings=settings
-        )
-    console.print(f"Spark's own log: {log_file}", highlight=False)
-    try:
-        for file in files:
-            spark.sparkContext.addPyFile(str(file))
-        for pipeline in pipelines:
-            console.print(f"keeping the views of design document {pipeline.design}")
-        with ThreadPoolExecutor(len(pipelines)) as pool:
-            runs = [pool.submit(pipeline.run, spark, once=once) for pipeline in pipelines]
-            wait(runs, return_when=FIRST_EXCEPTION)
-            if any(run.done() and run.exception() for run in runs):
-                stop()
-        for run in runs:
-            run.result()
-    finally:
-        spark.stop()
+    """Run pipelines side by side; the first that fails ends all."""
+    for pipeline in pipelines:
+        console.print(f"keeping the views of design document {pipeline.design}")
+    with ThreadPoolExecutor(len(pipelines)) as pool:
+        runs = [pool.submit(pipeline.run, spark, once=once) for pipeline in pipelines]
+        wait(runs, return_when=FIRST_EXCEPTION)
+        if any(run.done() and run.exception() for run in runs):
+            stop()
+    for run in runs:
+        run.result()
 
 
 def _tell(
@@ -201,9 +178,7 @@ def _tell(
     figures = {"index_rows": sum(report.rows), "commit": report.commit}
     progress.batch(report.commit, report.changes, report.seconds, lag=report.lag, figures=figures)
     if as_json:
-        # One write per line: two design documents may report at the same moment.
-        sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
-        sys.stdout.flush()
+        print_json(report)  # one write: two design documents may report at the same moment
         return
     kind = "first build" if report.is_first else f"commit {report.commit}"
     left = f", [yellow]{report.left_out} partitions left out[/]" if report.left_out else ""

@@ -3,7 +3,7 @@
 One directory per pipeline name below the state directory holds `run.json`, a lock that the
 running process keeps, and `progress.json`, what it did last. Every kind of pipeline runs so:
 
-    with lock_run(record):
+    with begin_run(wanted) as record:
         progress = ProgressWriter(record.name)
         ... each time Spark has ended a batch: progress.query(query.lastProgress)
         ... or, without a streaming query: progress.batch(batch_id, rows, seconds, lag=...)
@@ -12,7 +12,8 @@ running process keeps, and `progress.json`, what it did last. Every kind of pipe
 Invariants:
 1. A pipeline runs iff its lock is held: no process id is trusted without it.
 2. Two runs of one pipeline never share a checkpoint: the second is refused.
-3. Progress is replaced whole, and nothing relies on it: a pipeline whose progress cannot be
+3. A run keeps its name, and no two pipelines have one, whatever nodes and directories they have.
+4. Progress is replaced whole, and nothing relies on it: a pipeline whose progress cannot be
    written goes on.
 
 The state directory is `MILLSTREAM_STATE`, else `XDG_STATE_HOME/millstream`, else
@@ -21,13 +22,13 @@ The state directory is `MILLSTREAM_STATE`, else `XDG_STATE_HOME/millstream`, els
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,12 +36,14 @@ import msgspec
 
 from millstream.errors import ConditionError, MillstreamError, UnavailableError
 from millstream.pipelines.offsets import lag_between, offset_from_json
+from millstream.runtime.process import FileLock
 
 __all__ = [
     "Batch",
     "ProgressWriter",
     "RunProgress",
     "RunRecord",
+    "begin_run",
     "lag_of_report",
     "list_runs",
     "lock_run",
@@ -52,13 +55,25 @@ __all__ = [
 
 BATCHES_KEPT_MAX: Final = 20
 ERROR_CHARS_MAX: Final = 2_000
+RUNS_MAX: Final = 1_000
+"""Names of runs that would have the same one."""
+NAMING_S: Final = 10.0
+"""How long a run waits while others find their names."""
+LOOKING_S: Final = 0.5
+"""Longer than it takes others to look whether a run has its lock."""
 _RECORD: Final = "run.json"
 _LOCK: Final = "run.lock"
+_NAMES: Final = "names.lock"
+_UNSAFE: Final = re.compile(r"[^\w.-]")
 _PROGRESS: Final = "progress.json"
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a pipeline; `started` in Unix seconds."""
+    """What is known of a pipeline; `started` in Unix seconds.
+
+    `subject`: what tells it from others of its kind and bucket: the directory that it writes, the
+    node that it asks. `checkpoint`: the directory that goes on existing when it ends.
+    """
 
     name: str
     kind: str
@@ -68,7 +83,20 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str
     pid: int
     started: int
+    subject: str = ""
     is_running: bool = False
+
+    def is_same(self, other: RunRecord) -> bool:
+        """Whether both are runs of one pipeline, which has one name."""
+        return all(
+            getattr(self, member) == getattr(other, member)
+            for member in ("kind", "bucket", "ddoc", "subject")
+        )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, and has left nothing to go on with."""
+        return not self.is_running and not Path(self.checkpoint).exists()
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
@@ -195,6 +223,45 @@ def state_directory() -> Path:
     return Path(root) / "millstream" / "pipelines"
 
 
+class _RunLock(FileLock):
+    """The right to run a pipeline, or to give names."""
+
+    def refusal(self, path: Path, holder: str) -> ConditionError:
+        """Return `already_running`."""
+        name = path.parent.name
+        return ConditionError(
+            f"pipeline {name} runs already (millstream pipeline stop {name})",
+            code="already_running",
+        )
+
+
+@contextmanager
+def begin_run(wanted: RunRecord) -> Iterator[RunRecord]:
+    """Record a run under a name of its own, and hold its lock; yields the record.
+
+    The name is the one it had before; else the wanted one, or with `-2`, `-3` behind it: the first
+    that no other run has. A name is free again when its run has ended and its directory is gone.
+
+    Args:
+        wanted: `name` as it should be; a `checkpoint` that is relative is below the run's own
+            directory.
+
+    Raises:
+        ConditionError: `already_running`.
+        UnavailableError: `bad_state_directory`.
+    """
+    root = state_directory()
+    with ExitStack() as stack:
+        with _writable(), ExitStack() as naming:
+            root.mkdir(parents=True, exist_ok=True)
+            naming.enter_context(_RunLock(root / _NAMES, patience_s=NAMING_S))
+            name = _own_name(wanted)
+            checkpoint = str(root / name / wanted.checkpoint)
+            record = msgspec.structs.replace(wanted, name=name, checkpoint=checkpoint)
+            stack.enter_context(lock_run(record))
+        yield record
+
+
 @contextmanager
 def lock_run(record: RunRecord) -> Iterator[None]:
     """Record a run, and hold its lock while the block runs.
@@ -204,9 +271,18 @@ def lock_run(record: RunRecord) -> Iterator[None]:
         UnavailableError: `bad_state_directory`.
     """
     directory = state_directory() / record.name
+    with ExitStack() as stack:
+        with _writable():
+            directory.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(_RunLock(directory / _LOCK, patience_s=LOOKING_S))
+            (directory / _RECORD).write_bytes(msgspec.json.encode(record))
+        yield
+
+
+@contextmanager
+def _writable() -> Iterator[None]:
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = (directory / _LOCK).open("a")
+        yield
     except OSError as error:
         raise UnavailableError(
             f"cannot write {error.filename}: {error.strerror}; set MILLSTREAM_STATE to another "
@@ -214,16 +290,15 @@ def lock_run(record: RunRecord) -> Iterator[None]:
             code="bad_state_directory",
             retry="never",
         ) from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConditionError(
-                f"pipeline {record.name} runs already (millstream pipeline stop {record.name})",
-                code="already_running",
-            ) from error
-        (directory / _RECORD).write_bytes(msgspec.json.encode(record))
-        yield
+
+
+def _own_name(wanted: RunRecord) -> str:
+    base = _UNSAFE.sub("_", wanted.name)
+    names = [base, *(f"{base}-{number}" for number in range(2, RUNS_MAX + 1))]
+    known = {record.name: record for record in list_runs()}
+    mine = [name for name in names if name in known and known[name].is_same(wanted)]
+    free = (name for name in names if name not in known or known[name].is_over)
+    return mine[0] if mine else next(free, base)
 
 
 def list_runs() -> list[RunRecord]:
@@ -260,9 +335,8 @@ def stop_run(name: str) -> bool:
 
 
 def _is_locked(path: Path) -> bool:
-    with path.open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+    try:
+        _RunLock(path, patience_s=0).release()
+    except ConditionError:
+        return True
     return False

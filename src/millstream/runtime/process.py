@@ -20,9 +20,9 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
-from millstream.errors import UnavailableError
+from millstream.errors import MillstreamError, UnavailableError
 
 __all__ = [
     "DirectoryLock", "FileLock", "calm_collector", "die_with_parent", "end_in_words",
@@ -63,7 +63,7 @@ class FileLock:
         patience_s: how long to wait for a predecessor that is just ending.
 
     Raises:
-        UnavailableError: as `refusal` says.
+        MillstreamError: as `refusal` says.
         OSError: the file cannot be opened.
     """
 
@@ -79,7 +79,13 @@ class FileLock:
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
-    def refusal(self, path: Path, holder: str) -> UnavailableError:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def refusal(self, path: Path, holder: str) -> MillstreamError:
         """Return the error of who comes second; `holder` is the process that has the right."""
         raise AssertionError("each kind of lock says its own")
 

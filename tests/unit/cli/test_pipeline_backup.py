@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from millstream.pipelines.lake import verify as lake_verify
 from millstream.pipelines.lake.comparing import Compared
 from millstream.pipelines.lake.manifest import DataFile, Manifest, Part
 from millstream.pipelines.lake.restore import Restored
-from millstream.pipelines.runs import read_progress
+from millstream.pipelines.lake.tasks import Watch
+from millstream.pipelines.runs import list_runs, read_progress, read_run
 
 MADE = Manifest(
     id=3, parent=2, created="", bucket="b", bucket_uuid="b0", partition_count=1,
@@ -61,7 +64,10 @@ def test_backup_hands_its_options_on_and_says_what_was_made(
 ) -> None:
     calls: list[Any] = []
 
-    def back_up(spark: Any, options: Any, directory: Any, **more: Any) -> Manifest:
+    def back_up(
+        spark: Any, options: Any, directory: Any, *, watch: Watch, **more: Any
+    ) -> Manifest:
+        watch.tell(5, 0.5, {1: 7})
         calls.append((options.bucket, options.hosts, directory.path, more))
         return MADE
 
@@ -75,7 +81,9 @@ def test_backup_hands_its_options_on_and_says_what_was_made(
     assert calls == [
         ("b", "h:1", tmp_path / "d", {"is_incremental": flag}) for flag in (False, True)
     ]
-    assert read_progress("backup-b").row_count == 5
+    told = read_progress("backup-b")
+    assert (told.row_count, told.lag) == (5, {"1": 7})
+    assert read_run("backup-b").checkpoint == str(tmp_path / "d")
     assert reachable
 
 
@@ -91,6 +99,20 @@ def test_a_failed_backup_is_recorded(
     assert read_progress("backup-b").error == "no lease holds"
 
 
+def test_a_backup_that_is_stopped_says_what_to_do(
+    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reachable: list[Any]
+) -> None:
+    def back_up(*_: Any, watch: Watch, **__: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        watch.check()
+
+    monkeypatch.setattr(backup, "back_up", back_up)
+    code, out, err = call("pipeline", "run", "backup", "b", "--to", str(tmp_path / "d"))
+    assert (code, out) == (1, b"")
+    assert "does not count, what was there is as it was; run it again" in " ".join(err.split())
+    assert "does not count" in read_progress("backup-b").error
+
+
 def test_an_unreachable_node_is_told_before_spark_starts(call: Any, tmp_path: Path) -> None:
     words = ["pipeline", "run", "backup", "b", "--to", str(tmp_path / "d")]
     code, _, err = call(*words, "--connect", "127.0.0.1:1")
@@ -102,8 +124,9 @@ def test_compact_needs_a_backup(
 ) -> None:
     code, _, err = call("pipeline", "run", "compact", str(tmp_path))
     assert (code, "no backup in" in err) == (2, True)
-    monkeypatch.setattr(backup, "compact", lambda *_: MADE)
+    monkeypatch.setattr(backup, "compact", lambda *_, **__: MADE)
     assert call("pipeline", "run", "compact", str(tmp_path)).out.startswith(b"manifest 3")
+    assert [run.kind for run in list_runs()] == ["compact"]
 
 
 class FalseDatabase:
@@ -125,7 +148,9 @@ def test_restore_writes_design_documents_where_they_are_checked(
     calls: list[Any] = []
     designs = {"_design/there": b'{"new":1}', "_design/d": b"{}"}
 
-    def restored(spark: Any, options: Any, directory: Any, **more: Any) -> Restored:
+    def restored(
+        spark: Any, options: Any, directory: Any, *, watch: Watch, **more: Any
+    ) -> Restored:
         calls.append((options.bucket, directory.path, more))
         return Restored(3, 1200, 1, designs)
 
@@ -150,7 +175,7 @@ def test_verify_ends_with_an_error_where_something_is_wrong(
 ) -> None:
     found = [Compared(equal=7, changed=2, incomparable=1)]
     problems: list[str] = []
-    monkeypatch.setattr(lake_verify, "verify_files", lambda *_: (4, problems))
+    monkeypatch.setattr(lake_verify, "verify_files", lambda *_, **__: (4, problems))
     monkeypatch.setattr(lake_verify, "verify_bucket", lambda *_, **__: found[0])
     words = ["pipeline", "verify", str(tmp_path)]
     assert call(*words).out == b"4 files checked\n"

@@ -23,7 +23,6 @@ def no_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MILLSTREAM_STATE", str(tmp_path / "state"))
     monkeypatch.setattr(session, "local_session", lambda *_, **__: FalseSession())
     monkeypatch.setattr(pipeline_lake, "check_node", lambda _: None)
-    monkeypatch.setattr(pipeline_lake.signal, "signal", lambda *_: None)
 
 
 def test_run_lake_hands_its_options_on(

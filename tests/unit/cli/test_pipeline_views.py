@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from millstream.cli import pipeline_views
 from millstream.errors import ConditionError
 from millstream.pipelines import session
 from millstream.pipelines.index import setup
@@ -24,7 +23,6 @@ REPORT = CycleReport("d", 7, 0.5, 20, 4, 0, [3, 4], is_first=False, lag={0: 1})
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MILLSTREAM_STATE", str(tmp_path))
-    monkeypatch.setattr(pipeline_views.signal, "signal", lambda *_: None)
 
 
 @pytest.fixture
@@ -57,6 +55,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             made.append("stopped")
 
     def run(self: IndexPipeline, spark: Any, *, once: bool) -> None:
+        assert self.checkpoint.is_absolute()
         made.append((self.design, self.rows_max, self.is_loop, once, self.source_options))
         self.on_cycle(REPORT)
 

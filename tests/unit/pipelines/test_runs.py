@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import contextmanager
 
 import pytest
+from msgspec import structs
 
 from millstream.errors import ConditionError, UnavailableError
 from millstream.pipelines import runs
@@ -16,6 +18,7 @@ from millstream.pipelines.runs import (
     Batch,
     ProgressWriter,
     RunRecord,
+    begin_run,
     list_runs,
     lock_run,
     read_progress,
@@ -50,6 +53,42 @@ def test_a_second_run_is_refused():
     assert caught.value.code == "already_running"
     with lock_run(record()):
         pass
+
+
+@contextmanager
+def begun(subject, **changed):
+    with begin_run(structs.replace(record("lake-b"), subject=subject, **changed)) as held:
+        yield held
+
+
+def test_pipelines_of_one_bucket_have_names_of_their_own(tmp_path):
+    """A lake beside another one, at another node, of another bucket that is called so."""
+    (tmp_path / "kept").mkdir()
+    kept = {"checkpoint": str(tmp_path / "kept")}
+    with begun("/x", **kept) as first, begun("/y", **kept) as second:
+        assert (first.name, second.name) == ("lake-b", "lake-b-2")
+        assert [run.name for run in list_runs() if run.is_running] == ["lake-b", "lake-b-2"]
+        with pytest.raises(ConditionError, match="stop lake-b-2"), begun("/y", **kept):
+            pass
+        with begun("/x", kind="other") as third:
+            assert third.name == "lake-b-3"
+    for subject, name in (("/y", "lake-b-2"), ("/x", "lake-b"), ("/z", "lake-b-3")):
+        with begun(subject, **kept) as again:
+            assert again.name == name
+
+
+def test_a_name_is_free_when_nothing_is_left_of_its_run(tmp_path):
+    gone = {"checkpoint": str(tmp_path / "gone")}
+    with begun("/x", **gone), begun("/y", **gone) as second:
+        assert second.name == "lake-b-2"
+    with begun("/z", **gone) as other, begun("/y", **gone) as mine:
+        assert (other.name, mine.name) == ("lake-b", "lake-b-2")
+
+
+def test_a_name_is_that_of_a_directory(tmp_path):
+    with begin_run(structs.replace(record("views-b-x/y z"), checkpoint="leaf")) as held:
+        assert held.name == "views-b-x_y_z"
+        assert held.checkpoint == str(tmp_path / "pipelines" / held.name / "leaf")
 
 
 def test_stopping_signals_only_what_runs(monkeypatch):

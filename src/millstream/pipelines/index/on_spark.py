@@ -28,11 +28,12 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
-from pyspark.errors import PySparkException, StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millstream.errors import MillstreamError, RoutingError, UnavailableError
+from millstream.pipelines.batch_edge import BatchGate
 from millstream.pipelines.classic import require_classic
 from millstream.pipelines.index.mapping import MapSpec, TaskDone, run_task
 from millstream.pipelines.index.planning import PartPlan
@@ -50,9 +51,6 @@ RESTARTS_MAX: Final = 3
 """How often in a row a streaming query is started again that ended soon after its start."""
 POLL_S: Final = 0.02
 """How often a loop asks whether there is something new."""
-STOP_WAIT_S: Final = 60.0
-"""How long a stop waits for the commit under way."""
-_WAKE_S: Final = 0.2
 _AWAY: Final = (UnavailableError, RoutingError)
 """A node, or what has some partition, is away."""
 _SCHEMA: Final = pa.schema([pa.field("done", pa.binary())])
@@ -137,7 +135,6 @@ class IndexPipeline:
     is_loop: bool = False
     on_cycle: Callable[[CycleReport], None] = lambda report: None
     is_stopping: bool = False
-    _failure: MillstreamError | None = None
 
     @property
     def design(self) -> str:
@@ -217,33 +214,19 @@ class IndexPipeline:
         left = RESTARTS_MAX
         while not self.is_stopping:
             began = time.monotonic()
+            gate = BatchGate(lambda *_: self._catch_up(writer), lambda: self.is_stopping)
             try:
-                self._follow(spark, writer)
+                gate.wait(self._started(spark, gate))
+                if not self.is_stopping:
+                    raise UnavailableError(
+                        "the streaming query ended by itself", code="query_ended"
+                    )
             except _AWAY:
                 left = RESTARTS_MAX if time.monotonic() - began > AWAY_S else left - 1
-                if self._failure is not None or left < 0:
+                if gate.failure is not None or left < 0:
                     raise
 
-    def _follow(self, spark: SparkSession, writer: IndexWriter) -> None:
-        query = self._started(spark, writer)
-        deadline = 0.0
-        try:
-            while not query.awaitTermination(_WAKE_S):  # type: ignore[arg-type]  # takes floats
-                if not self.is_stopping:
-                    continue
-                deadline = deadline or time.monotonic() + STOP_WAIT_S
-                if not query.status["isTriggerActive"] or time.monotonic() > deadline:
-                    return
-        except StreamingQueryException as error:
-            raise self._failure or UnavailableError(
-                f"the streaming query failed: {str(error).strip()}", code="query_failed"
-            ) from error
-        finally:
-            query.stop()
-        if not self.is_stopping:
-            raise UnavailableError("the streaming query ended by itself", code="query_ended")
-
-    def _started(self, spark: SparkSession, writer: IndexWriter) -> StreamingQuery:
+    def _started(self, spark: SparkSession, gate: BatchGate) -> StreamingQuery:
         source = self.spec.source
         format_name = f"millstream-{secrets.token_hex(8)}"
         register(spark, format_name)
@@ -255,18 +238,11 @@ class IndexPipeline:
             options["user"] = source.user
         changes = spark.readStream.format(format_name).options(**options)
 
-        def wake(_: DataFrame, __: int) -> None:
-            try:
-                self._catch_up(writer)
-            except MillstreamError as error:
-                self._failure = error
-                raise
-
         return (
             changes.schema("partition int")
             .load()
             .writeStream.queryName(f"views-{source.bucket}-{self.design}-{format_name[-4:]}")
             .option("checkpointLocation", str(self.checkpoint / "spark"))
-            .foreachBatch(wake)
+            .foreachBatch(gate.take)
             .start()
         )

@@ -32,7 +32,7 @@ from millstream.pipelines.lake.copying import CopyTask, MergeTask, copy_part, me
 from millstream.pipelines.lake.directory import BackupDirectory
 from millstream.pipelines.lake.increment import by_lease, plan_part
 from millstream.pipelines.lake.manifest import Manifest, Part
-from millstream.pipelines.lake.tasks import run_tasks
+from millstream.pipelines.lake.tasks import Watch, Work, results_of, run_tasks
 from millstream.pipelines.options import SourceOptions
 from millstream.pipelines.reading import NodeRanges
 
@@ -62,6 +62,7 @@ def back_up(
     directory: BackupDirectory,
     *,
     is_incremental: bool = False,
+    watch: Watch | None = None,
 ) -> Manifest:
     """Back the bucket up as it is now; return the manifest.
 
@@ -71,9 +72,10 @@ def back_up(
         directory: of the backup.
         is_incremental: read what changed since the newest backup in `directory`; if there is
             none, all.
+        watch: of the run; one that is stopped leaves nothing that counts.
 
     Raises:
-        ConditionError: `already_running`.
+        ConditionError: `already_running`, `stopped`.
         UsageError: `other_bucket`.
         CorruptionError: what an increment builds on is damaged.
         StreamError, UnavailableError: invariant 2, `ROUNDS_MAX` times.
@@ -92,7 +94,7 @@ def back_up(
                 _check_bucket(chain[0], options.bucket, control)
             id_ = directory.next_id()
             data = directory.new_data(id_)
-            parts = _Rounds(spark, options, control, directory, data, chain).run()
+            parts = _Rounds(spark, options, control, directory, data, chain, watch).run()
             manifest = Manifest(
                 id=id_, parent=chain[0].id if chain else None, created=_now(),
                 bucket=options.bucket, bucket_uuid=control.bucket_uuid,
@@ -104,10 +106,13 @@ def back_up(
             control.close()
 
 
-def compact(spark: SparkSession, directory: BackupDirectory) -> Manifest:
+def compact(
+    spark: SparkSession, directory: BackupDirectory, *, watch: Watch | None = None
+) -> Manifest:
     """Write the newest backup as a full one, at the same positions; return its manifest.
 
     Raises:
+        ConditionError: `already_running`, `stopped`.
         UsageError: `no_backup`.
         CorruptionError: the chain is damaged.
     """
@@ -123,16 +128,14 @@ def compact(spark: SparkSession, directory: BackupDirectory) -> Manifest:
         for part in chain[0].parts:
             parts = parts_of(chain, part.partition)
             task = MergeTask(directory.path, data, tuple(parts))
-            tasks.append((sum(found.row_count for found in parts), task))
-        made: dict[int, Part] = {}
-        for result in run_tasks(spark, merge_parts, tasks):
-            if isinstance(result, MillstreamError):
-                raise result
-            made[result.partition] = result
+            rows = sum(found.row_count for found in parts)
+            tasks.append(Work(part.partition, rows, task))
+        done = results_of(spark, merge_parts, tasks, watch=watch)
+        made = sorted(done, key=lambda part: part.partition)
         tip = chain[0]
         manifest = Manifest(
             id=id_, parent=None, created=_now(), bucket=tip.bucket, bucket_uuid=tip.bucket_uuid,
-            partition_count=tip.partition_count, parts=tuple(made[p] for p in sorted(made)),
+            partition_count=tip.partition_count, parts=tuple(made),
         )  # fmt: skip
         directory.publish(manifest, data)
         return manifest
@@ -149,8 +152,10 @@ class _Rounds:
         directory: BackupDirectory,
         data: str,
         chain: Sequence[Manifest],
+        watch: Watch | None,
     ) -> None:
         self._spark = spark
+        self._watch = watch
         self._options = options
         self._control = control
         self._directory = directory
@@ -191,9 +196,10 @@ class _Rounds:
                 made[p] = plan.part([])
                 continue
             copy = CopyTask(self._directory.path, self._data, plan, tuple(parts))
-            tasks.append((lease.at - plan.begin.seqno, _NodeTask(self._options, copy)))
+            rows = lease.at - plan.begin.seqno
+            tasks.append(Work(p, rows, _NodeTask(self._options, copy)))
         failure: MillstreamError | None = None
-        for result in run_tasks(self._spark, _copy, tasks):
+        for result in run_tasks(self._spark, _copy, tasks, watch=self._watch):
             if isinstance(result, _PLANNED_AGAIN):
                 failure = result
             elif isinstance(result, MillstreamError):

@@ -17,13 +17,12 @@ Elsewhere: what manifests say (`manifest`), Parquet (`parquet`).
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -31,12 +30,44 @@ from millstream.errors import ConditionError, CorruptionError, UnavailableError,
 from millstream.pipelines.lake.chain import Manifests, chain_of
 from millstream.pipelines.lake.manifest import Manifest, manifest_from_json, manifest_to_json
 from millstream.runtime.files import sync_directory, write_atomically
+from millstream.runtime.process import FileLock
 
-__all__ = ["BackupDirectory"]
+__all__ = ["BackupDirectory", "only_writer"]
 
 _MANIFEST: Final = re.compile(r"manifest-(\d{6,})\.json")
 _DATA: Final = re.compile(r"data-(\d{6,})-[0-9a-f]{8}")
 _LOCK: Final = ".lock"
+
+
+class _WriterLock(FileLock):
+    """The right to write into a directory."""
+
+    def refusal(self, path: Path, holder: str) -> ConditionError:
+        """Return `already_running`."""
+        return ConditionError(
+            f"another pipeline (process {holder}) writes into {path.parent}; wait for its end",
+            code="already_running",
+        )
+
+
+@contextmanager
+def only_writer(path: Path) -> Iterator[None]:
+    """Make a directory if need be, and be the only one who writes into it.
+
+    Raises:
+        ConditionError: `already_running`.
+        UnavailableError: `bad_directory`.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = _WriterLock(path / _LOCK, patience_s=0)
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot write {error.filename}: {error.strerror}", code="bad_directory",
+            retry="never",
+        ) from error  # fmt: skip
+    with lock:
+        yield
 
 
 class BackupDirectory:
@@ -61,31 +92,9 @@ class BackupDirectory:
                     found.unreadable[id_] = error
         return found
 
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Make the directory if need be, and be the only writer while the block runs.
-
-        Raises:
-            ConditionError: `already_running`.
-            UnavailableError: `bad_directory`.
-        """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / _LOCK).open("a")
-        except OSError as error:
-            raise UnavailableError(
-                f"cannot write {error.filename}: {error.strerror}", code="bad_directory",
-                retry="never",
-            ) from error  # fmt: skip
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ConditionError(
-                    f"another backup into {self.path} is running; wait for its end",
-                    code="already_running",
-                ) from error
-            yield
+    def writing(self) -> AbstractContextManager[None]:
+        """Be the only writer while the block runs; see `only_writer`."""
+        return only_writer(self.path)
 
     def new_data(self, id_: int) -> str:
         """Make the directory of a new backup's data; return its name."""

@@ -33,7 +33,7 @@ from millstream.pipelines.lake.copying import newest_batches
 from millstream.pipelines.lake.directory import BackupDirectory
 from millstream.pipelines.lake.manifest import Part
 from millstream.pipelines.lake.parquet import SCHEMA
-from millstream.pipelines.lake.tasks import run_tasks
+from millstream.pipelines.lake.tasks import Watch, Work, results_of
 from millstream.pipelines.options import SourceOptions
 from millstream.pipelines.sinks.writing import Persistence
 
@@ -75,6 +75,7 @@ def restore(
     manifest: int | None = None,
     key_prefix: str = "",
     overwrites: bool = False,
+    watch: Watch | None = None,
 ) -> Restored:
     """Write a backup into the bucket that `options` name, and wait until it is on disk.
 
@@ -85,8 +86,10 @@ def restore(
         manifest: which one; default the newest.
         key_prefix: only keys whose text form begins so.
         overwrites: replace documents that are there, newer ones too.
+        watch: of the run; one that is stopped leaves what it has written.
 
     Raises:
+        ConditionError: `stopped`.
         UsageError: `no_backup`, `unknown_manifest`.
         CorruptionError: `broken_chain`, `bad_manifest`, `damaged_file`, `bad_meta`.
         AccessError, UnavailableError: the first document that could not be written.
@@ -101,15 +104,14 @@ def restore(
         parts = tuple(parts_of(chain, part.partition))
         now_s = time.time_ns() // 10**9
         task = RestoreTask(options, directory.path, parts, key_prefix, overwrites, now_s)
-        tasks.append((sum(found.row_count for found in parts), task))
+        rows = sum(found.row_count for found in parts)
+        tasks.append(Work(part.partition, rows, task))
     written = kept = 0
     designs: dict[str, bytes] = {}
     with open_client(options) as client:
         persistence = Persistence(client)
         persistence.touched.update(range(client.partition_count))
-        for result in run_tasks(spark, restore_part, tasks):
-            if isinstance(result, MillstreamError):
-                raise result
+        for result in results_of(spark, restore_part, tasks, watch=watch):
             written, kept = written + result.written, kept + result.kept
             designs |= result.designs
         persistence.wait(PERSIST_S)

@@ -1,26 +1,24 @@
 """The streaming query that keeps a table and its log equal to a bucket.
 
 Invariants:
-1. A query that is asked to stop ends when the batch in work is applied, and applies no other: no
-   batch is cut off half way unless it takes longer than `STOP_WAIT_S`.
-2. What made a batch fail is what the caller is told, not Spark's wrapping of it.
+1. One process writes DIR; another one is refused.
 
-Elsewhere: table and log (`following`), the rules of rollbacks (`sinks.repairing`).
+Elsewhere: how it ends (`batch_edge`), table and log (`following`), the rules of rollbacks
+(`sinks.repairing`).
 """
 
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from millstream.errors import MillstreamError, UnavailableError
+from millstream.pipelines.batch_edge import BatchGate
 from millstream.pipelines.classic import require_classic
+from millstream.pipelines.lake.directory import only_writer
 from millstream.pipelines.lake.following import FollowedTable
 from millstream.pipelines.sinks.applying import apply_changes
 from millstream.pipelines.source import register
@@ -30,9 +28,6 @@ __all__ = ["PYSPARK_MIN", "ROWS_PER_BATCH", "TableQuery"]
 
 ROWS_PER_BATCH: Final = 100_000
 """Changes wanted in one batch, which the driver applies."""
-WAKE_S: Final = 0.5
-STOP_WAIT_S: Final = 60.0
-"""How long a stop waits for the batch in work before it cuts it off; the next run repeats it."""
 
 
 class TableQuery:
@@ -59,56 +54,33 @@ class TableQuery:
         }  # fmt: skip
         self._path = path
         self._on_progress = on_progress
-        self._failure: MillstreamError | None = None
-        self._in_batch = threading.Lock()
-        self._is_over = False
         self.is_stopping = False
 
+    def stop(self) -> None:
+        """Ask it to end when the batch in work is applied."""
+        self.is_stopping = True
+
     def run(self, spark: SparkSession, *, once: bool = False) -> None:
-        """Follow until `is_stopping` is set; with `once`, until the present end of the stream.
+        """Follow until a stop is asked for; with `once`, until the present end of the stream.
 
         Raises:
+            ConditionError: `already_running`.
             MillstreamError: a batch failed; the next run begins with it again.
             UnavailableError: `query_failed`.
             UsageError: `needs_classic_session`.
         """
         require_classic(spark, "the pipeline lake")
-        self._path.mkdir(parents=True, exist_ok=True)
-        table = FollowedTable(self._path)
-        format_name = f"millstream-{secrets.token_hex(8)}"
-        register(spark, format_name)
+        with only_writer(self._path):
+            table = FollowedTable(self._path)
+            format_name = f"millstream-{secrets.token_hex(8)}"
+            register(spark, format_name)
 
-        def take(batch: DataFrame, batch_id: int) -> None:
-            with self._in_batch:
-                if self._is_over:
-                    raise UnavailableError("the query is being stopped", code="query_failed")
-                try:
-                    apply_changes(batch, batch_id, table, self._source)
-                except MillstreamError as error:
-                    self._failure = error
-                    raise
+            def apply(batch: DataFrame, batch_id: int) -> None:
+                apply_changes(batch, batch_id, table, self._source)
 
-        changes = spark.readStream.format(format_name).options(**self._source).load()
-        writer = changes.writeStream.foreachBatch(take)
-        writer = writer.option("checkpointLocation", str(self._path / "checkpoint"))
-        query = (writer.trigger(availableNow=True) if once else writer).start()
-        try:
-            while not query.awaitTermination(WAKE_S):  # type: ignore[arg-type]  # takes floats
-                self._on_progress(query.lastProgress)
-                if self.is_stopping:
-                    self._let_the_batch_end()
-                    return
-            self._on_progress(query.lastProgress)
-        except StreamingQueryException as error:
-            raise self._failure or UnavailableError(
-                f"the streaming query failed: {str(error).strip()}", code="query_failed"
-            ) from error
-        finally:
-            query.stop()
-
-    def _let_the_batch_end(self) -> None:
-        """Wait for the batch in work; those after it are refused, and begin the next run."""
-        is_held = self._in_batch.acquire(timeout=STOP_WAIT_S)
-        self._is_over = True
-        if is_held:
-            self._in_batch.release()
+            gate = BatchGate(apply, lambda: self.is_stopping)
+            changes = spark.readStream.format(format_name).options(**self._source).load()
+            writer = changes.writeStream.foreachBatch(gate.take)
+            writer = writer.option("checkpointLocation", str(self._path / "checkpoint"))
+            query = (writer.trigger(availableNow=True) if once else writer).start()
+            gate.wait(query, lambda query: self._on_progress(query.lastProgress))

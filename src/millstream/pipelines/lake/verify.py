@@ -33,7 +33,7 @@ from millstream.pipelines.lake.directory import BackupDirectory
 from millstream.pipelines.lake.increment import by_lease, plan_part
 from millstream.pipelines.lake.manifest import DataFile, Manifest, Part
 from millstream.pipelines.lake.parquet import file_digest, read_batches
-from millstream.pipelines.lake.tasks import run_tasks
+from millstream.pipelines.lake.tasks import Watch, Work, results_of, run_tasks
 from millstream.pipelines.options import SourceOptions
 from millstream.pipelines.reading import NodeRanges
 
@@ -62,11 +62,15 @@ class GroupTask(NamedTuple):
     now_s: int
 
 
-def verify_files(spark: SparkSession, directory: BackupDirectory) -> tuple[int, list[str]]:
+def verify_files(
+    spark: SparkSession, directory: BackupDirectory, *, watch: Watch | None = None
+) -> tuple[int, list[str]]:
     """Check all manifests and files; return how many files there are, and what is wrong.
 
     Raises:
         UsageError: `no_backup`.
+        ConditionError: `stopped`.
+        UnavailableError: `tasks_failed`.
     """
     manifests = directory.manifests()
     found = set()  # of a manifest that cannot be read each chain that needs it says the same
@@ -77,12 +81,12 @@ def verify_files(spark: SparkSession, directory: BackupDirectory) -> tuple[int, 
             found.add(str(error))
     problems = list(found)
     tasks = [
-        (file.byte_count, FileTask(directory.path, file))
+        Work(part.partition, file.row_count, FileTask(directory.path, file))
         for manifest in manifests.values()
         for part in manifest.parts
         for file in part.files
     ]
-    results = run_tasks(spark, check_file, tasks)
+    results = run_tasks(spark, check_file, tasks, watch=watch)
     problems += [str(result) for result in results if isinstance(result, MillstreamError)]
     return len(tasks), sorted(problems)
 
@@ -111,6 +115,7 @@ def verify_bucket(
     directory: BackupDirectory,
     *,
     manifest: int | None = None,
+    watch: Watch | None = None,
 ) -> Compared:
     """Compare a backup, by default the newest, with the bucket that `options` name.
 
@@ -133,9 +138,7 @@ def verify_bucket(
                 found = Compared(incomparable=away)
             else:
                 tasks = list(_other_bucket(chain, leases, options, directory.path))
-            for result in run_tasks(spark, compare_group, tasks):
-                if isinstance(result, MillstreamError):
-                    raise result
+            for result in results_of(spark, compare_group, tasks, watch=watch):
                 found = found.plus(result)
             return found
         finally:
@@ -186,7 +189,7 @@ def _same_bucket(
     control: NodeControl,
     options: SourceOptions,
     root: Path,
-) -> tuple[list[tuple[int, GroupTask]], int]:
+) -> tuple[list[Work[GroupTask]], int]:
     """Return a task for each partition, and how many partitions cannot be compared."""
     tasks, away = [], 0
     for p, lease in leases.items():
@@ -196,7 +199,8 @@ def _same_bucket(
             away += 1
             continue
         at = parts[0].position.seqno
-        tasks.append((lease.at, GroupTask(options, root, (parts,), (lease,), at, _now_s())))
+        task = GroupTask(options, root, (parts,), (lease,), at, _now_s())
+        tasks.append(Work(p, lease.at, task))
     return tasks, away
 
 
@@ -205,7 +209,7 @@ def _other_bucket(
     leases: Mapping[int, LeaseHold],
     options: SourceOptions,
     root: Path,
-) -> Iterator[tuple[int, GroupTask]]:
+) -> Iterator[Work[GroupTask]]:
     """Yield tasks whose keys are in the same partitions on both sides.
 
     The partition of a key is a number that the key has, modulo the number of partitions.
@@ -216,7 +220,7 @@ def _other_bucket(
         theirs = tuple(leases[p] for p in range(group, len(leases), groups))
         expected = tuple(tuple(parts_of(chain, p)) for p in mine)
         weight = sum(lease.at for lease in theirs)
-        yield weight, GroupTask(options, root, expected, theirs, None, _now_s())
+        yield Work(group, weight, GroupTask(options, root, expected, theirs, None, _now_s()))
 
 
 def _now_s() -> int:

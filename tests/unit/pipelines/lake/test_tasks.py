@@ -2,12 +2,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from py4j.protocol import Py4JError
 
 from backup_double import FalseSpark
-from millstream.errors import UsageError
-from millstream.pipelines.lake.tasks import run_tasks, spread_items
+from millstream.errors import ConditionError, UnavailableError, UsageError
+from millstream.pipelines.lake.tasks import (
+    WAVE_ROWS,
+    Watch,
+    Wave,
+    Work,
+    results_of,
+    run_tasks,
+    spread_items,
+    waves_of,
+)
 
 
 def halve(number: int) -> int:
@@ -16,11 +27,62 @@ def halve(number: int) -> int:
     return number // 2
 
 
+def works(*items: int, rows: int = 1) -> list[Work[int]]:
+    return [Work(partition, rows, item) for partition, item in enumerate(items)]
+
+
 def test_results_and_errors_come_back() -> None:
     spark: Any = FalseSpark()
-    results = run_tasks(spark, halve, [(1, 4), (1, 3), (1, 8)])
+    results = run_tasks(spark, halve, works(4, 3, 8))
     assert sorted(map(str, results)) == ["2", "4", "odd"]
     assert run_tasks(spark, halve, []) == []
+    assert sorted(results_of(spark, halve, works(4, 8))) == [2, 4]
+    with pytest.raises(UsageError, match="odd"):
+        results_of(spark, halve, works(4, 3))
+
+
+def test_waves_are_told_with_what_is_left() -> None:
+    spark: Any = FalseSpark()
+    told: list[Wave] = []
+    many = [Work(p, WAVE_ROWS, 2 * p) for p in range(5)]
+    assert sorted(results_of(spark, halve, many, watch=Watch(told.append))) == [0, 1, 2, 3, 4]
+    assert [wave.number for wave in told] == [1, 2, 3]
+    assert [wave.rows for wave in told] == [2 * WAVE_ROWS, 2 * WAVE_ROWS, WAVE_ROWS]
+    assert [dict(wave.left) for wave in told] == [
+        {2: WAVE_ROWS, 3: WAVE_ROWS, 4: WAVE_ROWS}, {4: WAVE_ROWS}, {},
+    ]  # fmt: skip
+
+
+def test_a_stop_is_seen_between_waves() -> None:
+    spark: Any = FalseSpark()
+    watch = Watch(lambda wave: watch.stop(), advice="run it again")
+    with pytest.raises(ConditionError, match="stopped before its end: run it again") as caught:
+        run_tasks(spark, halve, [Work(0, 9 * WAVE_ROWS, 2)] * 3, watch=watch)
+    assert caught.value.code == "stopped"
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_stop_cancels_the_wave_under_way(is_asked: bool) -> None:
+    spark: Any = FalseSpark()
+    watch = Watch()
+
+    def run() -> None:
+        if is_asked:
+            watch.stop()
+            assert spark.is_cancelled.wait(20)
+        raise Py4JError("cancelled")
+
+    with pytest.raises(ConditionError if is_asked else UnavailableError) as caught:
+        watch.wave(spark, run)
+    assert caught.value.code == ("stopped" if is_asked else "tasks_failed")
+
+
+@given(st.lists(st.integers(0, 3 * WAVE_ROWS)), st.integers(1, 4))
+def test_every_item_is_in_one_wave(rows: list[int], tasks: int) -> None:
+    made = [Work(0, count, number) for number, count in enumerate(rows)]
+    waves = list(waves_of(made, tasks))
+    assert [work for wave in waves for work in wave] == made
+    assert all(len(wave) >= tasks for wave in waves[:-1])
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers())), st.integers(1, 5))

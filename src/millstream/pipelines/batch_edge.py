@@ -1,0 +1,97 @@
+"""Ends a streaming query at the edge of a batch: what every `foreachBatch` of a pipeline shares.
+
+    gate = BatchGate(apply, lambda: self.is_stopping)
+    query = changes.writeStream.foreachBatch(gate.take).start()
+    gate.wait(query)
+
+Invariants:
+1. A query that is asked to stop ends when the batch in work is done, and does no other: no batch
+   is cut off half way unless it takes longer than `STOP_WAIT_S`.
+2. What made a batch fail is what the caller is told, not Spark's wrapping of it.
+
+Elsewhere: what is done with a batch (`lake.table_query`, `index.on_spark`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+from millstream.errors import MillstreamError, UnavailableError
+from millstream.pipelines.spark_version import PYSPARK_MIN
+
+__all__ = ["PYSPARK_MIN", "BatchGate"]
+
+WAKE_S: Final = 0.2
+"""How soon a stop is seen."""
+STOP_WAIT_S: Final = 60.0
+"""How long a stop waits for the batch in work before it cuts it off; the next run repeats it."""
+
+
+class BatchGate:
+    """Lets batches of one query through until it is to stop.
+
+    Args:
+        apply: what is done with a batch and its number.
+        is_stopping: asked every `WAKE_S`.
+    """
+
+    def __init__(
+        self, apply: Callable[[DataFrame, int], None], is_stopping: Callable[[], bool]
+    ) -> None:
+        self._apply = apply
+        self._is_stopping = is_stopping
+        self._in_batch = threading.Lock()
+        self._is_over = False
+        self.failure: MillstreamError | None = None
+
+    def take(self, batch: DataFrame, batch_id: int) -> None:
+        """Do a batch; for `foreachBatch`."""
+        with self._in_batch:
+            if self._is_over:
+                raise UnavailableError("the query is being stopped", code="query_failed")
+            try:
+                self._apply(batch, batch_id)
+            except MillstreamError as error:
+                self.failure = error
+                raise
+
+    def wait(
+        self,
+        query: StreamingQuery,
+        on_wake: Callable[[StreamingQuery], None] = lambda query: None,
+    ) -> None:
+        """Wait until the query has ended, and stop it when it is asked for.
+
+        Args:
+            query: that hands its batches to `take`.
+            on_wake: called now and then, and at the end.
+
+        Raises:
+            MillstreamError: a batch failed; a new query begins with it again.
+            UnavailableError: `query_failed`.
+        """
+        try:
+            while not query.awaitTermination(WAKE_S):  # type: ignore[arg-type]  # takes floats
+                on_wake(query)
+                if self._is_stopping():
+                    self._let_the_batch_end()
+                    break
+            on_wake(query)
+        except StreamingQueryException as error:
+            raise self.failure or UnavailableError(
+                f"the streaming query failed: {str(error).strip()}", code="query_failed"
+            ) from error
+        finally:
+            query.stop()
+
+    def _let_the_batch_end(self) -> None:
+        is_held = self._in_batch.acquire(timeout=STOP_WAIT_S)
+        self._is_over = True
+        if is_held:
+            self._in_batch.release()
