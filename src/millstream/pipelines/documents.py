@@ -31,6 +31,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from millstream.errors import UsageError
+from millstream.pipelines.classic import require_classic
 from millstream.pipelines.document_frames import ID, DocumentFrames, GroupFrames, Step, typed
 from millstream.pipelines.options import parse_options
 from millstream.pipelines.sinks.applying import apply_changes
@@ -65,8 +66,9 @@ def changes(spark: SparkSession, schema: str | StructType, **options: object) ->
         options: of `format("millstream")`: `bucket`, `hosts`, `user`, `passwordFile`, and others.
 
     Raises:
-        UsageError: `bad_option`, `unknown_option`, `bad_schema`.
+        UsageError: `bad_option`, `unknown_option`, `bad_schema`; `needs_classic_session`.
     """
+    require_classic(spark, "a pipeline of documents")
     source = {"maxRowsPerBatch": str(BATCH_ROWS_MAX)}
     for name, value in options.items():
         source[name] = str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,113 @@
+"""The programs in the guides, run in their order as they stand there.
+
+Blocks marked `python` run in one namespace per guide, `sh` in bash. Addresses, and paths of a
+reader's machine, are replaced. A query that a block leaves running has to bear what is there, and
+ends before commands are run. `millstream pipeline run` is called in this process, for its session,
+and with `--once`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from millstream.cli.main import application
+from node_process import NodeProcess, free_port
+from spark_bucket import BucketUnderTest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+GUIDES = Path(__file__).parents[2] / "docs" / "guides"
+BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+BUCKETS = ("flights", "copy", "orders", "events")
+
+
+class Reader:
+    """Somebody who types what a guide says."""
+
+    def __init__(self, spark: Any, node: NodeProcess, directory: Path) -> None:
+        self.spark, self.directory = spark, directory
+        self.replaced = {
+            "127.0.0.1:11210": node.ready["kv"],
+            "127.0.0.1:11310": f"127.0.0.1:{free_port()}",
+            "/data/": f"{directory}/data/",
+            "/lake/": f"{directory}/lake/",
+            "/backups/": f"{directory}/backups/",
+        }
+        self.names: dict[str, Any] = {"__name__": "guide"}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.env = {"PATH": path, "MILLSTREAM_CONNECT": node.ready["kv"]}
+
+    def read(self, guide: str) -> int:
+        """Run the blocks of a guide; return how many there are."""
+        text = (GUIDES / f"{guide}.md").read_text()
+        blocks = list(BLOCK.finditer(text))
+        for block in blocks:
+            line = text.count("\n", 0, block.start()) + 2
+            try:
+                self.run(block[1], self.replace(block[2]), f"{guide}.md", line)
+            except BaseException as error:
+                error.add_note(f"docs/guides/{guide}.md, line {line}")
+                raise
+        return len(blocks)
+
+    def replace(self, text: str) -> str:
+        for name, value in self.replaced.items():
+            text = text.replace(name, value)
+        return text
+
+    def run(self, kind: str, text: str, file: str, line: int) -> None:
+        if kind == "python":
+            exec(compile("\n" * (line - 1) + text, file, "exec"), self.names)
+            for query in self.spark.streams.active:
+                query.processAllAvailable()
+            return
+        self.end_queries()
+        if all(row.startswith("millstream pipeline run ") for row in text.splitlines()):
+            for row in text.splitlines():
+                self.call(shlex.split(row, comments=True)[1:])
+        else:
+            command = ["bash", "-euo", "pipefail", "-c", text]
+            subprocess.run(command, cwd=self.directory, env=os.environ | self.env, check=True)
+
+    def end_queries(self) -> None:
+        for query in self.spark.streams.active:
+            query.stop()
+
+    def call(self, words: list[str]) -> None:
+        once = ["--once"] if words[2] in ("lake", "views") and "--once" not in words else []
+        result = CliRunner(env=self.env).invoke(application(words), [*words, *once])
+        assert result.exit_code == 0, result.output
+        if result.exception is not None:
+            raise result.exception
+
+
+@pytest.fixture
+def reader(
+    spark: Any,
+    own_node: Callable[..., NodeProcess],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Reader]:
+    node = own_node(*(f"--bucket={name}:4" for name in BUCKETS), "--http", "127.0.0.1:0")
+    reader = Reader(spark, node, tmp_path)
+    monkeypatch.setenv("PATH", reader.env["PATH"])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    yield reader
+    reader.end_queries()
+
+
+def test_the_guide_to_spark(reader: Reader) -> None:
+    assert reader.read("spark") > 10
+    node = BucketUnderTest(reader.env["MILLSTREAM_CONNECT"], "events")
+    with node.client() as client:
+        assert client.get("o1").value["carrier"] == "AA"
