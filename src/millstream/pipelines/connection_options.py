@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from millstream.errors import UsageError
-from millstream.pipelines.options import OPTIONS, SourceOptions, parse_options
+from millstream.pipelines.options import OPTIONS, SourceOptions, parse_options, unknown_option
 
 __all__ = ["Connected", "split_options"]
 
@@ -42,13 +41,9 @@ def split_options(
     meanings = {option.name: option.meaning for option in OPTIONS if option.name in _CONNECTION}
     meanings |= dict(own)
     names = {name.lower(): name for name in meanings}
-    unknown = sorted(name for name in given if name.lower() not in names)
+    unknown = [name for name in given if name.lower() not in names]
     if unknown:
-        raise UsageError(
-            f"unknown option {', '.join(unknown)} of {format_name}. Options are:\n"
-            + "\n".join(f"  {name}: {meaning}" for name, meaning in meanings.items()),
-            code="unknown_option",
-        )
+        raise unknown_option(unknown, format_name, meanings)
     values = {names[name.lower()]: value for name, value in given.items()}
     source = parse_options({n: v for n, v in values.items() if n in _CONNECTION}, environ)
     return source, {n: v.strip() for n, v in values.items() if n not in _CONNECTION}

@@ -24,6 +24,7 @@ from millstream.client.extensions import DURABLE_MARK, LeaseHold, PartitionPosit
 from millstream.client.kv import Client, connect
 from millstream.client.routing import Backoff
 from millstream.errors import (
+    AccessError,
     MillstreamError,
     RoutingError,
     StreamError,
@@ -35,10 +36,30 @@ from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog
 from millstream.pipelines.options import SourceOptions
 
-__all__ = ["LeaseKeeper", "NodeControl", "again", "ask_again", "open_again", "open_client"]
+__all__ = [
+    "LeaseKeeper",
+    "NodeControl",
+    "advised",
+    "again",
+    "ask_again",
+    "open_again",
+    "open_client",
+]
 
 RECONNECT_S: Final = 30.0
 RENEW_EVERY_S: Final = LEASE_SECONDS_DEFAULT / 3
+_CHANGED: Final = (
+    " If it was changed while a query ran: write the new one to passwordFile, or "
+    "MILLSTREAM_PASSWORD, on the driver and start again; the query goes on from its checkpoint"
+)
+_ADVICE: Final = {
+    "bad_credentials": _CHANGED,
+    "login_stale": _CHANGED,
+    "unknown_bucket": (
+        " If it was dropped while a query ran: what the query has written elsewhere stays; one "
+        "that is made anew needs a new checkpoint"
+    ),
+}
 
 Answer = TypeVar("Answer")
 
@@ -60,10 +81,21 @@ def open_client(options: SourceOptions) -> Client:
     Raises:
         UnavailableError, AccessError: as `millstream.connect`.
     """
-    return connect(
-        options.hosts, bucket=options.bucket, user=options.user, password=options.password,
-        tls=options.tls(),
-    )  # fmt: skip
+    try:
+        return connect(
+            options.hosts, bucket=options.bucket, user=options.user, password=options.password,
+            tls=options.tls(),
+        )  # fmt: skip
+    except AccessError as error:
+        raise advised(error) from error
+
+
+def advised(error: AccessError) -> AccessError:
+    """Add to an error of a log-in what whoever runs a job or a query does about it."""
+    advice = _ADVICE.get(error.code, "")
+    if not str(error).endswith(advice):
+        error.args = (f"{error}.{advice}",)
+    return error
 
 
 def open_again(options: SourceOptions) -> Client:
@@ -115,6 +147,8 @@ def again(
     while True:
         try:
             return do()
+        except AccessError as error:
+            raise advised(error) from error
         except (UnavailableError, RoutingError) as error:
             if error.retry == "never":
                 raise

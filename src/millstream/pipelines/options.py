@@ -14,8 +14,9 @@ from __future__ import annotations
 import json
 import os
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -26,7 +27,14 @@ from millstream.model.limits import PARTITIONS_MAX
 from millstream.model.partitions import key_from_text
 from millstream.pipelines.offsets import Offset, offset_from_json
 
-__all__ = ["OPTIONS", "ROW_BYTES_ESTIMATE", "Edge", "SourceOptions", "parse_options"]
+__all__ = [
+    "OPTIONS",
+    "ROW_BYTES_ESTIMATE",
+    "Edge",
+    "SourceOptions",
+    "parse_options",
+    "unknown_option",
+]
 
 POLL_MS_MAX: Final = 60_000
 TASKS_MAX: Final = 4_096
@@ -127,13 +135,10 @@ def parse_options(
         UsageError: `bad_option`, `unknown_option`, `bad_offset`.
     """
     environ = os.environ if environ is None else environ
-    unknown = sorted(name for name in given if name.lower() not in _NAMES)
+    unknown = [name for name in given if name.lower() not in _NAMES]
     if unknown:
-        raise UsageError(
-            f"unknown option {', '.join(unknown)} of the millstream source. Options are:\n"
-            + "\n".join(f"  {option.name}: {option.meaning}" for option in OPTIONS),
-            code="unknown_option",
-        )
+        meanings = {option.name: option.meaning for option in OPTIONS}
+        raise unknown_option(unknown, "the millstream source", meanings)
     values = _DEFAULTS | {_NAMES[name.lower()]: value for name, value in given.items()}
     if not values["bucket"]:
         raise _bad("bucket", "", "name the bucket to read: .option('bucket', NAME)")
@@ -157,6 +162,20 @@ def parse_options(
         key_prefix=_read(values, "keyPrefix", _key_prefix),
         repairs=_read(values, "rollback", _repairs),
         is_durable_only=_read(values, "durableOnly", _flag),
+    )
+
+
+def unknown_option(unknown: Iterable[str], whose: str, meanings: Mapping[str, str]) -> UsageError:
+    """Return the error of options that are not known: what may be meant, and what there is."""
+    by_text = {name.lower(): name for name in meanings}
+    told = []
+    for name in sorted(unknown):
+        near = get_close_matches(name.lower(), by_text, 1)
+        told.append(f"{name} (did you mean {by_text[near[0]]}?)" if near else name)
+    return UsageError(
+        f"unknown option {', '.join(told)} of {whose}. Options are:\n"
+        + "\n".join(f"  {name}: {meaning}" for name, meaning in meanings.items()),
+        code="unknown_option",
     )
 
 

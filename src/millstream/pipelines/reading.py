@@ -30,10 +30,10 @@ from millstream.client.connection import PORT_DEFAULT, Connection
 from millstream.client.extensions import DURABLE_MARK, LeaseHold
 from millstream.client.kv import Client
 from millstream.client.routing import Backoff
-from millstream.errors import RoutingError, StreamError, UnavailableError
+from millstream.errors import AccessError, RoutingError, StreamError, UnavailableError
 from millstream.model.addresses import parse_address
 from millstream.model.position import FailoverLog
-from millstream.pipelines.control import RENEW_EVERY_S, ask_again, open_again
+from millstream.pipelines.control import RENEW_EVERY_S, advised, ask_again, open_again
 from millstream.pipelines.options import SourceOptions
 from millstream.pipelines.pushdown import Pushed
 from millstream.pipelines.ranges import RangeRead, read_committed
@@ -306,5 +306,7 @@ def connect_to(options: SourceOptions) -> Connection:
             )  # fmt: skip
         except UnavailableError as error:
             failure = error
+        except AccessError as error:
+            raise advised(error) from error
     assert failure is not None
     raise failure

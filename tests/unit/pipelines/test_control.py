@@ -66,6 +66,23 @@ def test_other_errors_are_raised_at_once(client: FalseClient) -> None:
         node_control.positions()
 
 
+def test_errors_of_a_log_in_say_what_to_do(
+    client: FalseClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> FalseClient:
+        raise AccessError("no such bucket", code="unknown_bucket")
+
+    node_control = NodeControl(OPTIONS)
+    client.failures = [AccessError("does not accept user 'u'", code="bad_credentials")]
+    with pytest.raises(AccessError, match=r"user 'u'\. If it was changed .* passwordFile"):
+        node_control.positions()
+    monkeypatch.undo()
+    monkeypatch.setattr(control, "connect", refuse)
+    with pytest.raises(AccessError, match="dropped while a query ran") as refused:
+        control.open_again(OPTIONS)
+    assert str(refused.value).count("dropped") == 1
+
+
 def test_leases_are_opened_renewed_and_released(client: FalseClient) -> None:
     node_control = NodeControl(OPTIONS)
     held = node_control.open_lease([0, 1])

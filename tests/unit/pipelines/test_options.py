@@ -137,3 +137,12 @@ def test_a_user_needs_a_password(tmp_path: Path) -> None:
 def test_a_key_prefix_may_end_within_a_byte() -> None:
     assert parsed(keyPrefix="\\xa").key_prefix == "\\xa"
     assert parsed(keyPrefix="user:").key_prefix == "user:"
+
+
+def test_what_an_unknown_option_may_mean_is_said() -> None:
+    with pytest.raises(UsageError, match=r"unknown option maxRowPerBatch \(did you mean maxRows"):
+        parse_options({"bucket": "b", "maxRowPerBatch": "1"}, {})
+    with pytest.raises(UsageError) as caught:
+        parse_options({"bucket": "b", "passwd": "very secret"}, {})
+    assert "did you mean password?" in str(caught.value)
+    assert "very secret" not in str(caught.value)

@@ -17,7 +17,12 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 
 from millstream.client.documents import Durability
 from millstream.errors import UsageError
-from millstream.pipelines.options import SourceOptions, parse_options
+from millstream.pipelines.options import (
+    OPTIONS,
+    SourceOptions,
+    parse_options,
+    unknown_option,
+)
 from millstream.pipelines.sinks.companions import COMPANION_PREFIX
 
 __all__ = ["SINK_OPTIONS", "SINK_PREFIX", "SinkOptions", "parse_sink_options"]
@@ -143,12 +148,10 @@ def _shared_out(
                 raise _bad(option.name, f"only where a {option.scope} is written")
             values[option.name] = value.strip()
         elif not (is_stream and name in _OF_SPARK):
-            raise UsageError(
-                f"unknown option {written} of the millstream sink. Options are "
-                f"{', '.join(_CONNECTION)}, as of the source, and:\n"
-                + "\n".join(f"  {option.name}: {option.meaning}" for option in SINK_OPTIONS),
-                code="unknown_option",
-            )
+            meanings = {option.name: option.meaning for option in OPTIONS}
+            meanings = {option: meanings[option] for option in _CONNECTION}
+            meanings |= {option.name: option.meaning for option in SINK_OPTIONS}
+            raise unknown_option([written], "the millstream sink", meanings)
     return connection, values
 
 
