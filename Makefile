@@ -30,7 +30,7 @@ WIDE_SUITES  := $(wildcard tests/crash tests/conformance tests/e2e)
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup accelerator lock format lint types unit quick test ci test-tools java demo \
-	bench clusters conformance pipelines e2e crash soak soak-views simulate kills coverage docs reference wheel clean distclean
+	bench clusters faults conformance pipelines e2e crash soak soak-views simulate kills coverage docs reference wheel clean distclean
 
 help: ## list the targets
 	@echo 'Millstream. Targets (PYTHON=... chooses the interpreter, 3.11 or newer; ARGS=... goes to pytest):'
@@ -116,6 +116,10 @@ ci: export MILLSTREAM_FORBID_SKIPS = 1
 ci: test ## the same with every outside client, and slow Spark tests; a skipped test fails (some minutes more)
 	@$(PYTEST) -m slow tests/pipelines
 	@$(PYTEST) tests/clusters
+	@PYTHONPATH=tests $(PY) -m spark_faults --schedules 10
+
+faults: $(TEST) accelerator java ## Spark pipelines: 100 schedules of faults, 100 of rollbacks; ARGS="--family F --seed N" repeats one
+	@PYTHONPATH=tests $(PY) -m spark_faults --schedules $(or $(SCHEDULES),100) $(ARGS)
 
 clusters: $(TEST) accelerator java ## Spark in processes of its own: Connect, local-cluster, master and workers
 	@$(PYTEST) tests/clusters
