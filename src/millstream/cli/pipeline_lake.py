@@ -1,4 +1,4 @@
-"""`millstream pipeline run lake`: a table of Parquet files that is always the bucket's state.
+"""`millstream pipeline run lake`: a table, Parquet or Delta, that is always the bucket's state.
 
 Invariants:
 1. SIGTERM and Ctrl-C end the run at the edge of a batch, with exit code 0.
@@ -8,6 +8,7 @@ Elsewhere: table and log (`pipelines.lake.following`), the other pipelines (`cli
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -36,8 +37,20 @@ from millstream.cli.pipeline_run import (
 
 __all__ = ["add_to"]
 
+
+class TableFormat(StrEnum):
+    """Forms that a table may have."""
+
+    parquet = "parquet"
+    delta = "delta"
+
+
 TableOption = Annotated[
     Path, typer.Option("--to", metavar="DIR", help="Directory of table, log and checkpoint.")
+]
+FormatOption = Annotated[
+    TableFormat,
+    typer.Option("--format", help="Of the table; delta needs the package deltalake."),
 ]
 RowsOption = Annotated[
     int | None,
@@ -54,6 +67,7 @@ def run_lake(
     bucket: BucketArgument,
     to: TableOption,
     once: OnceOption = False,
+    form: FormatOption = TableFormat.parquet,
     rows_per_batch: RowsOption = None,
     master: MasterOption = None,
     driver_memory: MemoryOption = MEMORY_DEFAULT,
@@ -62,7 +76,11 @@ def run_lake(
     password_file: PasswordFileOption = None,
     tls_ca: TlsCaOption = None,
 ) -> None:
-    """Keep a Parquet table equal to a bucket, and a log of its changes beside it."""
+    """Keep a Parquet or Delta table equal to a bucket, and a log of its changes beside it."""
+    if form is TableFormat.delta:
+        from millstream.pipelines.sinks.delta_target import delta_package
+
+        delta_package()  # says what to install, before Spark is started
     check_node(source_options(bucket, address, user, password_file, tls_ca))
     from millstream.pipelines.lake.table_query import ROWS_PER_BATCH, TableQuery
 
@@ -74,7 +92,7 @@ def run_lake(
     ) as run:
         query = TableQuery(
             source, to, rows_per_batch=rows_per_batch or ROWS_PER_BATCH,
-            on_progress=run.progress.query,
+            form=form.value, on_progress=run.progress.query,
         )  # fmt: skip
         with spark_session(run, query.stop, master=master, memory=driver_memory) as spark:
             Console(stderr=True).print(f"keeping {to}/table equal to {bucket}", highlight=False)

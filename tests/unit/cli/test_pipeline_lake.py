@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def test_run_lake_hands_its_options_on(
     runs: list[Any] = []
 
     def run(self: TableQuery, spark: Any, *, once: bool) -> None:
-        runs.append((self._source, self._path, once))
+        runs.append((self._source, self._path, self._form, once))
 
     monkeypatch.setattr(TableQuery, "run", run)
     words = ["--to", str(tmp_path / "d"), "--connect", "h:1", "--rows-per-batch", "7"]
@@ -41,7 +42,19 @@ def test_run_lake_hands_its_options_on(
         "hosts": "h:1", "bucket": "b", "tlsCa": str(AUTHORITY), "rollback": "rows",
         "meta": "true", "maxRowsPerBatch": "7",
     }  # fmt: skip
-    assert runs == [(source, tmp_path / "d", True)]
+    words += ["--format", "delta"]
+    assert call("pipeline", "run", "lake", "b", *words).code == 0
+    assert runs == [(source, tmp_path / "d", form, True) for form in ("parquet", "delta")]
+
+
+def test_a_delta_table_without_its_package(
+    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    words = ["pipeline", "run", "lake", "b", "--to", str(tmp_path / "d"), "--format", "delta"]
+    code, _, err = call(*words)
+    assert (code, "pip install 'millstream[delta]'" in err) == (2, True)
+    assert not (tmp_path / "d").exists()
 
 
 def test_a_failed_batch_is_recorded(

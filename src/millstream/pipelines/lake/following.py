@@ -1,6 +1,7 @@
 """A table that follows a bucket, and beside it a log of everything that the table was given.
 
-    DIR/table/                  the newest row of each key, see `sinks.parquet_target`
+    DIR/table/                  the newest row of each key, see `sinks.parquet_target` or
+                                `sinks.delta_target`
     DIR/log/000000000007.parquet
 
 A file of the log has the columns of the source and `batch`; its rows are those that one batch gave
@@ -12,7 +13,7 @@ Invariants:
    if that is no `put`. Whoever reads the log needs no rule about histories (`newest_rows`).
 2. The rows of a batch are durable before the table has it, and become part of the log after. A
    file whose batch the table never had is thrown away; one whose batch it has is put into the log:
-   told apart by the table that the batch began with, whose digest is in the file's name.
+   told apart by the stamp of the table that the batch began with, which is in the file's name.
 3. A file of the log never changes. One process writes.
 
 Elsewhere: the rules of rollbacks (`sinks.repairing`), the query (`table_query`).
@@ -20,17 +21,18 @@ Elsewhere: the rules of rollbacks (`sinks.repairing`), the query (`table_query`)
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from millstream.errors import UsageError
 from millstream.pipelines.sinks.change_rows import table_of
+from millstream.pipelines.sinks.delta_target import DeltaTarget
 from millstream.pipelines.sinks.parquet_target import CURRENT, ParquetTarget
 from millstream.pipelines.sinks.repairing import (
     OP_PUT,
@@ -41,21 +43,32 @@ from millstream.pipelines.sinks.repairing import (
 )
 from millstream.runtime.files import sync_directory
 
-__all__ = ["OP_REMOVED", "FollowedTable", "newest_rows"]
+__all__ = ["OP_REMOVED", "FollowedTable", "TableForm", "newest_rows", "table_of_form"]
 
 OP_REMOVED: Final = "removed"
 _EVERY_BRANCH: Final = 2**63
 _BATCH: Final = pa.field("batch", pa.int64())
 _PENDING: Final = "pending-"
 
+TableForm = Literal["parquet", "delta"]
+_MARKS: Final[Mapping[TableForm, str]] = {"parquet": CURRENT, "delta": "_delta_log"}
+"""What a directory has that holds such a table."""
+
 
 class FollowedTable:
-    """A `repairing.KeyedTarget`: a `ParquetTarget` in DIR/table, its rows logged in DIR/log."""
+    """A `repairing.KeyedTarget`: a table in DIR/table, its rows logged in DIR/log.
 
-    def __init__(self, path: Path) -> None:
-        self.table = ParquetTarget(path / "table")
+    Args:
+        path: DIR, which exists.
+        form: of the table.
+
+    Raises:
+        UsageError: `other_format`: the table that is there has another form; `missing_package`.
+    """
+
+    def __init__(self, path: Path, form: TableForm = "parquet") -> None:
+        self.table = table_of_form(path / "table", form)
         self._inner: KeyedTarget = self.table
-        self._current = path / "table" / CURRENT
         self._log = path / "log"
         self._log.mkdir(exist_ok=True)
         self._rows: list[Row] = []
@@ -112,7 +125,7 @@ class FollowedTable:
         if not self._rows:
             self._inner.commit(batch_id)
             return
-        pending = self._log / f"{_PENDING}{self._digest()}"
+        pending = self._log / f"{_PENDING}{self.table.stamp()}"
         batch = pa.array([batch_id] * len(self._rows), _BATCH.type)
         _write(pending, table_of(self._rows).append_column(_BATCH, batch))
         sync_directory(self._log)
@@ -128,17 +141,9 @@ class FollowedTable:
     def _removed(self, partition: int, keys: Iterable[str]) -> None:
         self._rows += [Row(OP_REMOVED, partition, 0, 0, key) for key in sorted(keys)]
 
-    def _digest(self) -> str:
-        """Return a name for the table as it is now."""
-        try:
-            text = self._current.read_bytes()
-        except FileNotFoundError:
-            text = b""
-        return hashlib.sha256(text).hexdigest()
-
     def _settle(self) -> None:
         for pending in self._log.glob(f"{_PENDING}*"):
-            if pending.name == _PENDING + self._digest():
+            if pending.name == _PENDING + self.table.stamp():
                 pending.unlink()  # the table never had it
             else:
                 self._accept(pending)
@@ -147,6 +152,22 @@ class FollowedTable:
         newest = max((int(file.stem) for file in self._log.glob("*.parquet")), default=0)
         pending.rename(self._log / f"{newest + 1:012}.parquet")
         sync_directory(self._log)
+
+
+def table_of_form(path: Path, form: TableForm) -> ParquetTarget | DeltaTarget:
+    """Return the table in a directory, which is made if it is not there.
+
+    Raises:
+        UsageError: `other_format`, `missing_package`.
+    """
+    for other, mark in _MARKS.items():
+        if other != form and (path / mark).exists():
+            raise UsageError(
+                f"{path} is a table in the form {other}, not {form}: say --format {other}, or "
+                "begin with another directory",
+                code="other_format",
+            )
+    return DeltaTarget(path) if form == "delta" else ParquetTarget(path)
 
 
 def newest_rows(path: Path) -> dict[tuple[int, str], dict[str, Any]]:

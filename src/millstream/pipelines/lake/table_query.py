@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from millstream.pipelines.batch_edge import BatchGate
 from millstream.pipelines.classic import require_classic
 from millstream.pipelines.lake.directory import only_writer
-from millstream.pipelines.lake.following import FollowedTable
+from millstream.pipelines.lake.following import FollowedTable, TableForm
 from millstream.pipelines.sinks.applying import apply_changes
 from millstream.pipelines.source import register
 from millstream.pipelines.spark_version import PYSPARK_MIN
@@ -37,6 +37,7 @@ class TableQuery:
         source: options of `format("millstream")`: hosts, bucket, user, passwordFile, tlsCa.
         path: DIR; Spark's checkpoint is DIR/checkpoint.
         rows_per_batch: changes wanted in one batch.
+        form: of the table.
         on_progress: called now and then with what Spark says of the query, None before the
             first batch.
     """
@@ -47,12 +48,14 @@ class TableQuery:
         path: Path,
         *,
         rows_per_batch: int = ROWS_PER_BATCH,
+        form: TableForm = "parquet",
         on_progress: Callable[[Mapping[str, Any] | None], None],
     ) -> None:
         self._source = {
             **source, "rollback": "rows", "meta": "true", "maxRowsPerBatch": str(rows_per_batch),
         }  # fmt: skip
         self._path = path
+        self._form = form
         self._on_progress = on_progress
         self.is_stopping = False
 
@@ -67,11 +70,11 @@ class TableQuery:
             ConditionError: `already_running`.
             MillstreamError: a batch failed; the next run begins with it again.
             UnavailableError: `query_failed`.
-            UsageError: `needs_classic_session`.
+            UsageError: `needs_classic_session`; `other_format`, `missing_package`.
         """
         require_classic(spark, "the pipeline lake")
         with only_writer(self._path):
-            table = FollowedTable(self._path)
+            table = FollowedTable(self._path, self._form)
             format_name = f"millstream-{secrets.token_hex(8)}"
             register(spark, format_name)
 

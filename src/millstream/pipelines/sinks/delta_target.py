@@ -41,11 +41,13 @@ from millstream.pipelines.sinks.repairing import OP_PUT, PartitionState, Row
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["DeltaTarget"]
+__all__ = ["DeltaTarget", "delta_package"]
 
 OP_STATE: Final = "state"
 OP_GONE: Final = "gone"
 """Only in what is merged: a row that is to be removed."""
+_WRITER: Final = "millstream"
+"""Under this name the table counts its batches, by which Delta tells two writers apart, too."""
 
 
 class DeltaTarget(KeyedTable):
@@ -62,7 +64,7 @@ class DeltaTarget(KeyedTable):
 
     def __init__(self, path: str | Path, storage_options: Mapping[str, str] | None = None) -> None:
         super().__init__()
-        self._lake = _deltalake()
+        self._lake = delta_package()
         self._failures = (self._lake.exceptions.DeltaError, OSError)
         self._path = str(path)
         self._options = dict(storage_options or {})
@@ -116,7 +118,8 @@ class DeltaTarget(KeyedTable):
             source_alias="s",
             target_alias="t",
             commit_properties=self._lake.CommitProperties(
-                custom_metadata={"millstream_batch": str(batch_id)}
+                custom_metadata={"millstream_batch": str(batch_id)},
+                app_transactions=[self._lake.Transaction(_WRITER, self._commits() + 1)],
             ),
         )
         try:
@@ -135,7 +138,16 @@ class DeltaTarget(KeyedTable):
         except self._failures as error:
             raise self._unreachable(error) from error
 
+    def stamp(self) -> str:
+        """Return what every batch that changes something changes, and nothing else does."""
+        self._refresh()
+        return str(self._commits())
+
     # -- private -----------------------------------------------------------------------------
+
+    def _commits(self) -> int:
+        """Return how often a batch was committed; `optimize` and its like do not count."""
+        return self._table.transaction_version(_WRITER) or 0
 
     def _rows_to_merge(self) -> list[tuple[Row, int]]:
         rows = [pair for changed in self.changed.values() for pair in changed.values()]
@@ -192,8 +204,12 @@ class DeltaTarget(KeyedTable):
         )
 
 
-def _deltalake() -> Any:
-    """Return the package, which is loaded when a target is made."""
+def delta_package() -> Any:
+    """Return the package, which is loaded when a target is made.
+
+    Raises:
+        UsageError: `missing_package`.
+    """
     try:
         return import_module("deltalake")
     except ImportError as error:

@@ -23,6 +23,7 @@ Elsewhere: which rows (`sinks.repairing`), what a batch changes (`sinks.keyed_ta
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 from collections.abc import Collection, Sequence
@@ -50,7 +51,7 @@ from millstream.runtime.files import sync_directory, write_atomically
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["ParquetTarget"]
+__all__ = ["CURRENT", "ParquetTarget"]
 
 CURRENT: Final = "_current"
 _VERSION: Final = 1
@@ -143,6 +144,10 @@ class ParquetTarget(KeyedTable):
             )
         write_atomically(self._path / CURRENT, msgspec.json.encode(after), mode=0o644)
         self._clean(before | _files(after))
+
+    def stamp(self) -> str:
+        """Return what every batch that changes something changes, and nothing else does."""
+        return hashlib.sha256(self._load()[0]).hexdigest()
 
     # -- private -----------------------------------------------------------------------------
 

@@ -5,15 +5,22 @@ from pathlib import Path
 import pytest
 
 from keyed_double import FalseOrigin, false_row
+from millstream.errors import UsageError
 from millstream.pipelines.lake import following
-from millstream.pipelines.lake.following import OP_REMOVED, FollowedTable, newest_rows
+from millstream.pipelines.lake.following import (
+    OP_REMOVED,
+    FollowedTable,
+    TableForm,
+    newest_rows,
+    table_of_form,
+)
 from millstream.pipelines.sinks import parquet_target
-from millstream.pipelines.sinks.parquet_target import ParquetTarget
 from millstream.pipelines.sinks.repairing import KeyedTarget, RepairingSink, Row
 from node_double import FalseNode
 from pipeline_world import World
 
 SCHEDULES = 25
+DELTA_SCHEDULES = 6
 
 
 class Death(Exception):
@@ -24,10 +31,11 @@ class FollowedWorld(World):
     """The sink is a followed table; the process dies before or after the table is replaced."""
 
     path: Path
+    form: TableForm = "parquet"
     deaths = 0
 
     def make_target(self) -> KeyedTarget:
-        return FollowedTable(self.path)
+        return FollowedTable(self.path, self.form)
 
     def drop_tombstones(self, p: int, seqno: int) -> None:
         self.origin.durable[p] = seqno
@@ -55,7 +63,7 @@ class FollowedWorld(World):
         return True
 
     def live(self, p: int) -> dict[str, bytes | None]:
-        table = ParquetTarget(self.path / "table").table().to_pylist()
+        table = table_of_form(self.path / "table", self.form).table().to_pylist()
         found = {row["key"]: row["value"] for row in table if row["partition"] == p}
         if not list((self.path / "log").glob("pending-*")):
             logged = newest_rows(self.path)
@@ -78,6 +86,31 @@ def test_table_and_log_equal_the_source_at_rest(
     assert FollowedWorld.deaths > SCHEDULES / 4
 
 
+@pytest.mark.parametrize("seed", range(DELTA_SCHEDULES))
+def test_so_do_a_delta_table_and_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    pytest.importorskip("deltalake", reason="the extra delta is not installed")
+
+    class DeltaWorld(FollowedWorld):
+        path = tmp_path
+        form: TableForm = "delta"
+
+    monkeypatch.setattr(following, "sync_directory", lambda _: None)
+    DeltaWorld(seed, repairs=True).run()
+
+
+@pytest.mark.parametrize("form", ["parquet", "delta"])
+def test_a_table_of_another_form_is_not_touched(tmp_path: Path, form: TableForm) -> None:
+    pytest.importorskip("deltalake", reason="the extra delta is not installed")
+    other: TableForm = "parquet" if form == "delta" else "delta"
+    sink = RepairingSink(FollowedTable(tmp_path, form), FalseOrigin(FalseNode(1)))
+    sink.apply([false_row(0, 1, 1, 1, 10, 1)])
+    with pytest.raises(UsageError, match=f"--format {form}") as caught:
+        FollowedTable(tmp_path, other)
+    assert caught.value.code == "other_format"
+
+
 def logged(path: Path) -> list[tuple[str, str]]:
     files = sorted((path / "log").glob("*.parquet"))
     rows = [row for file in files for row in following.pq.read_table(file).to_pylist()]
@@ -97,10 +130,13 @@ def test_the_log_has_the_rows_of_each_batch_and_what_was_removed(tmp_path: Path)
     assert newest_rows(tmp_path)[0, "1"]["batch"] == 8
 
 
+@pytest.mark.parametrize("form", ["parquet", "delta"])
 def test_rows_that_the_table_never_had_are_thrown_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: TableForm
 ) -> None:
-    target = FollowedTable(tmp_path)
+    """Also where the owner of a Delta table makes a version of it meanwhile."""
+    deltalake = pytest.importorskip("deltalake", reason="the extra delta is not installed")
+    target = FollowedTable(tmp_path, form)
     sink = RepairingSink(target, FalseOrigin(FalseNode(1)))
 
     def dies(_: int) -> None:
@@ -111,7 +147,11 @@ def test_rows_that_the_table_never_had_are_thrown_away(
         with pytest.raises(Death):
             sink.apply([false_row(0, 1, 1, 1, 10, 1)], 7)
     assert len(list((tmp_path / "log").iterdir())) == 1
-    RepairingSink(FollowedTable(tmp_path), FalseOrigin(FalseNode(1))).apply(
+    if form == "delta":
+        table = deltalake.DeltaTable(str(tmp_path / "table"))
+        table.alter.set_table_name("flights")
+        assert table.version() == 1
+    RepairingSink(FollowedTable(tmp_path, form), FalseOrigin(FalseNode(1))).apply(
         [false_row(0, 1, 1, 2, 20, 1)], 7
     )
     assert logged(tmp_path) == [("put", "2")]
