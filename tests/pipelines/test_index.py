@@ -10,6 +10,8 @@ from millstream.errors import ConditionError
 from millstream.pipelines.index.on_spark import IndexPipeline
 from millstream.pipelines.index.setup import find_specs
 from millstream.pipelines.options import parse_options
+from node_process import NodeProcess
+from spread_index import Spread
 from waiting import until
 
 KINDS = "function (doc) { emit([doc.kind, doc._rev.split('-')[0]], doc.n); }"
@@ -116,3 +118,31 @@ def test_a_second_pipeline_takes_over(spark, bucket, pipeline_of, ask):
     assert len(ask(reduce=False, update=False)) == 25
     until(lambda: ended == ["index_fenced"], lambda: "the first one goes on")
     thread.join()
+
+
+@pytest.fixture
+def spread(tmp_path):
+    made = []
+
+    def make(*options, name):
+        made.append(NodeProcess(tmp_path / name, *options))
+        return made[-1]
+
+    yield Spread(make, tmp_path)
+    for node in made:
+        node.kill()
+
+
+def test_one_pipeline_keeps_the_indexes_of_all_nodes(spark, spread):
+    spread.write(range(200))
+    with spread.running(spark):
+        spread.check("a", "b")
+        spread.write(range(100, 150), "again")
+        spread.check("a", "b")
+        spread.nodes.promote("a", "--to", "b", "--partition", "0")
+        spread.write(range(20), "moved")
+        spread.check("a", "b")
+    assert len({report.node for report in spread.reports}) == 2
+    spread.write(range(150, 210), "later")
+    spread.pipeline().run(spark, once=True)
+    assert spread.rows(spread.nodes.nodes["a"], "stale=ok") == spread.right

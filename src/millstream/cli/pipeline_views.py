@@ -77,6 +77,14 @@ RowsOption = Annotated[
     int | None,
     typer.Option("--rows-per-commit", min=1, help="Changes of one commit after the first."),
 ]
+IndexNodeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--index-node",
+        metavar="HOST:PORT",
+        help="HTTP address of a node that only indexes, to keep its index, too. May be repeated.",
+    ),
+]
 TasksOption = Annotated[
     int | None,
     typer.Option("--tasks", min=1, help="Spark tasks of one commit; default the processors."),
@@ -98,6 +106,7 @@ def run_views(
     python_module: ModuleOption = None,
     rows_per_commit: RowsOption = None,
     tasks: TasksOption = None,
+    index_node: IndexNodeOption = None,
     driver_memory: MemoryOption = MEMORY_DEFAULT,
     address: ConnectOption = CONNECT_DEFAULT,
     user: UserOption = None,
@@ -138,6 +147,7 @@ def run_views(
                     rows_max=rows_max,
                     source_options=options,
                     is_loop=loop,
+                    index_nodes=tuple(index_node or ()),
                     on_cycle=partial(_tell, console, runs[-1].progress, as_json=json),
                 )
             )

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Protocol, TypeVar
 
@@ -35,6 +35,7 @@ from millstream.model.limits import LEASE_SECONDS_DEFAULT
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog
 from millstream.pipelines.options import SourceOptions
+from millstream.wire.cluster_map import ClusterMap
 
 __all__ = [
     "LeaseKeeper",
@@ -200,6 +201,36 @@ class NodeControl:
                 return {position.partition_id: position for position in found}
             _refresh_map(self._client)
 
+    def positions_now(self, partition_ids: Collection[int]) -> Mapping[int, PartitionPosition]:
+        """Return where partitions stand, without those that nobody serves, or says, at present.
+
+        Raises:
+            UnavailableError, RoutingError: nothing is said of any of them.
+        """
+        found: dict[int, PartitionPosition] = {}
+        failure: MillstreamError | None = None
+        for is_again in (False, True):
+            left = [p for p in partition_ids if p not in found]
+            if is_again and left:
+                _refresh_map(self._client)
+            for mine in self._by_owner(left):
+                try:
+                    for position in self._client.positions(mine):
+                        if position.state == PartitionState.ACTIVE:
+                            found[position.partition_id] = position
+                except (UnavailableError, RoutingError) as error:
+                    failure = error
+        if failure is not None and not found:
+            raise failure
+        return found
+
+    def _by_owner(self, partition_ids: Collection[int]) -> list[list[int]]:
+        groups: dict[int, list[int]] = {}
+        for partition_id in partition_ids:
+            owner = self._client.cluster_map.owners[partition_id]
+            groups.setdefault(owner, []).append(partition_id)
+        return [*groups.values()]
+
     def positions_known(self) -> Mapping[int, PartitionPosition]:
         """Return `positions` once the durable seqnos, if the option wants them, are known.
 
@@ -260,6 +291,16 @@ class NodeControl:
     def release_lease(self, lease_id: int, partition_ids: Sequence[int]) -> None:
         """Give up a lease on partitions."""
         self._ask(lambda client: client.release_lease(lease_id, partition_ids))
+
+    def let_go(self, lease_id: int, partition_ids: Sequence[int]) -> None:
+        """Give up a lease as far as nodes answer; it ends by itself."""
+        with suppress(UnavailableError, RoutingError):
+            self._client.release_lease(lease_id, partition_ids)
+
+    @property
+    def cluster_map(self) -> ClusterMap:
+        """The newest map known."""
+        return self._client.cluster_map
 
     @property
     def _is_alone(self) -> bool:

@@ -41,6 +41,8 @@ class ClusterMap(NamedTuple):
     services: dict[str, int]
     bucket_uuid: str = ""
     here: NodeAddress = NodeAddress("", 0)
+    http: tuple[int, ...] = ()
+    """The HTTP port of each of `nodes`; 0: it has none."""
 
     @property
     def partition_count(self) -> int:
@@ -101,7 +103,10 @@ def cluster_map_from(config: bytes, *, host: str, port: int) -> ClusterMap:
         raise RemoteProtocolError(f"{host} sent a map without nodes or owners", code="bad_map")
     at = next((at for at, node in enumerate(parsed.nodesExt) if node.thisNode), 0)
     services = parsed.nodesExt[at].services
-    return ClusterMap(parsed.revEpoch, parsed.rev, nodes, owners, services, parsed.uuid, nodes[at])
+    http = tuple(node.services.get("mgmt", 0) for node in parsed.nodesExt)
+    return ClusterMap(
+        parsed.revEpoch, parsed.rev, nodes, owners, services, parsed.uuid, nodes[at], http
+    )
 
 
 def _host(named: str, connected: str) -> str:

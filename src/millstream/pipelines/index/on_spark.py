@@ -8,12 +8,14 @@ checkpoint that is lost, old or of another run does no harm. With `is_loop` ther
 node is asked how far it is.
 
 Invariants:
-1. One commit ends before the next begins, and a stop waits for the one under way.
+1. Commits of an index follow each other, and a stop waits for those under way.
 2. A node, or a partition, that is away for less than `AWAY_S` does not end the pipeline; one that
    is away when a stop is asked for does not make the stop a failure.
 3. Pipelines of one process read formats of their own: see `source.register`.
+4. While nodes are away the query may fail, and is begun again: nothing depends on it but how soon
+   an index is looked at.
 
-Elsewhere: the cycle (`writer`), tasks (`mapping`).
+Elsewhere: the indexes of all nodes (`shards`), one's cycle (`writer`), tasks (`mapping`).
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from dataclasses import replace as replaced
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -32,32 +35,37 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from millstream.errors import MillstreamError, RoutingError, UnavailableError
+from millstream.client.kv import Client
+from millstream.errors import MillstreamError, UnavailableError
 from millstream.pipelines.batch_edge import BatchGate
 from millstream.pipelines.classic import require_classic
+from millstream.pipelines.control import open_client
 from millstream.pipelines.index.mapping import MapSpec, TaskDone, run_task
+from millstream.pipelines.index.nodes import hosts_of, index_addresses, shown
 from millstream.pipelines.index.planning import PartPlan
+from millstream.pipelines.index.shard import IndexAddress
+from millstream.pipelines.index.shards import AWAY, AWAY_S, Shards
 from millstream.pipelines.index.writer import ROWS_PER_COMMIT, Cycle, IndexWriter
 from millstream.pipelines.source import register
 from millstream.views.core.index_messages import error_from
 
-__all__ = ["AWAY_S", "CycleReport", "IndexPipeline", "spark_tasks"]
+__all__ = ["CycleReport", "IndexPipeline", "spark_tasks"]
 
-AWAY_S: Final = 60.0
-"""How long node or executors may be away before the pipeline ends."""
-PAUSE_S: Final = 0.25
-"""Before it is tried again."""
 RESTARTS_MAX: Final = 3
 """How often in a row a streaming query is started again that ended soon after its start."""
-POLL_S: Final = 0.02
-"""How often a loop asks whether there is something new."""
-_AWAY: Final = (UnavailableError, RoutingError)
-"""A node, or what has some partition, is away."""
+QUERY_PAUSE_S: Final = 1.0
+"""Before a query that failed is started again."""
+_LOOK_S: Final = 0.02
+_QUERY: Final = frozenset({"query_failed", "query_ended"})
 _SCHEMA: Final = pa.schema([pa.field("done", pa.binary())])
 
 
 class CycleReport(msgspec.Struct, frozen=True):
-    """What one commit did, for people; `lag`: seqnos not read yet, by partition."""
+    """What one commit did, for people.
+
+    `node`: whose index, its HTTP address. `commit`: of that index. `rows`: by tree, of all nodes.
+    `lag`: partition -> seqnos not read yet, of all nodes.
+    """
 
     ddoc: str
     commit: int
@@ -68,6 +76,7 @@ class CycleReport(msgspec.Struct, frozen=True):
     rows: list[int]
     is_first: bool
     lag: dict[int, int]
+    node: str = ""
 
 
 def spark_tasks(
@@ -124,7 +133,8 @@ class IndexPipeline:
         rows_max: changes of one commit after the first.
         source_options: further options of `format("millstream")`, such as `passwordFile`.
         is_loop: ask the node instead of running a streaming query.
-        on_cycle: told after each commit.
+        index_nodes: HTTP addresses of nodes that only index, which no map names.
+        on_cycle: told after each commit, by one thread at a time.
     """
 
     spec: MapSpec
@@ -133,8 +143,13 @@ class IndexPipeline:
     rows_max: int = ROWS_PER_COMMIT
     source_options: dict[str, str] = field(default_factory=dict)
     is_loop: bool = False
+    index_nodes: tuple[str, ...] = ()
     on_cycle: Callable[[CycleReport], None] = lambda report: None
     is_stopping: bool = False
+    _client: Client | None = None
+    _where: list[IndexAddress] = field(default_factory=list)
+    _rows: dict[IndexAddress, list[int]] = field(default_factory=dict)
+    _lag: dict[IndexAddress, dict[int, int]] = field(default_factory=dict)
 
     @property
     def design(self) -> str:
@@ -142,89 +157,116 @@ class IndexPipeline:
         return self.spec.address.design
 
     def run(self, spark: SparkSession, *, once: bool = False) -> None:
-        """Keep the index until `is_stopping` is set; with `once`, until it has all there is.
+        """Keep the indexes until `is_stopping` is set; with `once`, until they have all there is.
 
         Raises:
-            ConditionError: `index_fenced`: another writer keeps it now; `not_spark_engine`;
+            ConditionError: `index_fenced`: another writer keeps one now; `not_spark_engine`;
                 `other_index`.
-            UnavailableError, RoutingError: node or Spark failed for long, and nobody asked for a
+            UnavailableError, RoutingError: nodes or Spark failed for long, and nobody asked for a
                 stop; running again goes on.
             UsageError: `needs_classic_session`.
         """
         require_classic(spark, "the pipeline views")
         try:
             self._run(spark, once)
-        except _AWAY:
+        except AWAY:
             if not self.is_stopping:
                 raise
+        finally:
+            if self._client is not None:
+                self._client.close()
 
     def _run(self, spark: SparkSession, once: bool) -> None:
         name = f"Spark pipeline {secrets.token_hex(4)}"
-        with IndexWriter(
-            self.spec, spark_tasks(spark), name=name, task_count=self.task_count,
-            rows_max=self.rows_max,
-        ) as writer:  # fmt: skip
-            self._patiently(writer.take_over)
-            self._catch_up(writer)
-            if once:
-                return
-            if self.is_loop:
-                self._loop(writer)
+        tasks = spark_tasks(spark)
+
+        def opened(address: IndexAddress) -> IndexWriter:
+            return IndexWriter(
+                self._spec_at(address), tasks, name=name, task_count=self.task_count,
+                rows_max=self.rows_max,
+            )  # fmt: skip
+
+        with Shards(self._find, opened, self._report, once=once, is_loop=self.is_loop) as shards:
+            if once or self.is_loop:
+                while not self.is_stopping and not (once and shards.is_over):
+                    shards.look()
+                    time.sleep(_LOOK_S)
+                shards.look()
             else:
-                self._keep_following(spark, writer)
+                self._keep_following(spark, shards)
 
-    def _loop(self, writer: IndexWriter) -> None:
-        while not self.is_stopping:
-            if self._patiently(writer.is_behind):
-                self._catch_up(writer)
-            else:
-                time.sleep(POLL_S)
+    def _find(self) -> list[IndexAddress]:
+        """Return where the indexes are by now; where the nodes are is remembered for tasks."""
+        if self._client is None:
+            self._client = open_client(self.spec.source)
+        else:
+            self._client.refresh_map()
+        map_ = self._client.cluster_map
+        hosts = hosts_of(self.spec.source.hosts, map_)
+        if hosts != self.spec.source.hosts:
+            source = replaced(self.spec.source, hosts=hosts)
+            self.spec = msgspec.structs.replace(self.spec, source=source)
+        self._where = index_addresses(self.spec.address, map_, self.index_nodes)
+        return self._where
 
-    def _catch_up(self, writer: IndexWriter) -> None:
-        """Commit until there is nothing new."""
-        while not self.is_stopping:
-            began = time.monotonic()
-            cycle = self._patiently(writer.cycle)
-            if cycle is None:
-                return
-            self.on_cycle(self._report(writer, cycle, time.monotonic() - began))
+    def _spec_at(self, address: IndexAddress) -> MapSpec:
+        return msgspec.structs.replace(self.spec, address=address)
 
-    def _report(self, writer: IndexWriter, cycle: Cycle, seconds: float) -> CycleReport:
-        return CycleReport(
-            self.design, cycle.state.commit, seconds, cycle.changes, cycle.parts,
-            len(cycle.state.left_out), cycle.state.rows, cycle.is_first, writer.lag(),
+    def _report(
+        self, address: IndexAddress, writer: IndexWriter, cycle: Cycle, seconds: float
+    ) -> None:
+        self._rows[address] = cycle.state.rows
+        self._lag[address] = writer.lag()
+        there = [each for each in self._rows if each in self._where]
+        rows = [self._rows[each] for each in there]
+        lag: dict[int, int] = {}
+        for each in there:
+            for partition, behind in self._lag[each].items():
+                lag[partition] = max(behind, lag.get(partition, 0))
+        self.on_cycle(
+            CycleReport(
+                self.design, cycle.state.commit, seconds, cycle.changes, cycle.parts,
+                len(cycle.state.left_out), [*map(sum, zip(*rows, strict=True))],
+                cycle.is_first, lag, shown(address),
+            )
         )  # fmt: skip
-
-    def _patiently(self, work: Callable[[], Any]) -> Any:
-        """Try again while node or executors are away."""
-        until = 0.0
-        while True:
-            try:
-                return work()
-            except _AWAY:
-                until = until or time.monotonic() + AWAY_S
-                if self.is_stopping or time.monotonic() > until:
-                    raise
-                time.sleep(PAUSE_S)
 
     # -- the streaming query
 
-    def _keep_following(self, spark: SparkSession, writer: IndexWriter) -> None:
+    def _keep_following(self, spark: SparkSession, shards: Shards) -> None:
         """Follow; a query that Spark gave up is started again, since it carries nothing."""
         left = RESTARTS_MAX
         while not self.is_stopping:
             began = time.monotonic()
-            gate = BatchGate(lambda *_: self._catch_up(writer), lambda: self.is_stopping)
+            gate = BatchGate(lambda *_: shards.wake(), lambda: self._is_stopped(shards))
             try:
-                gate.wait(self._started(spark, gate))
+                gate.wait(self._started(spark, gate), lambda _: self._look(shards))
                 if not self.is_stopping:
                     raise UnavailableError(
                         "the streaming query ended by itself", code="query_ended"
                     )
-            except _AWAY:
-                left = RESTARTS_MAX if time.monotonic() - began > AWAY_S else left - 1
-                if gate.failure is not None or left < 0:
+            except UnavailableError as error:
+                if error.code not in _QUERY:
                     raise
+                left = RESTARTS_MAX if time.monotonic() - began > AWAY_S else left - 1
+                if left < 0 and not shards.is_any_away:
+                    raise
+                self._pause(shards)
+
+    def _is_stopped(self, shards: Shards) -> bool:
+        if self.is_stopping:
+            shards.end()
+        return self.is_stopping
+
+    def _look(self, shards: Shards) -> None:
+        if not self.is_stopping:
+            shards.look()
+
+    def _pause(self, shards: Shards) -> None:
+        until = time.monotonic() + QUERY_PAUSE_S
+        while not self.is_stopping and time.monotonic() < until:
+            shards.look()
+            time.sleep(_LOOK_S)
 
     def _started(self, spark: SparkSession, gate: BatchGate) -> StreamingQuery:
         source = self.spec.source

@@ -1,4 +1,4 @@
-"""What a pipeline for an index needs before it starts: the design document, where its index is.
+"""What a pipeline for an index needs before it starts: the design document, where it is.
 
 Invariants:
 1. A design document that does not compile, names an unknown Python function or is kept by the node
@@ -9,19 +9,21 @@ Elsewhere: the cycle (`writer`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, TypeVar
 
 import msgspec
 
 from millstream.client.databases import DESIGN, Database
-from millstream.client.http import HttpClient, http_of
+from millstream.client.http import HttpClient
 from millstream.client.kv import Client
 from millstream.errors import ConditionError, UsageError
 from millstream.pipelines.bucket_changes import Endpoint, scan
 from millstream.pipelines.control import open_client
 from millstream.pipelines.index.mapping import MapSpec
+from millstream.pipelines.index.nodes import hosts_of, http_at, index_addresses
 from millstream.pipelines.index.shard import ANSWER_S, IndexAddress, IndexShard, IndexState
 from millstream.pipelines.options import SourceOptions
 from millstream.views.aio.mapping import open_mapper
@@ -30,7 +32,7 @@ from millstream.views.core.design import DesignDocument, design_name, parse_desi
 
 __all__ = ["files_of_modules", "find_specs", "index_state_of", "put_design"]
 
-_FILE_BYTES_MAX: Final = 16 * 1024 * 1024
+_Value = TypeVar("_Value")
 
 
 def files_of_modules(modules: Sequence[str]) -> list[Path]:
@@ -62,16 +64,24 @@ def find_specs(
         UnavailableError: the node does not answer; `no_http`.
     """
     with open_client(source) as client:
-        http = _http(client, source)
-        names = [put_design(http, source.bucket, name) for name in designs]
+
+        def database_of(name: str) -> Database:
+            return Database(_http(client, source, name), source.bucket)
+
+        names = [put_design(database_of, name) for name in designs]
+        source = replace(source, hosts=hosts_of(source.hosts, client.cluster_map))
         return [
-            _spec(client, http, source, name, tuple(modules))
+            _spec(client, database_of(name), source, name, tuple(modules))
             for name in names or _spark_designs(client, source)
         ]
 
 
-def put_design(http: HttpClient, bucket: str, design: str) -> str:
+def put_design(database_of: Callable[[str], Database], design: str) -> str:
     """Return the name of a design document; one given as a file is put as one for Spark.
+
+    Args:
+        database_of: returns the bucket at the node that has a design document.
+        design: name or file.
 
     Raises:
         UsageError: `bad_file`, `invalid_design_doc`, `compilation_error`.
@@ -87,7 +97,7 @@ def put_design(http: HttpClient, bucket: str, design: str) -> str:
     content["engine"] = "spark"
     parsed = parse_design(content, "" if "_id" in content else path.stem)
     open_mapper(parsed).close()
-    database = Database(http, bucket)
+    database = database_of(parsed.name)
     try:
         there = parse_design(database.get(DESIGN + parsed.name), parsed.name)
     except (ConditionError, UsageError):
@@ -98,31 +108,52 @@ def put_design(http: HttpClient, bucket: str, design: str) -> str:
 
 
 def index_state_of(source: SourceOptions, design: str) -> IndexState:
-    """Return where an index stands."""
+    """Return where the indexes of a design document stand, those of all nodes as one.
+
+    Of each partition the position at the node that answers for it; rows are those of all nodes.
+    """
     with open_client(source) as client:
-        return IndexShard(_address(_http(client, source), source, design)).state()
+        map_ = client.cluster_map
+        addresses = index_addresses(_address(client, source, design), map_)
+    states = [IndexShard(address).state() for address in addresses]
+    one, *others = states
+    if not others:
+        return one
+    return msgspec.structs.replace(
+        one,
+        is_empty=all(each.is_empty for each in states),
+        rows=[sum(rows) for rows in zip(*(each.rows for each in states), strict=True)],
+        states={p: state for each in states for p, state in _active(each, each.states)},
+        positions={p: place for each in states for p, place in _active(each, each.positions)},
+    )
 
 
-def _http(client: Client, source: SourceOptions) -> HttpClient:
-    return http_of(
-        client, user=source.user, password=source.password or "", tls=source.tls(),
+def _active(state: IndexState, values: Mapping[int, _Value]) -> list[tuple[int, _Value]]:
+    return [(p, value) for p, value in values.items() if state.states.get(p) == "active"]
+
+
+def _http(client: Client, source: SourceOptions, design: str) -> HttpClient:
+    """Return the node that has a design document."""
+    host, port = http_at(client.cluster_map, client.partition_of(DESIGN + design))
+    return HttpClient(
+        host, port, user=source.user, password=source.password or "", tls=source.tls(),
         timeout_s=ANSWER_S,
     )  # fmt: skip
 
 
-def _address(http: HttpClient, source: SourceOptions, design: str) -> IndexAddress:
-    host, _, port = http.address.rpartition(":")
+def _address(client: Client, source: SourceOptions, design: str) -> IndexAddress:
+    host, port = http_at(client.cluster_map, client.partition_of(DESIGN + design))
     return IndexAddress(
-        host=host.strip("[]"), port=int(port), bucket=source.bucket, design=design,
+        host=host, port=port, bucket=source.bucket, design=design,
         user=source.user, password=source.password, tls_authority=source.tls_authority,
     )  # fmt: skip
 
 
 def _spec(
-    client: Client, http: HttpClient, source: SourceOptions, name: str, modules: tuple[str, ...]
+    client: Client, database: Database, source: SourceOptions, name: str, modules: tuple[str, ...]
 ) -> MapSpec:
     try:
-        content = Database(http, source.bucket).get(DESIGN + name)
+        content = database.get(DESIGN + name)
     except ConditionError as error:
         raise ConditionError(
             f"bucket {source.bucket!r} has no design document {name!r}: put it with `millstream "
@@ -132,7 +163,7 @@ def _spec(
     design = _checked(parse_design(content, name))
     return MapSpec(
         source=source,
-        address=_address(http, source, name),
+        address=_address(client, source, name),
         bucket_uuid=client.cluster_map.bucket_uuid,
         design=msgspec.json.encode(design.as_json()),
         signature=design.signature,

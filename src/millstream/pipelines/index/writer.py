@@ -8,6 +8,7 @@ Invariants:
 1. What is read starts at the header's position; nothing that this process remembers is needed to
    go on after a kill, and what it remembers (leases) is checked against the header each time.
 2. A part counts as whole only if its lease is still held when everything was read.
+   Partitions that nobody serves at present wait; the others go on.
 3. An index has one writer: whoever took over later is not disturbed, this one ends
    (`index_fenced`).
 4. What tasks staged stays while others are at work, however long: the node hears of this writer.
@@ -19,7 +20,7 @@ Elsewhere: the tasks (`mapping`), the rule of publishing (`views.core.publishing
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple, Self
 
@@ -33,6 +34,7 @@ from millstream.pipelines.index.mapping import Failures, MapSpec, TaskDone
 from millstream.pipelines.index.planning import (
     Held,
     PartPlan,
+    complete_of,
     is_past_pieces,
     plan_parts,
     wants_lease,
@@ -40,6 +42,7 @@ from millstream.pipelines.index.planning import (
 from millstream.pipelines.index.shard import IndexShard, IndexState
 from millstream.views.core.header import MAP_ERRORS_KEPT_MAX, MapFailure
 from millstream.views.core.indexer import Place, is_worth_building
+from millstream.wire.cluster_map import ClusterMap
 
 __all__ = [
     "KEEP_S", "ROWS_PER_COMMIT", "ROWS_PER_COMMIT_MAX", "Cycle", "IndexWriter", "RunTasks",
@@ -118,6 +121,8 @@ class IndexWriter:
         """A build was not taken: changes are brought in one by one."""
         self.state: IndexState | None = None
         """As it was told last."""
+        self.is_waiting = False
+        """There is more than the last cycle found to commit, which cannot be read now."""
 
     def __enter__(self) -> Self:
         return self
@@ -150,9 +155,17 @@ class IndexWriter:
         where = self.state.where
         return any(
             position.high_seqno > where[p].seqno or position.uuid != self._uuids.get(p)
-            for p, position in self._control.positions().items()
-            if p in where
+            for p, position in self._control.positions_now(where).items()
         )
+
+    def was_made_anew(self) -> bool:
+        """Return whether this index was begun anew: its fencing numbers, too."""
+        return self._shard.state().fence < self._spec.fence
+
+    @property
+    def cluster_map(self) -> ClusterMap:
+        """Of the bucket, the newest that is known."""
+        return self._control.cluster_map
 
     def lag(self) -> dict[int, int]:
         """Return how many seqnos the index lacked of each partition when the last cycle began."""
@@ -168,12 +181,16 @@ class IndexWriter:
             UnavailableError: node or executors cannot be reached; try again.
         """
         state = self.state = self._shard.judge(self._spec.fence)
-        highs = self._look()
+        highs = self._look(state.where)
         is_first = self._is_to_be_built(state, highs)
         where = dict.fromkeys(state.where, Position()) if is_first else state.where
         self._hold(where, highs)
-        plans = plan_parts(where, self._held, None if is_first else self._rows_max)
+        held = {p: held for p, held in self._held.items() if p in highs}
+        plans = plan_parts(where, held, None if is_first else self._rows_max)
         if not plans:
+            self.is_waiting = any(
+                p not in highs or complete_of(here) < highs[p] for p, here in where.items()
+            )
             return None
         spec = msgspec.structs.replace(self._spec, is_first=is_first)
         tasks = divided(plans, self._task_count)
@@ -200,9 +217,9 @@ class IndexWriter:
             found.setdefault(held.lease.lease_id, []).append(partition)
         return found
 
-    def _look(self) -> Mapping[int, int]:
-        """Return the newest seqno of each partition."""
-        found = self._control.positions()
+    def _look(self, partitions: Collection[int]) -> Mapping[int, int]:
+        """Return the newest seqno of each partition that can be read now."""
+        found = self._control.positions_now(partitions)
         self._uuids = {p: position.uuid for p, position in found.items()}
         self._highs = {p: position.high_seqno for p, position in found.items()}
         return self._highs
@@ -250,7 +267,7 @@ class IndexWriter:
             if held is not None:
                 by_lease.setdefault(held.lease.lease_id, []).append(partition)
         for lease_id, mine in by_lease.items():
-            self._control.release_lease(lease_id, mine)
+            self._control.let_go(lease_id, mine)
 
     def _still_held(self, plans: Iterable[PartPlan]) -> set[int]:
         found: set[int] = set()

@@ -1,13 +1,33 @@
 """The pipeline around the cycle without a session; with one: tests/pipelines/test_index.py."""
 
+from dataclasses import replace
+from typing import ClassVar, NamedTuple
+
 import msgspec
 import pyarrow as pa
 import pytest
 
-from millstream.errors import ConditionError, RoutingError, UnavailableError
+from millstream.errors import ConditionError, UnavailableError
 from millstream.pipelines.index import on_spark
-from millstream.pipelines.index.mapping import TaskDone
+from millstream.pipelines.index.mapping import MapSpec, TaskDone
 from millstream.pipelines.index.on_spark import IndexPipeline, _done_of, _run_rows
+from millstream.pipelines.index.shard import IndexAddress, IndexState
+from millstream.pipelines.index.writer import Cycle
+from millstream.pipelines.options import parse_options
+from millstream.wire.cluster_map import ClusterMap, NodeAddress
+
+SPEC = MapSpec(
+    source=parse_options({"bucket": "b", "hosts": "c:3"}),
+    address=IndexAddress(host="a", port=1, bucket="b", design="d"),
+    bucket_uuid="u", design=b"{}", signature="s", fence=0, is_first=False,
+)  # fmt: skip
+
+
+def state_of(rows):
+    return IndexState(
+        signature="s", engine="spark", writer="w", fence=1, commit=1, committed_ms=0,
+        is_empty=False, trees=1, rows=rows, states={}, positions={},
+    )  # fmt: skip
 
 
 def told_of(monkeypatch, run):
@@ -40,49 +60,15 @@ def test_spark_tries_again_what_may_be_cured(monkeypatch):
         told_of(monkeypatch, away)
 
 
-class Cycles:
-    """A writer whose cycles do what they are told: None, or an error."""
+class FalseShards:
+    """Nodes that stay as they are, or fail as they are told."""
 
-    def __init__(self, *steps):
-        self.steps = list(steps)
+    made: ClassVar[list] = []
 
-    def cycle(self):
-        step = self.steps.pop(0)
-        if isinstance(step, Exception):
-            raise step
-        return step
-
-
-def test_a_node_that_is_away_for_a_while_ends_nothing(monkeypatch, tmp_path):
-    monkeypatch.setattr(on_spark, "PAUSE_S", 0.001)
-    pipeline = IndexPipeline(None, tmp_path)
-    writer = Cycles(UnavailableError("away"), RoutingError("nobody has it"), None)
-    pipeline._catch_up(writer)
-    assert writer.steps == []
-
-
-def test_one_that_stays_away_ends_it(monkeypatch, tmp_path):
-    monkeypatch.setattr(on_spark, "PAUSE_S", 0.001)
-    monkeypatch.setattr(on_spark, "AWAY_S", 0.0)
-    pipeline = IndexPipeline(None, tmp_path)
-    with pytest.raises(UnavailableError):
-        pipeline._catch_up(Cycles(*[UnavailableError("away")] * 9))
-    with pytest.raises(ConditionError):
-        pipeline._catch_up(Cycles(ConditionError("taken over")))
-
-
-def test_a_stop_waits_for_nothing_more(tmp_path):
-    pipeline = IndexPipeline(None, tmp_path, is_stopping=True)
-    pipeline._catch_up(Cycles())
-    with pytest.raises(UnavailableError):
-        pipeline._patiently(Cycles(UnavailableError("away")).cycle)
-
-
-class NoWriter(Cycles):
-    """A writer that cannot take over; used within `with`."""
-
-    def __init__(self, *_, **__):
-        super().__init__(UnavailableError("away"))
+    def __init__(self, find, opened, on_cycle, *, once, is_loop):
+        self.on_cycle, self.once, self.is_loop = on_cycle, once, is_loop
+        self.is_over = False
+        FalseShards.made.append(self)
 
     def __enter__(self):
         return self
@@ -90,20 +76,66 @@ class NoWriter(Cycles):
     def __exit__(self, *_):
         pass
 
-    take_over = Cycles.cycle
+    def look(self):
+        raise UnavailableError("away")
 
 
-def test_a_stop_while_the_node_is_away_is_no_failure(monkeypatch, tmp_path):
-    monkeypatch.setattr(on_spark, "IndexWriter", NoWriter)
-    monkeypatch.setattr(on_spark, "spark_tasks", lambda spark: None)
-    monkeypatch.setattr(on_spark, "AWAY_S", 0.0)
-    IndexPipeline(None, tmp_path, is_stopping=True).run(None)
-    monkeypatch.setattr(on_spark, "PAUSE_S", 0.001)
-    stays_away = NoWriter()
-    stays_away.steps *= 9
-    monkeypatch.setattr(on_spark, "IndexWriter", lambda *_, **__: stays_away)
+@pytest.fixture
+def pipeline(monkeypatch, tmp_path):
+    FalseShards.made.clear()
+    monkeypatch.setattr(on_spark, "Shards", FalseShards)
+    return IndexPipeline(SPEC, tmp_path, index_nodes=("h:7",))
+
+
+def test_a_stop_while_nodes_are_away_is_no_failure(pipeline):
+    pipeline.is_stopping = True
+    pipeline.run(None, once=True)
+    pipeline.is_stopping = False
     with pytest.raises(UnavailableError):
-        IndexPipeline(None, tmp_path).run(None)
+        pipeline.run(None, once=True)
+
+
+class FalseClient:
+    def __init__(self, map_):
+        self.cluster_map = map_
+
+    def refresh_map(self):
+        pass
+
+    def close(self):
+        pass
+
+
+def test_the_nodes_of_the_map_are_found_and_remembered(pipeline, monkeypatch):
+    nodes = (NodeAddress("a", 1), NodeAddress("b", 2))
+    client = FalseClient(ClusterMap(1, 1, nodes, (0, 1), {}, "u", nodes[0], (8, 9)))
+    monkeypatch.setattr(on_spark, "open_client", lambda source: client)
+    found = pipeline._find()
+    assert [(each.host, each.port) for each in found] == [("a", 8), ("b", 9), ("h", 7)]
+    assert pipeline.spec.source.hosts == "c:3,a:1,b:2"
+    assert [each.design for each in found] == ["d"] * 3
+
+
+def test_a_report_is_of_all_nodes(pipeline):
+    class Writer(NamedTuple):
+        told: dict
+
+        def lag(self):
+            return self.told
+
+    reports = []
+    pipeline.on_cycle = reports.append
+    pipeline._where = [replace(SPEC.address, host=host) for host in "ab"]
+    for address, rows, lag in (
+        (pipeline._where[0], [3], {0: 4}), (pipeline._where[1], [5], {1: 0, 0: 1}),
+    ):  # fmt: skip
+        pipeline._report(address, Writer(lag), Cycle(state_of(rows), 2, 1, False), 0.5)
+    assert [(each.rows, each.node, each.lag) for each in reports] == [
+        ([3], "a:1", {0: 4}), ([8], "b:1", {0: 4, 1: 0}),
+    ]  # fmt: skip
+    pipeline._where = pipeline._where[1:]
+    pipeline._report(address, Writer(lag), Cycle(state_of([6]), 2, 1, False), 0.5)
+    assert (reports[-1].rows, reports[-1].lag) == ([6], {1: 0, 0: 1}), "a node that went"
 
 
 def test_task_results_are_json():

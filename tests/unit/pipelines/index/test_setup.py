@@ -7,7 +7,6 @@ from typing import ClassVar
 import pytest
 
 from millstream.errors import ConditionError, UsageError
-from millstream.pipelines.index import setup
 from millstream.pipelines.index.setup import files_of_modules, put_design
 
 DESIGN = {"_id": "_design/d", "views": {"v": {"map": "function (doc) { emit(1); }"}}}
@@ -17,9 +16,6 @@ class Put:
     """A bucket that takes design documents."""
 
     documents: ClassVar[dict[str, dict]] = {}
-
-    def __init__(self, http, bucket):
-        assert bucket == "b"
 
     def get(self, key):
         if key not in Put.documents:
@@ -31,29 +27,33 @@ class Put:
         Put.documents[key] = content
 
 
+def database_of(name):
+    assert name in ("d", "sums")
+    return Put()
+
+
 @pytest.fixture(autouse=True)
-def database(monkeypatch):
+def database():
     Put.documents = {}
-    monkeypatch.setattr(setup, "Database", Put)
 
 
 def test_a_name_is_a_name():
-    assert put_design(None, "b", "_design/d") == put_design(None, "b", "d") == "d"
+    assert put_design(database_of, "_design/d") == put_design(database_of, "d") == "d"
     assert Put.documents == {}
 
 
 def test_a_file_is_put_as_one_for_spark(tmp_path):
     path = tmp_path / "any.json"
     path.write_text(json.dumps({**DESIGN, "engine": "node"}))
-    assert put_design(None, "b", str(path)) == "d"
+    assert put_design(database_of, str(path)) == "d"
     assert Put.documents == {"_design/d": {**DESIGN, "engine": "spark"}}
-    assert put_design(None, "b", str(path)) == "d"
+    assert put_design(database_of, str(path)) == "d"
 
 
 def test_a_file_without_an_id_is_called_by_its_own_name(tmp_path):
     path = tmp_path / "sums.json"
     path.write_text(json.dumps({"views": DESIGN["views"]}))
-    assert put_design(None, "b", str(path)) == "sums"
+    assert put_design(database_of, str(path)) == "sums"
 
 
 @pytest.mark.parametrize("text", [None, "[]", "{", '{"_id": "_design/d", "views": []}'])
@@ -62,7 +62,7 @@ def test_a_file_that_is_none_is_refused(tmp_path, text):
     if text is not None:
         path.write_text(text)
     with pytest.raises(UsageError):
-        put_design(None, "b", str(path))
+        put_design(database_of, str(path))
 
 
 def test_modules_beside_are_shipped(tmp_path, monkeypatch):

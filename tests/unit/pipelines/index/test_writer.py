@@ -51,6 +51,7 @@ class Node:
         self.at = Position()
         self.commits = []
         self.takes = True
+        self.unserved = set()
         self.staged = None
         """Names of files; None: whatever is named is there."""
         self.kept = threading.Event()
@@ -61,8 +62,9 @@ class Node:
     def close(self):
         pass
 
-    def positions(self):
-        return {0: PartitionPosition(0, 1, 7, 1, *[self.high] * 5, 0)}
+    def positions_now(self, partitions):
+        served = [p for p in partitions if p not in self.unserved]
+        return {p: PartitionPosition(p, 1, 7, 1, *[self.high] * 5, 0) for p in served}
 
     def open_lease(self, partitions):
         return {p: LeaseHold(9, p, self.high, 7, 2, 0) for p in partitions}
@@ -70,7 +72,7 @@ class Node:
     def renew_lease(self, _, partitions):
         return self.open_lease(partitions)
 
-    def release_lease(self, _, partitions):
+    def let_go(self, _, partitions):
         pass
 
     def failover_log(self, _):
@@ -241,3 +243,38 @@ def test_a_commit_has_no_more_changes_than_the_node_takes():
         with pytest.raises(UsageError) as caught:
             rows_per_commit(given)
         assert caught.value.code == "bad_rows_per_commit"
+
+
+def test_a_partition_that_nobody_serves_waits(node):
+    writer = writer_of()
+    node.unserved = {0}
+    assert writer.cycle() is None
+    assert writer.is_waiting
+    node.unserved = set()
+    assert writer.cycle().parts == 1
+    node.high += 1
+    node.unserved = {0}
+    assert writer.cycle() is None
+    assert writer.is_waiting
+    node.unserved = set()
+    assert writer.cycle().parts == 1
+    assert writer.cycle() is None
+    assert not writer.is_waiting
+
+
+def test_one_that_is_held_and_not_served_is_not_planned(node):
+    writer = writer_of(rows_max=100)
+    node.takes = False
+    writer.cycle()
+    node.takes = True
+    writer.cycle()
+    assert writer._held, "it is read in pieces"
+    node.unserved = {0}
+    assert writer.cycle() is None
+
+
+def test_an_index_that_was_begun_anew_has_younger_fencing_numbers(node):
+    writer = writer_of()
+    for fence, is_new in ((5, True), (6, False), (7, False)):
+        node.state = lambda fence=fence: node.judge(fence)
+        assert writer.was_made_anew() == is_new
