@@ -9,6 +9,7 @@ from millstream.wire.frames import (
     change_of,
     deletion,
     described,
+    described_all,
     description_bytes,
     expiration,
     is_put,
@@ -157,6 +158,12 @@ def test_a_description_stands_before_its_frame(
     assert seqno_of(item) == seqno_of(frame)
     assert is_put(item) == is_put(frame) == (frame is PUT)
     assert description_bytes(frame) == 0
+
+
+@given(st.lists(st.tuples(st.sampled_from([PUT, DELETE, EXPIRE]), st.binary(max_size=300))))
+def test_many_are_described_as_each_is(changes: list[tuple[bytes, bytes]]) -> None:
+    frames, lineages = [frame for frame, _ in changes], [lineage for _, lineage in changes]
+    assert described_all(frames, lineages) == [described(*change) for change in changes]
 
 
 def test_a_change_and_its_description_are_one_item() -> None:

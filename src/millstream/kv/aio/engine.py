@@ -51,7 +51,7 @@ from millstream.runtime.disk import OsDisk
 from millstream.runtime.metrics import free_bytes
 from millstream.storage.aio.by_id import LmdbByIdMap
 from millstream.storage.core.store import LogStore
-from millstream.wire.frames import change_of, described, seqno_of
+from millstream.wire.frames import change_of
 
 __all__ = ["BucketEngine", "cas_to_go_on_from", "new_failover_entry"]
 
@@ -105,19 +105,12 @@ class _StoreReader:
         last = after
         with telling_of_damage(self._on_corrupt):
             skip = self._store.superseded(partition_id, after, at) | superseded
-            scan = self._scan_described if is_described else self._store.scan_frames
-            for frames, last in scan(partition_id, after, upto, skip):
+            for frames, last in self._store.scan_frames(
+                partition_id, after, upto, skip, is_described=is_described
+            ):
                 yield frames, last
         if last < upto:
             yield [], upto
-
-    def _scan_described(
-        self, partition_id: int, after: int, upto: int, skip: set[int]
-    ) -> Iterator[tuple[list[bytes], int]]:
-        """Do what `LogStore.scan_frames` does, with descriptions."""
-        for changes in self._store.scan(partition_id, after, upto, skip):
-            frames = [described(c.frame, c.lineage, c.sidecar) for c in changes]
-            yield frames, seqno_of(frames[-1])
 
     def newest_mark(self, partition_id: int, seqno: int) -> int:
         """Return the newest mark at or below `seqno` that can be read as of, 0 if none."""

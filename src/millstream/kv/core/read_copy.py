@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import accumulate
+from operator import attrgetter, is_
 from struct import Struct
 from typing import Final
 
@@ -30,11 +31,13 @@ from millstream.model.lineage import as_of
 from millstream.model.partitions import PartitionState
 from millstream.storage.core.records import key_of
 from millstream.upr.core.source import Hold, Reader
-from millstream.wire.frames import described, seqno_of
+from millstream.wire.frames import described_all, seqno_of
 
 __all__ = ["ReadCopy"]
 
 _rev_of: Final = Struct(">32xQ").unpack_from
+_frame_of: Final = attrgetter("frame")
+_lineage_of: Final = attrgetter("lineage")
 
 
 class ReadCopy:
@@ -167,17 +170,19 @@ class ReadCopy:
 
     def _described(self, frames: list[bytes]) -> list[bytes]:
         """Return changes in memory with their descriptions in front."""
-        table, kept = self.table, self.queue.holds.kept
-        found: list[bytes] = []
-        for frame in frames:
-            entry = table.get(key_of(frame))
-            if entry is not None and entry.frame is frame:
-                lineage = entry.lineage
-            else:
-                seqno = seqno_of(frame)
-                lineage = as_of(kept[seqno >> BITS][seqno].lineage, _rev_of(frame)[0])
-            found.append(described(frame, lineage))
-        return found
+        # Column by column: the processor then waits for several of these objects at once.
+        entries = list(map(self.table.get, map(key_of, frames)))
+        if None not in entries and all(map(is_, map(_frame_of, entries), frames)):
+            return described_all(frames, list(map(_lineage_of, entries)))
+        lineages = list(map(self._lineage, entries, frames))
+        return described_all(frames, lineages)
+
+    def _lineage(self, entry: Entry | None, frame: bytes) -> bytes:
+        """Return the lineage of a change in memory; see the invariants."""
+        if entry is not None and entry.frame is frame:
+            return entry.lineage
+        seqno = seqno_of(frame)
+        return as_of(self.queue.holds.kept[seqno >> BITS][seqno].lineage, _rev_of(frame)[0])
 
     def backfill(
         self, after: int, at: int, *, is_logged: bool = False, is_described: bool = False

@@ -14,6 +14,7 @@ Elsewhere: files (`segment_log`).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from functools import partial
 
 from millstream.model.limits import UINT64_MAX
 from millstream.storage.core.records import StoredChange
@@ -85,11 +86,18 @@ class LiveLog:
             yield from self.log.changes(number, columns, begin, end, skip)
 
     def scan_frames(
-        self, partition_id: int, after: int, upto: int, skip: Collection[int] = ()
+        self,
+        partition_id: int,
+        after: int,
+        upto: int,
+        skip: Collection[int] = (),
+        *,
+        is_described: bool = False,
     ) -> Iterator[tuple[list[bytes], int]]:
         """Yield the frames of the same records, each chunk with its last seqno."""
+        read = partial(self.log.frames, is_described=is_described)
         for number, columns, begin, end in self.ranges(partition_id, after, upto):
-            yield from self.log.frames(number, columns, begin, end, skip)
+            yield from read(number, columns, begin, end, skip)
 
     def superseded(self, partition_id: int, after: int, at: int) -> set[int]:
         """Return seqnos that live records in (after, at] replaced; reads indexes only."""

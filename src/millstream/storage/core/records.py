@@ -37,6 +37,7 @@ from millstream.model.position import FailoverEntry, FailoverLog
 __all__ = [
     "ENVELOPE",
     "ENVELOPE_BYTES",
+    "FRAME_BYTES_MIN",
     "FRAME_ENVELOPE",
     "FRAME_IN_BODY",
     "MARK_BIT",
@@ -106,7 +107,7 @@ WALK_BYTES: Final = 1024 * 1024
 _CHANGE: Final = 1
 _MARKED_CHANGE: Final = 1 | MARK_BIT
 MUTATION: Final = 0x57
-_FRAME_BYTES_MIN: Final = 32
+FRAME_BYTES_MIN: Final = 32
 """Header and seqno of a change's frame."""
 _opcode_of = itemgetter(1)
 _MUTATION_BYTE: Final = bytes([MUTATION])
@@ -464,7 +465,7 @@ def change_of_record(data: bytes) -> tuple[int, StoredChange] | None:
         return None
     middle = FRAME_IN_BODY + lineage_bytes
     begin = middle + sidecar_bytes
-    if len(body) < begin + _FRAME_BYTES_MIN:  # zeros, too, have the checksum that they name
+    if len(body) < begin + FRAME_BYTES_MIN:  # zeros, too, have the checksum that they name
         return None
     lineage, sidecar = body[FRAME_IN_BODY:middle], body[middle:begin]
     return partition_id, StoredChange(body[begin:], previous, lineage, sidecar)
@@ -485,7 +486,7 @@ def named_change(data: bytes, partition_id: int, key: bytes, seqno: int) -> Stor
     begin = middle + sidecar_bytes
     frame = body[begin:]
     if (
-        len(frame) < _FRAME_BYTES_MIN
+        len(frame) < FRAME_BYTES_MIN
         or _frame_seqno(frame)[0] != seqno
         or not frame.startswith(key, 24 + frame[4])
         or frame[2] << 8 | frame[3] != len(key)

@@ -25,6 +25,7 @@ from millstream.errors import CorruptionError
 from millstream.model.limits import STREAM_STEP_BYTES_MAX, STREAM_STEP_ITEMS_MAX
 from millstream.ports.disk import Disk, File
 from millstream.storage.core import records
+from millstream.storage.core.describing import cut_described
 from millstream.storage.core.records import (
     ENVELOPE_BYTES,
     Record,
@@ -251,10 +252,21 @@ class SegmentFiles:
             yield chunk
 
     def frames(
-        self, number: int, columns: Columns, begin: int, end: int, skip: Collection[int] = ()
+        self,
+        number: int,
+        columns: Columns,
+        begin: int,
+        end: int,
+        skip: Collection[int] = (),
+        *,
+        is_described: bool = False,
     ) -> Iterator[tuple[list[bytes], int]]:
-        """Yield the frames of the same records, as checked, each chunk with its last seqno."""
-        return self._chunks(number, columns, begin, end, skip, records.cut_frames)
+        """Yield the frames of the same records, as checked, each chunk with its last seqno.
+
+        `is_described`: each with its description in front.
+        """
+        cut = cut_described if is_described else records.cut_frames
+        return self._chunks(number, columns, begin, end, skip, cut)
 
     def keys(self, number: int, columns: Columns, begin: int, end: int) -> list[bytes]:
         """Return the keys of the records begin .. end-1, superseded ones included.

@@ -440,10 +440,13 @@ class LogStore:
         return self._live.scan(partition_id, after, upto, skip)
 
     def scan_frames(
-        self, partition_id: int, after: int, upto: int, skip: Collection[int] = ()
+        self, partition_id: int, after: int, upto: int, skip: Collection[int] = (), **form: bool
     ) -> Iterator[tuple[list[bytes], int]]:
-        """Yield (frames, seqno of the last one) of the same records: as `scan`, but faster."""
-        return self._live.scan_frames(partition_id, after, upto, skip)
+        """Yield (frames, seqno of the last one) of the same records: as `scan`, but faster.
+
+        With `is_described` each has its description in front.
+        """
+        return self._live.scan_frames(partition_id, after, upto, skip, **form)
 
     def superseded(self, partition_id: int, after: int, at: int) -> set[int]:
         """Return seqnos that records with after < seqno <= at replaced.

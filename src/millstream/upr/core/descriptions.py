@@ -29,6 +29,13 @@ __all__ = ["Run", "cut_run", "is_of_a_pair", "needed_bytes"]
 
 _HEAD: Final = Struct(">BBHBBHIIQQ")
 _HEAD_LINEAGE: Final = Struct(">BBHBBHIIQQH")
+_DESCRIPTION: Final = Struct(">IHHII8xQH")
+_CHANGE: Final = Struct(">HH2xHII8xQ")
+_DESCRIPTION_BEGINS: Final = 0x806F0000, 0x0800
+"""Magic, opcode, no key; eight bytes of extras, no datatype."""
+_CHANGES: Final = frozenset((0x8057, 0x8058, 0x8059))
+_MORE: Final = bytes(range(0x80, 0x100))
+_BIRTH_NUMBERS: Final = 2
 _CHANGE_BODY_BYTES_MIN: Final = 18
 _DESCRIPTION_BODY_BYTES_MIN: Final = 10
 _DOC_META: Final = int(Opcode.DOC_META)
@@ -72,17 +79,62 @@ def cut_run(data: bytes, at: int) -> tuple[Run, int]:
         pair = _cut_pair(data, at)
         if pair is None or (frames and pair[0] != stream):
             break
-        found, seqno, lineage, begin, stop = pair
+        found, seqno, lineage, begin, at = pair
         if not frames:
             stream, first = found, seqno
         elif seqno <= last:
             message = f"partition {stream[0]}: change {seqno} after {last}"
             raise RemoteProtocolError(message, code="bad_order")
-        last = seqno
+        frames.append(data[begin:at])
+        lineages.append(lineage)
+        last, at = _cut_plain(data, at, stream, seqno, frames, lineages)
+    return Run(*stream, first, last, frames, lineages), at
+
+
+def _cut_plain(
+    data: bytes,
+    at: int,
+    stream: tuple[int, int],
+    last: int,
+    frames: list[bytes],
+    lineages: list[bytes],
+) -> tuple[int, int]:
+    """Cut the pairs that go on as expected, of documents that one branch wrote. Hot path.
+
+    What is not plain is left to `_cut_pair`, and so is whatever is wrong. Returns the last seqno
+    and where it stopped.
+    """
+    cut_description, cut_change, changes = _DESCRIPTION.unpack_from, _CHANGE.unpack_from, _CHANGES
+    partition_id, opaque = stream
+    plain = (*_DESCRIPTION_BEGINS, partition_id, opaque)
+    end = len(data) - _HEAD.size
+    while at + _HEAD_LINEAGE.size <= end:
+        kind, extras, owner, body, its_opaque, seqno, size = cut_description(data, at)
+        begin = at + HEADER_BYTES + body
+        if (
+            (kind, extras, owner, its_opaque) != plain
+            or seqno <= last
+            or body != _DESCRIPTION_BODY_BYTES_MIN + size
+            or begin > end
+        ):
+            break
+        change, key_bytes, owner, body, its_opaque, change_seqno = cut_change(data, begin)
+        stop = begin + HEADER_BYTES + body
+        lineage = data[begin - size : begin]
+        if (
+            (owner, its_opaque, change_seqno) != (partition_id, opaque, seqno)
+            or change not in changes
+            or body < _CHANGE_BODY_BYTES_MIN + key_bytes
+            or body > FRAME_BYTES_MAX
+            or stop > len(data)
+            or len(lineage.translate(None, _MORE)) != _BIRTH_NUMBERS
+            or lineage[-1] > 0x7F
+        ):
+            break
         frames.append(data[begin:stop])
         lineages.append(lineage)
-        at = stop
-    return Run(*stream, first, last, frames, lineages), at
+        last, at = seqno, stop
+    return last, at
 
 
 def _cut_pair(data: bytes, at: int) -> tuple[tuple[int, int], int, bytes, int, int] | None:

@@ -16,8 +16,10 @@ rows (`views.core.rows`).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
-from operator import itemgetter
+from itertools import accumulate, chain
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -27,17 +29,14 @@ from millstream.views.aio.mapping import open_functions
 from millstream.views.core.collation import encode_key, encoder_of
 from millstream.views.core.design import own_number
 from millstream.views.core.documents import Documents
-from millstream.views.core.header import DocumentRows, MapFailure
+from millstream.views.core.header import DocumentRows, MapFailure, Row
 from millstream.views.core.reductions import ViewReducer
 from millstream.views.core.rows import EKEY_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from millstream.views.aio.sandbox import Mapped
     from millstream.views.core.design import DesignDocument
     from millstream.views.core.documents import Changes, Seen
-    from millstream.views.core.header import Row
     from millstream.views.core.reductions import ReduceCall, ReduceLimit, ReduceResult
 
 __all__ = ["IndexMapper", "MappedChanges"]
@@ -45,6 +44,13 @@ __all__ = ["IndexMapper", "MappedChanges"]
 _TREE: Final = itemgetter(0)
 _KEY: Final = itemgetter(1)
 _VALUE: Final = itemgetter(2)
+_ROWS: Final = attrgetter("rows")
+_PARTITION: Final = itemgetter(0)
+_ID: Final = itemgetter(1)
+_document: Final[Callable[[tuple[int, bytes, Sequence[Row]]], DocumentRows]] = partial(
+    tuple.__new__, DocumentRows
+)
+"""Makes one of its three parts, in a third of the time."""
 _decode: Final = msgspec.json.Decoder(list[Any]).decode
 _decode_one: Final = msgspec.json.decode
 _BAD_KEY: Final = (UsageError, msgspec.DecodeError, RecursionError, ValueError)
@@ -94,7 +100,7 @@ class IndexMapper:
             if found.errors
             for failure in self._failures_of(each, found)
         ]
-        rows = [row for found in mapped for row in found.rows]
+        rows = list(chain.from_iterable(map(_ROWS, mapped)))
         encoded = self._encoded(rows)
         if encoded is None:
             lists = [self._checked(*pair, failures) for pair in zip(live, mapped, strict=True)]
@@ -104,11 +110,8 @@ class IndexMapper:
         if len(live) < len(seen):
             found_lists = iter(lists)
             lists = [[] if text is None else next(found_lists) for _, _, text in seen]
-        documents = [
-            DocumentRows(partition, doc_id, own)
-            for (partition, doc_id, _), own in zip(seen, lists, strict=True)
-        ]
-        return MappedChanges(documents, failures)
+        parts = zip(map(_PARTITION, seen), map(_ID, seen), lists, strict=True)
+        return MappedChanges(list(map(_document, parts)), failures)
 
     def reducers(
         self, limit: ReduceLimit = "true", on_overflow: Callable[[str], None] = lambda reason: None
@@ -137,10 +140,14 @@ class IndexMapper:
         """Return all rows with their encoded keys; None if a key cannot be encoded."""
         texts = list(map(bytes, map(_KEY, rows)))
         try:
-            keys = _decode(b"[%b]" % b",".join(texts))
             if self._is_plain:
-                ekeys = list(map(encode_key, keys))
+                # Most views group: each of a batch's different keys is encoded once.
+                different = list(dict.fromkeys(texts))
+                keys = _decode(b"[%b]" % b",".join(different))
+                known = dict(zip(different, map(encode_key, keys), strict=True))
+                ekeys = list(map(known.__getitem__, texts))
             else:
+                keys = _decode(b"[%b]" % b",".join(texts))
                 encoders = map(self._encoders.__getitem__, map(_TREE, rows))
                 ekeys = [encode(key) for encode, key in zip(encoders, keys, strict=True)]
         except _BAD_KEY:
@@ -180,11 +187,7 @@ class IndexMapper:
 
 
 def _ends(mapped: Sequence[Mapped]) -> list[int]:
-    ends, end = [], 0
-    for found in mapped:
-        end += len(found.rows)
-        ends.append(end)
-    return ends
+    return list(accumulate(map(len, map(_ROWS, mapped))))
 
 
 def _short(ekey: bytes) -> bytes:

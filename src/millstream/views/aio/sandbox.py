@@ -27,7 +27,9 @@ import subprocess
 import sys
 import time
 import weakref
+from functools import partial
 from importlib.util import find_spec
+from itertools import repeat
 from pathlib import Path
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
@@ -108,6 +110,10 @@ class _Failure(msgspec.Struct):
 
 _Result = TypeVar("_Result", list["Mapped"], "list[ReduceResult]")
 _Rows = list[tuple[int, msgspec.Raw, msgspec.Raw]]
+_mapped_of: Final[Callable[[tuple[_Rows, Sequence[MapError]]], Mapped]] = partial(
+    tuple.__new__, Mapped
+)
+"""Makes one of its parts, in half the time."""
 _MAP_REPLY: Final = msgspec.json.Decoder(tuple[list[_Rows], list[tuple[int, int, str]]])
 _REDUCE_REPLY: Final = msgspec.json.Decoder(list[list[msgspec.Raw]])
 _TEXT: Final = msgspec.json.Decoder(str)
@@ -376,7 +382,7 @@ def _mapped(reply: bytes, count: int) -> list[Mapped] | None:
     if len(all_rows) != count:
         return None
     if not errors:
-        return [Mapped(rows, ()) for rows in all_rows]
+        return list(map(_mapped_of, zip(all_rows, repeat(()))))
     by_document: dict[int, list[MapError]] = {}
     for at, view, message in errors:
         by_document.setdefault(at, []).append(MapError(view, message))

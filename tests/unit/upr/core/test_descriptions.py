@@ -13,6 +13,7 @@ from fake_source import FakePartition, lineage_of
 from millstream.errors import LocalProtocolError, RemoteProtocolError
 from millstream.model.lineage import born, with_run
 from millstream.model.position import FailoverEntry
+from millstream.upr.core import descriptions
 from millstream.upr.core.consumer import (
     ChangesReceived,
     ConsumerCore,
@@ -368,6 +369,43 @@ def test_spoiled_bytes_are_understood_or_refused(
     for event in events:
         if isinstance(event, ChangesReceived):
             assert len(event.frames) == len(event.lineages)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 40),
+            st.sampled_from([5, 5, 5, 6]),
+            st.sampled_from([b"", b"a", b"abc"]),
+            st.sampled_from([born(3, 9), born(2**40, 2**33), with_run(born(3, 9), 200, 4)]),
+        ),
+        max_size=6,
+    ),
+    st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=1),
+    st.integers(0, 100),
+)
+def test_plain_pairs_are_cut_as_all_others(
+    changes: list[tuple[int, int, bytes, bytes]], spoils: list[tuple[int, int]], missing: int
+) -> None:
+    """What is cut in one go is what comes of cutting each pair with all checks."""
+    seqno, data = 0, bytearray()
+    for step, partition, value, lineage in changes:
+        seqno += step if step < 40 else -1
+        data += described(put(max(seqno, 1), value, partition), lineage)
+    for at, byte in spoils:
+        data[at % (len(data) or 1) : at % (len(data) or 1) + 1] = bytes([byte])[: len(data)]
+    whole = bytes(data[: max(0, len(data) - missing)] if missing < 90 else data)
+
+    def cut() -> object:
+        try:
+            return cut_run(whole, 0)
+        except RemoteProtocolError as error:
+            return error.code, str(error)
+
+    found = cut()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(descriptions, "_cut_plain", lambda data, at, stream, last, *_: (last, at))
+        assert found == cut()
 
 
 def test_runs_end_where_another_stream_begins() -> None:
