@@ -3,7 +3,9 @@
 Invariants:
 1. A checkpoint is used only with the bucket it was made with, told by uuid, not by name.
 2. A query that begins at `latest` writes that end to Spark's offset log before it reads.
-3. With nothing new it waits here, up to `pollMs`, so that an idle query does not spin.
+3. With nothing new it waits here, up to `pollMs`, so that an idle query does not spin. So it does
+   where the next batch would be empty, and only close snapshots that were read to their end: a
+   change that comes meanwhile is in a batch at once, and not behind an empty one.
 
 Elsewhere: Spark's side (`source`), the rules (`planner`).
 """
@@ -20,6 +22,7 @@ from millstream.pipelines.control import LeaseKeeper, NodeControl
 from millstream.pipelines.offsets import Offset, OffsetEntry, offset_from_json, offset_to_json
 from millstream.pipelines.options import SourceOptions
 from millstream.pipelines.planner import Planner, closed_entry
+from millstream.pipelines.ranges import ranges_between
 
 __all__ = ["Query", "check_bucket"]
 
@@ -89,11 +92,10 @@ class Query:
         self._check(offset)
         deadline = time.monotonic() + self._options.poll_ms / 1000
         while True:
-            end = self._planner.plan(offset.entries, rows_max)
-            if end != offset.entries:
-                return self._form(end)
-            if self._planner.is_available_now or time.monotonic() >= deadline:
-                return start
+            end = offset._replace(entries=self._planner.plan(offset.entries, rows_max))
+            is_over = self._planner.is_available_now or time.monotonic() >= deadline
+            if is_over or ranges_between(offset, end):
+                return start if end == offset else self._form(end.entries)
             time.sleep(POLL_PAUSE_S)
 
     def high_offset(self) -> dict[str, Any]:

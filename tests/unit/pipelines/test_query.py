@@ -90,11 +90,40 @@ def test_the_start_comes_back_when_nothing_is_new_in_time(make_query: type) -> N
 def test_a_change_ends_the_wait(
     make_query: type, node: FalseNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running = make_query(poll_ms=60_000)
-    closed = running.latest_offset(running.latest_offset(running.initial_offset(), None), None)
+    running = make_query("latest", poll_ms=60_000)
+    closed = running.latest_offset(running.initial_offset(), None)
     monkeypatch.setattr(query.time, "sleep", lambda _: node.write(1, 1, 1))
     end = offset_from_json(running.latest_offset(closed, None))
     assert end.entry(1).seqno == 1
+
+
+def test_a_change_is_not_behind_a_batch_that_only_closes(
+    make_query: type, node: FalseNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = make_query("latest", poll_ms=60_000)
+    closed = running.latest_offset(running.initial_offset(), None)
+    node.write(0, 9, 9)
+    read = running.latest_offset(closed, None)
+    assert not offset_from_json(read).entry(0).is_closed
+    waits = iter([lambda: None, lambda: node.write(1, 1, 1)])
+    monkeypatch.setattr(query.time, "sleep", lambda _: next(waits)())
+    end = offset_from_json(running.latest_offset(read, None))
+    assert (end.entry(0).is_closed, end.entry(1).seqno) == (True, 1)
+    assert not list(waits)
+
+
+def test_what_was_read_is_closed_when_no_change_comes_in_time(
+    make_query: type, node: FalseNode
+) -> None:
+    running = make_query("latest", poll_ms=30)
+    node.write(0, 9, 9)
+    start = running.latest_offset(running.initial_offset(), None)
+    node.write(0, 8, 8)
+    read = running.latest_offset(start, None)
+    closed = running.latest_offset(read, None)
+    assert offset_from_json(closed).entry(0).is_closed
+    assert running.latest_offset(closed, None) is closed
+    assert not node.partitions[0].leases
 
 
 def test_a_run_over_what_is_available_does_not_wait(

@@ -61,14 +61,15 @@ def test_a_session_is_local_quiet_and_of_this_python(
 
 
 @pytest.mark.parametrize(
-    ("master", "is_loopback"), [("local[3]", True), ("spark://far:7077", False), ("yarn", False)]
+    ("master", "is_all_here"), [("local[3]", True), ("spark://far:7077", False), ("yarn", False)]
 )
-def test_the_driver_hides_on_loopback_only_where_all_of_spark_is_here(
-    asked: dict[str, str], tmp_path: Path, master: str, is_loopback: bool
+def test_settings_of_one_machine_are_used_only_where_all_of_spark_is_here(
+    asked: dict[str, str], tmp_path: Path, master: str, is_all_here: bool
 ) -> None:
     session.local_session(work_dir=tmp_path, settings={"spark.master": master})
-    assert ("spark.driver.host" in asked) == is_loopback
-    assert ("spark.driver.bindAddress" in asked) == is_loopback
+    assert ("spark.driver.host" in asked) == is_all_here
+    assert ("spark.driver.bindAddress" in asked) == is_all_here
+    assert ("spark.sql.streaming.checkpointFileManagerClass" in asked) == is_all_here
 
 
 def test_settings_given_win(asked: dict[str, str], tmp_path: Path) -> None:
