@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections import defaultdict
 
 import pytest
@@ -17,55 +12,22 @@ from millstream.client.databases import Database
 from millstream.client.http import http_of
 from millstream.pipelines.index.setup import index_state_of
 from millstream.pipelines.options import parse_options
+from pipeline_process import PipelineProcess
 
-START_S = 120.0
 DESIGN = {"engine": "spark", "views": {"v": {"map": "d => emit(d.g, d.n)", "reduce": "_sum"}}}
 
 
-class Driver:
+class Driver(PipelineProcess):
     """The pipeline's process and all it starts."""
 
     def __init__(self, node, tmp_path, *options):
-        self.out = tmp_path / "pipeline.jsonl"
-        self.env = {
-            **os.environ, "MILLSTREAM_STATE": str(tmp_path / "state"),
-            "MILLSTREAM_CONNECT": node.ready["kv"],
-        }  # fmt: skip
-        words = ["pipeline", "run", "views", "b", "--json", "--driver-memory", "600m", *options]
-        self.log = tmp_path / "pipeline.log"
-        with self.out.open("ab") as out, self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "millstream", *words],
-                stdout=out, stderr=log, env=self.env, start_new_session=True,
-            )  # fmt: skip
+        super().__init__(node, tmp_path, "views", "b", "--json", *options)
 
     def batches(self):
         return [json.loads(line) for line in self.out.read_text().splitlines()]
 
     def wait_for(self, is_done):
-        deadline = time.monotonic() + START_S
-        while not is_done(self.batches()):
-            assert self.process.poll() is None, self.log.read_text()[-3000:]
-            assert time.monotonic() < deadline, self.log.read_text()[-3000:]
-            time.sleep(0.05)  # another process: asked again
-
-    def kill(self):
-        """SIGKILL the driver, its Java and its workers, at once."""
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-    def end(self):
-        try:
-            return self.process.wait(START_S)
-        finally:
-            self.kill()
-
-    def call(self, *words):
-        return subprocess.run(
-            [sys.executable, "-m", "millstream", *words], env=self.env, capture_output=True,
-            text=True, timeout=60, check=False,
-        )  # fmt: skip
+        self.wait_until(lambda: is_done(self.batches()))
 
 
 @pytest.fixture

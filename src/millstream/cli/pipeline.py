@@ -10,12 +10,13 @@ Elsewhere: the runs (`cli.pipeline_views`, `cli.pipeline_backup`), their record
 from __future__ import annotations
 
 import sys
+import time
 from typing import Annotated, Any, Final
 
 import msgspec
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from millstream.cli import pipeline_backup, pipeline_lake, pipeline_offsets, pipeline_views
 from millstream.cli.connect import JsonOption
@@ -52,19 +53,14 @@ def list_pipelines(json: JsonOption = False) -> None:
     if json:
         print_json([msgspec.to_builtins(record) for record in records])
         return
-    table = Table("name", "state", "bucket", "node", "directory", "rows", "rows/s", "lag")
+    table = Table(Column("name", no_wrap=True), "state", Column("on", overflow="fold"))
+    for header in ("rows", "rows/s", "lag"):
+        table.add_column(header, justify="right")
     for record in records:
         done = read_progress(record.name)
         figures = [done.row_count, round(done.rows_per_s), sum(done.lag.values())]
-        told = [f"{figure:,}" for figure in figures]
-        table.add_row(
-            record.name,
-            _state(record, done),
-            record.bucket,
-            record.address,
-            record.checkpoint,
-            *told,
-        )
+        on = record.subject or record.address
+        table.add_row(record.name, _state(record, done), on, *(f"{n:,}" for n in figures))
     Console().print(table)
 
 
@@ -94,7 +90,7 @@ def status(name: NameArgument, json: JsonOption = False) -> None:
         print_json(shown)
         return
     table = Table(show_header=False)
-    for member, value in (shown | _in_words(done)).items():
+    for member, value in (shown | _in_words(record, done)).items():
         table.add_row(member, f"{value:,}" if isinstance(value, int) else str(value))
     Console().print(table)
 
@@ -103,16 +99,23 @@ def _state(record: RunRecord, done: RunProgress) -> str:
     return "running" if record.is_running else "failed" if done.error else "stopped"
 
 
-def _in_words(done: RunProgress) -> dict[str, str]:
-    """Return what is too long for people, shorter: batch times, the partitions furthest behind."""
+def _in_words(record: RunRecord, done: RunProgress) -> dict[str, str]:
+    """Return for people what is too long, or a number: batch times, lags, moments, the process."""
     times = [batch.seconds for batch in done.batches]
     span = f"{min(times):.2f} to {max(times):.2f} s, last {times[-1]:.2f} s" if times else "none"
     behind = sorted(done.lag.items(), key=lambda item: -item[1])[:LAGS_SHOWN_MAX]
     most = ", ".join(f"partition {partition}: {lag:,}" for partition, lag in behind if lag)
     return {
+        "pid": str(record.pid) if record.is_running else "",
+        "started": _moment(record.started),
+        "updated": _moment(done.updated),
         "last_batches": span,
         "lag": f"{sum(done.lag.values()):,}{f' ({most})' if most else ''}",
     }
+
+
+def _moment(unix_s: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(unix_s)) if unix_s else "never"
 
 
 @app.command()
