@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -37,7 +37,6 @@ from millstream.pipelines.options import SourceOptions, parse_options
 from millstream.pipelines.reading import NodeRanges
 from millstream.pipelines.sinks.companions import (
     COMPANION_PREFIX,
-    Head,
     Ring,
     chunk_key,
     head_key,
@@ -48,6 +47,7 @@ from millstream.wire.mcbp import Datatype
 
 __all__ = ["BucketTarget", "live_keys"]
 
+Content = TypeVar("Content")
 _JSON: Final = int(Datatype.JSON)
 _NOT_OURS: Final = (COMPANION_PREFIX, "_millstream/", "_design/", "_local/")
 
@@ -207,24 +207,30 @@ class BucketTarget:
 
     def _read_rings(self, partitions: Collection[int]) -> dict[int, Ring]:
         names = {head_key(self._name, p): p for p in partitions}
-        heads: dict[int, Head] = {}
-        try:
-            for key, found in self._client.get_many(names).items():
-                heads[names[str(key)]] = Ring.decode(found.data)
-            wanted = {
-                chunk_key(self._name, p, chunk): p
-                for p, head in heads.items()
-                for chunk in head.chunks
-            }
-            chunks = self._client.get_many(wanted)
-            entries: dict[int, list[StoredVersion]] = {}
-            for key, p in wanted.items():
-                if key not in chunks:
-                    raise self._damaged(key, "it is not there")
-                entries.setdefault(p, []).extend(Ring.decode_chunk(chunks[key].data))
-        except msgspec.DecodeError as error:
-            raise self._damaged(head_key(self._name, min(partitions)), str(error)) from error
+        heads = {
+            names[key]: self._decoded(key, Ring.decode, found.data)
+            for key, found in self._client.get_many(names).items()
+            if isinstance(key, str)
+        }
+        wanted = {
+            chunk_key(self._name, p, chunk): p
+            for p, head in heads.items()
+            for chunk in head.chunks
+        }
+        chunks = self._client.get_many(wanted)
+        entries: dict[int, list[StoredVersion]] = {}
+        for key, p in wanted.items():
+            if key not in chunks:
+                raise self._damaged(key, "it is not there")
+            found = self._decoded(key, Ring.decode_chunk, chunks[key].data)
+            entries.setdefault(p, []).extend(found)
         return {p: Ring(heads.get(p), entries.get(p, ())) for p in partitions}
+
+    def _decoded(self, key: str, decode: Callable[[bytes], Content], data: bytes) -> Content:
+        try:
+            return decode(data)
+        except msgspec.DecodeError as error:
+            raise self._damaged(key, str(error)) from error
 
     def _damaged(self, key: str, reason: str) -> CorruptionError:
         return CorruptionError(

@@ -141,6 +141,7 @@ class ParquetTarget(KeyedTable):
             raise UnavailableError(
                 f"{self._path}: another query has written this table; stop one of them",
                 code="target_changed",
+                retry="never",
             )
         write_atomically(self._path / CURRENT, msgspec.json.encode(after), mode=0o644)
         self._clean(before | _files(after))

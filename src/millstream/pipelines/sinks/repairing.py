@@ -23,6 +23,9 @@ Invariants:
 7. Tombstones are dropped only where the batch is of the present branch and has no mark row, up to
    what is durable there, and never while a load is incomplete: until the batch has ended the store
    may still need them to do it once more.
+8. The first batch, even an empty one, leaves a state of the partition `WHOLE`, which no source
+   has. A later batch that finds no state at all finds another store, or one that lost what the
+   batches before have written: it is refused.
 
 Elsewhere: which rollback rows there are (`pipelines.planner`, `pipelines.ranges`), the source's
 side (`sinks.origin`), stores (`sinks.bucket_target`, `sinks.parquet_target`,
@@ -42,6 +45,7 @@ __all__ = [
     "OP_PUT",
     "OP_ROLLBACK",
     "OP_SWEEP",
+    "WHOLE",
     "Applied",
     "KeyedTarget",
     "Origin",
@@ -56,6 +60,8 @@ OP_PUT: Final = "put"
 OP_DELETE: Final = "delete"
 OP_ROLLBACK: Final = "rollback"
 OP_SWEEP: Final = "sweep"
+WHOLE: Final = -1
+"""Stands for the target as a whole where partitions are numbered."""
 
 
 class Row(NamedTuple):
@@ -204,7 +210,8 @@ class RepairingSink:
         """Apply the rows of one batch, in any order, and commit.
 
         Raises:
-            UsageError: `other_checkpoint`: the target knows a later load of a partition.
+            UsageError: `other_checkpoint`: the target knows a later load of a partition, or lacks
+                what the batches before have written.
         """
         rollbacks, sweeps = [], []
         changes: dict[int, list[Row]] = {}
@@ -217,7 +224,8 @@ class RepairingSink:
                 changes.setdefault(row.partition, []).append(row)
         partitions = sorted({*changes, *(row.partition for row in rollbacks + sweeps)})
         self._fetched = 0
-        self._target.begin(partitions, self._origin.partition_count)
+        self._target.begin([WHOLE, *partitions], self._origin.partition_count)
+        self._check_begun(partitions, batch_id)
         positions = self._origin.positions(partitions) if partitions else {}
         for p in partitions:
             if self._target.state(p) is None:
@@ -235,6 +243,19 @@ class RepairingSink:
             self._drop_tombstones(p, max(row.branch for row in changes[p]), positions[p])
         self._target.commit(batch_id)
         return Applied(puts, deletions, len(rollbacks), self._fetched, len(sweeps))
+
+    def _check_begun(self, partitions: Iterable[int], batch_id: int) -> None:
+        """Invariant 8."""
+        states = [self._target.state(p) for p in (WHOLE, *partitions)]
+        if batch_id > 0 and not any(state is not None for state in states):
+            raise UsageError(
+                f"this is batch {batch_id}, but the target has nothing of the batches before: it "
+                "was emptied or made anew, or is another one. Go on with the target that belongs "
+                "to this checkpoint, or begin a new checkpoint with the empty target",
+                code="other_checkpoint",
+            )
+        if states[0] is None:
+            self._target.set_state(WHOLE, PartitionState())
 
     def _state(self, partition: int) -> PartitionState:
         return self._target.state(partition) or PartitionState()

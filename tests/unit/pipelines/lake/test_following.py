@@ -122,12 +122,12 @@ def test_the_log_has_the_rows_of_each_batch_and_what_was_removed(tmp_path: Path)
     node.write(0, 1, 10)
     target = FollowedTable(tmp_path)
     sink = RepairingSink(target, FalseOrigin(node))
-    sink.apply([false_row(0, 1, 1, 1, 10, 1), false_row(0, 1, 2, 2, 20, 1)], 7)
-    sink.apply([Row("rollback", 0, 2, 0, rev=2), false_row(0, 2, 1, 1, 10, 1)], 8)
-    sink.apply([Row("sweep", 0, 2, 1, rev=2)], 9)
+    sink.apply([false_row(0, 1, 1, 1, 10, 1), false_row(0, 1, 2, 2, 20, 1)], 0)
+    sink.apply([Row("rollback", 0, 2, 0, rev=2), false_row(0, 2, 1, 1, 10, 1)], 1)
+    sink.apply([Row("sweep", 0, 2, 1, rev=2)], 2)
     assert logged(tmp_path) == [("put", "1"), ("put", "2"), ("put", "1"), (OP_REMOVED, "2")]
     assert list(newest_rows(tmp_path)) == [(0, "1")]
-    assert newest_rows(tmp_path)[0, "1"]["batch"] == 8
+    assert newest_rows(tmp_path)[0, "1"]["batch"] == 1
 
 
 @pytest.mark.parametrize("form", ["parquet", "delta"])
@@ -145,13 +145,13 @@ def test_rows_that_the_table_never_had_are_thrown_away(
     with monkeypatch.context() as patch:
         patch.setattr(target.table, "commit", dies)
         with pytest.raises(Death):
-            sink.apply([false_row(0, 1, 1, 1, 10, 1)], 7)
+            sink.apply([false_row(0, 1, 1, 1, 10, 1)], 0)
     assert len(list((tmp_path / "log").iterdir())) == 1
     if form == "delta":
         table = deltalake.DeltaTable(str(tmp_path / "table"))
         table.alter.set_table_name("flights")
         assert table.version() == 1
     RepairingSink(FollowedTable(tmp_path, form), FalseOrigin(FalseNode(1))).apply(
-        [false_row(0, 1, 1, 2, 20, 1)], 7
+        [false_row(0, 1, 1, 2, 20, 1)], 0
     )
     assert logged(tmp_path) == [("put", "2")]

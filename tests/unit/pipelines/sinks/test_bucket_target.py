@@ -24,6 +24,7 @@ from pipeline_world import World
 
 SCHEDULES = 500
 OPTIONS = {"bucket": "copy"}
+HEADS = ["_millstream:sink:-1", "_millstream:sink:0"]
 
 
 @pytest.fixture
@@ -234,10 +235,10 @@ def test_chunks_that_a_crash_left_are_removed_by_the_next_batch(
     bucket.fail_after = 2  # the head, made durable; no chunk is removed
     with pytest.raises(UnavailableError):
         RepairingSink(BucketTarget(OPTIONS), origin).apply(next_rows)
-    assert len([key for key in bucket.documents if key.startswith("_mill")]) == 4
+    assert len([key for key in bucket.documents if key.startswith("_mill")]) == 5
     sink = RepairingSink(BucketTarget(OPTIONS), origin)
     sink.apply(next_rows)
-    assert [key for key in bucket.documents if key.startswith("_mill")] == ["_millstream:sink:0"]
+    assert sorted(k for k in bucket.documents if k.startswith("_mill")) == HEADS
     assert sorted(sink_keys(sink, 0)) == ["5", "6"]
 
 
@@ -254,7 +255,7 @@ def test_what_is_durable_is_forgotten_and_long_rings_are_cut(
     assert sorted(sink_keys(sink, 3)) == ["4", "5"]
     origin.durable[0] = 4
     sink.apply([false_row(0, 1, 6, 6, 6)])
-    assert [key for key in bucket.documents if key.startswith("_mill")] == ["_millstream:sink:0"]
+    assert sorted(k for k in bucket.documents if k.startswith("_mill")) == HEADS
     assert sorted(sink_keys(sink, 0)) == ["5", "6"]
 
 

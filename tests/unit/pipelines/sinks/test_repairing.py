@@ -135,3 +135,18 @@ def test_a_target_that_another_checkpoint_filled_is_refused() -> None:
 def test_an_empty_batch_does_nothing() -> None:
     rig = Rig()
     assert rig.sink.apply([], 3) == Applied()
+
+
+def test_a_target_that_lost_what_was_written_is_refused() -> None:
+    """Also if the first batch was empty; a batch 0 that comes again is none of these."""
+    rig = Rig()
+    rig.sink.apply([rig.put(4, 2, 4)], 1)
+    rig.target.__init__()  # type: ignore[misc]
+    for rows in ([rig.put(5, 2, 5)], []):
+        with pytest.raises(UsageError, match="this is batch 2, but the target has") as refused:
+            rig.sink.apply(rows, 2)
+        assert refused.value.code == "other_checkpoint"
+    assert rig.live() == {}
+    rig.sink.apply([], 0)
+    rig.sink.apply([rig.put(5, 2, 5)], 1)
+    assert rig.live() == {"2": b"5"}
