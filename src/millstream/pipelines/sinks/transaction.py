@@ -11,7 +11,8 @@ Invariants:
 2. Every effect may be the last one, and may be done again: a batch is listed before it is applied,
    applied and persisted before the header says so, and only then are its staged rows removed.
 3. A commit that was overtaken changes nothing more: a row is written under the CAS that its
-   document had before the header was found to be still the same.
+   document had before the header was found to be still the same. What it inserts late, because the
+   key was deleted again meanwhile, it takes back, under the CAS of that very insert.
 4. Batches of one query follow each other without gap; what does not is refused, never skipped.
 
 Elsewhere: staged rows (`sinks.staging`), Spark's side (`sinks.transactional`), the reasons
@@ -28,6 +29,7 @@ import msgspec
 from millstream.client.documents import Document, Durability, Key, Stored
 from millstream.client.writes import Write
 from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
+from millstream.pipelines.control import ask_again
 from millstream.pipelines.sinks.sink_options import SINK_PREFIX
 from millstream.pipelines.sinks.staging import Segment, chunk_keys, rows_of_chunk
 from millstream.pipelines.sinks.writing import Persistence, SinkBucket
@@ -39,6 +41,7 @@ ROUNDS_MAX: Final = 8
 TRIES_MAX: Final = 16
 """Times that rows are written again because somebody else changed their documents meanwhile."""
 _VERSION: Final = 1
+_KEPT: Final = "persisted"
 
 
 class TransactionBucket(SinkBucket, Protocol):
@@ -255,11 +258,14 @@ class TransactionalSink:
             if self._read()[1] != cas:
                 raise _OvertakenError
             persistence.touched.update(self._bucket.partition_of(key) for key in todo)
-            todo = self._write(
+            todo, inserted = self._write(
                 row._replace(cas=versions.get(key, 0), is_insert=key not in versions)
                 for key, row in todo.items()
                 if key in versions or row.value is not None
             )
+            if inserted and self._read()[1] != cas:
+                self._take_back(inserted)
+                raise _OvertakenError
         raise UnavailableError(
             f"others keep changing document {next(iter(todo))!r} while batch rows are applied; "
             "start the query again",
@@ -267,15 +273,25 @@ class TransactionalSink:
             retry="never",
         )
 
-    def _write(self, rows: Iterable[Write]) -> dict[bytes, Write]:
-        """Write rows; return those whose documents were changed meanwhile."""
+    def _write(self, rows: Iterable[Write]) -> tuple[dict[bytes, Write], dict[bytes, int]]:
+        """Write rows; return those whose documents were changed meanwhile, and CAS of inserts."""
         changed: dict[bytes, Write] = {}
+        inserted: dict[bytes, int] = {}
         for row, result in self._bucket.write_each(rows):
             if isinstance(result, ConditionError) and result.code in ("key_exists", "not_found"):
                 changed[row.key] = row
             elif isinstance(result, MillstreamError):
                 raise result
-        return changed
+            elif row.is_insert:
+                inserted[row.key] = result.cas
+        return changed, inserted
+
+    def _take_back(self, inserted: Mapping[bytes, int]) -> None:
+        """Delete what was inserted too late; what others changed since is theirs."""
+        deletions = [Write(key, None, cas=cas) for key, cas in inserted.items()]
+        ask_again(
+            self._bucket, lambda bucket: list(bucket.write_each(deletions, durability=_KEPT))
+        )
 
     def _remove(self, segments: Iterable[Segment]) -> None:
         """Delete what was staged; what cannot be deleted now expires."""

@@ -173,6 +173,7 @@ class StandingsAsker:
         self._asking = asyncio.Lock()
         self._running: list[asyncio.Task[None]] = []
         """Each asks one source."""
+        self._is_closed = False
         self._count = 0
         self._parts: list[SourceStandings] = []
         self.standings = SourceStandings()
@@ -180,6 +181,8 @@ class StandingsAsker:
 
     async def set_sources(self, sources: Sequence[Source]) -> None:
         """Ask these from now on; who waits for others that are asked now waits for these."""
+        if self._is_closed:
+            return
         before, self._asked = self._asked, [_Asked(source) for source in sources]
         for task in self._running:
             task.cancel()
@@ -191,6 +194,7 @@ class StandingsAsker:
 
         Raises:
             MillstreamError: why the first source failed, if none can be asked.
+            UnavailableError: `stopped`: closed meanwhile.
         """
         before = self._count
         async with self._asking:
@@ -210,6 +214,11 @@ class StandingsAsker:
     async def _ask_all(self, partitions: Collection[int]) -> list[tuple[_Asked, set[int]]]:
         """Ask the sources; begin anew if others take their place meanwhile."""
         while True:
+            if self._is_closed:
+                raise UnavailableError(
+                    f"the index of bucket {self._spec.bucket!r} stops; ask again later",
+                    code="stopped",
+                )
             current = self._asked
             by_address = {each.source.address: each for each in current}
             shares = divided([each.source for each in current], partitions)
@@ -218,7 +227,7 @@ class StandingsAsker:
                 self._running = [
                     group.create_task(each.ask(self._spec, here)) for each, here in asked
                 ]
-            if current is self._asked:
+            if current is self._asked and not self._is_closed:
                 return asked
 
     def failure_of(self, partition: int) -> MillstreamError | None:
@@ -229,7 +238,10 @@ class StandingsAsker:
         return None
 
     async def close(self) -> None:
-        """End all connections."""
+        """End all connections; who waits for an answer is told, nobody waits for a dead node."""
+        self._is_closed = True
+        for task in self._running:
+            task.cancel()
         async with self._asking:
             for asked in self._asked:
                 await asked.close()

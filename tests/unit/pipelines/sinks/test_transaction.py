@@ -210,25 +210,26 @@ def test_random_lives(block: int) -> None:
         random_life(seed)
 
 
-def overtaken_at(effect: int) -> bool:
-    """Let a second driver overtake the first one at an effect of its commit of batch 1.
+def overtaken_at(effect: int, batch_id: int = 1) -> bool:
+    """Let a second driver overtake the first one at an effect of its commit of a batch.
 
     Returns:
         Whether the first one came so far.
     """
     world, codes = World(), {"other_checkpoint"}
     first, second = QueryDouble(world), QueryDouble(world)
-    first.batch(0)
-    segments = [first.task(1, n) for n in range(TASKS)]
+    for earlier in range(batch_id):
+        first.batch(earlier)
+    segments = [first.task(batch_id, n) for n in range(TASKS)]
 
     def overtake() -> None:
-        second.batch(1)
-        second.batch(2)
+        second.batch(batch_id)
+        second.batch(batch_id + 1)
 
     world.before_effect = [*[lambda: None] * effect, overtake]
     sink = TransactionalSink(world, "s")
     try:
-        sink.commit(1, "q", segments)
+        sink.commit(batch_id, "q", segments)
     except MillstreamError as error:
         codes.add(error.code)
         sink.abort(segments)
@@ -241,11 +242,16 @@ def overtaken_at(effect: int) -> bool:
     return happened
 
 
-def every_overtaking() -> None:
+def every_overtaking(batch_id: int = 1) -> None:
     effect = 0
-    while overtaken_at(effect):
+    while overtaken_at(effect, batch_id):
         effect += 1
     assert effect > 15
+
+
+def test_a_late_insert_of_a_key_that_was_deleted_since_is_taken_back() -> None:
+    """Batch 1 deletes keys that batch 0 inserts."""
+    every_overtaking(0)
 
 
 def test_a_driver_that_was_overtaken_changes_nothing_more() -> None:
@@ -425,7 +431,7 @@ def boastful(sink: Any, header: Any, cas: int) -> None:
     SETTLE(sink, applied, sink._swap(applied, cas))
 
 
-def blunt(sink: Any, rows: Any) -> dict[bytes, Write]:
+def blunt(sink: Any, rows: Any) -> Any:
     return WRITE(sink, (row._replace(cas=0, is_insert=False) for row in rows))
 
 
@@ -437,6 +443,7 @@ PLANTS: dict[str, tuple[Any, str, Any]] = {
     "not persisted when the header says so": (Persistence, "wait", lambda self: None),
     "a batch that is done is done again": (SINK, "_is_settled", lambda *_: False),
     "abort removes all": (SINK, "abort", SINK._remove),
+    "late inserts stay": (SINK, "_take_back", lambda *_: None),
 }
 FINDERS: dict[str, Callable[[], None]] = {
     "applied before it is listed": lambda: every_kill(dies_after=False, loses=False),
@@ -445,6 +452,7 @@ FINDERS: dict[str, Callable[[], None]] = {
     "written without conditions": every_overtaking,
     "not persisted when the header says so": lambda: every_kill(dies_after=False, loses=True),
     "a batch that is done is done again": lambda: every_kill(dies_after=True, loses=False),
+    "late inserts stay": lambda: every_overtaking(0),
     "abort removes all": test_abort_after_a_failed_commit_keeps_what_was_committed,
 }
 

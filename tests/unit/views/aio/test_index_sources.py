@@ -11,7 +11,8 @@ from millstream.errors import MillstreamError, RoutingError, UnavailableError
 from millstream.model.partitions import PartitionState
 from millstream.upr.aio.link import Link
 from millstream.views.aio import index_sources, indexing, reading
-from millstream.views.aio.index_sources import Source, divided, open_lines
+from millstream.views.aio.index_source import IndexerSpec
+from millstream.views.aio.index_sources import Source, StandingsAsker, divided, open_lines
 
 LOW, HIGH = frozenset(range(PARTITIONS // 2)), frozenset(range(PARTITIONS // 2, PARTITIONS))
 
@@ -201,3 +202,36 @@ async def test_lines_are_closed_whatever_happens(
         with pytest.raises(MemoryError):
             await open_lines(halves.sources(), spec, LOW | HIGH)
         assert all(one._writer is None for one in made)
+
+
+async def test_whoever_asks_a_dead_node_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    has_come = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        has_come.set()
+        while await reader.read(65_536):
+            pass
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+
+    def link() -> Link:
+        return Link(Login("dead", bucket="b"), "127.0.0.1", port, tls=None, timeout_s=3_600)
+
+    spec = IndexerSpec("b", "00", tmp_path)
+    asker = StandingsAsker(spec, [Source("dead", link)])
+
+    async def end() -> None:
+        await has_come.wait()
+        await asyncio.wait_for(asker.close(), 10)
+
+    told, ended = await asyncio.gather(asker.ask([0]), end(), return_exceptions=True)
+    assert isinstance(told, UnavailableError)
+    assert told.code == "stopped"
+    assert ended is None
+    await asker.set_sources([Source("dead", link)])
+    with pytest.raises(UnavailableError):
+        await asker.ask([0])
+    server.close()
+    await server.wait_closed()
