@@ -17,6 +17,7 @@ Invariants:
    or a higher rev, is a write of this node: the next rev, and the lineage that is there; only what
    is there already, as it is, keeps its rev. What wins with the same rev is born anew: its rev
    stays what it was elsewhere, or what stays in the end would depend on the order of arrival.
+   So is what finds nothing where deletions were forgotten: the key may have had later revs here.
 
 Elsewhere: the other changes (`kv.core.partition`), their commands (`kv.core.documents`); the
 protocol is that of the released servers, the section with the lineage is ours.
@@ -161,11 +162,8 @@ def store_given(
 
     if old and framed(old_seqno) == old:
         change = change._replace(lineage=old_lineage)
-    elif old and former.rev >= change.rev:
-        if change.options & _FORCE:
-            change = change._replace(rev=former.rev + 1, lineage=None)
-        else:
-            change = change._replace(lineage=born(partition.failover_log[0].branch, seqno))
+    else:
+        change = _with_ids_of_its_own(partition, change, seqno, former.rev if old else 0)
     frame = framed(seqno)
     lineage = _lineage_from_here(partition, change, seqno, old_lineage)
     if entry is None:
@@ -175,6 +173,17 @@ def store_given(
     if change.expiry and not is_deletion:
         partition.expiries.add(entry.key, change.expiry)
     return frame
+
+
+def _with_ids_of_its_own(
+    partition: Partition, change: GivenChange, seqno: int, former_rev: int
+) -> GivenChange:
+    """Return the change as invariant 4 wants it; `former_rev`: 0 for a key that is unknown."""
+    if former_rev >= change.rev:
+        if change.options & _FORCE:
+            return change._replace(rev=former_rev + 1, lineage=None)
+        return change._replace(lineage=born(partition.failover_log[0].branch, seqno))
+    return change if former_rev or not partition.purge_seqno else change._replace(lineage=None)
 
 
 def _rank(change: GivenChange, *, is_deletion: bool) -> tuple[int, int, int, int]:

@@ -210,8 +210,8 @@ class Persistence:
         """The partitions that had an owner when it was made."""
         return self._histories.keys()
 
-    def wait(self, timeout_s: float = PERSIST_S) -> None:
-        """Wait, at most `timeout_s` seconds.
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait, at most `timeout_s` seconds, `PERSIST_S` if that is None.
 
         Raises:
             UnavailableError: `history_lost`: a partition began a new history, so that what was
@@ -219,7 +219,7 @@ class Persistence:
         """
         if not self.touched:
             return
-        backoff = Backoff(timeout_s)
+        backoff = Backoff(PERSIST_S if timeout_s is None else timeout_s)
         waiting = self._checked(sorted(self.touched))
         wanted = {found.partition_id: found.high_seqno for found in waiting}
         while waiting := [

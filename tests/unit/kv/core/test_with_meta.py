@@ -157,6 +157,31 @@ def test_a_deletion_that_is_there_counts() -> None:
     assert shown(session) != deleted
 
 
+@pytest.mark.parametrize("is_purged", [False, True])
+def test_where_a_deletion_was_forgotten_an_old_version_is_born_anew(is_purged: bool) -> None:
+    """Nobody knows how far its revs went: what follows it would have their ids."""
+    session = ours()
+    stored(session)
+    frame, lineage = newest(session)
+    first = shown(session)
+    stored(session)
+    second = shown(session)
+    if is_purged:
+        assert session.bucket is not None
+        partition = session.bucket.partitions[PARTITION]
+        partition.residents.ring.remove(partition.residents.table.pop(KEY))
+        partition.purge_seqno = 2
+    cas = change_of(frame).cas
+    options = 0 if is_purged else FORCE
+    assert do(session, rev=1, cas=cas, options=options, meta=meta_of(lineage)).status == 0
+    if is_purged:
+        assert shown(session).startswith("1-")
+        assert shown(session) != first
+    stored(session)
+    assert shown(session).startswith("2-" if is_purged else "4-")
+    assert shown(session) != second
+
+
 @pytest.mark.parametrize("meta", [None, meta_of(FOREIGN)])
 def test_an_equal_rev_that_wins_is_another_revision(meta: bytes | None) -> None:
     session = ours()
