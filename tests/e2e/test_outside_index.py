@@ -1,12 +1,21 @@
 """The cycle of the Spark pipelines, without Spark: whatever happens, the view is right."""
 
+import os
 import random
+from pathlib import Path
 
 import pytest
 
+import millstream
+from millstream.client.databases import Database
+from millstream.client.http import http_of
 from millstream.errors import ConditionError, MillstreamError, UnavailableError
+from millstream.pipelines.index.offered import OfferedBuilds
+from millstream.pipelines.index.setup import index_state_of
 from millstream.views.core import indexer
-from outside_index import bucket, catch_up, here, index_node, own_bucket
+from node_process import NodeProcess
+from outside_index import DESIGN, Bucket, bucket, catch_up, here, index_node, own_bucket
+from waiting import until
 
 __all__ = ["bucket", "index_node", "own_bucket"]
 
@@ -312,3 +321,37 @@ def test_any_schedule_ends_right(bucket, monkeypatch, seed):
         writer.take_over()
         catch_up(writer)
     bucket.check()
+
+
+SMALL_OFFERS = """
+import millstream.views.core.offers as offers
+offers.OFFER_CHANGES_MIN = 50
+"""
+
+
+def test_a_large_build_is_offered_to_a_pipeline_and_the_node_goes_on(tmp_path):
+    """The bound of the node is lowered for this test, in its processes alone."""
+    (tmp_path / "sitecustomize.py").write_text(SMALL_OFFERS)
+    source = Path(millstream.__file__).parents[1]
+    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{source}"}
+    built, failed = [], []
+    with NodeProcess(tmp_path / "node", "--bucket=own:4", env=env) as node:
+        bucket = Bucket(node, "own", tmp_path)
+        builds = OfferedBuilds(
+            bucket.source(),
+            lambda address, cycle, seconds: built.append((address.design, cycle.state.rows)),
+            lambda address, error: failed.append(error),
+        )
+        builds.ask(here)  # it is attached
+        bucket.write(documents(range(200)))
+        with bucket.client() as client:
+            http = http_of(client, user=None, password="", tls=None, timeout_s=30.0)
+        Database(http, "own").put("d", {**DESIGN, "engine": "node"})
+        until(lambda: (builds.ask(here), built)[1], lambda: repr(failed))
+        builds.close()
+        assert built == [("d", [200])]
+        bucket.write({**documents(range(20), "b"), "k100": None})
+        assert len(bucket.view(reduce=False)) == 199
+        bucket.check()
+        assert index_state_of(bucket.source(), "d").writer == "node indexer"
+    assert failed == []

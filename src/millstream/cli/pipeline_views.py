@@ -43,7 +43,12 @@ from millstream.cli.pipeline_run import (
 )
 
 if TYPE_CHECKING:
+    from millstream.errors import MillstreamError
+    from millstream.pipelines.index.offered import OfferedBuilds
     from millstream.pipelines.index.on_spark import CycleReport, IndexPipeline
+    from millstream.pipelines.index.shard import IndexAddress
+    from millstream.pipelines.index.writer import Cycle
+    from millstream.pipelines.options import SourceOptions
     from millstream.pipelines.runs import ProgressWriter
 
 __all__ = ["add_to"]
@@ -122,9 +127,11 @@ def run_views(
     rows_max = checked_rows(rows_per_commit)
     modules = tuple(python_module or ())
     files = files_of_modules(modules)
-    specs = find_specs(source, ddoc or (), modules)
+    takes_offers = not once and not ddoc
+    specs = find_specs(source, ddoc or (), modules, may_lack=takes_offers)
     from millstream.pipelines.index.on_spark import IndexPipeline
 
+    task_count, index_nodes = tasks or len(os.sched_getaffinity(0)), tuple(index_node or ())
     options = file_options(password_file, tls_ca)
     console = Console(stderr=True)
     with ExitStack() as stack:
@@ -143,28 +150,43 @@ def run_views(
                 IndexPipeline(
                     spec,
                     Path(runs[-1].record.checkpoint),
-                    task_count=tasks or len(os.sched_getaffinity(0)),
+                    task_count=task_count,
                     rows_max=rows_max,
                     source_options=options,
                     is_loop=loop,
-                    index_nodes=tuple(index_node or ()),
+                    index_nodes=index_nodes,
                     on_cycle=partial(_tell, console, runs[-1].progress, as_json=json),
                 )
             )
 
+        offered: OfferedBuilds | None = None
+        if takes_offers:
+            offered = _offered(
+                console, source, as_json=json, modules=modules, index_nodes=index_nodes,
+                task_count=task_count,
+            )  # fmt: skip
+        if not runs:
+            run = recorded(
+                "views", bucket, checkpoint=Path("offered"), subject=address, address=address
+            )
+            runs.append(stack.enter_context(run))
+
         def stop() -> None:
             for pipeline in pipelines:
                 pipeline.is_stopping = True
+            if offered is not None:
+                offered.is_stopping = True
 
         with spark_session(runs[0], stop, master=master, memory=driver_memory) as spark:
             for file in files:
                 spark.sparkContext.addPyFile(str(file))
-            _run(spark, pipelines, console, stop, once=once)
+            _run(spark, pipelines, offered, console, stop, once=once)
 
 
 def _run(
     spark: Any,
     pipelines: Sequence[IndexPipeline],
+    offered: OfferedBuilds | None,
     console: Console,
     stop: Callable[[], None],
     *,
@@ -173,8 +195,11 @@ def _run(
     """Run pipelines side by side; the first that fails ends all."""
     for pipeline in pipelines:
         console.print(f"keeping the views of design document {pipeline.design}")
-    with ThreadPoolExecutor(len(pipelines)) as pool:
+    with ThreadPoolExecutor(len(pipelines) + 1) as pool:
         runs = [pool.submit(pipeline.run, spark, once=once) for pipeline in pipelines]
+        if offered is not None:
+            console.print("taking builds that nodes offer")
+            runs.append(pool.submit(offered.run, spark))
         wait(runs, return_when=FIRST_EXCEPTION)
         if any(run.done() and run.exception() for run in runs):
             stop()
@@ -182,11 +207,39 @@ def _run(
         run.result()
 
 
+def _offered(
+    console: Console, source: SourceOptions, *, as_json: bool, **options: Any
+) -> OfferedBuilds:
+    from millstream.pipelines.index.nodes import shown
+    from millstream.pipelines.index.offered import OfferedBuilds
+    from millstream.pipelines.index.on_spark import CycleReport
+
+    def tell(address: IndexAddress, cycle: Cycle, seconds: float) -> None:
+        state = cycle.state
+        report = CycleReport(
+            address.design, state.commit, seconds, cycle.changes, cycle.parts,
+            len(state.left_out), state.rows, cycle.is_first, {}, shown(address),
+        )  # fmt: skip
+        _show(console, report, as_json=as_json)
+
+    def note(address: IndexAddress, error: MillstreamError) -> None:
+        console.print(
+            f"{address.design}: its build is left to the node {shown(address)}: {error}",
+            highlight=False,
+        )
+
+    return OfferedBuilds(source, tell, note, **options)
+
+
 def _tell(
     console: Console, progress: ProgressWriter, report: CycleReport, *, as_json: bool
 ) -> None:
     figures = {"index_rows": sum(report.rows), "commit": report.commit}
     progress.batch(report.commit, report.changes, report.seconds, lag=report.lag, figures=figures)
+    _show(console, report, as_json=as_json)
+
+
+def _show(console: Console, report: CycleReport, *, as_json: bool) -> None:
     if as_json:
         print_json(report)  # one write: two design documents may report at the same moment
         return

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -243,6 +243,13 @@ class Indexes:
         """Do what a writer outside asks for; see `views.aio.outside_writer`."""
         known, link = await self._there(bucket, design)
         return await link.ask(call, uuid=known.uuid, design=design, **arguments)
+
+    async def offers(self, bucket: str, building: Sequence[str]) -> list[str]:
+        """Return the design documents whose builds a pipeline may do; it says which it does."""
+        known, link = await self._there(bucket)
+        answer = await link.ask("offers", uuid=known.uuid, building=building)
+        found: list[str] = answer["offers"]
+        return found
 
     async def stage(
         self, bucket: str, design: str, fence: int, run: str, pieces: AsyncIterator[bytes]

@@ -12,8 +12,10 @@ from millstream.errors import ConditionError
 from millstream.pipelines import session
 from millstream.pipelines.index import setup
 from millstream.pipelines.index.mapping import MapSpec
+from millstream.pipelines.index.offered import OfferedBuilds
 from millstream.pipelines.index.on_spark import CycleReport, IndexPipeline
-from millstream.pipelines.index.shard import IndexAddress
+from millstream.pipelines.index.shard import IndexAddress, IndexState
+from millstream.pipelines.index.writer import Cycle
 from millstream.pipelines.runs import read_progress
 
 AUTHORITY = Path(__file__).parents[2] / "e2e" / "tls" / "authority.pem"
@@ -30,7 +32,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What was looked for; every name is found."""
     asked: list[Any] = []
 
-    def find(source: Any, designs: Any, modules: Any) -> list[MapSpec]:
+    def find(source: Any, designs: Any, modules: Any, may_lack: bool) -> list[MapSpec]:
         asked.append((source.hosts, source.bucket, list(designs), modules))
         return [
             MapSpec(
@@ -102,3 +104,31 @@ def test_an_unreachable_node(call: Any) -> None:
     code, _, err = call("pipeline", "run", "views", "b", "--connect", "127.0.0.1:1")
     assert code == 1
     assert "127.0.0.1:1" in err
+
+
+def test_a_pipeline_that_follows_takes_builds_that_nodes_offer(
+    call: Any, found: list[Any], runs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = IndexAddress(host="h", port=1, bucket="b", design="large")
+    state = IndexState(
+        signature="s", engine="node", writer="w", fence=1, commit=1, committed_ms=0,
+        is_empty=False, trees=1, rows=[5], states={}, positions={},
+    )  # fmt: skip
+
+    def run(self: OfferedBuilds, spark: Any) -> None:
+        runs.append((self._index_nodes, self._task_count))
+        self._on_build(address, Cycle(state, 9, 4, True), 2.0)
+        self._on_failure(address, ConditionError("no such function", code="unknown_function"))
+
+    monkeypatch.setattr(OfferedBuilds, "run", run)
+    words = ["--index-node", "i:7", "--tasks", "3"]
+    code, _, err = call("pipeline", "run", "views", "b", *words)
+    assert code == 0, err
+    assert (("i:7",), 3) in runs
+    assert "large first build: 9 changes, 5 rows in the index" in err
+    assert "no such function" in err
+    runs.clear()
+    for words in (["--once", "--ddoc", "d"], ["--ddoc", "d"]):
+        assert call("pipeline", "run", "views", "b", *words).code == 0
+    assert (("i:7",), 3) not in runs
+    assert len(runs) == 4, "two pipelines that end, no builds"

@@ -118,6 +118,9 @@ class FakeIndexes:
         self.written.append((bucket, design, call, dict(arguments)))
         return {"call": call}
 
+    async def offers(self, bucket, building):
+        return [bucket, *building]
+
     async def stage(self, bucket, design, fence, run, pieces):
         data = b"".join([piece async for piece in pieces])
         self.staged.append((bucket, design, fence, run, data))

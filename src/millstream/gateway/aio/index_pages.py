@@ -8,6 +8,8 @@
     POST .../load      {"fence", "parts", "back", "trees"}
     POST .../publish   {"fence", "parts", "documents"}
 
+    POST /_millstream/offers/BUCKET    {"building": [ddoc]}    which builds may be taken
+
 Invariants:
 1. Whoever writes an index needs the right `design` in its bucket, as who writes its design
    document; whoever looks, `read`.
@@ -43,6 +45,10 @@ class _Taking(msgspec.Struct):
     writer: str
 
 
+class _Asking(msgspec.Struct):
+    building: list[str]
+
+
 class _Judging(msgspec.Struct):
     fence: int
 
@@ -68,6 +74,13 @@ async def _keep(request: web.Request) -> web.Response:
     require(request, "design", request.match_info["bucket"])
     said = _as(await _object(request), _Judging)
     return await _written(request, "keep", {"fence": said.fence})
+
+
+async def _offers(request: web.Request) -> web.Response:
+    bucket = request.match_info["bucket"]
+    require(request, "design", bucket)
+    said = _as(await _object(request), _Asking)
+    return answer({"offers": await request.app[HOST].indexes.offers(bucket, said.building)})
 
 
 async def _load(request: web.Request) -> web.Response:
@@ -135,6 +148,7 @@ def _as(content: dict[str, Any], kind: type[_Said]) -> _Said:
 def routes() -> list[web.RouteDef]:
     """Return the pages of this module."""
     return [
+        web.post("/_millstream/offers/{bucket}", _offers),
         web.get(_INDEX, _state),
         web.post(_INDEX + "/writer", _take_over),
         web.post(_INDEX + "/judge", _judge),

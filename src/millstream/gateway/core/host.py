@@ -229,6 +229,9 @@ class IndexHost(Protocol):
             UnavailableError: `too_many_runs`, `disk_full`.
         """
 
+    async def offers(self, bucket: str, building: Sequence[str]) -> list[str]:
+        """Return the design documents whose builds a pipeline may do; it says which it does."""
+
     async def compact(self, bucket: str, design: str) -> None:
         """Have an index written anew, densely; returns once it has begun."""
 

@@ -30,7 +30,9 @@ from millstream.views.aio.mapping import open_mapper
 from millstream.views.aio.modules import load_modules as modules_of
 from millstream.views.core.design import DesignDocument, design_name, parse_design
 
-__all__ = ["files_of_modules", "find_specs", "index_state_of", "put_design"]
+__all__ = [
+    "files_of_modules", "find_specs", "index_state_of", "offered_at", "offered_spec", "put_design",
+]  # fmt: skip
 
 _Value = TypeVar("_Value")
 
@@ -48,7 +50,11 @@ def files_of_modules(modules: Sequence[str]) -> list[Path]:
 
 
 def find_specs(
-    source: SourceOptions, designs: Sequence[str] = (), modules: Sequence[str] = ()
+    source: SourceOptions,
+    designs: Sequence[str] = (),
+    modules: Sequence[str] = (),
+    *,
+    may_lack: bool = False,
 ) -> list[MapSpec]:
     """Return what is to be known of the indexes that a pipeline is to keep.
 
@@ -57,6 +63,7 @@ def find_specs(
         designs: names, or JSON files that are put into the bucket first; none: all those in the
             bucket that say `"engine": "spark"`.
         modules: that register Python functions.
+        may_lack: return nothing where the bucket has none.
 
     Raises:
         ConditionError: `missing`; `not_spark_engine`.
@@ -70,10 +77,33 @@ def find_specs(
 
         names = [put_design(database_of, name) for name in designs]
         source = replace(source, hosts=hosts_of(source.hosts, client.cluster_map))
-        return [
-            _spec(client, database_of(name), source, name, tuple(modules))
-            for name in names or _spark_designs(client, source)
-        ]
+        if not names:
+            names = _spark_designs(client, source)
+            if not names and not may_lack:
+                raise ConditionError(
+                    f'no design document of bucket {source.bucket!r} says "engine": "spark": '
+                    "name one, or give a file, with --ddoc",
+                    code="missing",
+                )
+        return [_spec(client, database_of(name), source, name, tuple(modules)) for name in names]
+
+
+def offered_spec(
+    client: Client, source: SourceOptions, name: str, modules: tuple[str, ...]
+) -> MapSpec:
+    """Return what is to be known of an index whose build is offered, whoever keeps it.
+
+    Raises:
+        ConditionError: `missing`.
+        UsageError: `unknown_function`, and as `find_specs`.
+    """
+    database = Database(_http(client, source, name), source.bucket)
+    return _spec(client, database, source, name, modules, engines=("node", "spark"))
+
+
+def offered_at(client: Client, source: SourceOptions, also: Sequence[str]) -> list[IndexAddress]:
+    """Return the nodes that may offer builds, without a design document's name."""
+    return index_addresses(_address(client, source, ""), client.cluster_map, also)
 
 
 def put_design(database_of: Callable[[str], Database], design: str) -> str:
@@ -150,7 +180,12 @@ def _address(client: Client, source: SourceOptions, design: str) -> IndexAddress
 
 
 def _spec(
-    client: Client, database: Database, source: SourceOptions, name: str, modules: tuple[str, ...]
+    client: Client,
+    database: Database,
+    source: SourceOptions,
+    name: str,
+    modules: tuple[str, ...],
+    engines: Sequence[str] = ("spark",),
 ) -> MapSpec:
     try:
         content = database.get(DESIGN + name)
@@ -160,7 +195,7 @@ def _spec(
             f"put {source.bucket} _design/{name} FILE`, or give its file with --ddoc",
             code="missing",
         ) from error
-    design = _checked(parse_design(content, name))
+    design = _checked(parse_design(content, name), engines)
     return MapSpec(
         source=source,
         address=_address(client, source, name),
@@ -173,8 +208,8 @@ def _spec(
     )
 
 
-def _checked(design: DesignDocument) -> DesignDocument:
-    if design.engine != "spark":
+def _checked(design: DesignDocument, engines: Sequence[str]) -> DesignDocument:
+    if design.engine not in engines:
         raise ConditionError(
             f"design document {design.name!r} is kept by the node itself: write "
             '"engine": "spark" into it for a pipeline to keep it',
@@ -189,15 +224,8 @@ def _checked(design: DesignDocument) -> DesignDocument:
 def _spark_designs(client: Client, source: SourceOptions) -> list[str]:
     endpoint = Endpoint(source.hosts, source.user, source.password or "", source.tls())
     found = scan(endpoint, client, prefix=DESIGN.encode())
-    names = sorted(
+    return sorted(
         key.decode().removeprefix(DESIGN)
         for key, value in found.items()
         if msgspec.json.decode(value, type=dict[str, Any]).get("engine") == "spark"
     )
-    if not names:
-        raise ConditionError(
-            f'no design document of bucket {source.bucket!r} says "engine": "spark": name one, '
-            "or give a file, with --ddoc",
-            code="missing",
-        )
-    return names

@@ -9,7 +9,7 @@ Elsewhere: the pages (docs/reference/http.md), what they do (`views.aio.outside_
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
@@ -20,7 +20,7 @@ from millstream.client.http import HttpClient
 from millstream.model.position import Position, position_from_json
 from millstream.views.core.staged import END
 
-__all__ = ["COMMIT_S", "IndexAddress", "IndexShard", "IndexState"]
+__all__ = ["COMMIT_S", "IndexAddress", "IndexShard", "IndexState", "offers_at"]
 
 COMMIT_S: Final = 3600.0
 """How long a commit may take: a first build of any size is one."""
@@ -72,13 +72,7 @@ class IndexShard:
     """
 
     def __init__(self, address: IndexAddress) -> None:
-        tls = None
-        if address.tls_authority:
-            tls = ssl.create_default_context(cadata=address.tls_authority)
-        self._http = HttpClient(
-            address.host, address.port, user=address.user, password=address.password or "",
-            tls=tls, timeout_s=ANSWER_S,
-        )  # fmt: skip
+        self._http = _http_of(address)
         bucket, design = (quote(name, safe="") for name in (address.bucket, address.design))
         self._path = f"/_millstream/indexes/{bucket}/{design}"
 
@@ -136,6 +130,29 @@ class IndexShard:
     def _state(self, method: str, page: str, content: Any) -> IndexState:
         answer = self._http.request(method, self._path + page, content, timeout_s=COMMIT_S)
         return msgspec.convert(answer, IndexState, strict=False)
+
+
+def offers_at(address: IndexAddress, building: Sequence[str]) -> list[str]:
+    """Tell a node which builds are under way; return the design documents whose builds it offers.
+
+    Raises:
+        UnavailableError: the node is away, or has no views.
+        AccessError: who asks has not the right `design`.
+    """
+    bucket = quote(address.bucket, safe="")
+    said = {"building": list(building)}
+    answer = _http_of(address).request("POST", f"/_millstream/offers/{bucket}", said)
+    return msgspec.convert(answer.get("offers"), list[str])
+
+
+def _http_of(address: IndexAddress) -> HttpClient:
+    tls = None
+    if address.tls_authority:
+        tls = ssl.create_default_context(cadata=address.tls_authority)
+    return HttpClient(
+        address.host, address.port, user=address.user, password=address.password or "",
+        tls=tls, timeout_s=ANSWER_S,
+    )  # fmt: skip
 
 
 def _pieces(blocks: Iterable[bytes]) -> Iterator[bytes]:

@@ -173,8 +173,11 @@ class IndexWriter:
         where = self.state.where
         return {p: max(0, high - where[p].seqno) for p, high in self._highs.items() if p in where}
 
-    def cycle(self) -> Cycle | None:
+    def cycle(self, *, is_build: bool = False) -> Cycle | None:
         """Make one commit; None where there is nothing to commit.
+
+        Args:
+            is_build: read everything, whatever is there.
 
         Raises:
             ConditionError: `index_fenced`.
@@ -182,7 +185,7 @@ class IndexWriter:
         """
         state = self.state = self._shard.judge(self._spec.fence)
         highs = self._look(state.where)
-        is_first = self._is_to_be_built(state, highs)
+        is_first = is_build or self._is_to_be_built(state, highs)
         where = dict.fromkeys(state.where, Position()) if is_first else state.where
         self._hold(where, highs)
         held = {p: held for p, held in self._held.items() if p in highs}

@@ -174,7 +174,11 @@ class HostedBucket:
 
     async def _set_keeper(self, design: DesignDocument) -> None:
         try:
-            await self._indexer.set_kept_here(design.signature, design.engine == "node")
+            offers, signature = self._indexer.offers, design.signature
+            if design.engine != "node":
+                offers.forget(signature)
+            is_kept_here = design.engine == "node" and not offers.is_taken(signature)
+            await self._indexer.set_kept_here(signature, is_kept_here=is_kept_here)
         except (MillstreamError, OSError) as error:
             self._refuse(design.signature, error)
 
@@ -438,6 +442,12 @@ class HostedBucket:
     def writer(self, name: str) -> OutsideWriter:
         """Return what a writer outside may do with an index; raises as `query`."""
         return OutsideWriter(self._found(name)[0], self._indexer)
+
+    def offers(self, building: Collection[str]) -> list[str]:
+        """Return the design documents whose builds a pipeline may do; it says which it does."""
+        signatures = {d.signature for name, d in self._designs.items() if name in building}
+        offered = self._indexer.offers.heard(signatures, time.monotonic())
+        return sorted(hosted.design.name for s in offered if (hosted := self._open.get(s)))
 
     # -- what is seen
 

@@ -166,6 +166,9 @@ class IndexHost:
         writer = self._bucket(arguments).writer(arguments["design"])
         return Answer(await writer.publish(arguments["fence"], arguments["said"]))
 
+    async def _offers(self, arguments: dict[str, Any]) -> Answer:
+        return Answer({"offers": self._bucket(arguments).offers(arguments["building"])})
+
     async def _cleanup(self, arguments: dict[str, Any]) -> Answer:
         await self._bucket(arguments).clean_up()
         return Answer({})
@@ -191,6 +194,7 @@ _CALLS: Final[Mapping[str, Callable[[IndexHost, dict[str, Any]], Awaitable[Answe
     "info": IndexHost._info,
     "check": IndexHost._check,
     "compact": IndexHost._compact,
+    "offers": IndexHost._offers,
     "cleanup": IndexHost._cleanup,
     "tasks": IndexHost._tasks,
     "figures": IndexHost._figures,

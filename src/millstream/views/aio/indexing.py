@@ -46,10 +46,11 @@ from millstream.model.position import Position
 from millstream.runtime.tasks import Tasks
 from millstream.views.aio.index_source import IndexerSpec
 from millstream.views.aio.index_sources import Source, StandingsAsker
-from millstream.views.aio.reading import GroupReader, Regroup
+from millstream.views.aio.reading import GroupReader, Regroup, first_of
 from millstream.views.aio.served import IndexProgress, IndexWork, ServedIndex
 from millstream.views.core.header import Judged
 from millstream.views.core.indexer import JOIN_CHANGES_MAX, Member, gap, plan
+from millstream.views.core.offers import Offers
 from millstream.views.core.reached import Wanted, judge, lost_in, not_reached, unreachable
 
 if TYPE_CHECKING:
@@ -62,14 +63,9 @@ if TYPE_CHECKING:
     from millstream.views.core.index import Index
 
 __all__ = [
-    "CLEAN_PAUSE_S",
-    "FIRST_PAUSE_S",
-    "LOOK_S",
-    "PAUSE_S_MAX",
-    "PAUSE_S_MIN",
-    "BucketIndexer",
+    "CLEAN_PAUSE_S", "FIRST_PAUSE_S", "LOOK_S", "PAUSE_S_MAX", "PAUSE_S_MIN", "BucketIndexer",
     "IndexerSpec",
-]
+]  # fmt: skip
 
 _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -112,6 +108,8 @@ class BucketIndexer:
         self._cleaning: dict[str, asyncio.Task[None]] = {}
         self._work_before = IndexWork()
         """Of indexes that are gone."""
+        self.offers = Offers()
+        """Builds that a pipeline may do."""
         self.on_damage: Callable[[str, CorruptionError], None] = lambda *_: None
         """Called with an index that cannot be read or written any more, perhaps repeatedly."""
 
@@ -165,7 +163,7 @@ class BucketIndexer:
         self._indexes[signature].is_automatic = is_automatic
         self._news.set()
 
-    async def set_kept_here(self, signature: str, is_kept_here: bool) -> None:
+    async def set_kept_here(self, signature: str, *, is_kept_here: bool) -> None:
         """Say whether an index is kept here, or by a writer outside."""
         served = self._indexes[signature]
         if served.is_kept_here == is_kept_here:
@@ -175,6 +173,18 @@ class BucketIndexer:
         else:
             served.is_kept_here = False
             await self._leave_group(served)
+        self._news.set()
+
+    async def take_offer(self, signature: str) -> bool:
+        """Leave a build that is offered to a writer outside; False: it is not offered."""
+        if not self.offers.take(signature, time.monotonic()):
+            return False
+        await self.set_kept_here(signature, is_kept_here=False)
+        return True
+
+    def end_offer(self, signature: str) -> None:
+        """Go on with an index whose build a writer outside had taken, and has done."""
+        self.offers.ended(signature)
         self._news.set()
 
     async def change(
@@ -201,6 +211,7 @@ class BucketIndexer:
     async def remove(self, signature: str) -> None:
         """Forget an index; its files may be removed afterwards."""
         served = self._indexes.pop(signature)
+        self.offers.forget(signature)
         self._work_before = IndexWork(*map(add, self._work_before, served.work))
         served.give_up()
         if (cleaning := self._cleaning.pop(signature, None)) is not None:
@@ -392,24 +403,9 @@ class BucketIndexer:
         return {p: each.judged.high_seqno for p, each in self._asker.standings.items()}
 
     def _progress_of(self, served: ServedIndex, highs: Mapping[int, int]) -> IndexProgress:
-        header = served.index.newest
         group = self._groups.get(served.group)
-        positions = header.positions
-        done = sum(position.seqno for position in positions.values())
-        phase = "incremental"
-        if group is not None and group.is_first:
-            phase, done = "first_build", group.seqnos_read
-        elif header.dirty:
-            phase = "cleanup"
-        elif not served.is_kept_here:
-            phase = "outside"
-        elif group is None:
-            phase = "waiting" if served.is_automatic or served.waiting else "asleep"
-        total = sum(max(highs.get(p, 0), positions[p].seqno) for p in positions)
-        return IndexProgress(
-            served.signature, phase, done, total, served.rate(done), served.error, served.waiting,
-            positions,
-        )  # fmt: skip
+        seqnos_read = group.seqnos_read if group is not None and group.is_first else None
+        return served.progress(highs, seqnos_read, is_held=self.offers.is_held(served.signature))
 
     def work(self) -> IndexWork:
         """Return what was done since the start."""
@@ -423,11 +419,18 @@ class BucketIndexer:
         while True:
             self._news.clear()
             now = time.monotonic()
+            await self._take_back(now)
             for is_automatic in (True, False):
                 await self._regroup(is_automatic=is_automatic, now=now)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._next_look_s(now)):
                     await self._news.wait()
+
+    async def _take_back(self, now: float) -> None:
+        for signature in self.offers.lapsed(now):
+            with contextlib.suppress(MillstreamError, OSError):  # at the next look
+                await self.set_kept_here(signature, is_kept_here=True)
+                self.offers.taken_back(signature, now)
 
     def _next_look_s(self, now: float) -> float:
         pauses = [each.retry_at - now for each in self._indexes.values() if not each.group]
@@ -447,6 +450,10 @@ class BucketIndexer:
         due = [served for served in wanted if served.group or served.retry_at <= now]
         highs = self._highs()
         to_be_built = [served for served in wanted if served.is_to_be_built(highs)]
+        held = [s for s in to_be_built if self.offers.holds(s.signature, s.lacking(highs), now)]
+        wanted, due, to_be_built = (
+            [each for each in some if each not in held] for some in (wanted, due, to_be_built)
+        )
         if any(served in due for served in to_be_built):  # then all of them together
             due = [served for served in wanted if served in due or served in to_be_built]
         members = [
@@ -490,9 +497,9 @@ class BucketIndexer:
         except* Regroup:
             pass
         except* (MillstreamError, OSError) as failed:
-            group.error = _first_of(failed)
+            group.error = first_of(failed)
         except* Exception as failed:  # noqa: BLE001 - one index must not end all others for ever
-            group.error = _first_of(failed)
+            group.error = first_of(failed)
             _LOG.error("indexes %s: a mistake", group.name, exc_info=group.error)
 
     def _forget(self, group: GroupReader) -> None:
@@ -591,9 +598,3 @@ class BucketIndexer:
 
     async def _ask(self) -> SourceStandings:
         return await self._asker.ask(self._active | self._passive)
-
-
-def _first_of(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -1,8 +1,9 @@
 """Writers of an index outside this process: Spark pipelines.
 
-A design document with `"engine": "spark"` has its index written by a pipeline; the indexer here
-stands back and only says which partitions there are, cleans and compacts. The pipeline asks over
-HTTP, and the calls end here:
+A design document with `"engine": "spark"` has its index written by a pipeline; one that the node
+keeps may have a build offered to one (`views.core.offers`). The indexer here stands back meanwhile
+and only says which partitions there are, cleans and compacts. The pipeline asks over HTTP, and the
+calls end here:
 
     take_over    become the writer: a fencing number, and where the index stands
     judge        go back where the source refuses positions; where the index stands then
@@ -99,7 +100,9 @@ class OutsideWriter:
         Raises:
             ConditionError: `not_spark_engine`.
         """
-        if self._hosted.design.engine != "spark":
+        signature = self._hosted.signature
+        is_kept = self._hosted.design.engine == "spark"
+        if not is_kept and not await self._indexer.take_offer(signature):
             raise ConditionError(
                 f"design document {self._hosted.design.name!r} is kept by the node: write "
                 '"engine": "spark" into it for a pipeline to keep it',
@@ -176,6 +179,8 @@ class OutsideWriter:
 
         published = await self._changed(work)
         staging.remove(fence, chain(asked.back, *asked.trees))
+        if self._hosted.design.engine == "node":  # it was offered; the node goes on
+            self._indexer.end_offer(self._hosted.signature)
         return _published_as_json(published, self._hosted)
 
     async def publish(self, fence: int, said: dict[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from millstream.upr.aio.link import Link
     from millstream.views.aio.served import ServedIndex
 
-__all__ = ["CONNECTS_MAX", "READ_BYTES_MAX", "GroupReader", "Regroup"]
+__all__ = ["CONNECTS_MAX", "READ_BYTES_MAX", "GroupReader", "Regroup", "first_of"]
 
 READ_BYTES_MAX: Final = 64 * 1024
 """Cut in one step of the loop."""
@@ -361,3 +361,10 @@ def _as_of(parts: Mapping[int, Part], judged: Mapping[int, Judged]) -> dict[int,
 
 
 _HARMLESS: Final = frozenset({"nothing_new", "not_indexed"})
+
+
+def first_of(error: BaseException) -> BaseException:
+    """Return the first error of a group of groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -76,7 +76,8 @@ class IndexProgress(NamedTuple):
     """How an index is doing.
 
     `phase`: `first_build`, `incremental`, `cleanup`, `waiting` (for the source, or an end of a
-    pause; `error` says why), `outside` (another process writes it) or `asleep` (nobody waits, and
+    pause; `error` says why), `offered` (its build, to a pipeline), `outside` (another process
+    writes it) or `asleep` (nobody waits, and
     it is not kept fresh by itself).
     `changes_done` and `changes_total` are seqnos of all partitions; `rate` is of the last seconds.
     """
@@ -277,6 +278,13 @@ class ServedIndex:
             return False
         return self.is_new or is_worth_building(self.places, highs)
 
+    def lacking(self, highs: Mapping[int, int]) -> int | None:
+        """Return how many changes it lacks, None where some partition's newest is not known."""
+        positions = self.index.newest.positions
+        if not positions.keys() <= highs.keys():
+            return None
+        return sum(max(0, highs[p] - position.seqno) for p, position in positions.items())
+
     def is_known_to_have(self, partitions: Collection[int], standings: object) -> bool:
         """Whether it was found to have all of these standings, and has not changed since."""
         known = self._has_all
@@ -312,6 +320,36 @@ class ServedIndex:
             self._rate = max(0, done - before) / max(now - at, 1e-3)
             self._sample = now, done
         return self._rate
+
+    def progress(
+        self, highs: Mapping[int, int], seqnos_read: int | None, *, is_held: bool
+    ) -> IndexProgress:
+        """Return how it is doing.
+
+        Args:
+            highs: newest seqnos of partitions.
+            seqnos_read: what its build has read; None: it is not being built here.
+            is_held: its build is offered to others.
+        """
+        header = self.index.newest
+        positions = header.positions
+        done = sum(position.seqno for position in positions.values())
+        phase = "incremental"
+        if seqnos_read is not None:
+            phase, done = "first_build", seqnos_read
+        elif header.dirty:
+            phase = "cleanup"
+        elif not self.is_kept_here:
+            phase = "outside"
+        elif is_held:
+            phase = "offered"
+        elif not self.group:
+            phase = "waiting" if self.is_automatic or self.waiting else "asleep"
+        total = sum(max(highs.get(p, 0), positions[p].seqno) for p in positions)
+        return IndexProgress(
+            self.signature, phase, done, total, self.rate(done), self.error, self.waiting,
+            positions,
+        )  # fmt: skip
 
     # -- changes of the index
 

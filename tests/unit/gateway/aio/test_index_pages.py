@@ -31,6 +31,14 @@ async def test_where_an_index_stands(client, open_host, body):
     assert open_host.indexes.written == [("orders", "d", "index", {})]
 
 
+async def test_which_builds_are_offered(client, open_host, body):
+    said = {"building": ["e"]}
+    answered = await body(await client.post("/_millstream/offers/orders", json=said))
+    assert answered == {"offers": ["orders", "e"]}
+    for wrong in ({}, {"building": "e"}, {"building": [1]}):
+        await body(await client.post("/_millstream/offers/orders", json=wrong), 400)
+
+
 async def test_a_run_is_staged_as_it_comes(client, open_host, body):
     data = bytes(range(256)) * 3000
     response = await client.put(f"{INDEX}/runs/r1?fence=7", data=data)
@@ -86,5 +94,7 @@ async def test_writers_need_the_right_to_write_designs(guarded, body, ada, bob, 
         await body(await ask(INDEX + page, **said), 401)
         await body(await ask(INDEX + page, headers=bob, **said), 403)
         assert (await ask(INDEX + page, headers=ada, **said)).status < 300
+    asked = {"json": {"building": []}}
+    await body(await guarded.post("/_millstream/offers/orders", headers=bob, **asked), 403)
     assert (await guarded.get(INDEX)).status == 401
     assert (await guarded.get(INDEX, headers=ada)).status == 200

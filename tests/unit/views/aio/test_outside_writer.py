@@ -7,11 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from hosted_views import PARTITIONS, SUM, hosted_views, until
+from hosted_views import OTHER, PARTITIONS, SUM, hosted_views, until
 from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.model.position import Position, position_from_json, position_to_json
 from millstream.views.aio import outside_writer
 from millstream.views.aio import staging as staging_module
+from millstream.views.core import offers
 from millstream.views.core.back_index import first_rows_of
 from millstream.views.core.collation import encode_key
 from millstream.views.core.header import DocumentRows
@@ -352,3 +353,99 @@ async def test_map_errors_are_kept(hosted, writer):
     count = len(writer.parts())
     assert errors["count"] == 5 * count
     assert errors["last"][-1] == {"id": "k9", "message": "it is bad"}
+
+
+@pytest.fixture
+async def offering(tmp_path, monkeypatch):
+    """A bucket whose views the node keeps, and whose builds are offered; a pipeline has asked."""
+    monkeypatch.setattr(offers, "OFFER_CHANGES_MIN", 10)
+    async with hosted_views(tmp_path, SUM) as made:
+        await made.apply({})
+        made.written = {}
+        put = made.put
+
+        def noted(key, **members):
+            put(key, **members)
+            partition = made.running.bucket.partition_for(key.encode()).partition_id
+            made.written.setdefault(partition, {})[key] = members
+
+        made.put = noted
+        assert made.bucket.offers([]) == []
+        yield made
+
+
+def phase_of(hosted):
+    (progress,) = hosted.bucket._indexer.progress()
+    return progress.phase
+
+
+async def test_a_large_build_is_offered_taken_and_goes_back(offering):
+    fill(offering, 40)
+    await offering.apply({"d": SUM})
+    await until(lambda: offering.bucket.offers([]) == ["d"])
+    assert phase_of(offering) == "offered"
+    writer = Outside(offering)
+    assert (await writer.take_over("pipeline"))["writer"] == "pipeline"
+    assert phase_of(offering) == "outside"
+    assert offering.bucket.offers(["d"]) == []
+    offering.put("k0", kind="b", n=100)
+    await offering.apply({"d": SUM, "e": OTHER})  # the node is told of something else
+    assert phase_of_first(offering, writer) == "outside"
+    done = await writer.load()
+    assert done["rows"] == [40]
+    assert await offering.sums() == {"a": 380, "b": 500}
+    offering.put("k1", kind="b", n=200)
+    assert await offering.sums() == {"a": 380, "b": 699}
+    assert offering.bucket.info("d")["writer"] == "node indexer"
+    with pytest.raises(ConditionError) as caught:
+        await writer.calls.judge(writer.fence)
+    assert caught.value.code == "index_fenced"
+    with pytest.raises(ConditionError) as caught:
+        await writer.take_over()
+    assert caught.value.code == "not_spark_engine"
+
+
+def phase_of_first(hosted, writer):
+    signature = writer.calls._hosted.signature
+    return {each.signature: each.phase for each in hosted.bucket._indexer.progress()}[signature]
+
+
+async def test_a_build_that_no_pipeline_takes_is_done_here(offering, monkeypatch):
+    monkeypatch.setattr(offers, "OFFER_S", 0.2)
+    fill(offering, 40)
+    await offering.apply({"d": SUM})
+    assert await offering.sums() == {"a": 380, "b": 400}
+    assert offering.bucket.info("d")["writer"] == "node indexer"
+
+
+async def test_a_small_one_is_not_offered(offering):
+    fill(offering, 9)
+    await offering.apply({"d": SUM})
+    assert sum((await offering.sums()).values()) == sum(range(9))
+    assert offering.bucket.offers([]) == []
+
+
+async def test_a_pipeline_that_goes_away_is_not_waited_for(offering, monkeypatch):
+    fill(offering, 40)
+    await offering.apply({"d": SUM})
+    await until(lambda: offering.bucket.offers([]) == ["d"])
+    writer = Outside(offering)
+    await writer.take_over()
+    monkeypatch.setattr(offers, "ATTACHED_S", 0.2)
+    assert await offering.sums() == {"a": 380, "b": 400}
+    with pytest.raises(ConditionError) as caught:
+        await writer.load()
+    assert caught.value.code == "index_fenced"
+
+
+async def test_one_whose_design_document_is_given_to_spark_stays_there(offering):
+    fill(offering, 40)
+    await offering.apply({"d": SUM})
+    await until(lambda: offering.bucket.offers([]) == ["d"])
+    writer = Outside(offering)
+    await writer.take_over()
+    await offering.apply({"d": SPARK})
+    await writer.load()
+    assert await offering.sums(update="false") == {"a": 380, "b": 400}
+    assert phase_of(offering) == "outside"
+    await writer.calls.judge(writer.fence)

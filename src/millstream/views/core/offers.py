@@ -1,0 +1,120 @@
+"""Builds of indexes that are offered to a Spark pipeline before the node does them itself.
+
+    nothing -- large, a pipeline is attached --> offered -- taken --> taken -- built --> nothing
+                                                    |                   |
+                                    nobody took it, or its pipeline went away
+                                                    v                   v
+                                              declined: the node builds it
+
+A pipeline is attached for as long as it asks what is offered; each time it says what it builds.
+
+Invariants:
+1. A build is held up for at most `OFFER_S` where nobody takes it, and for `ATTACHED_S` after its
+   pipeline was last heard to do it.
+2. One that was declined is not offered again for `DECLINED_S`: the node does it.
+
+Elsewhere: who asks whether to build (`views.aio.indexing`), who takes it
+(`views.aio.outside_writer`), the pipeline (`millstream.pipelines.index.offered`).
+
+Source: docs/design/0017-views-on-spark.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Final
+
+__all__ = ["ATTACHED_S", "DECLINED_S", "OFFER_CHANGES_MIN", "OFFER_S", "Offers"]
+
+OFFER_CHANGES_MIN: Final = 1_000_000
+"""Changes that an index lacks at which its build is offered: half a minute of the node."""
+OFFER_S: Final = 10.0
+"""How long an offer waits to be taken."""
+ATTACHED_S: Final = 15.0
+"""How long after it was last heard of a pipeline counts as attached, or at work."""
+DECLINED_S: Final = 600.0
+"""How long a build that was declined is not offered again."""
+
+
+class Offers:
+    """Of one bucket; times are seconds of any one clock, indexes are known by their signatures."""
+
+    def __init__(self) -> None:
+        self._heard_at: float | None = None
+        self._offered: dict[str, tuple[float, bool]] = {}
+        """Since when, and whether it is known to be large."""
+        self._taken: dict[str, float] = {}
+        """When it was last heard to be at work."""
+        self._declined: dict[str, float] = {}
+
+    def heard(self, building: Collection[str], now: float) -> list[str]:
+        """A pipeline asks, and says what it builds; return what is offered."""
+        self._heard_at = now
+        for signature in self._taken.keys() & set(building):
+            self._taken[signature] = now
+        return sorted(signature for signature, (_, is_large) in self._offered.items() if is_large)
+
+    def is_attached(self, now: float) -> bool:
+        """Whether a pipeline asked lately."""
+        return self._heard_at is not None and now - self._heard_at < ATTACHED_S
+
+    def holds(self, signature: str, changes: int | None, now: float) -> bool:
+        """Return whether the build of an index that is to be built now is to wait.
+
+        Args:
+            signature: of the index.
+            changes: how many it lacks; None: that is not known yet.
+            now: the time.
+        """
+        if signature in self._taken:
+            return True
+        if now - self._declined.get(signature, now - DECLINED_S) < DECLINED_S:
+            return False
+        is_small = changes is not None and changes < OFFER_CHANGES_MIN
+        if is_small or not self.is_attached(now):
+            self._offered.pop(signature, None)
+            return False
+        since = self._offered.get(signature, (now, False))[0]
+        if now - since < OFFER_S:
+            self._offered[signature] = since, changes is not None
+            return True
+        self._decline(signature, now)
+        return False
+
+    def take(self, signature: str, now: float) -> bool:
+        """A writer wants to do a build; return whether it may."""
+        if signature not in self._taken and not self._offered.pop(signature, (0, False))[1]:
+            return False
+        self._taken[signature] = now
+        return True
+
+    def is_held(self, signature: str) -> bool:
+        """Whether its build waits to be taken."""
+        return signature in self._offered
+
+    def is_taken(self, signature: str) -> bool:
+        """Whether a pipeline builds it."""
+        return signature in self._taken
+
+    def lapsed(self, now: float) -> list[str]:
+        """Return the indexes that were taken and that a pipeline builds no more."""
+        return [each for each, heard_at in self._taken.items() if now - heard_at >= ATTACHED_S]
+
+    def ended(self, signature: str) -> None:
+        """The pipeline has built it, or tried to."""
+        if signature in self._taken:
+            self._taken[signature] = -math.inf
+
+    def taken_back(self, signature: str, now: float) -> None:
+        """The node keeps it again."""
+        self._decline(signature, now)
+
+    def forget(self, signature: str) -> None:
+        """The index is gone, or is kept by another rule."""
+        for known in (self._offered, self._taken, self._declined):
+            known.pop(signature, None)
+
+    def _decline(self, signature: str, now: float) -> None:
+        self.forget(signature)
+        self._declined[signature] = now
