@@ -18,6 +18,7 @@ from __future__ import annotations
 import secrets
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,14 +36,16 @@ from millstream.views.aio.modules import load_modules
 from millstream.views.aio.served import FirstRows
 from millstream.views.core.design import parse_design
 from millstream.views.core.documents import Changes
-from millstream.views.core.header import MAP_ERRORS_KEPT_MAX, DocumentRows, MapFailure
-from millstream.views.core.staged import BLOCK_ROWS, block_of_documents, block_of_rows
+from millstream.views.core.header import MAP_ERRORS_KEPT_MAX, MapFailure
+from millstream.views.core.staged import blocks_of
 from millstream.wire.mcbp import HEADER
 
-__all__ = ["MAP_CHANGES", "MapSpec", "TaskDone", "run_task"]
+__all__ = ["MAP_BYTES", "MAP_CHANGES", "MapSpec", "TaskDone", "run_task"]
 
 MAP_CHANGES: Final = 1000
 """Changes that are mapped at a time."""
+MAP_BYTES: Final = 8 * 1024 * 1024
+"""Fewer where they have so many bytes."""
 _HEADER_BYTES: Final = 24
 
 
@@ -138,10 +141,11 @@ def _object(text: bytes) -> dict[str, Any]:
 
 
 def _changes(source: SourceOptions, plans: Sequence[PartPlan]) -> Iterator[Changes]:
-    """Yield changes with their lineages, `MAP_CHANGES` and some more at a time."""
+    """Yield changes with their lineages, `MAP_CHANGES` or `MAP_BYTES` and some more at a time."""
     ranges = NodeRanges(source, with_values=True, with_meta=True)
     frames: list[bytes] = []
     lineages: list[bytes] = []
+    size = 0
     try:
         for chunk in ranges.stream([plan.range for plan in plans]):
             at = 0
@@ -149,12 +153,14 @@ def _changes(source: SourceOptions, plans: Sequence[PartPlan]) -> Iterator[Chang
                 if not is_of_a_pair(chunk, at):  # a marker, an advance
                     at += _HEADER_BYTES + HEADER.unpack_from(chunk, at)[6]
                     continue
-                run, at = cut_run(chunk, at)
+                begin = at
+                run, at = cut_run(chunk, begin)
                 frames += run.frames
                 lineages += run.lineages
-                if len(frames) >= MAP_CHANGES:
+                size += at - begin
+                if len(frames) >= MAP_CHANGES or size >= MAP_BYTES:
                     yield Changes(frames, lineages)
-                    frames, lineages = [], []
+                    frames, lineages, size = [], [], 0
         if frames:
             yield Changes(frames, lineages)
     finally:
@@ -174,7 +180,7 @@ class _FirstFiles:
         names: list[list[str]] = []
         for portions in self._rows.portions():
             name = _new_name()
-            shard.stage(fence, name, (block_of_rows(part) for part in _cut(portions)))
+            shard.stage(fence, name, chain.from_iterable(map(blocks_of, portions)))
             names.append([name])
         done.back, done.trees = names[0], names[1:]
 
@@ -198,9 +204,7 @@ class _DocumentFiles:
         self._failures: dict[int, Failures] = {}
 
     def add(self, mapped: MappedChanges) -> None:
-        documents: Sequence[DocumentRows] = mapped.documents
-        for at in range(0, len(documents), BLOCK_ROWS):
-            self._file.write(block_of_documents(documents[at : at + BLOCK_ROWS]))
+        self._file.writelines(blocks_of(mapped.documents))
         for partition, failure in mapped.failures:
             kept = self._failures.setdefault(partition, Failures([], {}))
             kept.last.append(failure)
@@ -220,12 +224,6 @@ class _DocumentFiles:
 
     def close(self) -> None:
         self._file.close()
-
-
-def _cut(portions: Iterable[list[Any]]) -> Iterator[list[Any]]:
-    for portion in portions:
-        for at in range(0, len(portion), BLOCK_ROWS):
-            yield portion[at : at + BLOCK_ROWS]
 
 
 def _new_name() -> str:

@@ -28,12 +28,14 @@ from millstream.errors import UsageError
 from millstream.views.core.header import DocumentRows
 
 __all__ = [
+    "BLOCK_BYTES",
     "BLOCK_BYTES_MAX",
     "BLOCK_ROWS",
     "END",
     "Row",
     "block_of_documents",
     "block_of_rows",
+    "blocks_of",
     "read_documents",
     "read_rows",
 ]
@@ -42,6 +44,8 @@ Row = tuple[bytes, int, bytes]
 """Key, partition, value."""
 BLOCK_ROWS: Final = 512
 """Rows or documents of a block, as writers here make them."""
+BLOCK_BYTES: Final = 4 * 1024 * 1024
+"""A larger block is made two, unless it is of one row or document."""
 BLOCK_BYTES_MAX: Final = 256 * 1024 * 1024
 """A block that a file may have: some documents may emit much."""
 _HEAD: Final = Struct(">II")
@@ -60,6 +64,22 @@ def block_of_rows(rows: Sequence[Row]) -> bytes:
 def block_of_documents(documents: Sequence[DocumentRows]) -> bytes:
     """Return some documents as a block; at least one."""
     return _block(_encode(documents))
+
+
+def blocks_of(items: Sequence[Row] | Sequence[DocumentRows]) -> Iterator[bytes]:
+    """Yield rows, or documents, as blocks; nothing for none."""
+    for at in range(0, len(items), BLOCK_ROWS):
+        yield from _halves(items[at : at + BLOCK_ROWS])
+
+
+def _halves(items: Sequence[Row] | Sequence[DocumentRows]) -> Iterator[bytes]:
+    body = _encode(items)
+    if len(body) <= BLOCK_BYTES or len(items) == 1:
+        yield _block(body)
+    else:
+        middle = len(items) // 2
+        yield from _halves(items[:middle])
+        yield from _halves(items[middle:])
 
 
 def _block(body: bytes) -> bytes:

@@ -4,6 +4,7 @@ import io
 import json
 from typing import ClassVar
 
+import msgspec
 import pytest
 
 from millstream.errors import RoutingError, StreamError, UnavailableError
@@ -15,8 +16,9 @@ from millstream.pipelines.index.planning import PartPlan
 from millstream.pipelines.index.shard import IndexAddress
 from millstream.pipelines.options import parse_options
 from millstream.views import register
+from millstream.views.core import staged
 from millstream.views.core.design import parse_design
-from millstream.views.core.staged import END, read_documents, read_rows
+from millstream.views.core.staged import BLOCK_BYTES, END, read_documents, read_rows
 from millstream.wire.frames import deletion, described, mutation, snapshot_marker
 
 DESIGN = {
@@ -179,3 +181,36 @@ def test_many_changes_are_mapped_in_batches(monkeypatch):
     Stream.chunks = [change(0, n, b"k%d" % n, "x") for n in range(1, 36)]
     done = run_task(spec(is_first=False), PLANS)
     assert len(documents_of(done.documents[0])) == done.changes == 35
+
+
+@register("test.whole")
+def whole(document):
+    yield None, document
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_values_of_any_size_make_blocks_that_a_node_takes(monkeypatch, is_first):
+    """Whole documents are emitted; by their number alone they would be one block."""
+    size = 1024 * 1024
+    Stream.chunks = [change(0, n, b"k%02d" % n, "x" * size) for n in range(1, 25)]
+    monkeypatch.setattr(staged, "BLOCK_BYTES_MAX", BLOCK_BYTES + size)
+    batches = []
+    mapped = mapping.IndexMapper.map
+
+    def noted(self, changes):
+        batches.append(len(changes.frames))
+        return mapped(self, changes)
+
+    monkeypatch.setattr(mapping.IndexMapper, "map", noted)
+    design = {**DESIGN, "views": {"v": {"map": "registered:test.whole"}}}
+    asked = msgspec.structs.replace(
+        spec(is_first=is_first),
+        design=json.dumps(design).encode(),
+        signature=parse_design(design).signature,
+    )
+    done = run_task(asked, PLANS)
+    assert batches == [8, 8, 8]
+    if is_first:
+        assert len(rows_of(done.trees[0][0])) == len(rows_of(done.back[0])) == 24
+    else:
+        assert len(documents_of(done.documents[0])) == 24

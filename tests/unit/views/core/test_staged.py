@@ -7,10 +7,13 @@ import pytest
 from millstream.errors import UsageError
 from millstream.views.core.header import DocumentRows
 from millstream.views.core.staged import (
+    BLOCK_BYTES,
     BLOCK_BYTES_MAX,
+    BLOCK_ROWS,
     END,
     block_of_documents,
     block_of_rows,
+    blocks_of,
     read_documents,
     read_rows,
 )
@@ -27,6 +30,23 @@ def test_rows_come_back_by_blocks():
     assert rows_of(WHOLE) == [ROWS[:2], ROWS[2:]]
     assert rows_of(END) == []
     assert rows_of(block_of_rows([]) + END) == []
+
+
+def test_blocks_are_of_so_many_rows_and_bytes():
+    small = [(b"%06d" % n, 0, b"") for n in range(BLOCK_ROWS * 2 + 1)]
+    assert [*map(len, rows_of(b"".join(blocks_of(small)) + END))] == [BLOCK_ROWS, BLOCK_ROWS, 1]
+    large = [(b"%d" % n, 0, bytes(BLOCK_BYTES // 3)) for n in range(7)]
+    large[6] = (b"6", 0, bytes(BLOCK_BYTES * 2))
+    blocks = list(blocks_of(large))
+    assert rows_of(b"".join(blocks) + END) == [
+        large[:1],
+        large[1:3],
+        large[3:5],
+        large[5:6],
+        large[6:],
+    ]
+    assert all(len(block) <= BLOCK_BYTES + 8 for block in blocks[:-1])
+    assert list(blocks_of([])) == []
 
 
 def test_documents_come_back():
