@@ -12,6 +12,12 @@ _SOURCES = {
     "parquet": "Parquet, the limit",
     "postgres": 'PostgreSQL, `format("jdbc")`',
 }
+_SINKS = {
+    "upserts": "upserts",
+    "transactions": "transactional",
+    "copy": "`apply_changes`, a bucket",
+    "parquet": "`apply_changes`, a Parquet table",
+}
 _STEPS = {
     "latestOffset": "where it ends",
     "walCommit": "offset log",
@@ -26,6 +32,7 @@ def lines(results: Figures) -> Iterator[str]:
     sections = {
         "spark": _rows,
         "spark_streams": _streams,
+        "spark_sinks": _sinks,
         "spark_views": _views,
     }
     for name, section in sections.items():
@@ -77,6 +84,21 @@ def _streams(spark: Figures) -> Iterator[str]:
         f"From a single write until `foreachBatch` has its row: p50 {seen['p50_s']:.3f} s, p90 "
         f"{seen['p90_s']:.3f} s."
     )
+    yield ""
+
+
+def _sinks(spark: Figures) -> Iterator[str]:
+    yield (
+        f"Streams of {spark['rows']:,} rows into sinks, batches of {spark['batch_rows']:,}, from "
+        "trigger to commit, everything persisted; the node is source and, but for Parquet, target:"
+    )
+    yield ""
+    yield "| sink | rows/s | Spark us/row | node us/row |"
+    yield "| --- | --- | --- | --- |"
+    for name, title in _SINKS.items():
+        row = spark["sinks"][name]
+        costs = (f"{row[key]:.1f}" for key in _COSTS)
+        yield f"| {title} | {row['rows_per_s']:,.0f} | {' | '.join(costs)} |"
     yield ""
 
 

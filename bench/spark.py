@@ -24,7 +24,9 @@ from servers import HERE, Node, Postgres
 
 Figures = dict[str, Any]
 PARTITIONS = 64
-CASES = ("spark", "spark_streams", "spark_views")
+CASES = ("spark", "spark_streams", "spark_sinks", "spark_views")
+SINK_ROWS = 250_000
+SINK_BUCKETS = ("upserts", "transactions", "copy")
 ROWS_PER_S_MIN = 400_000
 STREAM_ROWS_PER_S_MIN = 200_000
 BATCH_S_MAX = 0.25
@@ -53,6 +55,15 @@ def measure_streams(directory: Path, rows: int) -> Figures:
         return _job("streams", node, "--rows", rows)
 
 
+def measure_sinks(directory: Path) -> Figures:
+    """Stream a bucket into every sink."""
+    say(f"Spark writes {SINK_ROWS:,} rows into each sink")
+    more = [word for name in SINK_BUCKETS for word in ("--bucket", f"{name}:{PARTITIONS}")]
+    with _node(directory, *more) as node:
+        streams.fill(node, SINK_ROWS)
+        return _job("sinks", node, "--rows", SINK_ROWS)
+
+
 def measure_views(directory: Path) -> Figures:
     """Have Spark build and keep a view."""
     say("Spark builds and keeps a view of the flights")
@@ -79,8 +90,8 @@ def verdicts(results: Figures) -> list[Verdict]:
     return found
 
 
-def _node(directory: Path) -> Node:
-    return Node(directory, "--bucket", f"default:{PARTITIONS}", pinned=False)
+def _node(directory: Path, *more: str) -> Node:
+    return Node(directory, "--bucket", f"default:{PARTITIONS}", *more, pinned=False)
 
 
 def _job(name: str, node: Node, *arguments: object) -> Figures:
