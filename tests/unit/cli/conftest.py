@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from io import BytesIO, TextIOWrapper
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import pytest
@@ -92,3 +93,18 @@ def call(
         return Outcome(ended.value.code, out, err.decode())
 
     return run
+
+
+class FalseSession:
+    """A Spark session that does nothing."""
+
+    def stop(self) -> None: ...
+
+
+@pytest.fixture
+def no_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pipelines are recorded below the test's directory, and get no Spark."""
+    from millstream.pipelines import session
+
+    monkeypatch.setenv("MILLSTREAM_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(session, "local_session", lambda *_, **__: FalseSession())

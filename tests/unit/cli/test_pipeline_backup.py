@@ -13,7 +13,7 @@ import pytest
 from millstream.cli import pipeline_backup
 from millstream.errors import ConditionError, StreamError
 from millstream.model.position import FailoverEntry, Position
-from millstream.pipelines import control, session
+from millstream.pipelines import control
 from millstream.pipelines.lake import backup, restore
 from millstream.pipelines.lake import verify as lake_verify
 from millstream.pipelines.lake.comparing import Compared
@@ -34,14 +34,7 @@ MADE = Manifest(
 )  # fmt: skip
 
 
-class FalseSession:
-    def stop(self) -> None: ...
-
-
-@pytest.fixture(autouse=True)
-def no_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MILLSTREAM_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(session, "local_session", lambda *_, **__: FalseSession())
+pytestmark = pytest.mark.usefixtures("no_spark")
 
 
 @pytest.fixture

@@ -8,21 +8,14 @@ import pytest
 
 from millstream.cli import pipeline_lake
 from millstream.errors import UnavailableError
-from millstream.pipelines import session
 from millstream.pipelines.lake.table_query import TableQuery
 from millstream.pipelines.runs import read_progress
 
 AUTHORITY = Path(__file__).parents[2] / "e2e" / "tls" / "authority.pem"
 
 
-class FalseSession:
-    def stop(self) -> None: ...
-
-
 @pytest.fixture(autouse=True)
-def no_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MILLSTREAM_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(session, "local_session", lambda *_, **__: FalseSession())
+def reachable(no_spark: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline_lake, "check_node", lambda _: None)
 
 

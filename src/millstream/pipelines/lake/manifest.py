@@ -87,8 +87,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, kind="full", rollback_to=None, files=tuple(files))
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """One backup; `parts` in the order of partitions, `created` as ISO 8601 in UTC."""
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """What a manifest says of the backup as a whole; `created` as ISO 8601 in UTC."""
 
     id: int
     parent: int | None
@@ -96,6 +96,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     bucket: str
     bucket_uuid: str
     partition_count: int
+
+
+class Manifest(Head, frozen=True, kw_only=True):
+    """One backup; `parts` in the order of partitions."""
+
     parts: tuple[Part, ...]
 
     def part(self, partition_id: int) -> Part:
@@ -108,18 +113,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return sum(part.row_count for part in self.parts)
 
 
-class _Head(msgspec.Struct):
+class _Kind(msgspec.Struct):
     format: str = ""
     version: Any = None
 
 
-class _Form(msgspec.Struct, kw_only=True):
-    id: int
-    parent: int | None
-    created: str
-    bucket: str
-    bucket_uuid: str
-    partition_count: int
+class _Form(Head, frozen=True, kw_only=True):
     row_count: int
     parts: list[_PartForm]
 
@@ -140,12 +139,7 @@ def manifest_to_json(manifest: Manifest) -> bytes:
     form: Mapping[str, Any] = {
         "format": FORMAT,
         "version": MANIFEST_VERSION,
-        "id": manifest.id,
-        "parent": manifest.parent,
-        "created": manifest.created,
-        "bucket": manifest.bucket,
-        "bucket_uuid": manifest.bucket_uuid,
-        "partition_count": manifest.partition_count,
+        **_head(manifest),
         "row_count": manifest.row_count,
         "parts": [_part_to_json(part) for part in manifest.parts],
     }
@@ -160,19 +154,17 @@ def manifest_from_json(text: bytes, name: str) -> Manifest:
         CorruptionError: `bad_manifest`.
     """
     try:
-        head = msgspec.json.decode(text, type=_Head)
-        if (head.format, head.version) != (FORMAT, MANIFEST_VERSION):
+        kind = msgspec.json.decode(text, type=_Kind)
+        if (kind.format, kind.version) != (FORMAT, MANIFEST_VERSION):
             raise UsageError(
-                f"{name} is {head.format or 'no backup'!r} version {head.version!r}, not "
+                f"{name} is {kind.format or 'no backup'!r} version {kind.version!r}, not "
                 f"{FORMAT!r} version {MANIFEST_VERSION}; use the release that wrote it",
                 code="other_format",
             )
         form = msgspec.json.decode(text, type=_Form)
         manifest = Manifest(
-            id=form.id, parent=form.parent, created=form.created, bucket=form.bucket,
-            bucket_uuid=form.bucket_uuid, partition_count=form.partition_count,
-            parts=tuple(_part_from_json(part) for part in form.parts),
-        )  # fmt: skip
+            **_head(form), parts=tuple(_part_from_json(part) for part in form.parts)
+        )
         _check(manifest, form.row_count)
     except (msgspec.MsgspecError, ValueError, UnicodeDecodeError) as error:
         raise CorruptionError(
@@ -180,6 +172,10 @@ def manifest_from_json(text: bytes, name: str) -> Manifest:
             code="bad_manifest",
         ) from error
     return manifest
+
+
+def _head(head: Head) -> dict[str, Any]:
+    return {name: getattr(head, name) for name in Head.__struct_fields__}
 
 
 def _check(manifest: Manifest, row_count: int) -> None:
