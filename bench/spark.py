@@ -25,6 +25,8 @@ from servers import HERE, Node, Postgres
 Figures = dict[str, Any]
 PARTITIONS = 64
 CASES = ("spark", "spark_streams", "spark_sinks", "spark_views")
+JOB_S = 600.0
+"""Longest that a job may take; several times what it takes where nothing else runs."""
 SINK_ROWS = 250_000
 SINK_BUCKETS = ("upserts", "transactions", "copy")
 ROWS_PER_S_MIN = 400_000
@@ -102,6 +104,7 @@ def _job(name: str, node: Node, *arguments: object) -> Figures:
         check=True,
         stdout=subprocess.PIPE,
         text=True,
+        timeout=JOB_S,
     )  # fmt: skip
     figures: Figures = json.loads(done.stdout.splitlines()[-1])
     return figures
