@@ -1,16 +1,21 @@
 """Indexes of several nodes, each kept by a thread; writers are false."""
 
 import threading
+from collections import Counter
 from contextlib import contextmanager
 
 import pytest
 
+from index_world import Wrong
 from millstream.errors import AccessError, ConditionError, UnavailableError
 from millstream.pipelines.index import shards as module
 from millstream.pipelines.index.shard import IndexAddress
 from millstream.pipelines.index.shards import Shards
-from millstream.pipelines.index.writer import Cycle
+from millstream.pipelines.index.writer import Cycle, IndexWriter
+from spread_world import Node, placed
 from waiting import until
+
+SEEDS = 60
 
 
 class FalseWriter:
@@ -247,3 +252,52 @@ def test_what_was_left_out_is_not_tried_at_once(world, monkeypatch):
     with world.shards(once=True) as shards:
         looked(shards, lambda: shards.is_over)
     assert waits.count(0.00123) == 5
+
+
+def test_schedules_over_nodes_whose_partitions_move_end_right(monkeypatch):
+    spread = placed(monkeypatch)
+    seen = Counter()
+    for seed in range(SEEDS):
+        schedule = spread(seed)
+        try:
+            schedule.run(40)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error!r}") from error
+        seen += schedule.seen
+    wanted = {
+        "moved",
+        "failed over",
+        "switched",
+        "killed",
+        "away",
+        "built",
+        "committed",
+        "index_fenced",
+    }
+    assert wanted <= seen.keys(), seen
+
+
+def as_if_held(self, plans):
+    return {plan.partition for plan in plans}
+
+
+def from_the_first_header(self, fence):
+    return self.__dict__.setdefault("first", self._state())
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "mistake"),
+    [(IndexWriter, "_still_held", as_if_held), (Node, "judge", from_the_first_header)],
+)
+def test_schedules_find_mistakes(monkeypatch, owner, name, mistake):
+    spread = placed(monkeypatch)
+    monkeypatch.setattr(owner, name, mistake)
+
+    def is_wrong(seed):
+        try:
+            spread(seed).run(40)
+        except (Wrong, AssertionError):
+            return True
+        return False
+
+    assert any(is_wrong(seed) for seed in range(200))
