@@ -2,8 +2,8 @@
 
 Partitions move between nodes, nodes go and come back, sources fail over, leases get lost, writers
 are killed or overtaken in the middle of a cycle. Two nodes have partitions, a third one indexes
-all of them. Each node's index is an `index_world.World`, which compares it with the histories of the
-sources after every step; in the end all have caught up, and each partition is answered for by
+all of them. Each node's index is an `index_world.World`, which compares it with the histories of
+the sources after every step; in the end all have caught up, and each partition is answered for by
 exactly the nodes that should.
 """
 
