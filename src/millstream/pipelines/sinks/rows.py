@@ -83,6 +83,7 @@ class RowRules:
     Args:
         schema: of the DataFrame.
         id_field: the option `idField`; empty for rows of key and value.
+        version_field: the option `versionField`; empty for none.
         with_cas: whether the column `cas` is a condition.
         is_append: whether documents are inserted.
 
@@ -91,12 +92,19 @@ class RowRules:
     """
 
     def __init__(
-        self, schema: StructType, *, id_field: str, with_cas: bool, is_append: bool
+        self,
+        schema: StructType,
+        *,
+        id_field: str,
+        with_cas: bool,
+        is_append: bool,
+        version_field: str = "",
     ) -> None:
         names = schema.fieldNames()
         if len(set(names)) < len(names):
             raise _bad_schema(f"a column occurs twice: {', '.join(names)}")
         self._id_field = id_field
+        self._version_field = version_field
         self._is_append = is_append
         self._is_change = set(names) >= _CHANGE
         if with_cas and "cas" not in names:
@@ -104,6 +112,8 @@ class RowRules:
         self._cas_of: Callable[[Mapping[str, Any]], int] = _cas if with_cas else _no_cas
         if id_field:
             _check_row_schema(schema, id_field)
+            if version_field:
+                _check_version(schema, version_field)
             self._left_out = frozenset(
                 ("cas",) * with_cas + ((id_field,) if id_field.startswith("_") else ())
             )
@@ -139,6 +149,8 @@ class RowRules:
         if self._is_change and row["op"] in _MARKS:
             raise _rollback_row(row)
         raw = _key_of(row[self._id_field])
+        if self._version_field and row[self._version_field] is None:
+            raise _bad_row(row[self._id_field], f"its version {self._version_field} is null")
         if self._left_out:
             kept = {name: value for name, value in row.items() if name not in self._left_out}
         else:
@@ -207,6 +219,20 @@ def _check_row_schema(schema: StructType, id_field: str) -> None:
                 f"column {column.name}: members that begin with _ are the node's own; rename it"
             )
         _check_type(column.name, column.dataType)
+
+
+def _check_version(schema: StructType, version_field: str) -> None:
+    if version_field not in schema.fieldNames():
+        raise _bad_schema(
+            f"option versionField names {version_field!r}, the columns are "
+            f"{', '.join(schema.names)}"
+        )
+    kind = schema[version_field].dataType
+    if not isinstance(kind, _WHOLE):
+        raise _bad_schema(
+            f"column {version_field} is {kind.simpleString()}; a version is a whole number, such "
+            "as unix_micros(...) of a timestamp"
+        )
 
 
 def _check_type(name: str, kind: DataType) -> None:

@@ -49,6 +49,12 @@ class _Option(NamedTuple):
 SINK_OPTIONS: Final = (
     _Option("idField", "any", "column that is the key; each row is stored as JSON", ""),
     _Option(
+        "versionField",
+        "any",
+        "with idField: column of whole numbers; a document that has a higher one stays",
+        "",
+    ),
+    _Option(
         "durability",
         "any",
         "when a write is acknowledged: memory, majority, majority_and_active_persisted or "
@@ -76,6 +82,7 @@ class SinkOptions:
 
     connection: SourceOptions
     id_field: str = ""
+    version_field: str = ""
     is_append: bool = False
     is_truncating: bool = False
     with_cas: bool = False
@@ -113,13 +120,22 @@ def parse_sink_options(
         raise _bad(name, "only with .mode('overwrite'); append inserts what is not there yet")
     if with_cas and truncating:
         raise _bad("truncate", "not together with cas")
+    version_field = _value(values, "versionField")
+    if version_field and (not _value(values, "idField") or is_append or with_cas or truncating):
+        raise _bad(
+            "versionField",
+            "only with idField, on a stream or in mode overwrite, and without cas and truncate",
+        )
     on_conflict = _choice(values, "onConflict", get_args(OnConflict))
     if "onConflict" in values and not (is_append or with_cas):
         raise _bad("onConflict", "nothing can conflict: only with .mode('append'), or with cas")
     sink_id = _sink_id(values)
     if sink_id and "durability" in values:
         raise _bad("durability", "a transactional sink is persisted on a majority; leave it out")
+    if sink_id and version_field:
+        raise _bad("versionField", "a transactional sink writes each batch once; leave it out")
     return SinkOptions(
+        version_field=version_field,
         connection=parse_options(connection, environ),
         id_field=_value(values, "idField"),
         is_append=is_append,

@@ -115,6 +115,7 @@ def _rules_of(options: SinkOptions, schema: StructType) -> RowRules:
     return RowRules(
         schema,
         id_field=options.id_field,
+        version_field=options.version_field,
         with_cas=options.with_cas,
         is_append=options.is_append,
     )
@@ -128,6 +129,7 @@ def _write(options: SinkOptions, rules: RowRules, batches: Iterator[pa.RecordBat
             writes,
             durability=options.durability,
             skips_conflicts=options.skips_conflicts,
+            version_field=options.version_field,
         )
 
 

@@ -9,6 +9,8 @@ Invariants:
 4. A node that is away is waited for (`control.RECONNECT_S`). What a task wrote is kept, at most
    `HELD_BYTES_MAX` and a slice, until it is persisted, and written again where a partition began a
    new history.
+5. With a version, no document is replaced by one of a lower version, however late it comes: it is
+   written under the CAS that it had when its version was looked at.
 
 Elsewhere: rows into writes (`sinks.rows`), Spark's side (`sinks.writers`).
 """
@@ -18,6 +20,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
+
+import msgspec
 
 from millstream.client.documents import Document, Durability, Key, Stored
 from millstream.client.extensions import PartitionPosition
@@ -35,9 +39,15 @@ SLICE_BYTES: Final = 16 * 1024 * 1024
 """About as many bytes of keys and values, one row more at most."""
 HELD_BYTES_MAX: Final = 64 * 1024 * 1024
 """Keys and values a task has written before it waits until they are persisted."""
+TRIES_MAX: Final = 16
+"""Times that rows with a version are looked at again because others changed their documents."""
 REFUSALS_SHOWN: Final = 5
 PERSIST_S: Final = 60.0
 """Longest wait for a majority of the copies to persist what a task wrote."""
+
+
+Refused = list[tuple[Write, MillstreamError]]
+"""Writes that were not done, and why."""
 
 
 class SinkBucket(Protocol):
@@ -103,6 +113,7 @@ def write_all(
     *,
     durability: Durability = "memory",
     skips_conflicts: bool = False,
+    version_field: str = "",
 ) -> Written:
     """Write what a task has, and wait until it is persisted (invariant 1).
 
@@ -111,13 +122,15 @@ def write_all(
         writes: in order; of several of one key the last one counts. May raise `bad_row`.
         durability: when each write is acknowledged.
         skips_conflicts: leave documents alone whose condition does not hold, instead of failing.
+        version_field: member of the documents whose higher number wins (invariant 5); empty for
+            none. Writes then have no conditions of their own, and are no deletions.
 
     Raises:
         UsageError: `bad_row` and what else is wrong with rows.
         ConditionError: `conflict`.
         UnavailableError: something could not be written or persisted; the task may be repeated.
     """
-    task = _Task(bucket, durability, skips_conflicts=skips_conflicts)
+    task = _Task(bucket, durability, version_field, skips_conflicts=skips_conflicts)
     try:
         for rows in _slices(writes):
             task.add(rows)
@@ -133,9 +146,15 @@ class _Task:
     """What a task has written, and what of it is not known to be persisted (invariant 4)."""
 
     def __init__(
-        self, bucket: SinkBucket, durability: Durability, *, skips_conflicts: bool
+        self,
+        bucket: SinkBucket,
+        durability: Durability,
+        version_field: str,
+        *,
+        skips_conflicts: bool,
     ) -> None:
         self._bucket = bucket
+        self._version_field = version_field
         self._durability = durability
         self._skips_conflicts = skips_conflicts
         self._persistence: Persistence | None = None
@@ -182,16 +201,55 @@ class _Task:
         if self._persistence is None:
             self._persistence = Persistence(self._bucket)
         self._begun = Written()
+        if self._version_field:
+            self._write_newer(rows, self._persistence)
+            return self._begun
+        refused = self._write_each(rows, self._persistence)
+        left_alone, found = _left_alone(self._bucket, refused, fails=not self._skips_conflicts)
+        self._persistence.touched.update(self._bucket.partition_of(write.key) for write in found)
+        return self._begun + left_alone
+
+    def _write_each(self, rows: Iterable[Write], persistence: Persistence) -> Refused:
+        """Write rows; return those that were refused."""
         refused = []
         for write, result in self._bucket.write_each(rows, durability=self._durability):
             if isinstance(result, MillstreamError):
                 refused.append((write, result))
             else:
-                self._persistence.touched.add(result.partition_id)
+                persistence.touched.add(result.partition_id)
                 self._begun += _DELETED if write.value is None else _WRITTEN
-        left_alone, found = _left_alone(self._bucket, refused, fails=not self._skips_conflicts)
-        self._persistence.touched.update(self._bucket.partition_of(write.key) for write in found)
-        return self._begun + left_alone
+        return refused
+
+    def _write_newer(self, rows: Iterable[Write], persistence: Persistence) -> None:
+        """Write the rows whose documents have no higher version (invariant 5)."""
+        todo: dict[bytes, tuple[int, Write]] = {}
+        for row in rows:
+            version = _version_in(row.value or b"", self._version_field)
+            if row.key not in todo or todo[row.key][0] <= version:
+                todo[row.key] = version, row
+        for _ in range(TRIES_MAX):
+            found = self._bucket.get_many(todo)
+            wanted = []
+            for key, (version, row) in todo.items():
+                held = found.get(key)
+                if held and _version_in(held.data, self._version_field) > version:
+                    persistence.touched.add(self._bucket.partition_of(key))
+                    self._begun += Written(skipped=1)
+                else:
+                    wanted.append(row._replace(cas=held.cas if held else 0, is_insert=not held))
+            refused = self._write_each(wanted, persistence)
+            others = [pair for pair in refused if not _is_conflict(*pair)]
+            if others:
+                raise _refusal(others, others[0][1].code)
+            todo = {write.key: todo[write.key] for write, _ in refused}
+            if not todo:
+                return
+        raise UnavailableError(
+            f"others keep changing document {text_of_key(next(iter(todo)))!r} while it is "
+            "written; run it again later",
+            code="busy",
+            retry="never",
+        )
 
 
 class Persistence:
@@ -252,6 +310,8 @@ class Persistence:
         return found
 
 
+_NO_VERSION: Final = -(2**63) - 1
+_members: Final = msgspec.json.Decoder(dict[str, Any]).decode
 _WRITTEN: Final = Written(written=1)
 _DELETED: Final = Written(deleted=1)
 
@@ -266,6 +326,14 @@ def _slices(writes: Iterable[Write]) -> Iterator[list[Write]]:
             yield rows
             rows, size = [], 0
     yield rows
+
+
+def _version_in(value: bytes, name: str) -> int:
+    """Return the version of a document; what has none is older than all that have one."""
+    try:
+        return msgspec.convert(_members(value)[name], int)
+    except (msgspec.MsgspecError, KeyError, UnicodeDecodeError):
+        return _NO_VERSION
 
 
 def _size_of(write: Write) -> int:

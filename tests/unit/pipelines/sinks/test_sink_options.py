@@ -31,6 +31,7 @@ def test_a_stream_upserts_unless_it_is_transactional() -> None:
     options = parsed(is_stream=True, checkpointLocation="/c", queryName="q")
     assert (options.is_append, options.sink_id) == (False, "")
     assert parsed(is_stream=True, transactional="true", sinkId="s.1").sink_id == "s.1"
+    assert parsed(is_stream=True, idField="n", versionField="v").version_field == "v"
 
 
 def test_the_password_is_not_shown_and_travels() -> None:
@@ -53,6 +54,13 @@ def test_the_password_is_not_shown_and_travels() -> None:
         ({"durability": "much"}, {}, "one of memory, majority"),
         ({"transactional": "true"}, {}, "only where a stream is written"),
         ({"cas": "true"}, {"is_stream": True}, "only where a batch is written"),
+        ({"versionField": "v"}, {"overwrite": True}, "only with idField"),
+        ({"versionField": "v", "idField": "n"}, {}, "only with idField, on a stream or in mode"),
+        (
+            {"versionField": "v", "idField": "n", "transactional": "true", "sinkId": "s"},
+            {"is_stream": True},
+            "writes each batch once",
+        ),
         ({"sinkId": "a"}, {"is_stream": True}, "only with transactional=true"),
         ({"transactional": "true"}, {"is_stream": True}, "needs a name of its own"),
         ({"transactional": "true", "sinkId": "a/b"}, {"is_stream": True}, "letters, digits"),

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle as pickle
 from pyspark.sql import datasource as spark_api
-from pyspark.sql.types import StringType, StructType
+from pyspark.sql.types import LongType, StringType, StructType
 
 from millstream.client.writes import Write
 from millstream.errors import ConditionError, UnavailableError, UsageError
@@ -162,3 +162,24 @@ def test_an_aborted_job_says_what_stays(
     )
     stream_writer().abort([None], 4)
     assert "have 0 written" in capsys.readouterr().err
+
+
+def test_a_version_decides_what_a_stream_writes(bucket: SinkBucketDouble) -> None:
+    source = MillstreamDataSource({"bucket": "b", "idField": "key", "versionField": "at"})
+    schema = StructType().add("key", StringType()).add("at", LongType())
+
+    def write(*rows: tuple[str, int | None]) -> TaskMessage:
+        found = pa.table({"key": [k for k, _ in rows], "at": [at for _, at in rows]})
+        writer = pickle.loads(pickle.dumps(source.streamWriter(schema, False)))
+        message: TaskMessage = writer.write(iter(found.to_batches()))
+        return message
+
+    write(("a", 2), ("b", 2))
+    assert write(("a", 1), ("b", 3)) == TaskMessage(Written(written=1, skipped=1))
+    assert bucket.documents() == {b"a": b'{"key":"a","at":2}', b"b": b'{"key":"b","at":3}'}
+    with pytest.raises(UsageError, match="row 'a': its version at is null"):
+        write(("a", None))
+    with pytest.raises(UsageError, match="column at is string; a version is a whole number"):
+        source.streamWriter(StructType().add("key", StringType()).add("at", StringType()), False)
+    with pytest.raises(UsageError, match="versionField names 'at', the columns are key"):
+        source.streamWriter(StructType().add("key", StringType()), False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -235,3 +236,72 @@ def test_a_slice_is_bounded_by_its_bytes_too(monkeypatch: pytest.MonkeyPatch) ->
 def test_nothing_written_is_nothing_to_wait_for(bucket: SinkBucketDouble) -> None:
     bucket.is_flushing = False
     Persistence(bucket).wait()
+
+
+def versioned(**versions: int) -> list[Write]:
+    return [Write(key.encode(), b'{"v":%d}' % version) for key, version in versions.items()]
+
+
+def write_newer(bucket: SinkBucketDouble, changes: list[Write]) -> Written:
+    return write_all(bucket, changes, version_field="v")
+
+
+def test_a_lower_version_leaves_a_document_alone(bucket: SinkBucketDouble) -> None:
+    write_all(bucket, [Write(b"c", b"no JSON"), Write(b"d", b'{"v":"text"}')])
+    both = [*versioned(a=5, b=5), *versioned(a=4)]
+    assert write_newer(bucket, both) == Written(written=2)
+    done = write_newer(bucket, versioned(a=6, b=4, c=-(2**63), d=1))
+    assert done == Written(written=3, skipped=1)
+    bucket.crash()
+    assert bucket.documents() == {
+        b"a": b'{"v":6}', b"b": b'{"v":5}', b"c": b'{"v":-9223372036854775808}', b"d": b'{"v":1}',
+    }  # fmt: skip
+
+
+def every_late_attempt(version_field: str) -> None:
+    """An attempt of batch 1 stands still at any effect, batch 2 comes, then it goes on."""
+    effect = 0
+    while True:
+        bucket = SinkBucketDouble()
+        write_newer(bucket, versioned(a=1))
+
+        def overtake(bucket: SinkBucketDouble = bucket) -> None:
+            write_newer(bucket, versioned(a=2, b=2))
+            write_newer(bucket, versioned(a=3, b=3))
+
+        bucket.before_effect = [*[lambda: None] * effect, overtake]
+        write_all(bucket, versioned(a=2, b=2), version_field=version_field)
+        if bucket.before_effect:
+            break
+        assert bucket.documents() == {b"a": b'{"v":3}', b"b": b'{"v":3}'}
+        effect += 1
+    assert effect > 4
+
+
+def test_an_attempt_that_goes_on_late_writes_nothing_older() -> None:
+    every_late_attempt("v")
+    with pytest.raises(AssertionError):
+        every_late_attempt("")
+
+
+def test_who_changes_documents_all_the_time_is_told(bucket: SinkBucketDouble) -> None:
+    bucket.before_effect = [lambda: bucket._done(versioned(a=1)[0]) and None] * 999
+    with pytest.raises(UnavailableError, match="others keep changing document 'a'"):
+        write_newer(bucket, versioned(a=5))
+
+
+def test_two_attempts_at_once_leave_what_one_would() -> None:
+    """Whatever the second one finds done of the first; both write the same rows."""
+    for changes in (CHANGES, INSERTS):
+        clean = SinkBucketDouble()
+        write_all(clean, puts("old"))
+        write_all(clean, changes)
+        for effect in range(14):
+            bucket = SinkBucketDouble()
+            write_all(bucket, puts("old"))
+            other = partial(write_all, bucket, changes)
+            bucket.before_effect = [*[lambda: None] * effect, other]
+            write_all(bucket, changes)
+            bucket.before_effect = []
+            bucket.crash()
+            assert bucket.documents() == clean.documents()
