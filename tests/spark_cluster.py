@@ -8,6 +8,9 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import json
 import os
 import re
 import shutil
@@ -16,8 +19,9 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pyspark
 
@@ -26,20 +30,24 @@ from millstream.pipelines.java import find_java_home
 from node_process import free_port
 from waiting import until
 
-__all__ = ["JOBS", "SOURCE", "ConnectServer", "Processes", "environment"]
+__all__ = [
+    "JOBS", "SOURCE", "ConnectServer", "Job", "Processes", "StandaloneCluster", "bare_python",
+    "environment", "package_archive", "packed_python", "without_traces",
+]  # fmt: skip
 
 SOURCE = Path(millstream.__file__).parent.parent
 JOBS = Path(__file__).with_name("clusters")
 PACKAGES = (
     "millstream", "pyspark_millstream", "pyspark_millstream_view", "pyspark_millstream_meta",
 )  # fmt: skip
-SPARK_HOME = Path(pyspark.__file__).parent
+EXECUTOR_LIBRARIES = ("msgspec", "numpy", "pyarrow")
 QUICK = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "2",
 }
+JOB_S = 240.0
 # Java that lives for a minute: half the time of a start is its compiler's.
 _JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _OURS = ("PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_REMOTE")
@@ -49,7 +57,7 @@ def environment(directory: Path, **more: str) -> dict[str, str]:
     """Return the environment of a process of Spark, which writes to `directory` only."""
     env = {name: value for name, value in os.environ.items() if name not in _OURS}
     env |= {
-        "SPARK_HOME": str(SPARK_HOME),
+        "SPARK_HOME": str(spark_home(directory)),
         "JAVA_HOME": str(find_java_home()),
         "JDK_JAVA_OPTIONS": _JAVA_OPTIONS,
         "PYSPARK_PYTHON": sys.executable,
@@ -59,6 +67,17 @@ def environment(directory: Path, **more: str) -> dict[str, str]:
         "SPARK_PID_DIR": str(directory),
     }
     return env | more
+
+
+def spark_home(directory: Path) -> Path:
+    """Make a home of links to the installed Spark, since a local-cluster works in its home."""
+    home = directory / "spark"
+    if not home.is_dir():
+        home.mkdir()
+        for entry in Path(pyspark.__file__).parent.iterdir():
+            if entry.name != "work":
+                (home / entry.name).symlink_to(entry)
+    return home
 
 
 def settings(given: dict[str, str]) -> list[str]:
@@ -79,13 +98,35 @@ def bare_python(directory: Path) -> Path:
     return python
 
 
+def packed_python(directory: Path) -> Path:
+    """Make DIRECTORY/env, an environment with what executors need, and pack it."""
+    made = directory / "env"
+    venv.create(made, symlinks=True)
+    purelib = Path(sysconfig.get_path("purelib", vars={"base": str(made), "platbase": str(made)}))
+    for name in EXECUTOR_LIBRARIES:
+        installed = Path(str(importlib.util.find_spec(name).origin)).parent  # type: ignore[union-attr]
+        _copy(installed, purelib / name)
+        if (beside := installed.with_name(f"{name}.libs")).is_dir():
+            _copy(beside, purelib / beside.name)
+    for name in PACKAGES:
+        _copy(SOURCE / name, purelib / name)
+    archive = directory / "env.tar.gz"
+    command = ["tar", "--use-compress-program", "gzip -1", "-cf", str(archive), "-C", str(made)]
+    subprocess.run([*command, "."], check=True)
+    return archive
+
+
 def package_archive(directory: Path) -> Path:
     """Make the archive for `--py-files`: the package alone."""
     package = directory / "package"
     for name in PACKAGES:
-        ignored = shutil.ignore_patterns("__pycache__", "*.so")
-        shutil.copytree(SOURCE / name, package / name, ignore=ignored)
+        _copy(SOURCE / name, package / name)
     return Path(shutil.make_archive(str(directory / "millstream"), "zip", package))
+
+
+def _copy(package: Path, target: Path) -> None:
+    ignored = shutil.ignore_patterns("__pycache__", "tests", "include")
+    shutil.copytree(package, target, ignore=ignored)
 
 
 def without_traces(log: str) -> str:
@@ -108,6 +149,10 @@ class Processes:
         for name in [*self._started]:
             self.kill(name)
 
+    def program(self, path: str) -> str:
+        """Return a program of Spark's."""
+        return str(spark_home(self.directory) / path)
+
     def start(self, name: str, command: list[str], **env: str) -> None:
         """Start one; its log is NAME.log."""
         with (self.directory / f"{name}.log").open("wb") as log:
@@ -119,8 +164,19 @@ class Processes:
     def kill(self, name: str) -> None:
         """SIGKILL the process and its group."""
         process = self._started.pop(name)
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and all of its group
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+    def pid(self, name: str) -> int:
+        """Return its process id."""
+        return self._started[name].pid
+
+    def wait(self, name: str, wait_s: float) -> None:
+        """Wait for its end; it has to end well."""
+        process = self._started[name]
+        until(lambda: process.poll() is not None, lambda: self.log(name)[-4000:], wait_s)
+        assert process.returncode == 0, without_traces(self.log(name))
 
     def log(self, name: str) -> str:
         """Return what it has written."""
@@ -144,7 +200,7 @@ class ConnectServer(Processes):
                 "spark.connect.grpc.binding.port": str(port),
                 "spark.sql.warehouse.dir": str(self.directory / "tables"),
             }
-            script = str(SPARK_HOME / "sbin" / "start-connect-server.sh")
+            script = self.program("sbin/start-connect-server.sh")
             words = ["--wait", "--master", "local[2,4]", "--driver-memory", "1g"]
             self.start(
                 "connect", [script, *words, *settings(where)], PYTHONPATH=str(SOURCE),
@@ -155,3 +211,77 @@ class ConnectServer(Processes):
             self.__exit__()
             raise
         return self
+
+
+class StandaloneCluster(Processes):
+    """A master and two workers of one core each, started with `spark-class`."""
+
+    workers = ("worker1", "worker2")
+
+    def __enter__(self) -> Self:
+        try:
+            self._start("master", "master.Master", "--port", "0")
+            self.address = self.said("master", r"Starting Spark master at (spark://\S+)")
+            for name in self.workers:
+                words = ["--work-dir", str(self.directory / name), "--cores", "1"]
+                self._start(name, "worker.Worker", *words, "--memory", "1g", self.address)
+            for name in self.workers:
+                self.said(name, "(Successfully registered with master)")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _start(self, name: str, kind: str, *words: str) -> None:
+        command = [self.program("bin/spark-class"), f"org.apache.spark.deploy.{kind}"]
+        common = ["--host", "127.0.0.1", "--webui-port", "0"]
+        self.start(name, [*command, *common, *words], SPARK_DAEMON_MEMORY="256m")
+
+    def worker_of(self, pid: int) -> str:
+        """Return the worker that a Python of a task belongs to."""
+        above = {*ancestors(pid)}
+        (name,) = (name for name in self.workers if self.pid(name) in above)
+        return name
+
+    def executor_of(self, pid: int) -> int:
+        """Return the process id of the executor that it belongs to."""
+        above = [*ancestors(pid)]
+        return above[above.index(self.pid(self.worker_of(pid))) - 1]
+
+
+class Job(Processes):
+    """`cluster_job.py`, given to spark-submit."""
+
+    def submit(
+        self, master: str, addresses: tuple[str, str], *words: str, held: tuple[str, ...] = (),
+        **env: str,
+    ) -> None:  # fmt: skip
+        """Start it; `words` are options of spark-submit."""
+        chosen = settings({"spark.master": master})
+        self.start(
+            "job",
+            [
+                self.program("bin/spark-submit"), *chosen, "--driver-memory", "1g", *words,
+                str(JOBS / "cluster_job.py"), *addresses, str(self.directory), *held,
+            ],
+            **env,
+        )  # fmt: skip
+
+    def stopped_in(self, part: str) -> int:
+        """Wait until a task of that part stopped; return its process id."""
+        mark = self.directory / part
+        until(mark.exists, lambda: without_traces(self.log("job")), JOB_S)
+        return int(mark.read_text())
+
+    def found(self) -> dict[str, Any]:
+        """Wait for the end; return what it found."""
+        self.wait("job", JOB_S)
+        found: dict[str, Any] = json.loads((self.directory / "found.json").read_text())
+        return found
+
+
+def ancestors(pid: int) -> Iterator[int]:
+    """Yield the process ids above one, the nearest first."""
+    while pid > 1:
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        yield pid

@@ -15,10 +15,12 @@ _Found = TypeVar("_Found")
 
 
 def until(
-    is_so: Callable[[], _Found], say: Callable[[], object] = lambda: "it took too long"
+    is_so: Callable[[], _Found],
+    say: Callable[[], object] = lambda: "it took too long",
+    wait_s: float = WAIT_S,
 ) -> _Found:
-    """Look until it is so, return what was found; fail with what `say` returns after `WAIT_S`."""
-    end = time.monotonic() + WAIT_S
+    """Look until it is so, return what was found; fail with what `say` returns after `wait_s`."""
+    end = time.monotonic() + wait_s
     while not (found := is_so()):
         assert time.monotonic() < end, say()
         time.sleep(_BETWEEN_LOOKS_S)  # nobody tells: looked at again

@@ -6,6 +6,8 @@ them. `targets`: buckets of another node, by name.
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +15,26 @@ import pytest
 
 from node_process import NodeProcess, free_port
 from spark_bucket import BucketUnderTest
+from waiting import until
 
 TARGETS = ("copy", "applied", "upserted")
 PARTITIONS = 4
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(tmp_path: Path) -> Iterator[None]:
+    yield
+    until(lambda: not [*processes_in(tmp_path)], lambda: [*processes_in(tmp_path)])
+    for name in ("env", "spark", "spill"):  # a gigabyte
+        shutil.rmtree(tmp_path / name, ignore_errors=True)
+
+
+def processes_in(directory: Path) -> Iterator[str]:
+    """Yield the programs that work in a directory or below."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just ended
+            if (process / "cwd").readlink().is_relative_to(directory):
+                yield (process / "cmdline").read_text().replace("\0", " ")
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from millstream.pipelines import (
 )
 from millstream.pipelines.lake.tasks import run_tasks
 
-WAIT_S = 60
+WAIT_S = 120
 DOCUMENTS = "op = 'put' and not startswith(key, '_')"
 
 

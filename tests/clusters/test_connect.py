@@ -25,7 +25,7 @@ DESIGN = {
 }
 SUMS = {f"[{parity}]": sum(range(parity, len(KEYS), 2)) for parity in (0, 1)}
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(300)
 
 
 class Client:
@@ -36,7 +36,7 @@ class Client:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-W", "error", str(JOBS / "connect_job.py"), *words],
-                env=environment(directory, PYTHONPATH=str(SOURCE)),
+                cwd=directory, env=environment(directory, PYTHONPATH=str(SOURCE)),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
             )  # fmt: skip
 
