@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from typing import ClassVar
 
 import msgspec
@@ -16,6 +17,7 @@ from millstream.pipelines.index.planning import PartPlan
 from millstream.pipelines.index.shard import IndexAddress
 from millstream.pipelines.options import parse_options
 from millstream.views import register
+from millstream.views.aio.sandbox import Sandbox
 from millstream.views.core import staged
 from millstream.views.core.design import parse_design
 from millstream.views.core.staged import BLOCK_BYTES, END, read_documents, read_rows
@@ -183,6 +185,30 @@ def test_many_changes_are_mapped_in_batches(monkeypatch):
     assert len(documents_of(done.documents[0])) == done.changes == 35
 
 
+def with_map(asked, **views):
+    design = {**DESIGN, **views}
+    return msgspec.structs.replace(
+        asked, design=json.dumps(design).encode(), signature=parse_design(design).signature
+    )
+
+
+def test_javascript_runs_in_the_sandbox_of_the_node_and_is_kept_between_tasks():
+    source = "function (doc) { if (doc.kind === 'bad') throw 'bad'; emit(doc.kind, doc._rev); }"
+    asked = with_map(
+        spec(is_first=True),
+        language="javascript",
+        views={"v": {"map": source, "reduce": "_count"}},
+    )
+    Stream.chunks = [change(0, 1, b"k1", "b") + change(0, 2, b"k2", "bad")]
+    found = [run_task(asked, PLANS) for _ in range(2)]
+    assert [len(rows_of(done.trees[0][0])) for done in found] == [1, 1]
+    assert [done.failures[0].last[0].doc_id for done in found] == ["k2", "k2"]
+    ((_, mapper),) = mapping._mappers.items()
+    assert isinstance(mapper._mapper, Sandbox)
+    assert mapper._mapper.process_id not in (None, os.getpid())
+    assert mapper._mapper.restart_count == 0
+
+
 @register("test.whole")
 def whole(document):
     yield None, document
@@ -202,12 +228,7 @@ def test_values_of_any_size_make_blocks_that_a_node_takes(monkeypatch, is_first)
         return mapped(self, changes)
 
     monkeypatch.setattr(mapping.IndexMapper, "map", noted)
-    design = {**DESIGN, "views": {"v": {"map": "registered:test.whole"}}}
-    asked = msgspec.structs.replace(
-        spec(is_first=is_first),
-        design=json.dumps(design).encode(),
-        signature=parse_design(design).signature,
-    )
+    asked = with_map(spec(is_first=is_first), views={"v": {"map": "registered:test.whole"}})
     done = run_task(asked, PLANS)
     assert batches == [8, 8, 8]
     if is_first:
