@@ -101,6 +101,67 @@ def test_tables_and_groups_are_those_of_the_documents_after_a_crash_they_were_ah
     copy.close()
 
 
+def test_steps_make_documents_that_read_back_and_groups_of_them(
+    spark: Any, tmp_path: Path
+) -> None:
+    names = spark.createDataFrame(list(NAMES.items()), "carrier string, name string")
+    flights = changes(spark, "carrier string, delay int, at timestamp", bucket="b")
+    derived = (
+        flights.filter("delay is null or delay > 15")
+        .join(names, "carrier", "left")
+        .select("name", "delay / 2 as half", "at", "array(delay) as delays", "'x' as `a.b`")
+    )
+    documents = {
+        "k1": b'{"carrier": "AA", "delay": 31, "at": "2013-01-01T05:15:00Z"}',
+        "k2": b'{"carrier": "AA", "delay": 3}',
+        "k3": b'{"delay": "late", "carrier": "DL"}',
+        "k4": b"no JSON",
+        "k5": b'{"carrier": "UA", "delay": 17}',
+    }
+    made = derived._frames.derive(documents)
+    assert sorted(made) == ["k1", "k3", "k4", "k5"]
+    assert json.loads(made["k1"]) == {
+        "name": "American",
+        "half": 15.5,
+        "at": "2013-01-01T05:15:00Z",
+        "delays": [31],
+        "a.b": "x",
+    }
+    assert (json.loads(made["k3"])["name"], json.loads(made["k3"])["half"]) == ("Delta", None)
+    stored = derived._frames.stored(list(made.values()))
+    halves = {
+        row.name: (row.half, row.delays) for row in stored.where("name is not null").collect()
+    }
+    assert halves == {
+        "American": (15.5, [31]),
+        "Delta": (None, [None]),
+        "United": (8.5, [17]),
+    }
+    groups = derived.aggregate(
+        ["a.b", "name"], "count(*) as n", "max(at) as newest", state=tmp_path
+    )._frames
+    whole = groups.results(stored, None)
+    assert sorted(json.loads(name)[1] or "" for name in whole) == [
+        "",
+        "American",
+        "Delta",
+        "United",
+    ]
+    assert json.loads(whole['["x",null]'] or b"") == {
+        "a.b": "x",
+        "name": None,
+        "n": 1,
+        "newest": None,
+    }
+    gone = made["k1"].replace(b"American", b"Gone")
+    touched = groups.results(stored, [made["k1"], made["k4"], gone])
+    assert touched == {
+        '["x","American"]': whole['["x","American"]'],
+        '["x",null]': whole['["x",null]'],
+        '["x","Gone"]': None,
+    }
+
+
 def test_what_cannot_work_is_refused_where_it_is_said(spark: Any, tmp_path: Path) -> None:
     one = changes(spark, "carrier string, delay int", bucket="b")
     with pytest.raises(UsageError, match="column _id, the key of each document, has to be among"):

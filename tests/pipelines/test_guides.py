@@ -2,8 +2,8 @@
 
 Blocks marked `python` run in one namespace per guide, `sh` in bash. Addresses, and paths of a
 reader's machine, are replaced. A query that a block leaves running has to bear what is there, and
-ends before commands are run. `millstream pipeline run` is called in this process, for its session,
-and with `--once`.
+ends before commands are run. `millstream pipeline run` and `verify` are called in this process,
+for its session, and with `--once`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from spark_bucket import BucketUnderTest
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-BUCKETS = ("flights", "copy", "orders", "events")
+BUCKETS = ("flights", "copy", "orders", "events", "flights-again")
+IN_PROCESS = ("millstream pipeline run ", "millstream pipeline verify ")
 
 
 class Reader:
@@ -38,6 +39,7 @@ class Reader:
         self.replaced = {
             "127.0.0.1:11210": node.ready["kv"],
             "127.0.0.1:11310": f"127.0.0.1:{free_port()}",
+            "/tmp/millstream/": f"{directory}/",
             "/data/": f"{directory}/data/",
             "/lake/": f"{directory}/lake/",
             "/backups/": f"{directory}/backups/",
@@ -60,9 +62,8 @@ class Reader:
         return len(blocks)
 
     def replace(self, text: str) -> str:
-        for name, value in self.replaced.items():
-            text = text.replace(name, value)
-        return text
+        names = "|".join(map(re.escape, self.replaced))
+        return re.sub(names, lambda found: self.replaced[found[0]], text)
 
     def run(self, kind: str, text: str, file: str, line: int) -> None:
         if kind == "python":
@@ -71,7 +72,7 @@ class Reader:
                 query.processAllAvailable()
             return
         self.end_queries()
-        if all(row.startswith("millstream pipeline run ") for row in text.splitlines()):
+        if all(row.startswith(IN_PROCESS) for row in text.splitlines()):
             for row in text.splitlines():
                 self.call(shlex.split(row, comments=True)[1:])
         else:
@@ -83,7 +84,7 @@ class Reader:
             query.stop()
 
     def call(self, words: list[str]) -> None:
-        once = ["--once"] if words[2] in ("lake", "views") and "--once" not in words else []
+        once = ["--once"] if words[1] == "run" and words[2] in ("lake", "views") else []
         result = CliRunner(env=self.env).invoke(application(words), [*words, *once])
         assert result.exit_code == 0, result.output
         if result.exception is not None:
@@ -100,6 +101,8 @@ def reader(
     node = own_node(*(f"--bucket={name}:4" for name in BUCKETS), "--http", "127.0.0.1:0")
     reader = Reader(spark, node, tmp_path)
     monkeypatch.setenv("PATH", reader.env["PATH"])
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(type(spark), "stop", lambda _: None)  # others have this session, too
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     yield reader
@@ -111,3 +114,19 @@ def test_the_guide_to_spark(reader: Reader) -> None:
     node = BucketUnderTest(reader.env["MILLSTREAM_CONNECT"], "events")
     with node.client() as client:
         assert client.get("o1").value["carrier"] == "AA"
+
+
+def test_the_guides_to_views_the_lake_and_backups(
+    reader: Reader, capfd: pytest.CaptureFixture[str]
+) -> None:
+    node = BucketUnderTest(reader.env["MILLSTREAM_CONNECT"], "flights")
+    flights = {f"UA-{n}": b'{"carrier": "UA", "arr_delay": %d}' % n for n in range(30)}
+    node.write(flights)
+    assert reader.read("spark-views") >= 3
+    assert str(sum(range(30))) in capfd.readouterr().out
+    assert reader.read("lake") >= 4
+    assert set(flights) <= {key for _, key in reader.names["rows"]}
+    assert reader.read("backup") >= 4
+    again = BucketUnderTest(node.address, "flights-again")
+    with again.client() as client:
+        assert {key: found.data for key, found in client.get_many(flights).items()} == flights
