@@ -83,14 +83,14 @@ class Points:
                 armed = json.loads(path.read_text())
                 if armed["point"] == point and _counted(path) == armed["at"]:
                     path.rename(path.with_name(path.name.replace("armed", "fired")))
-                    self._do(armed, point, who)
+                    self._do(armed | {"number": int(path.name.split("-")[1])}, point, who)
 
     def _do(self, armed: dict[str, Any], point: str, who: str) -> None:
         action = armed["action"]
         if action == "raise":
             raise ToldToFail(f"told to fail at {point}")
         if action == "linger":
-            self._linger(who)
+            self._linger(armed["number"], who)
         elif action == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         else:
@@ -98,14 +98,14 @@ class Points:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
 
-    def _linger(self, who: str) -> None:
+    def _linger(self, number: int, who: str) -> None:
         """Wait until the same work is done by another attempt, too."""
         until = time.monotonic() + LINGER_S
         while time.monotonic() < until:
             time.sleep(_BETWEEN_LOOKS_S)  # another process: asked again
             told = {event["number"] for event in self.events("attempt") if event["who"] == who}
             if len(told) > 1:
-                self.tell("overtaken", who=who)
+                self.tell("overtaken", number=number, who=who)
                 time.sleep(AT_WORK_S)  # it overtakes, and then this one goes on
                 return
 

@@ -119,5 +119,5 @@ def _of_rollbacks(seed: int, rng: random.Random) -> Schedule:
                 )
             )
         rounds.append(_round(rng, fault, loss))
-    sinks = ("apply",) if is_pair else ("apply", "view")
+    sinks = ("apply", "view")
     return Schedule("rollbacks", seed, sinks, is_pair, False, rng.choice(ROWS_MAX), tuple(rounds))

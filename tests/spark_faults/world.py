@@ -57,6 +57,7 @@ SPREAD = {
     "spark.speculation.interval": "50ms",
     "spark.speculation.multiplier": "1",
     "spark.speculation.quantile": "0.5",
+    "spark.speculation.task.duration.threshold": "1s",  # where a stage is one task
 }
 """Executors of their own, and a task that takes longer than another one runs a second time."""
 
@@ -299,7 +300,9 @@ class Play:
         if not self.points.has_fired(number):
             self.points.disarm(number)
             self.counts["faults that never came up"] += 1
-        elif fault.action != "linger" or self.points.events("overtaken"):
+        elif fault.action != "linger" or any(
+            event["number"] == number for event in self.points.events("overtaken")
+        ):
             self.counts[f"fault {fault.action} at {fault.point}"] += 1
 
     def lose(self, each: Round) -> None:
