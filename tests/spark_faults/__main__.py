@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import signal
 import sys
 import tempfile
@@ -11,7 +12,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from spark_faults.schedule import FAMILIES, Schedule, schedule_of
+from spark_faults.schedule import FAMILIES, PLANTS, Schedule, schedule_of
 from spark_faults.world import Outcome, World
 
 
@@ -32,6 +33,16 @@ def run_many(world: World, family: str, first: int, wanted: int) -> list[Outcome
         schedules = [schedule_of(family, seed) for seed in itertools.islice(seeds, left)]
         schedules.sort(key=lambda one: one.is_spread)
         outcomes += [run_one(world, schedule) for schedule in schedules]
+    return outcomes
+
+
+def until_found(world: World, family: str, first: int, most: int) -> list[Outcome]:
+    """Run schedules until one is wrong."""
+    outcomes: list[Outcome] = []
+    for seed in range(first, first + most):
+        outcomes.append(run_one(world, schedule_of(family, seed)))
+        if outcomes[-1].wrong:
+            break
     return outcomes
 
 
@@ -71,10 +82,14 @@ def main() -> int:
     parser.add_argument("--family", choices=FAMILIES, help="default: both in turn")
     parser.add_argument("--first", type=int, default=1, help="the first of many seeds")
     parser.add_argument("--schedules", type=int, default=100, help="how many of each family")
+    parser.add_argument("--plant", choices=sorted(PLANTS), help="make this mistake until found")
     parser.add_argument("--keep", type=Path, help="where data and logs are kept")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left running
     families = FAMILIES if args.family is None else (args.family,)
+    if args.plant is not None:
+        os.environ["MILLSTREAM_SPARK_PLANT"] = args.plant
+        families = (PLANTS[args.plant][0],)
     began = time.monotonic()
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="spark-faults-") as made:
@@ -85,6 +100,8 @@ def main() -> int:
             for family in families[::-1]:
                 if args.seed is not None:
                     outcomes += [run_one(world, schedule_of(family, args.seed), is_traced=True)]
+                elif args.plant is not None:
+                    outcomes += until_found(world, family, args.first, args.schedules)
                 else:
                     outcomes += run_many(world, family, args.first, args.schedules)
         finally:
@@ -92,7 +109,7 @@ def main() -> int:
     for family in families:
         say(summary(family, outcomes))
     say(f"{time.monotonic() - began:.0f} s")
-    return any(one.wrong for one in outcomes)
+    return any(one.wrong for one in outcomes) == (args.plant is None)
 
 
 if __name__ == "__main__":

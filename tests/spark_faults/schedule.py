@@ -16,6 +16,13 @@ from typing import NamedTuple
 FAMILIES = ("faults", "rollbacks")
 SINKS = ("apply", "upsert", "transactional", "view")
 """Table and bucket that repair themselves, the two writers, a view."""
+PLANTS = {
+    "forgets": ("rollbacks", "a rollback row is passed over"),
+    "skips": ("faults", "a batch that comes again has no rows"),
+    "trusts": ("faults", "what a transaction lists is taken for applied"),
+    "stays": ("rollbacks", "an index does not go back where its source did"),
+}
+"""Mistakes that can be planted, and the family that has to find each."""
 COMMITS = ("commit-before", "commit-inside", "commit-after")
 ROUNDS = 3
 KEYS = 300

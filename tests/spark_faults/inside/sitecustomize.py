@@ -16,6 +16,7 @@ from millstream.pipelines.index.shard import IndexShard
 from millstream.pipelines.sinks import parquet_target
 from millstream.pipelines.sinks.bucket_target import BucketTarget
 from millstream.pipelines.sinks.parquet_target import ParquetTarget
+from millstream.pipelines.sinks.repairing import RepairingSink
 from millstream.pipelines.sinks.transaction import TransactionalSink
 from millstream.pipelines.sinks.transactional import TransactionalStreamWriter
 from millstream.pipelines.sinks.writers import UpsertStreamWriter
@@ -23,6 +24,7 @@ from millstream.pipelines.source import MillstreamStreamReader
 from millstream.views.aio.index_mapping import IndexMapper
 from spark_faults.points import Points
 
+PLANT = os.environ.get("MILLSTREAM_SPARK_PLANT", "")
 POINTS = Points(Path(os.environ["MILLSTREAM_SPARK_FAULTS"]))
 
 
@@ -74,7 +76,10 @@ def read(self, partition):
 
 
 def partitions(self, start, end):
-    POINTS.tell("planned", bucket=end["bucket"], start=start, end=end)
+    told = {"bucket": end["bucket"], "start": start, "end": end}
+    if PLANT == "skips" and {"name": "planned", **told} in POINTS.events("planned"):
+        return []
+    POINTS.tell("planned", **told)
     return whole_partitions(self, start, end)
 
 
@@ -106,3 +111,11 @@ IndexMapper.map = map_changes
 around(IndexShard, "stage", after="write")
 for method in ("load", "publish"):
     around(IndexShard, method, before="commit-before", after="commit-after")
+
+# Mistakes that schedules must find; see `schedule.PLANTS`.
+if PLANT == "forgets":
+    RepairingSink._roll_back = lambda *_: None
+elif PLANT == "trusts":
+    TransactionalSink._is_settled = lambda _, header, __, batch_id: header.batch == batch_id
+elif PLANT == "stays":
+    IndexShard.judge = lambda self, _: self.state()
