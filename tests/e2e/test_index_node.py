@@ -8,7 +8,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -177,6 +177,21 @@ def test_several_nodes_are_followed_where_partitions_are_active(make_node: MakeN
         status, answer = call(node, "GET", f"/shared{FRESH}&reduce=false&include_docs=true")
         assert status == 200, answer
         assert sorted(row["doc"]["n"] for row in answer["rows"]) == list(range(40))
+
+    for name, node in nodes.items():  # a value that is no JSON is an attachment, with its data
+        host, port = node.kv
+        with millstream.connect(
+            f"{host}:{port}", bucket="shared", user=ADMIN[0], password=ADMIN[1]
+        ) as client:
+            keys = [f"raw-{n}" for n in range(99)]
+            key = next(k for k in keys if map_rows[partition_of(k.encode(), 4)][0] == name)
+            client.upsert(key, name.encode() * 3)
+    for node in (index, *nodes.values()):
+        options = "&reduce=false&include_docs=true&attachments=true"
+        status, answer = call(node, "GET", f"/shared{FRESH}{options}")
+        found = [row["doc"]["_attachments"]["value"] for row in answer["rows"] if not row["key"]
+                 and row["id"].startswith("raw")]  # fmt: skip
+        assert sorted(b64decode(value["data"]) for value in found) == [b"aaa", b"bbb"]
 
 
 def test_partitions_that_move_are_followed_where_they_are(

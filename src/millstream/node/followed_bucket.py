@@ -72,13 +72,14 @@ class FollowedBucket:
             ],
         }
 
-    def with_documents(self, answer: ViewAnswer) -> ViewAnswer:
+    def with_documents(self, answer: ViewAnswer, *, attachments: bool = False) -> ViewAnswer:
         """Return an answer with the document beside each row."""
         return WithDocuments(
             answer,
             DocumentsElsewhere(
                 self.name, self.learned.partitions, self._place_of, self._neighbours
             ),
+            attachments=attachments,
         )
 
     def design(self, name: str) -> StoredDesign | None:

@@ -106,11 +106,15 @@ class WithDocuments:
     Args:
         answer: without them.
         documents: where they are.
+        attachments: whether they have the data of attachments.
     """
 
-    def __init__(self, answer: Answer, documents: DocumentTexts) -> None:
+    def __init__(
+        self, answer: Answer, documents: DocumentTexts, *, attachments: bool = False
+    ) -> None:
         self._answer = answer
         self._documents = documents
+        self._attachments = attachments
 
     @property
     def head(self) -> Mapping[str, Any]:
@@ -137,7 +141,9 @@ class WithDocuments:
 
     async def _completed(self, lines: list[bytes]) -> AsyncIterator[bytes]:
         """Yield whole lines, rows among them with their documents."""
-        cut = [_Line(line, _asked_of(line) if line.startswith(_ROW) else None) for line in lines]
+        cut = [
+            _Line(line, self._asked_of(line) if line.startswith(_ROW) else None) for line in lines
+        ]
         asked = [line.asked for line in cut if line.asked is not None]
         done, size = list[bytes](), 0
         async with aclosing(self._documents.texts(asked)) as texts:
@@ -155,14 +161,13 @@ class WithDocuments:
             yield _LINE_END.join([*done, b""])
         await asyncio.sleep(0)
 
-
-def _asked_of(line: bytes) -> AskedDocument:
-    row = _row(line.removesuffix(b","))
-    if memoryview(row.value)[0] == _BRACE:
-        link = _link(row.value)
-        if isinstance(link.id, str):
-            return AskedDocument(link.id, link.rev)
-    return AskedDocument(row.id)
+    def _asked_of(self, line: bytes) -> AskedDocument:
+        row = _row(line.removesuffix(b","))
+        if memoryview(row.value)[0] == _BRACE:
+            link = _link(row.value)
+            if isinstance(link.id, str):
+                return AskedDocument(link.id, link.rev, self._attachments)
+        return AskedDocument(row.id, None, self._attachments)
 
 
 def _completed_row(line: bytes, document: bytes | None) -> bytes:
@@ -183,6 +188,7 @@ class OwnDocuments:
         self._bucket = bucket
         self._now_ns = now_ns
         self._documents = Documents(bucket.uuid, include_design=True)
+        self._whole = Documents(bucket.uuid, include_design=True, attachments=True)
 
     async def texts(self, asked: Sequence[AskedDocument]) -> AsyncGenerator[bytes | None, None]:
         """Yield the texts in order; see `DocumentTexts`."""
@@ -195,9 +201,10 @@ class OwnDocuments:
         Raises:
             UnavailableError: `not_my_partition`.
         """
-        return await with_documents(partial(self._document, asked.id, asked.rev))
+        return await with_documents(partial(self._document, asked))
 
-    def _document(self, doc_id: str, rev: Any) -> bytes | None:
+    def _document(self, asked: AskedDocument) -> bytes | None:
+        doc_id, rev = asked.id, asked.rev
         key = document_key(doc_id)
         if key is None:
             return None
@@ -214,7 +221,8 @@ class OwnDocuments:
             return None
         change = change_of(entry.frame)
         is_over = 0 < change.expiry <= self._now_ns() // _SECOND_NS
-        found = self._documents.of([entry.frame], [entry.lineage])
+        documents = self._whole if asked.attachments else self._documents
+        found = documents.of([entry.frame], [entry.lineage])
         text = found[0][2] if found else None
         if change.is_deleted or is_over or text is None:
             return None

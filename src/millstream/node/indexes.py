@@ -101,8 +101,8 @@ class ToldBucket(Protocol):
             UnavailableError: that is not known now.
         """
 
-    def with_documents(self, answer: ViewAnswer) -> ViewAnswer:
-        """Return an answer with the document beside each row."""
+    def with_documents(self, answer: ViewAnswer, *, attachments: bool = False) -> ViewAnswer:
+        """Return an answer with the document beside each row, perhaps with attachments' data."""
 
 
 class Indexes:
@@ -210,7 +210,9 @@ class Indexes:
         found = await link.call(
             "query", uuid=known.uuid, design=design, view=view, options=options
         )
-        return known.told.with_documents(found) if options.get("include_docs") is True else found
+        if options.get("include_docs") is not True:
+            return found
+        return known.told.with_documents(found, attachments=options.get("attachments") is True)
 
     async def part(self, bucket: str, asked: PartRequest) -> StreamedAnswer:
         """Answer another node for some partitions."""

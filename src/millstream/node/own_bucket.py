@@ -180,16 +180,16 @@ class OwnBucket:
             ],
         )  # fmt: skip
 
-    def with_documents(self, answer: ViewAnswer) -> ViewAnswer:
+    def with_documents(self, answer: ViewAnswer, *, attachments: bool = False) -> ViewAnswer:
         """Return an answer with the document beside each row, from whatever node has it."""
         own = OwnDocuments(self.bucket, time.time_ns)
         if self.bucket.map is None:
-            return WithDocuments(answer, own)
+            return WithDocuments(answer, own, attachments=attachments)
         elsewhere = DocumentsElsewhere(
             self.name, self.bucket.partition_count, self._place_of, self._neighbours,
             (own, self._is_own),
         )  # fmt: skip
-        return WithDocuments(answer, elsewhere)
+        return WithDocuments(answer, elsewhere, attachments=attachments)
 
     def _is_own(self, partition: int) -> bool:
         return self.bucket.partitions[partition].refusal is not Status.NOT_MY_VBUCKET

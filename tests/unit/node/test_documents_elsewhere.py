@@ -35,13 +35,13 @@ class _Asked:
         await asyncio.sleep(0)
         assert (method, path) == ("POST", "/_millstream/buckets/a%2Fb/documents")
         asked = msgspec.json.decode(msgspec.json.encode(content))["documents"]
-        self.others.asked.append((self.at.host, [one for one, _ in asked]))
+        self.others.asked.append((self.at.host, [one for one, *_ in asked]))
         if self.others.refusals:
             self.others.refusals -= 1
             raise RoutingError("it moved")
         if self.others.text is not None:
             return self.others.text
-        found = [{"_id": i, "rev": r} if i != "none" else None for i, r in asked]
+        found = [{"_id": i, "rev": r} if i != "none" else None for i, r, *_ in asked]
         return msgspec.json.encode({"documents": found[: self.others.fits]})
 
 

@@ -1,3 +1,4 @@
+import base64
 import time
 
 import msgspec
@@ -58,8 +59,10 @@ async def bucket(tmp_path):
         yield bucket
 
 
-async def documents(bucket, rows, **options):
-    answer = WithDocuments(answered(rows, **options), OwnDocuments(bucket, time.time_ns))
+async def documents(bucket, rows, attachments=False, **options):
+    answer = WithDocuments(
+        answered(rows, **options), OwnDocuments(bucket, time.time_ns), attachments=attachments
+    )
     assert answer.head == {"etag": "e"}
     text = b"".join([piece async for piece in answer])
     found = msgspec.json.decode(text)
@@ -74,6 +77,17 @@ async def test_rows_get_the_documents_that_emitted_them(bucket):
     assert b["_attachments"]["value"]["length"] == 7
     assert (none, again) == (None, a)
     assert (design["_id"], design["views"]) == ("_design/d", {})
+
+
+async def test_values_that_are_no_json_come_as_data_where_asked_for(bucket):
+    rows = [row("b"), row("a"), row("a", {"_id": "b"})]
+    for shown in (await documents(bucket, rows), await documents(bucket, rows, attachments=True)):
+        b, a, linked = shown
+        assert b == linked
+        assert a["n"] == 1.5
+    value = b["_attachments"]["value"]
+    assert base64.b64decode(value["data"]) == b"no JSON"
+    assert value.keys() == {"content_type", "revpos", "digest", "data"}
 
 
 async def test_values_link_to_documents(bucket):

@@ -151,6 +151,8 @@ class AskedDocument(msgspec.Struct, frozen=True, array_like=True):
     id: str
     rev: Any = None
     """Only in this revision; None: in its present one."""
+    attachments: bool = False
+    """With the data of its attachment."""
 
 
 class SharedHost(Protocol):

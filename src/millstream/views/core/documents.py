@@ -4,7 +4,8 @@ r"""Documents as map functions see them: JSON text with `_id` and `_rev`.
     {"_id": id, "_rev": revision, "_attachments": {"value": {..., "stub": true}}}
 
 The second form is that of a value that is no JSON object, or has a top-level member whose name
-begins with `_`: over HTTP it is a document with one attachment.
+begins with `_`: over HTTP it is a document with one attachment, whose bytes it has, as base64
+`data`, where they are asked for.
 
 Invariants:
 1. No key or value that a client can write raises.
@@ -42,7 +43,7 @@ _SPACE: Final = b" \t\r\n"
 _BACKSLASH: Final = 0x5C
 _ATTACHED: Final = (
     b',"_attachments":{"value":{"content_type":"application/octet-stream","revpos":%d,'
-    b'"digest":"md5-%b","length":%d,"stub":true}}}'
+    b'"digest":"md5-%b",%b}}}'
 )
 
 
@@ -72,7 +73,7 @@ class Changes:
 
     def __init__(self, frames: Sequence[bytes], lineages: Sequence[bytes]) -> None:
         self.frames, self.lineages = frames, lineages
-        self._seen: dict[tuple[bool, bool], list[Seen]] = {}
+        self._seen: dict[tuple[bool, bool, bool], list[Seen]] = {}
 
     def seen_by(self, documents: Documents) -> list[Seen]:
         """Return the documents, as `documents` makes them; not to be changed."""
@@ -89,15 +90,22 @@ class Documents:
         bucket_uuid: of the bucket.
         include_design: whether design documents are seen.
         local_seq: whether documents have `_local_seq`, the seqno of the change.
+        attachments: whether they have the data of attachments, in place of stubs.
     """
 
     def __init__(
-        self, bucket_uuid: str, *, include_design: bool = False, local_seq: bool = False
+        self,
+        bucket_uuid: str,
+        *,
+        include_design: bool = False,
+        local_seq: bool = False,
+        attachments: bool = False,
     ) -> None:
         self._digits_of = Revisions(bucket_uuid).digits_of
         self._include_design = include_design
         self._local_seq = local_seq
-        self.kind = (include_design, local_seq)
+        self._attachments = attachments
+        self.kind = (include_design, local_seq, attachments)
         """Of one bucket, two of a kind make the same of the same changes."""
 
     def of(self, frames: Iterable[bytes], lineages: Iterable[bytes]) -> list[Seen]:
@@ -124,14 +132,20 @@ class Documents:
                 value = frame[at + key_bytes : HEADER_BYTES + body]
                 rest = _rest_of(value)
                 if rest is None:
-                    digest = b64encode(md5(value, usedforsecurity=False).digest())
-                    rest = _ATTACHED % (generation, digest, len(value))
+                    rest = self._attached(value, generation)
                 if self._local_seq:
                     rest = b',"_local_seq":%d%b' % (seqno, rest)
                 digits = digits_of(key, lineage, generation).encode()
                 text = b'{"_id":%b,"_rev":"%d-%b"%b' % (quoted, generation, digits, rest)
             seen.append((partition, key, text))
         return seen
+
+    def _attached(self, value: bytes, generation: int) -> bytes:
+        digest = b64encode(md5(value, usedforsecurity=False).digest())
+        shown = b'"length":%d,"stub":true' % len(value)
+        if self._attachments:
+            shown = b'"data":"%b"' % b64encode(value)
+        return _ATTACHED % (generation, digest, shown)
 
     def _quoted(self, key: bytes) -> bytes | None:
         """Return the id as JSON, None where a key is none."""

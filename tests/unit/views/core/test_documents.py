@@ -60,6 +60,11 @@ def test_other_values_are_attachments(value):
         }
     }
     assert document_text("a", value) is None
+    (text,) = texts(b"a", value, attachments=True)
+    shown = json.loads(text)["_attachments"]["value"]
+    assert base64.b64decode(shown["data"]) == value
+    assert (shown["digest"], shown["revpos"]) == (f"md5-{digest}", 4)
+    assert "stub" not in shown
 
 
 def test_seqnos_are_seen_where_asked_for():
