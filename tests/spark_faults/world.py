@@ -32,7 +32,7 @@ from millstream.client.http import http_of
 from millstream.pipelines.sinks.parquet_target import ParquetTarget
 from millstream.pipelines.source import MillstreamDataSource
 from node_process import free_port
-from spark_cluster import SPARK_HOME, Processes
+from spark_cluster import Processes
 from spark_faults.nodes import TIMEOUT_S, Bucket, Nodes
 from spark_faults.points import Points
 from spark_faults.schedule import KEYS, Fault, Round, Schedule
@@ -132,7 +132,7 @@ class Executors:
     def __init__(self, folder: Path, points: Points) -> None:
         self.processes = Processes(folder)
         env = {"PYTHONPATH": paths(), "MILLSTREAM_SPARK_FAULTS": str(points.folder)}
-        start = f"{SPARK_HOME}/bin/spark-class"
+        start = self.processes.program("bin/spark-class")
         kind = "org.apache.spark.deploy"
         self.address = f"spark://127.0.0.1:{free_port()}"
         port = self.address.rpartition(":")[2]
