@@ -41,11 +41,12 @@ from millstream.cli.pipeline_run import (
     source_options,
     spark_session,
 )
-from millstream.errors import ConditionError, CorruptionError
+from millstream.errors import ConditionError, CorruptionError, UsageError
 
 if TYPE_CHECKING:
     from millstream.client.databases import Database
     from millstream.pipelines.lake.comparing import Compared
+    from millstream.pipelines.lake.directory import BackupDirectory
     from millstream.pipelines.lake.manifest import Manifest
     from millstream.pipelines.lake.tasks import Watch, Wave
 
@@ -117,15 +118,15 @@ def run_compact(
 ) -> None:
     """Write the newest backup of a directory as a full one; needs no node."""
     from millstream.pipelines.lake.backup import compact
-    from millstream.pipelines.lake.directory import BackupDirectory
 
-    at = directory.absolute()
+    backup = _backup_in(directory)
+    at = backup.path
     with (
         recorded("compact", checkpoint=at, subject=str(at), name=at.name) as run,
         _watched(run, _AGAIN, master, driver_memory) as (spark, watch),
     ):
         started = time.monotonic()
-        made = compact(spark, BackupDirectory(at), watch=watch)
+        made = compact(spark, backup, watch=watch)
     _tell(made, time.monotonic() - started, as_json=json)
 
 
@@ -146,16 +147,16 @@ def run_restore(
     """Write a backup into a bucket, with CAS, rev, expiry, flags and lineage as they were."""
     options = source_options(bucket, address, user, password_file, tls_ca)
     check_node(options)
-    from millstream.pipelines.lake.directory import BackupDirectory
     from millstream.pipelines.lake.restore import restore
 
-    at = directory.absolute()
+    backup = _backup_in(directory)
+    at = backup.path
     with recorded(
         "restore", bucket, checkpoint=at, subject=f"{at} to {address}", address=address
     ) as run:
         with _watched(run, _REST, master, driver_memory) as (spark, watch):
             done = restore(
-                spark, options, BackupDirectory(at), manifest=manifest, key_prefix=key_prefix,
+                spark, options, backup, manifest=manifest, key_prefix=key_prefix,
                 overwrites=overwrite, watch=watch,
             )  # fmt: skip
         designs = 0
@@ -208,33 +209,45 @@ def verify(
     if bucket is not None:
         options = source_options(bucket, address, user, password_file, tls_ca)
         check_node(options)
-    from millstream.pipelines.lake.directory import BackupDirectory
     from millstream.pipelines.lake.verify import verify_bucket, verify_files
 
-    at = directory.absolute()
-    backup = BackupDirectory(at)
+    backup = _backup_in(directory)
+    subject = f"{backup.path} with {bucket} at {address}" if bucket else str(backup.path)
     with recorded(
-        "verify", bucket or "", checkpoint=at, subject=f"{at} with {address if bucket else ''}",
-        address=address if bucket else "", name=at.name,
-    ) as run, _watched(run, "run it again", master, driver_memory) as (spark, watch):  # fmt: skip
-        file_count, problems = verify_files(spark, backup, watch=watch)
-        found = None
-        if options is not None and not problems:
-            found = verify_bucket(spark, options, backup, manifest=manifest, watch=watch)
-    shown: dict[str, Any] = {"files": file_count, "problems": problems}
-    if found is not None:
-        shown |= {"bucket": bucket, **found._asdict()}
-    if json:
-        print_json(shown)
-    else:
-        for line in [*problems, *_compared_lines(found, bucket), f"{file_count} files checked"]:
-            sys.stdout.write(f"{line}\n")
-    if problems or (found is not None and not found.is_equal):
-        raise CorruptionError(
-            f"the backup in {directory} "
-            + ("is damaged" if problems else f"and bucket {bucket!r} are not the same"),
-            code="verify_failed",
-        )
+        "verify", bucket or "", checkpoint=backup.path, subject=subject,
+        address=address if bucket else "", name=backup.path.name,
+    ) as run:  # fmt: skip
+        with _watched(run, "run it again", master, driver_memory) as (spark, watch):
+            file_count, problems = verify_files(spark, backup, watch=watch)
+            found = None
+            if options is not None and not problems:
+                found = verify_bucket(spark, options, backup, manifest=manifest, watch=watch)
+        if json:
+            compared = {"bucket": bucket, **found._asdict()} if found is not None else {}
+            print_json({"files": file_count, "problems": problems, **compared})
+        else:
+            lines = [*problems, *_compared_lines(found, bucket), f"{file_count} files checked"]
+            sys.stdout.write("".join(f"{line}\n" for line in lines))
+        if problems or (found is not None and not found.is_equal):
+            raise CorruptionError(
+                f"the backup in {directory} "
+                + ("is damaged" if problems else f"and bucket {bucket!r} are not the same"),
+                code="verify_failed",
+            )
+
+
+def _backup_in(directory: Path) -> BackupDirectory:
+    """Return a backup that is there.
+
+    Raises:
+        UsageError: `no_backup`.
+    """
+    from millstream.pipelines.lake.directory import BackupDirectory
+
+    backup = BackupDirectory(directory.absolute())
+    if not backup.manifests().newest:
+        raise UsageError(f"no backup in {backup.path}", code="no_backup")
+    return backup
 
 
 def _compared_lines(found: Compared | None, bucket: str | None) -> Iterator[str]:

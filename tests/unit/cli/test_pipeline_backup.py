@@ -17,7 +17,7 @@ from millstream.pipelines import control
 from millstream.pipelines.lake import backup, restore
 from millstream.pipelines.lake import verify as lake_verify
 from millstream.pipelines.lake.comparing import Compared
-from millstream.pipelines.lake.manifest import DataFile, Manifest, Part
+from millstream.pipelines.lake.manifest import DataFile, Manifest, Part, manifest_to_json
 from millstream.pipelines.lake.restore import Restored
 from millstream.pipelines.lake.tasks import Watch
 from millstream.pipelines.runs import list_runs, read_progress, read_run
@@ -50,6 +50,13 @@ def reachable(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(control, "open_client", open_client)
     return asked
+
+
+@pytest.fixture
+def backed_up(tmp_path: Path) -> Path:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "manifest-000003.json").write_bytes(manifest_to_json(MADE))
+    return tmp_path / "d"
 
 
 def test_backup_hands_its_options_on_and_says_what_was_made(
@@ -112,13 +119,22 @@ def test_an_unreachable_node_is_told_before_spark_starts(call: Any, tmp_path: Pa
     assert (code, "127.0.0.1:1" in err) == (1, True)
 
 
-def test_compact_needs_a_backup(
-    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, _, err = call("pipeline", "run", "compact", str(tmp_path))
+@pytest.mark.parametrize(
+    "words", [("run", "compact", "."), ("run", "restore", ".", "b"), ("verify", "nowhere")]
+)
+def test_what_needs_a_backup_says_that_there_is_none(
+    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reachable: list[Any],
+    words: tuple[str, ...],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call("pipeline", *words)
     assert (code, "no backup in" in err) == (2, True)
+    assert list_runs() == []
+
+
+def test_compact(call: Any, backed_up: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backup, "compact", lambda *_, **__: MADE)
-    assert call("pipeline", "run", "compact", str(tmp_path)).out.startswith(b"manifest 3")
+    assert call("pipeline", "run", "compact", str(backed_up)).out.startswith(b"manifest 3")
     assert [run.kind for run in list_runs()] == ["compact"]
 
 
@@ -136,7 +152,7 @@ class FalseDatabase:
 
 
 def test_restore_writes_design_documents_where_they_are_checked(
-    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reachable: list[Any]
+    call: Any, backed_up: Path, monkeypatch: pytest.MonkeyPatch, reachable: list[Any]
 ) -> None:
     calls: list[Any] = []
     designs = {"_design/there": b'{"new":1}', "_design/d": b"{}"}
@@ -150,7 +166,7 @@ def test_restore_writes_design_documents_where_they_are_checked(
     database = FalseDatabase()
     monkeypatch.setattr(restore, "restore", restored)
     monkeypatch.setattr(pipeline_backup, "database_of", lambda *_, **__: database)
-    words = ["pipeline", "run", "restore", str(tmp_path), "b", "--manifest", "3"]
+    words = ["pipeline", "run", "restore", str(backed_up), "b", "--manifest", "3"]
     said = call(*words, "--key-prefix", "u:").out.decode()
     assert "manifest 3: 1,200 documents written, and 1 design documents; 2 that were" in said
     assert database.designs == {"_design/there": {}, "_design/d": {}}
@@ -158,19 +174,19 @@ def test_restore_writes_design_documents_where_they_are_checked(
     assert made == {"manifest": 3, "written": 1200, "kept": 1, "designs": 2}
     assert database.designs["_design/there"] == {"new": 1}
     assert calls == [
-        ("b", tmp_path, {"manifest": 3, "key_prefix": prefix, "overwrites": flag})
+        ("b", backed_up, {"manifest": 3, "key_prefix": prefix, "overwrites": flag})
         for prefix, flag in (("u:", False), ("", True))
     ]
 
 
 def test_verify_ends_with_an_error_where_something_is_wrong(
-    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reachable: list[Any]
+    call: Any, backed_up: Path, monkeypatch: pytest.MonkeyPatch, reachable: list[Any]
 ) -> None:
     found = [Compared(equal=7, changed=2, incomparable=1)]
     problems: list[str] = []
     monkeypatch.setattr(lake_verify, "verify_files", lambda *_, **__: (4, problems))
     monkeypatch.setattr(lake_verify, "verify_bucket", lambda *_, **__: found[0])
-    words = ["pipeline", "verify", str(tmp_path)]
+    words = ["pipeline", "verify", str(backed_up)]
     assert call(*words).out == b"4 files checked\n"
     code, out, _ = call(*words, "--bucket", "b")
     assert (code, b"7 documents equal, 2 keys changed since" in out) == (0, True)
@@ -182,3 +198,4 @@ def test_verify_ends_with_an_error_where_something_is_wrong(
     problems.append("data-x is damaged")
     code, out, err = call(*words, "--bucket", "b")
     assert (code, out.splitlines()[0], "is damaged" in err) == (1, b"data-x is damaged", True)
+    assert "is damaged" in read_progress("verify-d-2").error
