@@ -48,6 +48,8 @@ __all__ = [
 ]
 
 RECONNECT_S: Final = 30.0
+STOP_S: Final = 2.0
+"""Longest wait for a renewal under way when a query stops."""
 RENEW_EVERY_S: Final = LEASE_SECONDS_DEFAULT / 3
 _CHANGED: Final = (
     " If it was changed while a query ran: write the new one to passwordFile, or "
@@ -355,9 +357,9 @@ class LeaseKeeper:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop renewing."""
+        """Stop renewing; a renewal that a dead node holds up ends by itself, in the background."""
         self._stopped.set()
-        self._thread.join()
+        self._thread.join(STOP_S)
 
     def _run(self) -> None:
         while not self._stopped.wait(self._every_s):

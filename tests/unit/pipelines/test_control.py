@@ -208,6 +208,27 @@ def test_a_keeper_survives_a_node_that_is_away(
     assert "leases were not renewed: away" in capsys.readouterr().err
 
 
+def test_a_dead_node_does_not_hold_up_the_end_of_a_keeper(
+    client: FalseClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "STOP_S", 0.01)
+    asked, comes_back = threading.Event(), threading.Event()
+
+    def silent(*_: object) -> dict[int, LeaseHold]:
+        asked.set()
+        comes_back.wait(60)
+        return {}
+
+    monkeypatch.setattr(client, "renew_lease", silent)
+    keeper = LeaseKeeper(OPTIONS, lambda: {9: [0]}, every_s=0.001)
+    assert asked.wait(10)
+    keeper.stop()
+    assert not comes_back.is_set()
+    comes_back.set()
+    keeper._thread.join(10)
+    assert not keeper._thread.is_alive()
+
+
 def test_a_keeper_with_nothing_to_renew_asks_nobody(client: FalseClient) -> None:
     asked = threading.Event()
 
