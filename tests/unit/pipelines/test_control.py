@@ -265,3 +265,36 @@ def test_partitions_that_move_are_asked_for_where_they_are_by_then(
     answers[0] = 0
     states = [at.state for at in node_control.positions().values()]
     assert states == [PartitionState.DEAD, PartitionState.ACTIVE, PartitionState.ACTIVE]
+
+
+class SpreadClient(FalseClient):
+    """Partitions on two nodes by number, even and odd; `away` answer nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(FalseNode(4))
+        self.owners = (0, 1, 0, 1)
+        self.away: set[int] = set()
+
+    def positions(self, partition_ids: Sequence[int] | None = None) -> list[PartitionPosition]:
+        assert partition_ids is not None
+        if any(self.owners[p] in self.away for p in partition_ids):
+            raise UnavailableError("away")
+        return super().positions(partition_ids)
+
+    def release_lease(self, lease_id: int, partition_ids: Sequence[int]) -> None:
+        raise UnavailableError("away")
+
+
+def test_partitions_of_a_node_that_is_away_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = SpreadClient()
+    monkeypatch.setattr(control, "open_client", lambda _: client)
+    node_control = NodeControl(OPTIONS)
+    assert sorted(node_control.positions_now([0, 1, 2])) == [0, 1, 2]
+    assert client.calls.count("refresh_map") == 0
+    client.away = {1}
+    assert sorted(node_control.positions_now([0, 1, 2, 3])) == [0, 2]
+    assert client.calls.count("refresh_map") == 1
+    with pytest.raises(UnavailableError):
+        node_control.positions_now([1, 3])
+    assert node_control.positions_now([]) == {}
+    node_control.let_go(1, [0])
