@@ -11,8 +11,8 @@ Invariants:
 2. Rows are held back until the batch asks for something that concerns all rows, or commits, so
    that a batch calls `derive` once, as a rule. Until then questions about versions are answered
    from the store and from what is held back.
-3. Keys that begin with `_` (design documents, companions of sinks) are no documents: `derive` is
-   not asked about them.
+3. Keys that begin with `_` (design documents, companions of sinks), be they no text or not, are no
+   documents: `derive` is not asked about them.
 
 Elsewhere: which rows (`sinks.repairing`), what `derive` is in Spark (`pipelines.document_frames`).
 """
@@ -40,6 +40,8 @@ Derive = Callable[[Mapping[str, bytes]], Mapping[str, bytes]]
 """Key -> document, to key -> what becomes of it; what is left out has no place in the store."""
 
 _JSON: Final = int(Datatype.JSON)
+_ESCAPED: Final = "\\x" + b"_".hex()
+"""How the text form of a key that begins with `_` begins where the key is no text."""
 
 
 class TransformingTarget:
@@ -119,7 +121,7 @@ class TransformingTarget:
             row.key: row.value
             for rows in held.values()
             for row, _ in rows.values()
-            if row.value is not None and not row.is_deleted and not row.key.startswith("_")
+            if row.value is not None and not row.is_deleted and not _is_reserved(row.key)
         }
         derived = self._derive(documents) if documents else {}
         for partition, rows in held.items():
@@ -129,6 +131,10 @@ class TransformingTarget:
                 by_load.setdefault(load, []).append(_with_value(row, found))
             for load, changed in by_load.items():
                 self._target.put(partition, changed, load)
+
+
+def _is_reserved(key: str) -> bool:
+    return key.startswith(("_", _ESCAPED))
 
 
 def _with_value(row: Row, value: bytes | None) -> Row:

@@ -7,6 +7,7 @@ import pytest
 
 from keyed_double import DictTarget, FalseOrigin, false_row
 from millstream.errors import UsageError
+from millstream.model.partitions import text_of_key
 from millstream.pipelines.sinks import parquet_target
 from millstream.pipelines.sinks.parquet_target import ParquetTarget
 from millstream.pipelines.sinks.repairing import KeyedTarget, RepairingSink, Row
@@ -163,7 +164,10 @@ def test_a_document_that_no_longer_passes_is_a_tombstone_of_its_version(
 
 def test_what_is_the_nodes_own_is_no_document(store: DictTarget) -> None:
     calls: list[Mapping[str, bytes]] = []
-    sink_of(store, calls).apply([Row("put", 0, 1, 1, "_design/x", value=b"1")])
+    keys = ["_design/x", text_of_key(b"_\xff")]
+    assert keys[1].startswith("\\x")
+    rows = [Row("put", 0, 1, at, key, value=b"1") for at, key in enumerate(keys, 1)]
+    sink_of(store, calls).apply(rows)
     assert not calls
     assert not store.live(0)
 
