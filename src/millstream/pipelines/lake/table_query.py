@@ -2,6 +2,8 @@
 
 Invariants:
 1. One process writes DIR; another one is refused.
+2. A checkpoint that has begun no batch goes with a table that has none: one that was filled before
+   may have versions of another bucket, or keys whose deletions are forgotten meanwhile.
 
 Elsewhere: how it ends (`batch_edge`), table and log (`following`), the rules of rollbacks
 (`sinks.repairing`).
@@ -16,11 +18,13 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 
+from millstream.errors import UsageError
 from millstream.pipelines.batch_edge import BatchGate
 from millstream.pipelines.classic import require_classic
 from millstream.pipelines.lake.directory import only_writer
 from millstream.pipelines.lake.following import FollowedTable, TableForm
 from millstream.pipelines.sinks.applying import apply_changes
+from millstream.pipelines.sinks.repairing import WHOLE
 from millstream.pipelines.source import register
 from millstream.pipelines.spark_version import PYSPARK_MIN
 
@@ -70,11 +74,13 @@ class TableQuery:
             ConditionError: `already_running`.
             MillstreamError: a batch failed; the next run begins with it again.
             UnavailableError: `query_failed`.
-            UsageError: `needs_classic_session`; `other_format`, `missing_package`.
+            UsageError: `needs_classic_session`; `other_format`, `missing_package`;
+                `other_checkpoint`: the table is filled, and its checkpoint is gone.
         """
         require_classic(spark, "the pipeline lake")
         with only_writer(self._path):
             table = FollowedTable(self._path, self._form)
+            self._check_begun(table)
             format_name = f"millstream-{secrets.token_hex(8)}"
             register(spark, format_name)
 
@@ -87,3 +93,16 @@ class TableQuery:
             writer = writer.option("checkpointLocation", str(self._path / "checkpoint"))
             query = (writer.trigger(availableNow=True) if once else writer).start()
             gate.wait(query, lambda query: self._on_progress(query.lastProgress))
+
+    def _check_begun(self, table: FollowedTable) -> None:
+        """Invariant 2."""
+        if any((self._path / "checkpoint" / "offsets").glob("[0-9]*")):
+            return
+        table.begin([WHOLE], 0)
+        if table.state(WHOLE) is not None:
+            raise UsageError(
+                f"{self._path} has a table, but the checkpoint that belongs to it is gone: "
+                "a new one would mix what it has with what the bucket has now. Bring the "
+                "checkpoint back, or begin with another directory",
+                code="other_checkpoint",
+            )

@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 
-from millstream.errors import ConditionError
+from keyed_double import FalseOrigin, false_row
+from millstream.errors import ConditionError, UsageError
 from millstream.pipelines.lake import table_query
 from millstream.pipelines.lake.directory import only_writer
+from millstream.pipelines.lake.following import FollowedTable
 from millstream.pipelines.lake.table_query import TableQuery
+from millstream.pipelines.sinks.repairing import RepairingSink
+from node_double import FalseNode
 
 
 class FalseSession:
@@ -99,3 +103,26 @@ def test_two_do_not_write_one_directory(tmp_path: Path, applied: list[int]) -> N
     with only_writer(tmp_path), pytest.raises(ConditionError, match="writes into"):
         TableQuery({}, tmp_path, on_progress=lambda _: None).run(spark)
     assert applied == []
+
+
+@pytest.mark.parametrize("batch_id", [0, 130])
+def test_a_filled_table_is_not_followed_without_its_checkpoint(
+    tmp_path: Path, applied: list[int], batch_id: int
+) -> None:
+    """Its versions may be those of another bucket: newer ones would be taken for older."""
+    sink = RepairingSink(FollowedTable(tmp_path), FalseOrigin(FalseNode(1)))
+    sink.apply([false_row(0, 1, 1, 1, 10, 1)], 0)
+    spark: Any = FalseSession(1)
+    query = TableQuery({}, tmp_path, on_progress=lambda _: None)
+    with pytest.raises(UsageError, match="begin with another directory") as caught:
+        query.run(spark)
+    assert caught.value.code == "other_checkpoint"
+    assert applied == []
+    offsets = tmp_path / "checkpoint" / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / f".{batch_id}.crc").touch()
+    with pytest.raises(UsageError):
+        query.run(spark)
+    (offsets / str(batch_id)).touch()  # Spark keeps the newest hundred
+    query.run(spark)
+    assert applied == [0]
