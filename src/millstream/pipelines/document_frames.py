@@ -19,13 +19,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any, Final
 
-import msgspec
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from millstream.errors import UsageError
+from millstream.pipelines.sinks.grouping import group_name
 from millstream.pipelines.sinks.rows import RowRules
 
 __all__ = ["ID", "DocumentFrames", "GroupFrames", "Step", "typed"]
@@ -148,9 +148,7 @@ class GroupFrames:
         values = (write.value for write in _writes(table.drop_columns([_FOUND]), self._rules))
         for is_found, value in zip(flags, values, strict=True):
             assert value is not None, "the rules make documents of rows"
-            row = msgspec.json.decode(value)
-            name = msgspec.json.encode([row[key] for key in self._keys]).decode()
-            named[name] = value if is_found else None
+            named[group_name(value, self._keys)] = value if is_found else None
         return named
 
     def _groups(self, documents: DataFrame) -> DataFrame:

@@ -24,7 +24,9 @@ Elsewhere: how groups are computed (`pipelines.document_frames`), what the table
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
+import msgspec
 import pyarrow as pa
 
 from millstream.client.documents import FLAGS_JSON
@@ -38,11 +40,13 @@ from millstream.pipelines.sinks.repairing import (
 )
 from millstream.wire.mcbp import Datatype
 
-__all__ = ["GroupingSink", "Results", "StateTable"]
+__all__ = ["GroupingSink", "Results", "StateTable", "group_name"]
 
 Results = Callable[[Sequence[bytes] | None], Mapping[str, bytes | None]]
 """Documents whose groups are wanted, None for all groups, to name -> the group as JSON; None for a
 group that has no documents any more."""
+
+_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class StateTable(ParquetTarget):
@@ -107,3 +111,14 @@ def _row(name: str, value: bytes | None, load: int) -> Row:
     return Row(
         OP_PUT, 0, 0, load, name, flags=FLAGS_JSON, datatype=int(Datatype.JSON), value=value
     )
+
+
+def group_name(group: bytes, keys: Sequence[str]) -> str:
+    """Return the name of a group: its keys as a JSON array, numbers with all their digits.
+
+    Args:
+        group: a JSON object.
+        keys: members of it.
+    """
+    members = _members(group)
+    return msgspec.json.encode([members[key] for key in keys]).decode()

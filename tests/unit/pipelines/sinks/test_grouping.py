@@ -11,7 +11,7 @@ import pytest
 
 from keyed_double import DictTarget, FalseOrigin, false_row
 from millstream.pipelines.sinks import parquet_target
-from millstream.pipelines.sinks.grouping import GroupingSink, StateTable
+from millstream.pipelines.sinks.grouping import GroupingSink, StateTable, group_name
 from millstream.pipelines.sinks.parquet_target import ParquetTarget
 from millstream.pipelines.sinks.repairing import KeyedTarget, RepairingSink, Row
 from millstream.pipelines.sinks.transforming import TransformingTarget
@@ -200,3 +200,9 @@ def test_a_table_of_groups_is_right_whatever_comes_in_whatever_process(tmp_path:
         assert kept.held() == counted(kept.state.table().column("value").to_pylist())
         if rng.random() < 0.2:
             kept = Kept(tmp_path)
+
+
+def test_a_group_is_named_by_its_keys_as_they_are_written() -> None:
+    texts = [b"1234567890.12345678901", b"1234567890.12345678902", b'"M\xc3\xbcnchen"', b"1e22"]
+    names = [group_name(b'{"n":1,"k":%b,"a.b":null}' % text, ["a.b", "k"]) for text in texts]
+    assert names == [f"[null,{text.decode()}]" for text in texts]
