@@ -8,7 +8,8 @@ Invariants:
 1. A step makes of each row one row with the same `_id`, or none. Others are refused: by the schema
    when the step is added, by the rows when it runs.
 2. A document is written by the rules of the sinks (`sinks.rows`): `from_json` reads it back.
-3. Groups are named by their keys as a JSON array, such as `["AA",1]`; nulls are a group, too.
+3. Groups are named by their keys as a JSON array, such as `["AA",1]`, cut where it is too long for
+   a key (`sinks.grouping`); nulls are a group, too.
 
 Elsewhere: which documents (`sinks.transforming`), which groups (`sinks.grouping`).
 """

@@ -229,7 +229,8 @@ class Groups:
     ) -> StreamingQuery:
         """Start a query that keeps a target equal to the groups; see `Documents.to`.
 
-        A group is in it as JSON; its key is the array of the columns it is grouped by, as JSON.
+        A group is in it as JSON; its key is the array of the columns it is grouped by, as JSON,
+        or the beginning of it and a digest where that has more bytes than a key may have.
         """
         state = StateTable(self._state)
 

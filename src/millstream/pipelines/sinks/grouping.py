@@ -23,6 +23,7 @@ Elsewhere: how groups are computed (`pipelines.document_frames`), what the table
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -30,6 +31,7 @@ import msgspec
 import pyarrow as pa
 
 from millstream.client.documents import FLAGS_JSON
+from millstream.model.limits import KEY_BYTES_MAX
 from millstream.pipelines.sinks.parquet_target import ParquetTarget
 from millstream.pipelines.sinks.repairing import (
     OP_DELETE,
@@ -116,9 +118,15 @@ def _row(name: str, value: bytes | None, load: int) -> Row:
 def group_name(group: bytes, keys: Sequence[str]) -> str:
     """Return the name of a group: its keys as a JSON array, numbers with all their digits.
 
+    One that is too long for a key of a bucket ends with a digest in place of the rest.
+
     Args:
         group: a JSON object.
         keys: members of it.
     """
     members = _members(group)
-    return msgspec.json.encode([members[key] for key in keys]).decode()
+    name = msgspec.json.encode([members[key] for key in keys])
+    if len(name) > KEY_BYTES_MAX:
+        digest = "#" + hashlib.sha256(name).hexdigest()
+        return name[: KEY_BYTES_MAX - len(digest)].decode(errors="ignore") + digest
+    return name.decode()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from keyed_double import DictTarget, FalseOrigin, false_row
+from millstream.model.limits import KEY_BYTES_MAX
 from millstream.pipelines.sinks import parquet_target
 from millstream.pipelines.sinks.grouping import GroupingSink, StateTable, group_name
 from millstream.pipelines.sinks.parquet_target import ParquetTarget
@@ -206,3 +207,16 @@ def test_a_group_is_named_by_its_keys_as_they_are_written() -> None:
     texts = [b"1234567890.12345678901", b"1234567890.12345678902", b'"M\xc3\xbcnchen"', b"1e22"]
     names = [group_name(b'{"n":1,"k":%b,"a.b":null}' % text, ["a.b", "k"]) for text in texts]
     assert names == [f"[null,{text.decode()}]" for text in texts]
+
+
+def test_a_name_that_is_too_long_for_a_key_is_cut_and_told_apart() -> None:
+    texts = ["ü" * 200 + last for last in "ab"]
+    names = [
+        group_name(json.dumps({"k": text}, ensure_ascii=False).encode(), "k") for text in texts
+    ]
+    assert len(set(names)) == 2
+    for name in names:
+        assert name.startswith('["ü')
+        assert 200 < len(name.encode()) <= KEY_BYTES_MAX
+    longest = "x" * (KEY_BYTES_MAX - 4)
+    assert group_name(json.dumps({"k": longest}).encode(), "k") == json.dumps([longest])
