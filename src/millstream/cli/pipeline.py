@@ -72,7 +72,7 @@ def status(name: NameArgument, json: JsonOption = False) -> None:
         "name": name,
         "kind": record.kind,
         "state": _state(record, done),
-        "pid": record.pid if record.is_running else None,
+        "pid": (record.pid or None) if record.is_running else None,
         "bucket": record.bucket,
         "node": record.address,
         "checkpoint": record.checkpoint,
@@ -106,7 +106,7 @@ def _in_words(record: RunRecord, done: RunProgress) -> dict[str, str]:
     behind = sorted(done.lag.items(), key=lambda item: -item[1])[:LAGS_SHOWN_MAX]
     most = ", ".join(f"partition {partition}: {lag:,}" for partition, lag in behind if lag)
     return {
-        "pid": str(record.pid) if record.is_running else "",
+        "pid": str(record.pid or "not seen from here") if record.is_running else "",
         "started": _moment(record.started),
         "updated": _moment(done.updated),
         "last_batches": span,

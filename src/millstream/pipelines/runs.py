@@ -10,7 +10,7 @@ running process keeps, and `progress.json`, what it did last. Every kind of pipe
         ... when it ends with an error: progress.failed(error)
 
 Invariants:
-1. A pipeline runs iff its lock is held: no process id is trusted without it.
+1. A pipeline runs iff its lock is held; only the process that holds it is signalled.
 2. Two runs of one pipeline never share a checkpoint: the second is refused.
 3. A run keeps its name, and no two pipelines have one, whatever nodes and directories they have.
 4. Progress is replaced whole, and nothing relies on it: a pipeline whose progress cannot be
@@ -36,7 +36,7 @@ import msgspec
 
 from millstream.errors import ConditionError, MillstreamError, UnavailableError
 from millstream.pipelines.offsets import lag_between, offset_from_json
-from millstream.runtime.process import FileLock
+from millstream.runtime.process import FileLock, lock_holder
 
 __all__ = [
     "Batch",
@@ -60,7 +60,8 @@ RUNS_MAX: Final = 1_000
 NAMING_S: Final = 10.0
 """How long a run waits while others find their names."""
 LOOKING_S: Final = 0.5
-"""Longer than it takes others to look whether a run has its lock."""
+"""Longer than it takes others to look whether a run has its lock, and a run to sign it."""
+_LOOK_STEP_S: Final = 0.05
 _RECORD: Final = "run.json"
 _LOCK: Final = "run.lock"
 _NAMES: Final = "names.lock"
@@ -72,7 +73,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a pipeline; `started` in Unix seconds.
 
     `subject`: what tells it from others of its kind and bucket: the directory that it writes, the
-    node that it asks. `checkpoint`: the directory that goes on existing when it ends.
+    node that it asks. `checkpoint`: the directory that goes on existing when it ends. `pid`: while
+    it runs, of the process that holds its lock; 0 if that cannot be told.
     """
 
     name: str
@@ -316,27 +318,35 @@ def read_run(name: str) -> RunRecord:
     """
     directory = state_directory() / name
     try:
-        fields: dict[str, Any] = msgspec.json.decode((directory / _RECORD).read_bytes())
-        fields["is_running"] = _is_locked(directory / _LOCK)
-        return msgspec.convert(fields, RunRecord)
+        record = msgspec.json.decode((directory / _RECORD).read_bytes(), type=RunRecord)
     except (FileNotFoundError, msgspec.MsgspecError) as error:
         raise ConditionError(
             f"no pipeline {name!r} on this machine; `millstream pipeline list` shows them",
             code="unknown_pipeline",
         ) from error
+    holder = lock_holder(directory / _LOCK)
+    if holder is None:
+        return msgspec.structs.replace(record, is_running=False)
+    return msgspec.structs.replace(record, is_running=True, pid=holder)
 
 
 def stop_run(name: str) -> bool:
-    """Ask a pipeline to stop after the batch in work; False if it does not run."""
-    record = read_run(name)
+    """Ask a pipeline to stop after the batch in work; False if it does not run.
+
+    Raises:
+        ConditionError: `unknown_pipeline`.
+        UnavailableError: `unseen_process`.
+    """
+    until = time.monotonic() + LOOKING_S
+    while (record := read_run(name)).is_running and not record.pid:
+        if time.monotonic() >= until:
+            raise UnavailableError(
+                f"pipeline {name} runs, but its process is not to be seen from here; stop it as "
+                "the user, and where, it was started",
+                code="unseen_process",
+                retry="never",
+            )
+        time.sleep(_LOOK_STEP_S)
     if record.is_running:
         os.kill(record.pid, signal.SIGTERM)
     return record.is_running
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        _RunLock(path, patience_s=0).release()
-    except ConditionError:
-        return True
-    return False

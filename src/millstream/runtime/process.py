@@ -3,6 +3,7 @@
 Invariants:
 1. A process that called `die_with_parent` never outlives the process that started it.
 2. A lock is released by the kernel whenever its holder ends, however it ends.
+3. Who looks at a lock writes nothing, and is no holder to others who look.
 
 Elsewhere: who starts whom (`node.supervise`).
 """
@@ -10,6 +11,7 @@ Elsewhere: who starts whom (`node.supervise`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import fcntl
 import gc
@@ -26,7 +28,7 @@ from millstream.errors import MillstreamError, UnavailableError
 
 __all__ = [
     "DirectoryLock", "FileLock", "calm_collector", "die_with_parent", "end_in_words",
-    "new_event_loop", "raise_descriptor_limit",
+    "lock_holder", "new_event_loop", "raise_descriptor_limit",
 ]  # fmt: skip
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -99,6 +101,43 @@ class FileLock:
         except BlockingIOError:
             return False
         return True
+
+
+def lock_holder(path: Path) -> int | None:
+    """Return which process has the `FileLock` of a path, now; None if nobody has it.
+
+    It is 0 where that cannot be told: of a process that is just taking it, has no files that this
+    one may see, or has another number here than where it runs. What an earlier holder left in the
+    file is never taken for the present one: the process must have the file open.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        told = os.pread(descriptor, 32, 0).strip()
+        return int(told) if told.isdigit() and _has_open(told.decode(), descriptor) else 0
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def _has_open(pid: str, descriptor: int) -> bool:
+    mine = os.fstat(descriptor)
+    own = f"/proc/{os.getpid()}/fd/{descriptor}"  # open, too, and no sign of anything
+    try:
+        for path in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if str(path) != own and os.path.samestat(path.stat(), mine):
+                    return True
+    except OSError:  # it is gone, or not ours to see
+        return False
+    return False
 
 
 class DirectoryLock(FileLock):

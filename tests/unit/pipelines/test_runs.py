@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from contextlib import contextmanager
@@ -98,6 +99,51 @@ def test_stopping_signals_only_what_runs(monkeypatch):
         assert stop_run("views-b-d")
     assert not stop_run("views-b-d")
     assert signalled == [os.getpid()]
+
+
+def left_behind(pid):
+    """A run that was killed; its process id is somebody else's by now."""
+    with lock_run(structs.replace(record(), pid=pid)):
+        pass
+    directory = state_directory() / "views-b-d"
+    (directory / "run.lock").write_text(f"{pid}\n")
+    return directory / "run.lock"
+
+
+def test_who_looks_at_a_run_does_not_make_it_run():
+    """Two of them at a time, nor do they change what its holder wrote."""
+    lock = left_behind(1234)
+    with lock.open() as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        assert not read_run("views-b-d").is_running
+        assert not stop_run("views-b-d")
+    assert lock.read_text() == "1234\n"
+
+
+def test_the_process_that_has_the_lock_is_signalled_whatever_the_record_says(monkeypatch):
+    """As it is between the lock and the record of a new run."""
+    signalled = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: signalled.append(pid))
+    with lock_run(structs.replace(record(), pid=1234)):
+        assert stop_run("views-b-d")
+    assert signalled == [os.getpid()]
+
+
+@pytest.mark.parametrize("told", ["1", "4194305", "", "x"])
+def test_a_process_that_does_not_have_the_lock_is_not_signalled(monkeypatch, told):
+    """Between the lock and what its holder writes into it; of another machine or user."""
+    signalled = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: signalled.append(pid))
+    monkeypatch.setattr(runs, "LOOKING_S", 0.0)
+    lock = left_behind(1234)
+    lock.write_text(told)
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert read_run("views-b-d").is_running
+        with pytest.raises(UnavailableError, match="not to be seen") as caught:
+            stop_run("views-b-d")
+    assert caught.value.code == "unseen_process"
+    assert not signalled
 
 
 def test_an_unknown_pipeline():

@@ -12,6 +12,7 @@ from millstream.runtime.process import (
     DirectoryLock,
     calm_collector,
     end_in_words,
+    lock_holder,
     new_event_loop,
 )
 
@@ -22,6 +23,17 @@ def test_a_lock_has_one_holder(tmp_path):
         DirectoryLock(tmp_path / "lock", patience_s=0)
     lock.release()
     DirectoryLock(tmp_path / "lock", patience_s=0).release()
+
+
+def test_the_holder_of_a_lock_is_told(tmp_path):
+    path = tmp_path / "lock"
+    assert lock_holder(path) is None
+    assert not path.exists()
+    with DirectoryLock(path, patience_s=0):
+        assert lock_holder(path) == os.getpid()
+        path.write_text("1\n")
+        assert lock_holder(path) == 0
+    assert lock_holder(path) is None
 
 
 def test_a_dying_predecessor_is_waited_for(tmp_path):
