@@ -17,7 +17,8 @@ Invariants:
    or a higher rev, is a write of this node: the next rev, and the lineage that is there; only what
    is there already, as it is, keeps its rev. What wins with the same rev is born anew: its rev
    stays what it was elsewhere, or what stays in the end would depend on the order of arrival.
-   So is what finds nothing where deletions were forgotten: the key may have had later revs here.
+   Where deletions were forgotten, so is what finds nothing, or a key of another birth: the key may
+   have had later revs of that lineage here.
 
 Elsewhere: the other changes (`kv.core.partition`), their commands (`kv.core.documents`); the
 protocol is that of the released servers, the section with the lineage is ours.
@@ -163,7 +164,8 @@ def store_given(
     if old and framed(old_seqno) == old:
         change = change._replace(lineage=old_lineage)
     else:
-        change = _with_ids_of_its_own(partition, change, seqno, former.rev if old else 0)
+        former_rev = former.rev if old else 0
+        change = _with_ids_of_its_own(partition, change, seqno, former_rev, old_lineage)
     frame = framed(seqno)
     lineage = _lineage_from_here(partition, change, seqno, old_lineage)
     if entry is None:
@@ -176,14 +178,27 @@ def store_given(
 
 
 def _with_ids_of_its_own(
-    partition: Partition, change: GivenChange, seqno: int, former_rev: int
+    partition: Partition, change: GivenChange, seqno: int, former_rev: int, former: bytes
 ) -> GivenChange:
-    """Return the change as invariant 4 wants it; `former_rev`: 0 for a key that is unknown."""
+    """Return the change as invariant 4 wants it.
+
+    Args:
+        partition: of the key.
+        change: as it came.
+        seqno: it gets.
+        former_rev: of what is there, 0 for a key that is unknown.
+        former: lineage of what is there.
+    """
     if former_rev >= change.rev:
         if change.options & _FORCE:
             return change._replace(rev=former_rev + 1, lineage=None)
-        return change._replace(lineage=born(partition.failover_log[0].branch, seqno))
-    return change if former_rev or not partition.purge_seqno else change._replace(lineage=None)
+    elif not partition.purge_seqno or not change.lineage or _is_same_birth(change.lineage, former):
+        return change
+    return change._replace(lineage=born(partition.failover_log[0].branch, seqno))
+
+
+def _is_same_birth(lineage: bytes, other: bytes) -> bool:
+    return bool(other) and decode(lineage)[:2] == decode(other)[:2]
 
 
 def _rank(change: GivenChange, *, is_deletion: bool) -> tuple[int, int, int, int]:

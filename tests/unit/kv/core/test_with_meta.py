@@ -157,6 +157,14 @@ def test_a_deletion_that_is_there_counts() -> None:
     assert shown(session) != deleted
 
 
+def forget(session: KvSession) -> None:
+    """Purge the key, which was deleted."""
+    assert session.bucket is not None
+    partition = session.bucket.partitions[PARTITION]
+    partition.residents.ring.remove(partition.residents.table.pop(KEY))
+    partition.purge_seqno = partition.queue.high_seqno
+
+
 @pytest.mark.parametrize("is_purged", [False, True])
 def test_where_a_deletion_was_forgotten_an_old_version_is_born_anew(is_purged: bool) -> None:
     """Nobody knows how far its revs went: what follows it would have their ids."""
@@ -167,10 +175,7 @@ def test_where_a_deletion_was_forgotten_an_old_version_is_born_anew(is_purged: b
     stored(session)
     second = shown(session)
     if is_purged:
-        assert session.bucket is not None
-        partition = session.bucket.partitions[PARTITION]
-        partition.residents.ring.remove(partition.residents.table.pop(KEY))
-        partition.purge_seqno = 2
+        forget(session)
     cas = change_of(frame).cas
     options = 0 if is_purged else FORCE
     assert do(session, rev=1, cas=cas, options=options, meta=meta_of(lineage)).status == 0
@@ -180,6 +185,37 @@ def test_where_a_deletion_was_forgotten_an_old_version_is_born_anew(is_purged: b
     stored(session)
     assert shown(session).startswith("2-" if is_purged else "4-")
     assert shown(session) != second
+
+
+def test_so_is_one_that_finds_the_key_born_again_since() -> None:
+    session = ours()
+    stored(session)
+    stored(session)
+    frame, lineage = newest(session)
+    stored(session)
+    third = shown(session)
+    forget(session)
+    stored(session)
+    assert shown(session).startswith("1-")
+    old = change_of(frame)
+    assert do(session, rev=old.rev, cas=old.cas, meta=meta_of(lineage)).status == 0
+    assert shown(session).startswith("2-")
+    stored(session)
+    assert shown(session).startswith("3-")
+    assert shown(session) != third
+
+
+def test_what_was_born_with_what_is_there_keeps_its_lineage() -> None:
+    session = ours()
+    assert session.bucket is not None
+    session.bucket.partitions[PARTITION].purge_seqno = 1
+    stored(session)
+    _, lineage = newest(session)
+    given = lineage + encode(Lineage(99, 3, ((99, 1),)))
+    assert do(session, rev=4, meta=meta_of(given)).status == 0
+    assert Revisions("b0").of(KEY, newest(session)[1], 4) == Revisions("b0").of(KEY, given, 4)
+    assert do(session, rev=7).status == 0
+    assert decode(newest(session)[1])[:2] == decode(lineage)[:2]
 
 
 @pytest.mark.parametrize("meta", [None, meta_of(FOREIGN)])
