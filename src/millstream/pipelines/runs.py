@@ -13,8 +13,9 @@ Invariants:
 1. A pipeline runs iff its lock is held; only the process that holds it is signalled.
 2. Two runs of one pipeline never share a checkpoint: the second is refused.
 3. A run keeps its name, and no two pipelines have one, whatever nodes and directories they have.
-4. Progress is replaced whole, and nothing relies on it: a pipeline whose progress cannot be
-   written goes on.
+4. Records and progress are replaced whole; a record that cannot be read all the same is that of
+   no pipeline, and stops no other one. Nothing relies on progress: a pipeline whose progress
+   cannot be written goes on.
 
 The state directory is `MILLSTREAM_STATE`, else `XDG_STATE_HOME/millstream`, else
 `~/.local/state/millstream`.
@@ -188,11 +189,15 @@ class ProgressWriter:
 
     def _write(self) -> None:
         self._progress.updated = time.time_ns() // 10**9
-        beside = self._path.with_suffix(".new")
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_bytes(msgspec.json.encode(self._progress))
-            beside.replace(self._path)
+            _replace(self._path, self._progress)
+
+
+def _replace(path: Path, content: msgspec.Struct) -> None:
+    beside = path.with_suffix(".new")
+    beside.write_bytes(msgspec.json.encode(content))
+    beside.replace(path)
 
 
 def lag_of_report(report: Mapping[str, Any]) -> dict[int, int] | None:
@@ -277,7 +282,7 @@ def lock_run(record: RunRecord) -> Iterator[None]:
         with _writable():
             directory.mkdir(parents=True, exist_ok=True)
             stack.enter_context(_RunLock(directory / _LOCK, patience_s=LOOKING_S))
-            (directory / _RECORD).write_bytes(msgspec.json.encode(record))
+            _replace(directory / _RECORD, record)
         yield
 
 
@@ -304,10 +309,14 @@ def _own_name(wanted: RunRecord) -> str:
 
 
 def list_runs() -> list[RunRecord]:
-    """Return all pipelines known on this machine, by name."""
+    """Return all pipelines known on this machine, by name; none whose record cannot be read."""
     root = state_directory()
     names = sorted(path.parent.name for path in root.glob(f"*/{_RECORD}"))
-    return [read_run(name) for name in names]
+    records: list[RunRecord] = []
+    for name in names:
+        with suppress(ConditionError):  # one that cannot be read
+            records.append(read_run(name))
+    return records
 
 
 def read_run(name: str) -> RunRecord:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from msgspec import structs
@@ -144,6 +145,35 @@ def test_a_process_that_does_not_have_the_lock_is_not_signalled(monkeypatch, tol
             stop_run("views-b-d")
     assert caught.value.code == "unseen_process"
     assert not signalled
+
+
+@pytest.mark.parametrize("torn", ["", '{"name": "lake', "null", "{}"])
+def test_a_record_that_cannot_be_read_stops_no_other_pipeline(torn):
+    broken = state_directory() / "lake-b" / "run.json"
+    broken.parent.mkdir(parents=True)
+    broken.write_text(torn)
+    with lock_run(record()):
+        assert [run.name for run in list_runs()] == ["views-b-d"]
+    with pytest.raises(ConditionError, match="no pipeline 'lake-b'"):
+        read_run("lake-b")
+    with begin_run(record("lake-b")) as again:
+        assert read_run(again.name).is_running
+    assert len(list_runs()) == 2
+
+
+def test_a_record_is_replaced_whole(monkeypatch):
+    """The new one cannot be written: the old one is there."""
+    with lock_run(record()):
+        pass
+
+    def no_space(path, data):
+        os.truncate(path, 0) if path.exists() else path.touch()
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", no_space)
+    with pytest.raises(UnavailableError), lock_run(record()):
+        pass
+    assert read_run("views-b-d").started == 1
 
 
 def test_an_unknown_pipeline():
