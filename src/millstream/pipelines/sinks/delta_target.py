@@ -119,7 +119,7 @@ class DeltaTarget(KeyedTable):
             target_alias="t",
             commit_properties=self._lake.CommitProperties(
                 custom_metadata={"millstream_batch": str(batch_id)},
-                app_transactions=[self._lake.Transaction(_WRITER, self._commits() + 1)],
+                app_transactions=[self._lake.Transaction(_WRITER, _commits(self._table) + 1)],
             ),
         )
         try:
@@ -139,15 +139,13 @@ class DeltaTarget(KeyedTable):
             raise self._unreachable(error) from error
 
     def stamp(self) -> str:
-        """Return what every batch that changes something changes, and nothing else does."""
-        self._refresh()
-        return str(self._commits())
+        """Return what every batch that changes something changes, and nothing else does.
+
+        A batch that has begun stays with what it has read (invariant 2).
+        """
+        return str(_commits(self._opened()))
 
     # -- private -----------------------------------------------------------------------------
-
-    def _commits(self) -> int:
-        """Return how often a batch was committed; `optimize` and its like do not count."""
-        return self._table.transaction_version(_WRITER) or 0
 
     def _rows_to_merge(self) -> list[tuple[Row, int]]:
         rows = [pair for changed in self.changed.values() for pair in changed.values()]
@@ -202,6 +200,11 @@ class DeltaTarget(KeyedTable):
             f"the Delta table {self._path} cannot be read or written: {error}",
             code="table_unreachable",
         )
+
+
+def _commits(table: Any) -> int:
+    """Return how often a batch was committed; `optimize` and its like do not count."""
+    return table.transaction_version(_WRITER) or 0
 
 
 def delta_package() -> Any:

@@ -120,6 +120,20 @@ def test_a_second_writer_is_noticed(tmp_path: Path, node: FalseNode) -> None:
     assert one.table().column("value").to_pylist() == [b"2"]
 
 
+def test_asking_for_the_stamp_does_not_hide_it(tmp_path: Path, node: FalseNode) -> None:
+    """The log asks between begin and commit."""
+    one, other = DeltaTarget(tmp_path), DeltaTarget(tmp_path)
+    sink_of(one, node).apply([put(0, 1, 1, 1)])
+    before = other.stamp()
+    for target, value in ((one, 2), (other, 3)):
+        target.begin([0], 2)
+        target.put(0, [put(0, 2, 1, value)], 1)
+    one.commit(1)
+    assert other.stamp() != before
+    with pytest.raises(UnavailableError, match="another writer"):
+        other.commit(1)
+
+
 def test_a_table_of_something_else_is_refused(tmp_path: Path) -> None:
     deltalake.write_deltalake(str(tmp_path), pa.table({"n": [1]}))
     with pytest.raises(UsageError, match="has the columns n, a table of changes") as failed:
