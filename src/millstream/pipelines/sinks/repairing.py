@@ -24,8 +24,8 @@ Invariants:
    what is durable there, and never while a load is incomplete: until the batch has ended the store
    may still need them to do it once more.
 8. The first batch, even an empty one, leaves a state of the partition `WHOLE`, which no source
-   has. A later batch that finds no state at all finds another store, or one that lost what the
-   batches before have written: it is refused.
+   has. A later batch that finds no state at all, of no partition, finds another store, or one that
+   lost what the batches before have written: it is refused.
 
 Elsewhere: which rollback rows there are (`pipelines.planner`, `pipelines.ranges`), the source's
 side (`sinks.origin`), stores (`sinks.bucket_target`, `sinks.parquet_target`,
@@ -224,8 +224,7 @@ class RepairingSink:
                 changes.setdefault(row.partition, []).append(row)
         partitions = sorted({*changes, *(row.partition for row in rollbacks + sweeps)})
         self._fetched = 0
-        self._target.begin([WHOLE, *partitions], self._origin.partition_count)
-        self._check_begun(partitions, batch_id)
+        self._begin(partitions, batch_id)
         positions = self._origin.positions(partitions) if partitions else {}
         for p in partitions:
             if self._target.state(p) is None:
@@ -244,18 +243,27 @@ class RepairingSink:
         self._target.commit(batch_id)
         return Applied(puts, deletions, len(rollbacks), self._fetched, len(sweeps))
 
-    def _check_begun(self, partitions: Iterable[int], batch_id: int) -> None:
-        """Invariant 8."""
-        states = [self._target.state(p) for p in (WHOLE, *partitions)]
-        if batch_id > 0 and not any(state is not None for state in states):
-            raise UsageError(
-                f"this is batch {batch_id}, but the target has nothing of the batches before: it "
-                "was emptied or made anew, or is another one. Go on with the target that belongs "
-                "to this checkpoint, or begin a new checkpoint with the empty target",
-                code="other_checkpoint",
-            )
-        if states[0] is None:
+    def _begin(self, partitions: Sequence[int], batch_id: int) -> None:
+        """Begin the batch in the target; invariant 8."""
+        count = self._origin.partition_count
+        self._target.begin([WHOLE, *partitions], count)
+        if batch_id > 0 and not self._has_state([WHOLE, *partitions]):
+            # Filled by a release without that state, or given no empty batches?
+            self._target.begin([WHOLE, *range(count)], count)
+            if not self._has_state(range(count)):
+                raise UsageError(
+                    f"this is batch {batch_id}, but the target has nothing of the batches "
+                    "before: it was emptied or made anew, or is another one. Go on with the "
+                    "target that belongs to this checkpoint, or begin a new checkpoint with the "
+                    "empty target",
+                    code="other_checkpoint",
+                )
+            self._target.begin([WHOLE, *partitions], count)
+        if self._target.state(WHOLE) is None:
             self._target.set_state(WHOLE, PartitionState())
+
+    def _has_state(self, partitions: Iterable[int]) -> bool:
+        return any(self._target.state(p) is not None for p in partitions)
 
     def _state(self, partition: int) -> PartitionState:
         return self._target.state(partition) or PartitionState()

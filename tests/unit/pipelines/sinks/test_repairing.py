@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 
 from keyed_double import DictTarget, FalseOrigin, false_row
@@ -9,6 +11,7 @@ from millstream.errors import UsageError
 from millstream.pipelines.sinks.repairing import (
     OP_ROLLBACK,
     OP_SWEEP,
+    WHOLE,
     Applied,
     PartitionState,
     RepairingSink,
@@ -150,3 +153,27 @@ def test_a_target_that_lost_what_was_written_is_refused() -> None:
     rig.sink.apply([], 0)
     rig.sink.apply([rig.put(5, 2, 5)], 1)
     assert rig.live() == {"2": b"5"}
+
+
+class BegunTarget(DictTarget):
+    """Knows of the partitions that the batch has begun with, no others; notes those."""
+
+    begun: tuple[int, ...] = ()
+
+    def begin(self, partitions: Collection[int], partition_count: int = 1) -> None:
+        super().begin(partitions, partition_count)
+        self.begun = tuple(partitions)
+
+    def state(self, partition: int) -> PartitionState | None:
+        return super().state(partition) if partition in self.begun else None
+
+
+def test_a_target_that_was_filled_before_there_was_a_state_of_the_whole_goes_on() -> None:
+    """Its batch may be empty, or of partitions that it has nothing of."""
+    for rows in ([], [false_row(2, 1, 1, 1, 1, 3)]):
+        target, origin = BegunTarget(), FalseOrigin(FalseNode(3))
+        target.states[1] = PartitionState()
+        RepairingSink(target, origin).apply(rows, 7)
+        assert target.begun == (WHOLE, *(row.partition for row in rows))
+        assert target.states[WHOLE] == PartitionState()
+        assert target.committed == [7]
