@@ -16,6 +16,8 @@ Invariants:
    another writer has taken one of the indexes over.
 3. An index is looked at every `LOOK_S` though nothing wakes it: partitions move, nodes come back,
    nothing is written.
+4. Nobody waits for an index at work once the pipeline is to end, and who wakes them never for
+   longer than `WAKE_S`.
 
 Elsewhere: one index's cycle (`writer`), where they are (`nodes`), what wakes (`on_spark`).
 """
@@ -33,7 +35,7 @@ from millstream.pipelines.index.nodes import shown
 from millstream.pipelines.index.shard import IndexAddress
 from millstream.pipelines.index.writer import Cycle, IndexWriter
 
-__all__ = ["AWAY", "AWAY_S", "LOOK_S", "TOLD_S", "ShardRun", "Shards"]
+__all__ = ["AWAY", "AWAY_S", "LOOK_S", "TOLD_S", "WAKE_S", "ShardRun", "Shards"]
 
 AWAY_S: Final = 60.0
 """How long nodes or executors may be away before the pipeline ends."""
@@ -43,6 +45,8 @@ POLL_S: Final = 0.02
 """How often a loop asks whether there is something new."""
 LOOK_S: Final = 2.0
 """How often an index is looked at, and which nodes there are."""
+WAKE_S: Final = 2.0
+"""How long who wakes the indexes waits for commits: a large one holds nobody up for longer."""
 TOLD_S: Final = 15.0
 """How long one of several nodes may take to hear of a design document as it is now."""
 STOP_WAIT_S: Final = 60.0
@@ -103,9 +107,11 @@ class ShardRun:
         self._thread.start()
 
     def end(self) -> None:
-        """Do nothing more after the commit under way."""
+        """Do nothing more after the commit under way, for which `wait_done` does not wait."""
         self._ending.set()
         self._woken.set()
+        with self._changed:
+            self._changed.notify_all()
 
     def join(self, timeout_s: float) -> None:
         """Wait for its end."""
@@ -123,7 +129,7 @@ class ShardRun:
             self._woken.set()
             return self._asked
 
-    def wait_done(self, number: int) -> None:
+    def wait_done(self, number: int, timeout_s: float) -> None:
         """Return once what there was at a call of `wake` is committed, or cannot be now."""
         with self._changed:
             self._changed.wait_for(
@@ -132,7 +138,8 @@ class ShardRun:
                     or self.away is not None
                     or self.failure is not None
                     or self._ending.is_set()
-                )
+                ),
+                timeout_s,
             )
 
     # -- the thread
@@ -293,12 +300,18 @@ class Shards:
         return any(run.away is not None for run in self._runs.values())
 
     def wake(self) -> None:
-        """Say that something was written; return once it is committed where nodes are there."""
+        """Say that something was written; return when it is committed where nodes are there.
+
+        Returns after `WAKE_S` at the latest, and when they are to end.
+        """
+        until = time.monotonic() + WAKE_S
         for run, number in [(run, run.wake()) for run in list(self._runs.values())]:
-            run.wait_done(number)
+            run.wait_done(number, max(0.0, until - time.monotonic()))
 
     def look(self) -> None:
         """Take notice of nodes that came or went, and of what ends the pipeline.
+
+        What is raised ends all indexes.
 
         Raises:
             ConditionError: `index_fenced`: another writer keeps an index now; `not_spark_engine`;
@@ -310,7 +323,11 @@ class Shards:
                 self._follow(self._find())
             except AWAY:
                 self._looked_at = time.monotonic()
-        self._check()
+        try:
+            self._check()
+        except BaseException:
+            self.end()
+            raise
 
     def _follow(self, found: list[IndexAddress]) -> None:
         self._looked_at = time.monotonic()

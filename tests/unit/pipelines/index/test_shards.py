@@ -86,6 +86,7 @@ class World:
 def world(monkeypatch):
     monkeypatch.setattr(module, "PAUSE_S", 0.001)
     monkeypatch.setattr(module, "LOOK_S", 0.01)
+    monkeypatch.setattr(module, "WAKE_S", 60.0)
     return World()
 
 
@@ -175,6 +176,55 @@ def test_what_another_try_does_not_cure_is_the_end_of_all(world, error):
             looked(shards, lambda: False)
         shards.wake()
     assert world.writers["b"].closed == 1
+
+
+@pytest.fixture
+def busy(world):
+    """A commit of node a, which lasts until this is set."""
+    may_end, cycle = threading.Event(), world.writers["a"].cycle
+
+    def long():
+        assert may_end.wait(120)
+        return cycle()
+
+    world.writers["a"].cycle = long
+    yield may_end
+    may_end.set()
+
+
+def woken(shards):
+    waiter = threading.Thread(target=shards.wake)
+    waiter.start()
+    until(lambda: all(run._asked for run in shards._runs.values()))
+    return waiter
+
+
+def test_a_failure_does_not_wait_for_the_index_of_another_node(world, busy):
+    with world.shards() as shards:
+        waiter = woken(shards)
+        world.writers["b"].error = ConditionError("taken over", code="index_fenced")
+        with pytest.raises(ConditionError):
+            looked(shards, lambda: False)
+        until(lambda: not waiter.is_alive(), lambda: "it waits for node a")
+        busy.set()
+
+
+def test_a_stop_does_not_wait_for_an_index_to_be_told(world, busy):
+    with world.shards() as shards:
+        waiter = woken(shards)
+        shards.end()
+        until(lambda: not waiter.is_alive(), lambda: "it waits for node a")
+        busy.set()
+
+
+def test_an_index_at_work_holds_the_others_up_for_a_while_only(world, busy, monkeypatch):
+    monkeypatch.setattr(module, "WAKE_S", 0.01)
+    with world.shards() as shards:
+        world.writers["b"].left = 1
+        shards.wake()
+        looked(shards, lambda: world.writers["b"].commits == 1)
+        assert not world.writers["a"].commits
+        busy.set()
 
 
 def test_an_index_that_was_begun_anew_is_taken_over_again(world):
