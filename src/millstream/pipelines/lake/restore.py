@@ -96,6 +96,7 @@ def restore(
         UnavailableError: `history_lost`: what was written may be gone, restore it again;
             `timeout`.
     """
+    watch = watch or Watch()
     manifests = directory.manifests()
     id_ = manifests.newest if manifest is None else manifest
     chain = chain_of(manifests, id_)
@@ -114,7 +115,7 @@ def restore(
         for result in results_of(spark, restore_part, tasks, watch=watch):
             written, kept = written + result.written, kept + result.kept
             designs |= result.designs
-        persistence.wait(PERSIST_S)
+        persistence.wait(PERSIST_S, watch.check)
     return Restored(id_, written, kept, designs)
 
 

@@ -17,7 +17,7 @@ Elsewhere: rows into writes (`sinks.rows`), Spark's side (`sinks.writers`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -268,8 +268,14 @@ class Persistence:
         """The partitions that had an owner when it was made."""
         return self._histories.keys()
 
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Wait, at most `timeout_s` seconds, `PERSIST_S` if that is None.
+    def wait(
+        self, timeout_s: float | None = None, on_look: Callable[[], None] = lambda: None
+    ) -> None:
+        """Wait.
+
+        Args:
+            timeout_s: at most so many seconds; None for `PERSIST_S`.
+            on_look: called before each pause, all below a second; what it raises ends the wait.
 
         Raises:
             UnavailableError: `history_lost`: a partition began a new history, so that what was
@@ -283,6 +289,7 @@ class Persistence:
         while waiting := [
             found for found in waiting if found.durable_seqno < wanted[found.partition_id]
         ]:
+            on_look()
             if not backoff.wait():
                 raise UnavailableError(
                     f"bucket {self._bucket.bucket!r} did not persist in time what was written: is "

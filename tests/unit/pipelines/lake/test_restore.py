@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,6 +26,7 @@ from millstream.pipelines.lake.directory import BackupDirectory
 from millstream.pipelines.lake.manifest import Part
 from millstream.pipelines.lake.parquet import PartWriter
 from millstream.pipelines.lake.restore import RestoreTask, writes_of
+from millstream.pipelines.lake.tasks import Watch
 from millstream.pipelines.options import SourceOptions
 from node_double import FalseNode
 
@@ -44,6 +45,8 @@ class Target:
         self.uuid = 5
         self.dies_after: int | None = None
         self.is_persisted = False
+        self.durable_seqno = 9
+        self.on_look: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Self:
         return self
@@ -64,8 +67,10 @@ class Target:
 
     def positions(self, partition_ids: Sequence[int] = (0, 1)) -> list[PartitionPosition]:
         self.is_persisted = bool(self.documents)
+        self.on_look()
+        durable = self.durable_seqno
         return [
-            PartitionPosition(p, PartitionState.ACTIVE, self.uuid, 1, 9, 9, 9, 9, 9, 0)
+            PartitionPosition(p, PartitionState.ACTIVE, self.uuid, 1, 9, 9, 9, 9, durable, 0)
             for p in partition_ids
         ]
 
@@ -135,6 +140,19 @@ def test_what_a_node_lost_meanwhile_is_no_success(
     assert lost.value.code == "history_lost"
     target.dies_after = None
     assert restore.restore(SPARK, OPTIONS, directory).kept == 2
+
+
+def test_a_stop_is_seen_while_it_waits_for_disks(
+    directory: BackupDirectory, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restore, "PERSIST_S", 1.0)
+    watch = Watch(advice="run it again")
+    target.durable_seqno = 8
+    target.on_look = lambda: watch.stop() if target.documents else None
+    with pytest.raises(ConditionError, match="run it again") as caught:
+        restore.restore(SPARK, OPTIONS, directory, watch=watch)
+    assert caught.value.code == "stopped"
+    assert len(target.documents) == 2
 
 
 def test_a_refused_document_ends_it(directory: BackupDirectory, target: Target) -> None:
