@@ -12,7 +12,8 @@ Invariants:
    applied and persisted before the header says so, and only then are its staged rows removed.
 3. A commit that was overtaken changes nothing more: a row is written under the CAS that its
    document had before the header was found to be still the same. What it inserts late, because the
-   key was deleted again meanwhile, it takes back, under the CAS of that very insert.
+   key was deleted again meanwhile, it takes back, under the CAS of that very insert, also where
+   other rows failed. Excepted are inserts whose CAS it never learnt: it died, or got no reply.
 4. Batches of one query follow each other without gap; what does not is refused, never skipped.
 
 Elsewhere: staged rows (`sinks.staging`), Spark's side (`sinks.transactional`), the reasons
@@ -258,14 +259,16 @@ class TransactionalSink:
             if self._read()[1] != cas:
                 raise _OvertakenError
             persistence.touched.update(self._bucket.partition_of(key) for key in todo)
-            todo, inserted = self._write(
+            todo, inserted, failure = self._write(
                 row._replace(cas=versions.get(key, 0), is_insert=key not in versions)
                 for key, row in todo.items()
                 if key in versions or row.value is not None
             )
-            if inserted and self._read()[1] != cas:
+            if inserted and ask_again(self._bucket, lambda _: self._read())[1] != cas:
                 self._take_back(inserted)
                 raise _OvertakenError
+            if failure is not None:
+                raise failure
         raise UnavailableError(
             f"others keep changing document {next(iter(todo))!r} while batch rows are applied; "
             "start the query again",
@@ -273,28 +276,44 @@ class TransactionalSink:
             retry="never",
         )
 
-    def _write(self, rows: Iterable[Write]) -> tuple[dict[bytes, Write], dict[bytes, int]]:
-        """Write rows; return those whose documents were changed meanwhile, and CAS of inserts."""
+    def _write(
+        self, rows: Iterable[Write]
+    ) -> tuple[dict[bytes, Write], dict[bytes, int], MillstreamError | None]:
+        """Write rows; return those whose documents others changed, CAS of inserts, a failure."""
         changed: dict[bytes, Write] = {}
         inserted: dict[bytes, int] = {}
-        for row, result in self._bucket.write_each(rows):
-            if isinstance(result, ConditionError) and result.code in ("key_exists", "not_found"):
-                changed[row.key] = row
-            elif isinstance(result, MillstreamError):
-                raise result
-            elif row.is_insert:
-                inserted[row.key] = result.cas
-        return changed, inserted
+        failure: MillstreamError | None = None
+        try:
+            for row, result in self._bucket.write_each(rows):
+                if _is_conflict(result):
+                    changed[row.key] = row
+                elif isinstance(result, MillstreamError):
+                    failure = failure or result
+                elif row.is_insert:
+                    inserted[row.key] = result.cas
+        except MillstreamError as error:  # the connection broke: some have no reply
+            failure = failure or error
+        return changed, inserted, failure
 
     def _take_back(self, inserted: Mapping[bytes, int]) -> None:
         """Delete what was inserted too late; what others changed since is theirs."""
         deletions = [Write(key, None, cas=cas) for key, cas in inserted.items()]
-        ask_again(
-            self._bucket, lambda bucket: list(bucket.write_each(deletions, durability=_KEPT))
-        )
+
+        def delete(bucket: TransactionBucket) -> None:
+            results = [result for _, result in bucket.write_each(deletions, durability=_KEPT)]
+            for result in results:
+                if isinstance(result, MillstreamError) and not _is_conflict(result):
+                    raise result
+
+        ask_again(self._bucket, delete)
 
     def _remove(self, segments: Iterable[Segment]) -> None:
         """Delete what was staged; what cannot be deleted now expires."""
         keys = [key for segment in segments for key in chunk_keys(self._sink_id, segment)]
         for _ in self._bucket.write_each(Write(key, None) for key in keys):
             pass
+
+
+def _is_conflict(result: Stored | MillstreamError) -> bool:
+    """Whether a document is not the one that a write was meant for."""
+    return isinstance(result, ConditionError) and result.code in ("key_exists", "not_found")

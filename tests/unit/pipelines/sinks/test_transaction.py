@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ import pytest
 from millstream.client.documents import Stored
 from millstream.client.writes import Write
 from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
+from millstream.pipelines.control import ask_again
 from millstream.pipelines.sinks import staging, transaction
 from millstream.pipelines.sinks.sink_options import SINK_PREFIX
 from millstream.pipelines.sinks.staging import STAGED_SECONDS, Segment, stage
@@ -210,33 +211,67 @@ def test_random_lives(block: int) -> None:
         random_life(seed)
 
 
-def overtaken_at(effect: int, batch_id: int = 1) -> bool:
+class Reluctant(World):
+    """Its nodes refuse a deletion that is to be persisted the first time."""
+
+    def write_each(
+        self, writes: Iterable[Write], *, durability: str = "memory"
+    ) -> Iterator[tuple[Write, Stored | MillstreamError]]:
+        for write in writes:
+            if write.value is None and durability == "persisted" and not self.refused:
+                self.refused.append(write.key)
+                yield write, UnavailableError("copies are away", code="durability_impossible")
+            else:
+                yield from super().write_each([write], durability=durability)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: list[bytes] = []
+
+
+def overtaken_at(
+    effect: int, batch_id: int = 1, *, world: World | None = None, breaks_after: int | None = None
+) -> bool:
     """Let a second driver overtake the first one at an effect of its commit of a batch.
+
+    Args:
+        effect: of the commit.
+        batch_id: of the batch.
+        world: where.
+        breaks_after: effects after which the first one's connection breaks.
 
     Returns:
         Whether the first one came so far.
     """
-    world, codes = World(), {"other_checkpoint"}
+    world, codes = world or World(), {"other_checkpoint"}
     first, second = QueryDouble(world), QueryDouble(world)
     for earlier in range(batch_id):
         first.batch(earlier)
     segments = [first.task(batch_id, n) for n in range(TASKS)]
 
+    has_overtaken = False
+
     def overtake() -> None:
+        nonlocal has_overtaken
+        has_overtaken = True
         second.batch(batch_id)
         second.batch(batch_id + 1)
+        if breaks_after is not None:
+            world.break_at(breaks_after)
 
     world.before_effect = [*[lambda: None] * effect, overtake]
     sink = TransactionalSink(world, "s")
     try:
-        sink.commit(batch_id, "q", segments)
+        ask_again(world, lambda _: sink.commit(batch_id, "q", segments))
     except MillstreamError as error:
         codes.add(error.code)
+        world.before_effect = []
         sink.abort(segments)
-    happened = not world.before_effect
+    happened = has_overtaken
     if not happened:
         world.before_effect = []
         overtake()
+    world.before_effect = []
     check(world, orphans=True)
     assert codes == {"other_checkpoint"}
     return happened
@@ -252,6 +287,20 @@ def every_overtaking(batch_id: int = 1) -> None:
 def test_a_late_insert_of_a_key_that_was_deleted_since_is_taken_back() -> None:
     """Batch 1 deletes keys that batch 0 inserts."""
     every_overtaking(0)
+
+
+@pytest.mark.parametrize("breaks_after", range(1, 8))
+def test_it_is_taken_back_if_the_connection_breaks_meanwhile(breaks_after: int) -> None:
+    effect = 0
+    while overtaken_at(effect, 0, breaks_after=breaks_after):
+        effect += 1
+
+
+def test_it_is_taken_back_if_that_is_refused_at_first() -> None:
+    effect, refused = 0, []
+    while overtaken_at(effect, 0, world=(world := Reluctant())):
+        effect, refused = effect + 1, refused + world.refused
+    assert refused
 
 
 def test_a_driver_that_was_overtaken_changes_nothing_more() -> None:
