@@ -8,6 +8,8 @@ Invariants:
 2. There are at most as many tasks as the session runs at a time: each costs as much as thousands
    of rows. Heavy items come first, and are spread.
 3. Who asks for a stop gets it at once: what tasks have done counts only when the caller says so.
+   Jobs are cancelled again and again, as Spark may get to know of one after the stop; and of a
+   wave that ended all the same nothing counts.
 
 Elsewhere: what is done (`backup`, `restore`, `verify`).
 """
@@ -16,7 +18,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from threading import Thread
+from contextlib import suppress
+from threading import Event, Thread
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from py4j.protocol import Py4JError
@@ -31,6 +34,8 @@ __all__ = ["PYSPARK_MIN", "Watch", "Wave", "Work", "results_of", "run_tasks", "s
 
 WAVE_ROWS: Final = 500_000
 """Rows of one task of a wave, where single items are not larger: some seconds."""
+CANCEL_PAUSE_S: Final = 0.2
+"""Between two times that jobs are cancelled, until the wave has ended."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -68,13 +73,14 @@ class Watch:
         self._advice = advice
         self._count = 0
         self._cancel: Callable[[], None] | None = None
+        self._has_ended = Event()
         self._is_stopping = False
 
     def stop(self) -> None:
         """Ask the run to stop; may be called in a signal handler."""
         self._is_stopping = True
         if self._cancel is not None:
-            Thread(target=self._cancel, name="cancel", daemon=True).start()
+            Thread(target=self._keep_cancelling, name="cancel", daemon=True).start()
 
     def check(self) -> None:
         """Raise ConditionError `stopped` if a stop was asked for."""
@@ -88,10 +94,12 @@ class Watch:
             ConditionError: `stopped`.
             UnavailableError: `tasks_failed`.
         """
+        self._has_ended.clear()
         self._cancel = spark.sparkContext.cancelAllJobs
         try:
             self.check()
-            return run()
+            result = run()
+            self.check()
         except (PySparkException, Py4JError) as error:
             self.check()
             raise UnavailableError(
@@ -99,11 +107,19 @@ class Watch:
             ) from error
         finally:
             self._cancel = None
+            self._has_ended.set()
+        return result
 
     def tell(self, rows: int, seconds: float, left: Mapping[int, int]) -> None:
         """Tell that a wave has ended."""
         self._count += 1
         self._on_wave(Wave(self._count, rows, seconds, left))
+
+    def _keep_cancelling(self) -> None:
+        while (cancel := self._cancel) is not None:
+            with suppress(Py4JError):  # the session is gone, and its jobs with it
+                cancel()
+            self._has_ended.wait(CANCEL_PAUSE_S)
 
 
 def results_of(

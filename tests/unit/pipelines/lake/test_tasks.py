@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from threading import Event
 from typing import Any
 
 import pytest
@@ -75,6 +76,47 @@ def test_a_stop_cancels_the_wave_under_way(is_asked: bool) -> None:
     with pytest.raises(ConditionError if is_asked else UnavailableError) as caught:
         watch.wave(spark, run)
     assert caught.value.code == ("stopped" if is_asked else "tasks_failed")
+
+
+def test_a_stop_before_spark_has_the_job_is_repeated() -> None:
+    spark: Any = FalseSpark()
+    watch = Watch()
+
+    def run() -> None:
+        watch.stop()
+        for _ in range(2):  # the first one finds no job
+            assert spark.is_cancelled.wait(20)
+            spark.is_cancelled.clear()
+        raise Py4JError("cancelled")
+
+    with pytest.raises(ConditionError, match="stopped"):
+        watch.wave(spark, run)
+
+
+def test_a_stop_that_no_job_sees_counts_after_the_wave() -> None:
+    spark: Any = FalseSpark()
+    watch = Watch(advice="run it again")
+    with pytest.raises(ConditionError, match="run it again"):
+        watch.wave(spark, watch.stop)
+
+
+def test_a_session_that_is_gone_ends_no_stop() -> None:
+    spark: Any = FalseSpark()
+    watch = Watch()
+    asked = Event()
+
+    def cancel() -> None:
+        asked.set()
+        raise Py4JError("no Java")
+
+    spark.cancelAllJobs = cancel
+
+    def run() -> None:
+        watch.stop()
+        assert asked.wait(20)
+
+    with pytest.raises(ConditionError, match="stopped"):
+        watch.wave(spark, run)
 
 
 @given(st.lists(st.integers(0, 3 * WAVE_ROWS)), st.integers(1, 4))
