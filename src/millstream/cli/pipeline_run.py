@@ -5,7 +5,7 @@
             ...
 
 Invariants:
-1. A run that fails leaves the reason in its record.
+1. A run that fails leaves the reason in its record, whatever it is.
 2. SIGTERM and Ctrl-C ask the pipeline to stop, also while Spark starts; they end nothing.
 3. Spark's own log is a file beside the record; stderr says which.
 
@@ -19,7 +19,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -28,7 +28,7 @@ import typer
 from rich.console import Console
 
 from millstream.cli.connect import tls_of, who_of
-from millstream.errors import MillstreamError
+from millstream.errors import UnavailableError
 from millstream.pipelines.runs import ProgressWriter, RunRecord, begin_run, state_directory
 
 if TYPE_CHECKING:
@@ -41,9 +41,11 @@ __all__ = [
     "Run",
     "check_node",
     "file_options",
+    "kept_failure",
     "print_json",
     "recorded",
     "source_options",
+    "spark_in_words",
     "spark_session",
 ]
 
@@ -141,12 +143,36 @@ def recorded(
         started=time.time_ns() // 10**9,
     )  # fmt: skip
     with begin_run(wanted) as record:
-        progress = ProgressWriter(record.name)
-        try:
-            yield Run(record, progress)
-        except (MillstreamError, OSError) as error:
-            progress.failed(error)
-            raise
+        run = Run(record, ProgressWriter(record.name))
+        with kept_failure(run):
+            yield run
+
+
+@contextmanager
+def kept_failure(run: Run) -> Iterator[None]:
+    """Keep what the block fails with in the record of a run."""
+    try:
+        yield
+    except Exception as error:
+        run.progress.failed(error)
+        raise
+
+
+@contextmanager
+def spark_in_words() -> Iterator[None]:
+    """Turn what Spark, or the connection to its Java, raises into words.
+
+    Raises:
+        UnavailableError: `query_failed`.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (Py4JError, PySparkException) as error:
+        said = str(error).strip() or repr(error)
+        raise UnavailableError(f"Spark failed: {said}", code="query_failed") from error
 
 
 @contextmanager
@@ -162,25 +188,30 @@ def spark_session(
         memory: heap of the Java process.
 
     Raises:
-        UnavailableError: `no_java`.
+        UnavailableError: `no_java`; `query_failed`: Spark failed, or its Java was killed.
     """
     from millstream.pipelines.session import local_session
+
+    # isort: split
+    from py4j.protocol import Py4JError
 
     console = Console(stderr=True)
     settings = {"spark.master": master} if master else {}
     handlers = _call_when_asked_to_end(stop)
     try:
-        with console.status("starting Spark"):
-            session = local_session(
-                f"millstream {run.record.kind}", driver_memory=memory, log_file=run.log_file,
-                settings=settings,
-            )  # fmt: skip
-        _call_when_asked_to_end(stop)  # again: PySpark has a handler of its own for Ctrl-C
-        try:
-            console.print(f"Spark's own log: {run.log_file}", highlight=False, soft_wrap=True)
-            yield session
-        finally:
-            session.stop()
+        with spark_in_words():
+            with console.status("starting Spark"):
+                session = local_session(
+                    f"millstream {run.record.kind}", driver_memory=memory, log_file=run.log_file,
+                    settings=settings,
+                )  # fmt: skip
+            _call_when_asked_to_end(stop)  # again: PySpark has a handler of its own for Ctrl-C
+            try:
+                console.print(f"Spark's own log: {run.log_file}", highlight=False, soft_wrap=True)
+                yield session
+            finally:
+                with suppress(Py4JError):  # its Java was killed
+                    session.stop()
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -3,6 +3,8 @@
 Invariants:
 1. SIGTERM and Ctrl-C end the pipeline at the edge of a commit, with exit code 0.
 2. Progress goes to stderr; stdout carries one JSON line per commit with `--json`.
+3. The record of each design document has its own failure; where one fails, the others are stopped.
+   What ends all of them, such as a Spark that does not start, is in all records.
 
 Elsewhere: the work (`pipelines.index`), the other pipelines (`cli.pipeline`).
 """
@@ -36,9 +38,11 @@ from millstream.cli.pipeline_run import (
     OnceOption,
     Run,
     file_options,
+    kept_failure,
     print_json,
     recorded,
     source_options,
+    spark_in_words,
     spark_session,
 )
 
@@ -180,31 +184,47 @@ def run_views(
         with spark_session(runs[0], stop, master=master, memory=driver_memory) as spark:
             for file in files:
                 spark.sparkContext.addPyFile(str(file))
-            _run(spark, pipelines, offered, console, stop, once=once)
+            kept = list(zip(runs, pipelines, strict=False))  # builds that are offered have none
+            failure = _run(spark, kept, offered, console, stop, once=once)
+    if failure is not None:  # in its own record by now, and in no other
+        raise failure
 
 
 def _run(
     spark: Any,
-    pipelines: Sequence[IndexPipeline],
+    kept: Sequence[tuple[Run, IndexPipeline]],
     offered: OfferedBuilds | None,
     console: Console,
     stop: Callable[[], None],
     *,
     once: bool,
-) -> None:
-    """Run pipelines side by side; the first that fails ends all."""
-    for pipeline in pipelines:
+) -> BaseException | None:
+    """Run pipelines side by side; the first that fails ends all, and is returned.
+
+    Raises:
+        MillstreamError: of the builds that are offered, which have no record of their own.
+    """
+
+    def keep(run: Run, pipeline: IndexPipeline) -> None:
+        with kept_failure(run), spark_in_words():
+            pipeline.run(spark, once=once)
+
+    for _, pipeline in kept:
         console.print(f"keeping the views of design document {pipeline.design}")
-    with ThreadPoolExecutor(len(pipelines) + 1) as pool:
-        runs = [pool.submit(pipeline.run, spark, once=once) for pipeline in pipelines]
+    with ThreadPoolExecutor(len(kept) + 1) as pool:
+        runs = [pool.submit(keep, run, pipeline) for run, pipeline in kept]
         if offered is not None:
             console.print("taking builds that nodes offer")
             runs.append(pool.submit(offered.run, spark))
         wait(runs, return_when=FIRST_EXCEPTION)
         if any(run.done() and run.exception() for run in runs):
             stop()
-    for run in runs:
+    for run in runs[: len(kept)]:
+        if failure := run.exception():
+            return failure
+    for run in runs[len(kept) :]:
         run.result()
+    return None
 
 
 def _offered(

@@ -7,7 +7,8 @@
 Invariants:
 1. A query that is asked to stop ends when the batch in work is done, and does no other: no batch
    is cut off half way unless it takes longer than `STOP_WAIT_S`.
-2. What made a batch fail is what the caller is told, not Spark's wrapping of it.
+2. What made a batch fail is what the caller is told, not Spark's wrapping of it; also where a
+   stop was waiting for that batch.
 
 Elsewhere: what is done with a batch (`lake.table_query`, `index.on_spark`).
 """
@@ -16,9 +17,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
-from pyspark.errors import StreamingQueryException
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -48,7 +51,7 @@ class BatchGate:
         self._is_stopping = is_stopping
         self._in_batch = threading.Lock()
         self._is_over = False
-        self.failure: MillstreamError | None = None
+        self._failure: Exception | None = None
 
     def take(self, batch: DataFrame, batch_id: int) -> None:
         """Do a batch; for `foreachBatch`."""
@@ -57,8 +60,8 @@ class BatchGate:
                 raise UnavailableError("the query is being stopped", code="query_failed")
             try:
                 self._apply(batch, batch_id)
-            except MillstreamError as error:
-                self.failure = error
+            except Exception as error:
+                self._failure = error
                 raise
 
     def wait(
@@ -74,7 +77,7 @@ class BatchGate:
 
         Raises:
             MillstreamError: a batch failed; a new query begins with it again.
-            UnavailableError: `query_failed`.
+            UnavailableError: `query_failed`: something else in it, or Java was killed.
         """
         try:
             while not query.awaitTermination(WAKE_S):  # type: ignore[arg-type]  # takes floats
@@ -83,12 +86,19 @@ class BatchGate:
                     self._let_the_batch_end()
                     break
             on_wake(query)
-        except StreamingQueryException as error:
-            raise self.failure or UnavailableError(
-                f"the streaming query failed: {str(error).strip()}", code="query_failed"
-            ) from error
+            if self._failure is not None:
+                raise self._told(self._failure) from self._failure
+        except (PySparkException, Py4JError) as error:
+            raise self._told(error) from error
         finally:
-            query.stop()
+            with suppress(Py4JError):  # Java was killed, and its queries with it
+                query.stop()
+
+    def _told(self, error: Exception) -> MillstreamError:
+        if isinstance(self._failure, MillstreamError):
+            return self._failure
+        said = str(error).strip() or repr(error)
+        return UnavailableError(f"the streaming query failed: {said}", code="query_failed")
 
     def _let_the_batch_end(self) -> None:
         is_held = self._in_batch.acquire(timeout=STOP_WAIT_S)

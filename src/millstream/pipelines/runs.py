@@ -184,7 +184,7 @@ class ProgressWriter:
 
     def failed(self, error: BaseException | str) -> None:
         """Tell why the run, or its last batch, failed; the next batch that ends takes it back."""
-        self._progress.error = str(error)[:ERROR_CHARS_MAX]
+        self._progress.error = (str(error) or repr(error))[:ERROR_CHARS_MAX]
         self._write()
 
     def _write(self) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JNetworkError
+from pyspark.errors import PySparkException
 
 from millstream.cli.pipeline_run import file_options, recorded, spark_session
-from millstream.errors import StreamError
+from millstream.errors import StreamError, UnavailableError
 from millstream.pipelines import session
 from millstream.pipelines.runs import read_progress, read_run, state_directory
 
@@ -49,11 +51,40 @@ def test_a_session_ends_with_its_run_and_both_signals_only_ask(tmp_path: Path) -
     assert (record.is_running, record.address, record.subject) == (False, "h:1", "d")
 
 
-@pytest.mark.parametrize("error", [StreamError("no lease", code="x"), OSError(28, "full")])
+@pytest.mark.parametrize(
+    "error", [StreamError("no lease", code="x"), OSError(28, "full"), ValueError()]
+)
 def test_what_a_run_failed_with_is_kept(tmp_path: Path, error: Exception) -> None:
     with pytest.raises(type(error)), recorded("lake", "b", checkpoint=tmp_path, subject="d"):
         raise error
-    assert read_progress("lake-b").error == str(error)
+    assert read_progress("lake-b").error == (str(error) or repr(error))
+
+
+def test_a_java_that_is_killed_ends_a_run_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(self: FalseSession) -> None:
+        raise Py4JNetworkError("nobody listens")
+
+    monkeypatch.setattr(FalseSession, "stop", stop)
+    with (
+        pytest.raises(UnavailableError, match="Spark failed: no answer") as caught,
+        recorded("lake", "b", checkpoint=tmp_path, subject="d") as run,
+        spark_session(run, lambda: None, master=None, memory="2g"),
+    ):
+        raise Py4JNetworkError("no answer")
+    assert caught.value.code == "query_failed"
+    assert read_progress("lake-b").error == "Spark failed: no answer"
+
+
+def test_a_query_that_cannot_be_started_is_told_in_words(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UnavailableError, match="Spark failed: no such option"),
+        recorded("lake", "b", checkpoint=tmp_path, subject="d") as run,
+        spark_session(run, lambda: None, master=None, memory="2g"),
+    ):
+        raise PySparkException("no such option")
+    assert read_progress("lake-b").error == "Spark failed: no such option"
 
 
 def test_files_of_the_driver_are_named_from_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:

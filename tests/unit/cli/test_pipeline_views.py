@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JNetworkError
 
-from millstream.errors import ConditionError
+from millstream.errors import ConditionError, UnavailableError
 from millstream.pipelines import session
 from millstream.pipelines.index import setup
 from millstream.pipelines.index.mapping import MapSpec
@@ -17,6 +18,7 @@ from millstream.pipelines.index.on_spark import CycleReport, IndexPipeline
 from millstream.pipelines.index.shard import IndexAddress, IndexState
 from millstream.pipelines.index.writer import Cycle
 from millstream.pipelines.runs import read_progress
+from waiting import until
 
 AUTHORITY = Path(__file__).parents[2] / "e2e" / "tls" / "authority.pem"
 REPORT = CycleReport("d", 7, 0.5, 20, 4, 0, [3, 4], is_first=False, lag={0: 1})
@@ -90,14 +92,43 @@ def test_several_design_documents_tell_lines(call: Any, found: list[Any], runs: 
 def test_a_failure_is_told_and_kept(
     call: Any, found: list[Any], runs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By the one that failed; the other one ends because of it, and says nothing."""
+
     def fenced(self: IndexPipeline, spark: Any, *, once: bool) -> None:
-        raise ConditionError("another one keeps it", code="index_fenced")
+        if self.design == "d":
+            raise ConditionError("another one keeps it", code="index_fenced")
+        until(lambda: self.is_stopping)
 
     monkeypatch.setattr(IndexPipeline, "run", fenced)
     code, _, err = call("pipeline", "run", "views", "b", "--ddoc", "d", "--ddoc", "e")
     assert code == 1
     assert "another one keeps it" in err
-    assert read_progress("views-b-e").error == "another one keeps it"
+    assert read_progress("views-b-d").error == "another one keeps it"
+    assert read_progress("views-b-e").error == ""
+
+
+def test_each_pipeline_keeps_its_own_failure(
+    call: Any, found: list[Any], runs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: IndexPipeline, spark: Any, *, once: bool) -> None:
+        raise Py4JNetworkError(f"no answer for {self.design}")
+
+    monkeypatch.setattr(IndexPipeline, "run", fails)
+    code, _, err = call("pipeline", "run", "views", "b", "--ddoc", "d", "--ddoc", "e")
+    assert (code, "Spark failed: no answer for d" in err) == (1, True)
+    for design in "de":
+        assert read_progress(f"views-b-{design}").error == f"Spark failed: no answer for {design}"
+
+
+def test_what_ends_all_is_kept_by_all(
+    call: Any, found: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_java(*_: Any, **__: Any) -> None:
+        raise UnavailableError("no Java", code="no_java")
+
+    monkeypatch.setattr(session, "local_session", no_java)
+    assert call("pipeline", "run", "views", "b", "--ddoc", "d", "--ddoc", "e").code == 1
+    assert {read_progress(f"views-b-{design}").error for design in "de"} == {"no Java"}
 
 
 def test_an_unreachable_node(call: Any) -> None:

@@ -7,6 +7,7 @@ from threading import Event, Thread, Timer
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JNetworkError
 from pyspark.errors import StreamingQueryException
 
 from millstream.errors import UnavailableError
@@ -102,3 +103,56 @@ def test_a_batch_that_fails_is_told_as_what_it_is(error: Exception, code: str) -
         gate.wait(query)
     assert failed.value.code == code
     assert query.is_stopped
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UnavailableError("no disk", code="mine"), "mine"),
+        (OSError(28, "No space left on device"), "query_failed"),
+    ],
+)
+def test_a_batch_that_fails_while_a_stop_waits_for_it_is_told(error: Exception, code: str) -> None:
+    has_begun, may_end = Event(), Event()
+
+    def fails(*_: object) -> None:
+        has_begun.set()
+        assert may_end.wait(20)
+        raise error
+
+    gate = BatchGate(fails, lambda: True)
+
+    def take() -> None:
+        with pytest.raises(type(error)):
+            gate.take("frame", 0)  # type: ignore[arg-type]
+
+    batch = Thread(target=take)
+
+    class BusyQuery(FalseQuery):
+        def awaitTermination(self, timeout: float) -> bool:
+            batch.start()
+            assert has_begun.wait(20)
+            Timer(0.05, may_end.set).start()
+            return False
+
+    query: Any = BusyQuery(gate.take, 0)
+    with pytest.raises(UnavailableError, match=str(error.args[-1])) as failed:
+        gate.wait(query)
+    batch.join()
+    assert failed.value.code == code
+    assert query.is_stopped
+
+
+def test_a_java_that_is_killed_is_told_in_words() -> None:
+    class DeadQuery(FalseQuery):
+        def awaitTermination(self, timeout: float) -> bool:
+            raise Py4JNetworkError("Answer from Java side is empty")
+
+        def stop(self) -> None:
+            raise Py4JNetworkError("cannot connect to the Java server")
+
+    gate = BatchGate(lambda *_: None, lambda: False)
+    query: Any = DeadQuery(gate.take, 1)
+    with pytest.raises(UnavailableError, match="Answer from Java side is empty") as failed:
+        gate.wait(query)
+    assert failed.value.code == "query_failed"
