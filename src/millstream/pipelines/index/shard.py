@@ -132,8 +132,13 @@ class IndexShard:
         return msgspec.convert(answer, IndexState, strict=False)
 
 
-def offers_at(address: IndexAddress, building: Sequence[str]) -> list[str]:
+def offers_at(address: IndexAddress, building: Sequence[str], timeout_s: float) -> list[str]:
     """Tell a node which builds are under way; return the design documents whose builds it offers.
+
+    Args:
+        address: of the node and the bucket.
+        building: design documents.
+        timeout_s: longest wait for anything of the answer.
 
     Raises:
         UnavailableError: the node is away, or has no views.
@@ -141,7 +146,9 @@ def offers_at(address: IndexAddress, building: Sequence[str]) -> list[str]:
     """
     bucket = quote(address.bucket, safe="")
     said = {"building": list(building)}
-    answer = _http_of(address).request("POST", f"/_millstream/offers/{bucket}", said)
+    answer = _http_of(address).request(
+        "POST", f"/_millstream/offers/{bucket}", said, timeout_s=timeout_s
+    )
     return msgspec.convert(answer.get("offers"), list[str])
 
 

@@ -7,7 +7,7 @@ import pytest
 from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.pipelines.index import offered as module
 from millstream.pipelines.index.mapping import MapSpec
-from millstream.pipelines.index.offered import ASK_S, OfferedBuilds
+from millstream.pipelines.index.offered import ASK_S, TELL_S, OfferedBuilds
 from millstream.pipelines.index.shard import IndexAddress
 from millstream.pipelines.index.writer import Cycle
 from millstream.pipelines.options import parse_options
@@ -30,6 +30,8 @@ class World:
         self.may_go_on = threading.Event()
         self.error = None
         self.is_away = False
+        self.may_answer = threading.Event()
+        """Set: the node whose offers are "frozen" answers."""
 
     def partition_of(self, key):
         return 0
@@ -38,7 +40,11 @@ class World:
         if self.is_away:
             raise UnavailableError("away")
 
-    def offers_at(self, node, building):
+    def offers_at(self, node, building, timeout_s):
+        assert timeout_s == module.TELL_S
+        if self.offers[node.host] == "frozen":
+            assert self.may_answer.wait(60)
+            return []
         if self.offers[node.host] is None:
             raise UnavailableError("away")
         self.asked.append((node.host, building))
@@ -89,6 +95,7 @@ def world(monkeypatch):
     monkeypatch.setattr(module, "IndexWriter", world.writer)
     yield world
     world.may_go_on.set()
+    world.may_answer.set()
 
 
 def test_what_is_offered_is_built_one_at_a_time_by_node(world):
@@ -99,7 +106,7 @@ def test_what_is_offered_is_built_one_at_a_time_by_node(world):
     builds.ask(None)
     world.asked.clear()
     builds.ask(None)
-    assert world.asked == [("a", ["d"]), ("b", ["d"])], "it says what it builds"
+    assert not world.asked, "nothing more is begun for them"
     world.may_go_on.set()
     builds.join(30)
     assert sorted(world.built) == [("a", "d"), ("b", "d")]
@@ -115,6 +122,7 @@ def test_what_fails_is_given_up_and_told_once(world):
     world.offers = {"a": ["strange"], "b": None}
     for _ in range(3):
         builds.ask(None)
+        builds.join(30)
     assert world.failed == [("strange", "unknown_function")]
     world.offers = {"a": ["d"], "b": []}
     world.error = ConditionError("taken", code="not_spark_engine")
@@ -123,8 +131,33 @@ def test_what_fails_is_given_up_and_told_once(world):
     builds.ask(None)
     assert world.asked[-2:] == [("a", []), ("b", [])], "not built any more"
     assert world.failed[-1] == ("d", "not_spark_engine")
+    builds.join(30)
     world.is_away = True
+    world.asked.clear()
     builds.ask(None)
+    assert world.asked == [("a", []), ("b", [])], "by the map that is known"
+
+
+def test_a_node_hears_of_its_build_whatever_else_is_away_or_waits(world, monkeypatch):
+    monkeypatch.setattr(module, "ASK_S", 0.001)
+    builds = world.builds()
+    world.offers = {"a": ["d"], "b": []}
+    builds.ask(None)
+    world.offers = {"a": ["d"], "b": "frozen"}
+    asking = threading.Thread(target=builds.ask, args=(None,))
+    asking.start()
+    for _ in range(3):
+        world.asked.clear()
+        until(lambda: ("a", ["d"]) in world.asked)
+    world.may_answer.set()
+    asking.join()
+    closing = threading.Thread(target=builds.join, args=(30,))
+    closing.start()
+    world.asked.clear()
+    until(lambda: ("a", ["d"]) in world.asked)
+    world.may_go_on.set()
+    closing.join()
+    assert world.built == [("a", "d")]
 
 
 def test_it_ends_when_it_is_asked_to(world, monkeypatch):
@@ -141,3 +174,4 @@ def test_it_ends_when_it_is_asked_to(world, monkeypatch):
 
 def test_nodes_hear_of_it_in_time():
     assert min(OFFER_S, ATTACHED_S) > 3 * ASK_S
+    assert ATTACHED_S > ASK_S + 2 * TELL_S, "to connect, and to answer"
