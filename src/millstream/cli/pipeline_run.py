@@ -19,7 +19,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -28,7 +28,6 @@ import typer
 from rich.console import Console
 
 from millstream.cli.connect import tls_of, who_of
-from millstream.errors import UnavailableError
 from millstream.pipelines.runs import ProgressWriter, RunRecord, begin_run, state_directory
 
 if TYPE_CHECKING:
@@ -45,7 +44,6 @@ __all__ = [
     "print_json",
     "recorded",
     "source_options",
-    "spark_in_words",
     "spark_session",
 ]
 
@@ -159,23 +157,6 @@ def kept_failure(run: Run) -> Iterator[None]:
 
 
 @contextmanager
-def spark_in_words() -> Iterator[None]:
-    """Turn what Spark, or the connection to its Java, raises into words.
-
-    Raises:
-        UnavailableError: `query_failed`.
-    """
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
-    try:
-        yield
-    except (Py4JError, PySparkException) as error:
-        said = str(error).strip() or repr(error)
-        raise UnavailableError(f"Spark failed: {said}", code="query_failed") from error
-
-
-@contextmanager
 def spark_session(
     run: Run, stop: Callable[[], None], *, master: str | None, memory: str
 ) -> Iterator[Any]:
@@ -190,10 +171,7 @@ def spark_session(
     Raises:
         UnavailableError: `no_java`; `query_failed`: Spark failed, or its Java was killed.
     """
-    from millstream.pipelines.session import local_session
-
-    # isort: split
-    from py4j.protocol import Py4JError
+    from millstream.pipelines.session import end_session, local_session, spark_in_words
 
     console = Console(stderr=True)
     settings = {"spark.master": master} if master else {}
@@ -210,8 +188,7 @@ def spark_session(
                 console.print(f"Spark's own log: {run.log_file}", highlight=False, soft_wrap=True)
                 yield session
             finally:
-                with suppress(Py4JError):  # its Java was killed
-                    session.stop()
+                end_session(session)
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -42,7 +42,6 @@ from millstream.cli.pipeline_run import (
     print_json,
     recorded,
     source_options,
-    spark_in_words,
     spark_session,
 )
 
@@ -204,6 +203,7 @@ def _run(
     Raises:
         MillstreamError: of the builds that are offered, which have no record of their own.
     """
+    from millstream.pipelines.session import spark_in_words
 
     def keep(run: Run, pipeline: IndexPipeline) -> None:
         with kept_failure(run), spark_in_words():

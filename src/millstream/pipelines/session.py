@@ -13,19 +13,23 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from millstream.pipelines.spark_version import PYSPARK_MIN  # refuses an older PySpark first
 
 # isort: split
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from millstream.errors import UnavailableError
 from millstream.pipelines.classic import refusal
 from millstream.pipelines.java import use_java
 
-__all__ = ["PYSPARK_MIN", "STATE_SETTINGS", "local_session"]
+__all__ = ["PYSPARK_MIN", "STATE_SETTINGS", "end_session", "local_session", "spark_in_words"]
 
 TASK_FAILURES_MAX: Final = 4
 """A plain `local[N]` ends a job at the first failed task."""
@@ -133,6 +137,26 @@ def local_session(
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel(chosen["spark.log.level"])
     return session
+
+
+def end_session(session: SparkSession) -> None:
+    """Stop a session, also one whose Java was killed."""
+    with suppress(Py4JError):
+        session.stop()
+
+
+@contextmanager
+def spark_in_words() -> Iterator[None]:
+    """Turn what Spark, or the connection to its Java, raises into words.
+
+    Raises:
+        UnavailableError: `query_failed`.
+    """
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        said = str(error).strip() or repr(error)
+        raise UnavailableError(f"Spark failed: {said}", code="query_failed") from error
 
 
 def _logging_to(log_file: Path, directory: Path) -> str:
