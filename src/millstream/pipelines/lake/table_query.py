@@ -99,7 +99,7 @@ class TableQuery:
         if any((self._path / "checkpoint" / "offsets").glob("[0-9]*")):
             return
         table.begin([WHOLE], 0)
-        if table.state(WHOLE) is not None:
+        if table.table.states:
             raise UsageError(
                 f"{self._path} has a table, but the checkpoint that belongs to it is gone: "
                 "a new one would mix what it has with what the bucket has now. Bring the "
