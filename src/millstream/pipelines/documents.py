@@ -10,7 +10,7 @@ Invariants:
 1. A target holds what the steps make of the newest documents of the bucket, and nothing else: a
    document that is deleted, or that a filter no longer lets pass, goes from it; after a rollback
    it holds what the documents are then. Where another frame is joined on, its rows count as they
-   were when the document was read.
+   were when the document was read, if it is one that is read anew.
 2. Groups are computed from documents that a table holds, never from change rows.
 3. What cannot work is refused where it is said, before a query is started.
 
@@ -21,7 +21,7 @@ Elsewhere: how it is computed (`pipelines.document_frames`), what a target is gi
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -130,11 +130,21 @@ class Documents:
         return self.map(lambda frame: frame.filter(condition))
 
     def join(
-        self, other: DataFrame, on: str | Sequence[str] | Column, how: str = "inner"
+        self,
+        other: DataFrame | Callable[[], DataFrame],
+        on: str | Sequence[str] | Column,
+        how: str = "inner",
     ) -> Documents:
         """Join a frame that is not a stream, which has at most one row for each document.
 
-        It is evaluated anew in each batch; documents that were written before are not.
+        Documents that were written before stay as they are.
+
+        Args:
+            other: the frame, or for a table that changes a function that returns it, such as
+                `lambda: table.read(spark)`: it is called for each batch. A frame of files that is
+                given as it is keeps the files that there were when it was made.
+            on: columns, as `DataFrame.join` takes them.
+            how: kind of join.
 
         Raises:
             UsageError: `bad_option`: a kind of join that makes other rows; a stream.
@@ -145,13 +155,9 @@ class Documents:
                 "do not",
                 code="bad_option",
             )
-        if other.isStreaming:
-            raise UsageError(
-                "the frame to be joined is a stream: write it to a table, and join that",
-                code="bad_option",
-            )
         names: Any = on if isinstance(on, str | Column) else list(on)
-        return self.map(lambda frame: frame.join(other, names, how))
+        _frame_now(other)
+        return self.map(lambda frame: frame.join(_frame_now(other), names, how))
 
     def aggregate(
         self, keys: str | Sequence[str], *aggregates: str | Column, state: str | Path
@@ -252,3 +258,14 @@ class Groups:
 
 def _rows_in(spark: SparkSession, target: Table, schema: StructType) -> DataFrame:
     return typed(target.read(spark), schema)
+
+
+def _frame_now(other: DataFrame | Callable[[], DataFrame]) -> DataFrame:
+    frame: DataFrame = other() if callable(other) else other
+    if frame.isStreaming:
+        raise UsageError(
+            "the frame to be joined is a stream: write it to a table, and join a function that "
+            "reads that, such as lambda: table.read(spark)",
+            code="bad_option",
+        )
+    return frame

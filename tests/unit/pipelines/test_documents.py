@@ -168,3 +168,26 @@ def test_steps_do_not_change_what_they_are_added_to() -> None:
     third = second.map(lambda frame: frame)
     counts = [len(one._frames.steps) for one in (first, second, third)]  # type: ignore[attr-defined]
     assert counts == [0, 1, 2]
+
+
+def test_a_frame_that_a_function_makes_is_made_anew_for_each_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A frame itself keeps the files that were there when it was made."""
+    made_frames: list[Any] = []
+
+    def table() -> Any:
+        made_frames.append(Spark())
+        return made_frames[-1]
+
+    class Frame:
+        def join(self, other: Any, on: Any, how: str) -> Any:
+            return other, on, how
+
+    (step,) = made().join(table, ["carrier"], "left")._frames.steps  # type: ignore[attr-defined]
+    for _ in range(2):
+        assert step(Frame()) == (made_frames[-1], ["carrier"], "left")
+    assert len({id(frame) for frame in made_frames}) == len(made_frames) >= 2
+    monkeypatch.setattr(Spark, "isStreaming", True)
+    with pytest.raises(UsageError, match="is a stream"):
+        made().join(table, "carrier")

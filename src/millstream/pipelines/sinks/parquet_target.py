@@ -107,7 +107,7 @@ class ParquetTarget(KeyedTable):
         return found.filter(pa.compute.equal(found.column("op"), OP_PUT))
 
     def read(self, spark: SparkSession) -> DataFrame:
-        """Return the live rows as they are now.
+        """Return the live rows as they are now; later batches remove the files of them.
 
         Raises:
             UsageError: `needs_classic_session`: the table is not on this machine.
