@@ -32,6 +32,7 @@ from pyspark.sql.types import StructType
 
 from millstream.errors import UsageError
 from millstream.pipelines.classic import require_classic
+from millstream.pipelines.control import again
 from millstream.pipelines.document_frames import ID, DocumentFrames, GroupFrames, Step, typed
 from millstream.pipelines.options import parse_options
 from millstream.pipelines.sinks.applying import apply_changes
@@ -247,7 +248,7 @@ class Groups:
 
         def take(batch: DataFrame, batch_id: int) -> None:
             self._documents.apply(batch, batch_id, state)
-            groups.update(batch_id)
+            again(lambda: groups.update(batch_id))  # while a node of the target is away
 
         return self._documents.start(take, checkpoint, name, trigger)
 

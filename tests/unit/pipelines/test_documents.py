@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from keyed_double import DictTarget, FalseOrigin, false_row
-from millstream.errors import UsageError
+from millstream.errors import UnavailableError, UsageError
 from millstream.pipelines import documents
 from millstream.pipelines.documents import Documents, changes
 from millstream.pipelines.sinks import applying
@@ -191,3 +191,36 @@ def test_a_frame_that_a_function_makes_is_made_anew_for_each_batch(
     monkeypatch.setattr(Spark, "isStreaming", True)
     with pytest.raises(UsageError, match="is a stream"):
         made().join(table, "carrier")
+
+
+def test_a_target_of_groups_that_is_away_is_given_them_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Table:
+        def __init__(self, state: Any) -> None:
+            self.touched: list[bytes] = []
+
+    class Groups:
+        updated: ClassVar[list[int]] = []
+
+        def __init__(self, *_: Any) -> None:
+            self.schema = SCHEMA
+
+        def update(self, batch_id: int) -> None:
+            self.updated.append(batch_id)
+            if len(self.updated) == 1:
+                raise UnavailableError("the node restarts", code="connection_closed")
+
+    applied: list[int] = []
+    monkeypatch.setattr(documents, "StateTable", Table)
+    monkeypatch.setattr(documents, "GroupFrames", Groups)
+    monkeypatch.setattr(documents, "GroupingSink", Groups)
+    monkeypatch.setattr(
+        documents, "apply_changes", lambda _, batch_id, *__: applied.append(batch_id)
+    )
+    monkeypatch.setattr(documents.F, "expr", lambda text: text)
+    made(Spark([[], []])).aggregate("carrier", "count(*) as n", state=tmp_path).to(
+        DictTarget(), tmp_path / "c"
+    )
+    assert Groups.updated == [0, 0, 1]
+    assert applied == [0, 1]

@@ -12,7 +12,7 @@ Invariants:
 1. The first batch that a sink updates computes all groups and removes all others. So it does not
    matter what a process before it left undone, or whether the store was emptied.
 2. After it a batch computes the groups that the documents it replaced were in, and those that the
-   new ones are in. A batch that fails ends the query, so no group is forgotten.
+   new ones are in. A batch that fails is done again or ends the query, so no group is forgotten.
 3. A group whose last document went is removed.
 4. The load of the store's partition 0 counts batches; each row of a batch carries it as load and
    seqno, so that a row is always newer than the one it replaces.
