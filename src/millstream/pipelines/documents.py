@@ -7,10 +7,11 @@
     query = mean.to(BucketTarget({"bucket": "means"}), "/data/means.checkpoint")
 
 Invariants:
-1. A target holds what the steps make of the newest documents of the bucket, and nothing else: a
-   document that is deleted, or that a filter no longer lets pass, goes from it; after a rollback
-   it holds what the documents are then. Where another frame is joined on, its rows count as they
-   were when the document was read, if it is one that is read anew.
+1. A target holds what the steps make of the bucket's newest documents as of the end of a batch,
+   and nothing else, except documents overwritten later, which come in a later batch: it is exact
+   where a snapshot ends. A document that is deleted, or that a filter no longer lets pass, goes
+   from it; after a rollback it holds what the documents are then. Where a function's frame is
+   joined on, its rows count as they were when the document was read.
 2. Groups are computed from documents that a table holds, never from change rows.
 3. What cannot work is refused where it is said, before a query is started.
 
