@@ -214,6 +214,7 @@ class FalseClient:
         self.calls: list[str] = []
         self.is_closed = False
         self.bucket_uuid = "b0b0"
+        self.owners: Sequence[int] = (0,) * len(node.partitions)
 
     def __enter__(self) -> Self:
         return self

@@ -7,7 +7,7 @@ Invariants:
 2. Partitions that are moving between nodes are waited for, for as long, and asked for where they
    are by then. So is what a new history knows to be durable, which may be nothing at first.
 3. What the newest offset relies on is renewed while the query lives, however long a batch takes,
-   by a thread with connections of its own.
+   by a thread with connections of its own; a node that is away costs the others no lease.
 
 Elsewhere: the rules (`planner`), the executors' connections (`reading`).
 """
@@ -349,7 +349,8 @@ class LeaseKeeper:
         leases_in_use: Callable[[], Mapping[int, Sequence[int]]],
         every_s: float = RENEW_EVERY_S,
     ) -> None:
-        self._options = options
+        self.options = options
+        """May be replaced: nodes come and go."""
         self._leases_in_use = leases_in_use
         self._every_s = every_s
         self._stopped = threading.Event()
@@ -372,6 +373,18 @@ class LeaseKeeper:
                 sys.stderr.write(f"millstream source: leases were not renewed: {error}\n")
 
     def _renew(self, leases: Mapping[int, Sequence[int]]) -> None:
-        with open_client(self._options) as client:
+        """Renew what can be; raise what the first node said that did not answer."""
+        failures: dict[int, MillstreamError] = {}
+        with open_client(self.options) as client:
+            owners = client.cluster_map.owners
             for lease_id, partition_ids in leases.items():
-                client.renew_lease(lease_id, partition_ids)
+                by_owner: dict[int, list[int]] = {}
+                for partition_id in partition_ids:
+                    by_owner.setdefault(owners[partition_id], []).append(partition_id)
+                for owner in by_owner.keys() - failures.keys():
+                    try:
+                        client.renew_lease(lease_id, by_owner[owner])
+                    except MillstreamError as error:
+                        failures[owner] = error
+        if failures:
+            raise next(iter(failures.values()))

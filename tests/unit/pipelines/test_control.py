@@ -208,6 +208,35 @@ def test_a_keeper_survives_a_node_that_is_away(
     assert "leases were not renewed: away" in capsys.readouterr().err
 
 
+def test_a_keeper_renews_what_other_nodes_have_than_the_one_that_is_away(
+    client: FalseClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(client, "owners", [0, 1, 1])
+    asked: list[tuple[int, list[int]]] = []
+
+    def renew(lease_id: int, partition_ids: Sequence[int]) -> dict[int, LeaseHold]:
+        asked.append((lease_id, list(partition_ids)))
+        if 0 in partition_ids:
+            raise UnavailableError("away")
+        return {}
+
+    monkeypatch.setattr(client, "renew_lease", renew)
+    turns = [{9: [0, 1], 8: [2, 0], 7: [1]}]
+    is_over = threading.Event()
+
+    def once() -> dict[int, list[int]]:
+        if turns:
+            return turns.pop()
+        is_over.set()
+        return {}
+
+    keeper = LeaseKeeper(OPTIONS, once, every_s=0.001)
+    assert is_over.wait(10)
+    keeper.stop()
+    assert sorted(asked) == [(7, [1]), (8, [2]), (9, [0]), (9, [1])], "it is asked once"
+    assert "leases were not renewed: away" in capsys.readouterr().err
+
+
 def test_a_dead_node_does_not_hold_up_the_end_of_a_keeper(
     client: FalseClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
