@@ -29,6 +29,7 @@ from millstream.pipelines.options import parse_options
 from millstream.views.aio import outside_writer
 from millstream.views.core.back_index import operations_of
 from millstream.views.core.header import DocumentRows, Judged
+from millstream.wire.cluster_map import ClusterMap, NodeAddress
 
 PARTITIONS = 3
 KEYS = 6
@@ -124,6 +125,8 @@ class Node(World):
 
 class Control:
     """As `NodeControl`: asks whichever node has a partition."""
+
+    cluster_map = ClusterMap(1, 1, (), (), {}, "u", NodeAddress("h", 1), ())
 
     def __init__(self, spread: "Spread") -> None:
         self.spread = spread

@@ -11,7 +11,9 @@ Invariants:
    Partitions that nobody serves at present wait; the others go on.
 3. An index has one writer: whoever took over later is not disturbed, this one ends
    (`index_fenced`).
-4. What tasks staged stays while others are at work, however long: the node hears of this writer.
+4. Tasks, and who renews leases, are told the nodes that are known by then: all those that were
+   given may be replaced.
+5. What tasks staged stays while others are at work, however long: the node hears of this writer.
    Should it be gone all the same, the tasks that it was of run once more, before the commit.
 
 Elsewhere: the tasks (`mapping`), the rule of publishing (`views.core.publishing`).
@@ -22,6 +24,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, Final, NamedTuple, Self
 
 import msgspec
@@ -31,6 +34,7 @@ from millstream.errors import ConditionError, MillstreamError, UsageError
 from millstream.model.position import FailoverLog, Position, position_to_json
 from millstream.pipelines.control import LeaseKeeper, NodeControl
 from millstream.pipelines.index.mapping import Failures, MapSpec, TaskDone
+from millstream.pipelines.index.nodes import hosts_of
 from millstream.pipelines.index.planning import (
     Held,
     PartPlan,
@@ -109,6 +113,7 @@ class IndexWriter:
         self._name = name
         self._task_count = task_count
         self._rows_max = rows_max
+        self._given_hosts = spec.source.hosts
         self._shard = IndexShard(spec.address)
         self._control = NodeControl(spec.source)
         self._keeper = LeaseKeeper(spec.source, self._leases)
@@ -185,6 +190,7 @@ class IndexWriter:
         """
         state = self.state = self._shard.judge(self._spec.fence)
         highs = self._look(state.where)
+        self._follow_nodes()
         is_first = is_build or self._is_to_be_built(state, highs)
         where = dict.fromkeys(state.where, Position()) if is_first else state.where
         self._hold(where, highs)
@@ -226,6 +232,14 @@ class IndexWriter:
         self._uuids = {p: position.uuid for p, position in found.items()}
         self._highs = {p: position.high_seqno for p, position in found.items()}
         return self._highs
+
+    def _follow_nodes(self) -> None:
+        """Have tasks and the keeper of leases ask the nodes that there are now."""
+        hosts = hosts_of(self._given_hosts, self._control.cluster_map)
+        if hosts != self._spec.source.hosts:
+            source = replace(self._spec.source, hosts=hosts)
+            self._spec = msgspec.structs.replace(self._spec, source=source)
+            self._keeper.options = source
 
     def _is_to_be_built(self, state: IndexState, highs: Mapping[int, int]) -> bool:
         """Whether everything is read from 0.

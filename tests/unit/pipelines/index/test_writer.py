@@ -24,6 +24,7 @@ from millstream.pipelines.options import parse_options
 from millstream.views.aio.outside_writer import DOCUMENTS_MAX
 from millstream.views.aio.staging import STAGED_LEASE_S
 from millstream.views.core.header import MapFailure
+from millstream.wire.cluster_map import ClusterMap, NodeAddress
 
 
 def plans(*sizes):
@@ -43,10 +44,16 @@ def test_there_is_no_task_without_work():
     assert len(divided(plans(5), 3)) == 1
 
 
+def map_of(*hosts):
+    nodes = tuple(NodeAddress(host, 1) for host in hosts)
+    return ClusterMap(1, 1, nodes, (0,), {}, "u", nodes[0], (8,) * len(nodes))
+
+
 class Node:
     """One partition with an index: leases and commits, instead of a node."""
 
     def __init__(self, high):
+        self.cluster_map = map_of("h")
         self.high = high
         self.at = Position()
         self.commits = []
@@ -106,8 +113,8 @@ class Node:
 
 
 class NoKeeper:
-    def __init__(self, *_):
-        pass
+    def __init__(self, options, *_):
+        self.options = options
 
     def stop(self):
         pass
@@ -129,6 +136,22 @@ def writer_of(run_tasks=lambda spec, tasks: [TaskDone(changes=1)], rows_max=100)
         bucket_uuid="ab" * 16, design=b"{}", signature="s", fence=6, is_first=False,
     )  # fmt: skip
     return IndexWriter(spec, run_tasks, name="w", rows_max=rows_max)
+
+
+def test_tasks_and_leases_follow_nodes_that_are_replaced(node):
+    hosts = []
+
+    def run(spec, tasks):
+        hosts.append(spec.source.hosts)
+        return [TaskDone(changes=1)]
+
+    writer = writer_of(run)
+    assert writer.cycle()
+    node.cluster_map = map_of("n3", "n4")
+    node.high += 1
+    assert writer.cycle()
+    assert hosts == ["127.0.0.1:11210,h:1", "127.0.0.1:11210,n3:1,n4:1"]
+    assert writer._keeper.options.hosts == hosts[-1]
 
 
 def test_after_a_first_build_in_vain_changes_are_brought_in_piece_by_piece(node):
