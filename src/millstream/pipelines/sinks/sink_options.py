@@ -126,6 +126,10 @@ def parse_sink_options(
             "versionField",
             "only with idField, on a stream or in mode overwrite, and without cas and truncate",
         )
+    if version_field.startswith("_"):
+        raise _bad(
+            "versionField", f"a column {version_field} is no member of the documents: rename it"
+        )
     on_conflict = _choice(values, "onConflict", get_args(OnConflict))
     if "onConflict" in values and not (is_append or with_cas):
         raise _bad("onConflict", "nothing can conflict: only with .mode('append'), or with cas")

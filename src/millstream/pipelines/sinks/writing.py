@@ -338,8 +338,11 @@ def _slices(writes: Iterable[Write]) -> Iterator[list[Write]]:
 def _version_in(value: bytes, name: str) -> int:
     """Return the version of a document; what has none is older than all that have one."""
     try:
-        return msgspec.convert(_members(value)[name], int)
-    except (msgspec.MsgspecError, KeyError, UnicodeDecodeError):
+        found = _members(value)[name]
+        if isinstance(found, float) and found.is_integer():
+            return int(found)  # others may write 5 as 5.0
+        return msgspec.convert(found, int)
+    except (msgspec.MsgspecError, KeyError, UnicodeDecodeError, RecursionError):
         return _NO_VERSION
 
 

@@ -61,6 +61,11 @@ def test_the_password_is_not_shown_and_travels() -> None:
             {"is_stream": True},
             "writes each batch once",
         ),
+        (
+            {"versionField": "_n", "idField": "_n"},
+            {"is_stream": True},
+            "no member of the documents",
+        ),
         ({"sinkId": "a"}, {"is_stream": True}, "only with transactional=true"),
         ({"transactional": "true"}, {"is_stream": True}, "needs a name of its own"),
         ({"transactional": "true", "sinkId": "a/b"}, {"is_stream": True}, "letters, digits"),

@@ -258,6 +258,16 @@ def test_a_lower_version_leaves_a_document_alone(bucket: SinkBucketDouble) -> No
     }  # fmt: skip
 
 
+def test_a_version_is_found_however_others_have_written_the_document(
+    bucket: SinkBucketDouble,
+) -> None:
+    deep = b'{"v":%s%s}' % (b"[" * 5_000, b"]" * 5_000)
+    write_all(bucket, [Write(b"a", b'{"v":5.0}'), Write(b"b", b'{"v":5.5}'), Write(b"c", deep)])
+    assert write_newer(bucket, versioned(a=4, b=4, c=4)) == Written(written=2, skipped=1)
+    assert bucket.documents() == {b"a": b'{"v":5.0}', b"b": b'{"v":4}', b"c": b'{"v":4}'}
+    assert write_newer(bucket, versioned(a=5)) == Written(written=1)
+
+
 def every_late_attempt(version_field: str) -> None:
     """An attempt of batch 1 stands still at any effect, batch 2 comes, then it goes on."""
     effect = 0
