@@ -38,7 +38,9 @@ SLICE_ROWS: Final = 8_192
 SLICE_BYTES: Final = 16 * 1024 * 1024
 """About as many bytes of keys and values, one row more at most."""
 HELD_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Keys and values a task has written before it waits until they are persisted."""
+"""About what a task's written rows take in memory before it waits until they are persisted."""
+_HELD_ROW_BYTES: Final = 200
+"""What a row takes beside its key and value; most of what a deletion takes."""
 TRIES_MAX: Final = 16
 """Times that rows with a version are looked at again because others changed their documents."""
 REFUSALS_SHOWN: Final = 5
@@ -175,7 +177,7 @@ class _Task:
         done = ask_again(self._bucket, lambda _: self._write(rows))
         self._held.append((rows, done))
         self._begun = Written()
-        self._held_bytes += sum(map(_size_of, rows))
+        self._held_bytes += sum(map(_size_of, rows)) + len(rows) * _HELD_ROW_BYTES
         if self._held_bytes >= HELD_BYTES_MAX:
             self.settle()
 
