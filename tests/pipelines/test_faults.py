@@ -15,6 +15,8 @@ from spark_faults.world import World
 FEW = [("faults", 4), ("faults", 14), ("rollbacks", 1)]
 """Table and bucket whose driver is killed; a transactional sink; lost tails, and a view, too."""
 CI_SEEDS = range(1, 11)
+PLAYS_MAX = 3
+"""A fault may not come up, where batches are cut otherwise than they mostly are."""
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +31,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 def test_sinks_equal_the_source_after_all_that_goes_wrong(
     world: World, family: str, seed: int
 ) -> None:
-    outcome = world.run(schedule_of(family, seed))
-    assert not outcome.wrong, f"{outcome.wrong}\n{outcome.schedule}\n{outcome.counts}"
-    assert outcome.counts["comparisons"] == ROUNDS
-    assert outcome.counted
+    for _ in range(PLAYS_MAX):
+        outcome = world.run(schedule_of(family, seed))
+        assert not outcome.wrong, f"{outcome.wrong}\n{outcome.schedule}\n{outcome.counts}"
+        assert outcome.counts["comparisons"] == ROUNDS
+        if outcome.counted:
+            return
+    raise AssertionError(f"its faults never came up: {outcome.schedule}\n{outcome.counts}")
 
 
 def test_a_few_schedules_have_every_sink_every_fault_and_every_loss() -> None:

@@ -22,6 +22,8 @@ from spark_bucket import BucketUnderTest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 DOCUMENTS = {f"k{n}": {"n": n} for n in range(2000)}
+MANY = {f"k{n}": {"n": n} for n in range(40_000)}
+"""Far more batches than a lake does while another process is started and refused."""
 
 
 def test_a_lake_is_stopped_at_the_edge_of_a_batch(
@@ -29,7 +31,7 @@ def test_a_lake_is_stopped_at_the_edge_of_a_batch(
 ) -> None:
     node = own_node("--bucket", "b:4")
     source = BucketUnderTest(node.ready["kv"], "b")
-    source.write(DOCUMENTS)
+    source.write(MANY)
     words = "lake", "b", "--to", str(tmp_path / "lake"), "--rows-per-batch", "100"
     driver = PipelineProcess(node, tmp_path, *words)
     try:
@@ -48,11 +50,11 @@ def test_a_lake_is_stopped_at_the_edge_of_a_batch(
     assert "Spark's own log" in driver.log.read_text()
     assert (tmp_path / "state" / "pipelines" / "lake-b" / "spark.log").stat().st_size
     table = ParquetTarget(tmp_path / "lake" / "table")
-    assert table.table().num_rows < len(DOCUMENTS)
+    assert table.table().num_rows < len(MANY)
     assert not list((tmp_path / "lake" / "log").glob("pending-*"))
     options = source.options(numPartitions=2)
     TableQuery(options, tmp_path / "lake", on_progress=lambda _: None).run(spark, once=True)
-    assert set(table.table().column("key").to_pylist()) == set(DOCUMENTS)
+    assert set(table.table().column("key").to_pylist()) == set(MANY)
 
 
 def test_a_backup_that_is_stopped_leaves_a_valid_directory(
