@@ -235,7 +235,7 @@ class _Demo:
     def _has_reached(self, ddoc: str, wanted: dict[int, int]) -> bool:
         where = index_state_of(self._source, ddoc).where
         return all(
-            where[partition].is_closed and where[partition].seqno >= seqno
+            partition in where and where[partition].is_closed and where[partition].seqno >= seqno
             for partition, seqno in wanted.items()
         )
 

@@ -19,7 +19,7 @@ import msgspec
 from millstream.client.databases import DESIGN, Database
 from millstream.client.http import HttpClient
 from millstream.client.kv import Client
-from millstream.errors import ConditionError, UsageError
+from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.pipelines.bucket_changes import Endpoint, scan
 from millstream.pipelines.control import open_client
 from millstream.pipelines.index.mapping import MapSpec
@@ -141,13 +141,26 @@ def index_state_of(source: SourceOptions, design: str) -> IndexState:
     """Return where the indexes of a design document stand, those of all nodes as one.
 
     Of each partition the position at the node that answers for it; rows are those of all nodes.
+    Nodes without views, and those that are away, are left out with their partitions.
+
+    Raises:
+        UnavailableError: no node says where its index stands.
+        ConditionError: `missing`: no such design document.
     """
     with open_client(source) as client:
         map_ = client.cluster_map
         addresses = index_addresses(_address(client, source, design), map_)
-    states = [IndexShard(address).state() for address in addresses]
-    one, *others = states
-    if not others:
+    states: list[IndexState] = []
+    failure: UnavailableError | None = None
+    for address in addresses:
+        try:
+            states.append(IndexShard(address).state())
+        except UnavailableError as error:
+            failure = error
+    if failure is not None and not states:
+        raise failure
+    one = states[0]
+    if len(addresses) == 1:
         return one
     return msgspec.structs.replace(
         one,

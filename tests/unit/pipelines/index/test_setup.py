@@ -6,8 +6,12 @@ from typing import ClassVar
 
 import pytest
 
-from millstream.errors import ConditionError, UsageError
-from millstream.pipelines.index.setup import files_of_modules, put_design
+from millstream.errors import ConditionError, UnavailableError, UsageError
+from millstream.pipelines.index import setup
+from millstream.pipelines.index.setup import files_of_modules, index_state_of, put_design
+from millstream.pipelines.index.shard import IndexState
+from millstream.pipelines.options import parse_options
+from millstream.wire.cluster_map import ClusterMap, NodeAddress
 
 DESIGN = {"_id": "_design/d", "views": {"v": {"map": "function (doc) { emit(1); }"}}}
 
@@ -73,3 +77,55 @@ def test_modules_beside_are_shipped(tmp_path, monkeypatch):
     assert [path.name for path in files] == ["my_functions.py"]
     with pytest.raises(UsageError):
         files_of_modules(["not_there_at_all"])
+
+
+NODES = (NodeAddress("a", 1), NodeAddress("b", 2))
+
+
+class Bucket:
+    """Two nodes with HTTP; a client and its map."""
+
+    cluster_map = ClusterMap(1, 1, NODES, (0, 1), {}, "u", NODES[0], (8, 9))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def partition_of(self, key):
+        return 0
+
+
+@pytest.mark.parametrize("code", ["no_index_role", "unreachable"])
+def test_where_indexes_stand_is_told_of_the_nodes_that_say_it(monkeypatch, code):
+    states = {
+        name: IndexState(
+            signature="s", engine="spark", writer="w", fence=1, commit=1, committed_ms=0,
+            is_empty=False, trees=1, rows=[rows], states=dict(zip((0, 1), kept, strict=True)),
+            positions={0: [7, rows, 0, 0], 1: [7, rows, 0, 0]},
+        )
+        for name, rows, kept in (("a", 3, ("active", "passive")), ("b", 4, ("passive", "active")))
+    }  # fmt: skip
+
+    class Shard:
+        def __init__(self, address):
+            self.name = address.host
+
+        def state(self):
+            if self.name not in states:
+                raise UnavailableError("no", code=code)
+            return states[self.name]
+
+    monkeypatch.setattr(setup, "open_client", lambda source: Bucket())
+    monkeypatch.setattr(setup, "IndexShard", Shard)
+    source = parse_options({"bucket": "b"})
+    found = index_state_of(source, "d")
+    assert (found.rows, {p: at[1] for p, at in found.positions.items()}) == ([7], {0: 3, 1: 4})
+    del states["b"]
+    found = index_state_of(source, "d")
+    assert (found.rows, {p: at[1] for p, at in found.positions.items()}) == ([3], {0: 3})
+    del states["a"]
+    with pytest.raises(UnavailableError) as caught:
+        index_state_of(source, "d")
+    assert caught.value.code == code
