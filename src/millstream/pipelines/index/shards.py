@@ -122,6 +122,11 @@ class ShardRun:
         """Whether it has ended."""
         return not self._thread.is_alive()
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether it ended by a failure that is not its node's having no views."""
+        return self.failure is not None and getattr(self.failure, "code", "") != _NO_VIEWS
+
     def wake(self) -> int:
         """Say that there may be something new; return the number of this call."""
         with self._changed:
@@ -318,13 +323,14 @@ class Shards:
                 `other_index`; `missing`.
             UnavailableError, RoutingError: nodes or Spark were away for long.
         """
-        if time.monotonic() - self._looked_at > LOOK_S:
+        failed = [run for run in self._runs.values() if run.is_broken]
+        if failed or time.monotonic() - self._looked_at > LOOK_S:
             try:
-                self._follow(self._find())
+                self._follow(self._find())  # one that has left may not have the bucket any more
             except AWAY:
                 self._looked_at = time.monotonic()
         try:
-            self._check()
+            self._check(failed)
         except BaseException:
             self.end()
             raise
@@ -340,10 +346,10 @@ class Shards:
                 self._runs[address] = run
                 run.start()
 
-    def _check(self) -> None:
+    def _check(self, failed: list[ShardRun]) -> None:
         runs = self._runs.values()
+        serious = [run.failure for run in failed if run.failure and run in runs]
         failures = [run.failure for run in runs if run.failure is not None]
-        serious = [each for each in failures if getattr(each, "code", "") != _NO_VIEWS]
         if serious or (failures and len(failures) == len(runs)):
             raise (serious or failures)[0]
         left = [run for run in runs if run.failure is None]

@@ -256,6 +256,21 @@ def test_nodes_come_and_go_and_a_map_may_be_missing_for_a_while(world):
         world.lost = False
 
 
+def test_a_node_that_left_and_dropped_the_bucket_does_not_end_the_pipeline(world, monkeypatch):
+    monkeypatch.setattr(module, "LOOK_S", 60.0)
+    with world.shards() as shards:
+        shards.wake()
+        left = world.writers.pop("a")
+        left.error = ConditionError("dropped there", code="bucket_not_found")
+        shards.wake()
+        until(lambda: any(run.is_over for run in shards._runs.values()))
+        world.writers["b"].left = 1
+        shards.look()
+        shards.wake()
+        shards.look()
+        assert world.writers["b"].commits == 1
+
+
 def test_a_node_may_take_a_while_to_hear_of_the_design_document(world, monkeypatch):
     late = world.writers["b"]
     take_over, times = late.take_over, []
