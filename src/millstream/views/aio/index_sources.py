@@ -17,19 +17,21 @@ Elsewhere: what one source says (`index_source`), who reads (`reading`, `indexin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from millstream.errors import MillstreamError, UnavailableError
+from millstream.errors import MillstreamError, RoutingError, UnavailableError
 from millstream.views.aio.index_source import (
     IndexerSpec,
     SourceStandings,
     ask_standings,
     open_source,
 )
+from millstream.views.core.reached import Wanted, judge
 
 if TYPE_CHECKING:
     from millstream.upr.aio.link import Link
+    from millstream.views.core.header import Header
 
 __all__ = ["Line", "Lines", "Source", "StandingsAsker", "divided", "open_lines"]
 
@@ -229,6 +231,31 @@ class StandingsAsker:
                 ]
             if current is self._asked and not self._is_closed:
                 return asked
+
+    def judged(self, header: Header, wanted: Mapping[int, Wanted]) -> tuple[list[int], list[int]]:
+        """Return the partitions that are waited for, and those that cannot be reached.
+
+        Raises:
+            RoutingError: `not_my_partition`: one is not indexed here.
+        """
+        late, lost = [], []
+        for partition, each in wanted.items():
+            position = header.positions.get(partition)
+            if position is None:
+                raise RoutingError(f"partition {partition} is not indexed here")
+            standing = self.standings.get(partition)
+            verdict = judge(
+                each,
+                position,
+                header.failover_logs.get(partition, ()),
+                standing.judged.log if standing else None,
+                standing.judged.purge_seqno if standing else 0,
+            )
+            if verdict == "waiting":
+                late.append(partition)
+            elif verdict == "unreachable":
+                lost.append(partition)
+        return late, lost
 
     def failure_of(self, partition: int) -> MillstreamError | None:
         """Return why the source of a partition could not be asked last."""

@@ -51,7 +51,7 @@ from millstream.views.aio.served import IndexProgress, IndexWork, ServedIndex
 from millstream.views.core.header import Judged
 from millstream.views.core.indexer import JOIN_CHANGES_MAX, Member, gap, plan
 from millstream.views.core.offers import Offers
-from millstream.views.core.reached import Wanted, judge, lost_in, not_reached, unreachable
+from millstream.views.core.reached import Wanted, lost_in, not_reached, unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -165,15 +165,19 @@ class BucketIndexer:
 
     async def set_kept_here(self, signature: str, *, is_kept_here: bool) -> None:
         """Say whether an index is kept here, or by a writer outside."""
-        served = self._indexes[signature]
-        if served.is_kept_here == is_kept_here:
+        served = self._served(signature)
+        if served.is_kept_here == served.is_meant_here == is_kept_here:
             return
         if is_kept_here:
             await served.begin(self._active, self._passive, is_kept_here=True)
         else:
-            served.is_kept_here = False
+            served.mean(is_here=False)
             await self._leave_group(served)
         self._news.set()
+
+    def is_meant_here(self, signature: str) -> bool:
+        """Whether an index is to be kept here; perhaps its writer outside was not told yet."""
+        return self._served(signature).is_meant_here
 
     async def take_offer(self, signature: str) -> bool:
         """Leave a build that is offered to a writer outside; False: it is not offered."""
@@ -335,7 +339,7 @@ class BucketIndexer:
             async with asyncio.timeout(timeout_s):
                 while True:
                     changed, header = served.changed, served.index.newest
-                    late, lost = self._judged(header, wanted)
+                    late, lost = self._asker.judged(header, wanted)
                     late = late or lost_in(header, current)
                     if lost and has_asked:
                         raise unreachable(wanted, lost)
@@ -351,33 +355,12 @@ class BucketIndexer:
                     await changed.wait()
         except TimeoutError:
             header = served.index.newest
-            late = self._judged(header, wanted)[0] or lost_in(header, current)
+            late = self._asker.judged(header, wanted)[0] or lost_in(header, current)
             raise not_reached(wanted, header.positions, late) from None
         finally:
             served.waiting -= 1
             if not served.waiting and not served.is_automatic:
                 self._news.set()
-
-    def _judged(self, header: Header, wanted: Mapping[int, Wanted]) -> tuple[list[int], list[int]]:
-        """Return the partitions that are waited for, and those that cannot be reached."""
-        late, lost = [], []
-        for partition, each in wanted.items():
-            position = header.positions.get(partition)
-            if position is None:
-                raise RoutingError(f"partition {partition} is not indexed here")
-            standing = self._asker.standings.get(partition)
-            verdict = judge(
-                each,
-                position,
-                header.failover_logs.get(partition, ()),
-                standing.judged.log if standing else None,
-                standing.judged.purge_seqno if standing else 0,
-            )
-            if verdict == "waiting":
-                late.append(partition)
-            elif verdict == "unreachable":
-                lost.append(partition)
-        return late, lost
 
     def _wake(self, served: ServedIndex) -> None:
         """Somebody waits: let what was gathered be committed, or reading begin."""
@@ -419,18 +402,27 @@ class BucketIndexer:
         while True:
             self._news.clear()
             now = time.monotonic()
-            await self._take_back(now)
+            self._take_back(now)
             for is_automatic in (True, False):
                 await self._regroup(is_automatic=is_automatic, now=now)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._next_look_s(now)):
                     await self._news.wait()
 
-    async def _take_back(self, now: float) -> None:
+    def _take_back(self, now: float) -> None:
+        """Keep what a writer outside has built or lost; a commit may be waited for meanwhile."""
         for signature in self.offers.lapsed(now):
-            with contextlib.suppress(MillstreamError, OSError):  # at the next look
-                await self.set_kept_here(signature, is_kept_here=True)
-                self.offers.taken_back(signature, now)
+            self.offers.taken_back(signature, now)
+            served = self._indexes[signature]
+            served.mean(is_here=True)
+            self._tasks.start(self._keep_again(served), name=f"take back {signature}")
+
+    async def _keep_again(self, served: ServedIndex) -> None:
+        while served.is_meant_here and not served.is_kept_here and not served.is_stopping:
+            try:
+                await self.set_kept_here(served.signature, is_kept_here=True)
+            except (MillstreamError, OSError):
+                await asyncio.sleep(LOOK_S)
 
     def _next_look_s(self, now: float) -> float:
         pauses = [each.retry_at - now for each in self._indexes.values() if not each.group]

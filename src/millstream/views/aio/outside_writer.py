@@ -16,7 +16,8 @@ Invariants:
 1. A call that names another fencing number than the newest changes nothing (`index_fenced`).
 2. Parts are judged as the source judges now, asked for after the call came: by the rule of
    `views.core.publishing` for both kinds of commits.
-3. Names of files are all that a commit is told of rows: it is as short as the partitions are many.
+3. Nobody becomes the writer of an index that its node is to keep, or keeps again by then.
+4. Names of files are all that a commit is told of rows: it is as short as the partitions are many.
 
 Elsewhere: the pages (`gateway.aio.index_pages`), the pipeline (`millstream.pipelines.index`).
 
@@ -103,20 +104,25 @@ class OutsideWriter:
         signature = self._hosted.signature
         is_kept = self._hosted.design.engine == "spark"
         if not is_kept and not await self._indexer.take_offer(signature):
-            raise ConditionError(
-                f"design document {self._hosted.design.name!r} is kept by the node: write "
-                '"engine": "spark" into it for a pipeline to keep it',
-                code="not_spark_engine",
-            )
+            raise self._kept_by_the_node()
         index = self._hosted.index
 
         def work(judged: Mapping[int, Judged]) -> None:
+            if self._indexer.is_meant_here(signature):  # taken back while the source was asked
+                raise self._kept_by_the_node()
             fence = index.take_over(writer, now_ms())
             self._hosted.staging.keep_only(fence)
             index.roll_back(judged, now_ms())
 
         await self._changed(work)
         return index_state(self._hosted)
+
+    def _kept_by_the_node(self) -> ConditionError:
+        return ConditionError(
+            f"design document {self._hosted.design.name!r} is kept by the node: write "
+            '"engine": "spark" into it for a pipeline to keep it',
+            code="not_spark_engine",
+        )
 
     async def judge(self, fence: int) -> dict[str, Any]:
         """Have the index go back where its source refuses positions; a cycle begins with it.

@@ -216,8 +216,10 @@ class ServedIndex:
         self.mapper = mapper
         self.signature = index.newest.signature
         self.is_automatic = is_automatic
-        self.is_kept_here = False
-        """Its writer is this process, and none outside."""
+        self.is_meant_here = False
+        """Its writer is to be this process, and none outside."""
+        self._is_writer = False
+        """The newest fencing number is of this process."""
         self.lock = asyncio.Lock()
         self.changed = asyncio.Event()
         """Of the present header; a new one takes its place when it is set."""
@@ -246,6 +248,11 @@ class ServedIndex:
         self._rate = 0.0
 
     # -- what there is
+
+    @property
+    def is_kept_here(self) -> bool:
+        """Whether its writer is this process, and none outside."""
+        return self.is_meant_here and self._is_writer
 
     @property
     def places(self) -> dict[int, Place]:
@@ -353,16 +360,27 @@ class ServedIndex:
 
     # -- changes of the index
 
+    def mean(self, *, is_here: bool) -> None:
+        """Say where its writer is to be; `begin` has it be here."""
+        self.is_meant_here, self._is_writer = is_here, False
+
     async def begin(
         self, active: Collection[int], passive: Collection[int], *, is_kept_here: bool = True
     ) -> None:
-        """Become the one writer, if it is to be kept here; say which partitions there are."""
+        """Become the one writer, if it is to be kept here; say which partitions there are.
+
+        Raises:
+            UnavailableError: `stopped`: it is being given up.
+            MillstreamError, OSError: its files cannot be used.
+        """
+        self.mean(is_here=is_kept_here)
 
         def work() -> None:
-            if is_kept_here:
+            self.check()
+            if self.is_meant_here:  # it may have been given to others since
                 self._fence = self.index.take_over(WRITER, _now_ms())
+                self._is_writer = True
             self.index.set_states(active, passive, _now_ms())
-            self.is_kept_here = is_kept_here
 
         await self._in_thread(work)
 

@@ -15,6 +15,7 @@ from millstream.views.aio import staging as staging_module
 from millstream.views.core import offers
 from millstream.views.core.back_index import first_rows_of
 from millstream.views.core.collation import encode_key
+from millstream.views.core.design import parse_design
 from millstream.views.core.header import DocumentRows
 from millstream.views.core.staged import END, block_of_documents, block_of_rows
 
@@ -449,3 +450,68 @@ async def test_one_whose_design_document_is_given_to_spark_stays_there(offering)
     assert await offering.sums(update="false") == {"a": 380, "b": 400}
     assert phase_of(offering) == "outside"
     await writer.calls.judge(writer.fence)
+
+
+async def test_a_take_over_that_comes_late_changes_nothing(offering, monkeypatch):
+    """The source is slow to say how it judges, and the node takes the build back meanwhile."""
+    fill(offering, 40)
+    await offering.apply({"d": SUM})
+    await until(lambda: offering.bucket.offers([]) == ["d"])
+    indexer = offering.bucket._indexer
+    ask, answered = indexer._ask, asyncio.Event()
+
+    async def slow():
+        if asyncio.current_task() is late:
+            await answered.wait()
+        return await ask()
+
+    monkeypatch.setattr(indexer, "_ask", slow)
+    late = asyncio.ensure_future(Outside(offering).take_over("late"))
+    await until(lambda: phase_of(offering) == "outside")
+    monkeypatch.setattr(offers, "ATTACHED_S", 0.2)
+    assert await offering.sums() == {"a": 380, "b": 400}
+    answered.set()
+    with pytest.raises(ConditionError) as caught:
+        await late
+    assert caught.value.code == "not_spark_engine"
+    offering.put("k0", kind="b", n=100)
+    assert await offering.sums() == {"a": 380, "b": 500}
+    assert offering.bucket.info("d")["writer"] == "node indexer"
+
+
+async def test_nobody_takes_a_build_that_is_going_back(offering, monkeypatch):
+    fill(offering, 40)
+    await offering.apply({"d": SUM})
+    await until(lambda: offering.bucket.offers([]) == ["d"])
+    first = Outside(offering)
+    await first.take_over("first")
+    indexer = offering.bucket._indexer
+    (served,) = indexer._indexes.values()
+    async with served.lock:  # a long commit
+        monkeypatch.setattr(offers, "ATTACHED_S", 0.0)
+        await until(lambda: served.is_meant_here)
+        with pytest.raises(ConditionError) as caught:
+            await Outside(offering).take_over("second")
+        assert caught.value.code == "not_spark_engine"
+    assert await offering.sums() == {"a": 380, "b": 400}
+
+
+async def test_one_that_goes_back_holds_up_no_other(offering, monkeypatch):
+    """Neither while a long commit of it is waited for, nor if it is gone by then."""
+    fill(offering, 40)
+    await offering.apply({"d": SUM})
+    await until(lambda: offering.bucket.offers([]) == ["d"])
+    await Outside(offering).take_over()
+    indexer = offering.bucket._indexer
+    (served,) = indexer._indexes.values()
+    async with served.lock:
+        monkeypatch.setattr(offers, "ATTACHED_S", 0.0)
+        await until(lambda: not indexer.offers.is_taken(served.signature))
+        removing = asyncio.ensure_future(indexer.remove(served.signature))
+        other = await offering.bucket._opened(parse_design(OTHER, "e"))
+        await indexer.add(other.index, other.mapper)
+        await indexer.updated(other.signature, range(PARTITIONS), 20)
+    await removing
+    assert not served.is_kept_here
+    await indexer.remove(other.signature)
+    await asyncio.to_thread(other.close)
