@@ -442,6 +442,10 @@ class BucketIndexer:
         due = [served for served in wanted if served.group or served.retry_at <= now]
         highs = self._highs()
         to_be_built = [served for served in wanted if served.is_to_be_built(highs)]
+        for other in self._indexes.values():
+            if other.is_automatic == is_automatic and other not in to_be_built:
+                is_needed = other.is_to_be_built(highs)
+                self.offers.withdraw(other.signature, now, is_needed=is_needed)
         held = [s for s in to_be_built if self.offers.holds(s.signature, s.lacking(highs), now)]
         wanted, due, to_be_built = (
             [each for each in some if each not in held] for some in (wanted, due, to_be_built)

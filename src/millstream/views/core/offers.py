@@ -9,9 +9,11 @@
 A pipeline is attached for as long as it asks what is offered; each time it says what it builds.
 
 Invariants:
-1. A build is held up for at most `OFFER_S` where nobody takes it, and for `ATTACHED_S` after its
-   pipeline was last heard to do it.
-2. One that was declined is not offered again for `DECLINED_S`: the node does it.
+1. A build is held up for at most `OFFER_S` where nobody takes it, for as long before where it is
+   not known yet whether it is large, and for `ATTACHED_S` after its pipeline was last heard to do
+   it.
+2. Offered is what is known to be large and to be built now, and nothing is declined that was not.
+3. One that was declined is not offered again for `DECLINED_S`: the node does it.
 
 Elsewhere: who asks whether to build (`views.aio.indexing`), who takes it
 (`views.aio.outside_writer`), the pipeline (`millstream.pipelines.index.offered`).
@@ -23,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Final
 
 __all__ = ["ATTACHED_S", "DECLINED_S", "OFFER_CHANGES_MIN", "OFFER_S", "Offers"]
@@ -37,13 +40,24 @@ DECLINED_S: Final = 600.0
 """How long a build that was declined is not offered again."""
 
 
+@dataclass
+class _Offer:
+    held_at: float
+    """Since when the build waits."""
+    offered_at: float | None = None
+    """Since when it counts as offered: since it was first known to be large."""
+    is_offered: bool = False
+    """It is known to be large now."""
+
+
 class Offers:
     """Of one bucket; times are seconds of any one clock, indexes are known by their signatures."""
 
     def __init__(self) -> None:
         self._heard_at: float | None = None
-        self._offered: dict[str, tuple[float, bool]] = {}
-        """Since when, and whether it is known to be large."""
+        self._held: dict[str, _Offer] = {}
+        self._waited: dict[str, float] = {}
+        """How long builds waited that are wanted no more for now."""
         self._taken: dict[str, float] = {}
         """When it was last heard to be at work."""
         self._declined: dict[str, float] = {}
@@ -53,7 +67,7 @@ class Offers:
         self._heard_at = now
         for signature in self._taken.keys() & set(building):
             self._taken[signature] = now
-        return sorted(signature for signature, (_, is_large) in self._offered.items() if is_large)
+        return sorted(signature for signature in self._held if self.is_held(signature))
 
     def is_attached(self, now: float) -> bool:
         """Whether a pipeline asked lately."""
@@ -73,25 +87,48 @@ class Offers:
             return False
         is_small = changes is not None and changes < OFFER_CHANGES_MIN
         if is_small or not self.is_attached(now):
-            self._offered.pop(signature, None)
+            self.withdraw(signature, now, is_needed=False)
             return False
-        since = self._offered.get(signature, (now, False))[0]
+        offer = self._held.setdefault(signature, _Offer(now))
+        offer.is_offered = changes is not None
+        if offer.is_offered and offer.offered_at is None:
+            offer.offered_at = now - self._waited.pop(signature, 0.0)
+        since = offer.held_at if offer.offered_at is None else offer.offered_at
         if now - since < OFFER_S:
-            self._offered[signature] = since, changes is not None
             return True
-        self._decline(signature, now)
+        if offer.is_offered:
+            self._decline(signature, now)
         return False
+
+    def withdraw(self, signature: str, now: float, *, is_needed: bool) -> None:
+        """An index is not to be built now.
+
+        Args:
+            signature: of the index.
+            now: the time.
+            is_needed: nobody waits for its build, but the next who does needs one; what it was
+                offered counts then.
+        """
+        offer = self._held.get(signature)
+        if not is_needed:
+            self._waited.pop(signature, None)
+        elif offer is None or offer.offered_at is None:
+            return  # how long it waited to be known stays known
+        else:
+            self._waited[signature] = now - offer.offered_at
+        self._held.pop(signature, None)
 
     def take(self, signature: str, now: float) -> bool:
         """A writer wants to do a build; return whether it may."""
-        if signature not in self._taken and not self._offered.pop(signature, (0, False))[1]:
+        if signature not in self._taken and not self.is_held(signature):
             return False
+        self._held.pop(signature, None)
         self._taken[signature] = now
         return True
 
     def is_held(self, signature: str) -> bool:
         """Whether its build waits to be taken."""
-        return signature in self._offered
+        return signature in self._held and self._held[signature].is_offered
 
     def is_taken(self, signature: str) -> bool:
         """Whether a pipeline builds it."""
@@ -112,7 +149,7 @@ class Offers:
 
     def forget(self, signature: str) -> None:
         """The index is gone, or is kept by another rule."""
-        for known in (self._offered, self._taken, self._declined):
+        for known in (self._held, self._waited, self._taken, self._declined):
             known.pop(signature, None)
 
     def _decline(self, signature: str, now: float) -> None:

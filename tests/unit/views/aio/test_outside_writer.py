@@ -419,6 +419,22 @@ async def test_a_build_that_no_pipeline_takes_is_done_here(offering, monkeypatch
     assert offering.bucket.info("d")["writer"] == "node indexer"
 
 
+async def test_an_offer_ends_with_what_needs_the_build(offering):
+    fill(offering, 40)
+    await offering.apply({"d": {**SUM, "autoupdate": False}})
+    asking = asyncio.ensure_future(offering.sums())
+    await until(lambda: offering.bucket.offers([]) == ["d"])
+    asking.cancel()
+    await until(lambda: offering.bucket.offers([]) == [])
+    assert phase_of(offering) == "asleep"
+    asking = asyncio.ensure_future(offering.sums())
+    await until(lambda: offering.bucket.offers([]) == ["d"])
+    writer = Outside(offering)
+    await writer.take_over()
+    await writer.load()
+    assert await asking == {"a": 380, "b": 400}
+
+
 async def test_a_small_one_is_not_offered(offering):
     fill(offering, 9)
     await offering.apply({"d": SUM})
