@@ -111,10 +111,11 @@ class HttpClient:
         except urllib.error.HTTPError as error:
             raise self._refusal(error) from error
         except (OSError, HTTPException) as error:
-            reason = getattr(error, "reason", error)
-            raise UnavailableError(
-                f"{self.address} does not answer: {reason}", code="unreachable"
-            ) from error
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: Exception) -> UnavailableError:
+        reason = getattr(error, "reason", error)
+        return UnavailableError(f"{self.address} does not answer: {reason}", code="unreachable")
 
     def request(
         self,
@@ -128,8 +129,7 @@ class HttpClient:
         """Return the object that a page answers; raises as `open`, and RemoteProtocolError."""
         body = content if isinstance(content, bytes | None) else json.dumps(content).encode()
         with self.open(method, path, body, headers=headers, timeout_s=timeout_s) as answer:
-            data = answer.read(ANSWER_BYTES_MAX)
-        return self._object(data)
+            return self._object(self._whole(answer))
 
     def etag(self, path: str) -> str | None:
         """Return the ETag of a page without its quotes, None if there is no such page."""
@@ -152,6 +152,21 @@ class HttpClient:
         with self.open(method, path, body, timeout_s=timeout_s) as answer:
             while piece := answer.read1(PIECE_BYTES):
                 yield piece
+            self._check_end(answer)
+
+    def _whole(self, answer: HTTPResponse | urllib.error.HTTPError) -> bytes:
+        data = answer.read(ANSWER_BYTES_MAX)
+        if len(data) < ANSWER_BYTES_MAX:
+            self._check_end(answer)
+        return data
+
+    def _check_end(self, answer: HTTPResponse | urllib.error.HTTPError) -> None:
+        """Raise where fewer bytes came than were announced: `read` takes that for the end."""
+        if missing := getattr(answer, "length", None):
+            raise UnavailableError(
+                f"{self.address} ends its answer early: {missing} bytes are missing",
+                code="unreachable",
+            )
 
     def _object(self, data: bytes) -> dict[str, Any]:
         try:
@@ -165,9 +180,13 @@ class HttpClient:
     def _refusal(self, error: urllib.error.HTTPError) -> MillstreamError:
         with error:
             try:
-                content = self._object(error.read(ANSWER_BYTES_MAX))
-            except (OSError, RemoteProtocolError):
+                content = self._object(self._whole(error))
+            except RemoteProtocolError:
                 content = {}
+            except UnavailableError as cut:
+                return cut
+            except (OSError, HTTPException) as lost:
+                return self._unreachable(lost)
         reason, code = content.get("reason", error.reason), content.get("error", "")
         kind = _BY_STATUS.get(error.code, UnavailableError)
         return kind(f"{self.address}: {reason}", code=str(code))

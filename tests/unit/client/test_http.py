@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -84,13 +85,43 @@ def test_a_wrong_request_is_a_wrong_use(node: EmbeddedNode) -> None:
     [
         (b"", UnavailableError),
         (b"SSH-2.0-x\r\n\r\n", UnavailableError),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nab", RemoteProtocolError),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", RemoteProtocolError),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nab", RemoteProtocolError),
         (b"HTTP/1.1 500 No\r\nContent-Length: 2\r\n\r\nab", UnavailableError),
     ],
 )
 def test_what_is_no_node_is_an_error(answer: bytes, kind: type[MillstreamError]) -> None:
+    with answering(answer) as port, pytest.raises(kind):
+        nobody(port).request("GET", "/")
+
+
+CHUNKED = b"\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n",
+        b'HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"a":',
+        b'HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"a": 1}',
+        b'HTTP/1.1 200 OK%b9\r\n{"a":' % CHUNKED,
+        b"HTTP/1.1 409 No\r\nContent-Length: 99\r\n\r\n",
+        b'HTTP/1.1 409 No\r\nContent-Length: 99\r\n\r\n{"error":',
+        b'HTTP/1.1 409 No%b9\r\n{"error":' % CHUNKED,
+    ],
+)
+def test_a_node_that_ends_within_its_answer_is_unreachable(answer: bytes) -> None:
+    with answering(answer) as port, pytest.raises(UnavailableError) as caught:
+        nobody(port).request("GET", "/")
+    assert caught.value.code == "unreachable"
+    with answering(answer) as port, pytest.raises(UnavailableError) as caught:
+        list(nobody(port).pieces("GET", "/"))
+    assert caught.value.code == "unreachable"
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[int]:
+    """Within `with`, a port where one request is answered so, and no more is said."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -101,9 +132,7 @@ def test_what_is_no_node_is_an_error(answer: bytes, kind: type[MillstreamError])
 
         thread = threading.Thread(target=serve)
         thread.start()
-        port = listener.getsockname()[1]
-        with pytest.raises(kind):
-            nobody(port).request("GET", "/")
+        yield listener.getsockname()[1]
         thread.join()
 
 
