@@ -15,6 +15,8 @@ from pathlib import Path
 from spark_faults.schedule import FAMILIES, PLANTS, Schedule, schedule_of
 from spark_faults.world import Outcome, World
 
+PLANT = "MILLSTREAM_SPARK_PLANT"
+
 
 def say(text: str) -> None:
     sys.stdout.write(text + "\n")
@@ -36,14 +38,34 @@ def run_many(world: World, family: str, first: int, wanted: int) -> list[Outcome
     return outcomes
 
 
-def until_found(world: World, family: str, first: int, most: int) -> list[Outcome]:
-    """Run schedules until one is wrong."""
+def until_found(
+    world: World, family: str, first: int, most: int, plant: str
+) -> tuple[list[Outcome], bool]:
+    """Run schedules with a mistake until one shows it; return also whether one did."""
     outcomes: list[Outcome] = []
+    os.environ[PLANT] = plant
     for seed in range(first, first + most):
         outcomes.append(run_one(world, schedule_of(family, seed)))
-        if outcomes[-1].wrong:
-            break
-    return outcomes
+        if is_by_plant(world, outcomes[-1]):
+            return outcomes, True
+    return outcomes, False
+
+
+def is_by_plant(world: World, outcome: Outcome) -> bool:
+    """Whether a schedule is wrong by the mistake in it.
+
+    A sink that differs is; a failure or a time limit only where there is none without the mistake.
+    """
+    if outcome.is_difference or not outcome.wrong:
+        return outcome.is_difference
+    plant = os.environ.pop(PLANT)
+    world.end_spark()
+    try:
+        say("    the same without the mistake:")
+        return not run_one(world, outcome.schedule).wrong
+    finally:
+        os.environ[PLANT] = plant
+        world.end_spark()
 
 
 def run_one(world: World, schedule: Schedule, *, is_traced: bool = False) -> Outcome:
@@ -88,10 +110,10 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left running
     families = FAMILIES if args.family is None else (args.family,)
     if args.plant is not None:
-        os.environ["MILLSTREAM_SPARK_PLANT"] = args.plant
         families = (PLANTS[args.plant][0],)
     began = time.monotonic()
-    outcomes = []
+    outcomes: list[Outcome] = []
+    is_found = False
     with tempfile.TemporaryDirectory(prefix="spark-faults-") as made:
         folder = args.keep or Path(made)
         folder.mkdir(parents=True, exist_ok=True)
@@ -101,7 +123,9 @@ def main() -> int:
                 if args.seed is not None:
                     outcomes += [run_one(world, schedule_of(family, args.seed), is_traced=True)]
                 elif args.plant is not None:
-                    outcomes += until_found(world, family, args.first, args.schedules)
+                    outcomes, is_found = until_found(
+                        world, family, args.first, args.schedules, args.plant
+                    )
                 else:
                     outcomes += run_many(world, family, args.first, args.schedules)
         finally:
@@ -109,7 +133,9 @@ def main() -> int:
     for family in families:
         say(summary(family, outcomes))
     say(f"{time.monotonic() - began:.0f} s")
-    return any(one.wrong for one in outcomes) == (args.plant is None)
+    if args.plant is not None:
+        return not is_found
+    return any(one.wrong for one in outcomes)
 
 
 if __name__ == "__main__":

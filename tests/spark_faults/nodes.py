@@ -2,7 +2,9 @@
 
 Invariants:
 1. A node keeps its addresses over restarts.
-2. Whoever finds a node dead that should live starts it again; that is no fault of its own.
+2. Whoever finds a node dead that should live starts it again, and it is counted: who plays a
+   schedule compares that with what its faults killed.
+3. Nodes that do not all come up leave none behind.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,10 +45,18 @@ class Nodes:
         }
         self.down: set[str] = set()
         """Those that are not to live at present."""
-        for node in self.by_name.values():
-            node.start()
-            kept = [word for name in ("kv", "http") for word in (f"--{name}", node.ready[name])]
-            node.options = (*kept, *node.options)
+        self.deaths = Counter[str]()
+        """How often each was found dead that should live."""
+        try:
+            for node in self.by_name.values():
+                node.start()
+                kept = [
+                    word for name in ("kv", "http") for word in (f"--{name}", node.ready[name])
+                ]
+                node.options = (*kept, *node.options)
+        except BaseException:  # also when interrupted
+            self.close()
+            raise
 
     def close(self) -> None:
         for node in self.by_name.values():
@@ -55,6 +66,7 @@ class Nodes:
         """Start again what was killed by a fault."""
         for name, node in self.by_name.items():
             if name not in self.down and not node.is_running:
+                self.deaths[name] += 1
                 self.start(name)
 
     def kill(self, name: str) -> None:

@@ -3,7 +3,8 @@
 Invariants:
 1. After each round every sink equals what the source has, and so does a copy that is read anew;
    what the source has is asked of its node, key by key.
-2. A pipeline is started again only after it, its driver or a node failed, from its checkpoint.
+2. A pipeline is started again only after it, its driver or a node failed, from its checkpoint;
+   what fails without a cause (see `causes`), or does not stop when it is told to, is wrong.
 3. What was to go wrong counts only where it did: `Outcome` says so.
 """
 
@@ -33,6 +34,7 @@ from millstream.pipelines.sinks.parquet_target import ParquetTarget
 from millstream.pipelines.source import MillstreamDataSource
 from node_process import free_port
 from spark_cluster import Processes
+from spark_faults.causes import Causes
 from spark_faults.nodes import TIMEOUT_S, Bucket, Nodes
 from spark_faults.points import Points
 from spark_faults.schedule import KEYS, Fault, Round, Schedule
@@ -44,6 +46,7 @@ GROUPS = 7
 SETTLE_S = 150.0
 """The longest that a round takes until all is level, restarts of everything in it."""
 RESTARTS_MAX = 8
+DRIVER_DIED = "the driver died"
 VIEW_MS = 4_000
 ERROR_CHARS_MAX = 1_500
 HERE = Path(__file__).parent
@@ -64,6 +67,10 @@ SPREAD = {
 
 class DriverDied(Exception):
     """The driver is gone."""
+
+
+class Difference(AssertionError):
+    """Something is not what the source has."""
 
 
 class Driver:
@@ -131,6 +138,13 @@ class Executors:
 
     def __init__(self, folder: Path, points: Points) -> None:
         self.processes = Processes(folder)
+        try:
+            self._start(folder, points)
+        except BaseException:  # also when interrupted: half of them are none
+            self.close()
+            raise
+
+    def _start(self, folder: Path, points: Points) -> None:
         env = {"PYTHONPATH": paths(), "MILLSTREAM_SPARK_FAULTS": str(points.folder)}
         start = self.processes.program("bin/spark-class")
         kind = "org.apache.spark.deploy"
@@ -159,6 +173,8 @@ class Outcome:
     seconds: float = 0.0
     counts: Counter[str] = dataclasses.field(default_factory=Counter)
     wrong: str = ""
+    is_difference: bool = False
+    """Whether it is wrong because a sink differs, and not because something failed or hung."""
 
     @property
     def counted(self) -> bool:
@@ -181,11 +197,16 @@ class World:
         self.executors: Executors | None = None
 
     def close(self) -> None:
+        self.end_spark()
+        self.nodes.close()
+
+    def end_spark(self) -> None:
+        """End driver and executors; the next schedule has others."""
         if self.driver is not None:
-            self.driver.kill()
+            self.bury()
         if self.executors is not None:
             self.executors.close()
-        self.nodes.close()
+            self.executors = None
 
     def settings(self, *, is_spread: bool) -> tuple[str, ...]:
         """Return the settings of Spark; with executors of their own, start these."""
@@ -206,10 +227,20 @@ class World:
             play.rounds()
         except Exception as error:  # noqa: BLE001 - told, with the seed
             outcome.wrong = f"{type(error).__name__}: {error}"
+            outcome.is_difference = isinstance(error, Difference)
         finally:
-            play.end()
+            self.end(play, outcome)
         outcome.seconds = time.monotonic() - began
         return outcome
+
+    def end(self, play: Play, outcome: Outcome) -> None:
+        """End a schedule; what is wrong only then counts, too."""
+        try:
+            play.end()
+        except Exception as error:  # noqa: BLE001 - told, with the seed
+            outcome.wrong = outcome.wrong or f"at the end: {type(error).__name__}: {error}"
+        if outcome.wrong and self.driver is not None:
+            self.bury()  # the next schedule begins with nothing of this one
 
     def running(self, settings: tuple[str, ...]) -> Driver:
         """Return a driver with these settings."""
@@ -240,6 +271,9 @@ class Play:
         self.folder = world.folder / f"{schedule.family}-{schedule.seed}"
         shutil.rmtree(self.folder, ignore_errors=True)
         name = f"{schedule.family[0]}{schedule.seed}-{secrets.token_hex(3)}"
+        self.causes = Causes(world.points)
+        self.deaths = Counter(self.nodes.deaths)
+        """What was found dead before."""
         self.nodes.look_after()
         self.source = Bucket(
             self.nodes, name, "a", secrets.token_hex(16) if schedule.is_pair else ""
@@ -254,13 +288,17 @@ class Play:
 
     def end(self) -> None:
         """Stop what runs, and remove it."""
-        self.nodes.down.clear()
-        self.nodes.look_after()
-        for sink in sorted(self.started):
-            self.tell_driver(do="stop", kind=sink)
-        for bucket in (self.source, self.copy):
-            bucket.drop()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        for name in [*self.nodes.down]:
+            self.nodes.start(name)
+        try:
+            for sink in sorted(self.started):
+                self.stop(sink)
+            self.check_nodes()
+        finally:
+            self.nodes.look_after()
+            for bucket in (self.source, self.copy):
+                bucket.drop()
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     # -- rounds
 
@@ -269,6 +307,7 @@ class Play:
             armed = self.arm(number, each.fault) if each.fault is not None else None
             self.write(each.durable, is_durable=True)
             if each.loss == "failover":
+                self.causes.shaken()
                 self.nodes.kill(self.passive)
             self.write(each.lossy)
             self.settle()
@@ -286,12 +325,13 @@ class Play:
         return self.other(self.source.active)
 
     def arm(self, number: int, fault: Fault) -> Fault:
-        pids = []
+        pids, victim = [], ""
         if fault.action == "driver":
-            pids = [self.world.running(self.settings).process.pid]
+            pids, victim = [self.world.running(self.settings).process.pid], "driver"
         elif fault.action in ("node", "other-node"):
-            name = self.source.active if fault.action == "node" else "other"
-            pids = [self.nodes.pid(name)]
+            victim = self.source.active if fault.action == "node" else "other"
+            pids = [self.nodes.pid(victim)]
+        self.causes.armed(number, victim)
         self.points.arm(number, fault.point, fault.at, fault.action, pids)
         return fault
 
@@ -308,6 +348,7 @@ class Play:
     def lose(self, each: Round) -> None:
         """Lose what was written last, and write something else in its place."""
         had = self.source.get(NAMES)
+        self.causes.shaken()
         if each.loss == "failover":
             left = self.source.active
             self.nodes.kill(left)
@@ -329,6 +370,7 @@ class Play:
         self.write(each.lossy // 2)
         if each.loss == "failover":
             self.settle()
+            self.causes.shaken()
             self.nodes.start(left)
             self.source.promote(self.source.active)
             self.source.until_whole()
@@ -366,13 +408,27 @@ class Play:
             self.world.bury()
             self.started.clear()
             self.counts["drivers that died"] += 1
-            return "the driver died"
+            log = (self.world.folder / "driver.log").read_text(errors="replace")[-ERROR_CHARS_MAX:]
+            self.causes.check_deaths("driver", self.counts["drivers that died"], log)
+            return DRIVER_DIED
+
+    def stop(self, sink: str) -> None:
+        """Stop a pipeline, which has to do so, unless its driver is killed meanwhile."""
+        wrong = self.tell_driver(do="stop", kind=sink)
+        assert wrong in ("", DRIVER_DIED), f"{sink} does not stop: {wrong[:ERROR_CHARS_MAX]}"
+
+    def check_nodes(self) -> None:
+        """Fail if a node died by itself."""
+        for name, node in self.nodes.by_name.items():
+            found = self.nodes.deaths[name] - self.deaths[name]
+            self.causes.check_deaths(name, found, node.log()[-ERROR_CHARS_MAX:])
 
     def settle(self) -> None:
         """Wait until all pipelines have brought over what there is."""
         until = time.monotonic() + SETTLE_S
         failures: list[str] = []
         waiting = list(self.schedule.sinks)
+        self.causes.begin()
         while waiting:
             assert time.monotonic() < until, f"not level in time: {failures[-2:]}"
             assert len(failures) <= RESTARTS_MAX, f"fails again and again: {failures[-2:]}"
@@ -382,12 +438,16 @@ class Play:
             wrong = wrong or self.tell_driver(do="settle", kind=sink)
             if wrong:
                 failures.append(wrong[:ERROR_CHARS_MAX])
+                assert self.causes.is_any, f"{sink} failed by itself: {failures[-1]}"
                 self.counts["restarts of pipelines"] += 1
                 if sink in self.started:
                     self.started.discard(sink)
-                    self.tell_driver(do="stop", kind=sink)
+                    self.stop(sink)
             elif sink != "view" or self.is_view_level():
                 waiting.pop(0)
+        self.check_nodes()
+        if not failures:
+            self.causes.settled()
 
     def start(self, sink: str) -> str:
         said: dict[str, Any] = {
@@ -451,14 +511,16 @@ class Play:
         documents = {key: json.loads(value) for key, value in expected.items()}
         rows = self.ask_view("reduce=false&update=false")
         found = {row["id"]: (row["key"], row["value"]) for row in rows}
-        assert len(found) == len(rows), f"{where}: rows of the view twice"
+        if len(found) != len(rows):
+            raise Difference(f"{where}: rows of the view twice")
         wanted = {key: (one["g"], one["n"]) for key, one in documents.items()}
         differing(f"{where}: the view", _ours(found), wanted)
         sums = Counter[int]()
         for one in documents.values():
             sums[one["g"]] += one["n"]
         groups = {row["key"]: row["value"] for row in self.ask_view("group=true&update=false")}
-        assert _ours(groups) == sums, f"{where}: sums {groups}, expected {sums}"
+        if _ours(groups) != sums:
+            raise Difference(f"{where}: sums {groups}, expected {sums}")
 
     def count_events(self) -> None:
         for name in ("rollbacks", "fetched", "sweeps"):
@@ -493,4 +555,6 @@ def differing(what: str, found: dict[str, Any], expected: dict[str, Any]) -> Non
         for key in found.keys() | expected.keys()
         if found.get(key) != expected.get(key)
     }
-    assert not wrong, f"{what} differs in {len(wrong)} keys: {dict(sorted(wrong.items())[:4])}"
+    if wrong:
+        some = dict(sorted(wrong.items())[:4])
+        raise Difference(f"{what} differs in {len(wrong)} keys: {some}")
