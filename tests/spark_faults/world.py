@@ -30,6 +30,7 @@ from typing import Any
 
 from millstream.client.databases import Database
 from millstream.client.http import http_of
+from millstream.errors import MillstreamError
 from millstream.pipelines.sinks.parquet_target import ParquetTarget
 from millstream.pipelines.source import MillstreamDataSource
 from node_process import free_port
@@ -39,6 +40,7 @@ from spark_faults.nodes import TIMEOUT_S, Bucket, Nodes
 from spark_faults.points import Points
 from spark_faults.schedule import KEYS, Fault, Round, Schedule
 from spark_rows import rows_of
+from waiting import until
 
 NAMES = [f"k{n}" for n in range(KEYS)]
 DESIGN = {"engine": "spark", "views": {"v": {"map": "d => emit(d.g, d.n)", "reduce": "_sum"}}}
@@ -386,12 +388,19 @@ class Play:
             self.number += 1
             made = {"g": self.rng.randrange(GROUPS), "n": self.number}
             documents[key] = None if self.rng.random() < 0.25 else made
-        for _ in range(RESTARTS_MAX):
+
+        failures: list[Exception] = []
+
+        def is_written() -> bool:
             try:
-                return self.source.write(documents, is_durable=is_durable)
-            except Exception:  # noqa: BLE001 - a fault may kill the node just now
-                self.nodes.look_after()
-        return self.source.write(documents, is_durable=is_durable)
+                self.source.write(documents, is_durable=is_durable)
+            except (MillstreamError, OSError) as error:
+                failures.append(error)
+                self.nodes.look_after()  # a fault may kill the node just now
+                return False
+            return True
+
+        until(is_written, lambda: f"the source takes no writes: {failures[-1]}")
 
     # -- pipelines
 
