@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Callable
 from typing import Any
 
 from pyspark import cloudpickle
 from pyspark.sql.datasource import CaseInsensitiveDict, DataSource
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import (
     BinaryType,
     IntegerType,
@@ -50,3 +53,11 @@ def rows_of(
         for row in batch.to_pylist()  # type: ignore[union-attr]
     ]
     return len(parts), rows
+
+
+def planned_end(reader: Any, start: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    """Return where a batch from `start` ends, as checkpoints keep it; half are cut short."""
+    limit = ReadMaxRows(rng.randint(1, 60)) if rng.random() < 0.5 else None
+    end = reader.latestOffset(start, limit or ReadAllAvailable())
+    kept: dict[str, Any] = json.loads(json.dumps(end))
+    return kept

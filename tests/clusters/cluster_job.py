@@ -97,7 +97,7 @@ def stopper(mark: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Reco
             if context.partitionId() == 0 and context.attemptNumber() == 0:
                 mark.with_suffix(".new").write_text(str(os.getpid()))
                 mark.with_suffix(".new").rename(mark)
-                time.sleep(WAIT_S)
+                time.sleep(WAIT_S)  # not waited out: whoever sees the mark kills this process
                 raise AssertionError("nobody killed this task")
 
     return stop

@@ -7,7 +7,6 @@ Parquet files and a second bucket hold exactly the documents of the node.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from millstream.pipelines.options import parse_options
 from millstream.pipelines.schema import ARROW_SCHEMA
@@ -29,6 +28,7 @@ from millstream.pipelines.sinks.repairing import Applied, RepairingSink, Row
 from millstream.pipelines.source import MillstreamDataSource
 from node_process import NodeProcess
 from spark_bucket import BucketUnderTest
+from spark_rows import planned_end
 
 SCHEDULES = int(os.environ.get("MILLSTREAM_SCHEDULES", "15"))
 BLOCKS = 3
@@ -76,9 +76,7 @@ class Pipeline:
         if self.start is None:
             self.start = self.reader.initialOffset()
         if self.logged is None:
-            limit = ReadMaxRows(self.rng.randint(1, 60)) if self.rng.random() < 0.5 else None
-            end = self.reader.latestOffset(self.start, limit or ReadAllAvailable())
-            end = json.loads(json.dumps(end))
+            end = planned_end(self.reader, self.start, self.rng)
             if end == self.start:
                 return False
             self.logged = end

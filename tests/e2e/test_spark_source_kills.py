@@ -5,7 +5,6 @@ reader. Whenever the reader is at rest the keyed state equals the node's documen
 has refused to go on, naming partition and seqno; then it begins anew.
 """
 
-import json
 import os
 import random
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import (
     BinaryType,
     IntegerType,
@@ -27,6 +25,7 @@ from millstream.errors import RollbackRequiredError
 from millstream.pipelines.source import MillstreamDataSource
 from node_process import NodeProcess
 from spark_bucket import BucketUnderTest
+from spark_rows import planned_end
 
 ROUNDS = 40
 SEEDS = [int(seed) for seed in os.environ.get("MILLSTREAM_SEED", "1").split(",")]
@@ -68,9 +67,7 @@ class Driver:
         if self.start is None:
             self.start = self.reader.initialOffset()
         if self.logged is None:
-            limit = ReadMaxRows(self.rng.randint(1, 60)) if self.rng.random() < 0.5 else None
-            end = self.reader.latestOffset(self.start, limit or ReadAllAvailable())
-            end = json.loads(json.dumps(end))
+            end = planned_end(self.reader, self.start, self.rng)
             if end == self.start:
                 return False
             self.logged = end

@@ -274,7 +274,7 @@ class Shards:
     def __enter__(self) -> Self:
         try:
             self._follow(self._find())
-        except BaseException:
+        except BaseException:  # also when interrupted: no thread of an index stays behind
             self.close()
             raise
         return self
@@ -331,7 +331,7 @@ class Shards:
                 self._looked_at = time.monotonic()
         try:
             self._check(failed)
-        except BaseException:
+        except BaseException:  # whatever it is: the others do not go on without a pipeline
             self.end()
             raise
 
