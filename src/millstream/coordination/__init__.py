@@ -1,0 +1,1 @@
+"""Coordination: small replicated state that nodes and applications agree on."""

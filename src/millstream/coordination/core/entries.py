@@ -1,0 +1,325 @@
+"""Log entries of a replication group: what is agreed on, the same bytes on every member.
+
+    header 112 | hash of the header 16 | body
+
+Invariants:
+1. One entry has one encoding: decoding and encoding again gives the same bytes.
+2. A header's hash covers all of it, and so, by `body_hash`, the body, and by `prev_hash`, every
+   entry before it: members whose logs have the same hash at an LSN have the same log up to there.
+3. `view` is the view that first proposed the entry; a later view that commits it changes nothing.
+4. LSNs begin at 1 and grow by 1, `ts_ms` never falls; neither begins anew in a view or an epoch.
+5. `ts_ms` is information for people. No decision looks at it.
+
+Elsewhere: what is durable and where (`durable`), what a body asks for (the state machine).
+
+Source: Liskov and Cowling 2012; V2R2, "Nomenclature". docs/reference/coordination-format.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+from hashlib import blake2b
+from struct import Struct
+from typing import Final, NamedTuple
+
+from millstream.errors import CorruptionError
+
+__all__ = [
+    "BODY_BYTES_MAX",
+    "BODY_ITEMS_MAX",
+    "GENESIS",
+    "HASH_BYTES",
+    "HEADER_BYTES",
+    "ID_BYTES",
+    "NOBODY",
+    "NOTHING",
+    "Body",
+    "Entry",
+    "Header",
+    "Kind",
+    "Link",
+    "chain",
+    "check_chain",
+    "decode_body",
+    "decode_entry",
+    "decode_header",
+    "encode_body",
+    "encode_entry",
+    "encode_header",
+    "hash_of",
+    "is_body_of",
+]
+
+HASH_BYTES: Final = 16
+ID_BYTES: Final = 16
+BODY_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Of one entry; what clients may send is bounded below it, where requests are let in."""
+BODY_ITEMS_MAX: Final = 65535
+"""Groups, and arguments, of one entry."""
+NOBODY: Final = bytes(ID_BYTES)
+"""The client instance of an entry that no client asked for."""
+_VERSION: Final = 1
+_CLAIM: Final = 1
+"""A flag: the request was logged before; its wait is over, and this entry says how it ended."""
+_FIELDS: Final = Struct(">BBHI16sIIQ16sQ16sQQ16s")
+HEADER_BYTES: Final = _FIELDS.size + HASH_BYTES
+"""A header and its hash."""
+_COUNTS: Final = Struct(">HHH")
+
+
+class Kind(IntEnum):
+    """What an entry is for."""
+
+    REQUEST = 1
+    NOOP = 2
+    TICK = 3
+    SESSION_OPEN = 4
+    SESSION_EXPIRE = 5
+    SESSION_CLOSE = 6
+    SNAPSHOT = 7
+    SNAPSHOT_STABLE = 8
+    RECONFIG = 9
+
+
+class Link(NamedTuple):
+    """The end of a log, which the next entry hangs on."""
+
+    lsn: int
+    hash: bytes
+    ts_ms: int
+
+
+GENESIS: Final = Link(0, bytes(HASH_BYTES), 0)
+"""What the first entry of every group hangs on."""
+
+
+class Header(NamedTuple):
+    """Everything about an entry but its body."""
+
+    group_id: bytes
+    epoch: int
+    view: int
+    lsn: int
+    prev_hash: bytes
+    kind: Kind
+    ts_ms: int
+    instance: bytes
+    session: int
+    csn: int
+    claim: bool
+    body_length: int
+    body_hash: bytes
+
+    @property
+    def hash(self) -> bytes:
+        """Identifies this entry and all before it."""
+        return hash_of(_pack(self))
+
+    @property
+    def link(self) -> Link:
+        """What the next entry hangs on."""
+        return Link(self.lsn, self.hash, self.ts_ms)
+
+    def follows(self, link: Link) -> bool:
+        """Return whether this is an entry right behind `link`."""
+        return (
+            self.lsn == link.lsn + 1 and self.prev_hash == link.hash and self.ts_ms >= link.ts_ms
+        )
+
+
+class Body(NamedTuple):
+    """Who asks for what; principal and groups are empty if nobody outside asked."""
+
+    principal: bytes = b""
+    groups: tuple[bytes, ...] = ()
+    argv: tuple[bytes, ...] = ()
+
+
+NOTHING: Final = Body()
+
+
+class Entry(NamedTuple):
+    """One entry; `body` is encoded."""
+
+    header: Header
+    body: bytes
+
+    @property
+    def lsn(self) -> int:
+        """Where it stands."""
+        return self.header.lsn
+
+    @property
+    def content(self) -> Body:
+        """What it asks for; CorruptionError as `decode_body`."""
+        return decode_body(self.body)
+
+
+def hash_of(data: bytes) -> bytes:
+    """Return the hash that headers name things by: BLAKE2b of 128 bits."""
+    return blake2b(data, digest_size=HASH_BYTES).digest()
+
+
+def chain(
+    link: Link,
+    *,
+    group_id: bytes,
+    epoch: int,
+    view: int,
+    kind: Kind,
+    ts_ms: int,
+    body: Body = NOTHING,
+    instance: bytes = NOBODY,
+    session: int = 0,
+    csn: int = 0,
+    claim: bool = False,
+) -> Entry:
+    """Return the entry behind `link`; a time before the last entry's becomes that."""
+    data = encode_body(body)
+    header = Header(
+        group_id, epoch, view, link.lsn + 1, link.hash, kind, max(ts_ms, link.ts_ms), instance,
+        session, csn, claim, len(data), hash_of(data),
+    )  # fmt: skip
+    return Entry(header, data)
+
+
+def check_chain(link: Link, group_id: bytes, entries: Iterable[Entry]) -> Link:
+    """Return the end of the log with the entries behind `link`.
+
+    Raises:
+        CorruptionError: `broken_chain`: one does not follow the one before it.
+    """
+    for header, _ in entries:
+        if header.group_id != group_id or not header.follows(link):
+            raise CorruptionError(
+                f"the entry said to be LSN {header.lsn} does not follow LSN {link.lsn} of its "
+                "group; fetch it again from another member",
+                code="broken_chain",
+            )
+        link = header.link
+    return link
+
+
+# ---- encoding
+
+
+def encode_header(header: Header) -> bytes:
+    """Return `HEADER_BYTES` bytes."""
+    packed = _pack(header)
+    return packed + hash_of(packed)
+
+
+def _pack(header: Header) -> bytes:
+    (
+        group_id, epoch, view, lsn, prev_hash, kind, ts_ms, instance, session, csn, claim,
+        body_length, body_hash,
+    ) = header  # fmt: skip
+    assert len(group_id) == len(instance) == ID_BYTES
+    assert len(prev_hash) == len(body_hash) == HASH_BYTES
+    return _FIELDS.pack(
+        _VERSION, kind, claim, body_length, group_id, epoch, view, lsn, prev_hash, ts_ms,
+        instance, session, csn, body_hash,
+    )  # fmt: skip
+
+
+def decode_header(data: bytes, offset: int = 0) -> Header:
+    """Return the header that `encode_header` wrote at `offset`.
+
+    Raises:
+        CorruptionError: `damaged_entry`: too short or not what was written; `unknown_entry`:
+            whole, but of a kind that this version does not know.
+    """
+    packed = bytes(data[offset : offset + _FIELDS.size])
+    end = offset + HEADER_BYTES
+    if len(data) < end or data[offset + _FIELDS.size : end] != hash_of(packed):
+        raise _damaged("its header is not what was written")
+    (
+        version, kind, flags, body_length, group_id, epoch, view, lsn, prev_hash, ts_ms,
+        instance, session, csn, body_hash,
+    ) = _FIELDS.unpack(packed)  # fmt: skip
+    if version != _VERSION or kind not in _KINDS or flags & ~_CLAIM:
+        raise CorruptionError(
+            f"entry {lsn} is of version {version}, kind {kind}, flags {flags}, which this version "
+            "of Millstream does not know; a newer one wrote it",
+            code="unknown_entry",
+        )
+    if body_length > BODY_BYTES_MAX:
+        raise _damaged(f"a body of {body_length} bytes is longer than {BODY_BYTES_MAX}")
+    return Header(
+        group_id, epoch, view, lsn, prev_hash, Kind(kind), ts_ms, instance, session, csn,
+        bool(flags & _CLAIM), body_length, body_hash,
+    )  # fmt: skip
+
+
+_KINDS: Final = frozenset(Kind)
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """Return the bytes of an entry, for the journal and for peers."""
+    assert len(entry.body) == entry.header.body_length
+    return encode_header(entry.header) + entry.body
+
+
+def decode_entry(data: bytes, offset: int = 0) -> Entry:
+    """Return the entry that `encode_entry` wrote at `offset`; more may follow it.
+
+    Raises:
+        CorruptionError: as `decode_header`; also if the body is not the one of the header.
+    """
+    header = decode_header(data, offset)
+    begin = offset + HEADER_BYTES
+    body = bytes(data[begin : begin + header.body_length])
+    if not is_body_of(header, body):
+        raise _damaged(f"the body of LSN {header.lsn} is not what was written")
+    return Entry(header, body)
+
+
+def is_body_of(header: Header, body: bytes) -> bool:
+    """Return whether this is the body that the header was made for."""
+    return len(body) == header.body_length and hash_of(body) == header.body_hash
+
+
+def encode_body(body: Body) -> bytes:
+    """Return the bytes of a body; what is too long was to be refused before it came here."""
+    assert len(body.groups) <= BODY_ITEMS_MAX
+    assert len(body.argv) <= BODY_ITEMS_MAX
+    parts = [_COUNTS.pack(len(body.principal), len(body.groups), len(body.argv)), body.principal]
+    for group in body.groups:
+        parts += (len(group).to_bytes(2, "big"), group)
+    for argument in body.argv:
+        parts += (len(argument).to_bytes(4, "big"), argument)
+    data = b"".join(parts)
+    assert len(data) <= BODY_BYTES_MAX
+    return data
+
+
+def decode_body(data: bytes) -> Body:
+    """Return the body that `encode_body` wrote.
+
+    Raises:
+        CorruptionError: `damaged_entry`: lengths and bytes do not fit.
+    """
+    if len(data) < _COUNTS.size:
+        raise _damaged(f"{len(data)} bytes are no body")
+    principal_length, groups, arguments = _COUNTS.unpack_from(data)
+    at = _COUNTS.size + principal_length
+    principal = bytes(data[_COUNTS.size : at])
+    items: list[bytes] = []
+    for width, count in ((2, groups), (4, arguments)):
+        for _ in range(count):
+            begin = at + width
+            at = begin + int.from_bytes(data[at:begin], "big")
+            items.append(bytes(data[begin:at]))
+            if at > len(data):
+                raise _damaged("its body ends within an argument")
+    if at != len(data):
+        raise _damaged("its body has another length than its parts")
+    return Body(principal, tuple(items[:groups]), tuple(items[groups:]))
+
+
+def _damaged(reason: str) -> CorruptionError:
+    return CorruptionError(
+        f"this is no whole log entry: {reason}; fetch it from another member",
+        code="damaged_entry",
+    )
