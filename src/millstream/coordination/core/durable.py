@@ -1,0 +1,355 @@
+"""What a member of a replication group keeps on disk, as bytes and as what a restart finds.
+
+    superblock          two copies, 64 KiB apart: promises made, and which files are in force
+    journal-<number>    entries, one behind the other
+    headers-<number>    a slot of 160 bytes for each entry: its header, and where the entry stands
+    snapshot-<number>   state of the group at one LSN
+
+Invariants:
+1. Of the two copies of the superblock the newer is never the one written over: after a crash at
+   any moment one is whole. Both bad means the promises of this node are lost, and the node with
+   them: an older copy brought from elsewhere would deny them.
+2. A slot is written after its entry is durable, and synced before the entry counts as durable. So
+   a slot that is there says "this entry may have been acknowledged", and an entry that is not
+   whole is *torn* only if no slot names it; else it is *faulty*, to be fetched from another
+   member, never cut.
+3. Nothing names a file but the superblock, so one superblock write replaces log, header file and
+   snapshot together.
+4. A number is never given to two files that were both in force.
+
+Elsewhere: reading it all at a start (`recovery`), writing it (`journal`).
+
+Source: Liskov and Cowling 2012; Alagappan et al. 2018 on telling torn from damaged.
+docs/reference/coordination-format.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from struct import Struct
+from typing import Final, NamedTuple
+
+import msgspec
+
+from millstream.coordination.core.entries import (
+    GENESIS,
+    HASH_BYTES,
+    HEADER_BYTES,
+    Entry,
+    Header,
+    Link,
+    decode_header,
+    encode_header,
+    hash_of,
+)
+from millstream.errors import CorruptionError
+
+__all__ = [
+    "COPY_BYTES",
+    "FAULTY_SLOT",
+    "SLOT_BYTES",
+    "SNAPSHOT_HEAD_BYTES",
+    "SUPERBLOCK",
+    "SUPERBLOCK_BYTES",
+    "Configuration",
+    "DurableImage",
+    "Extent",
+    "Layout",
+    "Member",
+    "Place",
+    "Root",
+    "Slot",
+    "Snapshot",
+    "SnapshotId",
+    "Superblock",
+    "decode_root",
+    "decode_slot",
+    "decode_snapshot",
+    "encode_root",
+    "encode_slot",
+    "encode_snapshot",
+    "header_file_name",
+    "newest_root",
+    "segment_name",
+    "snapshot_name",
+]
+
+SUPERBLOCK: Final = "superblock"
+COPY_BYTES: Final = 64 * 1024
+"""Of the superblock: the room of one copy, so that no sector and no page has parts of both."""
+SUPERBLOCK_BYTES: Final = 2 * COPY_BYTES
+_MAGIC: Final = b"MSTRMGRP"
+_SNAPSHOT_MAGIC: Final = b"MSTRMSNP"
+_VERSION: Final = 1
+_ROOT_HEAD: Final = Struct(">8sHHIQ")
+_PLACE: Final = Struct(">QQ")
+_SNAPSHOT_HEAD: Final = Struct(">8sHHIQQ16sQQ32s")
+SNAPSHOT_HEAD_BYTES: Final = _SNAPSHOT_HEAD.size + HASH_BYTES
+SLOT_BYTES: Final = HEADER_BYTES + _PLACE.size + HASH_BYTES
+FAULTY_SLOT: Final = b"FAULTY".ljust(SLOT_BYTES, b".")
+"""Stands for an entry that was there and of which nothing can be read any more."""
+
+
+# ---- promises
+
+
+class Member(NamedTuple):
+    """A node of a group; `address` as people write it, HOST:PORT of its peers' port."""
+
+    node_id: bytes
+    address: str
+
+
+class Configuration(NamedTuple):
+    """The members of one epoch, sorted by node id, and where its log begins."""
+
+    epoch: int
+    members: tuple[Member, ...]
+    first_view: int = 0
+    close_lsn: int = 0
+    """Of the entry that ended the epoch before; 0 in epoch 0."""
+    close_hash: bytes = GENESIS.hash
+
+
+class SnapshotId(NamedTuple):
+    """One snapshot; `link` is that of the entry that asked for it, `hash` SHA-256 of its bytes."""
+
+    number: int
+    link: Link
+    hash: bytes
+
+    @property
+    def lsn(self) -> int:
+        """The state is that after this entry."""
+        return self.link.lsn
+
+
+class Superblock(NamedTuple):
+    """What a member has promised; durable before any message that depends on it."""
+
+    group_id: bytes
+    node_id: bytes
+    incarnation: int
+    epoch: int
+    view: int
+    last_normal: tuple[int, int]
+    """(epoch, view) in which the log was last known to be the group's; (0, -1): never yet."""
+    configuration: Configuration
+    previous: Configuration | None = None
+    is_retired: bool = False
+    snapshot: SnapshotId | None = None
+    """The stable one: what the log may be cut for."""
+    commit_hint: int = 0
+    """An LSN known to be committed; the journal lowers it to what it holds."""
+
+
+# ---- files in force
+
+
+class Extent(NamedTuple):
+    """A segment and the LSNs that count in it; entries of it beyond them were replaced."""
+
+    segment: int
+    first_lsn: int
+    last_lsn: int
+    """0 in the last one, which is still written."""
+
+
+class Layout(NamedTuple):
+    """The files in force; `base` is the entry before the first one that is kept."""
+
+    base: Link
+    headers: int
+    segments: tuple[Extent, ...]
+
+    def segment_of(self, lsn: int) -> int | None:
+        """Return the number of the segment that has an LSN."""
+        for extent in reversed(self.segments):
+            if extent.first_lsn <= lsn:
+                return extent.segment if not extent.last_lsn or lsn <= extent.last_lsn else None
+        return None
+
+
+class Root(NamedTuple):
+    """One superblock write; `sequence` grows by one with each."""
+
+    sequence: int
+    superblock: Superblock
+    layout: Layout
+
+    @property
+    def offset(self) -> int:
+        """Where its copy stands: they take turns."""
+        return self.sequence % 2 * COPY_BYTES
+
+
+_root_decoder = msgspec.msgpack.Decoder(tuple[Superblock, Layout])
+
+
+def encode_root(root: Root) -> bytes:
+    """Return one copy of the superblock, at most `COPY_BYTES`."""
+    payload = msgspec.msgpack.encode((root.superblock, root.layout))
+    head = _ROOT_HEAD.pack(_MAGIC, _VERSION, 0, len(payload), root.sequence)
+    data = head + payload
+    data += hash_of(data)
+    assert len(data) <= COPY_BYTES, "more segments than a superblock can name"
+    return data
+
+
+def decode_root(data: bytes, copy: int) -> Root | None:
+    """Return what stands in copy 0 or 1; None if it is not whole, or the other one's.
+
+    Raises:
+        CorruptionError: `newer_superblock`: whole, but of a version that is not known.
+    """
+    if len(data) < _ROOT_HEAD.size:
+        return None
+    magic, version, _, length, sequence = _ROOT_HEAD.unpack_from(data)
+    end = _ROOT_HEAD.size + length
+    if magic != _MAGIC or data[end : end + HASH_BYTES] != hash_of(data[:end]):
+        return None
+    if version != _VERSION:
+        raise CorruptionError(
+            f"the superblock is of version {version}; start the version of Millstream that wrote "
+            "it, or a newer one",
+            code="newer_superblock",
+        )
+    if sequence % 2 != copy:
+        return None
+    return Root(sequence, *_root_decoder.decode(data[_ROOT_HEAD.size : end]))
+
+
+def newest_root(data: bytes) -> tuple[Root | None, int]:
+    """Return what is in force of a superblock file, and how many of its two copies are whole."""
+    found = [decode_root(data[i * COPY_BYTES : (i + 1) * COPY_BYTES], i) for i in (0, 1)]
+    whole = [root for root in found if root is not None]
+    return max(whole, key=lambda root: root.sequence, default=None), len(whole)
+
+
+def segment_name(number: int) -> str:
+    """Return the file name of a segment."""
+    return f"journal-{number:08}"
+
+
+def header_file_name(number: int) -> str:
+    """Return the file name of a header file."""
+    return f"headers-{number:08}"
+
+
+def snapshot_name(number: int) -> str:
+    """Return the file name of a snapshot."""
+    return f"snapshot-{number:08}"
+
+
+# ---- slots of the header file
+
+
+class Place(NamedTuple):
+    """Where an entry begins."""
+
+    segment: int
+    offset: int
+
+
+class Slot(NamedTuple):
+    """An entry that may have been acknowledged, and where it stands."""
+
+    header: Header
+    place: Place
+
+
+def encode_slot(slot: Slot) -> bytes:
+    """Return `SLOT_BYTES` bytes."""
+    data = encode_header(slot.header) + _PLACE.pack(*slot.place)
+    return data + hash_of(data)
+
+
+def decode_slot(data: bytes) -> Slot | None:
+    """Return the slot, None if these are not the bytes of one."""
+    body = data[:-HASH_BYTES]
+    if len(data) != SLOT_BYTES or data[-HASH_BYTES:] != hash_of(body):
+        return None
+    return Slot(decode_header(body), Place(*_PLACE.unpack_from(body, HEADER_BYTES)))
+
+
+# ---- snapshots
+
+
+class Snapshot(NamedTuple):
+    """A snapshot with its bytes."""
+
+    id: SnapshotId
+    data: bytes
+
+
+def encode_snapshot(snapshot: Snapshot) -> bytes:
+    """Return the content of a snapshot's file."""
+    (number, link, digest), data = snapshot
+    head = _SNAPSHOT_HEAD.pack(_SNAPSHOT_MAGIC, _VERSION, 0, 0, number, *link, len(data), digest)
+    return head + hash_of(head) + data
+
+
+def decode_snapshot(content: bytes) -> Snapshot | None:
+    """Return the snapshot, None if the bytes are not those that were written."""
+    head = content[: _SNAPSHOT_HEAD.size]
+    if content[_SNAPSHOT_HEAD.size : SNAPSHOT_HEAD_BYTES] != hash_of(head):
+        return None
+    magic, version, _, _, number, lsn, link_hash, ts_ms, length, digest = _SNAPSHOT_HEAD.unpack(
+        head
+    )
+    data = content[SNAPSHOT_HEAD_BYTES:]
+    is_whole = (magic, version, length) == (_SNAPSHOT_MAGIC, _VERSION, len(data))
+    if not is_whole or sha256(data).digest() != digest:
+        return None
+    return Snapshot(SnapshotId(number, Link(lsn, link_hash, ts_ms), digest), data)
+
+
+# ---- what a restart finds
+
+
+@dataclass(frozen=True, slots=True)
+class DurableImage:
+    """What a restart finds; it has been made durable, and the journal goes on behind it."""
+
+    superblock: Superblock | None
+    """None: lost. This node id is dead, its member must be replaced by a new one."""
+    base: Link = GENESIS
+    """The entry before the first one of the log."""
+    headers: tuple[Header | None, ...] = ()
+    """Of all entries behind `base`; None: nothing of it can be read."""
+    bodies: tuple[bytes | None, ...] = ()
+    """Of the same entries; None: faulty, it may have been acknowledged and must be fetched."""
+    snapshot: Snapshot | None = None
+    """The stable one; None although the superblock names one: it must be fetched."""
+    is_journal_lost: bool = False
+    """Nothing can be said of the log; the superblock still holds what was promised."""
+
+    @property
+    def op_lsn(self) -> int:
+        """The last LSN, whole or faulty."""
+        return self.base.lsn + len(self.headers)
+
+    def entry(self, lsn: int) -> Entry | None:
+        """Return an entry behind `base`; None if it is faulty."""
+        index = lsn - self.base.lsn - 1
+        assert index >= 0
+        header, body = self.headers[index], self.bodies[index]
+        return None if header is None or body is None else Entry(header, body)
+
+    def faulty(self) -> Iterator[int]:
+        """Yield the LSNs that must be fetched, ascending."""
+        for index, body in enumerate(self.bodies):
+            if body is None:
+                yield self.base.lsn + 1 + index
+
+    def hash_at(self, lsn: int) -> bytes | None:
+        """Return the hash of an entry from `base` on, also of one whose successor alone tells."""
+        index = lsn - self.base.lsn - 1
+        if index < 0:
+            return self.base.hash if index == -1 else None
+        if (header := self.headers[index]) is not None:
+            return header.hash
+        following = self.headers[index + 1] if index + 1 < len(self.headers) else None
+        return None if following is None else following.prev_hash
