@@ -6,9 +6,10 @@
     snapshot-<number>   state of the group at one LSN
 
 Invariants:
-1. Of the two copies of the superblock the newer is never the one written over: after a crash at
-   any moment one is whole. Both bad means the promises of this node are lost, and the node with
-   them: an older copy brought from elsewhere would deny them.
+1. The two copies of the superblock are written one after the other, each synced, and only both
+   make a write done. So after a crash at any moment one is whole, and later damage to either one
+   brings back no older promise. Both bad means the promises of this node are lost, and the node
+   with them.
 2. A slot is written after its entry is durable, and synced before the entry counts as durable. So
    a slot that is there says "this entry may have been acknowledged", and an entry that is not
    whole is *torn* only if no slot names it; else it is *faulty*, to be fetched from another
@@ -179,19 +180,14 @@ class Root(NamedTuple):
     superblock: Superblock
     layout: Layout
 
-    @property
-    def offset(self) -> int:
-        """Where its copy stands: they take turns."""
-        return self.sequence % 2 * COPY_BYTES
-
 
 _root_decoder = msgspec.msgpack.Decoder(tuple[Superblock, Layout])
 
 
-def encode_root(root: Root) -> bytes:
-    """Return one copy of the superblock, at most `COPY_BYTES`."""
+def encode_root(root: Root, copy: int) -> bytes:
+    """Return copy 0 or 1 of the superblock, at most `COPY_BYTES`."""
     payload = msgspec.msgpack.encode((root.superblock, root.layout))
-    head = _ROOT_HEAD.pack(_MAGIC, _VERSION, 0, len(payload), root.sequence)
+    head = _ROOT_HEAD.pack(_MAGIC, _VERSION, copy, len(payload), root.sequence)
     data = head + payload
     data += hash_of(data)
     assert len(data) <= COPY_BYTES, "more segments than a superblock can name"
@@ -206,7 +202,7 @@ def decode_root(data: bytes, copy: int) -> Root | None:
     """
     if len(data) < _ROOT_HEAD.size:
         return None
-    magic, version, _, length, sequence = _ROOT_HEAD.unpack_from(data)
+    magic, version, number, length, sequence = _ROOT_HEAD.unpack_from(data)
     end = _ROOT_HEAD.size + length
     if magic != _MAGIC or data[end : end + HASH_BYTES] != hash_of(data[:end]):
         return None
@@ -216,16 +212,17 @@ def decode_root(data: bytes, copy: int) -> Root | None:
             "it, or a newer one",
             code="newer_superblock",
         )
-    if sequence % 2 != copy:
+    if number != copy:
         return None
     return Root(sequence, *_root_decoder.decode(data[_ROOT_HEAD.size : end]))
 
 
-def newest_root(data: bytes) -> tuple[Root | None, int]:
-    """Return what is in force of a superblock file, and how many of its two copies are whole."""
+def newest_root(data: bytes) -> tuple[Root | None, tuple[int, ...]]:
+    """Return what is in force of a superblock file, and which of its two copies do not say so."""
     found = [decode_root(data[i * COPY_BYTES : (i + 1) * COPY_BYTES], i) for i in (0, 1)]
     whole = [root for root in found if root is not None]
-    return max(whole, key=lambda root: root.sequence, default=None), len(whole)
+    newest = max(whole, key=lambda root: root.sequence, default=None)
+    return newest, tuple(i for i in (0, 1) if newest is None or found[i] != newest)
 
 
 def segment_name(number: int) -> str:

@@ -1,0 +1,126 @@
+"""Writing files of a directory so that an error leaves no doubt about what counts.
+
+Invariants:
+1. A call that returns has synced what it wrote; names are durable after `sync_directory`.
+2. Lack of space before a sync is `disk_full`, and the same call may be made again. Every other
+   error, and each of a sync, is `disk_failed`: nothing is written after it, and no sync is tried
+   again, since what the first one did not write may be gone.
+
+Elsewhere: which files there are and what order they are written in (`journal`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from millstream.ports.disk import Disk, File
+from millstream.storage.core.disk_errors import disk_error, is_full
+
+__all__ = ["CarefulFiles"]
+
+
+class CarefulFiles:
+    """The files of one directory; keeps those open that it has written."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
+        self.has_failed = False
+        self._open: dict[str, File] = {}
+
+    def settle(self) -> None:
+        """Make durable what is readable, and unreadable what is not durable.
+
+        What a killed process wrote may still be in memory only; what a failed sync left there
+        never gets to the disk by itself.
+        """
+        for name in self.names():
+            self._try(self._settle, name)
+        self.sync_directory()
+
+    def _settle(self, name: str) -> None:
+        file = self._file(name)
+        file.sync()
+        file.forget_cache()
+
+    def names(self) -> list[str]:
+        """Return the names in the directory."""
+        return self.disk.names()
+
+    def write(self, name: str, parts: Iterable[tuple[int, bytes]]) -> None:
+        """Write (offset, bytes) to a file, made if it is missing, and sync it."""
+        self._try(self._write, name, parts)
+        self._try(self._sync, name, is_final=True)
+
+    def _write(self, name: str, parts: Iterable[tuple[int, bytes]]) -> None:
+        file = self._file(name)
+        for offset, data in parts:
+            file.write_at(offset, data)
+
+    def replace(self, name: str, content: bytes) -> None:
+        """Give a file, which nothing refers to yet, this content, and sync it."""
+        self.cut(name, 0)
+        self.write(name, [(0, content)])
+
+    def cut(self, name: str, size: int) -> None:
+        """Cut a file, made if it is missing, and sync it."""
+        self._try(lambda name: self._file(name).truncate(size), name)
+        self._try(self._sync, name, is_final=True)
+
+    def _sync(self, name: str) -> None:
+        self._file(name).sync()
+
+    def read(self, name: str, offset: int, size: int) -> bytes:
+        """Return bytes of a file; a disk that cannot give them has failed."""
+        data = b""
+
+        def read(name: str) -> None:
+            nonlocal data
+            data = self._file(name).read_at(offset, size)
+
+        self._try(read, name, is_final=True)
+        return data
+
+    def rename(self, source: str, target: str) -> None:
+        """Give a file its name, durably."""
+        self._forget(source)
+        self._forget(target)
+        self._try(lambda _: self.disk.rename(source, target), target)
+        self.sync_directory()
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove files that nothing refers to any more; those that are gone, are."""
+        for name in names:
+            self._forget(name)
+            with suppress(FileNotFoundError):
+                self._try(self.disk.remove, name)
+
+    def sync_directory(self) -> None:
+        """Make names durable."""
+        self._try(lambda _: self.disk.sync_directory(), "", is_final=True)
+
+    def close(self) -> None:
+        """Close all files."""
+        for name in list(self._open):
+            self._forget(name)
+
+    def _file(self, name: str) -> File:
+        if name not in self._open:
+            self._open[name] = self.disk.open(name, create=True)
+        return self._open[name]
+
+    def _forget(self, name: str) -> None:
+        if (file := self._open.pop(name, None)) is not None:
+            file.close()
+
+    def _try(
+        self, call: Callable[..., None], name: str, *args: object, is_final: bool = False
+    ) -> None:
+        assert not self.has_failed, "the disk failed before"
+        try:
+            call(name, *args)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            self.has_failed = is_final or not is_full(error)
+            raise disk_error(error, self.disk.describe(name), is_final=is_final) from error

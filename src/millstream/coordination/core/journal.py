@@ -1,0 +1,361 @@
+"""The journal of one group over the disk port: every durable step of a member, in order.
+
+Invariants:
+1. When a call returns, what it says is durable; when it raises, nothing that it says counts.
+2. An append syncs the entries before it writes their slots, and these before it returns.
+3. Install, a new base and a cut prefix write new files, sync them and the directory, and then
+   take effect by one superblock write; the files they replace are removed only after it.
+4. What the superblock's commit hint covers is never cut, and promises never go back.
+5. Lack of space passes: nothing counts, and the same call may be made again. After any other
+   error, and after any error of a sync or of the superblock, nothing is written any more.
+6. At a start what was found is made durable before it is believed.
+
+Elsewhere: what is found at a start (`recovery`), errors (`careful_files`), the thread that calls
+this (`aio.journal`).
+
+Source: Liskov and Cowling 2012. docs/reference/coordination-format.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from millstream.coordination.core.careful_files import CarefulFiles
+from millstream.coordination.core.durable import (
+    COPY_BYTES,
+    SLOT_BYTES,
+    SUPERBLOCK,
+    DurableImage,
+    Extent,
+    Layout,
+    Place,
+    Root,
+    Slot,
+    Snapshot,
+    Superblock,
+    decode_slot,
+    encode_root,
+    encode_slot,
+    encode_snapshot,
+    header_file_name,
+    segment_name,
+    snapshot_name,
+)
+from millstream.coordination.core.entries import (
+    GENESIS,
+    HEADER_BYTES,
+    Entry,
+    Link,
+    check_chain,
+    encode_entry,
+)
+from millstream.coordination.core.recovery import Survey, survey
+from millstream.ports.disk import Disk
+
+__all__ = ["SEGMENT_BYTES_MAX", "Journal", "format_group", "is_formatted"]
+
+SEGMENT_BYTES_MAX: Final = 16 * 1024 * 1024
+"""A segment that has reached it is followed by a new one; only whole ones are removed."""
+_NUMBERED: Final = re.compile(r"(?:journal|headers)-([0-9]+)")
+_SNAPSHOT: Final = re.compile(r"snapshot-([0-9]+)")
+
+
+def is_formatted(disk: Disk) -> bool:
+    """Return whether this directory has, or had, a member of a group."""
+    return SUPERBLOCK in disk.names()
+
+
+def format_group(disk: Disk, superblock: Superblock) -> None:
+    """Make the files of a group that this node is a member of from now on; once.
+
+    Raises:
+        UnavailableError: `disk_full`, `disk_failed`: it is not formatted.
+    """
+    assert not is_formatted(disk), "a second time would deny what the first one promised"
+    files = CarefulFiles(disk)
+    files.replace(header_file_name(1), b"")
+    root = Root(1, superblock._replace(commit_hint=0), Layout(GENESIS, 1, ()))
+    copies = [encode_root(root, copy).ljust(COPY_BYTES, b"\0") for copy in (0, 1)]
+    files.replace(SUPERBLOCK + ".new", b"".join(copies))
+    files.rename(SUPERBLOCK + ".new", SUPERBLOCK)
+    files.close()
+
+
+class Journal:
+    """The files of a formatted group; all calls block."""
+
+    def __init__(self, disk: Disk, segment_bytes_max: int = SEGMENT_BYTES_MAX) -> None:
+        """Make durable what a crash left, read it and heal it.
+
+        Raises:
+            CorruptionError: a newer version wrote the files.
+            UnavailableError: `disk_full`, `disk_failed`.
+        """
+        self._files, self._segment_bytes_max = CarefulFiles(disk), segment_bytes_max
+        self._files.settle()
+        found = survey(disk)
+        self.image: DurableImage = found.image
+        self.torn_bytes = found.torn_bytes
+        """What this start has cut: begun, and never acknowledged."""
+        self.op_lsn = found.image.op_lsn
+        """The last LSN that is durable, or faulty."""
+        self._is_lost = found.image.is_journal_lost
+        self._end = found.end
+        self._link = self._found_link()
+        self._root = found.root
+        self._number = max(self._numbers(), default=0)
+        if found.root is not None:
+            self._heal(found, found.root)
+
+    @property
+    def root(self) -> Root:
+        """What the superblock says; there must be one."""
+        assert self._root is not None, "the superblock is lost"
+        return self._root
+
+    @property
+    def has_failed(self) -> bool:
+        """The disk failed: nothing is written any more."""
+        return self._files.has_failed
+
+    def _found_link(self) -> Link | None:
+        """Return the end of the log, None if its last entry is not known."""
+        if not self.image.headers:
+            return self.image.base
+        last = self.image.headers[-1]
+        return None if last is None else last.link
+
+    def _numbers(self) -> Iterable[int]:
+        for name in self._files.names():
+            if found := _NUMBERED.fullmatch(name):
+                yield int(found[1])
+
+    def _heal(self, found: Survey, root: Root) -> None:
+        for copy in found.stale_copies:
+            self._write_copy(root, copy)
+        if self._is_lost:
+            return
+        layout = root.layout
+        for place, data in found.heads.items():
+            self._files.write(segment_name(place.segment), [(place.offset, data)])
+        if found.torn_bytes and found.end is not None:
+            self._files.cut(segment_name(found.end.segment), found.end.offset)
+        if found.is_header_file_lost:
+            slots = b"".join(data for _, data in sorted(found.slots.items()))
+            headers = self._new_file(header_file_name, slots)
+            self._files.sync_directory()
+            self._flip(root.superblock, layout._replace(headers=headers))
+        elif found.slots:
+            parts = [(index * SLOT_BYTES, data) for index, data in found.slots.items()]
+            self._files.write(header_file_name(layout.headers), parts)
+        self._files.remove(found.leftovers)
+
+    # ---- steps
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Make entries durable behind the last one.
+
+        Raises:
+            UnavailableError: `disk_full`: none of them counts; `disk_failed`.
+        """
+        assert entries
+        assert self._link is not None, "the end of the log is not known: install"
+        assert not self._is_lost
+        link = check_chain(self._link, self.root.superblock.group_id, entries)
+        end = self._end
+        if end is None or end.offset >= self._segment_bytes_max:
+            end = self._open_segment()
+        slots = self._write_entries(end, entries)
+        index = self.op_lsn - self.root.layout.base.lsn
+        headers = header_file_name(self.root.layout.headers)
+        self._files.write(headers, [(index * SLOT_BYTES, b"".join(map(encode_slot, slots)))])
+        self.op_lsn, self._link, self._end = link.lsn, link, _behind(slots[-1])
+
+    def _open_segment(self) -> Place:
+        layout = self.root.layout
+        number = self._new_file(segment_name, b"")
+        self._files.sync_directory()
+        segments = (*_closed_at(layout.segments, self.op_lsn), Extent(number, self.op_lsn + 1, 0))
+        self._flip(self.root.superblock, layout._replace(segments=segments))
+        self._end = Place(number, 0)
+        return self._end
+
+    def _write_entries(self, place: Place, entries: Iterable[Entry]) -> list[Slot]:
+        """Write entries one behind the other, durably, and return their slots."""
+        slots: list[Slot] = []
+        begin, data = place, bytearray()
+        for entry in entries:
+            slots.append(Slot(entry.header, place))
+            data += encode_entry(entry)
+            place = _behind(slots[-1])
+        self._files.write(segment_name(begin.segment), [(begin.offset, bytes(data))])
+        return slots
+
+    def write_superblock(self, superblock: Superblock) -> None:
+        """Make promises durable."""
+        self._flip(superblock, self.root.layout)
+        self._remove_old()
+
+    def install(self, keep_lsn: int, suffix: Sequence[Entry], superblock: Superblock) -> None:
+        """Let the log be its own entries up to `keep_lsn` and `suffix` behind them.
+
+        Takes effect, with the superblock, as a whole or not at all.
+        """
+        layout = self.root.layout
+        assert not self._is_lost
+        assert max(layout.base.lsn, self.root.superblock.commit_hint) <= keep_lsn <= self.op_lsn
+        size = (keep_lsn - layout.base.lsn) * SLOT_BYTES
+        kept = self._files.read(header_file_name(layout.headers), 0, size)
+        link = self._link if keep_lsn == self.op_lsn else layout.base
+        if keep_lsn > layout.base.lsn and keep_lsn < self.op_lsn:
+            slot = decode_slot(kept[-SLOT_BYTES:])
+            link = None if slot is None else slot.header.link
+        self._replace_log(layout.base, kept, keep_lsn, link, suffix, superblock)
+
+    def begin_anew(self, base: Link, suffix: Sequence[Entry], superblock: Superblock) -> None:
+        """Let the log be `suffix` behind `base`, the link of a snapshot, instead of all it was."""
+        assert base.lsn >= self.root.superblock.commit_hint or self._is_lost
+        assert base == GENESIS or (superblock.snapshot and base == superblock.snapshot.link)
+        self._replace_log(base, b"", base.lsn, base, suffix, superblock)
+
+    def _replace_log(
+        self,
+        base: Link,
+        kept: bytes,
+        keep_lsn: int,
+        link: Link | None,
+        suffix: Sequence[Entry],
+        superblock: Superblock,
+    ) -> None:
+        segments = _closed_at(self.root.layout.segments, keep_lsn) if kept else ()
+        slots: list[Slot] = []
+        if suffix:
+            assert link is not None, "what is before the suffix is not known"
+            link = check_chain(link, superblock.group_id, suffix)
+            number = self._new_file(segment_name, b"")
+            slots = self._write_entries(Place(number, 0), suffix)
+            segments = (*segments, Extent(number, keep_lsn + 1, 0))
+        headers = self._new_file(header_file_name, kept + b"".join(map(encode_slot, slots)))
+        self._files.sync_directory()
+        op_lsn = keep_lsn + len(suffix)
+        self._flip(superblock, Layout(base, headers, segments), op_lsn)
+        self.op_lsn, self._link, self._is_lost = op_lsn, link, False
+        self._end = _behind(slots[-1]) if slots else None
+        self._remove_old()
+
+    def repair(self, entries: Iterable[Entry]) -> None:
+        """Put entries fetched from other members where faulty ones are; ascending LSNs."""
+        for entry in entries:
+            layout = self.root.layout
+            index = entry.lsn - layout.base.lsn - 1
+            assert 0 <= index < self.op_lsn - layout.base.lsn
+            place = self._place_of(index)
+            slot = Slot(entry.header, place)
+            self._files.write(segment_name(place.segment), [(place.offset, encode_entry(entry))])
+            headers = header_file_name(layout.headers)
+            self._files.write(headers, [(index * SLOT_BYTES, encode_slot(slot))])
+            if entry.lsn == self.op_lsn:
+                self._link = entry.header.link
+                is_open = layout.segments[-1].segment == place.segment
+                self._end = _behind(slot) if is_open else None
+
+    def _place_of(self, index: int) -> Place:
+        """Return where an entry stands, by its slot or behind the one before it."""
+        layout = self.root.layout
+        if (slot := self._slot(index)) is not None:
+            return slot.place
+        lsn = layout.base.lsn + 1 + index
+        for extent in layout.segments:
+            if extent.first_lsn == lsn:
+                return Place(extent.segment, 0)
+        before = self._slot(index - 1)
+        assert before is not None, "the faulty entry before it must be repaired first"
+        return _behind(before)
+
+    def _slot(self, index: int) -> Slot | None:
+        name = header_file_name(self.root.layout.headers)
+        return decode_slot(self._files.read(name, index * SLOT_BYTES, SLOT_BYTES))
+
+    def truncate_prefix(self, lsn: int) -> None:
+        """Remove whole segments in which nothing is above `lsn`, which a snapshot covers."""
+        layout, superblock = self.root.layout, self.root.superblock
+        assert superblock.snapshot is not None
+        assert lsn <= superblock.snapshot.lsn
+        gone = [extent for extent in layout.segments if 0 < extent.last_lsn <= lsn]
+        while gone and self._slot(gone[-1].last_lsn - layout.base.lsn - 1) is None:
+            gone.pop()  # its link is not known
+        if not gone:
+            return
+        last = self._slot(gone[-1].last_lsn - layout.base.lsn - 1)
+        assert last is not None
+        base = last.header.link
+        begin, end = base.lsn - layout.base.lsn, self.op_lsn - layout.base.lsn
+        name = header_file_name(layout.headers)
+        kept = self._files.read(name, begin * SLOT_BYTES, (end - begin) * SLOT_BYTES)
+        headers = self._new_file(header_file_name, kept)
+        self._files.sync_directory()
+        self._flip(superblock, Layout(base, headers, layout.segments[len(gone) :]))
+        self._remove_old()
+
+    def write_snapshot(self, snapshot: Snapshot) -> None:
+        """Make a snapshot durable; it is in force once a superblock names it."""
+        name = snapshot_name(snapshot.id.number)
+        self._files.replace(name + ".new", encode_snapshot(snapshot))
+        self._files.rename(name + ".new", name)
+
+    def close(self) -> None:
+        """Close all files."""
+        self._files.close()
+
+    # ---- files
+
+    def _new_file(self, name_of: Callable[[int], str], content: bytes) -> int:
+        self._number += 1
+        self._files.replace(name_of(self._number), content)
+        return self._number
+
+    def _flip(self, superblock: Superblock, layout: Layout, op_lsn: int | None = None) -> None:
+        """Write the superblock, both copies: from here on this is what a start finds."""
+        before = self.root
+        old = before.superblock
+        assert (superblock.group_id, superblock.node_id) == (old.group_id, old.node_id)
+        assert (superblock.epoch, superblock.view) >= (old.epoch, old.view)
+        assert superblock.incarnation >= old.incarnation
+        assert superblock.last_normal >= old.last_normal
+        hint = min(superblock.commit_hint, self.op_lsn if op_lsn is None else op_lsn)
+        superblock = superblock._replace(commit_hint=max(hint, old.commit_hint))
+        root = Root(before.sequence + 1, superblock, layout)
+        for copy in (0, 1):
+            self._write_copy(root, copy)
+        self._root = root
+
+    def _write_copy(self, root: Root, copy: int) -> None:
+        self._files.write(SUPERBLOCK, [(copy * COPY_BYTES, encode_root(root, copy))])
+
+    def _remove_old(self) -> None:
+        """Remove what the superblock has replaced; of snapshots only those before the stable."""
+        layout, stable = self.root.layout, self.root.superblock.snapshot
+        used = {extent.segment for extent in layout.segments} | {layout.headers}
+        old: list[str] = []
+        for name in self._files.names():
+            if found := _NUMBERED.fullmatch(name):
+                old += [name] if int(found[1]) not in used else []
+            elif (found := _SNAPSHOT.fullmatch(name)) and stable is not None:
+                old += [name] if int(found[1]) < stable.number else []
+        self._files.remove(old)
+
+
+def _behind(slot: Slot) -> Place:
+    header, (segment, offset) = slot
+    return Place(segment, offset + HEADER_BYTES + header.body_length)
+
+
+def _closed_at(segments: Iterable[Extent], lsn: int) -> tuple[Extent, ...]:
+    """Return the extents of a log that ends at `lsn`, the last one closed there."""
+    return tuple(
+        extent._replace(last_lsn=min(extent.last_lsn or lsn, lsn))
+        for extent in segments
+        if extent.first_lsn <= lsn
+    )
