@@ -1,6 +1,6 @@
 """What a member of a replication group keeps on disk, as bytes and as what a restart finds.
 
-    superblock          two copies, 64 KiB apart: promises made, and which files are in force
+    superblock          two copies, 64 KiB apart: the standing, and which files are in force
     journal-<number>    entries, one behind the other
     headers-<number>    a slot of 160 bytes for each entry: its header, and where the entry stands
     snapshot-<number>   state of the group at one LSN
@@ -45,26 +45,23 @@ from millstream.coordination.core.entries import (
     encode_header,
     hash_of,
 )
+from millstream.coordination.core.standing import Standing
 from millstream.errors import CorruptionError
 
 __all__ = [
     "COPY_BYTES",
-    "FAULTY_SLOT",
     "SLOT_BYTES",
     "SNAPSHOT_HEAD_BYTES",
     "SUPERBLOCK",
     "SUPERBLOCK_BYTES",
-    "Configuration",
     "DurableImage",
     "Extent",
     "Layout",
-    "Member",
     "Place",
     "Root",
     "Slot",
     "Snapshot",
     "SnapshotId",
-    "Superblock",
     "decode_root",
     "decode_slot",
     "decode_snapshot",
@@ -89,29 +86,6 @@ _PLACE: Final = Struct(">QQ")
 _SNAPSHOT_HEAD: Final = Struct(">8sHHIQQ16sQQ32s")
 SNAPSHOT_HEAD_BYTES: Final = _SNAPSHOT_HEAD.size + HASH_BYTES
 SLOT_BYTES: Final = HEADER_BYTES + _PLACE.size + HASH_BYTES
-FAULTY_SLOT: Final = b"FAULTY".ljust(SLOT_BYTES, b".")
-"""Stands for an entry that was there and of which nothing can be read any more."""
-
-
-# ---- promises
-
-
-class Member(NamedTuple):
-    """A node of a group; `address` as people write it, HOST:PORT of its peers' port."""
-
-    node_id: bytes
-    address: str
-
-
-class Configuration(NamedTuple):
-    """The members of one epoch, sorted by node id, and where its log begins."""
-
-    epoch: int
-    members: tuple[Member, ...]
-    first_view: int = 0
-    close_lsn: int = 0
-    """Of the entry that ended the epoch before; 0 in epoch 0."""
-    close_hash: bytes = GENESIS.hash
 
 
 class SnapshotId(NamedTuple):
@@ -125,25 +99,6 @@ class SnapshotId(NamedTuple):
     def lsn(self) -> int:
         """The state is that after this entry."""
         return self.link.lsn
-
-
-class Superblock(NamedTuple):
-    """What a member has promised; durable before any message that depends on it."""
-
-    group_id: bytes
-    node_id: bytes
-    incarnation: int
-    epoch: int
-    view: int
-    last_normal: tuple[int, int]
-    """(epoch, view) in which the log was last known to be the group's; (0, -1): never yet."""
-    configuration: Configuration
-    previous: Configuration | None = None
-    is_retired: bool = False
-    snapshot: SnapshotId | None = None
-    """The stable one: what the log may be cut for."""
-    commit_hint: int = 0
-    """An LSN known to be committed; the journal lowers it to what it holds."""
 
 
 # ---- files in force
@@ -177,16 +132,18 @@ class Root(NamedTuple):
     """One superblock write; `sequence` grows by one with each."""
 
     sequence: int
-    superblock: Superblock
+    standing: Standing
+    snapshot: SnapshotId | None
+    """The stable one: what the log may be cut for."""
     layout: Layout
 
 
-_root_decoder = msgspec.msgpack.Decoder(tuple[Superblock, Layout])
+_root_decoder = msgspec.msgpack.Decoder(tuple[Standing, SnapshotId | None, Layout])
 
 
 def encode_root(root: Root, copy: int) -> bytes:
     """Return copy 0 or 1 of the superblock, at most `COPY_BYTES`."""
-    payload = msgspec.msgpack.encode((root.superblock, root.layout))
+    payload = msgspec.msgpack.encode(root[1:])
     head = _ROOT_HEAD.pack(_MAGIC, _VERSION, copy, len(payload), root.sequence)
     data = head + payload
     data += hash_of(data)
@@ -310,18 +267,25 @@ def decode_snapshot(content: bytes) -> Snapshot | None:
 class DurableImage:
     """What a restart finds; it has been made durable, and the journal goes on behind it."""
 
-    superblock: Superblock | None
+    standing: Standing | None
     """None: lost. This node id is dead, its member must be replaced by a new one."""
     base: Link = GENESIS
     """The entry before the first one of the log."""
-    headers: tuple[Header | None, ...] = ()
-    """Of all entries behind `base`; None: nothing of it can be read."""
+    headers: tuple[Header, ...] = ()
+    """Of all entries behind `base`."""
     bodies: tuple[bytes | None, ...] = ()
     """Of the same entries; None: faulty, it may have been acknowledged and must be fetched."""
     snapshot: Snapshot | None = None
-    """The stable one; None although the superblock names one: it must be fetched."""
+    """The stable one; `snapshot_id` without it: it must be fetched."""
+    snapshot_id: SnapshotId | None = None
+    """What the superblock names."""
     is_journal_lost: bool = False
-    """Nothing can be said of the log; the superblock still holds what was promised."""
+    """Nothing can be said of the log: it is not empty, though it is here. The standing holds."""
+
+    @property
+    def link(self) -> Link:
+        """The end of the log."""
+        return self.headers[-1].link if self.headers else self.base
 
     @property
     def op_lsn(self) -> int:
@@ -332,21 +296,11 @@ class DurableImage:
         """Return an entry behind `base`; None if it is faulty."""
         index = lsn - self.base.lsn - 1
         assert index >= 0
-        header, body = self.headers[index], self.bodies[index]
-        return None if header is None or body is None else Entry(header, body)
+        body = self.bodies[index]
+        return None if body is None else Entry(self.headers[index], body)
 
     def faulty(self) -> Iterator[int]:
         """Yield the LSNs that must be fetched, ascending."""
         for index, body in enumerate(self.bodies):
             if body is None:
                 yield self.base.lsn + 1 + index
-
-    def hash_at(self, lsn: int) -> bytes | None:
-        """Return the hash of an entry from `base` on, also of one whose successor alone tells."""
-        index = lsn - self.base.lsn - 1
-        if index < 0:
-            return self.base.hash if index == -1 else None
-        if (header := self.headers[index]) is not None:
-            return header.hash
-        following = self.headers[index + 1] if index + 1 < len(self.headers) else None
-        return None if following is None else following.prev_hash

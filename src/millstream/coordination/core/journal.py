@@ -34,7 +34,7 @@ from millstream.coordination.core.durable import (
     Root,
     Slot,
     Snapshot,
-    Superblock,
+    SnapshotId,
     decode_slot,
     encode_root,
     encode_slot,
@@ -52,6 +52,8 @@ from millstream.coordination.core.entries import (
     encode_entry,
 )
 from millstream.coordination.core.recovery import Survey, survey
+from millstream.coordination.core.standing import Standing
+from millstream.errors import CorruptionError
 from millstream.ports.disk import Disk
 
 __all__ = ["SEGMENT_BYTES_MAX", "Journal", "format_group", "is_formatted"]
@@ -67,7 +69,7 @@ def is_formatted(disk: Disk) -> bool:
     return SUPERBLOCK in disk.names()
 
 
-def format_group(disk: Disk, superblock: Superblock) -> None:
+def format_group(disk: Disk, standing: Standing) -> None:
     """Make the files of a group that this node is a member of from now on; once.
 
     Raises:
@@ -76,7 +78,7 @@ def format_group(disk: Disk, superblock: Superblock) -> None:
     assert not is_formatted(disk), "a second time would deny what the first one promised"
     files = CarefulFiles(disk)
     files.replace(header_file_name(1), b"")
-    root = Root(1, superblock._replace(commit_hint=0), Layout(GENESIS, 1, ()))
+    root = Root(1, standing._replace(commit_hint=0), None, Layout(GENESIS, 1, ()))
     copies = [encode_root(root, copy).ljust(COPY_BYTES, b"\0") for copy in (0, 1)]
     files.replace(SUPERBLOCK + ".new", b"".join(copies))
     files.rename(SUPERBLOCK + ".new", SUPERBLOCK)
@@ -103,7 +105,7 @@ class Journal:
         """The last LSN that is durable, or faulty."""
         self._is_lost = found.image.is_journal_lost
         self._end = found.end
-        self._link = self._found_link()
+        self._link = found.image.link
         self._root = found.root
         self._number = max(self._numbers(), default=0)
         if found.root is not None:
@@ -119,13 +121,6 @@ class Journal:
     def has_failed(self) -> bool:
         """The disk failed: nothing is written any more."""
         return self._files.has_failed
-
-    def _found_link(self) -> Link | None:
-        """Return the end of the log, None if its last entry is not known."""
-        if not self.image.headers:
-            return self.image.base
-        last = self.image.headers[-1]
-        return None if last is None else last.link
 
     def _numbers(self) -> Iterable[int]:
         for name in self._files.names():
@@ -146,7 +141,7 @@ class Journal:
             slots = b"".join(data for _, data in sorted(found.slots.items()))
             headers = self._new_file(header_file_name, slots)
             self._files.sync_directory()
-            self._flip(root.superblock, layout._replace(headers=headers))
+            self._flip(root.standing, layout._replace(headers=headers), root.snapshot, self.op_lsn)
         elif found.slots:
             parts = [(index * SLOT_BYTES, data) for index, data in found.slots.items()]
             self._files.write(header_file_name(layout.headers), parts)
@@ -161,9 +156,8 @@ class Journal:
             UnavailableError: `disk_full`: none of them counts; `disk_failed`.
         """
         assert entries
-        assert self._link is not None, "the end of the log is not known: install"
         assert not self._is_lost
-        link = check_chain(self._link, self.root.superblock.group_id, entries)
+        link = check_chain(self._link, self.root.standing.group_id, entries)
         end = self._end
         if end is None or end.offset >= self._segment_bytes_max:
             end = self._open_segment()
@@ -178,7 +172,7 @@ class Journal:
         number = self._new_file(segment_name, b"")
         self._files.sync_directory()
         segments = (*_closed_at(layout.segments, self.op_lsn), Extent(number, self.op_lsn + 1, 0))
-        self._flip(self.root.superblock, layout._replace(segments=segments))
+        self._change(layout._replace(segments=segments))
         self._end = Place(number, 0)
         return self._end
 
@@ -193,117 +187,82 @@ class Journal:
         self._files.write(segment_name(begin.segment), [(begin.offset, bytes(data))])
         return slots
 
-    def write_superblock(self, superblock: Superblock) -> None:
+    def write_standing(self, standing: Standing) -> None:
         """Make promises durable."""
-        self._flip(superblock, self.root.layout)
-        self._remove_old()
+        self._flip(standing, self.root.layout, self.root.snapshot, self.op_lsn)
 
-    def install(self, keep_lsn: int, suffix: Sequence[Entry], superblock: Superblock) -> None:
+    def install(self, keep_lsn: int, suffix: Sequence[Entry], standing: Standing) -> None:
         """Let the log be its own entries up to `keep_lsn` and `suffix` behind them.
 
-        Takes effect, with the superblock, as a whole or not at all.
+        Takes effect, with the standing, as a whole or not at all.
         """
         layout = self.root.layout
         assert not self._is_lost
-        assert max(layout.base.lsn, self.root.superblock.commit_hint) <= keep_lsn <= self.op_lsn
+        assert layout.base.lsn <= keep_lsn <= self.op_lsn
         size = (keep_lsn - layout.base.lsn) * SLOT_BYTES
         kept = self._files.read(header_file_name(layout.headers), 0, size)
-        link = self._link if keep_lsn == self.op_lsn else layout.base
-        if keep_lsn > layout.base.lsn and keep_lsn < self.op_lsn:
-            slot = decode_slot(kept[-SLOT_BYTES:])
-            link = None if slot is None else slot.header.link
-        self._replace_log(layout.base, kept, keep_lsn, link, suffix, superblock)
+        link = _slot_at(kept, keep_lsn - layout.base.lsn - 1).header.link if kept else layout.base
+        self._replace_log(layout.base, kept, keep_lsn, link, suffix, standing, self.root.snapshot)
 
-    def begin_anew(self, base: Link, suffix: Sequence[Entry], superblock: Superblock) -> None:
-        """Let the log be `suffix` behind `base`, the link of a snapshot, instead of all it was."""
-        assert base.lsn >= self.root.superblock.commit_hint or self._is_lost
-        assert base == GENESIS or (superblock.snapshot and base == superblock.snapshot.link)
-        self._replace_log(base, b"", base.lsn, base, suffix, superblock)
+    def begin_anew(
+        self, snapshot: SnapshotId | None, suffix: Sequence[Entry], standing: Standing
+    ) -> None:
+        """Let the log be `suffix` behind a snapshot, or the very beginning, and nothing else."""
+        base = GENESIS if snapshot is None else snapshot.link
+        self._replace_log(base, b"", base.lsn, base, suffix, standing, snapshot)
 
     def _replace_log(
         self,
         base: Link,
         kept: bytes,
         keep_lsn: int,
-        link: Link | None,
+        link: Link,
         suffix: Sequence[Entry],
-        superblock: Superblock,
+        standing: Standing,
+        snapshot: SnapshotId | None,
     ) -> None:
         segments = _closed_at(self.root.layout.segments, keep_lsn) if kept else ()
         slots: list[Slot] = []
         if suffix:
-            assert link is not None, "what is before the suffix is not known"
-            link = check_chain(link, superblock.group_id, suffix)
+            link = check_chain(link, standing.group_id, suffix)
             number = self._new_file(segment_name, b"")
             slots = self._write_entries(Place(number, 0), suffix)
             segments = (*segments, Extent(number, keep_lsn + 1, 0))
         headers = self._new_file(header_file_name, kept + b"".join(map(encode_slot, slots)))
         self._files.sync_directory()
         op_lsn = keep_lsn + len(suffix)
-        self._flip(superblock, Layout(base, headers, segments), op_lsn)
+        self._flip(standing, Layout(base, headers, segments), snapshot, op_lsn)
         self.op_lsn, self._link, self._is_lost = op_lsn, link, False
         self._end = _behind(slots[-1]) if slots else None
         self._remove_old()
 
-    def repair(self, entries: Iterable[Entry]) -> None:
-        """Put entries fetched from other members where faulty ones are; ascending LSNs."""
-        for entry in entries:
-            layout = self.root.layout
-            index = entry.lsn - layout.base.lsn - 1
-            assert 0 <= index < self.op_lsn - layout.base.lsn
-            place = self._place_of(index)
-            slot = Slot(entry.header, place)
-            self._files.write(segment_name(place.segment), [(place.offset, encode_entry(entry))])
-            headers = header_file_name(layout.headers)
-            self._files.write(headers, [(index * SLOT_BYTES, encode_slot(slot))])
-            if entry.lsn == self.op_lsn:
-                self._link = entry.header.link
-                is_open = layout.segments[-1].segment == place.segment
-                self._end = _behind(slot) if is_open else None
-
-    def _place_of(self, index: int) -> Place:
-        """Return where an entry stands, by its slot or behind the one before it."""
-        layout = self.root.layout
-        if (slot := self._slot(index)) is not None:
-            return slot.place
-        lsn = layout.base.lsn + 1 + index
-        for extent in layout.segments:
-            if extent.first_lsn == lsn:
-                return Place(extent.segment, 0)
-        before = self._slot(index - 1)
-        assert before is not None, "the faulty entry before it must be repaired first"
-        return _behind(before)
-
-    def _slot(self, index: int) -> Slot | None:
-        name = header_file_name(self.root.layout.headers)
-        return decode_slot(self._files.read(name, index * SLOT_BYTES, SLOT_BYTES))
-
-    def truncate_prefix(self, lsn: int) -> None:
-        """Remove whole segments in which nothing is above `lsn`, which a snapshot covers."""
-        layout, superblock = self.root.layout, self.root.superblock
-        assert superblock.snapshot is not None
-        assert lsn <= superblock.snapshot.lsn
-        gone = [extent for extent in layout.segments if 0 < extent.last_lsn <= lsn]
-        while gone and self._slot(gone[-1].last_lsn - layout.base.lsn - 1) is None:
-            gone.pop()  # its link is not known
-        if not gone:
-            return
-        last = self._slot(gone[-1].last_lsn - layout.base.lsn - 1)
-        assert last is not None
-        base = last.header.link
-        begin, end = base.lsn - layout.base.lsn, self.op_lsn - layout.base.lsn
-        name = header_file_name(layout.headers)
-        kept = self._files.read(name, begin * SLOT_BYTES, (end - begin) * SLOT_BYTES)
-        headers = self._new_file(header_file_name, kept)
-        self._files.sync_directory()
-        self._flip(superblock, Layout(base, headers, layout.segments[len(gone) :]))
-        self._remove_old()
-
     def write_snapshot(self, snapshot: Snapshot) -> None:
-        """Make a snapshot durable; it is in force once a superblock names it."""
+        """Make a snapshot durable; it counts once it is adopted, or the log begins behind it."""
         name = snapshot_name(snapshot.id.number)
         self._files.replace(name + ".new", encode_snapshot(snapshot))
         self._files.rename(name + ".new", name)
+
+    def adopt_snapshot(self, snapshot: SnapshotId) -> None:
+        """Let a snapshot that was written be the stable one, which a start begins with."""
+        assert snapshot_name(snapshot.number) in self._files.names()
+        self._flip(self.root.standing, self.root.layout, snapshot, self.op_lsn)
+        self._remove_old()
+
+    def truncate_prefix(self, lsn: int) -> None:
+        """Remove whole segments in which nothing is above `lsn`; the snapshot covers them."""
+        layout, snapshot = self.root.layout, self.root.snapshot
+        assert snapshot is not None
+        assert lsn <= snapshot.lsn
+        gone = [extent for extent in layout.segments if 0 < extent.last_lsn <= lsn]
+        if not gone:
+            return
+        begin, end = gone[-1].last_lsn - layout.base.lsn, self.op_lsn - layout.base.lsn
+        slots = self._files.read(header_file_name(layout.headers), 0, end * SLOT_BYTES)
+        base = _slot_at(slots, begin - 1).header.link
+        headers = self._new_file(header_file_name, slots[begin * SLOT_BYTES :])
+        self._files.sync_directory()
+        self._change(Layout(base, headers, layout.segments[len(gone) :]))
+        self._remove_old()
 
     def close(self) -> None:
         """Close all files."""
@@ -316,27 +275,31 @@ class Journal:
         self._files.replace(name_of(self._number), content)
         return self._number
 
-    def _flip(self, superblock: Superblock, layout: Layout, op_lsn: int | None = None) -> None:
+    def _flip(
+        self, standing: Standing, layout: Layout, snapshot: SnapshotId | None, op_lsn: int
+    ) -> None:
         """Write the superblock, both copies: from here on this is what a start finds."""
-        before = self.root
-        old = before.superblock
-        assert (superblock.group_id, superblock.node_id) == (old.group_id, old.node_id)
-        assert (superblock.epoch, superblock.view) >= (old.epoch, old.view)
-        assert superblock.incarnation >= old.incarnation
-        assert superblock.last_normal >= old.last_normal
-        hint = min(superblock.commit_hint, self.op_lsn if op_lsn is None else op_lsn)
-        superblock = superblock._replace(commit_hint=max(hint, old.commit_hint))
-        root = Root(before.sequence + 1, superblock, layout)
+        sequence, old, _, _ = self.root
+        assert (standing.group_id, standing.node_id) == (old.group_id, old.node_id)
+        assert standing.incarnation >= old.incarnation
+        assert standing.last_normal >= old.last_normal
+        assert _epoch_and_view(standing) >= _epoch_and_view(old)
+        assert old.commit_hint <= op_lsn or self._is_lost
+        hint = max(old.commit_hint, min(standing.commit_hint, op_lsn))
+        root = Root(sequence + 1, standing._replace(commit_hint=hint), snapshot, layout)
         for copy in (0, 1):
             self._write_copy(root, copy)
         self._root = root
+
+    def _change(self, layout: Layout) -> None:
+        self._flip(self.root.standing, layout, self.root.snapshot, self.op_lsn)
 
     def _write_copy(self, root: Root, copy: int) -> None:
         self._files.write(SUPERBLOCK, [(copy * COPY_BYTES, encode_root(root, copy))])
 
     def _remove_old(self) -> None:
         """Remove what the superblock has replaced; of snapshots only those before the stable."""
-        layout, stable = self.root.layout, self.root.superblock.snapshot
+        layout, stable = self.root.layout, self.root.snapshot
         used = {extent.segment for extent in layout.segments} | {layout.headers}
         old: list[str] = []
         for name in self._files.names():
@@ -345,6 +308,21 @@ class Journal:
             elif (found := _SNAPSHOT.fullmatch(name)) and stable is not None:
                 old += [name] if int(found[1]) < stable.number else []
         self._files.remove(old)
+
+
+def _epoch_and_view(standing: Standing) -> tuple[int, int]:
+    return standing.configuration.epoch, standing.view
+
+
+def _slot_at(slots: bytes, index: int) -> Slot:
+    slot = decode_slot(slots[index * SLOT_BYTES : (index + 1) * SLOT_BYTES])
+    if slot is None:
+        raise CorruptionError(
+            f"slot {index} of the header file was damaged while it was in use; restart the node, "
+            "which then repairs it",
+            code="damaged_slot",
+        )
+    return slot
 
 
 def _behind(slot: Slot) -> Place:

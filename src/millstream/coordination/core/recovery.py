@@ -6,8 +6,9 @@ Invariants:
    from the first entry on that is not whole. What any of them names is kept, whole or faulty.
 3. An entry of which either the slot or the record is whole has its header; the entry behind it
    tells, by `prev_hash`, whether that is the right one.
-4. If the header file is gone, the log is believed only if the segments hold it to their last byte:
-   else nobody can tell a torn end from a damaged one, and the journal counts as lost.
+4. The journal counts as lost if an entry that is kept has neither slot nor record; and, if the
+   header file is gone, unless the segments hold the log to their last byte: else nobody could tell
+   a torn end from a damaged one.
 
 Elsewhere: the bytes (`durable`, `entries`), healing and writing (`journal`).
 
@@ -21,7 +22,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from millstream.coordination.core.durable import (
-    FAULTY_SLOT,
     SLOT_BYTES,
     SUPERBLOCK,
     DurableImage,
@@ -99,8 +99,8 @@ def _files_in_force(root: Root) -> Iterator[str]:
     yield header_file_name(root.layout.headers)
     for extent in root.layout.segments:
         yield segment_name(extent.segment)
-    if root.superblock.snapshot is not None:
-        yield snapshot_name(root.superblock.snapshot.number)
+    if root.snapshot is not None:
+        yield snapshot_name(root.snapshot.number)
 
 
 def read_whole(disk: Disk, name: str) -> bytes | None:
@@ -133,12 +133,11 @@ class _Reading:
 
     def __init__(self, disk: Disk, root: Root) -> None:
         self._disk, self._root, self._layout = disk, root, root.layout
-        self._group_id = root.superblock.group_id
+        self._group_id = root.standing.group_id
         self._segment, self._content = -1, b""
         raw = read_whole(disk, header_file_name(root.layout.headers))
         self._is_header_file_lost = raw is None
-        self._raw = _cut_slots(raw or b"")
-        self._slots = _believed(self._raw, self._layout, self._group_id)
+        self._slots = _believed(_cut_slots(raw or b""), self._layout, self._group_id)
         self._places: list[Place | None] = []
         self._headers: list[Header | None] = []
         self._bodies: list[bytes | None] = []
@@ -147,7 +146,7 @@ class _Reading:
     def survey(self) -> Survey:
         root, base = self._root, self._layout.base
         closed = max((extent.last_lsn for extent in self._layout.segments), default=0)
-        named = max(closed, root.superblock.commit_hint) - base.lsn
+        named = max(closed, root.standing.commit_hint) - base.lsn
         named = max(named, len(self._slots))
         self._slots += [None] * (named - len(self._slots))
         for index in range(named):
@@ -156,11 +155,16 @@ class _Reading:
             pass
         self._doubt_broken_links()
         end, torn_bytes = self._find_end()
+        snapshot = self._snapshot()
+        headers = [header for header in self._headers if header is not None]
+        is_doubtful = self._is_header_file_lost and (torn_bytes or None in self._bodies)
+        if is_doubtful or len(headers) < len(self._headers):
+            return Survey(root, DurableImage(
+                root.standing, snapshot=snapshot, snapshot_id=root.snapshot, is_journal_lost=True
+            ))  # fmt: skip
         image = DurableImage(
-            root.superblock, base, tuple(self._headers), tuple(self._bodies), self._snapshot()
+            root.standing, base, tuple(headers), tuple(self._bodies), snapshot, root.snapshot
         )
-        if self._is_header_file_lost and (torn_bytes or None in self._bodies):
-            image = DurableImage(root.superblock, snapshot=image.snapshot, is_journal_lost=True)
         return Survey(
             root, image, (), self._slots_to_write(), self._heads, self._is_header_file_lost, end,
             torn_bytes,
@@ -261,15 +265,14 @@ class _Reading:
     def _slots_to_write(self) -> dict[int, bytes]:
         wanted: dict[int, bytes] = {}
         for index, (header, place) in enumerate(zip(self._headers, self._places, strict=True)):
-            if header is not None and place is not None:
-                if index >= len(self._slots) or self._slots[index] != (header, place):
-                    wanted[index] = encode_slot(Slot(header, place))
-            elif index >= len(self._raw) or not any(self._raw[index]):
-                wanted[index] = FAULTY_SLOT
+            assert header is not None
+            assert place is not None
+            if index >= len(self._slots) or self._slots[index] != (header, place):
+                wanted[index] = encode_slot(Slot(header, place))
         return wanted
 
     def _snapshot(self) -> Snapshot | None:
-        wanted = self._root.superblock.snapshot
+        wanted = self._root.snapshot
         if wanted is None:
             return None
         found = decode_snapshot(read_whole(self._disk, snapshot_name(wanted.number)) or b"")

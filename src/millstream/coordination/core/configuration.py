@@ -1,0 +1,71 @@
+"""Who belongs to a replication group, in which epoch, and what shows that the epoch has begun.
+
+Invariants:
+1. Members are sorted, so all of them name the same primary for a view.
+2. A configuration is its own proof: it names the entry that closed the epoch before it by LSN and
+   hash, and that entry holds these members. Whoever has it may act on it, whoever sent it.
+
+Elsewhere: how one configuration follows another (`epochs`), what is durable of it (`standing`).
+
+Source: Liskov and Cowling 2012, sections 2 and 7; V2R2, "Nomenclature".
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from millstream.coordination.core.entries import GENESIS, ID_BYTES, Body, Entry, Kind
+
+__all__ = ["MEMBERS_MAX", "Configuration", "closing_body", "successor"]
+
+MEMBERS_MAX: Final = 7
+"""Of one group; three of them may fail."""
+
+
+class Configuration(NamedTuple):
+    """The members of an epoch; `closed_lsn` and `closed_hash` are the end of the epoch before.
+
+    `first_view` begins without a vote, since its primary led the epoch before (or is the first
+    member). `old`: the members of the epoch before.
+    """
+
+    epoch: int
+    members: tuple[bytes, ...]
+    first_view: int = 0
+    old: tuple[bytes, ...] = ()
+    closed_lsn: int = GENESIS.lsn
+    closed_hash: bytes = GENESIS.hash
+
+    @property
+    def quorum(self) -> int:
+        """How many members decide: two such sets have a member in common."""
+        return len(self.members) // 2 + 1
+
+    @property
+    def everybody(self) -> tuple[bytes, ...]:
+        """The members, and those of the epoch before."""
+        return tuple(sorted({*self.members, *self.old}))
+
+    def primary(self, view: int) -> bytes:
+        """Return who leads `view` if anybody does."""
+        return self.members[view % len(self.members)]
+
+
+def closing_body(members: tuple[bytes, ...], leader: bytes) -> Body:
+    """Return the body of the entry that ends an epoch led by `leader`."""
+    assert list(members) == sorted(set(members))
+    assert len(members) <= MEMBERS_MAX
+    first_view = members.index(leader) if leader in members else 0
+    return Body(argv=(b"%d" % first_view, *members))
+
+
+def successor(current: Configuration, closing: Entry) -> Configuration:
+    """Return the configuration that begins where `closing`, the end of `current`, is committed."""
+    assert closing.header.kind is Kind.RECONFIG
+    assert closing.header.epoch == current.epoch
+    first_view, *members = closing.content.argv
+    assert all(len(member) == ID_BYTES for member in members)
+    return Configuration(
+        current.epoch + 1, tuple(members), int(first_view), current.members,
+        closing.lsn, closing.header.hash,
+    )  # fmt: skip
