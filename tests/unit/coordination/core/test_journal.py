@@ -1,0 +1,165 @@
+"""The steps of a journal on a disk that does not fail; tests/crash has the one that does."""
+
+from __future__ import annotations
+
+import random
+from itertools import count
+
+import pytest
+
+from millstream.coordination.core.entries import GENESIS, HEADER_BYTES
+from millstream.coordination.core.journal import Journal, format_group, is_formatted
+from millstream.errors import CorruptionError
+from millstream.runtime.disk import OsDisk
+from simulated_disk import SYNC, SimulatedDisk
+from simulated_journal import GROUP, SEGMENT_BYTES, STANDING, JournalWorld, found_in
+
+
+@pytest.fixture
+def world() -> JournalWorld:
+    world = JournalWorld(3)
+    world.start()
+    return world
+
+
+def names(world: JournalWorld, prefix: str) -> list[str]:
+    return [name for name in world.disk.names() if name.startswith(prefix)]
+
+
+def test_a_group_is_formatted_once() -> None:
+    disk = SimulatedDisk(random.Random(1), count(1))
+    assert not is_formatted(disk)
+    format_group(disk, STANDING)
+    assert is_formatted(disk)
+    with pytest.raises(AssertionError, match="deny what the first one promised"):
+        format_group(disk, STANDING)
+    journal = Journal(disk)
+    assert journal.image.standing == STANDING
+    assert (journal.op_lsn, journal.image.base) == (0, GENESIS)
+
+
+def test_on_a_real_file_system(tmp_path) -> None:
+    disk = OsDisk(tmp_path / "group")
+    format_group(disk, STANDING)
+    journal = Journal(disk)
+    entries = JournalWorld(1).entries(GENESIS, 6)
+    journal.append(entries[:4])
+    standing = STANDING._replace(view=1, last_normal=(0, 1), commit_hint=2)
+    journal.install(3, entries[3:], standing)
+    journal.close()
+    image = Journal(disk).image
+    assert found_in(image).log == tuple(entries)
+    assert image.standing == standing
+    assert [name.partition("-")[0] for name in disk.names()] == [
+        "headers", "journal", "journal", "superblock",
+    ]  # fmt: skip
+
+
+def test_an_append_is_two_syncs(world: JournalWorld) -> None:
+    world.append(1)
+    seen: list[tuple[str, str]] = []
+    world.disk.before = lambda kind, name: seen.append((kind, name))
+    world.append(3)
+    assert [name[:7] for kind, name in seen if kind == SYNC] == ["journal", "headers"]
+    assert [name[:7] for kind, name in seen] == ["journal", "journal", "headers", "headers"]
+
+
+def test_full_segments_are_followed_by_new_ones(world: JournalWorld) -> None:
+    for _ in range(8):
+        world.append(1, 900)
+    sizes = [len(world.disk.files[name].data) for name in names(world, "journal")]
+    assert len(sizes) > 2
+    assert all(size >= SEGMENT_BYTES for size in sizes[:-1])
+    assert all(size < SEGMENT_BYTES + HEADER_BYTES + 1000 for size in sizes)
+    world.restart_cleanly()
+
+
+def test_entries_that_do_not_follow_are_refused_and_nothing_is_written(
+    world: JournalWorld,
+) -> None:
+    world.append(2)
+    entries = world.entries(world.state.link(2), 3)
+    for wrong in (entries[1:], entries[::-1], [entries[0], entries[2]]):
+        with pytest.raises(CorruptionError, match="does not follow"):
+            world.open.append(wrong)
+    with pytest.raises(CorruptionError, match="does not follow"):
+        world.open.install(1, entries, world.state.standing)
+    world.restart_cleanly()
+    assert world.open.op_lsn == 2
+
+
+def test_promises_never_go_back(world: JournalWorld) -> None:
+    world.append(4)
+    world.promise()
+    standing = world.state.standing
+    for name, value in (("view", 0), ("group_id", bytes(16)), ("node_id", bytes(16))):
+        with pytest.raises(AssertionError):
+            world.open.write_standing(standing._replace(**{name: value}))
+    higher = standing._replace(incarnation=2, last_normal=(0, 1))
+    world.open.write_standing(higher)
+    for name, value in (("incarnation", 1), ("last_normal", (0, 0))):
+        with pytest.raises(AssertionError):
+            world.open.write_standing(higher._replace(**{name: value}))
+
+
+def test_what_is_committed_is_never_cut(world: JournalWorld) -> None:
+    world.append(4)
+    standing = world.state.standing._replace(commit_hint=3)
+    world.open.write_standing(standing)
+    with pytest.raises(AssertionError):
+        world.open.install(2, [], standing)
+    world.open.install(2, world.state.log[2:], standing)  # the same again: a repair
+    assert world.open.op_lsn == 4
+
+
+def test_a_commit_hint_is_never_above_what_is_here(world: JournalWorld) -> None:
+    world.append(2)
+    world.open.write_standing(world.state.standing._replace(commit_hint=9))
+    assert world.open.root.standing.commit_hint == 2
+
+
+def test_a_snapshot_lets_whole_segments_go(world: JournalWorld) -> None:
+    for _ in range(12):
+        world.append(1, 900)
+    before = names(world, "journal")
+    made = world.make_snapshot(9)
+    with pytest.raises(AssertionError):
+        world.open.adopt_snapshot(made.id)
+    world.open.write_snapshot(made)
+    with pytest.raises(AssertionError):
+        world.open.truncate_prefix(9)
+    world.open.adopt_snapshot(made.id)
+    world.open.truncate_prefix(9)
+    after = names(world, "journal")
+    assert 0 < len(after) < len(before)
+    assert set(after) < set(before)
+    world.open.close()
+    journal = Journal(world.disk, SEGMENT_BYTES)
+    assert 0 < journal.image.base.lsn <= 9
+    assert journal.image.snapshot == made
+    assert journal.op_lsn == 12
+    journal.truncate_prefix(9)
+    assert names(world, "journal") == after
+    assert len(names(world, "headers")) == 1
+
+
+def test_an_older_snapshot_goes_when_the_next_is_stable(world: JournalWorld) -> None:
+    world.append(3)
+    for _ in range(2):
+        made = world.make_snapshot(2)
+        world.open.write_snapshot(made)
+        assert len(names(world, "snapshot")) == made.id.number
+        world.open.adopt_snapshot(made.id)
+        world.state = world.state._replace(snapshot=made.id)
+    assert names(world, "snapshot") == ["snapshot-00000002"]
+
+
+def test_leftovers_of_a_crash_are_removed(world: JournalWorld) -> None:
+    world.append(2)
+    for name in ("journal-00000009", "headers-00000010", "snapshot-00000004.new", "snapshot-7"):
+        world.disk.open(name, create=True).write_at(0, b"rubbish")
+    world.restart_cleanly()
+    assert len(world.disk.names()) == 3
+    world.install(1, 2)
+    assert names(world, "headers") == ["headers-00000012"]
+    assert world.open.root.standing.group_id == GROUP
