@@ -1,4 +1,4 @@
-"""A start on damaged files: what was acknowledged is whole, faulty or lost, and never just gone."""
+"""A start on damaged files: what was acknowledged is whole, faulty or lost, never just gone."""
 
 from __future__ import annotations
 

@@ -1,0 +1,172 @@
+"""The journal of a group in a thread of its own: what a replica wants durable, done in order.
+
+Invariants:
+1. One step is under way at a time and steps take effect in the order they were asked for; appends
+   that wait behind one another become one.
+2. `on_done` is called in the loop, with each number in order, once that step is durable.
+3. While there is no space the step waits and is tried again; nothing overtakes it.
+4. After any other error `on_fatal` is called once, and nothing is reported or written any more:
+   the process has to stop.
+
+Elsewhere: the steps (`core.journal`), who needs them (the replica).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from millstream.coordination.core.durable import DurableImage
+from millstream.coordination.core.entries import Entry
+from millstream.coordination.core.journal import Journal
+from millstream.coordination.core.standing import Standing
+from millstream.errors import UnavailableError
+from millstream.ports.disk import Disk
+from millstream.runtime.tasks import Tasks
+
+__all__ = ["APPEND_BYTES_MAX", "DISK_FULL_RETRY_S", "STEPS_MAX", "JournalThread"]
+
+_LOG = logging.getLogger(__name__)
+APPEND_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Bodies that waiting appends may have together to become one."""
+DISK_FULL_RETRY_S: Final = 1.0
+"""How long a step waits for space before it is tried again."""
+STEPS_MAX: Final = 4096
+"""Steps that may wait; a replica that asks for more has a fault."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """Some numbers, and what makes them durable; `entries` if it is an append."""
+
+    ops: list[int]
+    call: Callable[[Journal], None] | None
+    entries: list[Entry]
+
+
+class JournalThread:
+    """Opened by `open`; all methods are called in the loop."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        thread: ThreadPoolExecutor,
+        on_done: Callable[[int], None],
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        self._journal, self._thread = journal, thread
+        self._on_done, self._on_fatal = on_done, on_fatal
+        self._steps: deque[_Step] = deque()
+        self._tasks = Tasks(self._fail)
+        self._is_running = self._is_closed = False
+        self.is_full = False
+        """There is no space: everything waits."""
+
+    @classmethod
+    async def open(
+        cls,
+        disk: Disk,
+        *,
+        on_done: Callable[[int], None],
+        on_fatal: Callable[[BaseException], None],
+    ) -> JournalThread:
+        """Open and heal the files of a formatted group; what was found is `image`.
+
+        Raises:
+            CorruptionError: a newer version wrote them.
+            UnavailableError: `disk_full`, `disk_failed`.
+        """
+        thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        try:
+            journal = await asyncio.get_running_loop().run_in_executor(thread, Journal, disk)
+        except BaseException:
+            thread.shutdown(wait=False)
+            raise
+        return cls(journal, thread, on_done, on_fatal)
+
+    def take_image(self) -> DurableImage:
+        """Return what was found, once: it holds the whole log."""
+        image, self._journal.image = self._journal.image, DurableImage(None)
+        return image
+
+    def append(self, op: int, entries: Sequence[Entry]) -> None:
+        """Make entries durable behind the last one."""
+        last = self._steps[-1] if self._steps else None
+        if last is not None and last.call is None and _bytes(last.entries) < APPEND_BYTES_MAX:
+            last.ops.append(op)
+            last.entries.extend(entries)
+        else:
+            self._add(_Step([op], None, list(entries)))
+
+    def install(self, op: int, keep_lsn: int, suffix: Sequence[Entry], standing: Standing) -> None:
+        """Let the log be its own entries up to `keep_lsn` and the suffix, with this standing."""
+        self.perform(op, lambda journal: journal.install(keep_lsn, suffix, standing))
+
+    def write_standing(self, op: int, standing: Standing) -> None:
+        """Make promises durable."""
+        self.perform(op, lambda journal: journal.write_standing(standing))
+
+    def perform(self, op: int, call: Callable[[Journal], None]) -> None:
+        """Do any other step of the journal, when those before it are done."""
+        self._add(_Step([op], call, []))
+
+    def _add(self, step: _Step) -> None:
+        assert len(self._steps) < STEPS_MAX, "more steps wait than a replica may ask for"
+        if self._is_closed:
+            return
+        self._steps.append(step)
+        if not self._is_running:
+            self._is_running = True
+            self._tasks.start(self._run(), name="journal of a group")
+
+    async def _run(self) -> None:
+        while self._steps:
+            step = self._steps.popleft()
+            await self._do(step)
+            for op in step.ops:
+                self._on_done(op)
+        self._is_running = False
+
+    def _fail(self, error: BaseException) -> None:
+        self._is_closed = True
+        self._steps.clear()
+        self._on_fatal(error)
+
+    async def _do(self, step: _Step) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                await loop.run_in_executor(self._thread, self._call, step)
+            except UnavailableError as error:
+                if error.code != "disk_full":
+                    raise
+                if not self.is_full:
+                    _LOG.error("a coordination group waits for space: %s", error)
+                self.is_full = True
+                await asyncio.sleep(DISK_FULL_RETRY_S)
+            else:
+                self.is_full = False
+                return
+
+    def _call(self, step: _Step) -> None:
+        if step.call is None:
+            self._journal.append(step.entries)
+        else:
+            step.call(self._journal)
+
+    async def close(self) -> None:
+        """Let the step under way end; those behind it, which nobody was told of, are dropped."""
+        self._is_closed = True
+        self._steps.clear()
+        await (self._tasks.stop() if self.is_full else self._tasks.finish())
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._journal.close)
+        self._thread.shutdown()
+
+
+def _bytes(entries: Sequence[Entry]) -> int:
+    return sum(len(entry.body) for entry in entries)

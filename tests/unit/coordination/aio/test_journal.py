@@ -1,0 +1,222 @@
+"""The journal's thread: order, one append for many, space that comes back, errors that end it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from millstream.coordination.aio import journal as module
+from millstream.coordination.aio.journal import JournalThread
+from millstream.coordination.core.entries import GENESIS, Entry
+from millstream.coordination.core.journal import Journal, format_group
+from millstream.errors import CorruptionError, UnavailableError
+from millstream.runtime.disk import OsDisk
+from simulated_disk import SYNC, WRITE, SimulatedDisk
+from simulated_journal import STANDING, JournalWorld
+from waiting import until
+
+
+class Group:
+    """An open journal, what it reported, and a disk whose effects can be held up or fail."""
+
+    def __init__(self) -> None:
+        self.world = JournalWorld(1)
+        self.disk: SimulatedDisk = self.world.disk
+        format_group(self.disk, STANDING)
+        self.done: list[int] = []
+        self.errors: list[BaseException] = []
+        self.news = asyncio.Event()
+        self.loop = asyncio.get_running_loop()
+        self.effects: list[str] = []
+        self.failing: dict[str, int] = {}
+        self.gate = threading.Event()
+        self.gate.set()
+        self.disk.before = self.before
+        self.is_closed = False
+        self.journal: JournalThread
+
+    def before(self, kind: str, name: str) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        assert self.gate.wait(20)
+        self.effects.append(kind)
+        self.loop.call_soon_threadsafe(self.news.set)
+        if kind in self.failing:
+            raise OSError(self.failing[kind], "failed")
+
+    def on_done(self, op: int) -> None:
+        self.done.append(op)
+        self.news.set()
+
+    def on_fatal(self, error: BaseException) -> None:
+        self.errors.append(error)
+        self.news.set()
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """Wait; something is reported, or an effect comes, before it is so."""
+        while not is_so():
+            self.news.clear()
+            await asyncio.wait_for(self.news.wait(), 20)
+
+    async def until_done(self, *done: int) -> None:
+        await self.until(lambda: self.done == list(done) or bool(self.errors))
+        assert self.done == list(done)
+
+    def entries(self, number: int) -> list[Entry]:
+        return self.world.entries(GENESIS, number)
+
+
+@asynccontextmanager
+async def opened() -> AsyncIterator[Group]:
+    group = Group()
+    group.journal = await JournalThread.open(
+        group.disk, on_done=group.on_done, on_fatal=group.on_fatal
+    )
+    try:
+        yield group
+    finally:
+        group.gate.set()
+        if not group.is_closed:
+            await group.journal.close()
+
+
+async def test_steps_are_reported_in_order_and_are_durable() -> None:
+    async with opened() as group:
+        entries = group.entries(5)
+        standing = STANDING._replace(view=1)
+        group.journal.append(1, entries[:2])
+        group.journal.write_standing(2, standing)
+        group.journal.append(3, entries[2:4])
+        group.journal.install(4, 3, entries[3:], standing._replace(last_normal=(0, 1)))
+        await group.until_done(1, 2, 3, 4)
+    group.disk.before = lambda kind, name: None
+    group.disk.lose_power()
+    image = Journal(group.disk).image
+    assert image.headers == tuple(entry.header for entry in entries)
+    assert image.standing == standing._replace(last_normal=(0, 1))
+
+
+async def test_appends_that_wait_become_one() -> None:
+    async with opened() as group:
+        entries = group.entries(9)
+        group.journal.append(1, entries[:1])
+        await group.until_done(1)
+        group.gate.clear()
+        group.journal.write_standing(2, STANDING)
+        await asyncio.sleep(0)
+        for op in range(3, 11):
+            group.journal.append(op, entries[op - 2 : op - 1])
+        group.effects.clear()
+        group.gate.set()
+        await group.until_done(*range(1, 11))
+        assert group.effects.count(SYNC) == 2 + 2  # both copies; entries and slots
+
+
+async def test_a_long_append_is_not_made_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "APPEND_BYTES_MAX", 1)
+    async with opened() as group:
+        entries = group.entries(3)
+        for op, entry in enumerate(entries):
+            group.journal.append(op, [entry])
+        await group.until_done(0, 1, 2)
+        assert group.effects.count(SYNC) >= 6
+
+
+async def test_without_space_a_step_waits_and_nothing_overtakes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "DISK_FULL_RETRY_S", 0.001)
+    async with opened() as group:
+        group.failing = {WRITE: errno.ENOSPC}
+        group.effects.clear()
+        group.journal.append(1, group.entries(2))
+        group.journal.write_standing(2, STANDING._replace(view=1))
+        await group.until(lambda: group.effects.count(WRITE) >= 3)
+        assert group.journal.is_full
+        assert group.done == []
+        group.failing = {}
+        await group.until_done(1, 2)
+        assert not group.journal.is_full
+        assert not group.errors
+
+
+async def test_a_journal_that_waits_for_space_can_be_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "DISK_FULL_RETRY_S", 0.001)
+    async with opened() as group:
+        group.failing = {WRITE: errno.ENOSPC}
+        group.journal.append(1, group.entries(2))
+        await group.until(lambda: group.journal.is_full)
+        await asyncio.wait_for(group.journal.close(), 20)
+        group.is_closed = True
+        group.journal.append(2, group.entries(2))
+        assert group.done == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"), [(SYNC, errno.EIO), (SYNC, errno.ENOSPC), (WRITE, errno.EIO)]
+)
+async def test_a_failed_disk_is_told_once_and_ends_everything(kind: str, number: int) -> None:
+    async with opened() as group:
+        entries = group.entries(3)
+        group.journal.append(1, entries[:1])
+        await group.until_done(1)
+        group.failing = {kind: number}
+        group.journal.append(2, entries[1:2])
+        group.journal.write_standing(3, STANDING._replace(view=1))
+        await group.until(lambda: bool(group.errors))
+        group.failing = {}
+        group.journal.append(4, entries[1:2])
+        await asyncio.sleep(0)
+        (error,) = group.errors
+        assert isinstance(error, UnavailableError)
+        assert error.code == "disk_failed"
+        assert group.done == [1]
+
+
+async def test_a_step_that_cannot_be_is_a_fault_and_ends_everything() -> None:
+    async with opened() as group:
+        group.journal.append(1, group.entries(2)[1:])
+        await group.until(lambda: bool(group.errors))
+        assert isinstance(group.errors[0], CorruptionError)
+        assert group.done == []
+
+
+async def test_too_many_steps_are_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STEPS_MAX", 1)
+    async with opened() as group:
+        group.journal.write_standing(1, STANDING)
+        with pytest.raises(AssertionError, match="more steps wait"):
+            group.journal.write_standing(2, STANDING)
+
+
+async def test_files_that_cannot_be_opened_leave_no_thread() -> None:
+    group = Group()
+    group.failing = {SYNC: errno.EIO}
+    before = threading.active_count()
+    with pytest.raises(UnavailableError):
+        await JournalThread.open(group.disk, on_done=group.on_done, on_fatal=group.on_fatal)
+    until(lambda: threading.active_count() <= before)
+
+
+async def test_on_real_files_the_image_is_given_once(tmp_path) -> None:
+    disk = OsDisk(tmp_path / "group")
+    format_group(disk, STANDING)
+    done = asyncio.Event()
+    entries = JournalWorld(2).entries(GENESIS, 7)
+    journal = await JournalThread.open(
+        disk, on_done=lambda _: done.set(), on_fatal=lambda error: None
+    )
+    journal.append(1, entries)
+    await asyncio.wait_for(done.wait(), 20)
+    await journal.close()
+    journal = await JournalThread.open(disk, on_done=lambda _: None, on_fatal=lambda _: None)
+    image = journal.take_image()
+    assert [image.entry(lsn) for lsn in range(1, 8)] == entries
+    assert journal.take_image().standing is None
+    await journal.close()
