@@ -1,0 +1,121 @@
+"""Which requests of which sessions were executed, and what was answered: exactly once.
+
+Invariants:
+1. It changes at apply only, so all members have the same, and a view change that drops a request
+   drops all traces of it.
+2. A request number is executed at most once. What was executed stays known as such until
+   `WINDOW_MAX` larger numbers make it gone; what is gone is never executed.
+3. A session's number is the LSN of the entry that opened it: never used again.
+
+Elsewhere: requests that are logged but not committed (`normal`), a session's time (the primary).
+
+Source: Liskov and Cowling 2012, section 4.1; V2R2, "Client Session".
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from enum import Enum
+from typing import Final, NamedTuple
+
+__all__ = [
+    "REPLIES_BYTES_MAX",
+    "REPLIES_MAX",
+    "SESSIONS_MAX",
+    "WINDOW_MAX",
+    "ClientTable",
+    "Past",
+    "Verdict",
+]
+
+REPLIES_MAX: Final = 128
+"""Of one session that are kept."""
+REPLIES_BYTES_MAX: Final = 1024 * 1024
+"""Of one session; the newest is kept whatever its length."""
+WINDOW_MAX: Final = 256
+"""How far below the highest executed number one may still be executed for the first time."""
+SESSIONS_MAX: Final = 100_000
+"""Of one group; no more are opened."""
+
+
+class Past(Enum):
+    """Of a request number."""
+
+    NEW = "never executed"
+    STORED = "executed, the reply is kept"
+    GONE = "too old to be known"
+    EXPIRED = "there is no such session"
+
+
+class Verdict(NamedTuple):
+    """What the table says of a request; `value` and `lsn` are those of a kept reply."""
+
+    past: Past
+    value: bytes = b""
+    lsn: int = 0
+
+
+class _Session:
+    def __init__(self, instance: bytes) -> None:
+        self.instance = instance
+        self.highest = 0
+        self.executed: set[int] = set()
+        self.replies: OrderedDict[int, tuple[bytes, int]] = OrderedDict()
+        self.reply_bytes = 0
+
+    def judge(self, csn: int) -> Verdict:
+        if kept := self.replies.get(csn):
+            return Verdict(Past.STORED, *kept)
+        if csn in self.executed or csn <= self.highest - WINDOW_MAX:
+            return Verdict(Past.GONE)
+        return Verdict(Past.NEW)
+
+    def store(self, csn: int, value: bytes, lsn: int) -> None:
+        self.executed.add(csn)
+        if csn > self.highest:
+            self.highest = csn
+            floor = csn - WINDOW_MAX
+            if len(self.executed) > 2 * WINDOW_MAX:
+                self.executed = {known for known in self.executed if known > floor}
+        self.replies[csn] = (value, lsn)
+        self.reply_bytes += len(value)
+        while len(self.replies) > REPLIES_MAX or (
+            self.reply_bytes > REPLIES_BYTES_MAX and len(self.replies) > 1
+        ):
+            _, (oldest, _) = self.replies.popitem(last=False)
+            self.reply_bytes -= len(oldest)
+
+
+class ClientTable:
+    """The sessions of a group. Numbers of session 0 are nobody's and are never looked at."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[int, _Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def open(self, session: int, instance: bytes) -> bool:
+        """Begin a session named after the entry's LSN; False if there are too many."""
+        if len(self._sessions) >= SESSIONS_MAX:
+            return False
+        self._sessions[session] = _Session(instance)
+        return True
+
+    def close(self, session: int) -> None:
+        """End it; what comes of it later is refused."""
+        self._sessions.pop(session, None)
+
+    def judge(self, instance: bytes, session: int, csn: int) -> Verdict:
+        """Return whether a request may be executed, and the reply if it was."""
+        if session == 0:
+            return Verdict(Past.NEW)
+        known = self._sessions.get(session)
+        if known is None or known.instance != instance:
+            return Verdict(Past.EXPIRED)
+        return known.judge(csn)
+
+    def store(self, session: int, csn: int, value: bytes, lsn: int) -> None:
+        """Keep the reply of a request that was just executed for the first time."""
+        if session:
+            self._sessions[session].store(csn, value, lsn)

@@ -1,0 +1,156 @@
+"""A member's log in memory: entries in LSN order, with holes where a body was found damaged.
+
+Invariants:
+1. The hashes are one chain; a hole keeps its hash, so what fills it is known exactly.
+2. Nothing at or below `base` is here: a snapshot stands for it.
+
+Elsewhere: what is durable of it (`member`), whose log counts (`choosing`), files (the journal).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from millstream.coordination.core.entries import GENESIS, HEADER_BYTES, Entry, Header, Link
+
+__all__ = ["Log", "Mark", "size_of"]
+
+
+class Mark(NamedTuple):
+    """What a member says of one place of its log: the hash there, and whether the body is whole."""
+
+    hash: bytes
+    whole: bool
+
+
+def size_of(entry: Entry) -> int:
+    """Return its bytes in a message."""
+    return HEADER_BYTES + len(entry.body)
+
+
+class Log:
+    """Entries above `base`; LSNs are the first argument everywhere."""
+
+    def __init__(self, base: Link = GENESIS) -> None:
+        self._base = base
+        self._hashes: list[bytes] = []
+        self._headers: list[Header] = []
+        self._entries: list[Entry | None] = []
+        self._holes: list[int] = []
+
+    @property
+    def base(self) -> Link:
+        """The end of what a snapshot stands for."""
+        return self._base
+
+    @property
+    def op_lsn(self) -> int:
+        """The last LSN."""
+        return self._base.lsn + len(self._hashes)
+
+    @property
+    def head(self) -> Link:
+        """What the next entry hangs on."""
+        if not self._hashes:
+            return self._base
+        return Link(self.op_lsn, self._hashes[-1], self._headers[-1].ts_ms)
+
+    @property
+    def last(self) -> Header | None:
+        """The header at the end."""
+        return self._headers[-1] if self._headers else None
+
+    @property
+    def holes(self) -> Sequence[int]:
+        """Where the body is missing, ascending."""
+        return self._holes
+
+    @property
+    def whole_lsn(self) -> int:
+        """Up to here nothing is missing."""
+        return self._holes[0] - 1 if self._holes else self.op_lsn
+
+    def hash_at(self, lsn: int) -> bytes | None:
+        """Return the hash of the entry there, None if it is not known here."""
+        if lsn == self._base.lsn:
+            return self._base.hash
+        if self._base.lsn < lsn <= self.op_lsn:
+            return self._hashes[lsn - self._base.lsn - 1]
+        return None
+
+    def entry_at(self, lsn: int) -> Entry | None:
+        """Return the entry there if it is here and whole."""
+        if self._base.lsn < lsn <= self.op_lsn:
+            return self._entries[lsn - self._base.lsn - 1]
+        return None
+
+    def append(self, entry: Entry) -> None:
+        """Put it at the end, where it belongs."""
+        assert entry.header.follows(self.head)
+        self._put(entry.header, entry)
+
+    def append_hole(self, header: Header) -> None:
+        """Put a header whose body is damaged at the end."""
+        assert header.follows(self.head)
+        self._put(header, None)
+        self._holes.append(header.lsn)
+
+    def _put(self, header: Header, entry: Entry | None) -> None:
+        self._hashes.append(header.hash)
+        self._headers.append(header)
+        self._entries.append(entry)
+
+    def replace_above(self, lsn: int, suffix: Iterable[Entry]) -> None:
+        """Keep what is up to `lsn`, put `suffix` behind it."""
+        assert self._base.lsn <= lsn <= self.op_lsn
+        kept = lsn - self._base.lsn
+        del self._hashes[kept:], self._headers[kept:], self._entries[kept:]
+        self._holes = [hole for hole in self._holes if hole <= lsn]
+        for entry in suffix:
+            self.append(entry)
+
+    def begin_at(self, base: Link) -> None:
+        """Forget everything; a snapshot stands for all up to `base`."""
+        self._base = base
+        self._hashes, self._headers, self._entries, self._holes = [], [], [], []
+
+    def drop_prefix(self, lsn: int) -> None:
+        """Forget what is up to `lsn`; a snapshot stands for it."""
+        dropped = lsn - self._base.lsn
+        assert 0 <= dropped <= len(self._hashes)
+        if dropped:
+            link = Link(lsn, self._hashes[dropped - 1], self._headers[dropped - 1].ts_ms)
+            del self._hashes[:dropped], self._headers[:dropped], self._entries[:dropped]
+            self._holes = [hole for hole in self._holes if hole > lsn]
+            self._base = link
+
+    def after(self, lsn: int, count_max: int, bytes_max: int) -> list[Entry]:
+        """Return entries right behind `lsn`, up to a hole or a limit; at least one if it is here."""
+        found: list[Entry] = []
+        size = 0
+        while len(found) < count_max and (entry := self.entry_at(lsn + len(found) + 1)):
+            size += size_of(entry)
+            if found and size > bytes_max:
+                break
+            found.append(entry)
+        return found
+
+    def ending_at(self, lsn: int, floor_lsn: int, count_max: int, bytes_max: int) -> list[Entry]:
+        """Return the entries above `floor_lsn` that end at `lsn`; the limits cut the older ones."""
+        found: list[Entry] = []
+        size = 0
+        while lsn - len(found) > floor_lsn and len(found) < count_max:
+            entry = self.entry_at(lsn - len(found))
+            if entry is None or (found and (size := size + size_of(entry)) > bytes_max):
+                break
+            found.append(entry)
+        return found[::-1]
+
+    def marks(self, lsn: int) -> tuple[Mark, ...]:
+        """Return what this log has above `lsn`."""
+        start = max(0, lsn - self._base.lsn)
+        return tuple(
+            Mark(digest, entry is not None)
+            for digest, entry in zip(self._hashes[start:], self._entries[start:], strict=True)
+        )

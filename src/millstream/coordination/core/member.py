@@ -1,0 +1,328 @@
+"""One member of a group: its state, its messages, its disk, and applying what is committed.
+
+The parts of the protocol stand on one another, each a class in a module of its own: `Member` here,
+`Normal`, `Reading`, `Views`, `Epochs`, and `Replica`, which receives events.
+
+Invariants:
+1. Entries are committed and applied in LSN order, each once, never above the end of the log or a
+   hole in it.
+2. While a new standing is on its way to the disk (`flip`), the member does nothing else: what it
+   does next depends on it. Events wait (`Replica`).
+3. Nothing here reads a clock or throws dice: times and chances are arguments.
+
+Elsewhere: when any of this is done (the classes above).
+
+Source: Liskov and Cowling 2012.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Final
+
+from millstream.coordination.core.client_table import ClientTable, Past, Verdict
+from millstream.coordination.core.configuration import Configuration
+from millstream.coordination.core.effects import (
+    Append,
+    Code,
+    Effect,
+    Image,
+    Install,
+    Reply,
+    Request,
+    Send,
+    SetTimer,
+    WriteStanding,
+)
+from millstream.coordination.core.entries import (
+    ID_BYTES,
+    NOBODY,
+    NOTHING,
+    Body,
+    Entry,
+    Kind,
+    chain,
+)
+from millstream.coordination.core.log import Log, size_of
+from millstream.coordination.core.messages import Envelope, Payload
+from millstream.coordination.core.register import StateMachine
+from millstream.coordination.core.standing import Standing
+
+__all__ = ["HEARTBEAT_MS", "Member", "Status"]
+
+HEARTBEAT_MS: Final = 100
+"""Between two signs of life of a primary, and two tries of whatever has to be tried again."""
+_NOBODY: Final = Configuration(0, (bytes(ID_BYTES),))
+
+
+class Status(Enum):
+    """What a member is doing."""
+
+    INITIALIZATION = "INITIALIZATION"
+    NORMAL = "NORMAL"
+    VIEWCHANGE = "VIEWCHANGE"
+    GAP = "RECOVERY/GAP"
+    LOST = "RECOVERY/LOST"
+    RETIRED = "RETIRED"
+
+
+class Member(ABC):
+    """State and primitives; `chance` returns numbers from 0 to below 1."""
+
+    def __init__(self, machine: StateMachine, chance: Callable[[], float]) -> None:
+        self.machine = machine
+        self.chance = chance
+        self.effects: list[Effect] = []
+        self.now_ms = 0.0
+        self.wall_ms = 0
+        self.group_id = self.id = bytes(ID_BYTES)
+        self.incarnation = 0
+        self.configuration = _NOBODY
+        self.view = 0
+        self.last_normal = (0, 0)
+        self.retired: Configuration | None = None
+        self.log = Log()
+        self.table = ClientTable()
+        self.status = Status.INITIALIZATION
+        self.commit_lsn = 0
+        self.leading = False
+        self.suspended = False
+        self.deposed = False
+        """Suspended for good: a member of the group is in a higher view."""
+        self._waiting: dict[int, list[int]] = {}
+        self._in_flight: dict[tuple[int, int], int] = {}
+        self.uncommitted_bytes = 0
+        self._op = 0
+        self._flip_op = 0
+        self._then: Callable[[], None] | None = None
+
+    # ---- what the classes above add
+
+    @abstractmethod
+    def committed(self) -> None:
+        """Something was committed here."""
+
+    @abstractmethod
+    def end_epoch(self, closing: Entry) -> None:
+        """The entry that ends this epoch is committed."""
+
+    @abstractmethod
+    def follows(self, envelope: Envelope) -> bool:
+        """Return whether a primary's message is of this view, with the log of this view."""
+
+    @abstractmethod
+    def mend(self) -> None:
+        """Fill the holes of a log that is otherwise the right one."""
+
+    @abstractmethod
+    def heard_from(self, member: bytes) -> None:
+        """Note that a member answered this primary."""
+
+    @abstractmethod
+    def defer(self, envelope: Envelope) -> None:
+        """Receive this again once the disk is done."""
+
+    @property
+    @abstractmethod
+    def sources(self) -> tuple[bytes, ...]:
+        """Who may have entries that are missing here."""
+
+    @abstractmethod
+    def hold(self, request: Request) -> None:
+        """Keep a request until the next epoch runs."""
+
+    @abstractmethod
+    def propose(self, at_least: int = 0) -> None:
+        """Ask the others for a new view."""
+
+    # ---- who
+
+    @property
+    def epoch(self) -> int:
+        """The epoch this member is in."""
+        return self.configuration.epoch
+
+    @property
+    def members(self) -> tuple[bytes, ...]:
+        """Of this epoch."""
+        return self.configuration.members
+
+    @property
+    def quorum(self) -> int:
+        """Of this epoch."""
+        return self.configuration.quorum
+
+    @property
+    def primary(self) -> bytes:
+        """Who leads this view if anybody does."""
+        return self.configuration.primary(self.view)
+
+    @property
+    def current(self) -> bool:
+        """Whether this log is the one of this view's primary, or the beginning of it."""
+        return self.last_normal == (self.epoch, self.view)
+
+    @property
+    def closing(self) -> bool:
+        """Whether the log ends in the entry that ends this epoch."""
+        last = self.log.last
+        return last is not None and last.kind is Kind.RECONFIG and last.epoch == self.epoch
+
+    # ---- effects
+
+    def send(self, receiver: bytes, payload: Payload) -> None:
+        """Say it to one other member."""
+        assert receiver != self.id
+        envelope = Envelope(
+            self.group_id, self.id, self.incarnation, self.epoch, self.view, payload
+        )
+        self.effects.append(Send(receiver, envelope))
+
+    def broadcast(self, payload: Payload) -> None:
+        """Say it to all other members."""
+        for member in self.members:
+            if member != self.id:
+                self.send(member, payload)
+
+    def reply(self, ticket: int, code: Code, value: bytes = b"", lsn: int = 0) -> None:
+        """Answer a client."""
+        self.effects.append(Reply(ticket, code, value, lsn))
+
+    def wake_after(self, after_ms: float) -> None:
+        """Ask for the next Timer."""
+        self.effects.append(SetTimer(after_ms))
+
+    def write(self, entries: Iterable[Entry]) -> int:
+        """Have entries at the log's end put on the disk; return the number that reports it."""
+        self._op += 1
+        self.effects.append(Append(self._op, tuple(entries)))
+        return self._op
+
+    @property
+    def standing(self) -> Standing:
+        """What is to be durable of the state now."""
+        return Standing(
+            self.group_id, self.id, self.incarnation, self.view, self.last_normal,
+            self.configuration, self.retired, self.commit_lsn,
+        )  # fmt: skip
+
+    def flip(
+        self, then: Callable[[], None], suffix: tuple[int, tuple[Entry, ...]] | None = None
+    ) -> None:
+        """Make the standing durable, with a new end of the log if there is one; go on after it."""
+        assert self._then is None
+        self._op += 1
+        self._flip_op, self._then = self._op, then
+        if suffix is None:
+            self.effects.append(WriteStanding(self._op, self.standing))
+            return
+        keep_lsn, entries = suffix
+        assert keep_lsn >= self.log.base.lsn
+        self.log.replace_above(keep_lsn, entries)
+        assert self.commit_lsn <= self.log.op_lsn
+        self.effects.append(Install(self._op, keep_lsn, entries, self.standing))
+
+    @property
+    def flipping(self) -> bool:
+        """Whether a standing is on its way to the disk."""
+        return self._then is not None
+
+    def _flipped(self, op: int) -> bool:
+        """Go on if this is what `flip` waits for."""
+        if self._then is None or op != self._flip_op:
+            return False
+        then, self._then = self._then, None
+        then()
+        return True
+
+    # ---- the log
+
+    def load(self, image: Image) -> None:
+        """Take over what a restart found."""
+        (
+            self.group_id, self.id, self.incarnation, self.view, self.last_normal,
+            self.configuration, self.retired, hint,
+        ) = image.standing  # fmt: skip
+        self.incarnation += 1
+        for entry in image.log:
+            if isinstance(entry, Entry):
+                self.log.append(entry)
+            else:
+                self.log.append_hole(entry.header)
+        self._commit_hint = min(hint, self.log.whole_lsn)
+        if self.closing:
+            self._commit_hint = min(self._commit_hint, self.log.op_lsn - 1)
+
+    def next_entry(
+        self, kind: Kind, body: Body = NOTHING, instance: bytes = NOBODY,
+        session: int = 0, csn: int = 0,
+    ) -> Entry:  # fmt: skip
+        """Put a new entry at the log's end."""
+        entry = chain(
+            self.log.head, group_id=self.group_id, epoch=self.epoch, view=self.view, kind=kind,
+            ts_ms=self.wall_ms, body=body, instance=instance, session=session, csn=csn,
+        )  # fmt: skip
+        self.log.append(entry)
+        self.uncommitted_bytes += size_of(entry)
+        return entry
+
+    def advance(self, lsn: int) -> bool:
+        """Commit and apply up to `lsn`, as far as the log is whole; return whether any was."""
+        before = self.commit_lsn
+        end = min(lsn, self.log.whole_lsn)
+        while self.commit_lsn < end:
+            entry = self.log.entry_at(self.commit_lsn + 1)
+            assert entry is not None
+            self.commit_lsn += 1
+            self.uncommitted_bytes = max(0, self.uncommitted_bytes - size_of(entry))
+            self._apply(entry)
+            if entry.header.kind is Kind.RECONFIG and entry.header.epoch == self.epoch:
+                assert self.commit_lsn == self.log.op_lsn, "an entry behind the end of its epoch"
+                self.committed()
+                self.end_epoch(entry)
+                return True
+        if self.commit_lsn > before:
+            self.committed()
+        return self.commit_lsn > before
+
+    def _apply(self, entry: Entry) -> None:
+        header = entry.header
+        code, value, lsn = Code.OK, b"", header.lsn
+        if header.kind is Kind.REQUEST:
+            code, value, lsn = self._execute(entry)
+        elif header.kind is Kind.SESSION_OPEN:
+            opened = self.table.open(header.lsn, header.instance)
+            code, value = (Code.OK, b"%d" % header.lsn) if opened else (Code.BUSY, b"")
+        elif header.kind in (Kind.SESSION_CLOSE, Kind.SESSION_EXPIRE):
+            self.table.close(header.session)
+        for ticket in self._waiting.pop(header.lsn, ()):
+            self.reply(ticket, code, value, lsn)
+        self._in_flight.pop((header.session, header.csn), None)
+
+    def _execute(self, entry: Entry) -> tuple[Code, bytes, int]:
+        header = entry.header
+        verdict = self.judge(header.instance, header.session, header.csn)
+        if verdict.past is not Past.NEW:
+            return outcome(verdict)
+        value = self.machine.apply(entry)
+        self.table.store(header.session, header.csn, value, header.lsn)
+        return Code.OK, value, header.lsn
+
+    def judge(self, instance: bytes, session: int, csn: int) -> Verdict:
+        """Return what the client table says of a request."""
+        return self.table.judge(instance, session, csn)
+
+    def forget_clients(self) -> None:
+        """Answer those whose requests are logged that nobody here will tell them the result."""
+        for lsn in sorted(self._waiting):
+            for ticket in self._waiting[lsn]:
+                self.reply(ticket, Code.UNKNOWN)
+        self._waiting, self._in_flight = {}, {}
+
+
+def outcome(verdict: Verdict) -> tuple[Code, bytes, int]:
+    """Return the reply to a request that is not new."""
+    codes = {Past.STORED: Code.OK, Past.GONE: Code.CSNGONE, Past.EXPIRED: Code.SESSIONEXPIRED}
+    return codes[verdict.past], verdict.value, verdict.lsn

@@ -1,0 +1,387 @@
+"""What members of a group say to each other, and its bytes.
+
+    u32 length | u8 type | u8 version | group 16 | sender 16 | u64 incarnation | u32 epoch
+    | u32 view | payload | checksum 8
+
+Invariants:
+1. A frame is whole or refused: its length is bounded before it is read, its checksum covers all
+   behind the length, its payload has nothing too much, each list a bound.
+2. Entries are checked one by one as they are decoded (`entries`); their chain, by who uses them.
+3. `epoch` and `view` are the sender's own durable ones. A view that is only proposed is payload.
+
+Elsewhere: what a member does about them (`normal`, `views`, `epochs`), connections (the shell).
+
+Source: Liskov and Cowling 2012, section 4; V2R2, "Communication".
+docs/reference/coordination-messages.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+from struct import Struct
+from typing import Any, Final, NamedTuple
+
+from millstream.coordination.core.configuration import MEMBERS_MAX, Configuration
+from millstream.coordination.core.entries import (
+    HASH_BYTES,
+    ID_BYTES,
+    Entry,
+    decode_entry,
+    encode_entry,
+)
+from millstream.coordination.core.log import Mark, size_of
+from millstream.errors import CorruptionError, RemoteProtocolError
+
+__all__ = [
+    "FRAME_BYTES_MAX",
+    "FRAME_ENTRIES_MAX",
+    "FRAME_MARKS_MAX",
+    "LENGTH",
+    "MESSAGES",
+    "Commit",
+    "DoViewChange",
+    "Entries",
+    "Envelope",
+    "EpochStarted",
+    "GetEntries",
+    "GetEpoch",
+    "GetState",
+    "GetView",
+    "NewState",
+    "Payload",
+    "Prepare",
+    "PrepareOk",
+    "QuorumCheck",
+    "QuorumCheckOk",
+    "StartEpoch",
+    "StartView",
+    "StartViewChange",
+    "decode",
+    "encode",
+]
+
+FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Of one message: the largest entry, or the largest vote, and room to spare."""
+FRAME_ENTRIES_MAX: Final = 4096
+"""Log entries in one message."""
+FRAME_MARKS_MAX: Final = 512 * 1024
+"""Places of a log in one vote; it grows by snapshots never being made."""
+
+
+class Prepare(NamedTuple):
+    """The primary's next entries; the first one's header says what they hang on."""
+
+    entries: tuple[Entry, ...]
+    commit_lsn: int
+    commit_hash: bytes
+
+
+class PrepareOk(NamedTuple):
+    """All up to `lsn` is durable here and equal to the primary's. `wall_ms` caps time stamps."""
+
+    wall_ms: int
+    lsn: int
+    hash: bytes
+
+
+class Commit(NamedTuple):
+    """The primary lives, and so much is committed."""
+
+    commit_lsn: int
+    commit_hash: bytes
+
+
+class QuorumCheck(NamedTuple):
+    """Are you in my view? Only an answer with the same nonce says so."""
+
+    nonce: int
+
+
+class QuorumCheckOk(NamedTuple):
+    """Yes."""
+
+    nonce: int
+
+
+class StartViewChange(NamedTuple):
+    """The sender would go to `proposed`, if enough others would."""
+
+    proposed: int
+
+
+class DoViewChange(NamedTuple):
+    """A vote: the sender's log, as far as somebody else has to know it; `marks` are above the
+    commit.
+    """
+
+    last_normal_epoch: int
+    last_normal_view: int
+    op_lsn: int
+    op_hash: bytes
+    commit_lsn: int
+    commit_hash: bytes
+    marks: tuple[Mark, ...]
+
+    @property
+    def last_normal(self) -> tuple[int, int]:
+        """Epoch and view whose log it is."""
+        return self.last_normal_epoch, self.last_normal_view
+
+
+class StartView(NamedTuple):
+    """The log of a view; `entries` are its end, what lies between is fetched by hash."""
+
+    op_lsn: int
+    op_hash: bytes
+    commit_lsn: int
+    commit_hash: bytes
+    entries: tuple[Entry, ...]
+
+
+class GetView(NamedTuple):
+    """Send me your StartView; I know what is committed up to here."""
+
+    commit_lsn: int
+
+
+class GetState(NamedTuple):
+    """Send me the entries of this view behind the end of my log."""
+
+    lsn: int
+    hash: bytes
+
+
+class NewState(NamedTuple):
+    """Entries of this view behind what was asked; `op_lsn`: how far the sender's log goes."""
+
+    op_lsn: int
+    commit_lsn: int
+    commit_hash: bytes
+    entries: tuple[Entry, ...]
+
+
+class GetEntries(NamedTuple):
+    """Send me entries that end in this one. Who has it not says nothing."""
+
+    lsn: int
+    hash: bytes
+    count: int
+
+
+class Entries(NamedTuple):
+    """Entries asked for, one chain; what they are worth follows from their hashes alone."""
+
+    entries: tuple[Entry, ...]
+
+
+class StartEpoch(NamedTuple):
+    """This epoch has begun, or is to begin."""
+
+    configuration: Configuration
+
+
+class EpochStarted(NamedTuple):
+    """The sender has entered this epoch, durably."""
+
+    started: int
+
+
+class GetEpoch(NamedTuple):
+    """Send me your StartEpoch: you spoke of an epoch that I do not know."""
+
+
+Payload = (
+    Prepare | PrepareOk | Commit | QuorumCheck | QuorumCheckOk | StartViewChange | DoViewChange
+    | StartView | GetView | GetState | NewState | GetEntries | Entries | StartEpoch
+    | EpochStarted | GetEpoch
+)  # fmt: skip
+
+
+class Envelope(NamedTuple):
+    """A message and who says it."""
+
+    group_id: bytes
+    sender: bytes
+    incarnation: int
+    epoch: int
+    view: int
+    payload: Payload
+
+
+# ---- fields
+
+
+class _Field(NamedTuple):
+    """How one field is written and read; `read` returns the value and where the next one is."""
+
+    write: Callable[[Any], bytes]
+    read: Callable[[bytes, int], tuple[Any, int]]
+
+
+def _number(layout: str) -> _Field:
+    form = Struct(layout)
+
+    def read(data: bytes, at: int) -> tuple[int, int]:
+        (value,) = form.unpack_from(_upto(data, at + form.size), at)
+        return value, at + form.size
+
+    return _Field(form.pack, read)
+
+
+def _upto(data: bytes, end: int) -> bytes:
+    if end > len(data):
+        raise _refused("it ends within a field")
+    return data
+
+
+def _read_hash(data: bytes, at: int) -> tuple[bytes, int]:
+    return _upto(data, at + HASH_BYTES)[at : at + HASH_BYTES], at + HASH_BYTES
+
+
+def _write_hash(value: bytes) -> bytes:
+    assert len(value) == HASH_BYTES
+    return value
+
+
+def _listed(one: _Field, count_max: int) -> _Field:
+    def write(values: tuple[Any, ...]) -> bytes:
+        assert len(values) <= count_max
+        return b"".join([_COUNT.pack(len(values)), *map(one.write, values)])
+
+    def read(data: bytes, at: int) -> tuple[tuple[Any, ...], int]:
+        (count,) = _COUNT.unpack_from(_upto(data, at + _COUNT.size), at)
+        if count > count_max:
+            raise _refused(f"{count} of what may be {count_max}")
+        at += _COUNT.size
+        values = []
+        for _ in range(count):
+            value, at = one.read(data, at)
+            values.append(value)
+        return tuple(values), at
+
+    return _Field(write, read)
+
+
+def _read_entry(data: bytes, at: int) -> tuple[Entry, int]:
+    entry = decode_entry(data, at)
+    return entry, at + size_of(entry)
+
+
+def _read_mark(data: bytes, at: int) -> tuple[Mark, int]:
+    digest, at = _read_hash(data, at)
+    if _upto(data, at + 1)[at] > 1:
+        raise _refused("a mark is neither whole nor damaged")
+    return Mark(digest, data[at] == 1), at + 1
+
+
+def _write_mark(mark: Mark) -> bytes:
+    return _write_hash(mark.hash) + bytes((mark.whole,))
+
+
+def _read_configuration(data: bytes, at: int) -> tuple[Configuration, int]:
+    values = []
+    for field in _CONFIGURATION:
+        value, at = field.read(data, at)
+        values.append(value)
+    configuration = Configuration(*values)
+    for members in (configuration.members, configuration.old):
+        if list(members) != sorted(set(members)):
+            raise _refused("members are not in order")
+    if not configuration.members:
+        raise _refused("a group without members")
+    return configuration, at
+
+
+def _write_configuration(value: Configuration) -> bytes:
+    return b"".join(field.write(part) for field, part in zip(_CONFIGURATION, value, strict=True))
+
+
+_COUNT: Final = Struct(">I")
+_U32: Final = _number(">I")
+_U64: Final = _number(">Q")
+_HASH: Final = _Field(_write_hash, _read_hash)
+_ENTRIES: Final = _listed(_Field(encode_entry, _read_entry), FRAME_ENTRIES_MAX)
+_MARKS: Final = _listed(_Field(_write_mark, _read_mark), FRAME_MARKS_MAX)
+assert ID_BYTES == HASH_BYTES
+_IDS: Final = _listed(_HASH, MEMBERS_MAX)
+_CONFIGURATION: Final = (_U32, _IDS, _U32, _IDS, _U64, _HASH)
+_LATER: Final = _Field(_write_configuration, _read_configuration)
+
+MESSAGES: Final[dict[int, tuple[type[Any], tuple[_Field, ...]]]] = {
+    1: (Prepare, (_ENTRIES, _U64, _HASH)),
+    2: (PrepareOk, (_U64, _U64, _HASH)),
+    3: (Commit, (_U64, _HASH)),
+    4: (QuorumCheck, (_U64,)),
+    5: (QuorumCheckOk, (_U64,)),
+    6: (StartViewChange, (_U32,)),
+    7: (DoViewChange, (_U32, _U32, _U64, _HASH, _U64, _HASH, _MARKS)),
+    8: (StartView, (_U64, _HASH, _U64, _HASH, _ENTRIES)),
+    9: (GetView, (_U64,)),
+    10: (GetState, (_U64, _HASH)),
+    11: (NewState, (_U64, _U64, _HASH, _ENTRIES)),
+    12: (GetEntries, (_U64, _HASH, _U32)),
+    13: (Entries, (_ENTRIES,)),
+    14: (StartEpoch, (_LATER,)),
+    15: (EpochStarted, (_U32,)),
+    16: (GetEpoch, ()),
+}
+"""Number on the wire -> message and its fields in order."""
+_NUMBERS: Final = {message: number for number, (message, _) in MESSAGES.items()}
+
+# ---- frames
+
+LENGTH: Final = Struct(">I")
+"""What a frame begins with: how many bytes follow."""
+_VERSION: Final = 1
+_HEAD: Final = Struct(">BB16s16sQII")
+_CHECKSUM_BYTES: Final = 8
+
+
+def encode(envelope: Envelope) -> bytes:
+    """Return the frame, length included."""
+    group_id, sender, incarnation, epoch, view, payload = envelope
+    number = _NUMBERS[type(payload)]
+    parts = [_HEAD.pack(number, _VERSION, group_id, sender, incarnation, epoch, view)]
+    fields = MESSAGES[number][1]
+    parts += (field.write(value) for field, value in zip(fields, payload, strict=True))
+    data = b"".join(parts)
+    data += _checksum(data)
+    assert len(data) <= FRAME_BYTES_MAX
+    return LENGTH.pack(len(data)) + data
+
+
+def decode(frame: bytes) -> Envelope:
+    """Return the message in a frame whose length is cut off.
+
+    Raises:
+        RemoteProtocolError: `bad_frame`: not what `encode` writes; drop the connection.
+    """
+    end = len(frame) - _CHECKSUM_BYTES
+    if not _HEAD.size <= end <= FRAME_BYTES_MAX or frame[end:] != _checksum(frame[:end]):
+        raise _refused("its checksum is wrong")
+    number, version, group_id, sender, incarnation, epoch, view = _HEAD.unpack_from(frame)
+    if version != _VERSION or number not in MESSAGES:
+        raise _refused(f"type {number}, version {version} is not known here")
+    message, fields = MESSAGES[number]
+    body, at, values = frame[:end], _HEAD.size, []
+    try:
+        for field in fields:
+            value, at = field.read(body, at)
+            values.append(value)
+    except CorruptionError as error:
+        raise _refused(str(error)) from error
+    if at != end:
+        raise _refused("its payload has another length than its fields")
+    return Envelope(group_id, sender, incarnation, epoch, view, message(*values))
+
+
+def _checksum(data: bytes) -> bytes:
+    return blake2b(data, digest_size=_CHECKSUM_BYTES).digest()
+
+
+def _refused(reason: str) -> RemoteProtocolError:
+    return RemoteProtocolError(
+        f"a member sent what is no message: {reason}; the connection is closed and made anew",
+        code="bad_frame",
+    )

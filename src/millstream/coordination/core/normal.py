@@ -1,0 +1,307 @@
+"""Normal operation: the primary orders requests, the others keep them, a quorum commits them.
+
+Invariants:
+1. An acknowledgement says that all up to its LSN is durable and equal to the primary's log; only
+   those given in the primary's epoch and view count, its own like any other.
+2. An entry leaves at once while fewer than `PIPELINE_MAX` batches are under way; beyond that,
+   what arrives forms the next batch. No timer delays a request.
+3. Same view, same log: an entry that differs from the one held in the same view is never taken.
+4. Only a kept reply is answered at once. That there is no such session, or that a request is too
+   old, a primary may say wrongly that is one no more; so it is said at apply.
+5. What a member missed it gets from the same view's primary and appends; it cuts nothing.
+
+Elsewhere: reads and the loss of a quorum (`reading`), other views (`views`).
+
+Source: Liskov and Cowling 2012, section 4.1; V2R2, "Request Processing".
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from millstream.coordination.core.client_table import Past
+from millstream.coordination.core.effects import Code, Request
+from millstream.coordination.core.entries import GENESIS, Entry, Kind
+from millstream.coordination.core.log import size_of
+from millstream.coordination.core.member import Member, Status, outcome
+from millstream.coordination.core.messages import (
+    Commit,
+    Entries,
+    Envelope,
+    GetEntries,
+    GetState,
+    NewState,
+    Prepare,
+    PrepareOk,
+)
+from millstream.coordination.core.repair import Repair
+
+__all__ = [
+    "BATCH_BYTES_MAX",
+    "BATCH_ENTRIES_MAX",
+    "PIPELINE_MAX",
+    "UNCOMMITTED_BYTES_MAX",
+    "UNCOMMITTED_ENTRIES_MAX",
+    "Normal",
+]
+
+BATCH_ENTRIES_MAX: Final = 512
+"""Entries of one batch."""
+BATCH_BYTES_MAX: Final = 1024 * 1024
+"""Of one batch; a larger entry is a batch of its own."""
+PIPELINE_MAX: Final = 4
+"""Batches that are sent and not yet committed while a lone request still leaves at once."""
+UNCOMMITTED_ENTRIES_MAX: Final = 10_000
+"""Entries of a primary that are not committed; beyond that requests are refused."""
+UNCOMMITTED_BYTES_MAX: Final = 16 * 1024 * 1024
+"""The same in bytes."""
+
+
+class Normal(Member):
+    """Requests, Prepare, PrepareOk, Commit, GetState, NewState."""
+
+    acks: dict[bytes, int]
+    flushed_lsn = durable_lsn = 0
+    noop_lsn = 0
+    """Where the primary's own view begins: nothing is read before it is committed."""
+    _open_bytes = 0
+    _writing: dict[int, int]
+    _batches: list[int]
+    _prepared: dict[bytes, int]
+
+    def begin_normal(self) -> None:
+        """Have nothing under way."""
+        self.acks, self._writing, self._batches, self._prepared = {}, {}, [], {}
+        self._open_bytes = self.uncommitted_bytes = 0
+        self.repair: Repair | None = None
+
+    # ---- requests
+
+    def on_request(self, request: Request) -> None:
+        """Order a client's request, or say why not."""
+        if not self.leading:
+            return self.reply(request.ticket, Code.NOTPRIMARY)
+        if self.suspended:
+            return self.reply(request.ticket, Code.NOQUORUM)
+        key = (request.session, request.csn)
+        if request.kind is Kind.REQUEST and request.session:
+            verdict = self.judge(request.instance, *key)
+            if verdict.past is Past.STORED:
+                return self.reply(request.ticket, *outcome(verdict))
+            if (lsn := self._in_flight.get(key)) is not None:
+                self._waiting.setdefault(lsn, []).append(request.ticket)
+                return None
+        if self.closing:
+            return self.hold(request)
+        if self.full:
+            return self.reply(request.ticket, Code.BUSY)
+        return self.order(request)
+
+    @property
+    def full(self) -> bool:
+        """Whether too much is logged and not committed."""
+        return (
+            self.log.op_lsn - self.commit_lsn >= UNCOMMITTED_ENTRIES_MAX
+            or self.uncommitted_bytes >= UNCOMMITTED_BYTES_MAX
+        )
+
+    def order(self, request: Request) -> None:
+        """Put a request into the log."""
+        entry = self.add(
+            request.kind, request.body, request.instance, request.session, request.csn
+        )
+        self._waiting.setdefault(entry.lsn, []).append(request.ticket)
+
+    def add(self, kind: Kind, *of_request: object) -> Entry:
+        """Put an entry into the log, and flush as the pipeline allows."""
+        entry = self.next_entry(kind, *of_request)  # type: ignore[arg-type]
+        if entry.header.session:
+            self._in_flight[(entry.header.session, entry.header.csn)] = entry.lsn
+        self._open_bytes += size_of(entry)
+        self._flush_if_due()
+        return entry
+
+    def _flush_if_due(self) -> None:
+        while self._due():
+            self.flush()
+
+    def _due(self) -> bool:
+        waiting = self.log.op_lsn - self.flushed_lsn
+        return waiting > 0 and (
+            len(self._batches) < PIPELINE_MAX
+            or waiting >= BATCH_ENTRIES_MAX
+            or self._open_bytes >= BATCH_BYTES_MAX
+        )
+
+    def flush(self) -> None:
+        """Send what is new, and write it at the same time."""
+        entries = self.log.after(self.flushed_lsn, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX)
+        self.broadcast(self._prepare(entries))
+        self._write(entries)
+        self.flushed_lsn = entries[-1].lsn
+        self._batches.append(self.flushed_lsn)
+        self._open_bytes -= sum(map(size_of, entries))
+
+    def drop_open_batch(self) -> None:
+        """Forget what was neither sent nor written: nobody else will ever know of it."""
+        self.log.replace_above(self.flushed_lsn, ())
+        self._open_bytes = 0
+
+    def _prepare(self, entries: list[Entry]) -> Prepare:
+        return Prepare(tuple(entries), self.commit_lsn, self._commit_hash)
+
+    @property
+    def _commit_hash(self) -> bytes:
+        return self.log.hash_at(self.commit_lsn) or GENESIS.hash
+
+    def _write(self, entries: list[Entry]) -> None:
+        self._writing[self.write(entries)] = entries[-1].lsn
+
+    def written(self, op: int) -> None:
+        """Acknowledge what is durable now."""
+        lsn = self._writing.pop(op)
+        self.durable_lsn = max(self.durable_lsn, lsn)
+        self.acknowledge()
+
+    def acknowledge(self) -> None:
+        """Tell the primary how far this log is durable."""
+        if self.status is not Status.NORMAL or not self.current:
+            return
+        lsn = min(self.durable_lsn, self.log.op_lsn)
+        if self.leading:
+            self.acks[self.id] = lsn
+            self._count_acks()
+        else:
+            digest = self.log.hash_at(lsn)
+            assert digest is not None
+            self.send(self.primary, PrepareOk(self.wall_ms, lsn, digest))
+
+    def on_prepare_ok(self, envelope: Envelope, ok: PrepareOk) -> None:
+        """Count an acknowledgement of this view."""
+        if not self.leading or envelope.view != self.view:
+            return
+        assert self.log.hash_at(ok.lsn) in (None, ok.hash), "two logs in one view"
+        self.acks[envelope.sender] = max(self.acks.get(envelope.sender, 0), ok.lsn)
+        self.heard_from(envelope.sender)
+        self._count_acks()
+
+    def _count_acks(self) -> None:
+        lsns = sorted((self.acks.get(member, 0) for member in self.members), reverse=True)
+        self.advance(lsns[self.quorum - 1])
+
+    def committed(self) -> None:
+        """Go on with what waits for a free place in the pipeline, or say that all is committed."""
+        self._batches = [lsn for lsn in self._batches if lsn > self.commit_lsn]
+        if not self.leading:
+            return
+        if self.log.op_lsn > self.flushed_lsn:
+            self._flush_if_due()
+        elif not self._batches:
+            self.broadcast(self.sign_of_life())
+
+    def sign_of_life(self) -> Commit:
+        """Return what a primary says when it has nothing else to say."""
+        return Commit(self.commit_lsn, self._commit_hash)
+
+    def remind(self) -> None:
+        """Say again what was not acknowledged, and that this primary lives."""
+        for member in self.members:
+            if member == self.id:
+                continue
+            acked = self.acks.get(member, 0)
+            stuck = self._prepared.get(member) == acked
+            self._prepared[member] = acked
+            entries: list[Entry] = []
+            if stuck and self.commit_lsn <= acked < self.flushed_lsn:
+                entries = self.log.after(acked, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX)
+            if entries:
+                self.send(member, self._prepare(entries))
+            else:
+                self.send(member, self.sign_of_life())
+
+    # ---- the others
+
+    def on_prepare(self, envelope: Envelope, prepare: Prepare) -> None:
+        """Keep what the primary of this view says."""
+        if prepare.entries and self.follows(envelope):
+            self.extend(
+                envelope.sender, prepare.entries, prepare.entries[-1].lsn,
+                prepare.commit_lsn, prepare.commit_hash,
+            )  # fmt: skip
+
+    def on_commit(self, envelope: Envelope, commit: Commit) -> None:
+        """Learn what is committed."""
+        if self.follows(envelope):
+            self.extend(
+                envelope.sender, (), commit.commit_lsn, commit.commit_lsn, commit.commit_hash
+            )
+
+    def extend(
+        self, sender: bytes, entries: tuple[Entry, ...], op_lsn: int, commit_lsn: int,
+        commit_hash: bytes,
+    ) -> None:  # fmt: skip
+        """Append what lies above the own log, of the same view; never cut.
+
+        Args:
+            op_lsn: so far the sender's log is known to go.
+        """
+        assert self.current
+        assert not self.leading
+        if self.log.holes:
+            self.status = Status.GAP
+            return self.mend()
+        self._take(entries)
+        if self.log.op_lsn < op_lsn:
+            self.status = Status.GAP
+            self.send(sender, GetState(self.log.op_lsn, self.log.head.hash))
+        else:
+            self.status = Status.NORMAL
+            if not self._writing:
+                self.acknowledge()
+        assert self.log.hash_at(commit_lsn) in (None, commit_hash), "two logs in one view"
+        self.advance(commit_lsn)
+        return None
+
+    def _take(self, entries: tuple[Entry, ...]) -> None:
+        new = []
+        for entry in entries:
+            if entry.lsn <= self.log.op_lsn:
+                known = self.log.hash_at(entry.lsn)
+                assert known in (None, entry.header.hash), "two logs in one view"
+            elif entry.header.follows(self.log.head):
+                self.log.append(entry)
+                new.append(entry)
+        if new:
+            self._write(new)
+
+    def on_get_state(self, envelope: Envelope, asked: GetState) -> None:
+        """Give a member of this view what it missed."""
+        if envelope.view != self.view or self.status is not Status.NORMAL or not self.current:
+            return
+        if self.log.hash_at(asked.lsn) != asked.hash:
+            return
+        entries = self.log.after(asked.lsn, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX)
+        op_lsn = self.flushed_lsn if self.leading else self.log.op_lsn
+        answer = NewState(
+            op_lsn, self.commit_lsn, self._commit_hash,
+            tuple(entry for entry in entries if entry.lsn <= op_lsn),
+        )  # fmt: skip
+        self.send(envelope.sender, answer)
+
+    def on_new_state(self, envelope: Envelope, state: NewState) -> None:
+        """Append what was missed."""
+        if envelope.view == self.view and self.current and not self.leading:
+            self.extend(
+                envelope.sender, state.entries, state.op_lsn, state.commit_lsn, state.commit_hash
+            )
+
+    # ---- entries by hash
+
+    def on_get_entries(self, envelope: Envelope, asked: GetEntries) -> None:
+        """Give entries that end in the one asked for, if it is here."""
+        if self.log.hash_at(asked.lsn) != asked.hash:
+            return
+        floor_lsn = max(asked.lsn - asked.count, 0)
+        entries = self.log.ending_at(asked.lsn, floor_lsn, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX)
+        if entries:
+            self.send(envelope.sender, Entries(tuple(entries)))

@@ -1,0 +1,163 @@
+"""Reads that are true after they were asked for, without a log entry and without a lease; and what
+a primary does that has lost its quorum.
+
+Invariants:
+1. A batch of reads is answered only if a quorum said, after the last of them arrived, that it is
+   in this view: an answer to another nonce says nothing of it, and a retry has a new nonce.
+2. Nothing is read before the first entry of the primary's own view is committed, nor once the
+   entry that ends the epoch is in its log.
+3. A suspended primary takes no requests, answers no reads and gives no sign of life. It goes on
+   if a quorum answers a new check in the same view, and never once a member is in a higher one.
+
+Elsewhere: what it proposes instead (`views`).
+
+Source: Liskov and Cowling 2012, section 6.3; V2R2, "Reads".
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from millstream.coordination.core.effects import Code, Read
+from millstream.coordination.core.member import HEARTBEAT_MS, Status
+from millstream.coordination.core.messages import Envelope, QuorumCheck, QuorumCheckOk
+from millstream.coordination.core.normal import Normal
+
+__all__ = ["QUORUM_MS", "READS_MAX", "RECHECK_MS", "Reading"]
+
+READS_MAX: Final = 10_000
+"""That wait for a check; beyond that they are refused."""
+RECHECK_MS: Final = 2 * HEARTBEAT_MS
+"""After so long an unanswered check is given up for a new one."""
+QUORUM_MS: Final = 2 * HEARTBEAT_MS + 400
+"""A primary that no quorum answered for so long suspends."""
+
+
+class _Check(NamedTuple):
+    nonce: int
+    since_ms: float
+    answered: set[bytes]
+    batch: list[Read]
+
+
+class Reading(Normal):
+    """Reads, QuorumCheck, QuorumCheckOk."""
+
+    _round = 0
+
+    def begin_reading(self) -> None:
+        """Have no reads, and take it that everybody answered just now."""
+        self._reads: list[Read] = []
+        self._check: _Check | None = None
+        self._answered_ms = dict.fromkeys(self.members, self.now_ms)
+
+    def on_read(self, read: Read) -> None:
+        """Answer a read once it is known to be true."""
+        if not self.leading:
+            return self.reply(read.ticket, Code.NOTPRIMARY)
+        if self.suspended:
+            return self.reply(read.ticket, Code.NOQUORUM)
+        under_way = len(self._check.batch) if self._check else 0
+        if len(self._reads) + under_way >= READS_MAX:
+            return self.reply(read.ticket, Code.BUSY)
+        self._reads.append(read)
+        if self._check is None:
+            self._quorum_check()
+        return None
+
+    @property
+    def _may_read(self) -> bool:
+        return not self.suspended and self.commit_lsn >= self.noop_lsn and not self.closing
+
+    def _quorum_check(self) -> None:
+        """Close the batch and ask; what was asked before without an answer counts no more."""
+        batch = self._check.batch if self._check else []
+        if self._may_read:
+            batch, self._reads = batch + self._reads, []
+        self._check = _Check(self.next_nonce(), self.now_ms, {self.id}, batch)
+        self.broadcast(QuorumCheck(self._check.nonce))
+        self._finish_check()
+
+    def next_nonce(self) -> int:
+        """Return a number that this process of this member never used."""
+        self._round += 1
+        return (self.incarnation & 0xFFFFFF) << 40 | self._round
+
+    def on_quorum_check(self, envelope: Envelope, check: QuorumCheck) -> None:
+        """Say that this member is in the primary's view, if it is."""
+        if self.status is Status.NORMAL and envelope.view == self.view:
+            self.send(envelope.sender, QuorumCheckOk(check.nonce))
+
+    def on_quorum_check_ok(self, envelope: Envelope, ok: QuorumCheckOk) -> None:
+        """Count an answer."""
+        if not self.leading or envelope.view != self.view:
+            return
+        if self._check and self._check.nonce == ok.nonce:
+            self.heard_from(envelope.sender)
+            self._check.answered.add(envelope.sender)
+            self._finish_check()
+
+    def _finish_check(self) -> None:
+        check = self._check
+        if check is None or len(check.answered) < self.quorum:
+            return
+        self._check = None
+        self.suspended = self.deposed
+        for read in check.batch:
+            self._answer(read)
+        if self._reads and self._may_read:
+            self._quorum_check()
+
+    def _answer(self, read: Read) -> None:
+        if self.suspended:
+            self.reply(read.ticket, Code.NOQUORUM)
+        else:
+            self.reply(read.ticket, Code.OK, self.machine.read(read.body), self.commit_lsn)
+
+    def committed(self) -> None:
+        """Also begin with reads that waited for the first commit of the view."""
+        super().committed()
+        if self.leading and self._reads and self._check is None and self._may_read:
+            self._quorum_check()
+
+    def refuse_reads(self, code: Code) -> None:
+        """Answer all reads that they were not done."""
+        for read in self.take_reads():
+            self.reply(read.ticket, code)
+
+    def take_reads(self) -> list[Read]:
+        """Return the reads that wait, and forget them."""
+        reads = (self._check.batch if self._check else []) + self._reads
+        self._reads, self._check = [], None
+        return reads
+
+    # ---- loss of the quorum
+
+    def heard_from(self, member: bytes) -> None:
+        """Note that a member answered."""
+        self._answered_ms[member] = self.now_ms
+
+    def suspend(self) -> None:
+        """Take nothing more, and say so to those who wait."""
+        if not self.suspended:
+            self.suspended = True
+            self.refuse_reads(Code.NOQUORUM)
+            self.forget_clients()
+
+    def tick_primary(self) -> None:
+        """Show a sign of life, or ask for another view if there is no quorum."""
+        self.heard_from(self.id)
+        heard = sum(
+            1 for member in self.members
+            if self.now_ms - self._answered_ms.get(member, -QUORUM_MS) <= QUORUM_MS
+        )  # fmt: skip
+        if heard < self.quorum:
+            self.suspend()
+        if self.suspended:
+            self.propose()
+        else:
+            self.remind()
+        if self.leading and (
+            self._check is None or self.now_ms - self._check.since_ms >= RECHECK_MS
+        ):
+            self._quorum_check()

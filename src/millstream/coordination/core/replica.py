@@ -1,0 +1,194 @@
+"""One replica of a group, whole: events in, effects out.
+
+Invariants:
+1. While a standing is on its way to the disk everything but the disk's reports waits, at most
+   `DEFERRED_MAX` events: of what is too much, messages are lost as on any network, and requests
+   are refused.
+2. Messages of a member's earlier process are not listened to once a later one was heard.
+3. One epoch at a time: a message of another epoch is answered with what shows which one it is.
+
+Elsewhere: every decision, in the classes this one stands on; `member` names them.
+
+Source: Liskov and Cowling 2012; V2R2.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from millstream.coordination.core.effects import (
+    Code,
+    DiskDone,
+    Effect,
+    Event,
+    Message,
+    Read,
+    Request,
+    Start,
+    Timer,
+)
+from millstream.coordination.core.epochs import Epochs
+from millstream.coordination.core.member import HEARTBEAT_MS, Status
+from millstream.coordination.core.messages import (
+    Commit,
+    DoViewChange,
+    Entries,
+    Envelope,
+    EpochStarted,
+    GetEntries,
+    GetEpoch,
+    GetState,
+    GetView,
+    NewState,
+    Prepare,
+    PrepareOk,
+    QuorumCheck,
+    QuorumCheckOk,
+    StartEpoch,
+    StartView,
+    StartViewChange,
+)
+from millstream.coordination.core.register import StateMachine
+
+__all__ = ["DEFERRED_MAX", "Replica"]
+
+DEFERRED_MAX: Final = 4096
+"""Events that wait for one disk operation."""
+
+
+class Replica(Epochs):
+    """A member of a group; `step` is all there is to call, and `reconfigure`."""
+
+    def __init__(self, machine: StateMachine, chance: Callable[[], float]) -> None:
+        super().__init__(machine, chance)
+        self._deferred: deque[Event] = deque()
+        self._incarnations: dict[bytes, int] = {}
+        self._commit_hint = 0
+        self._handlers: dict[type[Any], Callable[[Envelope, Any], None]] = {
+            Prepare: self.on_prepare,
+            PrepareOk: self.on_prepare_ok,
+            Commit: self.on_commit,
+            QuorumCheck: self.on_quorum_check,
+            QuorumCheckOk: self.on_quorum_check_ok,
+            StartViewChange: self.on_start_view_change,
+            DoViewChange: self.on_do_view_change,
+            StartView: self.on_start_view,
+            GetView: self.on_get_view,
+            GetState: self.on_get_state,
+            NewState: self.on_new_state,
+        }
+        self._any_epoch: dict[type[Any], Callable[[Envelope, Any], None]] = {
+            GetEntries: self.on_get_entries,
+            Entries: self.on_entries,
+            StartEpoch: self.on_start_epoch,
+            EpochStarted: self.on_epoch_started,
+        }
+        self._begin_parts()
+
+    def _begin_parts(self) -> None:
+        self.begin_normal()
+        self.begin_reading()
+        self.begin_views()
+        self.begin_epochs()
+
+    def step(self, now_ms: float, wall_ms: int, event: Event) -> list[Effect]:
+        """Take one event and return what to do, in order.
+
+        Args:
+            now_ms: a clock that only grows, of this process.
+            wall_ms: what people's clocks show; nothing depends on it.
+        """
+        self.now_ms, self.wall_ms = now_ms, wall_ms
+        if isinstance(event, DiskDone):
+            if not self._flipped(event.op):
+                self.written(event.op)
+        elif self.flipping:
+            self._defer(event)
+        else:
+            self._handle(event)
+        while self._deferred and not self.flipping:
+            self._handle(self._deferred.popleft())
+        effects, self.effects = self.effects, []
+        return effects
+
+    def _defer(self, event: Event) -> None:
+        if isinstance(event, Timer) or len(self._deferred) < DEFERRED_MAX:
+            self._deferred.append(event)
+        elif isinstance(event, Request | Read):
+            self.reply(event.ticket, Code.BUSY)
+
+    def defer(self, envelope: Envelope) -> None:
+        """Receive this again once the disk is done."""
+        self._defer(Message(envelope))
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Message(envelope):
+                self._receive(envelope)
+            case Timer():
+                self._tick()
+            case Request():
+                self.on_request(event)
+            case Read():
+                self.on_read(event)
+            case Start(image):
+                self.load(image)
+                self._begin_parts()
+                self.wake_after(HEARTBEAT_MS * self.chance())
+                self.flip(self._started_up)
+            case DiskDone():
+                raise AssertionError("reports of the disk never wait")
+
+    def _started_up(self) -> None:
+        if self.retired is not None:
+            self.status = Status.RETIRED
+        elif not self.members:
+            self.status = Status.INITIALIZATION
+        else:
+            self.status = Status.GAP
+            self.durable_lsn = self.log.op_lsn
+            self.advance(self._commit_hint)
+            new = self.epoch == self.view == self.log.op_lsn == 0
+            if new or len(self.members) == 1:
+                self.leave(self.view + 1)
+
+    def _tick(self) -> None:
+        self.wake_after(HEARTBEAT_MS)
+        if self.status is Status.INITIALIZATION:
+            if self.repair is not None:
+                self.go_on_repairing()
+        elif self.status is not Status.RETIRED:
+            self.tick_epoch()
+            if self.leading:
+                self.tick_primary()
+            else:
+                self.tick_backup()
+        elif self.repair is not None:
+            self.go_on_repairing()
+
+    def _receive(self, envelope: Envelope) -> None:
+        sender, payload = envelope.sender, envelope.payload
+        if envelope.group_id != self.group_id or sender == self.id or self._is_late(envelope):
+            return
+        if handler := self._any_epoch.get(type(payload)):
+            handler(envelope, payload)
+        elif isinstance(payload, GetEpoch) or envelope.epoch < self.epoch:
+            self.answer_lower_epoch(sender, envelope.epoch)
+        elif envelope.epoch > self.epoch:
+            self.ask_epoch(sender)
+        elif self.status is Status.RETIRED:
+            self.answer_lower_epoch(sender, envelope.epoch)
+        elif sender in self.members:
+            if self.leading and envelope.view > self.view:
+                self.hear_higher_view(envelope.view)
+            self._handlers[type(payload)](envelope, payload)
+
+    def _is_late(self, envelope: Envelope) -> bool:
+        sender = envelope.sender
+        if envelope.incarnation < self._incarnations.get(sender, 0):
+            return True
+        if sender in self.sources:
+            self._incarnations[sender] = envelope.incarnation
+        return False

@@ -1,0 +1,348 @@
+"""Changing the view: from a primary that is not heard to the next one, without losing a commit.
+
+Invariants:
+1. A view is left only when a quorum proposes another, so one member that hears badly deposes
+   nobody; and the view that is entered is durable before anything is said about it.
+2. The old log and its `last_normal` stay until the new log is whole, then both change in one
+   durable step, which never cuts what is committed here.
+3. A log that is the current view's already is never cut: late copies of a StartView add at most.
+4. A member that has promised a view acknowledges nothing in a lower one, also after a restart.
+5. A restart never goes on leading: the member asks for the view, or for another one.
+
+Elsewhere: whose log it is (`choosing`), what is missing of it (`repair`), epochs (`epochs`).
+
+Source: Liskov and Cowling 2012, sections 4.2, 4.3 and 5.2; V2R2, "View Change".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from millstream.coordination.core.choosing import Choice, choose
+from millstream.coordination.core.effects import Code
+from millstream.coordination.core.entries import Kind
+from millstream.coordination.core.member import Status
+from millstream.coordination.core.messages import (
+    DoViewChange,
+    Entries,
+    Envelope,
+    GetEntries,
+    GetView,
+    StartView,
+    StartViewChange,
+)
+from millstream.coordination.core.normal import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX
+from millstream.coordination.core.reading import Reading
+from millstream.coordination.core.repair import Repair
+
+__all__ = ["JOIN_MS", "PATIENCE_MS", "PATIENCE_MS_MAX", "Views"]
+
+PATIENCE_MS: Final = (600.0, 900.0)
+"""A member that has not heard its primary for a time drawn from here asks for another one."""
+PATIENCE_MS_MAX: Final = 5000.0
+"""The time grows by half with every attempt that fails, up to this."""
+JOIN_MS: Final = 300.0
+"""Who has not heard the primary for so long joins in when another one asks."""
+
+
+class Views(Reading):
+    """StartViewChange, DoViewChange, StartView, GetView, GetEntries, Entries."""
+
+    def begin_views(self) -> None:
+        """Have heard the primary just now."""
+        self._votes: dict[bytes, DoViewChange] = {}
+        self._proposals: dict[bytes, int] = {}
+        self._choice: Choice | None = None
+        self._adopting: tuple[int, int] | None = None
+        self._repaired: Callable[[], None] | None = None
+        self._asked = 0
+        self._failures = 0
+        self._new_patience()
+        self._heard_ms = self.now_ms
+
+    def _new_patience(self) -> None:
+        low, high = PATIENCE_MS
+        drawn = low + (high - low) * self.chance()
+        self._patience_ms = min(PATIENCE_MS_MAX, drawn * 1.5**self._failures)
+
+    def _hear_primary(self) -> None:
+        self._heard_ms, self._proposals = self.now_ms, {}
+
+    # ---- proposing and leaving
+
+    def propose(self, at_least: int = 0) -> None:
+        """Ask the others for a higher view than any that was heard of."""
+        view = max([self.view + 1, at_least, *self._proposals.values()])
+        self._proposals[self.id] = view
+        self.broadcast(StartViewChange(view))
+        self._count_proposals()
+
+    def on_start_view_change(self, envelope: Envelope, asked: StartViewChange) -> None:
+        """Join a member that does not hear the primary either; go once a quorum agrees."""
+        known = self._proposals.get(envelope.sender, 0)
+        self._proposals[envelope.sender] = max(asked.proposed, known)
+        silent = self.now_ms - self._heard_ms >= JOIN_MS
+        joins = not self.leading and silent and self.id not in self._proposals
+        if joins and asked.proposed > self.view:
+            self.propose()
+        else:
+            self._count_proposals()
+
+    def _count_proposals(self) -> None:
+        for view in sorted(set(self._proposals.values()), reverse=True):
+            agreed = sum(1 for member in self.members if self._proposals.get(member) == view)
+            if view > self.view and agreed >= self.quorum:
+                return self.leave(view)
+
+    def hear_higher_view(self, view: int) -> None:
+        """Know, as primary, that a member is in a higher view: it cannot follow this one again."""
+        self.suspend()
+        self.deposed = True
+        self._proposals[self.id] = max(view, self._proposals.get(self.id, 0))
+
+    def leave(self, view: int) -> None:
+        """Go to a higher view, durably; then vote there."""
+        assert view > self.view
+        self.stand_down()
+        self.status, self.view = Status.VIEWCHANGE, view
+        self._votes, self._proposals, self._choice = {}, {}, None
+        self._failures += 1
+        self._new_patience()
+        self._heard_ms = self.now_ms
+        self.flip(self._left)
+
+    def stand_down(self) -> None:
+        """Lead no more, and fetch nothing more for the old view."""
+        if self.leading:
+            self.drop_open_batch()
+        self.leading = self.suspended = self.deposed = False
+        self.refuse_reads(Code.NOTPRIMARY)
+        self.forget_clients()
+        self.repair, self._repaired, self._adopting = None, None, None
+
+    def _left(self) -> None:
+        self.broadcast(StartViewChange(self.view))
+        self._vote()
+
+    def _vote(self) -> None:
+        digest = self.log.hash_at(self.commit_lsn)
+        assert digest is not None
+        vote = DoViewChange(
+            *self.last_normal, self.log.op_lsn, self.log.head.hash, self.commit_lsn, digest,
+            self.log.marks(self.commit_lsn),
+        )  # fmt: skip
+        if self.primary == self.id:
+            self._count_vote(self.id, vote)
+        else:
+            self.send(self.primary, vote)
+
+    # ---- choosing and leading
+
+    def on_do_view_change(self, envelope: Envelope, vote: DoViewChange) -> None:
+        """Count a vote of this view; one of a higher view is reason enough to go there."""
+        if envelope.view > self.view:
+            self.leave(envelope.view)
+            self.defer(envelope)
+        elif envelope.view == self.view:
+            self._count_vote(envelope.sender, vote)
+
+    def _count_vote(self, sender: bytes, vote: DoViewChange) -> None:
+        if self.status is not Status.VIEWCHANGE or self.primary != self.id:
+            return
+        self._votes[sender] = vote
+        if len(self._votes) < self.quorum:
+            return
+        choice = choose(list(self._votes.values()), len(self.members))
+        if choice is None:
+            return
+        known, self._choice = self._choice, choice
+        if self.repair is None or known is None or known[:2] != choice[:2]:
+            self.repair = Repair(self.log, choice.lsn, choice.hash)
+            self._repaired = self._install_choice
+        self.go_on_repairing()
+
+    def _install_choice(self) -> None:
+        assert self._choice is not None
+        assert self.repair is not None
+        suffix = self.repair.result()
+        commit_lsn = self._choice.commit_lsn
+        self.check_kept(self._choice.lsn)
+        self.repair, self._repaired = None, None
+        self.last_normal = (self.epoch, self.view)
+        self.flip(lambda: self.lead(commit_lsn), suffix)
+        for vote in self._votes.values():
+            held = self.log.hash_at(vote.commit_lsn)
+            assert held in (None, vote.commit_hash), "the chosen log lacks what is committed"
+
+    def check_kept(self, met_lsn: int) -> None:
+        """Assert that a new end of the log cuts nothing that is committed here."""
+        assert self.repair is not None
+        assert met_lsn >= self.commit_lsn, "a new log is shorter than what is committed"
+        kept_lsn, suffix = self.repair.result()
+        if kept_lsn < self.commit_lsn:
+            entry = suffix[self.commit_lsn - kept_lsn - 1]
+            assert entry.header.hash == self.log.hash_at(self.commit_lsn), (
+                "a new log lacks what is committed"
+            )
+
+    def lead(self, commit_lsn: int) -> None:
+        """Be this view's primary."""
+        self.begin_normal()
+        self.begin_reading()
+        self.status, self.leading, self._failures = Status.NORMAL, True, 0
+        self._new_patience()
+        self._votes, self._proposals, self._choice = {}, {}, None
+        self.durable_lsn = self.flushed_lsn = self.log.op_lsn
+        self.acks[self.id] = self.durable_lsn
+        self._know_in_flight()
+        self.noop_lsn = self.log.op_lsn + 1
+        if not self.closing:
+            noop = self.next_entry(Kind.NOOP)
+            self._write([noop])
+            self.flushed_lsn = noop.lsn
+        for member in self.members:
+            if member != self.id:
+                self._start_view(member, self.commit_lsn)
+        epoch = self.epoch
+        self.advance(commit_lsn)
+        if self.epoch == epoch and self.leading and not self.flipping:
+            self._count_acks()
+
+    def _know_in_flight(self) -> None:
+        for lsn in range(self.commit_lsn + 1, self.log.op_lsn + 1):
+            entry = self.log.entry_at(lsn)
+            assert entry is not None
+            if entry.header.session:
+                self._in_flight[(entry.header.session, entry.header.csn)] = lsn
+
+    def _start_view(self, receiver: bytes, known_lsn: int) -> None:
+        entries = self.log.ending_at(
+            self.flushed_lsn, known_lsn, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX
+        )
+        digest = self.log.hash_at(self.flushed_lsn)
+        assert digest is not None
+        commit = self.sign_of_life()
+        self.send(receiver, StartView(self.flushed_lsn, digest, *commit, tuple(entries)))
+
+    def on_get_view(self, envelope: Envelope, asked: GetView) -> None:
+        """Tell a member what this view's log is."""
+        if self.leading:
+            self._start_view(envelope.sender, asked.commit_lsn)
+
+    # ---- following
+
+    def follows(self, envelope: Envelope) -> bool:
+        """Return whether to take entries of this primary; else ask for the view's log."""
+        if envelope.view < self.view or (self.leading and envelope.view == self.view):
+            return False
+        if envelope.view == self.view and self.current:
+            self._hear_primary()
+            return True
+        if self._adopting == (self.epoch, envelope.view):
+            self._hear_primary()
+        elif self._adopting is None or self._adopting < (self.epoch, envelope.view):
+            self.stand_down()
+            self.status = Status.GAP
+            self.send(envelope.sender, GetView(self.commit_lsn))
+        return False
+
+    def on_start_view(self, envelope: Envelope, start: StartView) -> None:
+        """Take over the log of this view or a higher one; add to it if it is taken over already."""
+        if envelope.view < self.view or (self.leading and envelope.view == self.view):
+            return
+        self._hear_primary()
+        if envelope.view == self.view and self.current:
+            self.extend(
+                envelope.sender, start.entries, start.op_lsn, start.commit_lsn, start.commit_hash
+            )
+            return
+        if self._adopting is None or self._adopting < (self.epoch, envelope.view):
+            self._adopt(envelope.view, start)
+        if self.repair is not None:
+            self.repair.offer(start.entries)
+            self.go_on_repairing()
+
+    def _adopt(self, view: int, start: StartView) -> None:
+        self.stand_down()
+        self.status = Status.GAP
+        self._votes, self._choice = {}, None
+        self._adopting = (self.epoch, view)
+        self.repair = Repair(self.log, start.op_lsn, start.op_hash)
+        self._repaired = lambda: self._install_view(view, start.commit_lsn)
+
+    def _install_view(self, view: int, commit_lsn: int) -> None:
+        assert self.repair is not None
+        self.check_kept(self.repair.lsn)
+        suffix = self.repair.result()
+        self.stand_down()
+        self.view, self.last_normal = view, (self.epoch, view)
+        self.flip(lambda: self.follow_on(commit_lsn), suffix)
+
+    def follow_on(self, commit_lsn: int) -> None:
+        """Follow the primary of this view: this log is its log now, durably."""
+        self.begin_normal()
+        self._failures = 0
+        self._new_patience()
+        self._hear_primary()
+        self.status = Status.NORMAL
+        self.durable_lsn = self.log.op_lsn
+        self.acknowledge()
+        self.advance(commit_lsn)
+
+    # ---- fetching entries by hash
+
+    def mend(self) -> None:
+        """Fetch what is damaged here; the rest of the log stays as it is."""
+        if self.repair is None:
+            head = self.log.head
+            self.repair = Repair(self.log, head.lsn, head.hash)
+            self._repaired = self._mended
+            self.go_on_repairing()
+
+    def _mended(self) -> None:
+        assert self.repair is not None
+        suffix = self.repair.result()
+        self.repair, self._repaired = None, None
+        self.flip(self._whole_again, suffix)
+
+    def _whole_again(self) -> None:
+        self.durable_lsn = self.log.op_lsn
+        self._writing = {}
+
+    def on_entries(self, envelope: Envelope, entries: Entries) -> None:
+        """Take what is wanted of them."""
+        if self.repair is not None:
+            self.repair.offer(entries.entries)
+            self.go_on_repairing()
+
+    def go_on_repairing(self) -> None:
+        """Ask for what is missing next, or do what all of it was for."""
+        assert self.repair is not None
+        wanted = self.repair.wanted
+        if wanted is None:
+            assert self._repaired is not None
+            return self._repaired()
+        return self.ask(GetEntries(wanted.lsn, wanted.hash, min(wanted.count, BATCH_ENTRIES_MAX)))
+
+    def ask(self, asked: GetEntries) -> None:
+        """Ask one member after the other."""
+        others = [member for member in self.sources if member != self.id]
+        if others:
+            self._asked += 1
+            self.send(others[self._asked % len(others)], asked)
+
+    # ---- time
+
+    def tick_backup(self) -> None:
+        """Try again what was not answered; ask for another view if the primary is silent."""
+        if self.now_ms - self._heard_ms > self._patience_ms:
+            self.propose()
+        if self.flipping:
+            return
+        if self.status is Status.VIEWCHANGE:
+            self._vote()
+        elif self.status is Status.GAP and self.primary != self.id:
+            self.send(self.primary, GetView(self.commit_lsn))
+        if self.repair is not None and not self.flipping:
+            self.go_on_repairing()

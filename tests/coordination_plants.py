@@ -1,0 +1,240 @@
+"""Replicas with one mistake each, which the schedules of `coordination_world` have to find."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millstream.coordination.core.entries import Kind
+from millstream.coordination.core.member import Status
+from millstream.coordination.core.messages import PrepareOk, StartView
+from millstream.coordination.core.repair import Repair
+from millstream.coordination.core.replica import Replica
+
+__all__ = ["PLANTS"]
+
+
+class LateStartView(Replica):
+    """A late StartView of the current view cuts the log."""
+
+    def on_start_view(self, envelope: Any, start: StartView) -> None:
+        late = envelope.view == self.view and self.current and not self.leading
+        if late and self.commit_lsn <= start.op_lsn < self.log.op_lsn and not self.log.holes:
+            self.repair = Repair(self.log, start.op_lsn, start.op_hash)
+            self.repair.offer(start.entries)
+            self._repaired = lambda: self._install_view(envelope.view, start.commit_lsn)
+            return self.go_on_repairing()
+        return super().on_start_view(envelope, start)
+
+
+class OldNormal(Replica):
+    """Entries of the view are appended and acknowledged with an older `last_normal`."""
+
+    @property
+    def current(self) -> bool:
+        return super().current or (self.status in (Status.GAP, Status.NORMAL) and not self._then)
+
+
+class ReadLeaving(Replica):
+    """Reads are answered behind the entry that ends the epoch."""
+
+    @property
+    def _may_read(self) -> bool:
+        return not self.suspended and self.commit_lsn >= self.noop_lsn
+
+
+class LeadAfterRestart(Replica):
+    """The first view of an epoch is led again after a restart."""
+
+    def _started_up(self) -> None:
+        super()._started_up()
+        first = (self.epoch, self.configuration.first_view)
+        if self.members and self.status is Status.GAP and not self.flipping and self.epoch:
+            if self.primary == self.id and (self.epoch, self.view) == first == self.last_normal:
+                if not self.log.holes:
+                    self.lead(self.commit_lsn)
+
+
+class NoopAnyEpoch(Replica):
+    """No entry of the own view behind the end of the epoch before."""
+
+    def lead(self, commit_lsn: int) -> None:
+        self.ends = True
+        super().lead(commit_lsn)
+        self.ends = False
+
+    @property
+    def closing(self) -> bool:
+        last = self.log.last
+        return last is not None and last.kind is Kind.RECONFIG and (
+            last.epoch == self.epoch or getattr(self, "ends", False)
+        )
+
+
+class Stranded(Replica):
+    """A primary does not mind members that are in a higher view."""
+
+    def hear_higher_view(self, view: int) -> None:
+        pass
+
+
+class Loyal(Replica):
+    """A check of a suspended primary counts as hearing it."""
+
+    def on_quorum_check(self, envelope: Any, check: Any) -> None:
+        self._hear_primary()
+        super().on_quorum_check(envelope, check)
+
+
+class AckEarly(Replica):
+    """Entries are acknowledged before they are durable."""
+
+    def _write(self, entries: Any) -> None:
+        super()._write(entries)
+        self.durable_lsn = entries[-1].lsn
+        if not self.leading:
+            self.acknowledge()
+
+
+class OwnAckEarly(Replica):
+    """A primary counts its own copy before it is durable."""
+
+    def acknowledge(self) -> None:
+        if self.leading:
+            self.acks[self.id] = self.log.op_lsn
+            self._count_acks()
+        else:
+            super().acknowledge()
+
+
+class NonceAgain(Replica):
+    """A quorum check uses its nonce again."""
+
+    def next_nonce(self) -> int:
+        return self.incarnation
+
+
+class WeakQuorum(Replica):
+    """One acknowledgement too few commits."""
+
+    def _count_acks(self) -> None:
+        lsns = sorted((self.acks.get(member, 0) for member in self.members), reverse=True)
+        self.advance(min(lsns[max(0, self.quorum - 2)], self.flushed_lsn))
+
+
+class VolatileView(Replica):
+    """The view is not durable before the vote."""
+
+    def _left(self) -> None:
+        super()._left()
+
+    def leave(self, view: int) -> None:
+        super().leave(view)
+        then, self._then = self._then, None
+        assert then is not None
+        then()
+
+
+class NoCheck(Replica):
+    """Reads are answered without asking anybody."""
+
+    def on_read(self, read: Any) -> None:
+        if self.leading and not self.suspended and self._may_read:
+            self._answer(read)
+        else:
+            super().on_read(read)
+
+
+class ReadBeforeNoop(Replica):
+    """A new primary reads before it knows what is committed."""
+
+    @property
+    def _may_read(self) -> bool:
+        return not self.suspended and not self.closing
+
+
+class FaultyIsMissing(Replica):
+    """A damaged entry at the end is cut at a restart, as if it had never been there."""
+
+    def load(self, image: Any) -> None:
+        whole = []
+        for entry in image.log:
+            if not hasattr(entry, "body"):
+                break
+            whole.append(entry)
+        super().load(image._replace(log=tuple(whole)))
+        self._then = None
+
+    def _handle(self, event: Any) -> None:
+        super()._handle(event)
+
+
+class BehindTheEnd(Replica):
+    """Requests are logged behind the entry that ends the epoch."""
+
+    def hold(self, request: Any) -> None:
+        self.order(request)
+
+
+class TableOnReceipt(Replica):
+    """A request counts as executed when it is received."""
+
+    def order(self, request: Any) -> None:
+        super().order(request)
+        if request.session:
+            verdict = self.judge(request.instance, request.session, request.csn)
+            if verdict.past.name == "NEW":
+                self.table.store(request.session, request.csn, b"+OK", self.log.op_lsn)
+
+
+class CutFirst(Replica):
+    """Who hears of a later view cuts its log down to the commit before the new log is here."""
+
+    def follows(self, envelope: Any) -> bool:
+        followed = super().follows(envelope)
+        if not followed and envelope.view > self.view and not self.flipping:
+            self.repair = None
+            self.flip(lambda: None, (min(self.commit_lsn, self.log.whole_lsn), ()))
+            self.durable_lsn = self.log.op_lsn
+        return followed
+
+
+class OldAcks(Replica):
+    """Acknowledgements of an earlier view count."""
+
+    def on_prepare_ok(self, envelope: Any, ok: PrepareOk) -> None:
+        if self.leading and self.log.hash_at(ok.lsn) is not None:
+            self.acks[envelope.sender] = max(self.acks.get(envelope.sender, 0), ok.lsn)
+            self._count_acks()
+
+
+class Longest(Replica):
+    """The longest log counts, whatever view it is of."""
+
+    def _count_vote(self, sender: bytes, vote: Any) -> None:
+        super()._count_vote(sender, vote._replace(last_normal_epoch=0, last_normal_view=0))
+
+
+PLANTS: dict[str, type[Replica]] = {
+    "late_start_view": LateStartView,
+    "old_normal": OldNormal,
+    "read_leaving": ReadLeaving,
+    "lead_after_restart": LeadAfterRestart,
+    "torn_install": Replica,
+    "noop_any_epoch": NoopAnyEpoch,
+    "stranded": Stranded,
+    "loyal": Loyal,
+    "ack_early": AckEarly,
+    "own_ack_early": OwnAckEarly,
+    "nonce_again": NonceAgain,
+    "weak_quorum": WeakQuorum,
+    "volatile_view": VolatileView,
+    "no_check": NoCheck,
+    "read_before_noop": ReadBeforeNoop,
+    "faulty_is_missing": FaultyIsMissing,
+    "behind_the_end": BehindTheEnd,
+    "table_on_receipt": TableOnReceipt,
+    "cut_first": CutFirst,
+    "old_acks": OldAcks,
+    "longest": Longest,
+}
+"""Name -> replica; `torn_install` is the disk's mistake, and the world makes it."""

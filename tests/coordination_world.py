@@ -1,0 +1,592 @@
+"""A group's replicas, whole, on false disks and a false network, through seeded schedules of faults.
+
+Faults: loss, duplication, copies that come much later, reordering, cuts of all or one direction,
+pauses, clocks that run ahead, crashes between any two effects (what was not yet durable is kept in
+part or lost), damaged entries. Then all but one member is healed, and a new request must commit.
+
+Checked after every event: one entry per LSN is ever committed; one process leads a view; a view
+begins with all that is committed; logs of one view are prefixes of one another; nothing is said
+that is not durable, nor against a promise; reads see all that was committed before they were
+asked for; a request is executed once, and its answer never changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections import deque
+from typing import Any, NamedTuple
+
+from coordination_plants import PLANTS
+from millstream.coordination.core.effects import (
+    Append,
+    Code,
+    Damaged,
+    DiskDone,
+    Image,
+    Install,
+    Message,
+    Read,
+    Reply,
+    Request,
+    Send,
+    Start,
+    Timer,
+    WriteStanding,
+)
+from millstream.coordination.core.configuration import Configuration
+from millstream.coordination.core.entries import Body, Entry, Kind
+from millstream.coordination.core.member import Status
+from millstream.coordination.core.messages import (
+    DoViewChange,
+    Envelope,
+    PrepareOk,
+    QuorumCheckOk,
+    decode,
+    encode,
+)
+from millstream.coordination.core.register import Registers
+from millstream.coordination.core.replica import Replica
+from millstream.coordination.core.standing import Standing, founded
+
+NODES = 6
+STEPS = 4000
+HEAL_ROUNDS = 400
+NET_MAX = 70
+LATE_MAX = 20
+CLIENTS = 3
+GROUP = b"g" * 16
+
+
+class WrongError(AssertionError):
+    """An invariant does not hold."""
+
+
+class CrashError(Exception):
+    """The node dies here."""
+
+
+class Asked(NamedTuple):
+    """What a ticket stands for; `floor`: so much was committed when a read was asked for."""
+
+    node: int
+    client: Client | None
+    csn: int
+    floor: int
+
+
+class Client:
+    """One session that asks for one thing after the other, and again until it is answered."""
+
+    def __init__(self, number: int) -> None:
+        self.instance = bytes([number]) * 16
+        self.session = 0
+        self.csn = 0
+        self.open = False
+        self.answers: dict[int, tuple[bytes, int]] = {}
+
+    def request(self, ticket: int) -> Request:
+        if not self.session:
+            return Request(ticket, instance=self.instance, kind=Kind.SESSION_OPEN)
+        if not self.open:
+            self.csn, self.open = self.csn + 1, True
+        body = Body(argv=(b"SET", b"x", b"%d/%d" % (self.session, self.csn)))
+        return Request(ticket, body, self.instance, self.session, self.csn)
+
+    def answered(self, csn: int, reply: Reply) -> None:
+        if csn == 0:
+            if not self.session:
+                self.session = int(reply.value)
+            return
+        told = (reply.value, reply.lsn)
+        if self.answers.setdefault(csn, told) != told:
+            raise WrongError(f"request {self.session}/{csn}: {self.answers[csn]}, then {told}")
+        if csn == self.csn:
+            self.open = False
+
+
+class OnceRegisters(Registers):
+    """Registers that are told nothing twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: set[tuple[int, int]] = set()
+
+    def apply(self, entry: Entry) -> bytes:
+        key = entry.header.session, entry.header.csn
+        if entry.header.session and key in self.done:
+            raise WrongError(f"request {key} is executed twice")
+        self.done.add(key)
+        return super().apply(entry)
+
+
+class Node:
+    """One machine: a replica while it runs, a disk, a clock of its own."""
+
+    def __init__(self, number: int, standing: Standing) -> None:
+        self.number = number
+        self.id = standing.node_id
+        self.standing = standing
+        self.entries: list[Entry | Damaged] = []
+        self.pending: deque[Append | Install | WriteStanding] = deque()
+        self.replica: Any = None
+        self.clock = 0.0
+        self.paused = False
+        self.told = (0, 0)
+        self.seen_commit = 0
+        self.late: list[Envelope] = []
+
+    def hash_on_disk(self, lsn: int) -> bytes | None:
+        if not 0 < lsn <= len(self.entries):
+            return None
+        return self.entries[lsn - 1].header.hash
+
+
+class World:
+    """One seed."""
+
+    def __init__(self, seed: int, plant: str | None = None, nodes: int = NODES) -> None:
+        self.rng = random.Random(seed)
+        self.replica_class: type[Replica] = PLANTS[plant] if plant else Replica
+        self.torn_install = plant == "torn_install"
+        self.trace: list[str] = []
+        self.net: list[tuple[int, Envelope]] = []
+        self.cuts: set[tuple[int, int]] = set()
+        self.chaos = True
+        self.damage = self.rng.random() < 0.5
+        self.committed: list[Entry] = []
+        self.committed_in: list[tuple[int, int]] = []
+        self.values = [b""]
+        self.longest: dict[tuple[int, int], list[bytes]] = {}
+        self.leaders: dict[tuple[int, int], tuple[int, int]] = {}
+        self.asked: dict[int, Asked] = {}
+        self.tickets = 0
+        self.clients = [Client(number + 1) for number in range(CLIENTS)]
+        self.counts = dict.fromkeys(("commits", "views", "epochs", "reads", "crashes", "damaged"), 0)
+        ids = [bytes([number + 1]) * 16 for number in range(nodes)]
+        members = tuple(sorted(self.rng.sample(ids, self.rng.choice((1, 3, 3, 5)))))
+        self.configurations: dict[int, set[tuple[bytes, ...]]] = {0: {members}}
+        self.nodes = []
+        for number, node_id in enumerate(ids):
+            standing = founded(GROUP, node_id, members)
+            if node_id not in members:
+                standing = standing._replace(configuration=Configuration(0, ()))
+            self.nodes.append(Node(number, standing))
+        self.by_id = {node.id: node for node in self.nodes}
+        for node in self.nodes:
+            self.guarded(node, self.start)
+
+    # ---- machines
+
+    def say(self, node: Node, text: str) -> None:
+        r = node.replica
+        state = "down" if r is None else (
+            f"{r.epoch}:{r.view} {r.status.name}{' leads' if r.leading else ''}"
+            f"{' suspended' if r.suspended else ''} log {r.log.op_lsn} commit {r.commit_lsn}"
+        )
+        self.trace.append(f"node {node.number} ({state}): {text}")
+
+    def guarded(self, node: Node, action: Any, *args: Any) -> None:
+        try:
+            action(node, *args)
+        except CrashError:
+            self.crash(node)
+
+    def start(self, node: Node) -> None:
+        chance = random.Random(self.rng.random()).random
+        node.replica = self.replica_class(OnceRegisters(), chance)
+        node.seen_commit, node.paused = 0, False
+        self.say(node, f"starts with {len(node.entries)} entries")
+        self.step(node, Start(Image(node.standing, tuple(node.entries))))
+
+    def crash(self, node: Node) -> None:
+        if node.replica is None:
+            return
+        self.counts["crashes"] += 1
+        kept = self.rng.randint(0, len(node.pending)) if self.chaos else len(node.pending)
+        for _ in range(kept):
+            self.to_disk(node, node.pending.popleft())
+        if node.pending:
+            self.torn(node, node.pending[0])
+        node.pending.clear()
+        self.say(node, f"crashes, {len(node.entries)} entries on disk")
+        node.replica = None
+        if self.chaos and self.damage and self.rng.random() < 0.3:
+            self.damage_one(node)
+
+    def torn(self, node: Node, op: Append | Install | WriteStanding) -> None:
+        if isinstance(op, Append):
+            node.entries += op.entries[: self.rng.randint(0, len(op.entries) - 1)]
+        elif isinstance(op, Install) and self.torn_install:
+            node.standing = op.standing
+
+    def damage_one(self, node: Node) -> None:
+        """Damage an entry that two others have whole on their disks."""
+        if not node.entries:
+            return
+        at = self.rng.randrange(max(0, len(node.entries) - 8), len(node.entries))
+        header = node.entries[at].header
+        others = [
+            other for other in self.nodes
+            if other is not node and at < len(other.entries)
+            and isinstance(other.entries[at], Entry) and other.entries[at].header == header
+        ]  # fmt: skip
+        if len(others) >= 2:
+            node.entries[at] = Damaged(header)
+            self.counts["damaged"] += 1
+            self.say(node, f"has entry {at + 1} damaged")
+
+    def to_disk(self, node: Node, op: Append | Install | WriteStanding) -> None:
+        match op:
+            case Append(_, entries):
+                if entries[0].lsn != len(node.entries) + 1:
+                    raise WrongError("an entry is written behind a gap")
+                node.entries += entries
+            case Install(_, keep_lsn, suffix, standing):
+                node.entries = [*node.entries[:keep_lsn], *suffix]
+                node.standing = standing
+            case WriteStanding(_, standing):
+                node.standing = standing
+        for earlier, later in zip(node.entries, node.entries[1:], strict=False):
+            if earlier.header.lsn >= len(node.entries) - 2:
+                assert later.header.prev_hash == earlier.header.hash
+
+    def disk(self, node: Node) -> None:
+        if node.pending:
+            op = node.pending.popleft()
+            self.to_disk(node, op)
+            self.may_crash(0.01)
+            self.step(node, DiskDone(op.op))
+
+    def may_crash(self, probability: float) -> None:
+        if self.chaos and self.rng.random() < probability:
+            raise CrashError
+
+    # ---- events and effects
+
+    def step(self, node: Node, event: Any) -> None:
+        effects = node.replica.step(node.clock, int(node.clock), event)
+        self.check(node)
+        for effect in effects:
+            self.may_crash(0.001 if isinstance(effect, Send) else 0.003)
+            self.carry_out(node, effect)
+        while node.pending and (not self.chaos or self.rng.random() < 0.6):
+            self.disk(node)
+
+    def carry_out(self, node: Node, effect: Any) -> None:
+        if isinstance(effect, Send):
+            self.check_said(node, effect.envelope)
+            receiver = self.by_id[effect.receiver]
+            if (node.number, receiver.number) not in self.cuts:
+                self.net.append((receiver.number, effect.envelope))
+        elif isinstance(effect, Append | Install | WriteStanding):
+            node.pending.append(effect)
+        elif isinstance(effect, Reply):
+            self.replied(node, effect)
+
+    def replied(self, node: Node, reply: Reply) -> None:
+        asked = self.asked.pop(reply.ticket, None)
+        if asked is None or asked.node != node.number:
+            raise WrongError(f"ticket {reply.ticket} is answered twice, or by another node")
+        if reply.code is not Code.OK:
+            if reply.code in (Code.CSNGONE, Code.SESSIONEXPIRED):
+                raise WrongError(f"{reply.code} to a client that waits for every answer")
+            return
+        if asked.client is None:
+            self.counts["reads"] += 1
+            if reply.lsn < asked.floor:
+                raise WrongError(f"stale read: {reply.lsn} of {asked.floor} entries")
+            if reply.value != b"=" + self.values[reply.lsn]:
+                raise WrongError(f"a read at {reply.lsn} is {reply.value!r}")
+            return
+        if reply.lsn > len(self.committed):
+            raise WrongError("an answer to what is not committed")
+        asked.client.answered(asked.csn, reply)
+
+    def ask(self, node: Node, client: Client) -> None:
+        self.tickets += 1
+        request = client.request(self.tickets)
+        self.asked[self.tickets] = Asked(node.number, client, request.csn, 0)
+        self.step(node, request)
+
+    def read(self, node: Node) -> None:
+        self.tickets += 1
+        self.asked[self.tickets] = Asked(node.number, None, 0, len(self.committed))
+        self.step(node, Read(self.tickets, Body(argv=(b"GET", b"x"))))
+
+    def reconfigure(self, node: Node) -> None:
+        replica = node.replica
+        size = 3 if len(replica.members) == 1 else self.rng.choice((3, 3, 5))
+        members = tuple(sorted(self.rng.sample(sorted(self.by_id), size)))
+        if replica.reconfigure(members):
+            self.configurations.setdefault(replica.epoch + 1, set()).add(members)
+            self.say(node, f"ends its epoch for {[self.by_id[m].number for m in members]}")
+        effects, replica.effects = replica.effects, []
+        for effect in effects:
+            self.carry_out(node, effect)
+
+    # ---- invariants
+
+    def check_said(self, node: Node, envelope: Envelope) -> None:
+        """Nothing is said that is not durable, nor that breaks a promise."""
+        epoch, view, payload = envelope.epoch, envelope.view, envelope.payload
+        durable = (node.standing.configuration.epoch, node.standing.view)
+        if (epoch, view) != durable:
+            raise WrongError(f"node {node.number} speaks of {epoch}:{view}, durable is {durable}")
+        if envelope.incarnation != node.standing.incarnation:
+            raise WrongError("an incarnation is spoken of before it is durable")
+        if isinstance(payload, DoViewChange | PrepareOk | QuorumCheckOk):
+            if (epoch, view) < node.told:
+                raise WrongError(f"node {node.number} promised {node.told}, says {payload}")
+            node.told = (epoch, view)
+        if isinstance(payload, PrepareOk):
+            if payload.lsn and node.hash_on_disk(payload.lsn) != payload.hash:
+                raise WrongError(f"node {node.number} acknowledges what is not durable")
+            if node.standing.last_normal != (epoch, view):
+                raise WrongError(f"node {node.number} acknowledges with an older log")
+        if self.rng.random() < 0.002 and decode(encode(envelope)[4:]) != envelope:
+            raise WrongError("a message changes on the wire")
+
+    def check(self, node: Node) -> None:
+        replica = node.replica
+        if not replica.members or replica.status is Status.INITIALIZATION:
+            return
+        self.check_prefix(node)
+        while node.seen_commit < replica.commit_lsn:
+            node.seen_commit += 1
+            self.check_commit(node, node.seen_commit)
+        if replica.leading:
+            self.check_leader(node)
+
+    def check_commit(self, node: Node, lsn: int) -> None:
+        replica = node.replica
+        entry = replica.log.entry_at(lsn)
+        if lsn > len(self.committed):
+            self.committed.append(entry)
+            self.committed_in.append((replica.epoch, replica.view))
+            self.counts["commits"] += 1
+            self.values.append(self.value_after(entry))
+        elif self.committed[lsn - 1] != entry:
+            raise WrongError(f"entry {lsn} is committed twice: {self.committed[lsn - 1]}, {entry}")
+
+    def value_after(self, entry: Entry) -> bytes:
+        if entry.header.kind is not Kind.REQUEST:
+            return self.values[-1]
+        first = self.once_seen(entry)
+        return entry.content.argv[2] if first else self.values[-1]
+
+    def once_seen(self, entry: Entry) -> bool:
+        key = (entry.header.session, entry.header.csn)
+        return not any(
+            (known.header.session, known.header.csn) == key
+            for known in self.committed[:-1] if known.header.kind is Kind.REQUEST
+        )  # fmt: skip
+
+    def check_prefix(self, node: Node) -> None:
+        replica = node.replica
+        hashes = self.longest.setdefault(replica.last_normal, [])
+        common = min(len(hashes), replica.log.op_lsn)
+        if common and hashes[common - 1] != replica.log.hash_at(common):
+            raise WrongError(f"two logs of {replica.last_normal} are no prefixes")
+        hashes += (replica.log.hash_at(lsn) for lsn in range(common + 1, replica.log.op_lsn + 1))
+
+    def check_leader(self, node: Node) -> None:
+        replica = node.replica
+        where = (replica.epoch, replica.view)
+        who = (node.number, replica.incarnation)
+        if where not in self.leaders:
+            self.leaders[where] = who
+            self.counts["views"] += 1
+            self.counts["epochs"] = max(self.counts["epochs"], replica.epoch)
+            self.say(node, "leads")
+            for lsn, (entry, at) in enumerate(
+                zip(self.committed, self.committed_in, strict=True), 1
+            ):
+                if at < where and replica.log.hash_at(lsn) != entry.header.hash:
+                    raise WrongError(f"view {where} begins without committed entry {lsn}")
+        elif self.leaders[where] != who:
+            raise WrongError(f"{where} is led by {who} and {self.leaders[where]}")
+
+    # ---- schedules
+
+    def run(self) -> None:
+        for _ in range(STEPS):
+            self.random_step()
+        self.heal()
+
+    def random_step(self) -> None:
+        rng = self.rng
+        leaders = [node for node in self.nodes if node.replica and node.replica.leading]
+        node = rng.choice(leaders if leaders and rng.random() < 0.25 else self.nodes)
+        if rng.random() < 0.05 and node.late:
+            self.net.append((node.number, rng.choice(node.late)))
+        if self.net and rng.random() < 0.78:
+            return self.deliver(rng.randrange(len(self.net)))
+        if node.replica is None:
+            return self.guarded(node, self.start) if rng.random() < 0.4 else None
+        if node.paused:
+            node.paused = rng.random() < 0.7
+            return None
+        return self.disturb_or_work(node, rng.random())
+
+    def disturb_or_work(self, node: Node, chance: float) -> None:
+        rng, leads = self.rng, node.replica.leading and not node.replica.suspended
+        if chance < 0.02:
+            self.crash(node)
+        elif chance < 0.05:
+            node.paused = True
+        elif chance < 0.08:
+            cut = {(node.number, i) if rng.random() < 0.5 else (i, node.number)
+                   for i in range(len(self.nodes))}  # fmt: skip
+            self.cuts = set() if rng.random() < 0.5 else self.cuts | cut
+        elif chance < 0.16:
+            node.clock += 1000 if not leads or rng.random() < 0.1 else 0
+        elif chance < 0.40 or (not leads and chance < 0.9):
+            self.guarded(node, self.tick)
+        elif chance < 0.50:
+            self.guarded(node, self.disk)
+        elif chance < 0.65:
+            self.guarded(node, self.read)
+        elif chance < 0.97:
+            self.guarded(node, self.ask, rng.choice(self.clients))
+        elif leads:
+            self.guarded(node, self.reconfigure)
+
+    def tick(self, node: Node) -> None:
+        node.clock += 100
+        self.step(node, Timer())
+
+    def deliver(self, index: int) -> None:
+        (number, envelope), fate = self.net[index], self.rng.random()
+        node = self.nodes[number]
+        if node.paused:
+            return
+        if fate < 0.85 or not self.chaos:
+            self.net[index] = self.net[-1]
+            self.net.pop()
+        if fate > 0.85 and self.chaos:
+            node.late = [*node.late[-LATE_MAX:], envelope]
+        if len(self.net) > NET_MAX and self.chaos:
+            self.net.pop(self.rng.randrange(len(self.net)))
+        if node.replica and (fate > 0.06 or not self.chaos):
+            self.guarded(node, self.step, Message(envelope))
+
+    # ---- healing
+
+    def heal(self) -> None:
+        """Repair all but one node; then a new request commits and the members become equal."""
+        self.chaos, self.cuts = False, set()
+        broken, fault = self.break_one()
+        self.trace.append(f"healed, but node {broken} is {fault}")
+        for node in self.nodes:
+            node.paused = False
+            if fault == "down" and node.number == broken:
+                self.crash(node)
+            elif node.replica is None:
+                self.start(node)
+            while node.replica and node.pending:
+                self.disk(node)
+        if fault in ("deaf", "mute"):
+            self.cuts = {(i, broken) if fault == "deaf" else (broken, i) for i in range(NODES)}
+        goal = Client(99)
+        for _ in range(HEAL_ROUNDS):
+            self.calm_round(goal, broken)
+            if goal.answers and self.converged(broken):
+                return
+        for node in self.nodes:
+            self.say(node, "at the end")
+        raise WrongError(f"stuck after healing: {'differ' if goal.answers else 'no commit'}")
+
+    def calm_round(self, goal: Client, broken: int | None) -> None:
+        for node in self.rng.sample(self.nodes, len(self.nodes)):
+            if node.replica is None:
+                continue
+            self.tick(node)
+            if node.replica.leading and node.number != broken and not goal.answers:
+                self.ask(node, goal)
+                self.read(node)
+        for _ in range(3000):
+            if self.net:
+                self.deliver(self.rng.randrange(len(self.net)))
+
+    def break_one(self) -> tuple[int | None, str]:
+        top = max(node.standing.configuration.epoch for node in self.nodes)
+        used = [c for e in (top - 1, top, top + 1) for c in self.configurations.get(e, ())]
+        lone = {members[0] for members in used if len(members) == 1}
+        choices = [node.number for node in self.nodes if node.id not in lone]
+        leaders = [n for n in choices if (r := self.nodes[n].replica) and r.leading]
+        broken = self.rng.choice(leaders if leaders and self.rng.random() < 0.5 else choices)
+        return self.rng.choice(
+            [(None, "whole"), (broken, "down"), (broken, "deaf"), (broken, "mute")]
+        )
+
+    def converged(self, broken: int | None) -> bool:
+        leaders = [
+            n.replica for n in self.nodes
+            if n.number != broken and n.replica and n.replica.leading
+        ]  # fmt: skip
+        if not leaders:
+            return False
+        last = max(leaders, key=lambda r: (r.epoch, r.view))
+        wanted = self.end_of(last)
+        members = [n for n in self.nodes if n.id in last.members and n.number != broken]
+        return last.commit_lsn == last.log.op_lsn and all(
+            n.replica.status is Status.NORMAL and self.end_of(n.replica) == wanted
+            for n in members
+        )
+
+    def end_of(self, replica: Replica) -> tuple[Any, ...]:
+        assert isinstance(replica.machine, Registers)
+        return (
+            replica.epoch, replica.view, replica.log.head, replica.commit_lsn,
+            sorted(replica.machine.values.items()),
+        )  # fmt: skip
+
+
+def fault_of(seed: int, plant: str | None = None) -> tuple[str | None, World]:
+    """Run one seed; return what is wrong, and the world it happened in."""
+    world = World(seed, plant)
+    try:
+        world.run()
+    except AssertionError as error:
+        frame, last = error.__traceback__, ""
+        while frame is not None:
+            last = f"{frame.tb_frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.tb_lineno}"
+            frame = frame.tb_next
+        return f"{error or 'assertion'} ({last})", world
+    return None, world
+
+
+def main() -> int:
+    """Run seeds from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=1e9)
+    parser.add_argument("--plant", choices=sorted(PLANTS))
+    parser.add_argument("--all-plants", action="store_true")
+    args = parser.parse_args()
+    bad = 0
+    for plant in sorted(PLANTS) if args.all_plants else [args.plant]:
+        began, counts, found = time.monotonic(), dict[str, int](), None
+        seed = args.seed
+        for seed in range(args.seed, args.seed + args.count):
+            found, world = fault_of(seed, plant)
+            counts = {key: counts.get(key, 0) + n for key, n in world.counts.items()}
+            if found:
+                if not args.all_plants:
+                    print(*world.trace[-40:], sep="\n")
+                break
+            if time.monotonic() - began > args.seconds:
+                break
+        bad += (found is None) == (plant is not None)
+        seconds = time.monotonic() - began
+        print(f"{plant or 'as it is'}: {seed - args.seed + 1} seeds, {seconds:.0f} s, {counts}")
+        print(f"  seed {seed}: {found}" if found else "  nothing found", flush=True)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
