@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from millstream.coordination.core.group_check import GroupCheck
 from millstream.errors import CorruptionError
 from millstream.node.check import BucketCheck, check_directory
 from millstream.views.core.index_check import IndexCheck
@@ -42,9 +43,11 @@ def command(
             print(_line(bucket))
             for index in bucket.indexes:
                 print(_index_line(index))
-    if not found.is_sound:
-        damaged = sum(not bucket.is_sound for bucket in found.buckets)
-        raise CorruptionError(f"{damaged} of {len(found.buckets)} buckets are damaged")
+        for group in found.groups:
+            print(_group_line(group))
+    for kind, checked in (("buckets", found.buckets), ("groups", found.groups)):
+        if damaged := sum(not one.is_sound for one in checked):
+            raise CorruptionError(f"{damaged} of {len(checked)} {kind} are damaged")
 
 
 def _line(bucket: BucketCheck) -> str:
@@ -80,3 +83,21 @@ def _index_line(index: IndexCheck) -> str:
         f"{index.kept_roots} kept roots, {index.nodes:,} nodes"
     )
     return line + (f", {index.unused_nodes:,} of them unused" if index.unused_nodes else "")
+
+
+def _group_line(group: GroupCheck) -> str:
+    if group.damage:
+        return f"group {group.folder}: DAMAGED: {group.damage}"
+    line = (
+        f"group {group.folder}: ok, epoch {group.epoch}, view {group.view}, entries "
+        f"{group.first_lsn:,} to {group.last_lsn:,}"
+    )
+    if group.snapshot:
+        line += f", snapshot {group.snapshot}"
+    if group.healed:
+        line += f", {group.healed} damaged twins that the next start writes again"
+    if group.torn_bytes:
+        line += f", a torn tail of {group.torn_bytes:,} bytes that the next start cuts"
+    if group.leftover_files:
+        line += f", {group.leftover_files} files that the next start removes"
+    return line

@@ -2,7 +2,8 @@
 
 Records against checksums and indexes, indexes against records, the versions of each key against
 each other and the low points, by-id against the log, a bucket's map against its checksum, the
-nodes of its view indexes and what these say of each other; of a node that only indexes, those.
+nodes of its view indexes and what these say of each other; of a node that only indexes, those. Of
+each coordination group whatever its superblock names.
 
 Invariants:
 1. Nothing in the directory is changed but the process id in its lock file; a torn tail is
@@ -10,7 +11,7 @@ Invariants:
 2. A directory that a server has open is not checked.
 
 Elsewhere: what is checked in a log (`storage.core.log_check`), in an index
-(`views.core.index_check`).
+(`views.core.index_check`), in a coordination group (`coordination.core.group_check`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from millstream.access.users import UserStore
+from millstream.coordination.core.group_check import GROUPS_FOLDER, GroupCheck, check_group
 from millstream.errors import MillstreamError, UsageError
 from millstream.node.bucket_files import BucketRecord, find_map, find_records
 from millstream.node.data_directory import read_toml
@@ -82,11 +84,13 @@ class DirectoryCheck:
     format: int
     users: int
     buckets: list[BucketCheck]
+    groups: list[GroupCheck] = field(default_factory=list)
 
     @property
     def is_sound(self) -> bool:
         """Whether no damage was found."""
-        return all(bucket.is_sound for bucket in self.buckets)
+        are_buckets = all(bucket.is_sound for bucket in self.buckets)
+        return are_buckets and all(group.is_sound for group in self.groups)
 
 
 def check_directory(
@@ -124,8 +128,9 @@ def check_directory(
             found.indexes = check_indexes(folder / "indexes")
             buckets.append(found)
         return DirectoryCheck(
-            str(node.get("uuid")), int(str(node["format"])), len(users.names), buckets
-        )
+            str(node.get("uuid")), int(str(node["format"])), len(users.names), buckets,
+            _check_groups(path / GROUPS_FOLDER),
+        )  # fmt: skip
     finally:
         lock.release()
 
@@ -147,6 +152,11 @@ def _check_bucket(path: Path, record: BucketRecord, found: BucketCheck) -> None:
             log.close()
     except (MillstreamError, OSError) as error:
         found.damage = str(error)
+
+
+def _check_groups(path: Path) -> list[GroupCheck]:
+    folders = sorted(path.iterdir()) if path.is_dir() else []
+    return [check_group(_UnchangedDisk(folder), folder.name) for folder in folders]
 
 
 @contextmanager

@@ -4,9 +4,12 @@ import pytest
 
 from filled_index import SHAPE, filled_index
 from millstream.cli.main import main
+from millstream.coordination.core.journal import Journal, format_group
 from millstream.node.embedded import EmbeddedNode
 from millstream.node.learned import Learned
 from millstream.node.learned_files import keep_learned
+from millstream.runtime.disk import OsDisk
+from simulated_journal import GROUP, STANDING, JournalWorld
 
 
 def run(*words):
@@ -82,3 +85,34 @@ def test_indexes_of_what_other_nodes_have(directory, capsys):
 def test_no_directory(tmp_path, capsys):
     assert run(tmp_path / "none") == 2
     assert "no data directory" in capsys.readouterr().err
+
+
+def test_coordination_groups_are_checked(directory, capsys):
+    folder = directory / "coord" / GROUP.hex()
+    format_group(OsDisk(folder), STANDING)
+    journal = Journal(OsDisk(folder))
+    journal.append(JournalWorld(1).entries(journal.image.link, 3))
+    journal.close()
+    assert run(directory) == 0
+    line = f"group {GROUP.hex()}: ok, epoch 0, view 0, entries 1 to 3\n"
+    assert line in capsys.readouterr().out
+    segment, slots = folder / "journal-00000002", folder / "headers-00000001"
+    whole = segment.read_bytes()
+    segment.write_bytes(whole + b"torn")
+    slots.write_bytes(slots.read_bytes()[:-1])
+    (folder / "journal-00000009").touch()
+    assert run(directory) == 0
+    assert (
+        "1 damaged twins that the next start writes again, a torn tail of 4 bytes that the next "
+        "start cuts, 1 files that the next start removes\n"
+    ) in capsys.readouterr().out
+    segment.write_bytes(whole[:-1])
+    (folder / "superblock").write_bytes(b"")
+    assert run(directory) == 1
+    captured = capsys.readouterr()
+    assert "DAMAGED: both copies of the superblock are damaged" in captured.out
+    assert captured.err.endswith("1 of 1 groups are damaged\n")
+    assert "bucket orders: ok" in captured.out
+    assert run(directory, "--json") == 1
+    (group,) = json.loads(capsys.readouterr().out)["groups"]
+    assert group["folder"] == GROUP.hex()
