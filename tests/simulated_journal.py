@@ -92,6 +92,7 @@ class JournalWorld:
                 self.fault = None  # people make room
                 step()
             else:
+                self.restart(has_power=self.rng.random() < 0.7)
                 self.restart(has_power=self.rng.random() < 0.5)
 
     def restart(self, *, has_power: bool) -> None:
