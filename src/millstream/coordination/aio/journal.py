@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from millstream.coordination.core.durable import DurableImage
+from millstream.coordination.core.effects import Append, Install, WriteStanding
 from millstream.coordination.core.entries import Entry
 from millstream.coordination.core.journal import Journal
-from millstream.coordination.core.standing import Standing
 from millstream.errors import UnavailableError
 from millstream.ports.disk import Disk
 from millstream.runtime.tasks import Tasks
@@ -94,25 +94,20 @@ class JournalThread:
         image, self._journal.image = self._journal.image, DurableImage(None)
         return image
 
-    def append(self, op: int, entries: Sequence[Entry]) -> None:
-        """Make entries durable behind the last one."""
+    def carry_out(self, effect: Append | Install | WriteStanding) -> None:
+        """Do what a replica wants done; its number is reported."""
+        if not isinstance(effect, Append):
+            self.perform(effect.op, lambda journal: journal.carry_out(effect))
+            return
         last = self._steps[-1] if self._steps else None
         if last is not None and last.call is None and _bytes(last.entries) < APPEND_BYTES_MAX:
-            last.ops.append(op)
-            last.entries.extend(entries)
+            last.ops.append(effect.op)
+            last.entries.extend(effect.entries)
         else:
-            self._add(_Step([op], None, list(entries)))
-
-    def install(self, op: int, keep_lsn: int, suffix: Sequence[Entry], standing: Standing) -> None:
-        """Let the log be its own entries up to `keep_lsn` and the suffix, with this standing."""
-        self.perform(op, lambda journal: journal.install(keep_lsn, suffix, standing))
-
-    def write_standing(self, op: int, standing: Standing) -> None:
-        """Make promises durable."""
-        self.perform(op, lambda journal: journal.write_standing(standing))
+            self._add(_Step([effect.op], None, list(effect.entries)))
 
     def perform(self, op: int, call: Callable[[Journal], None]) -> None:
-        """Do any other step of the journal, when those before it are done."""
+        """Do any other step, as of snapshots, when those before it are done."""
         self._add(_Step([op], call, []))
 
     def _add(self, step: _Step) -> None:

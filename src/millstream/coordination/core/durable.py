@@ -34,6 +34,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from millstream.coordination.core.effects import Damaged
 from millstream.coordination.core.entries import (
     GENESIS,
     HASH_BYTES,
@@ -298,6 +299,14 @@ class DurableImage:
         assert index >= 0
         body = self.bodies[index]
         return None if body is None else Entry(self.headers[index], body)
+
+    @property
+    def log(self) -> tuple[Entry | Damaged, ...]:
+        """The entries behind `base`, as a replica takes them."""
+        return tuple(
+            Damaged(header) if body is None else Entry(header, body)
+            for header, body in zip(self.headers, self.bodies, strict=True)
+        )
 
     def faulty(self) -> Iterator[int]:
         """Yield the LSNs that must be fetched, ascending."""

@@ -43,6 +43,7 @@ from millstream.coordination.core.durable import (
     segment_name,
     snapshot_name,
 )
+from millstream.coordination.core.effects import Append, Install, WriteStanding
 from millstream.coordination.core.entries import (
     GENESIS,
     HEADER_BYTES,
@@ -148,6 +149,16 @@ class Journal:
         self._files.remove(found.leftovers)
 
     # ---- steps
+
+    def carry_out(self, effect: Append | Install | WriteStanding) -> None:
+        """Do what a replica wants done."""
+        match effect:
+            case Append(_, entries):
+                self.append(entries)
+            case Install(_, keep_lsn, suffix, standing):
+                self.install(keep_lsn, suffix, standing)
+            case WriteStanding(_, standing):
+                self.write_standing(standing)
 
     def append(self, entries: Sequence[Entry]) -> None:
         """Make entries durable behind the last one.

@@ -12,6 +12,7 @@ import pytest
 
 from millstream.coordination.aio import journal as module
 from millstream.coordination.aio.journal import JournalThread
+from millstream.coordination.core.effects import Append, Install, WriteStanding
 from millstream.coordination.core.entries import GENESIS, Entry
 from millstream.coordination.core.journal import Journal, format_group
 from millstream.errors import CorruptionError, UnavailableError
@@ -88,10 +89,12 @@ async def test_steps_are_reported_in_order_and_are_durable() -> None:
     async with opened() as group:
         entries = group.entries(5)
         standing = STANDING._replace(view=1)
-        group.journal.append(1, entries[:2])
-        group.journal.write_standing(2, standing)
-        group.journal.append(3, entries[2:4])
-        group.journal.install(4, 3, entries[3:], standing._replace(last_normal=(0, 1)))
+        group.journal.carry_out(Append(1, tuple(entries[:2])))
+        group.journal.carry_out(WriteStanding(2, standing))
+        group.journal.carry_out(Append(3, tuple(entries[2:4])))
+        group.journal.carry_out(
+            Install(4, 3, tuple(entries[3:]), standing._replace(last_normal=(0, 1)))
+        )
         await group.until_done(1, 2, 3, 4)
     group.disk.before = lambda kind, name: None
     group.disk.lose_power()
@@ -103,13 +106,13 @@ async def test_steps_are_reported_in_order_and_are_durable() -> None:
 async def test_appends_that_wait_become_one() -> None:
     async with opened() as group:
         entries = group.entries(9)
-        group.journal.append(1, entries[:1])
+        group.journal.carry_out(Append(1, tuple(entries[:1])))
         await group.until_done(1)
         group.gate.clear()
-        group.journal.write_standing(2, STANDING)
+        group.journal.carry_out(WriteStanding(2, STANDING))
         await asyncio.sleep(0)
         for op in range(3, 11):
-            group.journal.append(op, entries[op - 2 : op - 1])
+            group.journal.carry_out(Append(op, tuple(entries[op - 2 : op - 1])))
         group.effects.clear()
         group.gate.set()
         await group.until_done(*range(1, 11))
@@ -121,7 +124,7 @@ async def test_a_long_append_is_not_made_longer(monkeypatch: pytest.MonkeyPatch)
     async with opened() as group:
         entries = group.entries(3)
         for op, entry in enumerate(entries):
-            group.journal.append(op, [entry])
+            group.journal.carry_out(Append(op, (entry,)))
         await group.until_done(0, 1, 2)
         assert group.effects.count(SYNC) >= 6
 
@@ -133,8 +136,8 @@ async def test_without_space_a_step_waits_and_nothing_overtakes_it(
     async with opened() as group:
         group.failing = {WRITE: errno.ENOSPC}
         group.effects.clear()
-        group.journal.append(1, group.entries(2))
-        group.journal.write_standing(2, STANDING._replace(view=1))
+        group.journal.carry_out(Append(1, tuple(group.entries(2))))
+        group.journal.carry_out(WriteStanding(2, STANDING._replace(view=1)))
         await group.until(lambda: group.effects.count(WRITE) >= 3)
         assert group.journal.is_full
         assert group.done == []
@@ -150,11 +153,11 @@ async def test_a_journal_that_waits_for_space_can_be_closed(
     monkeypatch.setattr(module, "DISK_FULL_RETRY_S", 0.001)
     async with opened() as group:
         group.failing = {WRITE: errno.ENOSPC}
-        group.journal.append(1, group.entries(2))
+        group.journal.carry_out(Append(1, tuple(group.entries(2))))
         await group.until(lambda: group.journal.is_full)
         await asyncio.wait_for(group.journal.close(), 20)
         group.is_closed = True
-        group.journal.append(2, group.entries(2))
+        group.journal.carry_out(Append(2, tuple(group.entries(2))))
         assert group.done == []
 
 
@@ -164,14 +167,14 @@ async def test_a_journal_that_waits_for_space_can_be_closed(
 async def test_a_failed_disk_is_told_once_and_ends_everything(kind: str, number: int) -> None:
     async with opened() as group:
         entries = group.entries(3)
-        group.journal.append(1, entries[:1])
+        group.journal.carry_out(Append(1, tuple(entries[:1])))
         await group.until_done(1)
         group.failing = {kind: number}
-        group.journal.append(2, entries[1:2])
-        group.journal.write_standing(3, STANDING._replace(view=1))
+        group.journal.carry_out(Append(2, tuple(entries[1:2])))
+        group.journal.carry_out(WriteStanding(3, STANDING._replace(view=1)))
         await group.until(lambda: bool(group.errors))
         group.failing = {}
-        group.journal.append(4, entries[1:2])
+        group.journal.carry_out(Append(4, tuple(entries[1:2])))
         await asyncio.sleep(0)
         (error,) = group.errors
         assert isinstance(error, UnavailableError)
@@ -181,7 +184,7 @@ async def test_a_failed_disk_is_told_once_and_ends_everything(kind: str, number:
 
 async def test_a_step_that_cannot_be_is_a_fault_and_ends_everything() -> None:
     async with opened() as group:
-        group.journal.append(1, group.entries(2)[1:])
+        group.journal.carry_out(Append(1, tuple(group.entries(2)[1:])))
         await group.until(lambda: bool(group.errors))
         assert isinstance(group.errors[0], CorruptionError)
         assert group.done == []
@@ -190,9 +193,9 @@ async def test_a_step_that_cannot_be_is_a_fault_and_ends_everything() -> None:
 async def test_too_many_steps_are_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STEPS_MAX", 1)
     async with opened() as group:
-        group.journal.write_standing(1, STANDING)
+        group.journal.carry_out(WriteStanding(1, STANDING))
         with pytest.raises(AssertionError, match="more steps wait"):
-            group.journal.write_standing(2, STANDING)
+            group.journal.carry_out(WriteStanding(2, STANDING))
 
 
 async def test_files_that_cannot_be_opened_leave_no_thread() -> None:
@@ -212,7 +215,7 @@ async def test_on_real_files_the_image_is_given_once(tmp_path) -> None:
     journal = await JournalThread.open(
         disk, on_done=lambda _: done.set(), on_fatal=lambda error: None
     )
-    journal.append(1, entries)
+    journal.carry_out(Append(1, tuple(entries)))
     await asyncio.wait_for(done.wait(), 20)
     await journal.close()
     journal = await JournalThread.open(disk, on_done=lambda _: None, on_fatal=lambda _: None)

@@ -28,6 +28,7 @@ from millstream.coordination.core.durable import (
     encode_snapshot,
     newest_root,
 )
+from millstream.coordination.core.effects import Damaged
 from millstream.coordination.core.entries import GENESIS, Header, Kind, Link, chain, hash_of
 from millstream.coordination.core.standing import Standing
 from millstream.errors import CorruptionError
@@ -158,5 +159,6 @@ def test_an_image_tells_whole_from_faulty() -> None:
     image = DurableImage(None, headers=(first.header, second.header), bodies=(None, second.body))
     assert (image.op_lsn, image.link) == (2, second.header.link)
     assert list(image.faulty()) == [1]
+    assert image.log == (Damaged(first.header), second)
     assert (image.entry(1), image.entry(2)) == (None, second)
     assert DurableImage(None).link == GENESIS
