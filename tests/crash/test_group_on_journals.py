@@ -1,0 +1,99 @@
+"""Replicas of a group under faults, each with its own journal on a disk that loses power.
+
+The world of `coordination_world` with its false disks replaced: a crash comes between any two
+effects of the disk, damage is done to bytes, and a restarted replica has what its journal found.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from itertools import count
+
+import pytest
+
+from coordination_world import Node, World
+from millstream.coordination.core.effects import Append, Install, WriteStanding
+from millstream.coordination.core.entries import HEADER_BYTES, encode_header
+from millstream.coordination.core.journal import Journal, format_group
+from simulated_disk import Crash, SimulatedDisk
+
+SEEDS = 12
+SEGMENT_BYTES = 3000
+
+
+class JournalledWorld(World):
+    """A world whose nodes keep what they are told to keep in files."""
+
+    def __init__(self, seed: int) -> None:
+        self.disks: dict[int, SimulatedDisk] = {}
+        self.journals: dict[int, Journal] = {}
+        self.found_faulty = 0
+        super().__init__(seed)
+
+    def start(self, node: Node) -> None:
+        if node.number not in self.disks:
+            seed = self.rng.random()
+            self.disks[node.number] = SimulatedDisk(random.Random(seed), count(1))
+            format_group(self.disks[node.number], node.standing)
+            self.open(node)
+        super().start(node)
+
+    def open(self, node: Node) -> None:
+        """Let the node have what its files say."""
+        journal = Journal(self.disks[node.number], SEGMENT_BYTES)
+        assert journal.image.standing is not None
+        assert not journal.image.is_journal_lost
+        self.journals[node.number] = journal
+        self.found_faulty += sum(1 for _ in journal.image.faulty())
+        node.standing, node.entries = journal.image.standing, list(journal.image.log)
+
+    def to_disk(self, node: Node, op: Append | Install | WriteStanding) -> None:
+        super().to_disk(node, op)
+        self.journals[node.number].carry_out(op)
+
+    def torn(self, node: Node, op: Append | Install | WriteStanding) -> None:
+        """End in the middle of a step."""
+        left = self.rng.randint(0, 12)
+
+        def before(kind: str, name: str) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                self.disks[node.number].before = lambda kind, name: None
+                raise Crash
+
+        self.disks[node.number].before = before
+        with suppress(Crash):
+            self.journals[node.number].carry_out(op)
+        self.disks[node.number].before = lambda kind, name: None
+
+    def crash(self, node: Node) -> None:
+        if node.replica is None:
+            return
+        super().crash(node)
+        if self.rng.random() < 0.7:
+            self.disks[node.number].lose_power()
+        self.open(node)
+
+    def damage_one(self, node: Node) -> None:
+        before = list(node.entries)
+        super().damage_one(node)
+        for old, new in zip(before, node.entries, strict=True):
+            if old is not new:
+                self.damage_body(node, encode_header(old.header))
+
+    def damage_body(self, node: Node, header: bytes) -> None:
+        """Change the bytes behind a header, wherever a segment has it."""
+        for name, content in self.disks[node.number].files.items():
+            at = content.data.find(header) + HEADER_BYTES
+            if name.startswith("journal") and at >= HEADER_BYTES:
+                content.data[at] ^= 1
+                content.synced = content.data[:]
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_replicas_on_journals(seed: int) -> None:
+    world = JournalledWorld(seed)
+    world.run()
+    assert world.counts["commits"] > 0
