@@ -35,7 +35,11 @@ TESTED_ELSEWHERE: Final[dict[str, str]] = {
 }
 """Module or folder under src/millstream -> which tests cover it, and why not unit tests."""
 
-ENTRY_POINTS: Final = {"millstream.cli.main", "millstream.__main__"}
+ENTRY_POINTS: Final = {
+    "millstream.cli.main",
+    "millstream.__main__",
+    "millstream.coordination.aio.journal",  # opened by who serves groups
+}
 
 _LEFT_OVER = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HACK)\b|NotImplemented" + r"Error")
 _VAGUE_NAMES = {"utils", "util", "misc", "common", "helpers", "manager"}

@@ -43,7 +43,6 @@ from millstream.coordination.core.entries import (
     Header,
     Link,
     decode_header,
-    encode_header,
     hash_of,
 )
 from millstream.coordination.core.standing import Standing
@@ -215,9 +214,9 @@ class Slot(NamedTuple):
     place: Place
 
 
-def encode_slot(slot: Slot) -> bytes:
-    """Return `SLOT_BYTES` bytes."""
-    data = encode_header(slot.header) + _PLACE.pack(*slot.place)
+def encode_slot(header: bytes, place: Place) -> bytes:
+    """Return the `SLOT_BYTES` bytes of an entry with this header, as encoded."""
+    data = header + _PLACE.pack(*place)
     return data + hash_of(data)
 
 

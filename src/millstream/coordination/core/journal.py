@@ -46,11 +46,10 @@ from millstream.coordination.core.durable import (
 from millstream.coordination.core.effects import Append, Install, WriteStanding
 from millstream.coordination.core.entries import (
     GENESIS,
-    HEADER_BYTES,
     Entry,
     Link,
     check_chain,
-    encode_entry,
+    encode_header,
 )
 from millstream.coordination.core.recovery import Survey, survey
 from millstream.coordination.core.standing import Standing
@@ -172,11 +171,11 @@ class Journal:
         end = self._end
         if end is None or end.offset >= self._segment_bytes_max:
             end = self._open_segment()
-        slots = self._write_entries(end, entries)
+        slots, end = self._write_entries(end, entries)
         index = self.op_lsn - self.root.layout.base.lsn
         headers = header_file_name(self.root.layout.headers)
-        self._files.write(headers, [(index * SLOT_BYTES, b"".join(map(encode_slot, slots)))])
-        self.op_lsn, self._link, self._end = link.lsn, link, _behind(slots[-1])
+        self._files.write(headers, [(index * SLOT_BYTES, slots)])
+        self.op_lsn, self._link, self._end = link.lsn, link, end
 
     def _open_segment(self) -> Place:
         layout = self.root.layout
@@ -187,16 +186,17 @@ class Journal:
         self._end = Place(number, 0)
         return self._end
 
-    def _write_entries(self, place: Place, entries: Iterable[Entry]) -> list[Slot]:
-        """Write entries one behind the other, durably, and return their slots."""
-        slots: list[Slot] = []
-        begin, data = place, bytearray()
-        for entry in entries:
-            slots.append(Slot(entry.header, place))
-            data += encode_entry(entry)
-            place = _behind(slots[-1])
-        self._files.write(segment_name(begin.segment), [(begin.offset, bytes(data))])
-        return slots
+    def _write_entries(self, place: Place, entries: Iterable[Entry]) -> tuple[bytes, Place]:
+        """Write entries one behind the other, durably; return their slots and where they end."""
+        segment, begin = place
+        slots, data = bytearray(), bytearray()
+        for header, body in entries:
+            head = encode_header(header)
+            slots += encode_slot(head, Place(segment, begin + len(data)))
+            data += head
+            data += body
+        self._files.write(segment_name(segment), [(begin, bytes(data))])
+        return bytes(slots), Place(segment, begin + len(data))
 
     def write_standing(self, standing: Standing) -> None:
         """Make promises durable."""
@@ -233,18 +233,17 @@ class Journal:
         snapshot: SnapshotId | None,
     ) -> None:
         segments = _closed_at(self.root.layout.segments, keep_lsn) if kept else ()
-        slots: list[Slot] = []
+        slots, end = kept, None
         if suffix:
             link = check_chain(link, standing.group_id, suffix)
             number = self._new_file(segment_name, b"")
-            slots = self._write_entries(Place(number, 0), suffix)
-            segments = (*segments, Extent(number, keep_lsn + 1, 0))
-        headers = self._new_file(header_file_name, kept + b"".join(map(encode_slot, slots)))
+            new, end = self._write_entries(Place(number, 0), suffix)
+            slots, segments = kept + new, (*segments, Extent(number, keep_lsn + 1, 0))
+        headers = self._new_file(header_file_name, slots)
         self._files.sync_directory()
         op_lsn = keep_lsn + len(suffix)
         self._flip(standing, Layout(base, headers, segments), snapshot, op_lsn)
-        self.op_lsn, self._link, self._is_lost = op_lsn, link, False
-        self._end = _behind(slots[-1]) if slots else None
+        self.op_lsn, self._link, self._end, self._is_lost = op_lsn, link, end, False
         self._remove_old()
 
     def write_snapshot(self, snapshot: Snapshot) -> None:
@@ -334,11 +333,6 @@ def _slot_at(slots: bytes, index: int) -> Slot:
             code="damaged_slot",
         )
     return slot
-
-
-def _behind(slot: Slot) -> Place:
-    header, (segment, offset) = slot
-    return Place(segment, offset + HEADER_BYTES + header.body_length)
 
 
 def _closed_at(segments: Iterable[Extent], lsn: int) -> tuple[Extent, ...]:

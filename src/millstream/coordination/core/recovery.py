@@ -268,7 +268,7 @@ class _Reading:
             assert header is not None
             assert place is not None
             if index >= len(self._slots) or self._slots[index] != (header, place):
-                wanted[index] = encode_slot(Slot(header, place))
+                wanted[index] = encode_slot(encode_header(header), place)
         return wanted
 
     def _snapshot(self) -> Snapshot | None:

@@ -29,7 +29,15 @@ from millstream.coordination.core.durable import (
     newest_root,
 )
 from millstream.coordination.core.effects import Damaged
-from millstream.coordination.core.entries import GENESIS, Header, Kind, Link, chain, hash_of
+from millstream.coordination.core.entries import (
+    GENESIS,
+    Header,
+    Kind,
+    Link,
+    chain,
+    encode_header,
+    hash_of,
+)
 from millstream.coordination.core.standing import Standing
 from millstream.errors import CorruptionError
 
@@ -126,7 +134,7 @@ def test_a_superblock_names_thousands_of_segments() -> None:
 @given(headers, u64, u64, st.data())
 def test_slots(header: Header, segment: int, offset: int, data: st.DataObject) -> None:
     slot = Slot(header, Place(segment, offset))
-    whole = encode_slot(slot)
+    whole = encode_slot(encode_header(header), slot.place)
     assert len(whole) == SLOT_BYTES
     assert decode_slot(whole) == slot
     assert decode_slot(flipped(whole, data.draw(st.integers(0, 8 * SLOT_BYTES - 1)))) is None
