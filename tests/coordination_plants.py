@@ -6,7 +6,7 @@ from typing import Any
 
 from millstream.coordination.core.entries import Kind
 from millstream.coordination.core.member import Status
-from millstream.coordination.core.messages import PrepareOk, StartView
+from millstream.coordination.core.messages import StartView
 from millstream.coordination.core.repair import Repair
 from millstream.coordination.core.replica import Replica
 
@@ -48,33 +48,18 @@ class LeadAfterRestart(Replica):
     def _started_up(self) -> None:
         super()._started_up()
         first = (self.epoch, self.configuration.first_view)
-        if self.members and self.status is Status.GAP and not self.flipping and self.epoch:
-            if self.primary == self.id and (self.epoch, self.view) == first == self.last_normal:
-                if not self.log.holes:
-                    self.lead(self.commit_lsn)
+        idle = self.status is Status.GAP and not self.flipping and not self.log.holes
+        leads = self.members and self.primary == self.id and self.epoch
+        if idle and leads and (self.epoch, self.view) == first == self.last_normal:
+            self.lead(self.commit_lsn)
 
 
 class NoopAnyEpoch(Replica):
     """No entry of the own view behind the end of the epoch before."""
 
-    def lead(self, commit_lsn: int) -> None:
-        self.ends = True
-        super().lead(commit_lsn)
-        self.ends = False
-
     @property
     def closing(self) -> bool:
-        last = self.log.last
-        return last is not None and last.kind is Kind.RECONFIG and (
-            last.epoch == self.epoch or getattr(self, "ends", False)
-        )
-
-
-class Stranded(Replica):
-    """A primary does not mind members that are in a higher view."""
-
-    def hear_higher_view(self, view: int) -> None:
-        pass
+        return self.log.last is not None and self.log.last.kind is Kind.RECONFIG
 
 
 class Loyal(Replica):
@@ -124,9 +109,6 @@ class WeakQuorum(Replica):
 class VolatileView(Replica):
     """The view is not durable before the vote."""
 
-    def _left(self) -> None:
-        super()._left()
-
     def leave(self, view: int) -> None:
         super().leave(view)
         then, self._then = self._then, None
@@ -162,10 +144,6 @@ class FaultyIsMissing(Replica):
                 break
             whole.append(entry)
         super().load(image._replace(log=tuple(whole)))
-        self._then = None
-
-    def _handle(self, event: Any) -> None:
-        super()._handle(event)
 
 
 class BehindTheEnd(Replica):
@@ -198,15 +176,6 @@ class CutFirst(Replica):
         return followed
 
 
-class OldAcks(Replica):
-    """Acknowledgements of an earlier view count."""
-
-    def on_prepare_ok(self, envelope: Any, ok: PrepareOk) -> None:
-        if self.leading and self.log.hash_at(ok.lsn) is not None:
-            self.acks[envelope.sender] = max(self.acks.get(envelope.sender, 0), ok.lsn)
-            self._count_acks()
-
-
 class Longest(Replica):
     """The longest log counts, whatever view it is of."""
 
@@ -221,7 +190,6 @@ PLANTS: dict[str, type[Replica]] = {
     "lead_after_restart": LeadAfterRestart,
     "torn_install": Replica,
     "noop_any_epoch": NoopAnyEpoch,
-    "stranded": Stranded,
     "loyal": Loyal,
     "ack_early": AckEarly,
     "own_ack_early": OwnAckEarly,
@@ -234,7 +202,6 @@ PLANTS: dict[str, type[Replica]] = {
     "behind_the_end": BehindTheEnd,
     "table_on_receipt": TableOnReceipt,
     "cut_first": CutFirst,
-    "old_acks": OldAcks,
     "longest": Longest,
 }
 """Name -> replica; `torn_install` is the disk's mistake, and the world makes it."""

@@ -122,8 +122,9 @@ class Append(NamedTuple):
 
 
 class Install(NamedTuple):
-    """In one step that a crash leaves whole or undone: cut the log above `keep_lsn`, put `suffix`
-    there, and replace the standing.
+    """Cut the log above `keep_lsn`, put `suffix` there, and replace the standing.
+
+    A crash leaves all of it or nothing.
     """
 
     op: int

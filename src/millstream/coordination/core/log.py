@@ -18,7 +18,7 @@ __all__ = ["Log", "Mark", "size_of"]
 
 
 class Mark(NamedTuple):
-    """What a member says of one place of its log: the hash there, and whether the body is whole."""
+    """What a member says of one place of its log: the hash, and whether the body is whole."""
 
     hash: bytes
     whole: bool
@@ -126,7 +126,7 @@ class Log:
             self._base = link
 
     def after(self, lsn: int, count_max: int, bytes_max: int) -> list[Entry]:
-        """Return entries right behind `lsn`, up to a hole or a limit; at least one if it is here."""
+        """Return entries right behind `lsn`, up to a hole or a limit; one if any is here."""
         found: list[Entry] = []
         size = 0
         while len(found) < count_max and (entry := self.entry_at(lsn + len(found) + 1)):
@@ -137,7 +137,7 @@ class Log:
         return found
 
     def ending_at(self, lsn: int, floor_lsn: int, count_max: int, bytes_max: int) -> list[Entry]:
-        """Return the entries above `floor_lsn` that end at `lsn`; the limits cut the older ones."""
+        """Return the entries above `floor_lsn` that end at `lsn`; limits cut the older ones."""
         found: list[Entry] = []
         size = 0
         while lsn - len(found) > floor_lsn and len(found) < count_max:

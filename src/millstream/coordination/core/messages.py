@@ -111,8 +111,9 @@ class StartViewChange(NamedTuple):
 
 
 class DoViewChange(NamedTuple):
-    """A vote: the sender's log, as far as somebody else has to know it; `marks` are above the
-    commit.
+    """A vote: the sender's log, as far as somebody else has to know it.
+
+    `marks` are of what is above the commit.
     """
 
     last_normal_epoch: int
@@ -166,7 +167,7 @@ class GetEntries(NamedTuple):
 
     lsn: int
     hash: bytes
-    count: int
+    number: int
 
 
 class Entries(NamedTuple):

@@ -242,8 +242,7 @@ class Normal(Member):
     ) -> None:  # fmt: skip
         """Append what lies above the own log, of the same view; never cut.
 
-        Args:
-            op_lsn: so far the sender's log is known to go.
+        So far as `op_lsn` the sender's log is known to go.
         """
         assert self.current
         assert not self.leading
@@ -301,7 +300,7 @@ class Normal(Member):
         """Give entries that end in the one asked for, if it is here."""
         if self.log.hash_at(asked.lsn) != asked.hash:
             return
-        floor_lsn = max(asked.lsn - asked.count, 0)
+        floor_lsn = max(asked.lsn - asked.number, 0)
         entries = self.log.ending_at(asked.lsn, floor_lsn, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX)
         if entries:
             self.send(envelope.sender, Entries(tuple(entries)))

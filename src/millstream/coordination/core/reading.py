@@ -1,5 +1,6 @@
-"""Reads that are true after they were asked for, without a log entry and without a lease; and what
-a primary does that has lost its quorum.
+"""Reads that are true after they were asked for, by a quorum's word; and the loss of a quorum.
+
+No entry is logged for a read, and there is no lease.
 
 Invariants:
 1. A batch of reads is answered only if a quorum said, after the last of them arrived, that it is

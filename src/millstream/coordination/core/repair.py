@@ -27,7 +27,7 @@ class Wanted(NamedTuple):
 
     lsn: int
     hash: bytes
-    count: int
+    number: int
 
 
 class Repair:

@@ -96,9 +96,8 @@ class Replica(Epochs):
     def step(self, now_ms: float, wall_ms: int, event: Event) -> list[Effect]:
         """Take one event and return what to do, in order.
 
-        Args:
-            now_ms: a clock that only grows, of this process.
-            wall_ms: what people's clocks show; nothing depends on it.
+        `now_ms`: a clock of this process that only grows. `wall_ms`: what people's clocks show;
+        nothing depends on it.
         """
         self.now_ms, self.wall_ms = now_ms, wall_ms
         if isinstance(event, DiskDone):

@@ -94,6 +94,7 @@ class Views(Reading):
             agreed = sum(1 for member in self.members if self._proposals.get(member) == view)
             if view > self.view and agreed >= self.quorum:
                 return self.leave(view)
+        return None
 
     def hear_higher_view(self, view: int) -> None:
         """Know, as primary, that a member is in a higher view: it cannot follow this one again."""
@@ -248,7 +249,7 @@ class Views(Reading):
         return False
 
     def on_start_view(self, envelope: Envelope, start: StartView) -> None:
-        """Take over the log of this view or a higher one; add to it if it is taken over already."""
+        """Take over the log of this view or a higher one; add to it if that is done already."""
         if envelope.view < self.view or (self.leading and envelope.view == self.view):
             return
         self._hear_primary()
@@ -323,7 +324,7 @@ class Views(Reading):
         if wanted is None:
             assert self._repaired is not None
             return self._repaired()
-        return self.ask(GetEntries(wanted.lsn, wanted.hash, min(wanted.count, BATCH_ENTRIES_MAX)))
+        return self.ask(GetEntries(wanted.lsn, wanted.hash, min(wanted.number, BATCH_ENTRIES_MAX)))
 
     def ask(self, asked: GetEntries) -> None:
         """Ask one member after the other."""

@@ -1,0 +1,134 @@
+"""A few replicas on disks that never fail, with a network that does what a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from coordination_logs import GROUP
+from millstream.coordination.core.effects import (
+    Append,
+    DiskDone,
+    Event,
+    Image,
+    Install,
+    Message,
+    Read,
+    Reply,
+    Request,
+    Send,
+    Start,
+    Timer,
+    WriteStanding,
+)
+from millstream.coordination.core.entries import Body, Entry
+from millstream.coordination.core.messages import Envelope
+from millstream.coordination.core.register import Registers
+from millstream.coordination.core.replica import Replica
+from millstream.coordination.core.standing import Standing, founded
+
+Filter = Callable[[int, int, Envelope], bool]
+
+
+class Group:
+    """`replicas[i]` with node id i+1; `passes` says which messages are delivered."""
+
+    def __init__(self, size: int, learners: int = 0) -> None:
+        self.ids = [bytes([number + 1]) * 16 for number in range(size + learners)]
+        members = tuple(self.ids[:size])
+        self.now = 0.0
+        self.passes: Filter = lambda sender, receiver, envelope: True
+        self.holds_disk: set[int] = set()
+        self.held: dict[int, list[int]] = {}
+        self.net: list[tuple[int, int, Envelope]] = []
+        self.replies: dict[int, Reply] = {}
+        self.sent: list[tuple[int, int, Envelope]] = []
+        self.standings: list[Standing] = []
+        self.disks: list[list[Entry]] = [[] for _ in self.ids]
+        self.replicas: list[Replica] = []
+        for number, node_id in enumerate(self.ids):
+            standing = founded(GROUP, node_id, members)
+            if number >= size:
+                empty = standing.configuration._replace(members=())
+                standing = standing._replace(configuration=empty)
+            self.standings.append(standing)
+            self.replicas.append(Replica(Registers(), lambda: 0.5))
+            self.start(number)
+        self.settle()
+
+    def start(self, number: int) -> None:
+        """Start a process of this node on what its disk has."""
+        self.replicas[number] = Replica(Registers(), lambda: 0.5)
+        self.held.pop(number, None)
+        self.step(number, Start(Image(self.standings[number], tuple(self.disks[number]))))
+
+    def step(self, number: int, event: Event) -> None:
+        """Give a replica an event and carry out what it wants."""
+        for effect in self.replicas[number].step(self.now, int(self.now), event):
+            match effect:
+                case Send(receiver, envelope):
+                    self.net.append((number, self.ids.index(receiver), envelope))
+                case Reply(ticket):
+                    assert ticket not in self.replies
+                    self.replies[ticket] = effect
+                case Append(op, entries):
+                    self.disks[number] += entries
+                    self.written(number, op)
+                case Install(op, keep_lsn, suffix, standing):
+                    self.disks[number][keep_lsn:] = suffix
+                    self.standings[number] = standing
+                    self.written(number, op)
+                case WriteStanding(op, standing):
+                    self.standings[number] = standing
+                    self.written(number, op)
+                case _:
+                    pass
+
+    def written(self, number: int, op: int) -> None:
+        if number in self.holds_disk:
+            self.held.setdefault(number, []).append(op)
+        else:
+            self.step(number, DiskDone(op))
+
+    def release_disk(self, number: int) -> None:
+        """Report what the disk did meanwhile."""
+        self.holds_disk.discard(number)
+        for op in self.held.pop(number, []):
+            self.step(number, DiskDone(op))
+
+    def settle(self) -> None:
+        """Deliver everything that passes, until nothing is under way."""
+        while self.net:
+            sender, receiver, envelope = self.net.pop(0)
+            if self.passes(sender, receiver, envelope):
+                self.sent.append((sender, receiver, envelope))
+                self.step(receiver, Message(envelope))
+
+    def tick(self, *numbers: int, times: int = 1) -> None:
+        """Let a heartbeat's time pass for these (all, if none is named), and settle."""
+        for _ in range(times):
+            self.now += 100
+            for number in numbers or range(len(self.replicas)):
+                self.step(number, Timer())
+            self.settle()
+
+    def without(self, *gone: int) -> None:
+        """Cut these off from everybody."""
+        self.passes = lambda sender, receiver, envelope: not {sender, receiver} & set(gone)
+
+    def whole(self) -> None:
+        """Let everything pass."""
+        self.passes = lambda sender, receiver, envelope: True
+
+    @property
+    def leader(self) -> int:
+        """Who leads the highest view."""
+        leading = [i for i, replica in enumerate(self.replicas) if replica.leading]
+        return max(leading, key=lambda i: (self.replicas[i].epoch, self.replicas[i].view))
+
+    def set(self, number: int, ticket: int, value: bytes = b"v") -> None:
+        """Ask this one for a change."""
+        self.step(number, Request(ticket, Body(argv=(b"SET", b"k", value))))
+
+    def get(self, number: int, ticket: int) -> None:
+        """Ask this one for the value."""
+        self.step(number, Read(ticket, Body(argv=(b"GET", b"k"))))

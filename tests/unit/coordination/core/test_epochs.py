@@ -1,0 +1,97 @@
+"""Members change between two entries, and no request is refused for it."""
+
+from coordination_group import Group
+from millstream.coordination.core.effects import Code, Timer
+from millstream.coordination.core.member import Status
+from millstream.coordination.core.messages import Prepare
+
+
+def changed(group: Group, *members: int) -> None:
+    leader = group.leader
+    assert group.replicas[leader].reconfigure(tuple(group.ids[number] for number in members))
+    group.step(leader, Timer())
+    group.settle()
+    group.tick(times=5)
+
+
+def test_a_group_of_one_grows_to_three() -> None:
+    group = Group(1, learners=2)
+    group.set(0, 1, b"kept")
+    changed(group, 0, 1, 2)
+    assert {replica.epoch for replica in group.replicas} == {1}
+    assert {replica.status for replica in group.replicas} == {Status.NORMAL}
+    group.get(group.leader, 2)
+    group.settle()
+    assert group.replies[2].value == b"=kept"
+
+
+def test_all_members_may_change_at_once() -> None:
+    group = Group(3, learners=3)
+    group.set(group.leader, 1, b"kept")
+    group.settle()
+    changed(group, 3, 4, 5)
+    group.tick(times=20)
+    assert group.leader == 3
+    assert [replica.status for replica in group.replicas[:3]] == [Status.RETIRED] * 3
+    group.get(3, 2)
+    group.settle()
+    assert group.replies[2].value == b"=kept"
+
+
+def test_requests_wait_for_the_next_epoch_and_none_is_refused() -> None:
+    group = Group(3, learners=2)
+    leader = group.leader
+    passes = {"prepare": False}
+    group.passes = lambda s, r, e: passes["prepare"] or not isinstance(e.payload, Prepare)
+    assert group.replicas[leader].reconfigure(tuple(sorted({group.ids[leader], *group.ids[3:]})))
+    group.set(leader, 1, b"held")
+    group.get(leader, 2)
+    group.settle()
+    assert group.replies == {}
+    assert group.replicas[leader].closing
+    passes["prepare"] = True
+    group.tick(times=5)
+    assert group.replicas[leader].epoch == 1
+    assert group.replies[1].code is Code.OK
+    assert group.replies[2].code is Code.OK
+
+
+def test_a_primary_that_is_not_in_the_next_epoch_says_so() -> None:
+    group = Group(3, learners=3)
+    leader = group.leader
+    assert group.replicas[leader].reconfigure(tuple(group.ids[3:]))
+    group.set(leader, 1)
+    group.get(leader, 2)
+    group.step(leader, Timer())
+    group.settle()
+    group.tick(times=3)
+    assert {group.replies[ticket].code for ticket in (1, 2)} == {Code.NOTPRIMARY}
+
+
+def test_there_is_one_change_at_a_time() -> None:
+    group = Group(3, learners=2)
+    group.without(0, 1, 2)
+    replica = group.replicas[group.leader]
+    assert replica.reconfigure(tuple(group.ids[2:]))
+    assert not replica.reconfigure(tuple(group.ids[:3]))
+
+
+def test_a_retired_member_comes_back_in_a_later_epoch() -> None:
+    group = Group(3, learners=3)
+    changed(group, 3, 4, 5)
+    group.tick(times=10)
+    changed(group, 0, 4, 5)
+    group.tick(times=20)
+    assert group.replicas[0].epoch == 2
+    assert group.replicas[0].status is Status.NORMAL
+
+
+def test_a_member_that_slept_through_an_epoch_is_told() -> None:
+    group = Group(3, learners=2)
+    sleeper = (group.leader + 1) % 3
+    rest = [number for number in range(3) if number != sleeper]
+    group.without(sleeper)
+    changed(group, *sorted([*rest, 3]))
+    group.whole()
+    group.tick(times=30)
+    assert group.replicas[sleeper].status is Status.RETIRED

@@ -1,0 +1,128 @@
+"""Requests become entries, leave in batches, and are committed by a quorum that has them."""
+
+from coordination_group import Group
+from millstream.coordination.core import normal
+from millstream.coordination.core.effects import Code, Message
+from millstream.coordination.core.member import Status
+from millstream.coordination.core.messages import GetState, NewState, Prepare, PrepareOk
+
+
+def prepared(group: Group) -> list[list[int]]:
+    return [
+        [entry.lsn for entry in envelope.payload.entries]
+        for _, receiver, envelope in group.net
+        if isinstance(envelope.payload, Prepare) and receiver == (group.leader + 1) % 3
+    ]
+
+
+def test_a_lone_request_leaves_at_once_and_commits() -> None:
+    group = Group(3)
+    group.set(group.leader, 1)
+    assert prepared(group) == [[2]]
+    group.settle()
+    assert group.replies[1][1:] == (Code.OK, b"+OK", 2)
+    assert [replica.commit_lsn for replica in group.replicas] == [2, 2, 2]
+
+
+def test_behind_a_full_pipeline_requests_become_one_batch() -> None:
+    group = Group(3)
+    for ticket in range(normal.PIPELINE_MAX + 5):
+        group.set(group.leader, ticket)
+    assert prepared(group) == [[2], [3], [4], [5]]
+    group.settle()
+    assert len(group.replies) == normal.PIPELINE_MAX + 5
+    batches = [
+        len(envelope.payload.entries) for _, receiver, envelope in group.sent
+        if isinstance(envelope.payload, Prepare) and receiver == (group.leader + 1) % 3
+    ]  # fmt: skip
+    assert batches == [1, 1, 1, 1, 5]
+
+
+def test_a_full_batch_does_not_wait() -> None:
+    group = Group(3)
+    for ticket in range(normal.PIPELINE_MAX + normal.BATCH_ENTRIES_MAX):
+        group.set(group.leader, ticket)
+    assert [len(lsns) for lsns in prepared(group)] == [1, 1, 1, 1, normal.BATCH_ENTRIES_MAX]
+
+
+def test_too_much_that_is_not_committed_is_refused() -> None:
+    group = Group(3)
+    group.without(group.leader)
+    for ticket in range(normal.UNCOMMITTED_ENTRIES_MAX + 2):
+        group.set(group.leader, ticket)
+    assert {ticket: reply.code for ticket, reply in group.replies.items()} == {
+        normal.UNCOMMITTED_ENTRIES_MAX: Code.BUSY, normal.UNCOMMITTED_ENTRIES_MAX + 1: Code.BUSY,
+    }  # fmt: skip
+
+
+def test_what_is_not_on_disk_is_not_acknowledged() -> None:
+    group = Group(3)
+    leader = group.leader
+    group.holds_disk = {0, 1, 2} - {leader}
+    group.set(leader, 1)
+    group.settle()
+    assert group.replies == {}
+    group.release_disk((leader + 1) % 3)
+    group.settle()
+    assert group.replies[1].code is Code.OK
+
+
+def test_a_primary_counts_its_own_copy_like_any_other() -> None:
+    group = Group(3)
+    leader = group.leader
+    group.holds_disk = {leader}
+    group.without((leader + 1) % 3)
+    group.set(leader, 1)
+    group.settle()
+    assert group.replies == {}
+    group.release_disk(leader)
+    assert group.replies[1].code is Code.OK
+
+
+def test_only_the_primary_takes_requests() -> None:
+    group = Group(3)
+    group.set((group.leader + 1) % 3, 1)
+    assert group.replies[1].code is Code.NOTPRIMARY
+
+
+def test_a_member_that_missed_entries_gets_them_and_is_normal_again() -> None:
+    group = Group(3)
+    leader, behind = group.leader, (group.leader + 1) % 3
+    group.without(behind)
+    group.set(leader, 1)
+    group.settle()
+    group.whole()
+    group.set(leader, 2)
+    group.settle()
+    assert any(isinstance(envelope.payload, GetState) for _, _, envelope in group.sent)
+    assert any(isinstance(envelope.payload, NewState) for _, _, envelope in group.sent)
+    assert group.replicas[behind].status is Status.NORMAL
+    assert group.replicas[behind].log.head == group.replicas[leader].log.head
+
+
+def test_a_lost_prepare_is_said_again() -> None:
+    group = Group(3)
+    group.without(*{0, 1, 2} - {group.leader})
+    group.set(group.leader, 1)
+    group.settle()
+    group.whole()
+    group.tick(times=2)
+    assert group.replies[1].code is Code.OK
+
+
+def test_acknowledgements_of_an_earlier_view_do_not_count() -> None:
+    group = Group(3)
+    leader, other = group.leader, (group.leader + 1) % 3
+    group.without(0, 1, 2)
+    group.set(leader, 1)
+    group.settle()
+    replica = group.replicas[leader]
+    digest = replica.log.hash_at(2)
+    assert digest is not None
+    group.replicas[other].send(group.ids[leader], PrepareOk(0, 2, digest))
+    send = group.replicas[other].effects.pop()
+    envelope = send.envelope  # type: ignore[union-attr]
+    group.step(leader, Message(envelope._replace(view=envelope.view - 1)))
+    assert group.replies == {}
+    group.step(leader, Message(envelope))
+    assert group.replies[1].code is Code.OK

@@ -1,0 +1,98 @@
+"""Reads are answered by a quorum's word that came after them; without one a primary is silent."""
+
+from coordination_group import Group
+from millstream.coordination.core.effects import Code
+from millstream.coordination.core.messages import (
+    Commit,
+    Prepare,
+    QuorumCheck,
+    QuorumCheckOk,
+    StartViewChange,
+)
+
+
+def checks(group: Group) -> set[int]:
+    return {e.payload.nonce for _, _, e in group.net if isinstance(e.payload, QuorumCheck)}
+
+
+def test_a_read_sees_what_was_committed_before() -> None:
+    group = Group(3)
+    group.set(group.leader, 1, b"new")
+    group.settle()
+    lsn = group.replicas[group.leader].log.op_lsn
+    group.get(group.leader, 2)
+    assert 2 not in group.replies
+    group.settle()
+    assert group.replies[2][1:] == (Code.OK, b"=new", lsn)
+    assert group.replicas[group.leader].log.op_lsn == lsn
+
+
+def test_an_answer_counts_only_for_reads_that_came_before_the_question() -> None:
+    group = Group(3)
+    group.get(group.leader, 1)
+    first = checks(group)
+    group.get(group.leader, 2)
+    assert checks(group) == first
+    group.settle()
+    assert group.replies.keys() == {1, 2}
+    asked = {e.payload.nonce for _, _, e in group.sent if isinstance(e.payload, QuorumCheckOk)}
+    assert len(asked) == 2
+
+
+def test_a_deposed_primary_answers_no_read() -> None:
+    group = Group(3)
+    old = group.leader
+    others = [number for number in range(3) if number != old]
+    group.without(old)
+    group.tick(*others, times=25)
+    assert group.leader != old
+    group.get(old, 1)
+    group.set(old, 2)
+    group.settle()
+    assert group.replies == {}
+    group.tick(old, times=8)
+    assert group.replies[1].code is Code.NOQUORUM
+    assert group.replies[2].code is Code.UNKNOWN
+
+
+def test_a_primary_without_a_quorum_is_silent_and_goes_on_once_it_has_one() -> None:
+    group = Group(3)
+    leader = group.leader
+    group.without(leader)
+    group.tick(leader, times=8)
+    assert group.replicas[leader].suspended
+    group.set(leader, 1)
+    group.get(leader, 2)
+    assert {group.replies[ticket].code for ticket in (1, 2)} == {Code.NOQUORUM}
+    group.whole()
+    group.sent.clear()
+    group.passes = lambda sender, receiver, e: not isinstance(e.payload, StartViewChange)
+    group.tick(leader)
+    first = [type(e.payload) for sender, _, e in group.sent if sender == leader]
+    assert Commit not in first[:2]
+    assert Prepare not in first[:2]
+    group.tick(leader, times=2)
+    assert not group.replicas[leader].suspended
+
+
+def test_a_primary_that_hears_of_a_higher_view_never_goes_on() -> None:
+    group = Group(3)
+    leader, ahead = group.leader, (group.leader + 1) % 3
+    replica = group.replicas[leader]
+    group.replicas[ahead].leave(replica.view + 3)
+    for effect in group.replicas[ahead].effects:
+        group.replicas[ahead].effects = []
+        group.standings[ahead] = effect.standing  # type: ignore[union-attr]
+        group.written(ahead, effect.op)  # type: ignore[union-attr]
+    view = replica.view
+    group.settle()
+    assert replica.deposed or replica.view > view
+    group.tick(times=30)
+    assert {r.view for r in group.replicas} == {group.replicas[group.leader].view}
+    assert group.replicas[group.leader].view >= view + 3
+
+
+def test_others_do_not_answer_reads() -> None:
+    group = Group(3)
+    group.get((group.leader + 1) % 3, 1)
+    assert group.replies[1].code is Code.NOTPRIMARY

@@ -1,0 +1,32 @@
+"""Registers do what they are told, and nothing else."""
+
+from coordination_logs import GROUP
+from millstream.coordination.core.entries import GENESIS, Body, Entry, Kind, chain
+from millstream.coordination.core.register import Registers
+
+
+def request(*argv: bytes) -> Entry:
+    return chain(
+        GENESIS, group_id=GROUP, epoch=0, view=0, kind=Kind.REQUEST, ts_ms=0, body=Body(argv=argv)
+    )
+
+
+def test_what_is_set_is_read() -> None:
+    machine = Registers()
+    assert machine.read(Body(argv=(b"GET", b"k"))) == b"="
+    assert machine.apply(request(b"SET", b"k", b"v")) == b"+OK"
+    assert machine.read(Body(argv=(b"GET", b"k"))) == b"=v"
+
+
+def test_a_comparison_decides() -> None:
+    machine = Registers()
+    assert machine.apply(request(b"CAS", b"k", b"", b"1")) == b"+OK"
+    assert machine.apply(request(b"CAS", b"k", b"", b"2")) == b"-CAS_MISMATCH"
+    assert machine.values == {b"k": b"1"}
+
+
+def test_nonsense_changes_nothing() -> None:
+    machine = Registers()
+    assert machine.apply(request(b"DEL", b"k")) == b"-BADARG DEL"
+    assert machine.read(Body()) == b"-BADARG nothing"
+    assert machine.values == {}

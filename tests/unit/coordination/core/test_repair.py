@@ -1,0 +1,45 @@
+"""What is missing is asked for by hash, from the end downwards, and put in place in one step."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordination_logs import chained, log_of
+from millstream.coordination.core.repair import Repair
+
+
+def test_nothing_is_missing_of_a_log_that_has_the_end() -> None:
+    repair = Repair(log_of("abc"), 2, chained("ab")[1].header.hash)
+    assert repair.wanted is None
+    assert repair.result() == (2, ())
+
+
+def test_entries_that_nobody_asked_for_are_not_taken() -> None:
+    wanted = chained("abc")
+    repair = Repair(log_of("a"), 3, wanted[2].header.hash)
+    repair.offer(chained("axyz"))
+    assert repair.wanted is not None
+    assert repair.wanted[:2] == (3, wanted[2].header.hash)
+
+
+def test_a_log_that_went_another_way_is_cut_where_they_part() -> None:
+    wanted = chained("abcd")
+    repair = Repair(log_of("abxyz"), 4, wanted[3].header.hash)
+    repair.offer(wanted[3:])
+    assert repair.wanted is not None
+    assert repair.wanted.lsn == 3
+    repair.offer(wanted[:3])
+    assert repair.wanted is None
+    assert repair.result() == (2, tuple(wanted[2:]))
+
+
+@given(st.text("ab", max_size=8), st.text("ab", min_size=1, max_size=8), st.data())
+def test_the_result_is_the_log_that_was_meant(own: str, meant: str, data: st.DataObject) -> None:
+    holes = data.draw(st.sets(st.integers(1, len(own)))) if own else set()
+    log, entries = log_of(own, tuple(holes)), chained(meant)
+    repair = Repair(log, len(entries), entries[-1].header.hash)
+    while wanted := repair.wanted:
+        assert entries[wanted.lsn - 1].header.hash == wanted.hash
+        first = data.draw(st.integers(max(0, wanted.lsn - wanted.number), wanted.lsn - 1))
+        repair.offer(entries[first : wanted.lsn])
+    log.replace_above(*repair.result())
+    assert [log.entry_at(lsn) for lsn in range(1, log.op_lsn + 1)] == entries

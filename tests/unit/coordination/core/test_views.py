@@ -1,0 +1,119 @@
+"""A view is left if a quorum wants it, entered durably, and begins with all committed."""
+
+from coordination_group import Group
+from millstream.coordination.core.effects import Code, Damaged, Image, Message, Start
+from millstream.coordination.core.member import Status
+from millstream.coordination.core.messages import StartView
+
+
+def test_another_one_leads_when_the_primary_is_gone() -> None:
+    group = Group(3)
+    old = group.leader
+    group.set(old, 1, b"kept")
+    group.settle()
+    group.without(old)
+    others = [number for number in range(3) if number != old]
+    group.tick(*others, times=25)
+    assert group.leader in others
+    group.get(group.leader, 2)
+    group.settle()
+    assert group.replies[2].value == b"=kept"
+    group.whole()
+    group.tick(times=5)
+    assert not group.replicas[old].leading
+    assert len({replica.log.head for replica in group.replicas}) == 1
+
+
+def test_one_member_that_hears_nobody_deposes_nobody() -> None:
+    group = Group(3)
+    leader, deaf = group.leader, (group.leader + 1) % 3
+    view = group.replicas[leader].view
+    group.passes = lambda sender, receiver, envelope: receiver != deaf
+    group.tick(times=40)
+    assert group.leader == leader
+    assert {replica.view for replica in group.replicas} == {view}
+
+
+def test_what_only_the_old_primary_had_is_gone_and_its_client_told_that_nobody_knows() -> None:
+    group = Group(3)
+    old = group.leader
+    group.without(old)
+    group.set(old, 1, b"lost")
+    group.tick(times=25)
+    assert group.replies[1].code is Code.UNKNOWN
+    group.whole()
+    group.tick(times=10)
+    group.get(group.leader, 2)
+    group.settle()
+    assert group.replies[2].value == b"="
+
+
+def test_a_late_start_view_cuts_nothing() -> None:
+    group = Group(3)
+    start = next(item for item in group.sent if isinstance(item[2].payload, StartView))
+    group.set(group.leader, 1)
+    group.settle()
+    before = group.replicas[start[1]].log.op_lsn
+    group.step(start[1], Message(start[2]))
+    assert group.replicas[start[1]].log.op_lsn == before == 2
+
+
+def test_after_all_lost_their_power_the_group_goes_on() -> None:
+    group = Group(3)
+    group.set(group.leader, 1, b"kept")
+    group.settle()
+    views = {replica.view for replica in group.replicas}
+    for number in range(3):
+        group.start(number)
+    assert not any(replica.leading for replica in group.replicas)
+    assert {replica.status for replica in group.replicas} == {Status.GAP}
+    group.tick(times=30)
+    assert group.replicas[group.leader].view > max(views)
+    group.get(group.leader, 2)
+    group.settle()
+    assert group.replies[2].value == b"=kept"
+
+
+def test_a_restarted_primary_follows_or_asks_but_never_goes_on() -> None:
+    group = Group(3)
+    old = group.leader
+    group.start(old)
+    assert not group.replicas[old].leading
+    group.tick(times=25)
+    assert {replica.status for replica in group.replicas} == {Status.NORMAL}
+    assert group.leader != old or group.replicas[old].view > 1
+
+
+def test_a_damaged_entry_is_fetched_from_a_member_that_has_it() -> None:
+    group = Group(3)
+    group.set(group.leader, 1, b"kept")
+    group.set(group.leader, 2, b"too")
+    group.settle()
+    hurt = (group.leader + 1) % 3
+    log = tuple(Damaged(entry.header) if entry.lsn == 2 else entry for entry in group.disks[hurt])
+    group.replicas[hurt] = type(group.replicas[hurt])(group.replicas[hurt].machine, lambda: 0.5)
+    group.replicas[hurt].machine = type(group.replicas[0].machine)()
+    group.step(hurt, Start(Image(group.standings[hurt], log)))
+    assert list(group.replicas[hurt].log.holes) == [2]
+    group.tick(times=5)
+    assert group.replicas[hurt].status is Status.NORMAL
+    assert not group.replicas[hurt].log.holes
+    assert group.replicas[hurt].log.head == group.replicas[group.leader].log.head
+
+
+def test_all_damaged_at_different_places_still_have_one_log() -> None:
+    group = Group(3)
+    for ticket in range(4):
+        group.set(group.leader, ticket, b"%d" % ticket)
+    group.settle()
+    for number, lsn in ((0, 2), (1, 3), (2, 4)):
+        log = tuple(
+            Damaged(entry.header) if entry.lsn == lsn else entry for entry in group.disks[number]
+        )
+        machine = type(group.replicas[number].machine)()
+        group.replicas[number] = type(group.replicas[number])(machine, lambda: 0.5)
+        group.step(number, Start(Image(group.standings[number], log)))
+    group.tick(times=40)
+    group.get(group.leader, 9)
+    group.settle()
+    assert group.replies[9].value == b"=3"
