@@ -1,7 +1,9 @@
 """Messages survive the wire; nothing else passes for one."""
 
 import contextlib
+import re
 from hashlib import blake2b
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -130,3 +132,11 @@ def test_members_out_of_order_are_refused() -> None:
     start = StartEpoch(Configuration(1, (b"b" * 16, b"a" * 16)))
     with pytest.raises(RemoteProtocolError, match="not in order"):
         decode(encode(Envelope(b"g" * 16, b"s" * 16, 1, 2, 3, start))[LENGTH.size :])
+
+
+def test_the_reference_has_every_message() -> None:
+    page = Path(__file__).parents[4] / "docs" / "reference" / "coordination-messages.md"
+    rows = re.findall(r"^\| (\d+) \| (\w+) \|", page.read_text(), flags=re.MULTILINE)
+    assert {int(number): name for number, name in rows} == {
+        number: message.__name__ for number, (message, _) in MESSAGES.items()
+    }
