@@ -340,8 +340,10 @@ class World:
 
     def read(self, node: Node) -> None:
         self.tickets += 1
-        self.asked[self.tickets] = Asked(node.number, None, 0, len(self.committed))
-        self.step(node, Read(self.tickets, Body(argv=(b"GET", b"x"))))
+        seen = self.rng.randint(0, len(self.committed)) if self.rng.random() < 0.3 else None
+        floor = len(self.committed) if seen is None else seen
+        self.asked[self.tickets] = Asked(node.number, None, 0, floor)
+        self.step(node, Read(self.tickets, Body(argv=(b"GET", b"x")), seen))
 
     def reconfigure(self, node: Node) -> None:
         replica = node.replica

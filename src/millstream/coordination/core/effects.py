@@ -90,10 +90,14 @@ class Request(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A client wants to know something that is true after it asked."""
+    """A client wants to know something that is true after it asked.
+
+    `seen`: it is content with any member's state that has at least this LSN applied.
+    """
 
     ticket: int
     body: Body
+    seen: int | None = None
 
 
 Event = Start | Message | Timer | DiskDone | Request | Read
@@ -147,6 +151,7 @@ class Code(Enum):
     NOTPRIMARY = "NOTPRIMARY"
     NOQUORUM = "NOQUORUM"
     BUSY = "BUSY"
+    BEHIND = "BEHIND"
     UNKNOWN = "UNKNOWN"
     CSNGONE = "CSNGONE"
     SESSIONEXPIRED = "SESSIONEXPIRED"

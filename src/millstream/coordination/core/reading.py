@@ -9,6 +9,7 @@ Invariants:
    entry that ends the epoch is in its log.
 3. A suspended primary takes no requests, answers no reads and gives no sign of life. It goes on
    if a quorum answers a new check in the same view, and never once a member is in a higher one.
+4. A read that may be stale is answered from committed state no older than the client has seen.
 
 Elsewhere: what it proposes instead (`views`).
 
@@ -17,14 +18,16 @@ Source: Liskov and Cowling 2012, section 6.3; V2R2, "Reads".
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from millstream.coordination.core.effects import Code, Read
 from millstream.coordination.core.member import HEARTBEAT_MS, Status
 from millstream.coordination.core.messages import Envelope, QuorumCheck, QuorumCheckOk
 from millstream.coordination.core.normal import Normal
+from millstream.coordination.core.register import StateMachine
 
-__all__ = ["QUORUM_MS", "READS_MAX", "RECHECK_MS", "Reading"]
+__all__ = ["QUORUM_MS", "READS_MAX", "RECHECK_MS", "STALE_WAIT_MS", "Reading"]
 
 READS_MAX: Final = 10_000
 """That wait for a check; beyond that they are refused."""
@@ -32,6 +35,11 @@ RECHECK_MS: Final = 2 * HEARTBEAT_MS
 """After so long an unanswered check is given up for a new one."""
 QUORUM_MS: Final = 2 * HEARTBEAT_MS + 400
 """A primary that no quorum answered for so long suspends."""
+
+
+_SERVING: Final = (Status.NORMAL, Status.GAP)
+STALE_WAIT_MS: Final = 1000.0
+"""So long a member may take to reach what a client has seen elsewhere."""
 
 
 class _Check(NamedTuple):
@@ -46,6 +54,10 @@ class Reading(Normal):
 
     _round = 0
 
+    def __init__(self, machine: StateMachine, chance: Callable[[], float]) -> None:
+        super().__init__(machine, chance)
+        self._stale: list[tuple[float, Read]] = []
+
     def begin_reading(self) -> None:
         """Have no reads, and take it that everybody answered just now."""
         self._reads: list[Read] = []
@@ -54,6 +66,8 @@ class Reading(Normal):
 
     def on_read(self, read: Read) -> None:
         """Answer a read once it is known to be true."""
+        if read.seen is not None:
+            return self._on_stale_read(read)
         if not self.leading:
             return self.reply(read.ticket, Code.NOTPRIMARY)
         if self.suspended:
@@ -115,9 +129,30 @@ class Reading(Normal):
         else:
             self.reply(read.ticket, Code.OK, self.machine.read(read.body), self.commit_lsn)
 
+    def _on_stale_read(self, read: Read) -> None:
+        if len(self._stale) >= READS_MAX:
+            return self.reply(read.ticket, Code.BUSY)
+        self._stale.append((self.now_ms + STALE_WAIT_MS, read))
+        return self.answer_stale_reads()
+
+    def answer_stale_reads(self) -> None:
+        """Answer those whose time has come, one way or the other."""
+        waiting = []
+        for until_ms, read in self._stale:
+            seen = read.seen or 0
+            if self.status in _SERVING and self.commit_lsn >= seen:
+                self.reply(read.ticket, Code.OK, self.machine.read(read.body), self.commit_lsn)
+            elif self.now_ms >= until_ms:
+                self.reply(read.ticket, Code.BEHIND, lsn=self.commit_lsn)
+            else:
+                waiting.append((until_ms, read))
+        self._stale = waiting
+
     def committed(self) -> None:
         """Also begin with reads that waited for the first commit of the view."""
         super().committed()
+        if self._stale:
+            self.answer_stale_reads()
         if self.leading and self._reads and self._check is None and self._may_read:
             self._quorum_check()
 

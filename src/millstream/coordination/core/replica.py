@@ -155,6 +155,7 @@ class Replica(Epochs):
 
     def _tick(self) -> None:
         self.wake_after(HEARTBEAT_MS)
+        self.answer_stale_reads()
         if self.status is Status.INITIALIZATION:
             if self.repair is not None:
                 self.go_on_repairing()

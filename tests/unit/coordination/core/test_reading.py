@@ -1,7 +1,8 @@
 """Reads are answered by a quorum's word that came after them; without one a primary is silent."""
 
 from coordination_group import Group
-from millstream.coordination.core.effects import Code
+from millstream.coordination.core.effects import Code, Read
+from millstream.coordination.core.entries import Body
 from millstream.coordination.core.messages import (
     Commit,
     Prepare,
@@ -96,3 +97,28 @@ def test_others_do_not_answer_reads() -> None:
     group = Group(3)
     group.get((group.leader + 1) % 3, 1)
     assert group.replies[1].code is Code.NOTPRIMARY
+
+
+def test_a_read_that_may_be_stale_is_answered_by_any_member_that_is_far_enough() -> None:
+    group = Group(3)
+    other = (group.leader + 1) % 3
+    group.set(group.leader, 1, b"new")
+    group.settle()
+    group.without(other)
+    group.step(other, Read(2, Body(argv=(b"GET", b"k")), seen=2))
+    assert group.replies[2][1:] == (Code.OK, b"=new", 2)
+    group.step(other, Read(3, Body(argv=(b"GET", b"k")), seen=3))
+    group.tick(other, times=9)
+    assert 3 not in group.replies
+    group.tick(other, times=2)
+    assert group.replies[3][1:] == (Code.BEHIND, b"", 2)
+
+
+def test_a_member_that_catches_up_in_time_answers() -> None:
+    group = Group(3)
+    other = (group.leader + 1) % 3
+    group.step(other, Read(1, Body(argv=(b"GET", b"k")), seen=2))
+    assert group.replies == {}
+    group.set(group.leader, 2, b"new")
+    group.settle()
+    assert group.replies[1][1:] == (Code.OK, b"=new", 2)
