@@ -55,11 +55,13 @@ class Group:
             self.start(number)
         self.settle()
 
-    def start(self, number: int) -> None:
+    def start(self, number: int, lost: bool = False) -> None:
         """Start a process of this node on what its disk has."""
+        if lost:
+            self.disks[number] = []
         self.replicas[number] = Replica(Registers(), lambda: 0.5)
         self.held.pop(number, None)
-        self.step(number, Start(Image(self.standings[number], tuple(self.disks[number]))))
+        self.step(number, Start(Image(self.standings[number], tuple(self.disks[number]), lost)))
 
     def step(self, number: int, event: Event) -> None:
         """Give a replica an event and carry out what it wants."""

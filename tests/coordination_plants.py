@@ -183,6 +183,17 @@ class Longest(Replica):
         super()._count_vote(sender, vote._replace(last_normal_epoch=0, last_normal_view=0))
 
 
+class LostIsGap(Replica):
+    """A member that has lost its log goes on as if it had only missed something."""
+
+    def load(self, image: Any) -> None:
+        super().load(image._replace(log=()) if image.lost else image)
+
+    def _started_up(self) -> None:
+        self._lost = False
+        super()._started_up()
+
+
 PLANTS: dict[str, type[Replica]] = {
     "late_start_view": LateStartView,
     "old_normal": OldNormal,
@@ -203,5 +214,6 @@ PLANTS: dict[str, type[Replica]] = {
     "table_on_receipt": TableOnReceipt,
     "cut_first": CutFirst,
     "longest": Longest,
+    "lost_is_gap": LostIsGap,
 }
 """Name -> replica; `torn_install` is the disk's mistake, and the world makes it."""

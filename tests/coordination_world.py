@@ -136,6 +136,7 @@ class Node:
         self.told = (0, 0)
         self.seen_commit = 0
         self.late: list[Envelope] = []
+        self.lost = False
 
     def hash_on_disk(self, lsn: int) -> bytes | None:
         if not 0 < lsn <= len(self.entries):
@@ -155,6 +156,7 @@ class Weather(NamedTuple):
     synced: float
     lost: float
     net_max: int
+    lose: float
 
     @classmethod
     def drawn(cls, rng: random.Random) -> Weather:
@@ -162,7 +164,7 @@ class Weather(NamedTuple):
         return cls(
             pick((0, 0.004, 0.02)), pick((0, 0.01, 0.03)), pick((0, 0.01, 0.03)),
             pick((0.01, 0.08)), pick((0, 0.005, 0.03)), pick((0.02, 0.05, 0.2)),
-            pick((0.1, 0.6, 0.95)), pick((0, 0.02, 0.06)), pick((40, 70, 150)),
+            pick((0.1, 0.6, 0.95)), pick((0, 0.02, 0.06)), pick((40, 70, 150)), pick((0, 0, 0.3)),
         )  # fmt: skip
 
 
@@ -188,7 +190,7 @@ class World:
         self.tickets = 0
         self.clients = [Client(number + 1) for number in range(CLIENTS)]
         self.counts = dict.fromkeys(
-            ("commits", "views", "epochs", "reads", "crashes", "damaged"), 0
+            ("commits", "views", "epochs", "reads", "crashes", "damaged", "lost"), 0
         )
         ids = [bytes([number + 1]) * 16 for number in range(nodes)]
         members = tuple(sorted(self.rng.sample(ids, self.rng.choice((1, 3, 3, 5)))))
@@ -226,7 +228,7 @@ class World:
         node.replica = self.replica_class(OnceRegisters(), chance)
         node.seen_commit, node.paused = 0, False
         self.say(node, f"starts with {len(node.entries)} entries")
-        self.step(node, Start(Image(node.standing, tuple(node.entries))))
+        self.step(node, Start(Image(node.standing, tuple(node.entries), node.lost)))
 
     def crash(self, node: Node) -> None:
         if node.replica is None:
@@ -242,6 +244,20 @@ class World:
         node.replica = None
         if self.chaos and self.damage and self.rng.random() < 0.3:
             self.damage_one(node)
+        if self.chaos and self.rng.random() < self.weather.lose:
+            self.lose_log(node)
+
+    def lose_log(self, node: Node) -> None:
+        """Have a log lost, if all others of its members are in its epoch and have theirs."""
+        members = node.standing.configuration.members
+        others = [self.by_id[member] for member in members if member != node.id]
+        epoch = node.standing.configuration.epoch
+        usable = len(members) >= 3 and node.id in members and not node.standing.retired
+        entered = all(other.standing.configuration.epoch == epoch for other in others)
+        if usable and entered and not any(other.lost for other in self.nodes):
+            node.lost, node.entries = True, []
+            self.counts["lost"] += 1
+            self.say(node, "has lost its log")
 
     def torn(self, node: Node, op: Append | Install | WriteStanding) -> None:
         if isinstance(op, Append):
@@ -272,6 +288,7 @@ class World:
                     raise WrongError("an entry is written behind a gap")
                 node.entries += entries
             case Install(_, keep_lsn, suffix, standing):
+                node.lost = False
                 node.entries = [*node.entries[:keep_lsn], *suffix]
                 node.standing = standing
             case WriteStanding(_, standing):
@@ -522,6 +539,8 @@ class World:
         """Repair all but one node; then a new request commits and the members become equal."""
         self.chaos, self.cuts = False, set()
         broken, fault = self.break_one()
+        if any(node.lost for node in self.nodes):
+            broken, fault = None, "whole"
         self.trace.append(f"healed, but node {broken} is {fault}")
         for node in self.nodes:
             node.paused = False

@@ -47,10 +47,14 @@ class Damaged(NamedTuple):
 
 
 class Image(NamedTuple):
-    """What a restart finds: the standing, and the log from its first entry on."""
+    """What a restart finds: the standing, and the log from its first entry on.
+
+    `lost`: the log cannot be told any more, and what is found of it is worth nothing.
+    """
 
     standing: Standing
     log: tuple[Entry | Damaged, ...] = ()
+    lost: bool = False
 
 
 # ---- events

@@ -24,8 +24,8 @@ from millstream.coordination.core.effects import Code, Read, Request
 from millstream.coordination.core.entries import Entry, Kind
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import Envelope, EpochStarted, GetEpoch, StartEpoch
+from millstream.coordination.core.recovering import Recovering
 from millstream.coordination.core.repair import Repair
-from millstream.coordination.core.views import Views
 
 __all__ = ["HELD_BYTES_MAX", "HELD_REQUESTS_MAX", "Epochs"]
 
@@ -35,7 +35,7 @@ HELD_BYTES_MAX: Final = 16 * 1024 * 1024
 """The same in bytes."""
 
 
-class Epochs(Views):
+class Epochs(Recovering):
     """StartEpoch, EpochStarted, GetEpoch."""
 
     def begin_epochs(self) -> None:
@@ -125,7 +125,7 @@ class Epochs(Views):
         self._entering = configuration
         self.repair = Repair(self.log, configuration.closed_lsn, configuration.closed_hash)
         self._repaired = lambda: self._install_epoch(configuration, held, reads)
-        if self.status is not Status.RETIRED:
+        if self.status not in (Status.RETIRED, Status.LOST):
             self.status = Status.GAP if self.members else Status.INITIALIZATION
         self.go_on_repairing()
 

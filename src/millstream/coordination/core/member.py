@@ -246,7 +246,7 @@ class Member(ABC):
             self.configuration, self.retired, hint,
         ) = image.standing  # fmt: skip
         self.incarnation += 1
-        for entry in image.log:
+        for entry in () if image.lost else image.log:
             if isinstance(entry, Entry):
                 self.log.append(entry)
             else:

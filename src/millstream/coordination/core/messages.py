@@ -54,6 +54,8 @@ __all__ = [
     "PrepareOk",
     "QuorumCheck",
     "QuorumCheckOk",
+    "Recovery",
+    "RecoveryResponse",
     "StartEpoch",
     "StartView",
     "StartViewChange",
@@ -192,10 +194,29 @@ class GetEpoch(NamedTuple):
     """Send me your StartEpoch: you spoke of an epoch that I do not know."""
 
 
+class Recovery(NamedTuple):
+    """The sender has lost its log; it has promised nothing above `min_view`."""
+
+    nonce: int
+    min_view: int
+
+
+class RecoveryResponse(NamedTuple):
+    """The sender is in this view; if it leads there, this is the end of its log."""
+
+    nonce: int
+    view: int
+    leads: bool
+    op_lsn: int
+    op_hash: bytes
+    commit_lsn: int
+    commit_hash: bytes
+
+
 Payload = (
     Prepare | PrepareOk | Commit | QuorumCheck | QuorumCheckOk | StartViewChange | DoViewChange
     | StartView | GetView | GetState | NewState | GetEntries | Entries | StartEpoch
-    | EpochStarted | GetEpoch
+    | EpochStarted | GetEpoch | Recovery | RecoveryResponse
 )  # fmt: skip
 
 
@@ -269,15 +290,24 @@ def _read_entry(data: bytes, at: int) -> tuple[Entry, int]:
     return entry, at + size_of(entry)
 
 
+def _read_bool(data: bytes, at: int) -> tuple[bool, int]:
+    if _upto(data, at + 1)[at] > 1:
+        raise _refused("a flag is neither 0 nor 1")
+    return data[at] == 1, at + 1
+
+
+def _write_bool(value: bool) -> bytes:
+    return bytes((value,))
+
+
 def _read_mark(data: bytes, at: int) -> tuple[Mark, int]:
     digest, at = _read_hash(data, at)
-    if _upto(data, at + 1)[at] > 1:
-        raise _refused("a mark is neither whole nor damaged")
-    return Mark(digest, data[at] == 1), at + 1
+    whole, at = _read_bool(data, at)
+    return Mark(digest, whole), at
 
 
 def _write_mark(mark: Mark) -> bytes:
-    return _write_hash(mark.hash) + bytes((mark.whole,))
+    return _write_hash(mark.hash) + _write_bool(mark.whole)
 
 
 def _read_configuration(data: bytes, at: int) -> tuple[Configuration, int]:
@@ -301,6 +331,7 @@ def _write_configuration(value: Configuration) -> bytes:
 _COUNT: Final = Struct(">I")
 _U32: Final = _number(">I")
 _U64: Final = _number(">Q")
+_BOOL: Final = _Field(_write_bool, _read_bool)
 _HASH: Final = _Field(_write_hash, _read_hash)
 _ENTRIES: Final = _listed(_Field(encode_entry, _read_entry), FRAME_ENTRIES_MAX)
 _MARKS: Final = _listed(_Field(_write_mark, _read_mark), FRAME_MARKS_MAX)
@@ -326,6 +357,8 @@ MESSAGES: Final[dict[int, tuple[type[Any], tuple[_Field, ...]]]] = {
     14: (StartEpoch, (_LATER,)),
     15: (EpochStarted, (_U32,)),
     16: (GetEpoch, ()),
+    17: (Recovery, (_U64, _U32)),
+    18: (RecoveryResponse, (_U64, _U32, _BOOL, _U64, _HASH, _U64, _HASH)),
 }
 """Number on the wire -> message and its fields in order."""
 _NUMBERS: Final = {message: number for number, (message, _) in MESSAGES.items()}

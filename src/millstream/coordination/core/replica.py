@@ -46,6 +46,8 @@ from millstream.coordination.core.messages import (
     PrepareOk,
     QuorumCheck,
     QuorumCheckOk,
+    Recovery,
+    RecoveryResponse,
     StartEpoch,
     StartView,
     StartViewChange,
@@ -66,6 +68,7 @@ class Replica(Epochs):
         self._deferred: deque[Event] = deque()
         self._incarnations: dict[bytes, int] = {}
         self._commit_hint = 0
+        self._lost = False
         self._handlers: dict[type[Any], Callable[[Envelope, Any], None]] = {
             Prepare: self.on_prepare,
             PrepareOk: self.on_prepare_ok,
@@ -78,6 +81,8 @@ class Replica(Epochs):
             GetView: self.on_get_view,
             GetState: self.on_get_state,
             NewState: self.on_new_state,
+            Recovery: self.on_recovery,
+            RecoveryResponse: self.on_recovery_response,
         }
         self._any_epoch: dict[type[Any], Callable[[Envelope, Any], None]] = {
             GetEntries: self.on_get_entries,
@@ -91,6 +96,7 @@ class Replica(Epochs):
         self.begin_normal()
         self.begin_reading()
         self.begin_views()
+        self.begin_recovering()
         self.begin_epochs()
 
     def step(self, now_ms: float, wall_ms: int, event: Event) -> list[Effect]:
@@ -134,6 +140,7 @@ class Replica(Epochs):
                 self.on_read(event)
             case Start(image):
                 self.load(image)
+                self._lost = image.lost
                 self._begin_parts()
                 self.wake_after(HEARTBEAT_MS * self.chance())
                 self.flip(self._started_up)
@@ -145,6 +152,8 @@ class Replica(Epochs):
             self.status = Status.RETIRED
         elif not self.members:
             self.status = Status.INITIALIZATION
+        elif self._lost:
+            self.status = Status.LOST
         else:
             self.status = Status.GAP
             self.durable_lsn = self.log.op_lsn
@@ -161,7 +170,9 @@ class Replica(Epochs):
                 self.go_on_repairing()
         elif self.status is not Status.RETIRED:
             self.tick_epoch()
-            if self.leading:
+            if self.status is Status.LOST:
+                self.ask_to_recover()
+            elif self.leading:
                 self.tick_primary()
             else:
                 self.tick_backup()
@@ -181,6 +192,8 @@ class Replica(Epochs):
         elif self.status is Status.RETIRED:
             self.answer_lower_epoch(sender, envelope.epoch)
         elif sender in self.members:
+            if self.status is Status.LOST and not isinstance(payload, RecoveryResponse):
+                return
             if self.leading and envelope.view > self.view:
                 self.hear_higher_view(envelope.view)
             self._handlers[type(payload)](envelope, payload)

@@ -32,6 +32,8 @@ from millstream.coordination.core.messages import (
     PrepareOk,
     QuorumCheck,
     QuorumCheckOk,
+    Recovery,
+    RecoveryResponse,
     StartEpoch,
     StartView,
     StartViewChange,
@@ -79,6 +81,8 @@ payloads: st.SearchStrategy[Payload] = st.one_of(
     st.builds(StartEpoch, configurations),
     st.builds(EpochStarted, U32),
     st.just(GetEpoch()),
+    st.builds(Recovery, U64, U32),
+    st.builds(RecoveryResponse, U64, U32, st.booleans(), U64, HASH, U64, HASH),
 )
 envelopes = st.builds(Envelope, HASH, HASH, U64, U32, U32, payloads)
 
@@ -124,7 +128,7 @@ def test_counts_are_refused_before_anything_is_made_of_them() -> None:
 
 
 def test_every_message_has_a_number_and_the_largest_vote_fits() -> None:
-    assert len({message for message, _ in MESSAGES.values()}) == len(MESSAGES) == 16
+    assert len({message for message, _ in MESSAGES.values()}) == len(MESSAGES) == 18
     assert FRAME_MARKS_MAX * 17 < FRAME_BYTES_MAX
 
 

@@ -1,0 +1,81 @@
+"""A member that has its promises but has lost its log: nobody until the group told it anew.
+
+Invariants:
+1. A lost log may have held what was acknowledged, so its member votes for nothing, acknowledges
+   nothing, confirms nothing, and takes no log that somebody sent before it asked.
+2. It goes on only with the log that the primary of a view gave after it asked, once a quorum of
+   other members answered and none is in a higher view; and that view is not below its promise.
+3. More than a minority of such members means that what is committed may be gone: they wait.
+
+Elsewhere: telling that a log is lost (`recovery`), fetching the entries (`repair`).
+
+Source: Liskov and Cowling 2012, section 4.3; Michael et al., "Recovering Shared Objects Without
+Stable Storage", 2017, on the promise.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from millstream.coordination.core.member import Status
+from millstream.coordination.core.messages import Envelope, Recovery, RecoveryResponse
+from millstream.coordination.core.repair import Repair
+from millstream.coordination.core.views import Views
+
+__all__ = ["RECOVERY_MS", "Recovering"]
+
+RECOVERY_MS: Final = 1000.0
+"""After so long without a result a lost member asks again, with another nonce."""
+
+
+class Recovering(Views):
+    """Recovery, RecoveryResponse."""
+
+    def begin_recovering(self) -> None:
+        """Have asked nobody."""
+        self._nonce = 0
+        self._asked_ms = -RECOVERY_MS
+        self._responses: dict[bytes, RecoveryResponse] = {}
+
+    def ask_to_recover(self) -> None:
+        """Ask all members what there is, anew if the last time came to nothing."""
+        if self.repair is not None and self.now_ms - self._asked_ms < 10 * RECOVERY_MS:
+            return self.go_on_repairing()
+        if self.now_ms - self._asked_ms >= RECOVERY_MS:
+            self.stand_down()
+            self._nonce, self._asked_ms = self.next_nonce(), self.now_ms
+            self._responses = {}
+        return self.broadcast(Recovery(self._nonce, self.view))
+
+    def on_recovery(self, envelope: Envelope, asked: Recovery) -> None:
+        """Tell a member that lost its log which view there is, and as primary the log's end."""
+        if self.status is not Status.NORMAL:
+            return
+        if self.leading and asked.min_view > self.view:
+            self.hear_higher_view(asked.min_view)
+            return
+        end = self.log.head if self.leading and not self.suspended else None
+        lsn = self.flushed_lsn if end else 0
+        digest = self.log.hash_at(lsn)
+        assert digest is not None
+        answer = RecoveryResponse(
+            asked.nonce, self.view, end is not None, lsn, digest, *self.sign_of_life()
+        )
+        self.send(envelope.sender, answer)
+
+    def on_recovery_response(self, envelope: Envelope, response: RecoveryResponse) -> None:
+        """Take the primary's log once a quorum has answered and nobody is in a later view."""
+        if self.status is not Status.LOST or response.nonce != self._nonce:
+            return
+        if self.repair is not None:
+            return
+        self._responses[envelope.sender] = response
+        if len(self._responses) < self.quorum:
+            return
+        view = max(answer.view for answer in self._responses.values())
+        ended = self._responses.get(self.configuration.primary(view))
+        if view < self.view or ended is None or not ended.leads or ended.view != view:
+            return
+        self.repair = Repair(self.log, ended.op_lsn, ended.op_hash)
+        self._repaired = lambda: self._install_view(view, ended.commit_lsn)
+        self.go_on_repairing()

@@ -1,0 +1,73 @@
+"""A member that has lost its log is nobody until a quorum and a primary have told it all."""
+
+from coordination_group import Group
+from millstream.coordination.core.effects import Message
+from millstream.coordination.core.member import Status
+from millstream.coordination.core.messages import RecoveryResponse, StartView
+
+
+def filled() -> tuple[Group, int]:
+    group = Group(3)
+    for ticket in range(3):
+        group.set(group.leader, ticket, b"%d" % ticket)
+    group.settle()
+    return group, (group.leader + 1) % 3
+
+
+def test_the_log_comes_back_from_the_primary() -> None:
+    group, hurt = filled()
+    group.start(hurt, lost=True)
+    assert group.replicas[hurt].status is Status.LOST
+    group.tick(times=3)
+    assert group.replicas[hurt].status is Status.NORMAL
+    assert group.disks[hurt] == group.disks[group.leader]
+
+
+def test_it_takes_no_part_before_a_quorum_has_answered() -> None:
+    group, hurt = filled()
+    third = ({0, 1, 2} - {group.leader, hurt}).pop()
+    group.without(third)
+    group.start(hurt, lost=True)
+    group.set(group.leader, 9)
+    group.tick(group.leader, hurt, times=30)
+    assert group.replicas[hurt].status is Status.LOST
+    assert 9 not in group.replies or group.replies[9].value != b"+OK"
+    group.whole()
+    group.tick(times=60)
+    assert {replica.status for replica in group.replicas} == {Status.NORMAL}
+
+
+def test_a_log_that_was_sent_before_it_asked_is_not_taken() -> None:
+    group, hurt = filled()
+    late = next(
+        item for item in group.sent if item[1] == hurt and isinstance(item[2].payload, StartView)
+    )
+    group.without(hurt)
+    group.start(hurt, lost=True)
+    group.step(hurt, Message(late[2]))
+    assert (group.replicas[hurt].status, group.replicas[hurt].log.op_lsn) == (Status.LOST, 0)
+
+
+def test_answers_to_another_question_do_not_count() -> None:
+    group, hurt = filled()
+    group.start(hurt, lost=True)
+    group.tick(times=3)
+    answers = [e for _, _, e in group.sent if isinstance(e.payload, RecoveryResponse)]
+    assert len(answers) >= 2
+    group.without(hurt)
+    group.start(hurt, lost=True)
+    group.tick(hurt)
+    for answer in answers:
+        group.step(hurt, Message(answer))
+    assert group.replicas[hurt].status is Status.LOST
+
+
+def test_a_member_that_promised_a_higher_view_is_heard() -> None:
+    group, hurt = filled()
+    leader = group.leader
+    promised = group.replicas[leader].view + 2
+    group.standings[hurt] = group.standings[hurt]._replace(view=promised)
+    group.start(hurt, lost=True)
+    group.tick(times=40)
+    assert {replica.status for replica in group.replicas} == {Status.NORMAL}
+    assert group.replicas[group.leader].view >= promised
