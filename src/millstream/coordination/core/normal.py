@@ -158,10 +158,11 @@ class Normal(Member):
         self._writing[self.write(entries)] = entries[-1].lsn
 
     def written(self, op: int) -> None:
-        """Acknowledge what is durable now."""
+        """Acknowledge what is durable now; in the middle of a flip, only once that is, too."""
         lsn = self._writing.pop(op)
         self.durable_lsn = max(self.durable_lsn, lsn)
-        self.acknowledge()
+        if not self.flipping:
+            self.acknowledge()
 
     def acknowledge(self) -> None:
         """Tell the primary how far this log is durable."""

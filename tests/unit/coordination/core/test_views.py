@@ -1,9 +1,24 @@
 """A view is left if a quorum wants it, entered durably, and begins with all committed."""
 
 from coordination_group import Group
-from millstream.coordination.core.effects import Code, Damaged, Image, Message, Start
+from coordination_logs import GROUP, chained
+from millstream.coordination.core.effects import (
+    Code,
+    Damaged,
+    DiskDone,
+    Image,
+    Message,
+    Start,
+)
 from millstream.coordination.core.member import Status
-from millstream.coordination.core.messages import StartView
+from millstream.coordination.core.messages import (
+    Entries,
+    Envelope,
+    Payload,
+    Prepare,
+    PrepareOk,
+    StartView,
+)
 
 
 def test_another_one_leads_when_the_primary_is_gone() -> None:
@@ -117,3 +132,34 @@ def test_all_damaged_at_different_places_still_have_one_log() -> None:
     group.get(group.leader, 9)
     group.settle()
     assert group.replies[9].value == b"=3"
+
+
+def test_an_old_write_that_is_done_says_nothing_of_a_view_not_yet_durable() -> None:
+    """A prepare of the old view comes while the log of the new one is being fetched."""
+    group = Group(3)
+    old = group.leader
+    new = (old + 1) % 3
+    member = group.replicas[3 - old - new]
+    number, head, view = 3 - old - new, member.log.head, member.view
+    commit = (member.commit_lsn, member.log.hash_at(member.commit_lsn) or b"")
+    (left,) = chained("x", head, view)
+    missing, last = chained("yz", head, view + 1)
+    group.holds_disk.add(number)
+
+    def say(sender: int, view: int, payload: Payload) -> None:
+        standing = group.standings[sender]
+        incarnation = standing.incarnation
+        envelope = Envelope(GROUP, group.ids[sender], incarnation, 0, view, payload)
+        group.step(number, Message(envelope))
+
+    say(new, view + 1, StartView(last.lsn, last.header.hash, *commit, (last,)))
+    say(old, view, Prepare((left,), *commit))
+    say(new, view + 1, Entries((missing, last)))
+    append, install = group.held.pop(number)
+    group.net.clear()
+    group.step(number, DiskDone(append))
+    assert not group.net
+    group.step(number, DiskDone(install))
+    assert [
+        (e.view, e.payload.lsn) for _, _, e in group.net if isinstance(e.payload, PrepareOk)
+    ] == [(view + 1, last.lsn)]
