@@ -226,6 +226,7 @@ class World:
     def start(self, node: Node) -> None:
         chance = random.Random(self.rng.random()).random
         node.replica = self.replica_class(OnceRegisters(), chance)
+        node.replica.hint_entries_max = 5
         node.seen_commit, node.paused = 0, False
         self.say(node, f"starts with {len(node.entries)} entries")
         self.step(node, Start(Image(node.standing, tuple(node.entries), node.lost)))

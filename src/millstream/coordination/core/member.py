@@ -94,6 +94,7 @@ class Member(ABC):
         self._waiting: dict[int, list[int]] = {}
         self._in_flight: dict[tuple[int, int], int] = {}
         self.uncommitted_bytes = 0
+        self.hinted_lsn = 0
         self._op = 0
         self._flip_op = 0
         self._then: Callable[[], None] | None = None
@@ -215,6 +216,7 @@ class Member(ABC):
         assert self._then is None
         self._op += 1
         self._flip_op, self._then = self._op, then
+        self.hinted_lsn = self.commit_lsn
         if suffix is None:
             self.effects.append(WriteStanding(self._op, self.standing))
             return
@@ -223,6 +225,13 @@ class Member(ABC):
         self.log.replace_above(keep_lsn, entries)
         assert self.commit_lsn <= self.log.op_lsn
         self.effects.append(Install(self._op, keep_lsn, entries, self.standing))
+
+    def write_hint(self) -> int:
+        """Write the standing for its commit hint alone; return the number that reports it."""
+        self._op += 1
+        self.hinted_lsn = self.commit_lsn
+        self.effects.append(WriteStanding(self._op, self.standing))
+        return self._op
 
     @property
     def flipping(self) -> bool:

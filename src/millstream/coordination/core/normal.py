@@ -39,6 +39,7 @@ from millstream.coordination.core.repair import Repair
 __all__ = [
     "BATCH_BYTES_MAX",
     "BATCH_ENTRIES_MAX",
+    "HINT_ENTRIES_MAX",
     "PIPELINE_MAX",
     "UNCOMMITTED_BYTES_MAX",
     "UNCOMMITTED_ENTRIES_MAX",
@@ -51,6 +52,8 @@ BATCH_BYTES_MAX: Final = 1024 * 1024
 """Of one batch; a larger entry is a batch of its own."""
 PIPELINE_MAX: Final = 4
 """Batches that are sent and not yet committed while a lone request still leaves at once."""
+HINT_ENTRIES_MAX: Final = 65_536
+"""Committed since the standing last said how many: so much a vote after a restart may name."""
 UNCOMMITTED_ENTRIES_MAX: Final = 10_000
 """Entries of a primary that are not committed; beyond that requests are refused."""
 UNCOMMITTED_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -64,6 +67,7 @@ class Normal(Member):
     flushed_lsn = durable_lsn = 0
     noop_lsn = 0
     """Where the primary's own view begins: nothing is read before it is committed."""
+    hint_entries_max = HINT_ENTRIES_MAX
     _open_bytes = 0
     _writing: dict[int, int]
     _batches: list[int]
@@ -199,6 +203,11 @@ class Normal(Member):
             self._flush_if_due()
         elif not self._batches:
             self.broadcast(self.sign_of_life())
+
+    def note_commit(self) -> None:
+        """Have the disk know how much is committed; nothing waits for that."""
+        if self.commit_lsn - self.hinted_lsn >= self.hint_entries_max:
+            self._writing[self.write_hint()] = 0
 
     def sign_of_life(self) -> Commit:
         """Return what a primary says when it has nothing else to say."""

@@ -170,6 +170,7 @@ class Replica(Epochs):
                 self.go_on_repairing()
         elif self.status is not Status.RETIRED:
             self.tick_epoch()
+            self.note_commit()
             if self.status is Status.LOST:
                 self.ask_to_recover()
             elif self.leading:

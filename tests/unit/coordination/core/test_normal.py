@@ -110,6 +110,21 @@ def test_a_lost_prepare_is_said_again() -> None:
     assert group.replies[1].code is Code.OK
 
 
+def test_the_disk_learns_how_much_is_committed() -> None:
+    group = Group(3)
+    for replica in group.replicas:
+        replica.hint_entries_max = 3
+    for ticket in range(5):
+        group.set(group.leader, ticket)
+    group.settle()
+    assert {standing.commit_hint for standing in group.standings} <= {0, 1}
+    group.tick()
+    assert {standing.commit_hint for standing in group.standings} == {6}
+    group.start(group.leader)
+    assert max(replica.commit_lsn for replica in group.replicas) == 6
+    assert {replica.commit_lsn for replica in group.replicas} == {6}
+
+
 def test_acknowledgements_of_an_earlier_view_do_not_count() -> None:
     group = Group(3)
     leader, other = group.leader, (group.leader + 1) % 3
