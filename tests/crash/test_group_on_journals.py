@@ -13,6 +13,7 @@ from itertools import count
 import pytest
 
 from coordination_world import Node, World
+from millstream.coordination.core.durable import header_file_name, segment_name
 from millstream.coordination.core.effects import Append, Install, WriteStanding
 from millstream.coordination.core.entries import HEADER_BYTES, encode_header
 from millstream.coordination.core.journal import Journal, format_group
@@ -43,7 +44,7 @@ class JournalledWorld(World):
         """Let the node have what its files say."""
         journal = Journal(self.disks[node.number], SEGMENT_BYTES)
         assert journal.image.standing is not None
-        assert not journal.image.is_journal_lost
+        node.lost = journal.image.is_journal_lost
         self.journals[node.number] = journal
         self.found_faulty += sum(1 for _ in journal.image.faulty())
         node.standing, node.entries = journal.image.standing, list(journal.image.log)
@@ -75,6 +76,18 @@ class JournalledWorld(World):
         if self.rng.random() < 0.7:
             self.disks[node.number].lose_power()
         self.open(node)
+
+    def lose_log(self, node: Node) -> None:
+        """Take the header file away and damage the log's end: nobody can tell what it was."""
+        super().lose_log(node)
+        if node.lost:
+            disk, layout = self.disks[node.number], self.journals[node.number].root.layout
+            if layout.segments and header_file_name(layout.headers) in disk.names():
+                disk.remove(header_file_name(layout.headers))
+                disk.sync_directory()
+                content = disk.files[segment_name(layout.segments[-1].segment)]
+                content.data += b"rubbish"
+                content.synced = content.data[:]
 
     def damage_one(self, node: Node) -> None:
         before = list(node.entries)

@@ -205,10 +205,13 @@ class Journal:
     def install(self, keep_lsn: int, suffix: Sequence[Entry], standing: Standing) -> None:
         """Let the log be its own entries up to `keep_lsn` and `suffix` behind them.
 
-        Takes effect, with the standing, as a whole or not at all.
+        Takes effect, with the standing, as a whole or not at all. Of a lost log nothing is kept.
         """
+        if self._is_lost:
+            assert keep_lsn == 0
+            self.begin_anew(None, suffix, standing)
+            return
         layout = self.root.layout
-        assert not self._is_lost
         assert layout.base.lsn <= keep_lsn <= self.op_lsn
         size = (keep_lsn - layout.base.lsn) * SLOT_BYTES
         kept = self._files.read(header_file_name(layout.headers), 0, size)

@@ -211,7 +211,11 @@ def test_a_lost_journal_can_begin_anew() -> None:
     world.disk.remove(header_file_name(1))
     file(world, "journal")[-1] ^= 1
     journal = Journal(world.disk, SEGMENT_BYTES)
-    journal.begin_anew(None, world.state.log, world.state.standing)
+    with pytest.raises(AssertionError):
+        journal.append(world.state.log)
+    journal.write_standing(world.state.standing)
+    assert reopened(world).is_journal_lost
+    journal.install(0, world.state.log, world.state.standing)
     journal.close()
     assert found_in(reopened(world)) == world.state
 
