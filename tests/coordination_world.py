@@ -157,6 +157,7 @@ class Weather(NamedTuple):
     lost: float
     net_max: int
     lose: float
+    batch: int
 
     @classmethod
     def drawn(cls, rng: random.Random) -> Weather:
@@ -164,7 +165,7 @@ class Weather(NamedTuple):
         return cls(
             pick((0, 0.004, 0.02)), pick((0, 0.01, 0.03)), pick((0, 0.01, 0.03)),
             pick((0.01, 0.08)), pick((0, 0.005, 0.03)), pick((0.02, 0.05, 0.2)),
-            pick((0.1, 0.6, 0.95)), pick((0, 0.02, 0.06)), pick((40, 70, 150)), pick((0, 0, 0.3)),
+            pick((0.1, 0.6, 0.95)), pick((0, 0.02, 0.06)), pick((40, 70, 150)), pick((0, 0, 0.3)), pick((1, 3, 512)),
         )  # fmt: skip
 
 
@@ -227,6 +228,7 @@ class World:
         chance = random.Random(self.rng.random()).random
         node.replica = self.replica_class(OnceRegisters(), chance)
         node.replica.hint_entries_max = 5
+        node.replica.batch_entries_max = self.weather.batch
         node.seen_commit, node.paused = 0, False
         self.say(node, f"starts with {len(node.entries)} entries")
         self.step(node, Start(Image(node.standing, tuple(node.entries), node.lost)))

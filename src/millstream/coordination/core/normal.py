@@ -68,6 +68,7 @@ class Normal(Member):
     noop_lsn = 0
     """Where the primary's own view begins: nothing is read before it is committed."""
     hint_entries_max = HINT_ENTRIES_MAX
+    batch_entries_max = BATCH_ENTRIES_MAX
     _open_bytes = 0
     _writing: dict[int, int]
     _batches: list[int]
@@ -133,13 +134,13 @@ class Normal(Member):
         waiting = self.log.op_lsn - self.flushed_lsn
         return waiting > 0 and (
             len(self._batches) < PIPELINE_MAX
-            or waiting >= BATCH_ENTRIES_MAX
+            or waiting >= self.batch_entries_max
             or self._open_bytes >= BATCH_BYTES_MAX
         )
 
     def flush(self) -> None:
         """Send what is new, and write it at the same time."""
-        entries = self.log.after(self.flushed_lsn, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX)
+        entries = self.log.after(self.flushed_lsn, self.batch_entries_max, BATCH_BYTES_MAX)
         self.broadcast(self._prepare(entries))
         self._write(entries)
         self.flushed_lsn = entries[-1].lsn
@@ -223,7 +224,7 @@ class Normal(Member):
             self._prepared[member] = acked
             entries: list[Entry] = []
             if stuck and self.commit_lsn <= acked < self.flushed_lsn:
-                entries = self.log.after(acked, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX)
+                entries = self.log.after(acked, self.batch_entries_max, BATCH_BYTES_MAX)
             if entries:
                 self.send(member, self._prepare(entries))
             else:
@@ -289,7 +290,7 @@ class Normal(Member):
             return
         if self.log.hash_at(asked.lsn) != asked.hash:
             return
-        entries = self.log.after(asked.lsn, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX)
+        entries = self.log.after(asked.lsn, self.batch_entries_max, BATCH_BYTES_MAX)
         op_lsn = self.flushed_lsn if self.leading else self.log.op_lsn
         answer = NewState(
             op_lsn, self.commit_lsn, self._commit_hash,
@@ -311,6 +312,6 @@ class Normal(Member):
         if self.log.hash_at(asked.lsn) != asked.hash:
             return
         floor_lsn = max(asked.lsn - asked.number, 0)
-        entries = self.log.ending_at(asked.lsn, floor_lsn, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX)
+        entries = self.log.ending_at(asked.lsn, floor_lsn, self.batch_entries_max, BATCH_BYTES_MAX)
         if entries:
             self.send(envelope.sender, Entries(tuple(entries)))

@@ -32,7 +32,7 @@ from millstream.coordination.core.messages import (
     StartView,
     StartViewChange,
 )
-from millstream.coordination.core.normal import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX
+from millstream.coordination.core.normal import BATCH_BYTES_MAX
 from millstream.coordination.core.reading import Reading
 from millstream.coordination.core.repair import Repair
 
@@ -219,7 +219,7 @@ class Views(Reading):
 
     def _start_view(self, receiver: bytes, known_lsn: int) -> None:
         entries = self.log.ending_at(
-            self.flushed_lsn, known_lsn, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX
+            self.flushed_lsn, known_lsn, self.batch_entries_max, BATCH_BYTES_MAX
         )
         digest = self.log.hash_at(self.flushed_lsn)
         assert digest is not None
@@ -324,7 +324,9 @@ class Views(Reading):
         if wanted is None:
             assert self._repaired is not None
             return self._repaired()
-        return self.ask(GetEntries(wanted.lsn, wanted.hash, min(wanted.number, BATCH_ENTRIES_MAX)))
+        return self.ask(
+            GetEntries(wanted.lsn, wanted.hash, min(wanted.number, self.batch_entries_max))
+        )
 
     def ask(self, asked: GetEntries) -> None:
         """Ask one member after the other."""
