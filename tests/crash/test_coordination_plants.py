@@ -5,13 +5,15 @@ import pytest
 import coordination_world
 from coordination_plants import PLANTS
 
-SEEDS_MAX = 400
+SEEDS_MAX = 1000
 FOUND_BY = {
-    "cut_first": 30, "late_start_view": 130, "loyal": 15, "longest": 430, "no_check": 20,
-    "nonce_again": 190, "own_ack_early": 15, "read_before_noop": 165, "read_leaving": 285,
-    "torn_install": 120,
+    "cut_first": 216, "late_start_view": 347, "longest": 56, "lost_is_gap": 70, "no_check": 80,
+    "nonce_again": 374, "read_before_noop": 128, "read_leaving": 741, "torn_install": 95,
 }  # fmt: skip
-"""Plant -> where the search begins, a little before a seed that found it: to save time only."""
+"""Plant -> where the search begins, to save time: the first seed from 0 that found it.
+
+Only `read_leaving`, `nonce_again`, `late_start_view` and `cut_first` took more than 200.
+"""
 
 
 @pytest.mark.parametrize("plant", sorted(PLANTS))
