@@ -52,6 +52,11 @@ class Epochs(Recovering):
         return self._next or self.retired or self.configuration
 
     @property
+    def entering(self) -> bool:
+        """Whether the log of a later epoch is being fetched."""
+        return self._entering is not None
+
+    @property
     def sources(self) -> tuple[bytes, ...]:
         """Members, of the epoch that is being entered if there is one."""
         return (self._entering or self.configuration).everybody
@@ -88,9 +93,10 @@ class Epochs(Recovering):
         self._refuse_held(Code.NOQUORUM)
 
     def stand_down(self) -> None:
-        """Also refuse what waits for the next epoch."""
+        """Also refuse what waits for the next epoch; go on fetching its log."""
+        fetching = (self.repair, self._repaired) if self.entering else (None, None)
         super().stand_down()
-        self._entering = None
+        self.repair, self._repaired = fetching
         self._refuse_held(Code.NOTPRIMARY)
 
     def _refuse_held(self, code: Code) -> None:
@@ -121,6 +127,7 @@ class Epochs(Recovering):
         leads = configuration.primary(configuration.first_view) == self.id and self.leading
         held: list[Request] = self._take_held() if leads else []
         reads: list[Read] = self.take_reads() if leads else []
+        self._entering = None
         self.stand_down()
         self._entering = configuration
         self.repair = Repair(self.log, configuration.closed_lsn, configuration.closed_hash)
@@ -135,6 +142,7 @@ class Epochs(Recovering):
         assert self.repair is not None
         self.check_kept(configuration.closed_lsn)
         suffix = self.repair.result()
+        self._entering = None
         self.stand_down()
         self.configuration, self.view = configuration, configuration.first_view
         self.last_normal = (configuration.epoch, configuration.first_view)
@@ -196,6 +204,7 @@ class Epochs(Recovering):
     def _retire(self) -> None:
         if self.status is Status.RETIRED:
             return
+        self._entering = None
         self.stand_down()
         self.status, self.retired = Status.RETIRED, self._next
         self.flip(lambda: None)

@@ -127,6 +127,11 @@ class Member(ABC):
 
     @property
     @abstractmethod
+    def entering(self) -> bool:
+        """Whether the log of a later epoch is being fetched: this one is over."""
+
+    @property
+    @abstractmethod
     def sources(self) -> tuple[bytes, ...]:
         """Who may have entries that are missing here."""
 

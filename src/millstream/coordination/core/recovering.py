@@ -39,7 +39,9 @@ class Recovering(Views):
 
     def ask_to_recover(self) -> None:
         """Ask all members what there is, anew if the last time came to nothing."""
-        if self.repair is not None and self.now_ms - self._asked_ms < 10 * RECOVERY_MS:
+        if self.repair is not None and (
+            self.entering or self.now_ms - self._asked_ms < 10 * RECOVERY_MS
+        ):
             return self.go_on_repairing()
         if self.now_ms - self._asked_ms >= RECOVERY_MS:
             self.stand_down()

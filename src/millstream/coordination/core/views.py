@@ -149,7 +149,7 @@ class Views(Reading):
             self._count_vote(envelope.sender, vote)
 
     def _count_vote(self, sender: bytes, vote: DoViewChange) -> None:
-        if self.status is not Status.VIEWCHANGE or self.primary != self.id:
+        if self.status is not Status.VIEWCHANGE or self.primary != self.id or self.entering:
             return
         self._votes[sender] = vote
         if len(self._votes) < self.quorum:
@@ -257,6 +257,8 @@ class Views(Reading):
             self.extend(
                 envelope.sender, start.entries, start.op_lsn, start.commit_lsn, start.commit_hash
             )
+            return
+        if self.entering:
             return
         if self._adopting is None or self._adopting < (self.epoch, envelope.view):
             self._adopt(envelope.view, start)
