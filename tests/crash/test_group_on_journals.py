@@ -15,7 +15,7 @@ import pytest
 from coordination_world import Node, World
 from millstream.coordination.core.durable import header_file_name, segment_name
 from millstream.coordination.core.effects import Append, Install, WriteStanding
-from millstream.coordination.core.entries import HEADER_BYTES, encode_header
+from millstream.coordination.core.entries import HEADER_BYTES
 from millstream.coordination.core.journal import Journal, format_group
 from simulated_disk import Crash, SimulatedDisk
 
@@ -94,7 +94,7 @@ class JournalledWorld(World):
         super().damage_one(node)
         for old, new in zip(before, node.entries, strict=True):
             if old is not new:
-                self.damage_body(node, encode_header(old.header))
+                self.damage_body(node, old.header.encoded)
 
     def damage_body(self, node: Node, header: bytes) -> None:
         """Change the bytes behind a header, wherever a segment has it."""

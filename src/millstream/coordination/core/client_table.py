@@ -55,6 +55,9 @@ class Verdict(NamedTuple):
     lsn: int = 0
 
 
+_NEW: Final = Verdict(Past.NEW)
+
+
 class _Session:
     def __init__(self, instance: bytes) -> None:
         self.instance = instance
@@ -68,7 +71,7 @@ class _Session:
             return Verdict(Past.STORED, *kept)
         if csn in self.executed or csn <= self.highest - WINDOW_MAX:
             return Verdict(Past.GONE)
-        return Verdict(Past.NEW)
+        return _NEW
 
     def store(self, csn: int, value: bytes, lsn: int) -> None:
         self.executed.add(csn)
@@ -109,7 +112,7 @@ class ClientTable:
     def judge(self, instance: bytes, session: int, csn: int) -> Verdict:
         """Return whether a request may be executed, and the reply if it was."""
         if session == 0:
-            return Verdict(Past.NEW)
+            return _NEW
         known = self._sessions.get(session)
         if known is None or known.instance != instance:
             return Verdict(Past.EXPIRED)

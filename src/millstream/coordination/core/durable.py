@@ -214,7 +214,7 @@ class Slot(NamedTuple):
     place: Place
 
 
-def encode_slot(header: bytes, place: Place) -> bytes:
+def encode_slot(header: bytes, place: tuple[int, int]) -> bytes:
     """Return the `SLOT_BYTES` bytes of an entry with this header, as encoded."""
     data = header + _PLACE.pack(*place)
     return data + hash_of(data)

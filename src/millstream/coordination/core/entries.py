@@ -46,7 +46,6 @@ __all__ = [
     "decode_header",
     "encode_body",
     "encode_entry",
-    "encode_header",
     "hash_of",
     "is_body_of",
 ]
@@ -95,7 +94,7 @@ GENESIS: Final = Link(0, bytes(HASH_BYTES), 0)
 
 
 class Header(NamedTuple):
-    """Everything about an entry but its body."""
+    """Everything about an entry but its body; made by `chain` and `decode_header`."""
 
     group_id: bytes
     epoch: int
@@ -110,22 +109,23 @@ class Header(NamedTuple):
     claim: bool
     body_length: int
     body_hash: bytes
+    encoded: bytes
+    """The same as `HEADER_BYTES` bytes, which every file and message shares."""
 
     @property
     def hash(self) -> bytes:
         """Identifies this entry and all before it."""
-        return hash_of(_pack(self))
+        return self.encoded[-HASH_BYTES:]
 
     @property
     def link(self) -> Link:
         """What the next entry hangs on."""
-        return Link(self.lsn, self.hash, self.ts_ms)
+        return Link(self.lsn, self.encoded[-HASH_BYTES:], self.ts_ms)
 
     def follows(self, link: Link) -> bool:
         """Return whether this is an entry right behind `link`."""
-        return (
-            self.lsn == link.lsn + 1 and self.prev_hash == link.hash and self.ts_ms >= link.ts_ms
-        )
+        lsn, digest, ts_ms = link
+        return self.lsn == lsn + 1 and self.prev_hash == digest and self.ts_ms >= ts_ms
 
 
 class Body(NamedTuple):
@@ -177,9 +177,17 @@ def chain(
 ) -> Entry:
     """Return the entry behind `link`; a time before the last entry's becomes that."""
     data = encode_body(body)
+    lsn, prev_hash, last_ms = link
+    assert len(group_id) == len(instance) == ID_BYTES
+    assert len(prev_hash) == HASH_BYTES
+    ts_ms, length, digest = max(ts_ms, last_ms), len(data), hash_of(data)
+    packed = _FIELDS.pack(
+        _VERSION, kind, claim, length, group_id, epoch, view, lsn + 1, prev_hash, ts_ms, instance,
+        session, csn, digest,
+    )  # fmt: skip
     header = Header(
-        group_id, epoch, view, link.lsn + 1, link.hash, kind, max(ts_ms, link.ts_ms), instance,
-        session, csn, claim, len(data), hash_of(data),
+        group_id, epoch, view, lsn + 1, prev_hash, kind, ts_ms, instance, session, csn, claim,
+        length, digest, packed + hash_of(packed),
     )  # fmt: skip
     return Entry(header, data)
 
@@ -204,41 +212,23 @@ def check_chain(link: Link, group_id: bytes, entries: Iterable[Entry]) -> Link:
 # ---- encoding
 
 
-def encode_header(header: Header) -> bytes:
-    """Return `HEADER_BYTES` bytes."""
-    packed = _pack(header)
-    return packed + hash_of(packed)
-
-
-def _pack(header: Header) -> bytes:
-    (
-        group_id, epoch, view, lsn, prev_hash, kind, ts_ms, instance, session, csn, claim,
-        body_length, body_hash,
-    ) = header  # fmt: skip
-    assert len(group_id) == len(instance) == ID_BYTES
-    assert len(prev_hash) == len(body_hash) == HASH_BYTES
-    return _FIELDS.pack(
-        _VERSION, kind, claim, body_length, group_id, epoch, view, lsn, prev_hash, ts_ms,
-        instance, session, csn, body_hash,
-    )  # fmt: skip
-
-
 def decode_header(data: bytes, offset: int = 0) -> Header:
-    """Return the header that `encode_header` wrote at `offset`.
+    """Return the header that was encoded at `offset`.
 
     Raises:
         CorruptionError: `damaged_entry`: too short or not what was written; `unknown_entry`:
             whole, but of a kind that this version does not know.
     """
-    packed = bytes(data[offset : offset + _FIELDS.size])
-    end = offset + HEADER_BYTES
-    if len(data) < end or data[offset + _FIELDS.size : end] != hash_of(packed):
+    encoded = bytes(data[offset : offset + HEADER_BYTES])
+    packed = encoded[:-HASH_BYTES]
+    if len(encoded) < HEADER_BYTES or encoded[-HASH_BYTES:] != hash_of(packed):
         raise _damaged("its header is not what was written")
     (
         version, kind, flags, body_length, group_id, epoch, view, lsn, prev_hash, ts_ms,
         instance, session, csn, body_hash,
     ) = _FIELDS.unpack(packed)  # fmt: skip
-    if version != _VERSION or kind not in _KINDS or flags & ~_CLAIM:
+    known = _KINDS.get(kind)
+    if version != _VERSION or known is None or flags & ~_CLAIM:
         raise CorruptionError(
             f"entry {lsn} is of version {version}, kind {kind}, flags {flags}, which this version "
             "of Millstream does not know; a newer one wrote it",
@@ -247,18 +237,18 @@ def decode_header(data: bytes, offset: int = 0) -> Header:
     if body_length > BODY_BYTES_MAX:
         raise _damaged(f"a body of {body_length} bytes is longer than {BODY_BYTES_MAX}")
     return Header(
-        group_id, epoch, view, lsn, prev_hash, Kind(kind), ts_ms, instance, session, csn,
-        bool(flags & _CLAIM), body_length, body_hash,
+        group_id, epoch, view, lsn, prev_hash, known, ts_ms, instance, session, csn,
+        bool(flags & _CLAIM), body_length, body_hash, encoded,
     )  # fmt: skip
 
 
-_KINDS: Final = frozenset(Kind)
+_KINDS: Final = {int(kind): kind for kind in Kind}
 
 
 def encode_entry(entry: Entry) -> bytes:
     """Return the bytes of an entry, for the journal and for peers."""
     assert len(entry.body) == entry.header.body_length
-    return encode_header(entry.header) + entry.body
+    return entry.header.encoded + entry.body
 
 
 def decode_entry(data: bytes, offset: int = 0) -> Entry:
@@ -302,20 +292,26 @@ def decode_body(data: bytes) -> Body:
     """
     if len(data) < _COUNTS.size:
         raise _damaged(f"{len(data)} bytes are no body")
-    principal_length, groups, arguments = _COUNTS.unpack_from(data)
+    principal_length, group_count, argument_count = _COUNTS.unpack_from(data)
     at = _COUNTS.size + principal_length
     principal = bytes(data[_COUNTS.size : at])
-    items: list[bytes] = []
-    for width, count in ((2, groups), (4, arguments)):
-        for _ in range(count):
-            begin = at + width
-            at = begin + int.from_bytes(data[at:begin], "big")
-            items.append(bytes(data[begin:at]))
-            if at > len(data):
-                raise _damaged("its body ends within an argument")
+    groups, at = _decode_items(data, at, 2, group_count) if group_count else ((), at)
+    argv, at = _decode_items(data, at, 4, argument_count)
     if at != len(data):
         raise _damaged("its body has another length than its parts")
-    return Body(principal, tuple(items[:groups]), tuple(items[groups:]))
+    return Body(principal, groups, argv)
+
+
+def _decode_items(data: bytes, at: int, width: int, count: int) -> tuple[tuple[bytes, ...], int]:
+    items = []
+    size = len(data)
+    for _ in range(count):
+        begin = at + width
+        at = begin + int.from_bytes(data[at:begin], "big")
+        items.append(bytes(data[begin:at]))
+        if at > size:
+            raise _damaged("its body ends within an argument")
+    return tuple(items), at
 
 
 def _damaged(reason: str) -> CorruptionError:

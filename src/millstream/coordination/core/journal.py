@@ -49,7 +49,6 @@ from millstream.coordination.core.entries import (
     Entry,
     Link,
     check_chain,
-    encode_header,
 )
 from millstream.coordination.core.recovery import Survey, survey
 from millstream.coordination.core.standing import Standing
@@ -191,9 +190,8 @@ class Journal:
         segment, begin = place
         slots, data = bytearray(), bytearray()
         for header, body in entries:
-            head = encode_header(header)
-            slots += encode_slot(head, Place(segment, begin + len(data)))
-            data += head
+            slots += encode_slot(header.encoded, (segment, begin + len(data)))
+            data += header.encoded
             data += body
         self._files.write(segment_name(segment), [(begin, bytes(data))])
         return bytes(slots), Place(segment, begin + len(data))

@@ -38,23 +38,15 @@ class Log:
         self._headers: list[Header] = []
         self._entries: list[Entry | None] = []
         self._holes: list[int] = []
+        self.op_lsn = base.lsn
+        """The last LSN."""
+        self.head = base
+        """What the next entry hangs on."""
 
     @property
     def base(self) -> Link:
         """The end of what a snapshot stands for."""
         return self._base
-
-    @property
-    def op_lsn(self) -> int:
-        """The last LSN."""
-        return self._base.lsn + len(self._hashes)
-
-    @property
-    def head(self) -> Link:
-        """What the next entry hangs on."""
-        if not self._hashes:
-            return self._base
-        return Link(self.op_lsn, self._hashes[-1], self._headers[-1].ts_ms)
 
     @property
     def last(self) -> Header | None:
@@ -87,8 +79,9 @@ class Log:
 
     def append(self, entry: Entry) -> None:
         """Put it at the end, where it belongs."""
-        assert entry.header.follows(self.head)
-        self._put(entry.header, entry)
+        header = entry.header
+        assert header.follows(self.head)
+        self._put(header, entry)
 
     def append_hole(self, header: Header) -> None:
         """Put a header whose body is damaged at the end."""
@@ -97,9 +90,15 @@ class Log:
         self._holes.append(header.lsn)
 
     def _put(self, header: Header, entry: Entry | None) -> None:
-        self._hashes.append(header.hash)
+        self.head = link = header.link
+        self.op_lsn = header.lsn
+        self._hashes.append(link.hash)
         self._headers.append(header)
         self._entries.append(entry)
+
+    def _find_end(self) -> None:
+        self.head = self._headers[-1].link if self._headers else self._base
+        self.op_lsn = self.head.lsn
 
     def replace_above(self, lsn: int, suffix: Iterable[Entry]) -> None:
         """Keep what is up to `lsn`, put `suffix` behind it."""
@@ -107,6 +106,7 @@ class Log:
         kept = lsn - self._base.lsn
         del self._hashes[kept:], self._headers[kept:], self._entries[kept:]
         self._holes = [hole for hole in self._holes if hole <= lsn]
+        self._find_end()
         for entry in suffix:
             self.append(entry)
 
@@ -114,6 +114,7 @@ class Log:
         """Forget everything; a snapshot stands for all up to `base`."""
         self._base = base
         self._hashes, self._headers, self._entries, self._holes = [], [], [], []
+        self._find_end()
 
     def drop_prefix(self, lsn: int) -> None:
         """Forget what is up to `lsn`; a snapshot stands for it."""
@@ -124,6 +125,7 @@ class Log:
             del self._hashes[:dropped], self._headers[:dropped], self._entries[:dropped]
             self._holes = [hole for hole in self._holes if hole > lsn]
             self._base = link
+            self._find_end()
 
     def after(self, lsn: int, count_max: int, bytes_max: int) -> list[Entry]:
         """Return entries right behind `lsn`, up to a hole or a limit; one if any is here."""

@@ -313,7 +313,8 @@ class Member(ABC):
             self.table.close(header.session)
         for ticket in self._waiting.pop(header.lsn, ()):
             self.reply(ticket, code, value, lsn)
-        self._in_flight.pop((header.session, header.csn), None)
+        if header.session:
+            self._in_flight.pop((header.session, header.csn), None)
 
     def _execute(self, entry: Entry) -> tuple[Code, bytes, int]:
         header = entry.header

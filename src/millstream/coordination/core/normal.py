@@ -273,13 +273,14 @@ class Normal(Member):
         return None
 
     def _take(self, entries: tuple[Entry, ...]) -> None:
-        new = []
+        new, log = [], self.log
         for entry in entries:
-            if entry.lsn <= self.log.op_lsn:
-                known = self.log.hash_at(entry.lsn)
-                assert known in (None, entry.header.hash), "two logs in one view"
-            elif entry.header.follows(self.log.head):
-                self.log.append(entry)
+            header = entry.header
+            if header.lsn <= log.op_lsn:
+                known = log.hash_at(header.lsn)
+                assert known in (None, header.hash), "two logs in one view"
+            elif header.follows(log.head):
+                log.append(entry)
                 new.append(entry)
         if new:
             self._write(new)

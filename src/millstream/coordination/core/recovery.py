@@ -42,7 +42,6 @@ from millstream.coordination.core.entries import (
     HEADER_BYTES,
     Header,
     decode_header,
-    encode_header,
     is_body_of,
 )
 from millstream.errors import CorruptionError
@@ -184,7 +183,7 @@ class _Reading:
             if not is_body_of(header, body):
                 body = None
             elif written != header:
-                self._heads[place] = encode_header(header)
+                self._heads[place] = header.encoded
         self._add(place, header, body)
 
     def _add(self, place: Place | None, header: Header | None, body: bytes | None) -> None:
@@ -268,7 +267,7 @@ class _Reading:
             assert header is not None
             assert place is not None
             if index >= len(self._slots) or self._slots[index] != (header, place):
-                wanted[index] = encode_slot(encode_header(header), place)
+                wanted[index] = encode_slot(header.encoded, place)
         return wanted
 
     def _snapshot(self) -> Snapshot | None:

@@ -35,7 +35,6 @@ from millstream.coordination.core.entries import (
     Kind,
     Link,
     chain,
-    encode_header,
     hash_of,
 )
 from millstream.coordination.core.standing import Standing
@@ -134,7 +133,7 @@ def test_a_superblock_names_thousands_of_segments() -> None:
 @given(headers, u64, u64, st.data())
 def test_slots(header: Header, segment: int, offset: int, data: st.DataObject) -> None:
     slot = Slot(header, Place(segment, offset))
-    whole = encode_slot(encode_header(header), slot.place)
+    whole = encode_slot(header.encoded, slot.place)
     assert len(whole) == SLOT_BYTES
     assert decode_slot(whole) == slot
     assert decode_slot(flipped(whole, data.draw(st.integers(0, 8 * SLOT_BYTES - 1)))) is None
