@@ -5,7 +5,8 @@ Invariants:
    no clock, no chance, no order of hashing.
 2. What it does not understand it answers with an error, and changes nothing.
 
-Elsewhere: which entries it is given (`member`), sessions (`client_table`).
+Elsewhere: which entries it is given (`member`), sessions (`client_table`), how clients write
+these commands (`register_commands`).
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from millstream.coordination.core.entries import Body, Entry
+from millstream.coordination.core.values import array
+from millstream.coordination.core.versions import NEVER, Version, version_of
 
 __all__ = ["Registers", "StateMachine"]
 
 
 class StateMachine(Protocol):
-    """What a group replicates."""
+    """What a group replicates. Replies are `values`."""
 
     def apply(self, entry: Entry) -> bytes:
         """Execute a committed request and return its reply."""
@@ -29,32 +32,32 @@ class StateMachine(Protocol):
 
 
 class Registers:
-    """SET key value, CAS key expected value; GET key."""
+    """SET key value, CAS key expected value; GET key, GET key META."""
 
     def __init__(self) -> None:
-        self.values: dict[bytes, bytes] = {}
+        self.values: dict[bytes, tuple[bytes, Version]] = {}
 
     def apply(self, entry: Entry) -> bytes:
         """Execute SET or CAS."""
         match entry.content.argv:
             case (b"SET", key, value):
-                self.values[key] = value
+                self.values[key] = (value, version_of(entry.header))
                 return b"+OK"
             case (b"CAS", key, expected, value):
-                return self._compare_and_set(key, expected, value)
+                if self.values.get(key, (b"",))[0] != expected:
+                    return b"-CAS_MISMATCH"
+                self.values[key] = (value, version_of(entry.header))
+                return b"+OK"
         return _not_understood(entry.content.argv)
-
-    def _compare_and_set(self, key: bytes, expected: bytes, value: bytes) -> bytes:
-        if self.values.get(key, b"") != expected:
-            return b"-CAS_MISMATCH"
-        self.values[key] = value
-        return b"+OK"
 
     def read(self, body: Body) -> bytes:
         """Execute GET; a register that was never set is empty."""
         match body.argv:
             case (b"GET", key):
-                return b"=" + self.values.get(key, b"")
+                return b"=" + self.values.get(key, (b"",))[0]
+            case (b"GET", key, b"META"):
+                value, version = self.values.get(key, (b"", NEVER))
+                return array((b"=" + value, b"=" + version.text))
         return _not_understood(body.argv)
 
 

@@ -3,11 +3,13 @@
 from coordination_logs import GROUP
 from millstream.coordination.core.entries import GENESIS, Body, Entry, Kind, chain
 from millstream.coordination.core.register import Registers
+from millstream.coordination.core.values import array
+from millstream.coordination.core.versions import Version
 
 
 def request(*argv: bytes) -> Entry:
     return chain(
-        GENESIS, group_id=GROUP, epoch=0, view=0, kind=Kind.REQUEST, ts_ms=0, body=Body(argv=argv)
+        GENESIS, group_id=GROUP, epoch=2, view=3, kind=Kind.REQUEST, ts_ms=0, body=Body(argv=argv)
     )
 
 
@@ -22,7 +24,15 @@ def test_a_comparison_decides() -> None:
     machine = Registers()
     assert machine.apply(request(b"CAS", b"k", b"", b"1")) == b"+OK"
     assert machine.apply(request(b"CAS", b"k", b"", b"2")) == b"-CAS_MISMATCH"
-    assert machine.values == {b"k": b"1"}
+    assert machine.values == {b"k": (b"1", Version(2, 3, 1))}
+
+
+def test_a_register_tells_which_entry_changed_it_last() -> None:
+    machine = Registers()
+    meta = Body(argv=(b"GET", b"k", b"META"))
+    assert machine.read(meta) == array((b"=", b"=0:0:0"))
+    machine.apply(request(b"SET", b"k", b"v"))
+    assert machine.read(meta) == array((b"=v", b"=2:3:1"))
 
 
 def test_nonsense_changes_nothing() -> None:
