@@ -39,6 +39,7 @@ ENTRY_POINTS: Final = {
     "millstream.cli.main",
     "millstream.__main__",
     "millstream.coordination.aio.journal",  # opened by who serves groups
+    "millstream.coordination.core.pool_effects",  # of the pool, for who serves groups
 }
 
 _LEFT_OVER = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HACK)\b|NotImplemented" + r"Error")

@@ -1,0 +1,278 @@
+"""What happens to a node of the pool, and what it wants done about it.
+
+A node hosts several groups; each is a `replica` with effects of its own. The pool decides which
+groups there are here, knows the other nodes, and executes what administrators ask for.
+
+Invariants:
+1. Effects are carried out in their order. Disk effects are carried out one after the other, and
+   each, once it is durable, is reported by `DiskDone` with its number, in order. One that fails
+   stops the process.
+2. What the pool says to others was durable before it asked for `Say`.
+3. Every `Admin` gets one `AdminReply`, every `Ask...` one `GroupReplied` or `Told` with its
+   ticket: also when the group is closed meanwhile (code NOTPRIMARY) or cannot answer.
+
+Elsewhere: deciding (`pool`), what travels (`pool_messages`), one group (`effects`), doing (the
+shell).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from millstream.coordination.core.configuration import Configuration
+from millstream.coordination.core.effects import DiskDone, Read, Reply, Request, SetTimer, Timer
+from millstream.coordination.core.member import Status
+from millstream.coordination.core.messages import Envelope
+from millstream.coordination.core.pool_messages import Address, Founding, PoolEnvelope
+from millstream.coordination.core.standing import Standing
+
+__all__ = [
+    "FIRST_GROUP",
+    "Admin",
+    "AdminReply",
+    "AskBackup",
+    "AskGroup",
+    "AskLog",
+    "AskReport",
+    "AskRestore",
+    "DropGroup",
+    "FormatGroup",
+    "GroupChanged",
+    "GroupReplied",
+    "HangUp",
+    "Heard",
+    "KeepNode",
+    "NodeStart",
+    "OpenGroup",
+    "PoolEffect",
+    "PoolEvent",
+    "Refusal",
+    "Said",
+    "Say",
+    "Stray",
+    "Told",
+    "Value",
+    "Where",
+]
+
+FIRST_GROUP: Final = 1
+"""Number of the group of one that a node founds at its first start if it joins nobody."""
+
+# ---- values of replies, whatever protocol carries them
+
+
+class Said(NamedTuple):
+    """A status, as `OK`: a simple string of RESP."""
+
+    text: str
+
+
+class Refusal(NamedTuple):
+    """An error: its stable code, and the rest of the line."""
+
+    code: str
+    text: str = ""
+
+
+Value: TypeAlias = (
+    Said | Refusal | bytes | int | Sequence["Value"] | Mapping[bytes, "Value"] | None
+)
+"""Of a reply; NamedTuples first, then bytes, a number, nothing, a list, a map."""
+
+
+class Where(NamedTuple):
+    """What `-NOTPRIMARY <number> <epoch>:<view> <host>:<port>|?` says of a group."""
+
+    number: int
+    epoch: int
+    view: int
+    coord: Address | None
+
+    @property
+    def text(self) -> str:
+        """Return what follows the code."""
+        address = self.coord.text if self.coord is not None else "?"
+        return f"{self.number} {self.epoch}:{self.view} {address}"
+
+
+# ---- events
+
+
+class NodeStart(NamedTuple):
+    """The process begins.
+
+    `content`: of the node's file as the last `KeepNode` wrote it; None if there never was one.
+    `fresh_id`: 16 random bytes, for a node that has no file. `formatted`: groups whose folders
+    are formatted. `peer`, `coord`: where others reach this node and its clients. `join`: nodes of
+    the pool to join, tried until one answers; empty: a new node founds group `FIRST_GROUP`, of
+    itself alone.
+    """
+
+    content: bytes | None
+    fresh_id: bytes
+    formatted: tuple[bytes, ...]
+    peer: Address
+    coord: Address
+    join: tuple[Address, ...] = ()
+
+
+class Heard(NamedTuple):
+    """A node said this: a frame of the pool, over a connection that was let in."""
+
+    envelope: PoolEnvelope
+
+
+class Stray(NamedTuple):
+    """A message of a group that is not open here. Those of open groups go to their replicas."""
+
+    envelope: Envelope
+
+
+class GroupChanged(NamedTuple):
+    """A replica opened here changed one of these: report it after the step, before its sends.
+
+    `leads`: it is primary, not suspended.
+    """
+
+    group_id: bytes
+    status: Status
+    configuration: Configuration
+    view: int
+    leads: bool
+
+
+class Admin(NamedTuple):
+    """An administrator asks; `argv` is what follows the word ADMIN."""
+
+    ticket: int
+    argv: tuple[bytes, ...]
+
+
+class GroupReplied(NamedTuple):
+    """The replica's answer to `AskGroup`; `ticket` is the one of the effect."""
+
+    ticket: int
+    reply: Reply
+
+
+class Told(NamedTuple):
+    """The answer to one of the other questions: their docstrings say what `answer` is.
+
+    A `Refusal` stands for an error.
+    """
+
+    ticket: int
+    answer: object
+
+
+PoolEvent = (
+    NodeStart | Heard | Stray | GroupChanged | Admin | GroupReplied | Told | Timer | DiskDone
+)
+
+# ---- effects; and SetTimer, as replicas have it
+
+
+class Say(NamedTuple):
+    """Try to deliver this to a node at an address; it may be lost.
+
+    `receiver` is all zeros while it is not known who is there.
+    """
+
+    receiver: bytes
+    address: Address
+    envelope: PoolEnvelope
+
+
+class HangUp(NamedTuple):
+    """Close the connection to a node: it is there no more."""
+
+    node_id: bytes
+
+
+class KeepNode(NamedTuple):
+    """Replace the content of the node's file, durably: a crash leaves the old or the new."""
+
+    op: int
+    content: bytes
+
+
+class FormatGroup(NamedTuple):
+    """Format a group's folder, unless it is formatted; durably."""
+
+    op: int
+    standing: Standing
+    has_journal: bool
+
+
+class OpenGroup(NamedTuple):
+    """Start the replica of a formatted group; `GroupChanged` says what becomes of it."""
+
+    group_id: bytes
+    number: int
+    has_journal: bool
+
+
+class DropGroup(NamedTuple):
+    """Stop a replica if it is open, and remove its folder, durably."""
+
+    op: int
+    group_id: bytes
+
+
+class AskGroup(NamedTuple):
+    """Give this event to a replica; its ticket is in it: give it one of your own.
+
+    `event` is a Request, Read, or one of the events for administration. If the group is not open
+    here: `GroupReplied` with code NOTPRIMARY.
+    """
+
+    ticket: int
+    group_id: bytes
+    event: Request | Read
+
+
+class AskReport(NamedTuple):
+    """What a replica opened here says of itself: its `Report`."""
+
+    ticket: int
+    group_id: bytes
+
+
+class AskLog(NamedTuple):
+    """Headers of a replica's log from `first_lsn` to `last_lsn`, as far as it has them."""
+
+    ticket: int
+    group_id: bytes
+    first_lsn: int
+    last_lsn: int
+
+
+class AskBackup(NamedTuple):
+    """Write a group's state to a new file: answered with the LSN it is of, a number."""
+
+    ticket: int
+    group_id: bytes
+    file: str
+
+
+class AskRestore(NamedTuple):
+    """Format a new group, of this node alone, with the state in a file: its LSN, a number."""
+
+    ticket: int
+    founding: Founding
+    standing: Standing
+    file: str
+
+
+class AdminReply(NamedTuple):
+    """The answer to an administrator."""
+
+    ticket: int
+    value: Value
+
+
+PoolEffect = (
+    Say | HangUp | KeepNode | FormatGroup | OpenGroup | DropGroup | AskGroup | AskReport | AskLog
+    | AskBackup | AskRestore | AdminReply | SetTimer
+)  # fmt: skip

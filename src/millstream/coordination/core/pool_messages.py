@@ -1,0 +1,279 @@
+"""What nodes of a pool say to each other besides their groups' messages, and its bytes.
+
+Frames are those of the groups (`messages`) with a group id of all zeros, epoch and view 0, and a
+payload in MessagePack: the message's fields as an array, tuples as arrays.
+
+Invariants:
+1. A frame is whole or refused; every list has a bound.
+2. What a node says of itself carries its incarnation and turn: later words replace earlier ones,
+   whoever passes them on.
+3. A group's id is the hash of its founding record: nobody can found it otherwise.
+
+Elsewhere: what a node does about them (`pool`), who may connect (`greeting`).
+
+Source: V2R2, "Initial Bootstrap". docs/reference/coordination-messages.md.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from struct import Struct
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from millstream.coordination.core.configuration import MEMBERS_MAX
+from millstream.coordination.core.entries import ID_BYTES, NOBODY
+from millstream.coordination.core.messages import LENGTH
+from millstream.errors import RemoteProtocolError
+
+__all__ = [
+    "GROUPS_MAX",
+    "NODES_MAX",
+    "POOL_FRAME_BYTES_MAX",
+    "PROOF_BYTES_MAX",
+    "TOMBSTONES_MAX",
+    "Address",
+    "Deleted",
+    "Found",
+    "Founded",
+    "Founding",
+    "Hello",
+    "Join",
+    "JoinRefused",
+    "NodeInfo",
+    "Ping",
+    "PoolEnvelope",
+    "PoolPayload",
+    "Proof",
+    "Sighting",
+    "Tables",
+    "decode_pool",
+    "encode_pool",
+    "is_pool_frame",
+]
+
+NODES_MAX: Final = 256
+"""Nodes that one node knows."""
+GROUPS_MAX: Final = 256
+"""Groups of one pool."""
+TOMBSTONES_MAX: Final = 4096
+"""Deleted groups that a pool remembers; each is refused for ever."""
+POOL_FRAME_BYTES_MAX: Final = 1024 * 1024
+"""Of one frame of the pool."""
+PROOF_BYTES_MAX: Final = 1024
+"""Of one step of a log-in between nodes."""
+_TEXT_CHARS_MAX: Final = 1024
+_NUMBER_MAX: Final = (1 << 63) - 1
+
+Id = Annotated[bytes, Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
+Ids = Annotated[tuple[Id, ...], Meta(max_length=MEMBERS_MAX)]
+U32 = Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
+U63 = Annotated[int, Meta(ge=0, le=_NUMBER_MAX)]
+Text = Annotated[str, Meta(max_length=_TEXT_CHARS_MAX)]
+
+
+class Address(NamedTuple):
+    """Of a listener; port 0: there is none."""
+
+    host: Text
+    port: Annotated[int, Meta(ge=0, le=65535)]
+
+    @property
+    def text(self) -> str:
+        """Return it as people write it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+class NodeInfo(NamedTuple):
+    """What a node says of itself; `turn` grows within a process, `is_gone`: it left the pool."""
+
+    node_id: Id
+    incarnation: U63
+    turn: U32
+    peer: Address
+    coord: Address
+    is_gone: bool = False
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Return what orders the words of one node."""
+        return self.incarnation, self.turn
+
+
+class Founding(NamedTuple):
+    """The formation record of a group: `members` in order are its epoch 0.
+
+    `number` is what people call it; `salt` tells it from a deleted one of the same number.
+    """
+
+    number: Annotated[int, Meta(ge=1, le=_NUMBER_MAX)]
+    members: Ids
+    has_journal: bool
+    salt: U63
+
+    @property
+    def group_id(self) -> bytes:
+        """Return the group's id: the hash of this."""
+        return blake2b(msgspec.msgpack.encode(self), digest_size=ID_BYTES).digest()
+
+
+class Sighting(NamedTuple):
+    """Where a group is: its primary said so `age_ms` ago."""
+
+    group_id: Id
+    epoch: U32
+    view: U32
+    members: Ids
+    age_ms: U63
+
+
+Nodes = Annotated[tuple[NodeInfo, ...], Meta(max_length=NODES_MAX)]
+Foundings = Annotated[tuple[Founding, ...], Meta(max_length=GROUPS_MAX)]
+Sightings = Annotated[tuple[Sighting, ...], Meta(max_length=GROUPS_MAX)]
+Tombstones = Annotated[tuple[Id, ...], Meta(max_length=TOMBSTONES_MAX)]
+
+
+class Hello(NamedTuple):
+    """The first frame of a connection: who is there, and whom it takes you for.
+
+    `receiver` is all zeros if it knows the address only; `proof`: the first step of SCRAM, or
+    empty without a cluster secret.
+    """
+
+    info: NodeInfo
+    receiver: Id
+    proof: Annotated[bytes, Meta(max_length=PROOF_BYTES_MAX)]
+
+
+class Proof(NamedTuple):
+    """A further step of SCRAM. The acceptor's last one, perhaps empty, lets the dialer in."""
+
+    proof: Annotated[bytes, Meta(max_length=PROOF_BYTES_MAX)]
+
+
+class Join(NamedTuple):
+    """The sender wants to be of the receiver's pool, and brings these groups along."""
+
+    info: NodeInfo
+    foundings: Foundings
+
+
+class JoinRefused(NamedTuple):
+    """It cannot, for this reason."""
+
+    reason: Text
+
+
+class Ping(NamedTuple):
+    """A sign of life, where the groups are, and a digest of the sender's `Tables`."""
+
+    pool_id: Id
+    info: NodeInfo
+    digest: Id
+    sightings: Sightings
+    is_answer: bool
+
+
+class Tables(NamedTuple):
+    """All that the sender knows of nodes and groups; in order of their ids."""
+
+    pool_id: Id
+    nodes: Nodes
+    foundings: Foundings
+    tombstones: Tombstones
+    is_answer: bool
+
+
+class Found(NamedTuple):
+    """Format this group if you are one of its members, and tell me."""
+
+    founding: Founding
+
+
+class Founded(NamedTuple):
+    """The sender has formatted this group; or `refusal` says why it will not."""
+
+    group_id: Id
+    refusal: Text
+
+
+class Deleted(NamedTuple):
+    """The sender will refuse this group for ever; durably."""
+
+    group_id: Id
+
+
+PoolPayload = (
+    Hello | Proof | Join | JoinRefused | Ping | Tables | Found | Founded | Deleted
+)  # fmt: skip
+
+_TYPES: Final[dict[int, type[Any]]] = {
+    64: Hello, 65: Proof, 66: Join, 67: JoinRefused, 68: Ping, 69: Tables, 70: Found,
+    71: Founded, 72: Deleted,
+}  # fmt: skip
+_NUMBERS: Final = {message: number for number, message in _TYPES.items()}
+_DECODERS: Final = {n: msgspec.msgpack.Decoder(message) for n, message in _TYPES.items()}
+
+
+class PoolEnvelope(NamedTuple):
+    """A message and who says it."""
+
+    sender: bytes
+    incarnation: int
+    payload: PoolPayload
+
+
+_VERSION: Final = 1
+_HEAD: Final = Struct(">BB16s16sQII")
+_GROUP: Final = slice(2, 18)
+_CHECKSUM_BYTES: Final = 8
+
+
+def is_pool_frame(frame: bytes) -> bool:
+    """Return whether a frame, its length cut off, is one of the pool and not of a group."""
+    return frame[_GROUP] == NOBODY
+
+
+def encode_pool(envelope: PoolEnvelope) -> bytes:
+    """Return the frame, length included."""
+    payload = envelope.payload
+    head = _HEAD.pack(
+        _NUMBERS[type(payload)], _VERSION, NOBODY, envelope.sender, envelope.incarnation, 0, 0
+    )
+    data = head + msgspec.msgpack.encode(payload)
+    data += _checksum(data)
+    assert len(data) <= POOL_FRAME_BYTES_MAX
+    return LENGTH.pack(len(data)) + data
+
+
+def decode_pool(frame: bytes) -> PoolEnvelope:
+    """Return the message in a frame of the pool whose length is cut off.
+
+    Raises:
+        RemoteProtocolError: `bad_frame`: not what `encode_pool` writes; drop the connection.
+    """
+    end = len(frame) - _CHECKSUM_BYTES
+    if not _HEAD.size <= end <= POOL_FRAME_BYTES_MAX or frame[end:] != _checksum(frame[:end]):
+        raise _refused("its checksum is wrong")
+    number, version, group_id, sender, incarnation, _, _ = _HEAD.unpack_from(frame)
+    if version != _VERSION or number not in _TYPES or group_id != NOBODY:
+        raise _refused(f"type {number}, version {version} is not known here")
+    try:
+        payload = _DECODERS[number].decode(frame[_HEAD.size : end])
+    except msgspec.DecodeError as error:
+        raise _refused(str(error)) from error
+    return PoolEnvelope(sender, incarnation, payload)
+
+
+def _checksum(data: bytes) -> bytes:
+    return blake2b(data, digest_size=_CHECKSUM_BYTES).digest()
+
+
+def _refused(reason: str) -> RemoteProtocolError:
+    return RemoteProtocolError(
+        f"a node sent what is no message: {reason}; the connection is closed and made anew",
+        code="bad_frame",
+    )

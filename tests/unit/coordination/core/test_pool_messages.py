@@ -1,0 +1,121 @@
+"""`coordination.core.pool_messages`: frames of the pool."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millstream.coordination.core.messages import LENGTH
+from millstream.coordination.core.messages import decode as decode_group
+from millstream.coordination.core.pool_messages import (
+    Address,
+    Deleted,
+    Found,
+    Founded,
+    Founding,
+    Hello,
+    Join,
+    JoinRefused,
+    NodeInfo,
+    Ping,
+    PoolEnvelope,
+    PoolPayload,
+    Proof,
+    Sighting,
+    Tables,
+    decode_pool,
+    encode_pool,
+    is_pool_frame,
+)
+from millstream.errors import RemoteProtocolError
+
+ids = st.binary(min_size=16, max_size=16)
+numbers = st.integers(0, (1 << 63) - 1)
+small = st.integers(0, 0xFFFFFFFF)
+flags = st.booleans()
+addresses = st.builds(Address, st.text(max_size=20), st.integers(0, 65535))
+infos = st.builds(NodeInfo, ids, numbers, small, addresses, addresses, flags)
+members = st.lists(ids, max_size=7).map(tuple)
+foundings = st.builds(Founding, st.integers(1, 1 << 62), members, flags, numbers)
+sightings = st.builds(Sighting, ids, small, small, members, numbers)
+
+
+def some(one: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, ...]]:
+    return st.lists(one, max_size=4).map(tuple)
+
+
+payloads: st.SearchStrategy[PoolPayload] = st.one_of(
+    st.builds(Hello, infos, ids, st.binary(max_size=100)),
+    st.builds(Proof, st.binary(max_size=100)),
+    st.builds(Join, infos, some(foundings)),
+    st.builds(JoinRefused, st.text(max_size=100)),
+    st.builds(Ping, ids, infos, ids, some(sightings), flags),
+    st.builds(Tables, ids, some(infos), some(foundings), some(ids), flags),
+    st.builds(Found, foundings),
+    st.builds(Founded, ids, st.text(max_size=100)),
+    st.builds(Deleted, ids),
+)
+envelopes = st.builds(PoolEnvelope, ids, numbers, payloads)
+
+
+def frame_of(envelope: PoolEnvelope) -> bytes:
+    data = encode_pool(envelope)
+    (length,) = LENGTH.unpack_from(data)
+    assert length == len(data) - LENGTH.size
+    return data[LENGTH.size :]
+
+
+@given(envelopes)
+def test_what_is_written_is_read(envelope: PoolEnvelope) -> None:
+    frame = frame_of(envelope)
+    assert is_pool_frame(frame)
+    assert decode_pool(frame) == envelope
+
+
+@given(envelopes, st.data())
+def test_what_was_changed_on_the_way_is_refused(
+    envelope: PoolEnvelope, data: st.DataObject
+) -> None:
+    frame = bytearray(frame_of(envelope))
+    at = data.draw(st.integers(0, len(frame) - 1))
+    frame[at] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(RemoteProtocolError):
+        decode_pool(bytes(frame))
+    with pytest.raises(RemoteProtocolError):
+        decode_pool(bytes(frame[:at]))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        Founded(b"short", ""),
+        Deleted(bytes(17)),
+        Found(Founding(0, (), True, 0)),
+        Found(Founding(1, tuple(bytes([n]) * 16 for n in range(8)), True, 0)),
+        Founded(bytes(16), "x" * 1025),
+    ],
+)
+def test_what_is_out_of_bounds_is_refused(payload: PoolPayload) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode_pool(frame_of(PoolEnvelope(bytes(16), 1, payload)))
+
+
+def test_a_frame_of_the_pool_is_none_of_a_group() -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode_group(frame_of(PoolEnvelope(bytes(16), 1, Deleted(bytes(16)))))
+
+
+def test_a_groups_id_is_the_hash_of_its_record() -> None:
+    record = Founding(1, (b"a" * 16,), True, 7)
+    assert record.group_id == record._replace().group_id
+    others = [
+        record._replace(number=2), record._replace(salt=8), record._replace(has_journal=False),
+        record._replace(members=(b"b" * 16,)),
+    ]  # fmt: skip
+    assert len({record.group_id, *(other.group_id for other in others)}) == 5
+
+
+def test_addresses_are_written_as_people_do() -> None:
+    assert Address("10.0.0.1", 7380).text == "10.0.0.1:7380"
+    assert Address("::1", 7380).text == "[::1]:7380"
