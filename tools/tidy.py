@@ -38,7 +38,7 @@ TESTED_ELSEWHERE: Final[dict[str, str]] = {
 ENTRY_POINTS: Final = {
     "millstream.cli.main",
     "millstream.__main__",
-    "millstream.coordination.aio.journal",  # opened by who serves groups
+    "millstream.coordination.aio.coordinator",  # of the coordination process
     "millstream.coordination.core.pool_effects",  # of the pool, for who serves groups
 }
 

@@ -1,0 +1,212 @@
+"""One group of this process: its replica, its journal, its timer, and who waits for an answer.
+
+Invariants:
+1. One event at a time: all effects of an event are carried out, in order, before the next one is
+   looked at, also where carrying one out brings about another event.
+2. Each ticket is answered exactly once: by the replica, or by `close` with UNKNOWN.
+3. After the disk failed, or the replica found itself wrong, nothing is sent, written or answered
+   any more; `on_fatal` is told once.
+
+Elsewhere: every decision (`core.replica`), the files (`aio.journal`), connections (`aio.peers`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+
+from millstream.coordination.aio.journal import JournalThread
+from millstream.coordination.core.durable import DurableImage
+from millstream.coordination.core.effects import (
+    Append,
+    Code,
+    DiskDone,
+    Effect,
+    Event,
+    Image,
+    Install,
+    Message,
+    Read,
+    Reply,
+    Request,
+    Send,
+    SetTimer,
+    Start,
+    Timer,
+    WriteStanding,
+)
+from millstream.coordination.core.entries import NOBODY, Body, Kind
+from millstream.coordination.core.messages import Envelope
+from millstream.coordination.core.register import StateMachine
+from millstream.coordination.core.replica import Replica
+from millstream.errors import CorruptionError
+from millstream.ports.disk import Disk
+
+__all__ = ["GroupRunner", "OnReply", "SendTo"]
+
+_LOG = logging.getLogger(__name__)
+OnReply = Callable[[Reply], None]
+SendTo = Callable[[bytes, Envelope], None]
+
+
+class GroupRunner:
+    """Opened by `open` on a formatted group, ended by `close`; all calls are made in the loop.
+
+    Args:
+        machine: what the group replicates.
+        send: tries to deliver a message to a node.
+        on_fatal: called when the disk failed: the process has to stop.
+    """
+
+    def __init__(
+        self, machine: StateMachine, send: SendTo, on_fatal: Callable[[BaseException], None]
+    ) -> None:
+        self.replica = Replica(machine, random.SystemRandom().random)
+        self._send, self._on_fatal = send, on_fatal
+        self._journal: JournalThread | None = None
+        self._loop = asyncio.get_running_loop()
+        self._tickets = count(1)
+        self._waiting: dict[int, OnReply] = {}
+        self._events: deque[Event] = deque()
+        self._is_stepping = self._is_closed = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        disk: Disk,
+        machine: StateMachine,
+        *,
+        send: SendTo,
+        on_fatal: Callable[[BaseException], None],
+    ) -> GroupRunner:
+        """Begin with what the files of the group have.
+
+        Raises:
+            CorruptionError: `promises_lost`; a newer version wrote the files.
+            UnavailableError: `disk_full`, `disk_failed`.
+        """
+        runner = cls(machine, send, on_fatal)
+        journal = await JournalThread.open(disk, on_done=runner._written, on_fatal=runner._failed)
+        durable = journal.take_image()
+        if durable.standing is None:
+            await journal.close()
+            raise _promises_lost(disk)
+        runner._journal = journal
+        runner.step(Start(await asyncio.to_thread(_image_of, durable)))
+        return runner
+
+    # ---- what others want
+
+    def receive(self, envelope: Envelope) -> None:
+        """Take a message of a member."""
+        self.step(Message(envelope))
+
+    def request(
+        self,
+        body: Body,
+        on_reply: OnReply,
+        *,
+        instance: bytes = NOBODY,
+        session: int = 0,
+        csn: int = 0,
+        kind: Kind = Kind.REQUEST,
+    ) -> None:
+        """Have something changed; `on_reply` is called once, perhaps before this returns."""
+        self.step(Request(self._ticket(on_reply), body, instance, session, csn, kind))
+
+    def read(self, body: Body, on_reply: OnReply, seen: int | None = None) -> None:
+        """Have something read; `on_reply` as for `request`."""
+        self.step(Read(self._ticket(on_reply), body, seen))
+
+    def _ticket(self, on_reply: OnReply) -> int:
+        ticket = next(self._tickets)
+        self._waiting[ticket] = on_reply
+        return ticket
+
+    @property
+    def waiting(self) -> int:
+        """How many answers are owed."""
+        return len(self._waiting)
+
+    @property
+    def is_disk_full(self) -> bool:
+        """Whether the journal waits for space, and all that depends on it."""
+        return self._journal is not None and self._journal.is_full
+
+    async def close(self) -> None:
+        """End it, or do nothing if it has; who still waits is told that nobody knows."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        waiting, self._waiting = self._waiting, {}
+        for ticket, on_reply in waiting.items():
+            on_reply(Reply(ticket, Code.UNKNOWN))
+        journal, self._journal = self._journal, None
+        if journal is not None:
+            await journal.close()
+
+    # ---- events in, effects out
+
+    def step(self, event: Event) -> None:
+        """Have the replica take an event, and do what it wants done."""
+        self._events.append(event)
+        if self._is_stepping:
+            return
+        self._is_stepping = True
+        try:
+            while self._events and not self._is_closed:
+                event = self._events.popleft()
+                now_ms, wall_ms = self._loop.time() * 1000, time.time_ns() // 1_000_000
+                for effect in self.replica.step(now_ms, wall_ms, event):
+                    self._carry_out(effect)
+        except Exception as error:  # noqa: BLE001 - whatever it is, this replica is wrong
+            _LOG.critical("a coordination group ends", exc_info=True)
+            self._failed(error)
+        finally:
+            self._is_stepping = False
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Send(receiver, envelope):
+                self._send(receiver, envelope)
+            case Reply(ticket):
+                if on_reply := self._waiting.pop(ticket, None):
+                    on_reply(effect)
+            case Append() | Install() | WriteStanding():
+                assert self._journal is not None
+                self._journal.carry_out(effect)
+            case SetTimer(after_ms):
+                if self._timer is not None:
+                    self._timer.cancel()
+                self._timer = self._loop.call_later(after_ms / 1000, self.step, Timer())
+
+    def _written(self, op: int) -> None:
+        self.step(DiskDone(op))
+
+    def _failed(self, error: BaseException) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            if self._timer is not None:
+                self._timer.cancel()
+            self._on_fatal(error)
+
+
+def _image_of(durable: DurableImage) -> Image:
+    assert durable.standing is not None
+    return Image(durable.standing, durable.log, durable.is_journal_lost)
+
+
+def _promises_lost(disk: Disk) -> CorruptionError:
+    return CorruptionError(
+        f"both copies of {disk.describe('superblock')} are damaged, and with them what this node "
+        "has promised to its group: it must not go on under this id. Move the directory that the "
+        "group's is in aside, start the node anew, and let it take the lost one's place "
+        "(ADMIN GROUP REPLACE)",
+        code="promises_lost",
+    )

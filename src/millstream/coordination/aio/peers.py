@@ -1,0 +1,368 @@
+"""Connections between nodes: what is sent to an address, and what comes from anybody.
+
+Each node dials those that it sends to, so a connection carries messages one way. It begins with
+lines: `millstream-peer 1`, with the first message of a SCRAM log-in behind it if the nodes share a
+secret, and the answers to it; then come frames, the dialling node's greeting first.
+
+Invariants:
+1. Sending never waits: what finds no room, or no connection, is lost, as on any network.
+2. Nothing is received of who has not logged in, where a log-in is asked for.
+3. Bytes that are no message end their connection; its node dials anew.
+4. A node that cannot be reached is dialled at most once each `BACKOFF_S_MAX`, and only while
+   there is something to send.
+5. Receiving gives the loop back after `TURN_S`.
+
+Elsewhere: the frames (`core.messages`), who is told what (`aio.coordinator`).
+docs/reference/coordination-messages.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from millstream.access.scram_client import ScramClient
+from millstream.access.users import NODE_USER, UserStore
+from millstream.coordination.core.messages import FRAME_BYTES_MAX, LENGTH, Envelope, decode, encode
+from millstream.errors import AccessError, MillstreamError, RemoteProtocolError
+from millstream.runtime.tasks import Tasks
+
+__all__ = [
+    "BACKOFF_S",
+    "BACKOFF_S_MAX",
+    "CONNECT_S_MAX",
+    "IDLE_S",
+    "INCOMING_MAX",
+    "LOGIN_LINE_BYTES_MAX",
+    "LOGIN_S_MAX",
+    "OUTGOING_BYTES_MAX",
+    "OUTGOING_MAX",
+    "TURN_S",
+    "UNACKNOWLEDGED_S",
+    "Peers",
+    "Place",
+]
+
+_LOG = logging.getLogger(__name__)
+OUTGOING_BYTES_MAX: Final = 32 * 1024 * 1024
+"""What may wait to be sent to one node; beyond that messages are lost."""
+OUTGOING_MAX: Final = 256
+"""Nodes that are dialled; to others nothing is sent."""
+INCOMING_MAX: Final = 512
+"""Connections of other nodes; further ones are closed at once."""
+CONNECT_S_MAX: Final = 2.0
+"""How long a connection may take to be made."""
+LOGIN_S_MAX: Final = 5.0
+"""How long its log-in may take."""
+LOGIN_LINE_BYTES_MAX: Final = 4096
+"""Of one line of the log-in."""
+BACKOFF_S: Final = 0.05
+"""Before a node that was lost is dialled again, twice as long each time."""
+BACKOFF_S_MAX: Final = 0.5
+"""The longest such wait."""
+UNACKNOWLEDGED_S: Final = 3.0
+"""After so long without a sign that bytes arrive a connection is given up."""
+IDLE_S: Final = 60.0
+"""A connection over which nothing was sent for so long is closed."""
+TURN_S: Final = 0.004
+"""How long messages of one connection are looked at before others have their turn."""
+_READ_BYTES: Final = 256 * 1024
+_PREFACE: Final = b"millstream-peer 1"
+_MECHANISM: Final = "SCRAM-SHA256"
+_WELCOME: Final = b"ok"
+
+
+class Place(NamedTuple):
+    """Where a node's peer listener is."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+class Peers:
+    """Of one node; begins to listen by `listen`, ended by `close`.
+
+    Args:
+        on_message: takes what comes.
+        greeting: returns what is said first on a connection that is dialled.
+        users: whose log-in as `@node` is asked for, if it has one or has users.
+        secret: what this node logs in with; empty: it does not.
+        tls: contexts for being dialled and for dialling; None: plain.
+    """
+
+    def __init__(
+        self,
+        on_message: Callable[[Envelope], None],
+        greeting: Callable[[], Envelope | None] = lambda: None,
+        *,
+        users: UserStore | None = None,
+        secret: str = "",
+        tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None,
+    ) -> None:
+        self._on_message, self.greeting = on_message, greeting
+        self._users, self.secret = users, secret
+        self._server_tls = tls[0] if tls is not None else None
+        self.client_tls = tls[1] if tls is not None else None
+        self._links: dict[Place, _Link] = {}
+        self._server: asyncio.Server | None = None
+        self._incoming: set[asyncio.StreamWriter] = set()
+        self._encoded: tuple[Envelope, bytes] | None = None
+        self.tasks = Tasks()
+        self.dropped_total = 0
+        """Messages that found no room or no connection."""
+        self.received_total = self.sent_total = 0
+
+    async def listen(self, listening: socket.socket) -> None:
+        """Take connections of other nodes."""
+        self._server = await asyncio.start_server(
+            self._serve, sock=listening, ssl=self._server_tls, limit=_READ_BYTES
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._server is not None:
+            self._server.close()
+        for writer in list(self._incoming):
+            writer.close()
+        await self.tasks.stop()
+        self._links.clear()
+
+    @property
+    def connected(self) -> int:
+        """How many nodes can be sent to now."""
+        return sum(link.is_up for link in self._links.values())
+
+    # ---- sending
+
+    def send(self, place: Place, envelope: Envelope) -> None:
+        """Try to deliver a message; a member says the same thing to several others."""
+        known = self._encoded
+        if known is None or not _is_same(known[0], envelope):
+            known = self._encoded = envelope, encode(envelope)
+        link = self._links.get(place)
+        if link is None:
+            if len(self._links) >= OUTGOING_MAX:
+                self.dropped_total += 1
+                return
+            link = self._links[place] = _Link(self, place)
+        link.send(known[1])
+
+    def forget(self, place: Place) -> None:
+        """A link that nothing was sent over has ended."""
+        self._links.pop(place, None)
+
+    # ---- receiving
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._incoming) >= INCOMING_MAX:
+            writer.close()
+            return
+        self._incoming.add(writer)
+        _tune(writer)
+        task = self.tasks.start(self._receive(reader, writer), name="messages of a node")
+        task.add_done_callback(lambda _: self._incoming.discard(writer))
+
+    async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(LOGIN_S_MAX):
+                await self._welcome(reader, writer)
+            await self._read_messages(reader)
+        except (OSError, asyncio.IncompleteReadError):  # TimeoutError included
+            pass
+        except (MillstreamError, asyncio.LimitOverrunError) as error:
+            _LOG.warning("a connection of a node is closed: %s", error)
+        finally:
+            writer.close()
+
+    async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        preface, _, first = (await _line(reader)).partition(b" n,,")
+        if preface != _PREFACE:
+            raise RemoteProtocolError("it does not speak as a node does", code="bad_greeting")
+        wanted = self._users is not None and (
+            not self._users.is_empty or self._users.get(NODE_USER) is not None
+        )
+        try:
+            if first and self._users is not None:
+                await self._log_in(b"n,," + first, reader, writer)
+            elif wanted:
+                raise AccessError(
+                    "it must log in: start all nodes with the same cluster secret",
+                    code="login_required",
+                )
+            else:
+                writer.write(_WELCOME + b"\n")
+        except AccessError as error:
+            writer.write(b"e=" + str(error).encode() + b"\n")
+            raise
+
+    async def _log_in(
+        self, first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        assert self._users is not None
+        server = self._users.scram_server(_MECHANISM)
+        challenge, _ = server.step(first)
+        writer.write(challenge + b"\n")
+        final, user = server.step(await _line(reader))
+        if user is None or not user.is_admin:
+            raise AccessError("only nodes and administrators may", code="not_allowed")
+        writer.write(final + b"\n")
+
+    async def _read_messages(self, reader: asyncio.StreamReader) -> None:
+        loop = asyncio.get_running_loop()
+        buffer = bytearray()
+        while data := await reader.read(_READ_BYTES):
+            buffer += data
+            until = loop.time() + TURN_S
+            at = 0
+            while (end := _end_of_frame(buffer, at)) is not None:
+                envelope = decode(bytes(memoryview(buffer)[at + LENGTH.size : end]))
+                at = end
+                self.received_total += 1
+                self._on_message(envelope)
+                if loop.time() >= until:
+                    await asyncio.sleep(0)
+                    until = loop.time() + TURN_S
+            del buffer[:at]
+
+
+class _Link:
+    """To one other node; there is a task while it is dialled, connected or waited for."""
+
+    def __init__(self, peers: Peers, place: Place) -> None:
+        self._peers, self._place = peers, place
+        self._loop = asyncio.get_running_loop()
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._writer: asyncio.StreamWriter | None = None
+        self._is_flushing = False
+        self._sent_at = self._loop.time()
+        self._task = peers.tasks.start(self._run(), name=f"messages to node {place}")
+
+    @property
+    def is_up(self) -> bool:
+        return self._writer is not None
+
+    def send(self, frame: bytes) -> None:
+        waiting = self._pending_bytes
+        if self._writer is not None:
+            waiting += self._writer.transport.get_write_buffer_size()
+        if self._task.done() or waiting + len(frame) > OUTGOING_BYTES_MAX:
+            self._peers.dropped_total += 1
+            return
+        self._sent_at = self._loop.time()
+        self._peers.sent_total += 1
+        self._pending.append(frame)
+        self._pending_bytes += len(frame)
+        if not self._is_flushing and self._writer is not None:
+            self._is_flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flushing = False
+        frames, self._pending, self._pending_bytes = self._pending, [], 0
+        if self._writer is not None:
+            self._writer.writelines(frames)
+
+    async def _run(self) -> None:
+        backoff_s, said = BACKOFF_S, ""
+        while self._loop.time() - self._sent_at < IDLE_S:
+            try:
+                await self._connect_and_wait()
+                backoff_s, why = BACKOFF_S, "it has closed the connection"
+            except (OSError, asyncio.IncompleteReadError, MillstreamError) as error:
+                why = str(error) or "no answer in time"
+            finally:
+                self._hang_up()
+            if why != said:
+                _LOG.info("node %s is not reached: %s", self._place, why)
+                said = why
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+            self._pending, self._pending_bytes = [], 0
+            backoff_s = min(2 * backoff_s, BACKOFF_S_MAX)
+        self._peers.forget(self._place)
+
+    def _hang_up(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    async def _connect_and_wait(self) -> None:
+        async with asyncio.timeout(CONNECT_S_MAX):
+            reader, writer = await asyncio.open_connection(
+                *self._place, ssl=self._peers.client_tls, limit=_READ_BYTES
+            )
+        try:
+            _tune(writer)
+            async with asyncio.timeout(LOGIN_S_MAX):
+                await self._greet(reader, writer)
+            self._writer = writer
+            self._flush()
+            while self._loop.time() - self._sent_at < IDLE_S:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(IDLE_S):
+                        await reader.read(1)  # nothing comes but the end
+                        return
+        finally:
+            writer.close()
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._peers.secret:
+            client = ScramClient(_MECHANISM, NODE_USER, self._peers.secret)
+            writer.write(_PREFACE + b" " + client.first() + b"\n")
+            proof = await asyncio.to_thread(client.next, await _line(reader))
+            writer.write(proof + b"\n")
+            client.finish(await _line(reader))
+        else:
+            writer.write(_PREFACE + b"\n")
+            answer = await _line(reader)
+            if answer != _WELCOME:
+                raise AccessError(f"it refuses this node: {answer.decode(errors='replace')}")
+        if (greeting := self._peers.greeting()) is not None:
+            writer.write(encode(greeting))
+
+
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    line = await reader.readuntil(b"\n")
+    if len(line) > LOGIN_LINE_BYTES_MAX:
+        raise RemoteProtocolError("a line of the log-in is too long", code="bad_greeting")
+    return line[:-1]
+
+
+def _end_of_frame(buffer: bytearray, at: int) -> int | None:
+    """Return where the frame at `at` ends, None if it is not all here."""
+    if len(buffer) - at < LENGTH.size:
+        return None
+    (length,) = LENGTH.unpack_from(buffer, at)
+    if length > FRAME_BYTES_MAX:
+        raise RemoteProtocolError(f"a message of {length} bytes", code="bad_frame")
+    end = at + LENGTH.size + int(length)
+    return end if end <= len(buffer) else None
+
+
+def _is_same(one: Envelope, other: Envelope) -> bool:
+    return one.payload is other.payload and one[:-1] == other[:-1]
+
+
+def _tune(writer: asyncio.StreamWriter) -> None:
+    """Have the system notice a node that is gone, also where nothing is sent."""
+    found = writer.get_extra_info("socket")
+    options = (
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(2 * UNACKNOWLEDGED_S)),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, int(UNACKNOWLEDGED_S)),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNACKNOWLEDGED_S * 1000)),
+    )
+    for level, option, value in options:
+        with contextlib.suppress(OSError):
+            found.setsockopt(level, option, value)

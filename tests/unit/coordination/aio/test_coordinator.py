@@ -1,0 +1,108 @@
+"""The coordination of nodes on real files and sockets: alone, three, stopped and restarted."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from coordinators import GROUP, Nodes, ask, until
+from millstream.coordination.aio import coordinator as module
+from millstream.coordination.aio import node_file
+from millstream.coordination.aio.coordinator import Coordinator
+from millstream.coordination.core.durable import SUPERBLOCK
+from millstream.coordination.core.effects import Code
+from millstream.errors import CorruptionError
+
+
+async def leading(directory: Path) -> Coordinator:
+    node = await Coordinator.start(directory)
+    await until(lambda: node.groups[GROUP].replica.leading)
+    return node
+
+
+async def test_a_node_alone_is_a_group_of_one_and_stays_it(tmp_path: Path) -> None:
+    node = await leading(tmp_path)
+    assert (await ask(node.groups[GROUP], b"SET", b"key", b"value")).code is Code.OK
+    node_id = node.node_id
+    await node.stop()
+    node = await leading(tmp_path)
+    assert (node.node_id, node.identity.incarnation) == (node_id, 2)
+    assert (await ask(node.groups[GROUP], b"GET", b"key")).value == b"=value"
+    await node.stop()
+
+
+async def test_who_joins_others_has_no_group(tmp_path: Path) -> None:
+    for _ in range(2):
+        node = await Coordinator.start(tmp_path, joins=True)
+        assert node.groups == {}
+        await node.stop()
+
+
+async def test_a_first_start_that_was_cut_short_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(*_: object) -> None:
+        raise asyncio.CancelledError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "keep", cut)
+        with pytest.raises(asyncio.CancelledError):
+            await Coordinator.start(tmp_path)
+    assert not node_file.begin_incarnation(tmp_path).is_founded
+    node = await leading(tmp_path)
+    assert node.identity.is_founded
+    await node.stop()
+
+
+async def test_lost_promises_are_said_at_the_start(tmp_path: Path) -> None:
+    node = await leading(tmp_path)
+    await node.stop()
+    (tmp_path / GROUP.hex() / SUPERBLOCK).write_bytes(bytes(1000))
+    with pytest.raises(CorruptionError) as caught:
+        await Coordinator.start(tmp_path)
+    assert caught.value.code == "promises_lost"
+
+
+async def test_three_nodes_agree_and_survive_their_primary(tmp_path: Path) -> None:
+    async with Nodes(tmp_path) as nodes:
+        assert (await nodes.ask(b"SET", b"key", b"1")).value == b"+OK"
+        first = nodes.primary()
+        assert first is not None
+        await nodes.stop(first)
+        assert (await nodes.ask(b"GET", b"key")).value == b"=1"
+        await nodes.ask(b"SET", b"key", b"2")
+        node = await nodes.start(first)
+        await until(lambda: node.groups[GROUP].replica.commit_lsn >= 4)
+        await until(lambda: nodes.primary() is not None)
+        second = nodes.primary()
+        assert second is not None
+        await nodes.stop(second)
+        assert (await nodes.ask(b"GET", b"key")).value == b"=2"
+        assert not nodes.fatal
+
+
+async def test_all_nodes_are_killed_and_nothing_is_lost(tmp_path: Path) -> None:
+    async with Nodes(tmp_path) as nodes:
+        for number in range(20):
+            await nodes.ask(b"SET", b"key", b"%d" % number)
+        for number in range(3):
+            await nodes.stop(number)
+        for number in range(3):
+            await nodes.start(number)
+        assert (await nodes.ask(b"GET", b"key")).value == b"=19"
+
+
+async def test_no_quorum_no_answer(tmp_path: Path) -> None:
+    async with Nodes(tmp_path) as nodes:
+        await nodes.ask(b"SET", b"key", b"1")
+        primary = nodes.primary()
+        assert primary is not None
+        for number in {0, 1, 2} - {primary}:
+            await nodes.stop(number)
+        reply = await ask(nodes.group(primary), b"SET", b"key", b"2")
+        assert reply.code in (Code.UNKNOWN, Code.NOQUORUM)
+        await nodes.start((primary + 1) % 3)
+        await nodes.ask(b"SET", b"key", b"3")
+        assert (await nodes.ask(b"GET", b"key")).value == b"=3"

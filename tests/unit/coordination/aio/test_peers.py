@@ -1,0 +1,207 @@
+"""Messages between nodes over real sockets: delivered, lost, refused, never waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from coordinators import GROUP, bound, until
+from millstream.access.users import UserStore
+from millstream.coordination.aio import peers as module
+from millstream.coordination.aio.peers import Peers, Place
+from millstream.coordination.core.messages import (
+    FRAME_BYTES_MAX,
+    LENGTH,
+    Envelope,
+    QuorumCheck,
+    encode,
+)
+
+NODE = b"n" * 16
+SECRET = "a secret of sixteen"
+
+
+def message(number: int) -> Envelope:
+    return Envelope(GROUP, NODE, 1, 0, 0, QuorumCheck(number))
+
+
+class Ends:
+    """One who listens and one who dials."""
+
+    def __init__(self, listener: dict[str, Any], dialler: dict[str, Any]) -> None:
+        self.got: list[int] = []
+        self.listener = Peers(self.take, **listener)
+        self.dialler = Peers(lambda _: None, **dialler)
+        self.place = Place("127.0.0.1", 0)
+
+    def take(self, envelope: Envelope) -> None:
+        self.got.append(envelope.payload.nonce)
+
+    def send(self, *numbers: int) -> None:
+        for number in numbers:
+            self.dialler.send(self.place, message(number))
+
+    async def listen(self) -> None:
+        listening = bound(self.place.port)
+        self.place = Place(*listening.getsockname())
+        await self.listener.listen(listening)
+
+
+@asynccontextmanager
+async def ends(
+    listener: dict[str, Any] | None = None, dialler: dict[str, Any] | None = None
+) -> AsyncIterator[Ends]:
+    pair = Ends(listener or {}, dialler or {})
+    await pair.listen()
+    try:
+        yield pair
+    finally:
+        await pair.dialler.close()
+        await pair.listener.close()
+
+
+async def talk(place: Place, data: bytes) -> bytes:
+    """Say something; return all that is answered until the connection is closed."""
+    reader, writer = await asyncio.open_connection(*place)
+    try:
+        writer.write(data)
+        return await asyncio.wait_for(reader.read(), 40)
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+async def test_messages_arrive_in_order_the_greeting_first() -> None:
+    async with ends(dialler={"greeting": lambda: message(0)}) as pair:
+        pair.send(*range(1, 500))
+        await until(lambda: len(pair.got) == 500)
+        assert pair.got == list(range(500))
+        assert pair.dialler.connected == 1
+        assert pair.dialler.dropped_total == 0
+
+
+async def test_a_node_that_comes_back_is_reached_again() -> None:
+    async with ends() as pair:
+        pair.send(1)
+        await until(lambda: pair.got == [1])
+        await pair.listener.close()
+        await until(lambda: pair.dialler.connected == 0)
+        pair.send(2)
+        pair.listener = Peers(pair.take)
+        await pair.listen()
+
+        def arrived() -> bool:
+            pair.send(3)
+            return 3 in pair.got
+
+        await until(arrived)
+
+
+async def test_who_does_not_read_loses_messages_and_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "OUTGOING_BYTES_MAX", 100_000)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        dialler = Peers(lambda _: None)
+        place = Place(*silent.getsockname())
+        for number in range(2000):
+            dialler.send(place, message(number))
+        assert dialler.dropped_total > 0
+        assert dialler.sent_total + dialler.dropped_total == 2000
+        await dialler.close()
+
+
+async def test_no_more_nodes_are_dialled_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "OUTGOING_MAX", 1)
+    async with ends() as pair:
+        pair.send(1)
+        await until(lambda: pair.got == [1])
+        pair.dialler.send(Place("127.0.0.1", 1), message(2))
+        assert pair.dialler.dropped_total == 1
+
+
+async def test_a_connection_over_which_nothing_is_sent_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "IDLE_S", 0.05)
+    async with ends() as pair:
+        pair.send(1)
+        await until(lambda: pair.got == [1])
+        await until(lambda: len(pair.dialler.tasks) == 0)
+        pair.send(2)
+        await until(lambda: pair.got == [1, 2])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"x" * 10_000_000,
+        b"millstream-peer 1\n" + LENGTH.pack(FRAME_BYTES_MAX + 1),
+        b"millstream-peer 1\n" + encode(message(1))[:-1] + b"\0",
+        b"millstream-peer 2\n",
+    ],
+    ids=["http", "flood", "too long", "bad checksum", "version"],
+)
+async def test_what_is_no_message_ends_its_connection(data: bytes) -> None:
+    async with ends() as pair:
+        assert await talk(pair.place, data) in (b"", b"ok\n")
+        assert pair.got == []
+        pair.send(1)
+        await until(lambda: pair.got == [1])
+
+
+async def test_a_frame_may_come_in_pieces() -> None:
+    async with ends() as pair:
+        _, writer = await asyncio.open_connection(*pair.place)
+        for byte in b"millstream-peer 1\n" + encode(message(7)) + encode(message(8)):
+            writer.write(bytes([byte]))
+            await writer.drain()
+            await asyncio.sleep(0)
+        await until(lambda: pair.got == [7, 8])
+        writer.close()
+
+
+async def test_nodes_with_the_same_secret_log_in() -> None:
+    users = UserStore(node_secret=SECRET)
+    async with ends({"users": users}, {"secret": SECRET}) as pair:
+        pair.send(1)
+        await until(lambda: pair.got == [1])
+
+
+@pytest.mark.parametrize("secret", ["", "another one of sixteen"])
+async def test_who_does_not_know_the_secret_says_nothing(secret: str) -> None:
+    users = UserStore(node_secret=SECRET)
+    async with ends({"users": users}, {"secret": secret}) as pair:
+        pair.send(1)
+        hung_up = await talk(pair.place, b"millstream-peer 1\n" + encode(message(2)))
+        assert hung_up.startswith(b"e=")
+        assert pair.dialler.connected == 0
+        assert pair.got == []
+
+
+async def test_users_without_a_secret_let_no_node_in() -> None:
+    users = UserStore()
+    users.put("admin", "password")
+    async with ends({"users": users}) as pair:
+        assert (await talk(pair.place, b"millstream-peer 1\n")).startswith(b"e=")
+
+
+async def test_who_does_not_log_in_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOGIN_S_MAX", 0.05)
+    async with ends() as pair:
+        assert await talk(pair.place, b"millstream-peer") == b""
+
+
+async def test_too_many_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "INCOMING_MAX", 1)
+    async with ends() as pair:
+        pair.send(1)
+        await until(lambda: pair.got == [1])
+        assert await talk(pair.place, b"millstream-peer 1\n") == b""
