@@ -5,8 +5,8 @@ groups there are here, knows the other nodes, and executes what administrators a
 
 Invariants:
 1. Effects are carried out in their order. Disk effects are carried out one after the other, and
-   each, once it is durable, is reported by `DiskDone` with its number, in order. One that fails
-   stops the process.
+   each, once it is durable, is reported by `DiskDone` with its number, in the order in which they
+   were asked for. One that fails stops the process.
 2. What the pool says to others was durable before it asked for `Say`.
 3. Every `Admin` gets one `AdminReply`, every `Ask...` one `GroupReplied` or `Told` with its
    ticket: also when the group is closed meanwhile (code NOTPRIMARY) or cannot answer.
@@ -17,11 +17,10 @@ shell).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from millstream.coordination.core.configuration import Configuration
-from millstream.coordination.core.effects import DiskDone, Read, Reply, Request, SetTimer, Timer
+from millstream.coordination.core.effects import DiskDone, Read, Reply, SetTimer, Timer
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import Envelope
 from millstream.coordination.core.pool_messages import Address, Founding, PoolEnvelope
@@ -48,52 +47,20 @@ __all__ = [
     "PoolEffect",
     "PoolEvent",
     "Refusal",
-    "Said",
     "Say",
     "Stray",
     "Told",
-    "Value",
-    "Where",
 ]
 
 FIRST_GROUP: Final = 1
 """Number of the group of one that a node founds at its first start if it joins nobody."""
 
-# ---- values of replies, whatever protocol carries them
-
-
-class Said(NamedTuple):
-    """A status, as `OK`: a simple string of RESP."""
-
-    text: str
-
 
 class Refusal(NamedTuple):
-    """An error: its stable code, and the rest of the line."""
+    """An error instead of an answer: its stable code, and the rest of the line."""
 
     code: str
     text: str = ""
-
-
-Value: TypeAlias = (
-    Said | Refusal | bytes | int | Sequence["Value"] | Mapping[bytes, "Value"] | None
-)
-"""Of a reply; NamedTuples first, then bytes, a number, nothing, a list, a map."""
-
-
-class Where(NamedTuple):
-    """What `-NOTPRIMARY <number> <epoch>:<view> <host>:<port>|?` says of a group."""
-
-    number: int
-    epoch: int
-    view: int
-    coord: Address | None
-
-    @property
-    def text(self) -> str:
-        """Return what follows the code."""
-        address = self.coord.text if self.coord is not None else "?"
-        return f"{self.number} {self.epoch}:{self.view} {address}"
 
 
 # ---- events
@@ -103,14 +70,14 @@ class NodeStart(NamedTuple):
     """The process begins.
 
     `content`: of the node's file as the last `KeepNode` wrote it; None if there never was one.
-    `fresh_id`: 16 random bytes, for a node that has no file. `formatted`: groups whose folders
-    are formatted. `peer`, `coord`: where others reach this node and its clients. `join`: nodes of
-    the pool to join, tried until one answers; empty: a new node founds group `FIRST_GROUP`, of
-    itself alone.
+    `formatted`: groups whose folders are formatted. `peer`, `coord`: where others reach this node
+    and its clients. `join`: nodes of the pool to join, tried until one answers; empty: a new node
+    founds group `FIRST_GROUP`, of itself alone.
     """
 
     content: bytes | None
-    fresh_id: bytes
+    node_id: bytes
+    incarnation: int
     formatted: tuple[bytes, ...]
     peer: Address
     coord: Address
@@ -223,13 +190,13 @@ class DropGroup(NamedTuple):
 class AskGroup(NamedTuple):
     """Give this event to a replica; its ticket is in it: give it one of your own.
 
-    `event` is a Request, Read, or one of the events for administration. If the group is not open
-    here: `GroupReplied` with code NOTPRIMARY.
+    `event` is a Read or one of those for administration. If the group is not open here:
+    `GroupReplied` with code NOTPRIMARY.
     """
 
     ticket: int
     group_id: bytes
-    event: Request | Read
+    event: Read
 
 
 class AskReport(NamedTuple):
@@ -266,10 +233,10 @@ class AskRestore(NamedTuple):
 
 
 class AdminReply(NamedTuple):
-    """The answer to an administrator."""
+    """The answer to an administrator, a value of `values`."""
 
     ticket: int
-    value: Value
+    value: bytes
 
 
 PoolEffect = (

@@ -9,7 +9,7 @@ Invariants:
    whoever passes them on.
 3. A group's id is the hash of its founding record: nobody can found it otherwise.
 
-Elsewhere: what a node does about them (`pool`), who may connect (`greeting`).
+Elsewhere: what a node does about them (`pool`), who may connect (the shell).
 
 Source: V2R2, "Initial Bootstrap". docs/reference/coordination-messages.md.
 """
@@ -32,7 +32,6 @@ __all__ = [
     "GROUPS_MAX",
     "NODES_MAX",
     "POOL_FRAME_BYTES_MAX",
-    "PROOF_BYTES_MAX",
     "TOMBSTONES_MAX",
     "Address",
     "Deleted",
@@ -46,7 +45,6 @@ __all__ = [
     "Ping",
     "PoolEnvelope",
     "PoolPayload",
-    "Proof",
     "Sighting",
     "Tables",
     "decode_pool",
@@ -62,8 +60,6 @@ TOMBSTONES_MAX: Final = 4096
 """Deleted groups that a pool remembers; each is refused for ever."""
 POOL_FRAME_BYTES_MAX: Final = 1024 * 1024
 """Of one frame of the pool."""
-PROOF_BYTES_MAX: Final = 1024
-"""Of one step of a log-in between nodes."""
 _TEXT_CHARS_MAX: Final = 1024
 _NUMBER_MAX: Final = (1 << 63) - 1
 
@@ -139,19 +135,12 @@ Tombstones = Annotated[tuple[Id, ...], Meta(max_length=TOMBSTONES_MAX)]
 class Hello(NamedTuple):
     """The first frame of a connection: who is there, and whom it takes you for.
 
-    `receiver` is all zeros if it knows the address only; `proof`: the first step of SCRAM, or
-    empty without a cluster secret.
+    `receiver` is all zeros if it knows the address only. Who is somebody else closes the
+    connection: another node may be at an address by now.
     """
 
     info: NodeInfo
     receiver: Id
-    proof: Annotated[bytes, Meta(max_length=PROOF_BYTES_MAX)]
-
-
-class Proof(NamedTuple):
-    """A further step of SCRAM. The acceptor's last one, perhaps empty, lets the dialer in."""
-
-    proof: Annotated[bytes, Meta(max_length=PROOF_BYTES_MAX)]
 
 
 class Join(NamedTuple):
@@ -201,18 +190,19 @@ class Founded(NamedTuple):
 
 
 class Deleted(NamedTuple):
-    """The sender will refuse this group for ever; durably."""
+    """The sender will refuse this group for ever; durably. So shall you, and answer."""
 
     group_id: Id
+    is_answer: bool
 
 
 PoolPayload = (
-    Hello | Proof | Join | JoinRefused | Ping | Tables | Found | Founded | Deleted
+    Hello | Join | JoinRefused | Ping | Tables | Found | Founded | Deleted
 )  # fmt: skip
 
 _TYPES: Final[dict[int, type[Any]]] = {
-    64: Hello, 65: Proof, 66: Join, 67: JoinRefused, 68: Ping, 69: Tables, 70: Found,
-    71: Founded, 72: Deleted,
+    64: Hello, 65: Join, 66: JoinRefused, 67: Ping, 68: Tables, 69: Found, 70: Founded,
+    71: Deleted,
 }  # fmt: skip
 _NUMBERS: Final = {message: number for number, message in _TYPES.items()}
 _DECODERS: Final = {n: msgspec.msgpack.Decoder(message) for n, message in _TYPES.items()}

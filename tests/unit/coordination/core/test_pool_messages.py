@@ -21,7 +21,6 @@ from millstream.coordination.core.pool_messages import (
     Ping,
     PoolEnvelope,
     PoolPayload,
-    Proof,
     Sighting,
     Tables,
     decode_pool,
@@ -46,15 +45,14 @@ def some(one: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, ...]
 
 
 payloads: st.SearchStrategy[PoolPayload] = st.one_of(
-    st.builds(Hello, infos, ids, st.binary(max_size=100)),
-    st.builds(Proof, st.binary(max_size=100)),
+    st.builds(Hello, infos, ids),
     st.builds(Join, infos, some(foundings)),
     st.builds(JoinRefused, st.text(max_size=100)),
     st.builds(Ping, ids, infos, ids, some(sightings), flags),
     st.builds(Tables, ids, some(infos), some(foundings), some(ids), flags),
     st.builds(Found, foundings),
     st.builds(Founded, ids, st.text(max_size=100)),
-    st.builds(Deleted, ids),
+    st.builds(Deleted, ids, flags),
 )
 envelopes = st.builds(PoolEnvelope, ids, numbers, payloads)
 
@@ -90,7 +88,7 @@ def test_what_was_changed_on_the_way_is_refused(
     "payload",
     [
         Founded(b"short", ""),
-        Deleted(bytes(17)),
+        Deleted(bytes(17), False),
         Found(Founding(0, (), True, 0)),
         Found(Founding(1, tuple(bytes([n]) * 16 for n in range(8)), True, 0)),
         Founded(bytes(16), "x" * 1025),
@@ -103,7 +101,7 @@ def test_what_is_out_of_bounds_is_refused(payload: PoolPayload) -> None:
 
 def test_a_frame_of_the_pool_is_none_of_a_group() -> None:
     with pytest.raises(RemoteProtocolError):
-        decode_group(frame_of(PoolEnvelope(bytes(16), 1, Deleted(bytes(16)))))
+        decode_group(frame_of(PoolEnvelope(bytes(16), 1, Deleted(bytes(16), False))))
 
 
 def test_a_groups_id_is_the_hash_of_its_record() -> None:
