@@ -23,7 +23,7 @@
 
 enum { HEADER = 24, REQUEST = 0x80, RESPONSE = 0x81, ALT_REQUEST = 0x08 };
 
-static void die(const char *format, ...)
+__attribute__((noreturn)) static void die(const char *format, ...)
 {
     va_list args;
     va_start(args, format);

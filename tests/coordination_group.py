@@ -63,9 +63,9 @@ class Group:
         self.held.pop(number, None)
         self.step(number, Start(Image(self.standings[number], tuple(self.disks[number]), lost)))
 
-    def step(self, number: int, event: Event) -> None:
+    def step(self, number: int, *events: Event) -> None:
         """Give a replica an event and carry out what it wants."""
-        for effect in self.replicas[number].step(self.now, int(self.now), event):
+        for effect in self.replicas[number].step(self.now, int(self.now), *events):
             match effect:
                 case Send(receiver, envelope):
                     self.net.append((number, self.ids.index(receiver), envelope))

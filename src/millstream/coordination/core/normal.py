@@ -3,8 +3,9 @@
 Invariants:
 1. An acknowledgement says that all up to its LSN is durable and equal to the primary's log; only
    those given in the primary's epoch and view count, its own like any other.
-2. An entry leaves at once while fewer than `PIPELINE_MAX` batches are under way; beyond that,
-   what arrives forms the next batch. No timer delays a request.
+2. An entry leaves at the end of its step while fewer than `PIPELINE_MAX` batches are under way,
+   together with the others of that step; beyond that, what arrives forms the next batch. No timer
+   delays a request.
 3. Same view, same log: an entry that differs from the one held in the same view is never taken.
 4. Only a kept reply is answered at once. That there is no such session, or that a request is too
    old, a primary may say wrongly that is one no more; so it is said at apply.
@@ -70,6 +71,8 @@ class Normal(Member):
     hint_entries_max = HINT_ENTRIES_MAX
     batch_entries_max = BATCH_ENTRIES_MAX
     _open_bytes = 0
+    _is_new = False
+    """Something was ordered in this step."""
     _writing: dict[int, int]
     _batches: list[int]
     _prepared: dict[bytes, int]
@@ -118,13 +121,20 @@ class Normal(Member):
         self._waiting.setdefault(entry.lsn, []).append(request.ticket)
 
     def add(self, kind: Kind, *of_request: object) -> Entry:
-        """Put an entry into the log, and flush as the pipeline allows."""
+        """Put an entry into the log; it leaves at the end of this step if the pipeline allows."""
         entry = self.next_entry(kind, *of_request)  # type: ignore[arg-type]
         if entry.header.session:
             self._in_flight[(entry.header.session, entry.header.csn)] = entry.lsn
         self._open_bytes += size_of(entry)
-        self._flush_if_due()
+        self._is_new = True
         return entry
+
+    def end_step(self) -> None:
+        """Let go what the events of one step have brought."""
+        if self._is_new:
+            self._is_new = False
+            if self.leading:
+                self._flush_if_due()
 
     def _flush_if_due(self) -> None:
         while self._due():

@@ -53,6 +53,8 @@ class Reading(Normal):
     """Reads, QuorumCheck, QuorumCheckOk."""
 
     _round = 0
+    _is_asked = False
+    """Something was to be read in this step."""
 
     def __init__(self, machine: StateMachine, chance: Callable[[], float]) -> None:
         super().__init__(machine, chance)
@@ -76,9 +78,16 @@ class Reading(Normal):
         if len(self._reads) + under_way >= READS_MAX:
             return self.reply(read.ticket, Code.BUSY)
         self._reads.append(read)
-        if self._check is None:
-            self._quorum_check()
+        self._is_asked = True
         return None
+
+    def end_step(self) -> None:
+        """Also begin to check for the reads of one step, all at once."""
+        super().end_step()
+        if self._is_asked:
+            self._is_asked = False
+            if self.leading and not self.suspended and self._check is None:
+                self._quorum_check()
 
     @property
     def _may_read(self) -> bool:

@@ -2,9 +2,10 @@
 
 from coordination_group import Group
 from millstream.coordination.core import normal
-from millstream.coordination.core.effects import Code, Message
+from millstream.coordination.core.effects import Code, Message, Request
+from millstream.coordination.core.entries import Body
 from millstream.coordination.core.member import Status
-from millstream.coordination.core.messages import GetState, NewState, Prepare, PrepareOk
+from millstream.coordination.core.messages import GetState, NewState, Prepare, PrepareOk, StartView
 
 
 def prepared(group: Group) -> list[list[int]]:
@@ -22,6 +23,28 @@ def test_a_lone_request_leaves_at_once_and_commits() -> None:
     group.settle()
     assert group.replies[1][1:] == (Code.OK, b"+OK", 2)
     assert [replica.commit_lsn for replica in group.replicas] == [2, 2, 2]
+
+
+def test_requests_of_one_step_leave_together() -> None:
+    group = Group(3)
+    body = Body(argv=(b"SET", b"k", b"v"))
+    group.step(group.leader, *(Request(ticket, body) for ticket in range(9)))
+    assert prepared(group) == [list(range(2, 11))]
+    assert len(group.replicas[group.leader]._batches) == 1
+    group.settle()
+    assert [reply.code for reply in group.replies.values()] == [Code.OK] * 9
+
+
+def test_what_was_ordered_in_the_step_that_deposes_a_primary_is_forgotten() -> None:
+    group = Group(3)
+    old = group.leader
+    group.without(old)
+    group.tick(*{0, 1, 2} - {old}, times=25)
+    later = next(e for _, _, e in group.sent if isinstance(e.payload, StartView) and e.view > 1)
+    group.step(old, Request(1, Body(argv=(b"SET", b"k", b"v"))), Message(later))
+    assert group.replies[1].code is Code.UNKNOWN
+    assert group.replicas[old].view == later.view
+    assert group.disks[old] == group.disks[group.leader]
 
 
 def test_behind_a_full_pipeline_requests_become_one_batch() -> None:

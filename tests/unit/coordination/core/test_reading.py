@@ -40,6 +40,19 @@ def test_an_answer_counts_only_for_reads_that_came_before_the_question() -> None
     assert len(asked) == 2
 
 
+def test_reads_of_one_step_share_a_question() -> None:
+    group = Group(3)
+    reads = [Read(ticket, Body(argv=(b"GET", b"k"))) for ticket in range(9)]
+    group.step(group.leader, *reads)
+    assert len(checks(group)) == 1
+    group.settle()
+    assert len(group.replies) == 9
+    assert (
+        len({e.payload.nonce for _, _, e in group.sent if isinstance(e.payload, QuorumCheckOk)})
+        == 1
+    )
+
+
 def test_a_deposed_primary_answers_no_read() -> None:
     group = Group(3)
     old = group.leader
