@@ -11,14 +11,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from hashlib import sha256
 from itertools import count
 from typing import NamedTuple
 
 from millstream.coordination.core.configuration import Configuration
-from millstream.coordination.core.durable import DurableImage, Snapshot, SnapshotId
+from millstream.coordination.core.durable import DurableImage
 from millstream.coordination.core.entries import GENESIS, Body, Entry, Kind, Link, chain
 from millstream.coordination.core.journal import Journal, format_group, is_formatted
+from millstream.coordination.core.snapshots import Snapshot, SnapshotId, snapshot_of
 from millstream.coordination.core.standing import Standing
 from millstream.errors import UnavailableError
 from simulated_disk import Crash, Fault, SimulatedDisk, nothing_happens
@@ -178,7 +178,7 @@ class JournalWorld:
     def make_snapshot(self, lsn: int) -> Snapshot:
         data = self.rng.randbytes(200)
         number = 1 if self.state.snapshot is None else self.state.snapshot.number + 1
-        return Snapshot(SnapshotId(number, self.state.link(lsn), sha256(data).digest()), data)
+        return snapshot_of(number, self.state.link(lsn), data)
 
     def snapshot(self) -> None:
         """Write one, let it be stable, and cut the log for it."""
@@ -211,7 +211,7 @@ class JournalWorld:
         far = self.entries(state.link(state.op_lsn), ahead)
         link, data = far[-1].header.link, self.rng.randbytes(99)
         old = state.snapshot.number if state.snapshot else 0
-        snapshot = Snapshot(SnapshotId(old + 1, link, sha256(data).digest()), data)
+        snapshot = snapshot_of(old + 1, link, data)
         suffix = self.entries(link, number)
 
         def call() -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from millstream.coordination.core.durable import DurableImage
-from millstream.coordination.core.effects import Append, Install, WriteStanding
+from millstream.coordination.core.effects import Append, DiskEffect
 from millstream.coordination.core.entries import Entry
 from millstream.coordination.core.journal import Journal
 from millstream.errors import UnavailableError
@@ -94,7 +94,7 @@ class JournalThread:
         image, self._journal.image = self._journal.image, DurableImage(None)
         return image
 
-    def carry_out(self, effect: Append | Install | WriteStanding) -> None:
+    def carry_out(self, effect: DiskEffect) -> None:
         """Do what a replica wants done; its number is reported."""
         if not isinstance(effect, Append):
             self.perform(effect.op, lambda journal: journal.carry_out(effect))

@@ -15,8 +15,13 @@ Source: Liskov and Cowling 2012, section 4.1; V2R2, "Client Session".
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from enum import Enum
+from struct import Struct
 from typing import Final, NamedTuple
+
+from millstream.coordination.core.entries import ID_BYTES
+from millstream.coordination.core.snapshots import Pieces
 
 __all__ = [
     "REPLIES_BYTES_MAX",
@@ -36,6 +41,10 @@ WINDOW_MAX: Final = 256
 """How far below the highest executed number one may still be executed for the first time."""
 SESSIONS_MAX: Final = 100_000
 """Of one group; no more are opened."""
+
+
+_SESSION: Final = Struct(">QII")
+_REPLY: Final = Struct(">QQI")
 
 
 class Past(Enum):
@@ -59,8 +68,9 @@ _NEW: Final = Verdict(Past.NEW)
 
 
 class _Session:
-    def __init__(self, instance: bytes) -> None:
+    def __init__(self, instance: bytes, age: int) -> None:
         self.instance = instance
+        self.age = age
         self.highest = 0
         self.executed: set[int] = set()
         self.replies: OrderedDict[int, tuple[bytes, int]] = OrderedDict()
@@ -88,12 +98,38 @@ class _Session:
             _, (oldest, _) = self.replies.popitem(last=False)
             self.reply_bytes -= len(oldest)
 
+    def copy(self, age: int) -> _Session:
+        other = _Session(self.instance, age)
+        other.highest, other.executed = self.highest, self.executed.copy()
+        other.replies, other.reply_bytes = self.replies.copy(), self.reply_bytes
+        return other
+
+    def pieces(self) -> Iterator[bytes]:
+        """Return what counts: numbers that are gone anyway are left out."""
+        executed = sorted(csn for csn in self.executed if csn > self.highest - WINDOW_MAX)
+        yield self.instance + _SESSION.pack(self.highest, len(executed), len(self.replies))
+        yield b"".join(csn.to_bytes(8, "big") for csn in executed)
+        for csn, (value, lsn) in self.replies.items():
+            yield _REPLY.pack(csn, lsn, len(value)) + value
+
+    @classmethod
+    def read(cls, pieces: Pieces, age: int) -> _Session:
+        found = cls(pieces.take(ID_BYTES), age)
+        found.highest, executed, replies = _SESSION.unpack(pieces.take(_SESSION.size))
+        found.executed = {pieces.number() for _ in range(executed)}
+        for _ in range(replies):
+            csn, lsn, length = _REPLY.unpack(pieces.take(_REPLY.size))
+            found.replies[csn] = (pieces.take(length), lsn)
+            found.reply_bytes += length
+        return found
+
 
 class ClientTable:
     """The sessions of a group. Numbers of session 0 are nobody's and are never looked at."""
 
     def __init__(self) -> None:
         self._sessions: dict[int, _Session] = {}
+        self._age = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -102,7 +138,7 @@ class ClientTable:
         """Begin a session named after the entry's LSN; False if there are too many."""
         if len(self._sessions) >= SESSIONS_MAX:
             return False
-        self._sessions[session] = _Session(instance)
+        self._sessions[session] = _Session(instance, self._age)
         return True
 
     def close(self, session: int) -> None:
@@ -121,4 +157,31 @@ class ClientTable:
     def store(self, session: int, csn: int, value: bytes, lsn: int) -> None:
         """Keep the reply of a request that was just executed for the first time."""
         if session:
-            self._sessions[session].store(csn, value, lsn)
+            known = self._sessions[session]
+            if known.age != self._age:
+                known = self._sessions[session] = known.copy(self._age)
+            known.store(csn, value, lsn)
+
+    def freeze(self) -> Iterator[bytes]:
+        """Return the table of this moment, in small pieces, while it changes.
+
+        A session that is stored to later is copied, once; sessions are in order, since their
+        numbers only grow.
+        """
+        self._age += 1
+        return _pieces(list(self._sessions.items()))
+
+    def restore(self, pieces: Pieces) -> Iterator[None]:
+        """Let the table be what `freeze` wrote, one session with each step."""
+        self._sessions = {}
+        for _ in range(pieces.number()):
+            session = pieces.number()
+            self._sessions[session] = _Session.read(pieces, self._age)
+            yield
+
+
+def _pieces(sessions: Sequence[tuple[int, _Session]]) -> Iterator[bytes]:
+    yield len(sessions).to_bytes(8, "big")
+    for number, session in sessions:
+        yield number.to_bytes(8, "big")
+        yield from session.pieces()

@@ -28,13 +28,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from hashlib import sha256
 from struct import Struct
 from typing import Final, NamedTuple
 
 import msgspec
 
-from millstream.coordination.core.effects import Damaged
+from millstream.coordination.core.effects import Damaged, Image
 from millstream.coordination.core.entries import (
     GENESIS,
     HASH_BYTES,
@@ -45,6 +44,7 @@ from millstream.coordination.core.entries import (
     decode_header,
     hash_of,
 )
+from millstream.coordination.core.snapshots import Snapshot, SnapshotId, snapshot_of
 from millstream.coordination.core.standing import Standing
 from millstream.errors import CorruptionError
 
@@ -60,14 +60,12 @@ __all__ = [
     "Place",
     "Root",
     "Slot",
-    "Snapshot",
-    "SnapshotId",
     "decode_root",
     "decode_slot",
     "decode_snapshot",
     "encode_root",
     "encode_slot",
-    "encode_snapshot",
+    "encode_snapshot_head",
     "header_file_name",
     "newest_root",
     "segment_name",
@@ -86,19 +84,6 @@ _PLACE: Final = Struct(">QQ")
 _SNAPSHOT_HEAD: Final = Struct(">8sHHIQQ16sQQ32s")
 SNAPSHOT_HEAD_BYTES: Final = _SNAPSHOT_HEAD.size + HASH_BYTES
 SLOT_BYTES: Final = HEADER_BYTES + _PLACE.size + HASH_BYTES
-
-
-class SnapshotId(NamedTuple):
-    """One snapshot; `link` is that of the entry that asked for it, `hash` SHA-256 of its bytes."""
-
-    number: int
-    link: Link
-    hash: bytes
-
-    @property
-    def lsn(self) -> int:
-        """The state is that after this entry."""
-        return self.link.lsn
 
 
 # ---- files in force
@@ -231,18 +216,13 @@ def decode_slot(data: bytes) -> Slot | None:
 # ---- snapshots
 
 
-class Snapshot(NamedTuple):
-    """A snapshot with its bytes."""
-
-    id: SnapshotId
-    data: bytes
-
-
-def encode_snapshot(snapshot: Snapshot) -> bytes:
-    """Return the content of a snapshot's file."""
-    (number, link, digest), data = snapshot
-    head = _SNAPSHOT_HEAD.pack(_SNAPSHOT_MAGIC, _VERSION, 0, 0, number, *link, len(data), digest)
-    return head + hash_of(head) + data
+def encode_snapshot_head(snapshot: Snapshot) -> bytes:
+    """Return what a snapshot's file begins with; its parts follow."""
+    number, link, digest = snapshot.id
+    head = _SNAPSHOT_HEAD.pack(
+        _SNAPSHOT_MAGIC, _VERSION, 0, 0, number, *link, snapshot.size, digest
+    )
+    return head + hash_of(head)
 
 
 def decode_snapshot(content: bytes) -> Snapshot | None:
@@ -255,9 +235,8 @@ def decode_snapshot(content: bytes) -> Snapshot | None:
     )
     data = content[SNAPSHOT_HEAD_BYTES:]
     is_whole = (magic, version, length) == (_SNAPSHOT_MAGIC, _VERSION, len(data))
-    if not is_whole or sha256(data).digest() != digest:
-        return None
-    return Snapshot(SnapshotId(number, Link(lsn, link_hash, ts_ms), digest), data)
+    found = snapshot_of(number, Link(lsn, link_hash, ts_ms), data)
+    return found if is_whole and found.id.hash == digest else None
 
 
 # ---- what a restart finds
@@ -298,6 +277,14 @@ class DurableImage:
         assert index >= 0
         body = self.bodies[index]
         return None if body is None else Entry(self.headers[index], body)
+
+    @property
+    def for_replica(self) -> Image:
+        """The same, as a replica takes it; the standing must be there."""
+        assert self.standing is not None
+        if self.is_journal_lost:
+            return Image(self.standing, lost=True)
+        return Image(self.standing, self.log, False, self.base, self.snapshot_id, self.snapshot)
 
     @property
     def log(self) -> tuple[Entry | Damaged, ...]:

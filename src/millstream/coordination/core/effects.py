@@ -15,27 +15,44 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from millstream.coordination.core.entries import NOBODY, NOTHING, Body, Entry, Header, Kind
+from millstream.coordination.core.entries import (
+    GENESIS,
+    NOBODY,
+    NOTHING,
+    Body,
+    Entry,
+    Header,
+    Kind,
+    Link,
+)
 from millstream.coordination.core.messages import Envelope
+from millstream.coordination.core.snapshots import Snapshot, SnapshotId
 from millstream.coordination.core.standing import Standing
 
 __all__ = [
+    "AdoptSnapshot",
     "Append",
+    "CallSoon",
     "Code",
     "Damaged",
     "DiskDone",
+    "DiskEffect",
     "Effect",
     "Event",
     "Image",
     "Install",
+    "InstallSnapshot",
     "Message",
     "Read",
     "Reply",
     "Request",
     "Send",
     "SetTimer",
+    "Soon",
     "Start",
+    "TakeSnapshot",
     "Timer",
+    "WriteSnapshot",
     "WriteStanding",
 ]
 
@@ -49,12 +66,17 @@ class Damaged(NamedTuple):
 class Image(NamedTuple):
     """What a restart finds: the standing, and the log from its first entry on.
 
-    `lost`: the log cannot be told any more, and what is found of it is worth nothing.
+    `lost`: the log cannot be told any more, and what is found of it is worth nothing. `base`: the
+    entry before the first one of the log. `stable`: the snapshot that stands for what is below;
+    `snapshot` is None if its file is damaged.
     """
 
     standing: Standing
     log: tuple[Entry | Damaged, ...] = ()
     lost: bool = False
+    base: Link = GENESIS
+    stable: SnapshotId | None = None
+    snapshot: Snapshot | None = None
 
 
 # ---- events
@@ -104,7 +126,21 @@ class Read(NamedTuple):
     seen: int | None = None
 
 
-Event = Start | Message | Timer | DiskDone | Request | Read
+class TakeSnapshot(NamedTuple):
+    """Take a snapshot now; the answer, its number, comes once it is stable.
+
+    BUSY: one is being taken. UNKNOWN: it was not stable when this member ceased to lead, or in
+    time.
+    """
+
+    ticket: int
+
+
+class Soon(NamedTuple):
+    """Other events had their turn after a `CallSoon`."""
+
+
+Event = Start | Message | Timer | DiskDone | Request | Read | TakeSnapshot | Soon
 
 # ---- effects
 
@@ -120,6 +156,13 @@ class SetTimer(NamedTuple):
     """Report `Timer` after so long; it replaces the one before."""
 
     after_ms: float
+
+
+class CallSoon(NamedTuple):
+    """Report `Soon` when what waits now has had its turn: there is work to be done in slices.
+
+    A report too few delays it until the next Timer, one too many does no harm.
+    """
 
 
 class Append(NamedTuple):
@@ -148,6 +191,36 @@ class WriteStanding(NamedTuple):
     standing: Standing
 
 
+class WriteSnapshot(NamedTuple):
+    """Make a snapshot durable beside the one in force."""
+
+    op: int
+    snapshot: Snapshot
+
+
+class AdoptSnapshot(NamedTuple):
+    """Let a snapshot that was written be the one in force; the log up to `cut_lsn` may go."""
+
+    op: int
+    id: SnapshotId
+    cut_lsn: int
+
+
+class InstallSnapshot(NamedTuple):
+    """Let the log be `suffix` behind a snapshot of another member, and replace the standing.
+
+    A crash leaves all of it or nothing.
+    """
+
+    op: int
+    snapshot: Snapshot
+    suffix: tuple[Entry, ...]
+    standing: Standing
+
+
+DiskEffect = Append | Install | WriteStanding | WriteSnapshot | AdoptSnapshot | InstallSnapshot
+
+
 class Code(Enum):
     """What a reply says. All but OK, GONE and UNKNOWN: this attempt changed nothing."""
 
@@ -170,4 +243,4 @@ class Reply(NamedTuple):
     lsn: int = 0
 
 
-Effect = Send | SetTimer | Append | Install | WriteStanding | Reply
+Effect = Send | SetTimer | CallSoon | DiskEffect | Reply

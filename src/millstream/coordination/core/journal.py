@@ -26,6 +26,7 @@ from millstream.coordination.core.careful_files import CarefulFiles
 from millstream.coordination.core.durable import (
     COPY_BYTES,
     SLOT_BYTES,
+    SNAPSHOT_HEAD_BYTES,
     SUPERBLOCK,
     DurableImage,
     Extent,
@@ -33,17 +34,23 @@ from millstream.coordination.core.durable import (
     Place,
     Root,
     Slot,
-    Snapshot,
-    SnapshotId,
     decode_slot,
     encode_root,
     encode_slot,
-    encode_snapshot,
+    encode_snapshot_head,
     header_file_name,
     segment_name,
     snapshot_name,
 )
-from millstream.coordination.core.effects import Append, Install, WriteStanding
+from millstream.coordination.core.effects import (
+    AdoptSnapshot,
+    Append,
+    DiskEffect,
+    Install,
+    InstallSnapshot,
+    WriteSnapshot,
+    WriteStanding,
+)
 from millstream.coordination.core.entries import (
     GENESIS,
     Entry,
@@ -51,6 +58,7 @@ from millstream.coordination.core.entries import (
     check_chain,
 )
 from millstream.coordination.core.recovery import Survey, survey
+from millstream.coordination.core.snapshots import Snapshot, SnapshotId
 from millstream.coordination.core.standing import Standing
 from millstream.errors import CorruptionError
 from millstream.ports.disk import Disk
@@ -148,7 +156,7 @@ class Journal:
 
     # ---- steps
 
-    def carry_out(self, effect: Append | Install | WriteStanding) -> None:
+    def carry_out(self, effect: DiskEffect) -> None:
         """Do what a replica wants done."""
         match effect:
             case Append(_, entries):
@@ -157,6 +165,14 @@ class Journal:
                 self.install(keep_lsn, suffix, standing)
             case WriteStanding(_, standing):
                 self.write_standing(standing)
+            case WriteSnapshot(_, snapshot):
+                self.write_snapshot(snapshot)
+            case AdoptSnapshot(_, snapshot_id, cut_lsn):
+                self.adopt_snapshot(snapshot_id)
+                self.truncate_prefix(cut_lsn)
+            case InstallSnapshot(_, snapshot, suffix, standing):
+                self.write_snapshot(snapshot)
+                self.begin_anew(snapshot.id, suffix, standing)
 
     def append(self, entries: Sequence[Entry]) -> None:
         """Make entries durable behind the last one.
@@ -250,7 +266,12 @@ class Journal:
     def write_snapshot(self, snapshot: Snapshot) -> None:
         """Make a snapshot durable; it counts once it is adopted, or the log begins behind it."""
         name = snapshot_name(snapshot.id.number)
-        self._files.replace(name + ".new", encode_snapshot(snapshot))
+        self._files.cut(name + ".new", 0)
+        parts, offset = [(0, encode_snapshot_head(snapshot))], SNAPSHOT_HEAD_BYTES
+        for part in snapshot.parts:
+            parts.append((offset, part))
+            offset += len(part)
+        self._files.write(name + ".new", parts)
         self._files.rename(name + ".new", name)
 
     def adopt_snapshot(self, snapshot: SnapshotId) -> None:

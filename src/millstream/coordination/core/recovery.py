@@ -29,7 +29,6 @@ from millstream.coordination.core.durable import (
     Place,
     Root,
     Slot,
-    Snapshot,
     decode_slot,
     decode_snapshot,
     encode_slot,
@@ -44,6 +43,7 @@ from millstream.coordination.core.entries import (
     decode_header,
     is_body_of,
 )
+from millstream.coordination.core.snapshots import Snapshot
 from millstream.errors import CorruptionError
 from millstream.ports.disk import Disk
 

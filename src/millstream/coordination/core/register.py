@@ -11,14 +11,20 @@ these commands (`register_commands`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from struct import Struct
+from typing import Final, Protocol
 
 from millstream.coordination.core.entries import Body, Entry
+from millstream.coordination.core.snapshots import Pieces
+from millstream.coordination.core.sorted_map import SortedMap
 from millstream.coordination.core.values import array
 from millstream.coordination.core.versions import NEVER, Version, version_of
 
 __all__ = ["Registers", "StateMachine"]
+
+_LENGTH: Final = Struct(">I")
+_VERSION: Final = Struct(">IIQ")
 
 
 class StateMachine(Protocol):
@@ -30,35 +36,71 @@ class StateMachine(Protocol):
     def read(self, body: Body) -> bytes:
         """Return what is asked for, changing nothing."""
 
+    def freeze(self) -> Iterator[bytes]:
+        """Return the state of this moment, in small pieces, while changes go on.
+
+        The call itself is quick, and so is each piece. Equal states give equal bytes.
+        """
+
+    def restore(self, pieces: Pieces) -> Iterator[None]:
+        """Let the state be what `freeze` wrote, and nothing else; some work with each step.
+
+        It is not asked for anything before the last step. CorruptionError if it is not understood.
+        """
+
 
 class Registers:
     """SET key value, CAS key expected value; GET key, GET key META."""
 
     def __init__(self) -> None:
-        self.values: dict[bytes, tuple[bytes, Version]] = {}
+        self.values = SortedMap[tuple[bytes, Version]]()
 
     def apply(self, entry: Entry) -> bytes:
         """Execute SET or CAS."""
         match entry.content.argv:
             case (b"SET", key, value):
-                self.values[key] = (value, version_of(entry.header))
+                self.values.put(key, (value, version_of(entry.header)))
                 return b"+OK"
             case (b"CAS", key, expected, value):
-                if self.values.get(key, (b"",))[0] != expected:
+                if self._at(key)[0] != expected:
                     return b"-CAS_MISMATCH"
-                self.values[key] = (value, version_of(entry.header))
+                self.values.put(key, (value, version_of(entry.header)))
                 return b"+OK"
         return _not_understood(entry.content.argv)
+
+    def _at(self, key: bytes) -> tuple[bytes, Version]:
+        return self.values.get(key) or (b"", NEVER)
 
     def read(self, body: Body) -> bytes:
         """Execute GET; a register that was never set is empty."""
         match body.argv:
             case (b"GET", key):
-                return b"=" + self.values.get(key, (b"",))[0]
+                return b"=" + self._at(key)[0]
             case (b"GET", key, b"META"):
-                value, version = self.values.get(key, (b"", NEVER))
+                value, version = self._at(key)
                 return array((b"=" + value, b"=" + version.text))
         return _not_understood(body.argv)
+
+    def freeze(self) -> Iterator[bytes]:
+        """Return count, then of each register: key and value behind lengths, version."""
+        return _pieces(len(self.values), self.values.items())
+
+    def restore(self, pieces: Pieces) -> Iterator[None]:
+        """Read what `freeze` wrote."""
+        self.values = SortedMap()
+        for _ in range(pieces.number()):
+            key, value = pieces.text(), pieces.text()
+            version = Version(pieces.number(4), pieces.number(4), pieces.number())
+            self.values.put(key, (value, version))
+            yield
+
+
+def _pieces(count: int, items: Iterator[tuple[bytes, tuple[bytes, Version]]]) -> Iterator[bytes]:
+    yield count.to_bytes(8, "big")
+    for key, (value, version) in items:
+        yield b"".join(
+            (_LENGTH.pack(len(key)), key, _LENGTH.pack(len(value)), value, _VERSION.pack(*version))
+        )
 
 
 def _not_understood(argv: Sequence[bytes]) -> bytes:

@@ -13,6 +13,7 @@ from millstream.coordination.core.client_table import (
     Past,
     Verdict,
 )
+from millstream.coordination.core.snapshots import Pieces
 
 ME = b"i" * 16
 
@@ -76,3 +77,41 @@ def test_there_is_an_end_of_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     table = ClientTable()
     assert [table.open(session, ME) for session in (1, 2, 3)] == [True, True, False]
     assert len(table) == 2
+
+
+def bytes_of(table: ClientTable) -> bytes:
+    return b"".join(table.freeze())
+
+
+@given(st.lists(st.tuples(st.sampled_from((3, 7)), st.integers(1, 3 * WINDOW_MAX)), max_size=99))
+def test_a_restored_table_goes_on_as_the_one_that_was_frozen(asked: list[tuple[int, int]]) -> None:
+    table, other = ClientTable(), ClientTable()
+    table.open(3, ME)
+    table.open(7, ME)
+    store(table, asked[: len(asked) // 2])
+    frozen = table.freeze()
+    early = bytes_of(table)
+    store(table, asked[len(asked) // 2 :])
+    assert b"".join(frozen) == early
+    other.open(99, ME)
+    for _ in other.restore(Pieces([early])):
+        pass
+    store(other, asked[len(asked) // 2 :])
+    assert bytes_of(other) == bytes_of(table)
+
+
+def store(table: ClientTable, asked: list[tuple[int, int]]) -> None:
+    for session, csn in asked:
+        if table.judge(ME, session, csn).past is Past.NEW:
+            table.store(session, csn, b"%d" % csn, csn)
+
+
+def test_numbers_that_are_gone_anyway_leave_no_trace() -> None:
+    """A member that was restored must have the same bytes as one that went all the way."""
+    table = ClientTable()
+    table.open(7, ME)
+    store(table, [(7, csn) for csn in range(1, 2 * WINDOW_MAX)])
+    other = ClientTable()
+    for _ in other.restore(Pieces([bytes_of(table)])):
+        pass
+    assert bytes_of(other) == bytes_of(table)

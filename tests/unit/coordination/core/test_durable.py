@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,14 +16,12 @@ from millstream.coordination.core.durable import (
     Place,
     Root,
     Slot,
-    Snapshot,
-    SnapshotId,
     decode_root,
     decode_slot,
     decode_snapshot,
     encode_root,
     encode_slot,
-    encode_snapshot,
+    encode_snapshot_head,
     newest_root,
 )
 from millstream.coordination.core.effects import Damaged
@@ -37,6 +33,7 @@ from millstream.coordination.core.entries import (
     chain,
     hash_of,
 )
+from millstream.coordination.core.snapshots import SnapshotId, snapshot_of
 from millstream.coordination.core.standing import Standing
 from millstream.errors import CorruptionError
 
@@ -143,8 +140,8 @@ def test_slots(header: Header, segment: int, offset: int, data: st.DataObject) -
 
 @given(u64, links, st.binary(max_size=99), st.data())
 def test_snapshots(number: int, link: Link, content: bytes, data: st.DataObject) -> None:
-    snapshot = Snapshot(SnapshotId(number, link, sha256(content).digest()), content)
-    whole = encode_snapshot(snapshot)
+    snapshot = snapshot_of(number, link, content)
+    whole = encode_snapshot_head(snapshot) + content
     assert decode_snapshot(whole) == snapshot
     assert snapshot.id.lsn == link.lsn
     assert decode_snapshot(flipped(whole, data.draw(st.integers(0, 8 * len(whole) - 1)))) is None

@@ -1,0 +1,94 @@
+"""A map in the order of its keys, of which a frozen view costs next to nothing.
+
+Invariants:
+1. `items` gives keys ascending, whatever the order they came in.
+2. A frozen view shows what was there when it was taken. It shares chunks of at most
+   `CHUNK_KEYS_MAX` keys with the map, and a change copies the one chunk that it falls into, once
+   for each view: no call does more work than that, but for a list of all chunks.
+
+Elsewhere: what is kept in one (`register`), who freezes (`snapshotting`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from typing import Final, Generic, TypeVar
+
+__all__ = ["CHUNK_KEYS_MAX", "SortedMap"]
+
+CHUNK_KEYS_MAX: Final = 512
+"""Of one chunk; a fuller one is split in two."""
+V = TypeVar("V")
+
+
+class _Chunk(Generic[V]):
+    __slots__ = ("age", "keys", "values")
+
+    def __init__(self, age: int, keys: list[bytes], values: list[V]) -> None:
+        self.age, self.keys, self.values = age, keys, values
+
+
+class SortedMap(Generic[V]):
+    """Keys are bytes."""
+
+    def __init__(self) -> None:
+        self._age = 0
+        self._size = 0
+        self._firsts: list[bytes] = []
+        self._chunks: list[_Chunk[V]] = []
+
+    def __len__(self) -> int:
+        return self._size
+
+    def get(self, key: bytes) -> V | None:
+        """Return what is kept under a key."""
+        index = bisect_right(self._firsts, key) - 1
+        if index < 0:
+            return None
+        chunk = self._chunks[index]
+        at = bisect_left(chunk.keys, key)
+        return chunk.values[at] if at < len(chunk.keys) and chunk.keys[at] == key else None
+
+    def put(self, key: bytes, value: V) -> None:
+        """Keep something under a key, instead of what was there."""
+        if not self._chunks:
+            self._firsts.append(key)
+            self._chunks.append(_Chunk(self._age, [], []))
+        index = max(bisect_right(self._firsts, key) - 1, 0)
+        chunk = self._own(index)
+        at = bisect_left(chunk.keys, key)
+        if at < len(chunk.keys) and chunk.keys[at] == key:
+            chunk.values[at] = value
+            return
+        chunk.keys.insert(at, key)
+        chunk.values.insert(at, value)
+        self._size += 1
+        self._firsts[index] = chunk.keys[0]
+        if len(chunk.keys) > CHUNK_KEYS_MAX:
+            self._split(index, chunk)
+
+    def _own(self, index: int) -> _Chunk[V]:
+        """Return a chunk that no frozen view shares."""
+        chunk = self._chunks[index]
+        if chunk.age != self._age:
+            chunk = _Chunk(self._age, chunk.keys[:], chunk.values[:])
+            self._chunks[index] = chunk
+        return chunk
+
+    def _split(self, index: int, chunk: _Chunk[V]) -> None:
+        half = len(chunk.keys) // 2
+        upper = _Chunk(self._age, chunk.keys[half:], chunk.values[half:])
+        del chunk.keys[half:], chunk.values[half:]
+        self._firsts.insert(index + 1, upper.keys[0])
+        self._chunks.insert(index + 1, upper)
+
+    def items(self) -> Iterator[tuple[bytes, V]]:
+        """Return all keys, ascending, and what they stand for, as of now."""
+        self._age += 1
+        return _items(self._chunks[:])
+
+
+def _items(chunks: list[_Chunk[V]]) -> Iterator[tuple[bytes, V]]:
+    for chunk in chunks:
+        yield from zip(chunk.keys, chunk.values, strict=True)

@@ -1,0 +1,38 @@
+"""A sorted map is a dict whose keys come in order, and whose views stay as they were."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millstream.coordination.core import sorted_map
+from millstream.coordination.core.sorted_map import SortedMap
+
+puts = st.lists(st.tuples(st.binary(max_size=2), st.integers()), max_size=60)
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sorted_map, "CHUNK_KEYS_MAX", 3)
+
+
+@given(puts)
+def test_it_has_what_was_put(changes: list[tuple[bytes, int]]) -> None:
+    found, expected = SortedMap[int](), dict(changes)
+    for key, value in changes:
+        found.put(key, value)
+    assert list(found.items()) == sorted(expected.items())
+    assert len(found) == len(expected)
+    assert all(found.get(key) == value for key, value in expected.items())
+    assert found.get(b"none") is None
+
+
+@given(puts, st.lists(st.integers(0, 60), max_size=4))
+def test_a_view_stays_as_it_was(changes: list[tuple[bytes, int]], when: list[int]) -> None:
+    found, expected, views = SortedMap[int](), dict[bytes, int](), []
+    for at, (key, value) in enumerate(changes):
+        if at in when:
+            views.append((found.items(), sorted(expected.items())))
+        found.put(key, value)
+        expected[key] = value
+    for view, there in views:
+        assert list(view) == there
