@@ -1,8 +1,8 @@
 """One group of this process: its replica, its journal, its timer, and who waits for an answer.
 
 Invariants:
-1. One event at a time: all effects of an event are carried out, in order, before the next one is
-   looked at, also where carrying one out brings about another event.
+1. Events are taken in the order they came. Those of one turn of the loop are one step, and all its
+   effects are carried out, in order, before the next step.
 2. Each ticket is answered exactly once: by the replica, or by `close` with UNKNOWN.
 3. After the disk failed, or the replica found itself wrong, nothing is sent, written or answered
    any more; `on_fatal` is told once.
@@ -16,9 +16,9 @@ import asyncio
 import logging
 import random
 import time
-from collections import deque
 from collections.abc import Callable
 from itertools import count
+from typing import Final
 
 from millstream.coordination.aio.journal import JournalThread
 from millstream.coordination.core.durable import DurableImage
@@ -47,9 +47,11 @@ from millstream.coordination.core.replica import Replica
 from millstream.errors import CorruptionError
 from millstream.ports.disk import Disk
 
-__all__ = ["GroupRunner", "OnReply", "SendTo"]
+__all__ = ["STEP_EVENTS_MAX", "GroupRunner", "OnReply", "SendTo"]
 
 _LOG = logging.getLogger(__name__)
+STEP_EVENTS_MAX: Final = 128
+"""That a replica takes before others have their turn."""
 OnReply = Callable[[Reply], None]
 SendTo = Callable[[bytes, Envelope], None]
 
@@ -72,8 +74,8 @@ class GroupRunner:
         self._loop = asyncio.get_running_loop()
         self._tickets = count(1)
         self._waiting: dict[int, OnReply] = {}
-        self._events: deque[Event] = deque()
-        self._is_stepping = self._is_closed = False
+        self._events: list[Event] = []
+        self._is_due = self._is_closed = False
         self._timer: asyncio.TimerHandle | None = None
 
     @classmethod
@@ -98,14 +100,14 @@ class GroupRunner:
             await journal.close()
             raise _promises_lost(disk)
         runner._journal = journal
-        runner.step(Start(await asyncio.to_thread(_image_of, durable)))
+        runner.take(Start(await asyncio.to_thread(_image_of, durable)))
         return runner
 
     # ---- what others want
 
     def receive(self, envelope: Envelope) -> None:
         """Take a message of a member."""
-        self.step(Message(envelope))
+        self.take(Message(envelope))
 
     def request(
         self,
@@ -117,12 +119,12 @@ class GroupRunner:
         csn: int = 0,
         kind: Kind = Kind.REQUEST,
     ) -> None:
-        """Have something changed; `on_reply` is called once, perhaps before this returns."""
-        self.step(Request(self._ticket(on_reply), body, instance, session, csn, kind))
+        """Have something changed; `on_reply` is called once."""
+        self.take(Request(self._ticket(on_reply), body, instance, session, csn, kind))
 
     def read(self, body: Body, on_reply: OnReply, seen: int | None = None) -> None:
         """Have something read; `on_reply` as for `request`."""
-        self.step(Read(self._ticket(on_reply), body, seen))
+        self.take(Read(self._ticket(on_reply), body, seen))
 
     def _ticket(self, on_reply: OnReply) -> int:
         ticket = next(self._tickets)
@@ -153,23 +155,28 @@ class GroupRunner:
 
     # ---- events in, effects out
 
-    def step(self, event: Event) -> None:
-        """Have the replica take an event, and do what it wants done."""
+    def take(self, event: Event) -> None:
+        """Have the replica take an event at the end of this turn, and do what it wants done."""
         self._events.append(event)
-        if self._is_stepping:
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._step)
+
+    def _step(self) -> None:
+        self._is_due = False
+        if self._is_closed:
             return
-        self._is_stepping = True
+        events, self._events = self._events[:STEP_EVENTS_MAX], self._events[STEP_EVENTS_MAX:]
+        if self._events:
+            self._is_due = True
+            self._loop.call_soon(self._step)
         try:
-            while self._events and not self._is_closed:
-                event = self._events.popleft()
-                now_ms, wall_ms = self._loop.time() * 1000, time.time_ns() // 1_000_000
-                for effect in self.replica.step(now_ms, wall_ms, event):
-                    self._carry_out(effect)
+            now_ms, wall_ms = self._loop.time() * 1000, time.time_ns() // 1_000_000
+            for effect in self.replica.step(now_ms, wall_ms, *events):
+                self._carry_out(effect)
         except Exception as error:  # noqa: BLE001 - whatever it is, this replica is wrong
             _LOG.critical("a coordination group ends", exc_info=True)
             self._failed(error)
-        finally:
-            self._is_stepping = False
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
@@ -184,10 +191,10 @@ class GroupRunner:
             case SetTimer(after_ms):
                 if self._timer is not None:
                     self._timer.cancel()
-                self._timer = self._loop.call_later(after_ms / 1000, self.step, Timer())
+                self._timer = self._loop.call_later(after_ms / 1000, self.take, Timer())
 
     def _written(self, op: int) -> None:
-        self.step(DiskDone(op))
+        self.take(DiskDone(op))
 
     def _failed(self, error: BaseException) -> None:
         if not self._is_closed:

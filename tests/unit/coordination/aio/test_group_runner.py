@@ -13,9 +13,9 @@ import pytest
 
 from coordinators import GROUP, ask, until
 from millstream.coordination.aio import journal as journal_module
-from millstream.coordination.aio.group_runner import GroupRunner
+from millstream.coordination.aio.group_runner import STEP_EVENTS_MAX, GroupRunner
 from millstream.coordination.core.durable import SUPERBLOCK, SUPERBLOCK_BYTES
-from millstream.coordination.core.effects import Code, Reply
+from millstream.coordination.core.effects import Code, Effect, Event, Reply, Request
 from millstream.coordination.core.entries import Body
 from millstream.coordination.core.journal import format_group
 from millstream.coordination.core.messages import Envelope
@@ -94,6 +94,26 @@ async def test_many_requests_are_answered_once_each_in_order() -> None:
         assert (await ask(runner, b"GET", b"k")).value == b"=1999"
 
 
+async def test_what_comes_in_one_turn_is_one_step_up_to_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with opened() as process:
+        runner = process.runner
+        await until(lambda: runner.replica.leading)
+        steps: list[int] = []
+        step = runner.replica.step
+
+        def counted(now_ms: float, wall_ms: int, *events: Event) -> list[Effect]:
+            steps.append(sum(isinstance(event, Request) for event in events))
+            return step(now_ms, wall_ms, *events)
+
+        monkeypatch.setattr(runner.replica, "step", counted)
+        for _ in range(STEP_EVENTS_MAX + 10):
+            runner.request(Body(argv=(b"SET", b"k", b"v")), lambda reply: None)
+        await until(lambda: runner.waiting == 0)
+        assert [number for number in steps if number] == [STEP_EVENTS_MAX, 10]
+
+
 async def test_a_request_made_while_an_answer_is_taken_waits_its_turn() -> None:
     async with opened() as process:
         runner, lsns = process.runner, list[int]()
@@ -164,6 +184,7 @@ async def test_a_fault_of_the_replica_ends_the_group(monkeypatch: pytest.MonkeyP
 
         monkeypatch.setattr(runner.replica, "step", step)
         runner.request(Body(argv=(b"SET", b"k", b"v")), lambda reply: None)
+        await until(lambda: bool(process.fatal))
         assert process.fatal == [fault]
 
 
