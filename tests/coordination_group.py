@@ -13,6 +13,7 @@ from millstream.coordination.core.effects import (
     Install,
     Message,
     Read,
+    Reconfigure,
     Reply,
     Request,
     Send,
@@ -126,6 +127,13 @@ class Group:
         """Who leads the highest view."""
         leading = [i for i, replica in enumerate(self.replicas) if replica.leading]
         return max(leading, key=lambda i: (self.replicas[i].epoch, self.replicas[i].view))
+
+    def change(self, *members: int, ticket: int = 1000, epoch: int | None = None) -> Replica:
+        """Ask the primary for other members, and let no time pass."""
+        leader = self.leader
+        wanted = tuple(sorted(self.ids[number] for number in members))
+        self.step(leader, Reconfigure(ticket, wanted, epoch))
+        return self.replicas[leader]
 
     def set(self, number: int, ticket: int, value: bytes = b"v") -> None:
         """Ask this one for a change."""

@@ -29,7 +29,9 @@ from millstream.coordination.core.effects import (
     Image,
     Install,
     Message,
+    MovePrimary,
     Read,
+    Reconfigure,
     Reply,
     Request,
     Send,
@@ -57,6 +59,8 @@ HEAL_ROUNDS = 400
 LATE_MAX = 20
 CLIENTS = 3
 GROUP = b"g" * 16
+CHANGE = -1
+"""In place of a request number: an operator asked."""
 
 
 class WrongError(AssertionError):
@@ -152,6 +156,7 @@ class Weather(NamedTuple):
     cut: float
     jump: float
     reconfigure: float
+    move: float
     late: float
     synced: float
     lost: float
@@ -164,7 +169,7 @@ class Weather(NamedTuple):
         pick = rng.choice
         return cls(
             pick((0, 0.004, 0.02)), pick((0, 0.01, 0.03)), pick((0, 0.01, 0.03)),
-            pick((0.01, 0.08)), pick((0, 0.005, 0.03)), pick((0.02, 0.05, 0.2)),
+            pick((0.01, 0.08)), pick((0, 0.005, 0.03)), pick((0, 0.01)), pick((0.02, 0.05, 0.2)),
             pick((0.1, 0.6, 0.95)), pick((0, 0.02, 0.06)), pick((40, 70, 150)),
             pick((0, 0, 0.3)), pick((1, 3, 512)),
         )  # fmt: skip
@@ -192,7 +197,7 @@ class World:
         self.tickets = 0
         self.clients = [Client(number + 1) for number in range(CLIENTS)]
         self.counts = dict.fromkeys(
-            ("commits", "views", "epochs", "reads", "crashes", "damaged", "lost"), 0
+            ("commits", "views", "epochs", "reads", "crashes", "damaged", "lost", "changes"), 0
         )
         ids = [bytes([number + 1]) * 16 for number in range(nodes)]
         members = tuple(sorted(self.rng.sample(ids, self.rng.choice((1, 3, 3, 5)))))
@@ -338,6 +343,9 @@ class World:
         asked = self.asked.pop(reply.ticket, None)
         if asked is None or asked.node != node.number:
             raise WrongError(f"ticket {reply.ticket} is answered twice, or by another node")
+        if asked.csn == CHANGE:
+            self.counts["changes"] += reply.code is Code.OK
+            return
         if reply.code is not Code.OK:
             if reply.code in (Code.CSNGONE, Code.SESSIONEXPIRED):
                 raise WrongError(f"{reply.code} to a client that waits for every answer")
@@ -370,12 +378,18 @@ class World:
         replica = node.replica
         size = 3 if len(replica.members) == 1 else self.rng.choice((3, 3, 5))
         members = tuple(sorted(self.rng.sample(sorted(self.by_id), size)))
-        if replica.reconfigure(members):
-            self.configurations.setdefault(replica.epoch + 1, set()).add(members)
-            self.say(node, f"ends its epoch for {[self.by_id[m].number for m in members]}")
-        effects, replica.effects = replica.effects, []
-        for effect in effects:
-            self.carry_out(node, effect)
+        self.configurations.setdefault(replica.epoch + 1, set()).add(members)
+        self.say(node, f"shall end its epoch for {[self.by_id[m].number for m in members]}")
+        self.tickets += 1
+        self.asked[self.tickets] = Asked(node.number, None, CHANGE, 0)
+        self.step(node, Reconfigure(self.tickets, members))
+
+    def move(self, node: Node) -> None:
+        """Have another member lead."""
+        self.tickets += 1
+        self.asked[self.tickets] = Asked(node.number, None, CHANGE, 0)
+        self.say(node, "shall hand over")
+        self.step(node, MovePrimary(self.tickets, self.rng.choice(node.replica.members)))
 
     # ---- invariants
 
@@ -489,6 +503,7 @@ class World:
         for probability, what in (
             (weather.crash, self.crash), (weather.pause, self.pause), (weather.cut, self.cut),
             (weather.jump, self.jump), (weather.reconfigure if leads else 0, self.reconfigure),
+            (weather.move if leads else 0, self.move),
         ):  # fmt: skip
             if chance < probability:
                 return self.guarded(node, what)

@@ -15,18 +15,22 @@ Source: Liskov and Cowling 2012, section 4.1; V2R2, "Client Session".
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from struct import Struct
 from typing import Final, NamedTuple
 
+from millstream.coordination.core.effects import Code
 from millstream.coordination.core.entries import ID_BYTES
 from millstream.coordination.core.snapshots import Pieces
 
 __all__ = [
     "REPLIES_BYTES_MAX",
     "REPLIES_MAX",
+    "SECRET_BYTES_MAX",
     "SESSIONS_MAX",
+    "TIME_OUT_MS",
+    "TIME_OUT_MS_MIN",
     "WINDOW_MAX",
     "ClientTable",
     "Past",
@@ -41,9 +45,16 @@ WINDOW_MAX: Final = 256
 """How far below the highest executed number one may still be executed for the first time."""
 SESSIONS_MAX: Final = 100_000
 """Of one group; no more are opened."""
+TIME_OUT_MS: Final = 10_000
+"""So long a client may be silent, if it asks for no less."""
+TIME_OUT_MS_MIN: Final = 500
+"""No time-out is shorter."""
+SECRET_BYTES_MAX: Final = 64
+"""Of what a client proves with that a session is its own; more is not looked at."""
+_DIGITS_MAX: Final = 9
 
 
-_SESSION: Final = Struct(">QII")
+_SESSION: Final = Struct(">IHQII")
 _REPLY: Final = Struct(">QQI")
 
 
@@ -68,8 +79,10 @@ _NEW: Final = Verdict(Past.NEW)
 
 
 class _Session:
-    def __init__(self, instance: bytes, age: int) -> None:
+    def __init__(self, instance: bytes, time_out_ms: int, secret: bytes, age: int) -> None:
         self.instance = instance
+        self.time_out_ms = time_out_ms
+        self.secret = secret
         self.age = age
         self.highest = 0
         self.executed: set[int] = set()
@@ -99,7 +112,7 @@ class _Session:
             self.reply_bytes -= len(oldest)
 
     def copy(self, age: int) -> _Session:
-        other = _Session(self.instance, age)
+        other = _Session(self.instance, self.time_out_ms, self.secret, age)
         other.highest, other.executed = self.highest, self.executed.copy()
         other.replies, other.reply_bytes = self.replies.copy(), self.reply_bytes
         return other
@@ -107,15 +120,22 @@ class _Session:
     def pieces(self) -> Iterator[bytes]:
         """Return what counts: numbers that are gone anyway are left out."""
         executed = sorted(csn for csn in self.executed if csn > self.highest - WINDOW_MAX)
-        yield self.instance + _SESSION.pack(self.highest, len(executed), len(self.replies))
+        yield self.instance + _SESSION.pack(
+            self.time_out_ms, len(self.secret), self.highest, len(executed), len(self.replies)
+        )
+        yield self.secret
         yield b"".join(csn.to_bytes(8, "big") for csn in executed)
         for csn, (value, lsn) in self.replies.items():
             yield _REPLY.pack(csn, lsn, len(value)) + value
 
     @classmethod
     def read(cls, pieces: Pieces, age: int) -> _Session:
-        found = cls(pieces.take(ID_BYTES), age)
-        found.highest, executed, replies = _SESSION.unpack(pieces.take(_SESSION.size))
+        instance = pieces.take(ID_BYTES)
+        time_out_ms, length, highest, executed, replies = _SESSION.unpack(
+            pieces.take(_SESSION.size)
+        )
+        found = cls(instance, time_out_ms, pieces.take(length), age)
+        found.highest = highest
         found.executed = {pieces.number() for _ in range(executed)}
         for _ in range(replies):
             csn, lsn, length = _REPLY.unpack(pieces.take(_REPLY.size))
@@ -134,16 +154,53 @@ class ClientTable:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def open(self, session: int, instance: bytes) -> bool:
-        """Begin a session named after the entry's LSN; False if there are too many."""
+    def __contains__(self, session: int) -> bool:
+        return session in self._sessions
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the sessions in the order of their beginning."""
+        return iter(self._sessions)
+
+    def open(
+        self, session: int, instance: bytes, time_out_ms: bytes = b"", secret: bytes = b""
+    ) -> bool:
+        """Begin a session named after the entry's LSN; False if there are too many.
+
+        `time_out_ms`: digits; what is none, or is too large, is the longest there is.
+        """
         if len(self._sessions) >= SESSIONS_MAX:
             return False
-        self._sessions[session] = _Session(instance, self._age)
+        is_number = time_out_ms.isdigit() and len(time_out_ms) <= _DIGITS_MAX
+        asked = int(time_out_ms) if is_number else TIME_OUT_MS
+        bounded = min(max(asked, TIME_OUT_MS_MIN), TIME_OUT_MS)
+        self._sessions[session] = _Session(instance, bounded, secret[:SECRET_BYTES_MAX], self._age)
         return True
 
-    def close(self, session: int) -> None:
-        """End it; what comes of it later is refused."""
-        self._sessions.pop(session, None)
+    def close(self, session: int, instance: bytes) -> bool:
+        """End it, if it is the caller's; what comes of it later is refused."""
+        known = self._sessions.get(session)
+        if known is None or known.instance != instance:
+            return False
+        del self._sessions[session]
+        return True
+
+    def expire(self, sessions: Iterable[int]) -> None:
+        """End them, whosever they are."""
+        for session in sessions:
+            self._sessions.pop(session, None)
+
+    def time_out_ms(self, session: int) -> int:
+        """Return how long its client may be silent; there has to be such a session."""
+        return self._sessions[session].time_out_ms
+
+    def know(self, instance: bytes, session: int, secret: bytes) -> tuple[Code, bytes]:
+        """Return what a client that goes on with its session is told."""
+        known = self._sessions.get(session)
+        if known is None or known.instance != instance:
+            return Code.SESSIONEXPIRED, b""
+        if known.secret != secret[:SECRET_BYTES_MAX]:
+            return Code.NOPERM, b""
+        return Code.OK, b"%d %d" % (known.time_out_ms, known.highest)
 
     def judge(self, instance: bytes, session: int, csn: int) -> Verdict:
         """Return whether a request may be executed, and the reply if it was."""

@@ -16,10 +16,12 @@ from typing import Final, NamedTuple
 
 from millstream.coordination.core.entries import GENESIS, ID_BYTES, Body, Entry, Kind
 
-__all__ = ["MEMBERS_MAX", "Configuration", "closing_body", "successor"]
+__all__ = ["MEMBERS_MAX", "SIZES", "Configuration", "closing_body", "successor"]
 
 MEMBERS_MAX: Final = 7
 """Of one group; three of them may fail."""
+SIZES: Final = (3, 5, 7)
+"""That a change may lead to; a group of one is where a lone node begins."""
 
 
 class Configuration(NamedTuple):

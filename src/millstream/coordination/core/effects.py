@@ -43,15 +43,19 @@ __all__ = [
     "Install",
     "InstallSnapshot",
     "Message",
+    "MovePrimary",
     "Read",
+    "Reconfigure",
     "Reply",
     "Request",
+    "Resume",
     "Send",
     "SetTimer",
     "Soon",
     "Start",
     "TakeSnapshot",
     "Timer",
+    "Touch",
     "WriteSnapshot",
     "WriteStanding",
 ]
@@ -105,7 +109,11 @@ class DiskDone(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A client wants a change; `ticket` comes back with the Reply."""
+    """A client wants a change; `ticket` comes back with the Reply.
+
+    SESSION_OPEN has the arguments time-out in ms and secret, both may be missing; its reply is the
+    session's number.
+    """
 
     ticket: int
     body: Body = NOTHING
@@ -119,11 +127,13 @@ class Read(NamedTuple):
     """A client wants to know something that is true after it asked.
 
     `seen`: it is content with any member's state that has at least this LSN applied.
+    `session`: whose sign of life it is.
     """
 
     ticket: int
     body: Body
     seen: int | None = None
+    session: int = 0
 
 
 class TakeSnapshot(NamedTuple):
@@ -140,7 +150,53 @@ class Soon(NamedTuple):
     """Other events had their turn after a `CallSoon`."""
 
 
-Event = Start | Message | Timer | DiskDone | Request | Read | TakeSnapshot | Soon
+class Resume(NamedTuple):
+    """A client goes on with its session on another connection, or asks what is known of it.
+
+    The reply comes once all is applied that was logged before: OK with time-out in ms and highest
+    request number, SESSIONEXPIRED, or NOPERM if the secret is another one.
+    """
+
+    ticket: int
+    instance: bytes
+    session: int
+    secret: bytes = b""
+
+
+class Touch(NamedTuple):
+    """The client of this session lives. Requests and reads that name it say so by themselves."""
+
+    session: int
+
+
+class Reconfigure(NamedTuple):
+    """Have these members in the next epoch, if it is this one that they shall follow.
+
+    The reply is OK with the number of the epoch once the next one runs (or these are the members
+    already); CONFLICT with the epoch there is; BADCONFIG with the reason; BUSY; NOTREADY with
+    node and lag of each member that is too far behind or silent; UNKNOWN: it is in the log.
+    """
+
+    ticket: int
+    members: tuple[bytes, ...]
+    expected_epoch: int | None = None
+
+
+class MovePrimary(NamedTuple):
+    """Have this member lead; the reply is OK once it does.
+
+    BADCONFIG: it is no member; BUSY; NOTREADY: it is too far behind or silent, or another one
+    leads now.
+    """
+
+    ticket: int
+    node: bytes
+
+
+Event = (
+    Start | Message | Timer | DiskDone | Request | Read | Resume | Touch | Reconfigure
+    | MovePrimary | TakeSnapshot | Soon
+)  # fmt: skip
 
 # ---- effects
 
@@ -232,6 +288,10 @@ class Code(Enum):
     UNKNOWN = "UNKNOWN"
     CSNGONE = "CSNGONE"
     SESSIONEXPIRED = "SESSIONEXPIRED"
+    NOPERM = "NOPERM"
+    NOTREADY = "NOTREADY"
+    CONFLICT = "CONFLICT"
+    BADCONFIG = "BADCONFIG"
 
 
 class Reply(NamedTuple):

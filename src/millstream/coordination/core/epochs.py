@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Final
 
 from millstream.coordination.core.configuration import Configuration, closing_body, successor
-from millstream.coordination.core.effects import Code, Read, Request
+from millstream.coordination.core.effects import Code, Read, Request, Resume
 from millstream.coordination.core.entries import Entry, Kind
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import Envelope, EpochStarted, GetEpoch, StartEpoch
@@ -52,6 +52,19 @@ class Epochs(Recovering):
         return self._next or self.retired or self.configuration
 
     @property
+    def next_known(self) -> Configuration | None:
+        """The epoch that begins without this member, or is about to begin with it."""
+        return self._next
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a quorum of the members of `next_known` is in its epoch."""
+        later = self._next
+        return later is not None and (
+            len(self._started.intersection(later.members)) >= later.quorum
+        )
+
+    @property
     def entering(self) -> bool:
         """Whether the log of a later epoch is being fetched."""
         return self._entering is not None
@@ -63,14 +76,11 @@ class Epochs(Recovering):
 
     # ---- ending an epoch
 
-    def reconfigure(self, members: tuple[bytes, ...]) -> bool:
-        """End the epoch and have these members in the next; False if this is not the time."""
-        if not self.leading or self.suspended or self.closing or self._next:
-            return False
-        if self.commit_lsn < self.noop_lsn:
-            return False
+    def close_epoch(self, members: tuple[bytes, ...]) -> None:
+        """End the epoch and have these members in the next."""
+        assert self.leading
+        assert not self.closing
         self.add(Kind.RECONFIG, closing_body(members, self.id))
-        return True
 
     def hold(self, request: Request) -> None:
         """Keep a request until the next epoch runs."""
@@ -83,6 +93,11 @@ class Epochs(Recovering):
             self._held.append(request)
             self._held_bytes += size
 
+    @property
+    def requests_waiting(self) -> int:
+        """How many are let in and not answered."""
+        return len(self._held) + sum(map(len, self._waiting.values()))
+
     def _take_held(self) -> list[Request]:
         held, self._held, self._held_bytes = self._held, [], 0
         return held
@@ -90,7 +105,7 @@ class Epochs(Recovering):
     def suspend(self) -> None:
         """Also refuse what waits for the next epoch: it is not logged."""
         super().suspend()
-        self._refuse_held(Code.NOQUORUM)
+        self._refuse_held(Code.NOTPRIMARY if self.resigned else Code.NOQUORUM)
 
     def stand_down(self) -> None:
         """Also refuse what waits for the next epoch; go on fetching its log."""
@@ -98,6 +113,11 @@ class Epochs(Recovering):
         super().stand_down()
         self.repair, self._repaired = fetching
         self._refuse_held(Code.NOTPRIMARY)
+
+    def release_held(self) -> None:
+        """Go on with what waited: the epoch goes on."""
+        for request in self._take_held():
+            self.on_request(request)
 
     def _refuse_held(self, code: Code) -> None:
         for request in self._take_held():
@@ -126,10 +146,9 @@ class Epochs(Recovering):
             return
         leads = configuration.primary(configuration.first_view) == self.id and self.leading
         held: list[Request] = self._take_held() if leads else []
-        reads: list[Read] = self.take_reads() if leads else []
-        self._entering = None
-        self.stand_down()
+        reads: list[Read | Resume] = self.take_reads() if leads else []
         self._entering = configuration
+        self.stand_down()
         self.repair = Repair(self.log, configuration.closed_lsn, configuration.closed_hash)
         self._repaired = lambda: self._install_epoch(configuration, held, reads)
         if self.status not in (Status.RETIRED, Status.LOST):
@@ -137,7 +156,7 @@ class Epochs(Recovering):
         self.go_on_repairing()
 
     def _install_epoch(
-        self, configuration: Configuration, held: list[Request], reads: list[Read]
+        self, configuration: Configuration, held: list[Request], reads: list[Read | Resume]
     ) -> None:
         assert self.repair is not None
         self.check_kept(configuration.closed_lsn)
@@ -152,7 +171,8 @@ class Epochs(Recovering):
         self.status = Status.GAP
         self.flip(lambda: self._begin(held, reads), suffix)
 
-    def _begin(self, held: list[Request], reads: list[Read]) -> None:
+    def _begin(self, held: list[Request], reads: list[Read | Resume]) -> None:
+        self._why = "a new epoch began"
         for member in self.configuration.old:
             if member != self.id:
                 self.send(member, EpochStarted(self.epoch))
@@ -198,7 +218,7 @@ class Epochs(Recovering):
         if later is None or started.started != later.epoch or self.id in later.members:
             return
         self._started.add(envelope.sender)
-        if len(self._started.intersection(later.members)) >= later.quorum:
+        if self.has_begun:
             self._retire()
 
     def _retire(self) -> None:

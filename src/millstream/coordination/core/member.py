@@ -95,6 +95,11 @@ class Member(ABC):
         self._in_flight: dict[tuple[int, int], int] = {}
         self.uncommitted_bytes = 0
         self.hinted_lsn = 0
+        self.snapshot_number = 0
+        self.is_diverged = False
+        self.repaired = 0
+        self.view_changed_ms = 0.0
+        self.view_reason = ""
         self._op = 0
         self._flip_op = 0
         self._then: Callable[[], None] | None = None
@@ -120,6 +125,14 @@ class Member(ABC):
     @abstractmethod
     def heard_from(self, member: bytes) -> None:
         """Note that a member answered this primary."""
+
+    @abstractmethod
+    def touch(self, session: int) -> None:
+        """Note that the client of a session lives."""
+
+    @abstractmethod
+    def ended(self, sessions: Iterable[int]) -> None:
+        """These sessions are over."""
 
     @abstractmethod
     def defer(self, envelope: Envelope) -> None:
@@ -176,6 +189,11 @@ class Member(ABC):
         last = self.log.last
         return last is not None and last.kind is Kind.RECONFIG and last.epoch == self.epoch
 
+    @property
+    def holding(self) -> bool:
+        """Whether requests wait instead of being logged."""
+        return self.closing
+
     # ---- effects
 
     def send(self, receiver: bytes, payload: Payload) -> None:
@@ -227,7 +245,9 @@ class Member(ABC):
             return
         keep_lsn, entries = suffix
         assert keep_lsn >= self.log.base.lsn
+        damaged = len(self.log.holes)
         self.log.replace_above(keep_lsn, entries)
+        self.repaired += damaged - len(self.log.holes)
         assert self.commit_lsn <= self.log.op_lsn
         self.effects.append(Install(self._op, keep_lsn, entries, self.standing))
 
@@ -307,10 +327,17 @@ class Member(ABC):
         if header.kind is Kind.REQUEST:
             code, value, lsn = self._execute(entry)
         elif header.kind is Kind.SESSION_OPEN:
-            opened = self.table.open(header.lsn, header.instance)
+            opened = self.table.open(header.lsn, header.instance, *entry.content.argv[:2])
             code, value = (Code.OK, b"%d" % header.lsn) if opened else (Code.BUSY, b"")
-        elif header.kind in (Kind.SESSION_CLOSE, Kind.SESSION_EXPIRE):
-            self.table.close(header.session)
+            self.touch(header.lsn)
+        elif header.kind is Kind.SESSION_CLOSE:
+            if not self.table.close(header.session, header.instance):
+                code = Code.SESSIONEXPIRED
+            self.ended((header.session,))
+        elif header.kind is Kind.SESSION_EXPIRE:
+            sessions = [int(session) for session in entry.content.argv]
+            self.table.expire(sessions)
+            self.ended(sessions)
         for ticket in self._waiting.pop(header.lsn, ()):
             self.reply(ticket, code, value, lsn)
         if header.session:

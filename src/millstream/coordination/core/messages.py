@@ -107,9 +107,13 @@ class QuorumCheckOk(NamedTuple):
 
 
 class StartViewChange(NamedTuple):
-    """The sender would go to `proposed`, if enough others would."""
+    """The sender would go to `proposed`, if enough others would.
+
+    `resigned`: it is the primary, and gives up its view by itself; there is nothing to wait for.
+    """
 
     proposed: int
+    resigned: bool = False
 
 
 class DoViewChange(NamedTuple):
@@ -346,7 +350,7 @@ MESSAGES: Final[dict[int, tuple[type[Any], tuple[_Field, ...]]]] = {
     3: (Commit, (_U64, _HASH)),
     4: (QuorumCheck, (_U64,)),
     5: (QuorumCheckOk, (_U64,)),
-    6: (StartViewChange, (_U32,)),
+    6: (StartViewChange, (_U32, _BOOL)),
     7: (DoViewChange, (_U32, _U32, _U64, _HASH, _U64, _HASH, _MARKS)),
     8: (StartView, (_U64, _HASH, _U64, _HASH, _ENTRIES)),
     9: (GetView, (_U64,)),

@@ -99,7 +99,7 @@ class Normal(Member):
             if (lsn := self._in_flight.get(key)) is not None:
                 self._waiting.setdefault(lsn, []).append(request.ticket)
                 return None
-        if self.closing:
+        if self.holding:
             return self.hold(request)
         if self.full:
             return self.reply(request.ticket, Code.BUSY)

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from millstream.coordination.core.effects import Code, Read
+from millstream.coordination.core.effects import Code, Read, Resume
 from millstream.coordination.core.member import HEARTBEAT_MS, Status
 from millstream.coordination.core.messages import Envelope, QuorumCheck, QuorumCheckOk
 from millstream.coordination.core.normal import Normal
@@ -46,7 +46,7 @@ class _Check(NamedTuple):
     nonce: int
     since_ms: float
     answered: set[bytes]
-    batch: list[Read]
+    batch: list[Read | Resume]
 
 
 class Reading(Normal):
@@ -62,21 +62,30 @@ class Reading(Normal):
 
     def begin_reading(self) -> None:
         """Have no reads, and take it that everybody answered just now."""
-        self._reads: list[Read] = []
+        self._reads: list[Read | Resume] = []
+        self._resumes: list[tuple[int, Resume]] = []
         self._check: _Check | None = None
         self._answered_ms = dict.fromkeys(self.members, self.now_ms)
 
-    def on_read(self, read: Read) -> None:
+    @property
+    def reads_waiting(self) -> int:
+        """How many are not answered."""
+        under_way = len(self._check.batch) if self._check else 0
+        return len(self._reads) + under_way + len(self._resumes) + len(self._stale)
+
+    def on_read(self, read: Read | Resume) -> None:
         """Answer a read once it is known to be true."""
-        if read.seen is not None:
+        if isinstance(read, Read) and read.seen is not None:
             return self._on_stale_read(read)
         if not self.leading:
             return self.reply(read.ticket, Code.NOTPRIMARY)
         if self.suspended:
             return self.reply(read.ticket, Code.NOQUORUM)
-        under_way = len(self._check.batch) if self._check else 0
-        if len(self._reads) + under_way >= READS_MAX:
+        if self.reads_waiting >= READS_MAX:
             return self.reply(read.ticket, Code.BUSY)
+        if isinstance(read, Resume) and self.commit_lsn < self.log.op_lsn:
+            self._resumes.append((self.log.op_lsn, read))
+            return None
         self._reads.append(read)
         self._is_asked = True
         return None
@@ -132,9 +141,12 @@ class Reading(Normal):
         if self._reads and self._may_read:
             self._quorum_check()
 
-    def _answer(self, read: Read) -> None:
+    def _answer(self, read: Read | Resume) -> None:
         if self.suspended:
             self.reply(read.ticket, Code.NOQUORUM)
+        elif isinstance(read, Resume):
+            known = self.table.know(read.instance, read.session, read.secret)
+            self.reply(read.ticket, *known, self.commit_lsn)
         else:
             self.reply(read.ticket, Code.OK, self.machine.read(read.body), self.commit_lsn)
 
@@ -162,6 +174,9 @@ class Reading(Normal):
         super().committed()
         if self._stale:
             self.answer_stale_reads()
+        if self._resumes:
+            self._reads += [asked for lsn, asked in self._resumes if lsn <= self.commit_lsn]
+            self._resumes = [item for item in self._resumes if item[0] > self.commit_lsn]
         if self.leading and self._reads and self._check is None and self._may_read:
             self._quorum_check()
 
@@ -170,10 +185,11 @@ class Reading(Normal):
         for read in self.take_reads():
             self.reply(read.ticket, code)
 
-    def take_reads(self) -> list[Read]:
+    def take_reads(self) -> list[Read | Resume]:
         """Return the reads that wait, and forget them."""
         reads = (self._check.batch if self._check else []) + self._reads
-        self._reads, self._check = [], None
+        reads += [asked for _, asked in self._resumes]
+        self._reads, self._check, self._resumes = [], None, []
         return reads
 
     # ---- loss of the quorum
@@ -181,6 +197,10 @@ class Reading(Normal):
     def heard_from(self, member: bytes) -> None:
         """Note that a member answered."""
         self._answered_ms[member] = self.now_ms
+
+    def heard_at(self, member: bytes) -> float:
+        """Return when a member answered last."""
+        return self._answered_ms.get(member, -QUORUM_MS)
 
     def suspend(self) -> None:
         """Take nothing more, and say so to those who wait."""
@@ -194,7 +214,7 @@ class Reading(Normal):
         self.heard_from(self.id)
         heard = sum(
             1 for member in self.members
-            if self.now_ms - self._answered_ms.get(member, -QUORUM_MS) <= QUORUM_MS
+            if self.now_ms - self.heard_at(member) <= QUORUM_MS
         )  # fmt: skip
         if heard < self.quorum:
             self.suspend()

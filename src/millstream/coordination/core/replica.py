@@ -24,12 +24,15 @@ from millstream.coordination.core.effects import (
     Effect,
     Event,
     Message,
+    MovePrimary,
     Read,
+    Reconfigure,
     Request,
+    Resume,
     Start,
     Timer,
+    Touch,
 )
-from millstream.coordination.core.epochs import Epochs
 from millstream.coordination.core.member import HEARTBEAT_MS, Status
 from millstream.coordination.core.messages import (
     Commit,
@@ -53,6 +56,8 @@ from millstream.coordination.core.messages import (
     StartViewChange,
 )
 from millstream.coordination.core.register import StateMachine
+from millstream.coordination.core.report import Report
+from millstream.coordination.core.sessions import Sessions
 
 __all__ = ["DEFERRED_MAX", "Replica"]
 
@@ -60,8 +65,8 @@ DEFERRED_MAX: Final = 4096
 """Events that wait for one disk operation."""
 
 
-class Replica(Epochs):
-    """A member of a group; `step` is all there is to call, and `reconfigure`."""
+class Replica(Sessions):
+    """A member of a group; `step` is all there is to call, and `report`."""
 
     def __init__(self, machine: StateMachine, chance: Callable[[], float]) -> None:
         super().__init__(machine, chance)
@@ -98,6 +103,8 @@ class Replica(Epochs):
         self.begin_views()
         self.begin_recovering()
         self.begin_epochs()
+        self.begin_changing()
+        self.begin_sessions()
 
     def step(self, now_ms: float, wall_ms: int, *events: Event) -> list[Effect]:
         """Take events that happened at the same time, and return what to do, in order.
@@ -129,7 +136,7 @@ class Replica(Epochs):
     def _defer(self, event: Event) -> None:
         if isinstance(event, Timer) or len(self._deferred) < DEFERRED_MAX:
             self._deferred.append(event)
-        elif isinstance(event, Request | Read):
+        elif isinstance(event, Request | Read | Resume | Reconfigure | MovePrimary):
             self.reply(event.ticket, Code.BUSY)
 
     def defer(self, envelope: Envelope) -> None:
@@ -143,9 +150,17 @@ class Replica(Epochs):
             case Timer():
                 self._tick()
             case Request():
+                self.touch(event.session)
                 self.on_request(event)
-            case Read():
+            case Read() | Resume():
+                self.touch(event.session)
                 self.on_read(event)
+            case Touch(session):
+                self.touch(session)
+            case Reconfigure():
+                self.on_reconfigure(event)
+            case MovePrimary():
+                self.on_move_primary(event)
             case Start(image):
                 self.load(image)
                 self._lost = image.lost
@@ -173,6 +188,7 @@ class Replica(Epochs):
     def _tick(self) -> None:
         self.wake_after(HEARTBEAT_MS)
         self.answer_stale_reads()
+        self.tick_changes()
         if self.status is Status.INITIALIZATION:
             if self.repair is not None:
                 self.go_on_repairing()
@@ -214,3 +230,34 @@ class Replica(Epochs):
         if sender in self.sources:
             self._incarnations[sender] = envelope.incarnation
         return False
+
+    # ---- what it says about itself
+
+    def report(self) -> Report:
+        """Return a picture of this moment."""
+        members = self.members
+        others = [member for member in members if member != self.id]
+        return Report(
+            self._role(), self._status(), self.epoch, self.view, members,
+            self.primary if members else None, self.log.op_lsn, self.commit_lsn, self.commit_lsn,
+            tuple((member, self.lag(member)) for member in others) if self.leading else (),
+            self.snapshot_number, self._is_quorum_ok(), (len(members) - 1) // 2 if members else 0,
+            len(self.table), self.reads_waiting + self.requests_waiting, self.view_changed_ms,
+            self.view_reason, self.repaired, self.is_diverged, False,
+        )  # fmt: skip
+
+    def _role(self) -> str:
+        if self.status is Status.RETIRED:
+            return "retired"
+        if not self.members:
+            return "idle"
+        return "primary" if self.leading else "backup"
+
+    def _status(self) -> str:
+        ending = self.status is Status.NORMAL and self.closing
+        return "RECONFIGURATION" if ending else self.status.value
+
+    def _is_quorum_ok(self) -> bool:
+        if self.leading:
+            return not self.suspended
+        return self.status is Status.NORMAL and self.hears_primary

@@ -58,6 +58,8 @@ class Views(Reading):
         self._repaired: Callable[[], None] | None = None
         self._asked = 0
         self._failures = 0
+        self._why = ""
+        self.resigned = False
         self._new_patience()
         self._heard_ms = self.now_ms
 
@@ -69,13 +71,18 @@ class Views(Reading):
     def _hear_primary(self) -> None:
         self._heard_ms, self._proposals = self.now_ms, {}
 
+    @property
+    def hears_primary(self) -> bool:
+        """Whether the primary was heard lately."""
+        return self.now_ms - self._heard_ms <= self._patience_ms
+
     # ---- proposing and leaving
 
     def propose(self, at_least: int = 0) -> None:
         """Ask the others for a higher view than any that was heard of."""
         view = max([self.view + 1, at_least, *self._proposals.values()])
         self._proposals[self.id] = view
-        self.broadcast(StartViewChange(view))
+        self.broadcast(StartViewChange(view, self.resigned))
         self._count_proposals()
 
     def on_start_view_change(self, envelope: Envelope, asked: StartViewChange) -> None:
@@ -83,6 +90,8 @@ class Views(Reading):
         known = self._proposals.get(envelope.sender, 0)
         self._proposals[envelope.sender] = max(asked.proposed, known)
         silent = self.now_ms - self._heard_ms >= JOIN_MS
+        if asked.resigned and envelope.sender == self.primary and envelope.view == self.view:
+            silent, self._why = True, "the primary handed over"
         joins = not self.leading and silent and self.id not in self._proposals
         if joins and asked.proposed > self.view:
             self.propose()
@@ -98,9 +107,24 @@ class Views(Reading):
 
     def hear_higher_view(self, view: int) -> None:
         """Know, as primary, that a member is in a higher view: it cannot follow this one again."""
+        self._why = "a member was in a higher view"
         self.suspend()
         self.deposed = True
         self._proposals[self.id] = max(view, self._proposals.get(self.id, 0))
+
+    def resign(self, view: int) -> None:
+        """Give up leading for good, in favour of the primary of that higher view."""
+        self._why, self.resigned = "the primary handed over", True
+        self.refuse_reads(Code.NOTPRIMARY)
+        self.suspend()
+        self.deposed = True
+        self.propose(view)
+
+    def in_view(self, why: str = "") -> None:
+        """Note since when this member is in this view, and for what reason."""
+        self.view_changed_ms = self.now_ms
+        self.view_reason = why or self._why or "other members asked for it"
+        self._why, self.resigned = "", False
 
     def leave(self, view: int) -> None:
         """Go to a higher view, durably; then vote there."""
@@ -198,6 +222,7 @@ class Views(Reading):
         self.acks[self.id] = self.durable_lsn
         self._know_in_flight()
         self.noop_lsn = self.log.op_lsn + 1
+        self.in_view()
         if not self.closing:
             noop = self.next_entry(Kind.NOOP)
             self._write([noop])
@@ -289,6 +314,7 @@ class Views(Reading):
         self._new_patience()
         self._hear_primary()
         self.status = Status.NORMAL
+        self.in_view()
         self.durable_lsn = self.log.op_lsn
         self.acknowledge()
         self.advance(commit_lsn)
@@ -342,6 +368,7 @@ class Views(Reading):
     def tick_backup(self) -> None:
         """Try again what was not answered; ask for another view if the primary is silent."""
         if self.now_ms - self._heard_ms > self._patience_ms:
+            self._why = "the primary was silent"
             self.propose()
         if self.flipping:
             return

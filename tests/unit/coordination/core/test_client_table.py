@@ -23,7 +23,8 @@ def test_a_session_is_its_owners_until_it_ends() -> None:
     assert table.open(7, ME)
     assert table.judge(ME, 7, 1).past is Past.NEW
     assert table.judge(b"o" * 16, 7, 1).past is Past.EXPIRED
-    table.close(7)
+    assert not table.close(7, b"o" * 16)
+    assert table.close(7, ME)
     assert table.judge(ME, 7, 1).past is Past.EXPIRED
 
 

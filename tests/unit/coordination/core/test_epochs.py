@@ -7,11 +7,10 @@ from millstream.coordination.core.messages import Prepare
 
 
 def changed(group: Group, *members: int) -> None:
-    leader = group.leader
-    assert group.replicas[leader].reconfigure(tuple(group.ids[number] for number in members))
-    group.step(leader, Timer())
+    group.change(*members)
     group.settle()
-    group.tick(times=5)
+    group.tick(times=6)
+    assert group.replies.pop(1000).code is Code.OK
 
 
 def test_a_group_of_one_grows_to_three() -> None:
@@ -43,7 +42,7 @@ def test_requests_wait_for_the_next_epoch_and_none_is_refused() -> None:
     leader = group.leader
     passes = {"prepare": False}
     group.passes = lambda s, r, e: passes["prepare"] or not isinstance(e.payload, Prepare)
-    assert group.replicas[leader].reconfigure(tuple(sorted({group.ids[leader], *group.ids[3:]})))
+    assert group.change(leader, 3, 4).closing
     group.set(leader, 1, b"held")
     group.get(leader, 2)
     group.settle()
@@ -59,7 +58,7 @@ def test_requests_wait_for_the_next_epoch_and_none_is_refused() -> None:
 def test_a_primary_that_is_not_in_the_next_epoch_says_so() -> None:
     group = Group(3, learners=3)
     leader = group.leader
-    assert group.replicas[leader].reconfigure(tuple(group.ids[3:]))
+    assert group.change(3, 4, 5).closing
     group.set(leader, 1)
     group.get(leader, 2)
     group.step(leader, Timer())
@@ -71,9 +70,9 @@ def test_a_primary_that_is_not_in_the_next_epoch_says_so() -> None:
 def test_there_is_one_change_at_a_time() -> None:
     group = Group(3, learners=2)
     group.without(0, 1, 2)
-    replica = group.replicas[group.leader]
-    assert replica.reconfigure(tuple(group.ids[2:]))
-    assert not replica.reconfigure(tuple(group.ids[:3]))
+    assert group.change(2, 3, 4).closing
+    group.change(0, 1, 2, 3, 4, ticket=1001)
+    assert group.replies[1001].code is Code.BUSY
 
 
 def test_a_retired_member_comes_back_in_a_later_epoch() -> None:

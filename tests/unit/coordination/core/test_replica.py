@@ -5,7 +5,7 @@ import pytest
 import coordination_world
 from coordination_group import Group
 from millstream.coordination.core import replica as replica_module
-from millstream.coordination.core.effects import Code, Message, Timer
+from millstream.coordination.core.effects import Code, Message
 from millstream.coordination.core.member import HEARTBEAT_MS
 from millstream.coordination.core.messages import GetView, StartEpoch, StartView
 
@@ -57,8 +57,7 @@ def test_other_groups_and_strangers_are_not_listened_to() -> None:
 
 def test_who_speaks_of_an_old_epoch_is_told_of_the_new_one() -> None:
     group = Group(1, learners=2)
-    assert group.replicas[0].reconfigure(tuple(group.ids))
-    group.step(0, Timer())
+    group.change(0, 1, 2)
     group.settle()
     group.replicas[1].send(group.ids[0], GetView(0))
     envelope = group.replicas[1].effects.pop().envelope  # type: ignore[union-attr]

@@ -1,0 +1,51 @@
+"""What one replica says about itself to people.
+
+Invariants:
+1. It is a picture of one moment; asking for it changes nothing.
+2. Only a primary knows how far the others are, so only its report has `lags`.
+
+Elsewhere: where the figures come from (`replica`), how they are printed (STATUS).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["Report"]
+
+
+class Report(NamedTuple):
+    """One replica's state."""
+
+    role: str
+    """primary, backup, learner (it fetches the log and votes for nothing), retired or idle."""
+    status: str
+    """One of `Status`, or RECONFIGURATION: normal, and the epoch is about to end."""
+    epoch: int
+    view: int
+    members: tuple[bytes, ...]
+    primary: bytes | None
+    """Of its view, as far as it knows; None if it belongs to no epoch."""
+    op_lsn: int
+    commit_lsn: int
+    applied_lsn: int
+    lags: tuple[tuple[bytes, int], ...]
+    """Committed entries that each other member, and each learner, has not acknowledged."""
+    snapshot: int
+    """Number of the newest stable one, 0 if there is none."""
+    is_quorum_ok: bool
+    """Whether it can do its work: as primary a quorum answers, as backup the primary is heard."""
+    fault_tolerance: int
+    """How many members may fail."""
+    sessions: int
+    queue_depth: int
+    """Requests and reads that are let in and not answered."""
+    view_changed_ms: float
+    """When it came into this view, by the clock that `step` is given."""
+    view_reason: str
+    repaired: int
+    """Damaged entries of the log that were replaced since the start of the process."""
+    is_diverged: bool
+    """Its state was not the one of the others once; it fetched theirs, or is about to."""
+    is_data_lost: bool
+    """It and others have lost their logs, more than may: nothing goes on by itself."""

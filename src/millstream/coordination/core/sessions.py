@@ -1,0 +1,114 @@
+"""How long clients have been silent, and the end of those sessions that were silent too long.
+
+Invariants:
+1. Only an entry of the log ends a session. So no request is judged by two clocks: what the log
+   puts first counts, and who leads no more ends nobody's session.
+2. Silence is counted by the clock of the primary, which only grows, and only while it works: a
+   pause of its process, and time without a quorum, are nobody's silence.
+3. A new primary begins to count at its first entry: every session gets its full time again.
+
+Elsewhere: what ends with a session (`client_table`, the state machine), who says that a client
+lives (whoever has its connection).
+
+Source: V2R2, "Sessions and Heartbeating".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Final
+
+from millstream.coordination.core.changing import Changing
+from millstream.coordination.core.client_table import ClientTable
+from millstream.coordination.core.entries import Body, Kind
+from millstream.coordination.core.member import HEARTBEAT_MS
+
+__all__ = ["EXPIRED_MAX", "STEP_MS_MAX", "SWEEP_MAX", "Sessions", "Silence"]
+
+SWEEP_MAX: Final = 10_000
+"""Sessions looked at in one heartbeat; all that there may be are looked at within a second."""
+EXPIRED_MAX: Final = 1000
+"""Sessions that one entry ends."""
+STEP_MS_MAX: Final = 2.0 * HEARTBEAT_MS
+"""More than this between two heartbeats is a pause, and the rest of it is not counted."""
+
+
+class Silence:
+    """Who was heard when, in time during which the primary worked."""
+
+    def __init__(self) -> None:
+        self.begin(0.0)
+
+    def begin(self, now_ms: float) -> None:
+        """Have heard everybody just now."""
+        self._worked_ms = 0.0
+        self._last_ms = now_ms
+        self._heard: dict[int, float] = {}
+        self._ending: set[int] = set()
+        self._sweep: Iterator[int] = iter(())
+
+    def hear(self, session: int, now_ms: float) -> None:
+        """Note that a client lives."""
+        self._heard[session] = self._worked_ms + min(now_ms - self._last_ms, STEP_MS_MAX)
+
+    def forget(self, sessions: Iterable[int]) -> None:
+        """Note that these have ended."""
+        for session in sessions:
+            self._heard.pop(session, None)
+            self._ending.discard(session)
+
+    def pass_time(self, now_ms: float, works: bool) -> None:
+        """Count the time since the last call, if the primary worked in it."""
+        if works:
+            self._worked_ms += min(now_ms - self._last_ms, STEP_MS_MAX)
+        self._last_ms = now_ms
+
+    def silent(self, table: ClientTable) -> list[int]:
+        """Return sessions that are to end now, each once."""
+        looked_at = list(islice(self._sweep, SWEEP_MAX))
+        if len(looked_at) < SWEEP_MAX:
+            self._sweep = iter(list(table))
+            looked_at += islice(self._sweep, SWEEP_MAX - len(looked_at))
+        found = []
+        for session in dict.fromkeys(looked_at):
+            if session not in table or session in self._ending:
+                continue
+            silent_ms = self._worked_ms - self._heard.get(session, 0.0)
+            if silent_ms > table.time_out_ms(session):
+                found.append(session)
+        found = found[:EXPIRED_MAX]
+        self._ending.update(found)
+        return found
+
+
+class Sessions(Changing):
+    """The time of sessions."""
+
+    def begin_sessions(self) -> None:
+        """Have heard nobody."""
+        self._silence = Silence()
+
+    def touch(self, session: int) -> None:
+        """Note that the client of a session lives, if this is the primary."""
+        if self.leading and not self.suspended and session in self.table:
+            self._silence.hear(session, self.now_ms)
+
+    def ended(self, sessions: Iterable[int]) -> None:
+        """Forget their time."""
+        self._silence.forget(sessions)
+
+    def lead(self, commit_lsn: int) -> None:
+        """Also give every session its full time."""
+        self._silence.begin(self.now_ms)
+        super().lead(commit_lsn)
+
+    def tick_primary(self) -> None:
+        """Also end the sessions of clients that were silent for too long."""
+        super().tick_primary()
+        works = self.leading and not self.suspended
+        self._silence.pass_time(self.now_ms, works)
+        if works and not self.holding and not self.full and len(self.table):
+            silent = self._silence.silent(self.table)
+            if silent:
+                self.add(Kind.SESSION_EXPIRE, Body(argv=tuple(b"%d" % n for n in silent)))

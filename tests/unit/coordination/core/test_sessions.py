@@ -1,0 +1,138 @@
+"""A session ends by an entry, after its client was silent for its whole time."""
+
+from coordination_group import Group
+from millstream.coordination.core import sessions
+from millstream.coordination.core.client_table import ClientTable
+from millstream.coordination.core.effects import Code, Read, Request, Resume, Timer, Touch
+from millstream.coordination.core.entries import Body, Kind
+from millstream.coordination.core.sessions import Silence
+
+ME = b"i" * 16
+
+
+def opened(group: Group, *arguments: bytes, ticket: int = 900) -> int:
+    group.step(group.leader, Request(ticket, Body(argv=arguments), ME, kind=Kind.SESSION_OPEN))
+    group.settle()
+    return int(group.replies[ticket].value)
+
+
+def lives(group: Group, session: int) -> bool:
+    return session in group.replicas[group.leader].table
+
+
+def test_a_silent_client_loses_its_session_on_every_member() -> None:
+    group = Group(3)
+    session = opened(group, b"1000")
+    group.tick(times=9)
+    assert lives(group, session)
+    group.tick(times=3)
+    assert not any(session in replica.table for replica in group.replicas)
+    group.step(group.leader, Request(1, Body(argv=(b"SET", b"k", b"v")), ME, session, 1))
+    group.settle()
+    assert group.replies[1].code is Code.SESSIONEXPIRED
+
+
+def test_any_sign_of_life_keeps_a_session() -> None:
+    group = Group(3)
+    session = opened(group, b"1000")
+    for ticket, event in enumerate([
+        Touch(session),
+        Read(1, Body(argv=(b"GET", b"k")), session=session),
+        Request(2, Body(argv=(b"SET", b"k", b"v")), ME, session, 1),
+        Resume(3, ME, session),
+    ]):  # fmt: skip
+        group.tick(times=9)
+        assert lives(group, session), ticket
+        group.step(group.leader, event)
+    group.tick(times=9)
+    assert lives(group, session)
+
+
+def test_a_pause_of_the_primary_is_nobodys_silence() -> None:
+    group = Group(3)
+    session = opened(group, b"1000")
+    leader = group.leader
+    group.tick(times=5)
+    group.now += 400
+    for number in range(3):
+        group.step(number, Timer())
+        group.settle()
+    group.tick(times=2)
+    assert group.leader == leader
+    assert lives(group, session)
+
+
+def test_a_new_primary_gives_every_session_its_full_time() -> None:
+    group = Group(3)
+    session = opened(group, b"1500")
+    old = group.leader
+    rest = [number for number in range(3) if number != old]
+    group.tick(times=13)
+    group.without(old)
+    while group.leader == old:
+        group.tick(*rest)
+    group.tick(*rest, times=13)
+    assert lives(group, session)
+    group.tick(*rest, times=4)
+    assert not lives(group, session)
+
+
+def test_without_a_quorum_no_time_passes() -> None:
+    group = Group(3)
+    session = opened(group, b"1000")
+    leader = group.leader
+    group.without(leader)
+    group.tick(leader, times=30)
+    assert group.replicas[leader].log.last is not None
+    assert group.replicas[leader].log.last.kind is Kind.SESSION_OPEN
+    assert session in group.replicas[leader].table
+
+
+def test_a_client_goes_on_with_its_session_and_its_secret() -> None:
+    group = Group(3)
+    session = opened(group, b"3000", b"secret")
+    group.step(group.leader, Request(1, Body(argv=(b"SET", b"k", b"v")), ME, session, 7))
+    group.step(group.leader, Resume(2, ME, session, b"secret"))
+    assert 2 not in group.replies
+    group.settle()
+    assert group.replies[2][1:3] == (Code.OK, b"3000 7")
+    group.step(group.leader, Resume(3, ME, session, b"another"))
+    group.step(group.leader, Resume(4, b"o" * 16, session, b"secret"))
+    group.settle()
+    assert group.replies[3].code is Code.NOPERM
+    assert group.replies[4].code is Code.SESSIONEXPIRED
+
+
+def test_what_is_no_time_out_is_the_longest_there_is() -> None:
+    table = ClientTable()
+    for session, asked in enumerate((b"", b"x", b"1", b"700", b"99999", b"9" * 5000), 1):
+        assert table.open(session, ME, asked)
+    times = [table.time_out_ms(session) for session in table]
+    assert times == [10_000, 10_000, 500, 700, 10_000, 10_000]
+
+
+def test_only_its_owner_closes_a_session() -> None:
+    group = Group(1)
+    session = opened(group)
+    for ticket, instance in ((1, b"o" * 16), (2, ME)):
+        group.step(0, Request(ticket, instance=instance, session=session, kind=Kind.SESSION_CLOSE))
+    assert [group.replies[ticket].code for ticket in (1, 2)] == [Code.SESSIONEXPIRED, Code.OK]
+    assert not lives(group, session)
+
+
+def test_many_sessions_are_looked_at_in_turns(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(sessions, "SWEEP_MAX", 10)
+    monkeypatch.setattr(sessions, "EXPIRED_MAX", 4)
+    table, silence, found = ClientTable(), Silence(), list[int]()
+    for session in range(1, 26):
+        table.open(session, ME, b"500")
+    for beat in range(1, 13):
+        silence.pass_time(beat * 100.0, works=True)
+        silence.hear(25, beat * 100.0)
+        found += silence.silent(table)
+    assert len(found) == len(set(found))
+    for beat in range(13, 40):
+        silence.pass_time(beat * 100.0, works=True)
+        silence.hear(25, beat * 100.0)
+        found += silence.silent(table)
+    assert sorted(found) == list(range(1, 25))
