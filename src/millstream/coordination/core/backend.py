@@ -1,0 +1,84 @@
+"""What a client's connection asks of the node that it is connected to.
+
+Invariants:
+1. Each `done` is called exactly once, in the loop, perhaps before the call returns; a connection
+   that is gone by then ignores it.
+2. Nothing here waits or raises: what cannot be done is told by the reply.
+
+Elsewhere: who asks (`front`), who answers (the shell with its groups, and the pool).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from millstream.coordination.core.effects import Reply
+from millstream.coordination.core.entries import NOBODY, Body, Kind
+
+__all__ = ["Backend", "Done", "Guard", "Principal", "ValueDone", "Where"]
+
+Done = Callable[[Reply], None]
+"""Takes the reply of a group; its ticket means nothing here."""
+ValueDone = Callable[[bytes], None]
+"""Takes a reply that is a value already (`values`)."""
+
+
+class Where(NamedTuple):
+    """Where a group's primary is, as far as this node knows; `address` is empty if it does not.
+
+    The address is the one for clients, `host:port`.
+    """
+
+    epoch: int = 0
+    view: int = 0
+    address: str = ""
+
+
+class Backend(Protocol):
+    """The groups of a node and its pool. A group is called by its number, `gid`."""
+
+    def group_of(self, key: bytes) -> int:
+        """Return the group that has this key; of registers, and for b"", the system group."""
+
+    def request(
+        self, gid: int, body: Body, done: Done, kind: Kind = Kind.REQUEST,
+        instance: bytes = NOBODY, session: int = 0, csn: int = 0,
+    ) -> None:  # fmt: skip
+        """Have a change ordered and executed (`effects.Request`)."""
+
+    def read(self, gid: int, body: Body, done: Done, seen: int | None = None) -> None:
+        """Have something looked up (`effects.Read`)."""
+
+    def touch(self, gid: int, session: int) -> None:
+        """Note that a session's client is there: it read, or repeated something."""
+
+    def where(self, gid: int) -> Where:
+        """Return where the group's primary is; a group nobody knows is nowhere."""
+
+    def vds(self, argv: tuple[bytes, ...]) -> bytes:
+        """Return the map of groups, or of the one named; `argv` begins with VDS."""
+
+    def admin(self, argv: tuple[bytes, ...], done: ValueDone) -> None:
+        """Carry out an administrator's command; `argv` begins with ADMIN."""
+
+    def figures(self) -> dict[str, dict[str, str]]:
+        """Return what INFO shows: sections of names and figures."""
+
+
+class Principal(NamedTuple):
+    """Who is logged in."""
+
+    name: str
+    is_admin: bool
+
+
+class Guard(Protocol):
+    """The users of the node."""
+
+    @property
+    def asks(self) -> bool:
+        """Whether a connection has to log in: the node has users."""
+
+    def check(self, name: str, password: str, done: Callable[[Principal | None], None]) -> None:
+        """Find out whether this is a user with this password; None if not."""

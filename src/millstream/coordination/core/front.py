@@ -1,0 +1,430 @@
+"""One client's connection: its requests are understood, asked of the groups, answered in order.
+
+    front.feed(data); front.advance()      # bytes that came
+    front.take_output()                    # bytes to send, whenever `on_output` was called
+
+Invariants:
+1. Replies leave in the order of their requests, whatever the order in which they are known.
+2. A request is asked of a group only after all before it were asked; while a log-in or a session
+   is under way, nothing is (`is_blocked`).
+3. At most `OUTSTANDING_MAX` requests wait for their replies, and no more are looked at while
+   `OUT_BYTES_MAX` of replies wait to be sent.
+4. A request that changes something carries its session and number if the connection has a
+   session; a number without a session opens one first.
+5. A state that may be stale is never older than one that was shown on this connection before.
+
+Elsewhere: bytes (`resp`), commands of clients (`front_commands`), of sessions (`front_sessions`),
+of the state machine (given as a table of parsers), sockets (`aio.resp_server`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from millstream.coordination.core.backend import Backend, Guard, Principal
+from millstream.coordination.core.effects import Code, Reply
+from millstream.coordination.core.entries import ID_BYTES, Body, Kind
+from millstream.coordination.core.register_commands import Parser, Wish
+from millstream.coordination.core.resp import RequestCutter, render
+from millstream.coordination.core.values import error
+from millstream.coordination.core.versions import Version, parse_version
+from millstream.errors import RemoteProtocolError
+
+__all__ = [
+    "OUTSTANDING_MAX",
+    "OUT_BYTES_MAX",
+    "SECRET_BYTES",
+    "TTL_DEFAULT_MS",
+    "TURN_REQUESTS_MAX",
+    "Front",
+    "Handler",
+    "Session",
+    "Slot",
+]
+
+OUTSTANDING_MAX: Final = 4096
+"""Requests of one connection whose replies are not known yet."""
+OUT_BYTES_MAX: Final = 1024 * 1024
+"""Replies of one connection that wait to be sent while more requests are looked at."""
+TURN_REQUESTS_MAX: Final = 128
+"""Of one connection in one turn of the loop, so that others have theirs."""
+TTL_DEFAULT_MS: Final = 10_000
+"""So long may a session be silent before it ends, unless it asked for less or more."""
+SECRET_BYTES: Final = 16
+"""Of what has to be known to go on with a session on another connection."""
+_U64: Final = 1 << 64
+_DIGITS_MAX: Final = 20
+_FIELDS: Final = {b"CSN": "csn", b"CTS": "stamp", b"SEEN": "seen", b"GROUP": "gid"}
+_PREFIXES: Final = frozenset(_FIELDS)
+_BEFORE_LOGIN: Final = frozenset((b"HELLO", b"AUTH", b"PING", b"VDS", b"QUIT", b"RESET"))
+_WHY: Final = {
+    Code.NOQUORUM: "too few members answer; try again",
+    Code.BUSY: "too much is under way; try again",
+    Code.UNKNOWN: "whether it was done is not known; repeat it with the same CSN",
+    Code.CSNGONE: "it is too old to be known; it is not done now",
+    Code.SESSIONEXPIRED: "there is no such session any more; open one with SESSION OPEN",
+}
+
+
+class Session:
+    """A session that a connection uses; `csn` is the highest number given out."""
+
+    __slots__ = ("csn", "instance", "is_moved", "number", "secret", "ttl_ms")
+
+    def __init__(
+        self, instance: bytes, number: int, secret: bytes, ttl_ms: int, csn: int = 0
+    ) -> None:
+        self.instance, self.number, self.secret = instance, number, secret
+        self.ttl_ms, self.csn = ttl_ms, csn
+        self.is_moved = False
+
+
+class Slot:
+    """The place of a reply that is not known yet."""
+
+    __slots__ = ("_front", "_protocol", "gid", "text")
+
+    def __init__(self, front: Front, gid: int, protocol: int) -> None:
+        self._front, self.gid, self._protocol = front, gid, protocol
+        self.text = b""
+
+    def done(self, reply: Reply) -> None:
+        """Take a group's reply."""
+        value = reply.value if reply.code is Code.OK else self._front.refusal(self.gid, reply)
+        self._front.note_seen(self.gid, reply.lsn)
+        self.fill(value)
+
+    def fill(self, value: bytes) -> None:
+        """Take the reply."""
+        self.text = render(value, self._protocol)
+        self._front.filled(self)
+
+
+class Prefixes(NamedTuple):
+    """What was said before a command."""
+
+    csn: int | None = None
+    stamp: int = 0
+    seen: int = 0
+    gid: int | None = None
+
+
+_NO_PREFIXES: Final = Prefixes()
+Handler = Callable[["Front", list[bytes]], bytes | None]
+"""Carries out any other command: a value, or None if a slot was taken."""
+
+
+class Front:
+    """A connection. `handlers` are the commands besides those of the state machine.
+
+    Args:
+        backend, guard: the node.
+        vocabulary: the commands of the state machine.
+        handlers: all others, by name.
+        number: of the connection, shown to people.
+        attached: which connection a session is used on, shared by those of the node.
+        chance_bytes: returns so many bytes that nobody can guess.
+        on_output: called when there is something to send that was not asked for by `advance`.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        guard: Guard,
+        vocabulary: Mapping[bytes, Parser],
+        handlers: Mapping[bytes, Handler],
+        *,
+        number: int,
+        attached: dict[tuple[int, int], Front],
+        chance_bytes: Callable[[int], bytes],
+        on_output: Callable[[Front], None],
+    ) -> None:
+        self.backend, self.guard = backend, guard
+        self.number = number
+        self.attached = attached
+        self.chance_bytes = chance_bytes
+        self.name = b""
+        self.protocol = 2
+        self.principal: Principal | None = None
+        self.sessions: dict[int, Session] = {}
+        self.gid: int | None = None
+        """The group used last."""
+        self.is_blocked = self.is_closing = self.is_gone = False
+        self._vocabulary, self._handlers = vocabulary, handlers
+        self._on_output = on_output
+        self._cutter = RequestCutter()
+        self._queue: deque[list[bytes]] = deque()
+        self._slots: deque[Slot] = deque()
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._is_advancing = False
+        self._principal = b""
+        self._seen: dict[int, int] = {}
+
+    # ---- bytes in and out
+
+    def feed(self, data: bytes) -> None:
+        """Take what came; `advance` looks at it."""
+        self._cutter.feed(data)
+
+    def advance(self) -> bool:
+        """Go on with what came; return whether there may be more to do at once."""
+        budget = TURN_REQUESTS_MAX
+        queue, slots = self._queue, self._slots
+        self._is_advancing = True
+        while budget and not self._has_to_wait and len(slots) < OUTSTANDING_MAX:
+            if not queue and not self._cut(budget):
+                break
+            self._run(queue.popleft())
+            budget -= 1
+        self._is_advancing = False
+        return not budget or self._out_bytes >= OUT_BYTES_MAX
+
+    @property
+    def is_clogged(self) -> bool:
+        """Whether nothing more is looked at until replies are known, or sent."""
+        return self._has_to_wait or len(self._slots) >= OUTSTANDING_MAX
+
+    @property
+    def _has_to_wait(self) -> bool:
+        return self.is_blocked or self.is_closing or self._out_bytes >= OUT_BYTES_MAX
+
+    def _cut(self, most: int) -> bool:
+        try:
+            self._queue.extend(self._cutter.cut(most))
+        except RemoteProtocolError as failure:
+            self.say(error("TOOBIG" if failure.code == "too_large" else "ERR", str(failure)))
+            self.is_closing = True
+        return bool(self._queue)
+
+    @property
+    def has_output(self) -> bool:
+        """Whether something is to be sent."""
+        return bool(self._out)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything is sent, and the connection is to be closed."""
+        return self.is_closing and not self._slots and not self._out
+
+    def take_output(self) -> bytes:
+        """Return what is to be sent."""
+        data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
+        self._out, self._out_bytes = [], 0
+        return data
+
+    def close(self) -> None:
+        """The connection is gone; replies to it are nobody's."""
+        self.is_gone = self.is_closing = True
+        self.detach()
+        self._slots.clear()
+        self._queue.clear()
+
+    # ---- replies
+
+    def say(self, value: bytes) -> None:
+        """Answer the request in hand."""
+        text = render(value, self.protocol)
+        if self._slots:
+            slot = Slot(self, 0, self.protocol)
+            slot.text = text
+            self._slots.append(slot)
+        else:
+            self._out.append(text)
+            self._out_bytes += len(text)
+
+    def slot(self, gid: int = 0) -> Slot:
+        """Take the place of the reply to the request in hand; it has to be filled once."""
+        slot = Slot(self, gid, self.protocol)
+        self._slots.append(slot)
+        return slot
+
+    def filled(self, slot: Slot) -> None:
+        """A reply is known: it leaves, with those behind it that are known, if it is first."""
+        slots = self._slots
+        if not slots or slots[0] is not slot:
+            return
+        while slots and (text := slots[0].text):
+            slots.popleft()
+            self._out.append(text)
+            self._out_bytes += len(text)
+        if not self._is_advancing:
+            self._on_output(self)
+
+    def unblock(self) -> None:
+        """What the requests behind waited for is done."""
+        self.is_blocked = False
+        if not self._is_advancing and not self.is_gone:
+            self._on_output(self)
+
+    def note_seen(self, gid: int, lsn: int) -> None:
+        """Remember how new a state this client has been shown."""
+        if lsn > self._seen.get(gid, 0):
+            self._seen[gid] = lsn
+
+    def refusal(self, gid: int, reply: Reply) -> bytes:
+        """Return what a reply that is not OK says."""
+        code = reply.code
+        if code is Code.NOTPRIMARY:
+            epoch, view, address = self.backend.where(gid)
+            return error("NOTPRIMARY", f"{gid} {epoch}:{view} {address or '?'}")
+        if code is Code.BEHIND:
+            epoch, view, _ = self.backend.where(gid)
+            return error("BEHIND", Version(epoch, view, reply.lsn).text.decode())
+        return error(code.value, _WHY.get(code, ""))
+
+    # ---- requests
+
+    def _run(self, argv: list[bytes]) -> None:
+        name = argv[0].upper()
+        if name in _PREFIXES:
+            return self._run_prefixed(argv)
+        if self.principal is None and self.guard.asks and name not in _BEFORE_LOGIN:
+            return self.say(error("NOAUTH", "log in with AUTH name password"))
+        if (parse := self._vocabulary.get(name)) is not None:
+            return self._wish(parse(argv, 0), _NO_PREFIXES)
+        return self._handle(name, argv)
+
+    def _handle(self, name: bytes, argv: list[bytes]) -> None:
+        handler = self._handlers.get(name)
+        if handler is None:
+            shown = name[:64].decode("ascii", "replace")
+            return self.say(error("UNKNOWN_COMMAND", f"there is no command {shown}"))
+        value = handler(self, argv)
+        if value is not None:
+            self.say(value)
+        return None
+
+    def _run_prefixed(self, argv: list[bytes]) -> None:
+        found = _prefixes(argv)
+        if found is None:
+            return self.say(error("BADARG", "CSN number, CTS ms, SEEN version, GROUP gid"))
+        prefixes, at = found
+        name = argv[at].upper()
+        if (parse := self._vocabulary.get(name)) is None:
+            if prefixes.gid is not None:
+                self.gid = prefixes.gid
+            return self._run(argv[at:])
+        if self.principal is None and self.guard.asks:
+            return self.say(error("NOAUTH", "log in with AUTH name password"))
+        return self._wish(parse(argv[at:], prefixes.stamp), prefixes)
+
+    def _wish(self, wish: Wish | bytes, prefixes: Prefixes) -> None:
+        if isinstance(wish, bytes):
+            return self.say(wish)
+        if self.principal is not None and not self.principal.is_admin:
+            return self.say(
+                error("NOPERM", f"{_shown(wish.key)} {'w' if wish.is_change else 'r'}")
+            )
+        backend = self.backend
+        gid = prefixes.gid
+        if gid is None:
+            gid = backend.group_of(wish.key)
+        self.gid = gid
+        session = self.sessions.get(gid)
+        if session is not None and session.is_moved:
+            return self.say(error("SESSIONMOVED", "another connection has resumed it"))
+        if session is None and prefixes.csn is not None:
+            return self._open_first(gid, wish, prefixes)
+        body = Body(self._principal, (), wish.argv)
+        slot = Slot(self, gid, self.protocol)
+        self._slots.append(slot)
+        if wish.is_change:
+            if session is None:
+                return backend.request(gid, body, slot.done)
+            csn = session.csn + 1 if prefixes.csn is None else prefixes.csn
+            session.csn = max(session.csn, csn)
+            return backend.request(
+                gid, body, slot.done, instance=session.instance, session=session.number, csn=csn
+            )
+        if session is not None:
+            backend.touch(gid, session.number)
+        if wish.is_stale:
+            seen = max(self._seen.get(gid, 0), prefixes.seen)
+            return backend.read(gid, body, slot.done, seen)
+        return backend.read(gid, body, slot.done)
+
+    def _open_first(self, gid: int, wish: Wish, prefixes: Prefixes) -> None:
+        """Open the session that a numbered request needs, then go on with it."""
+
+        def opened(refused: bytes | None) -> None:
+            if refused is None:
+                self._wish(wish, prefixes)
+            else:
+                self.say(refused)
+
+        self.open_session(gid, self.chance_bytes(ID_BYTES), TTL_DEFAULT_MS, opened)
+
+    # ---- sessions
+
+    def open_session(
+        self, gid: int, instance: bytes, ttl_ms: int, then: Callable[[bytes | None], None]
+    ) -> None:
+        """Open a session and use it here; `then` is told why not, or None. Others wait."""
+        secret = self.chance_bytes(SECRET_BYTES).hex().encode()
+        self.is_blocked = True
+
+        def opened(reply: Reply) -> None:
+            if self.is_gone:
+                return
+            if reply.code is Code.OK:
+                self.attach(gid, Session(instance, reply.lsn, secret, ttl_ms))
+                then(None)
+            else:
+                then(self.refusal(gid, reply))
+            self.unblock()
+
+        body = Body(self._principal, (), (b"%d" % ttl_ms, secret))
+        self.backend.request(gid, body, opened, kind=Kind.SESSION_OPEN, instance=instance)
+
+    def attach(self, gid: int, session: Session) -> None:
+        """Use a session here, and no more where it was used."""
+        self.detach(gid)
+        other = self.attached.get((gid, session.number))
+        if other is not None and other is not self:
+            other.sessions[gid].is_moved = True
+        self.attached[gid, session.number] = self
+        self.sessions[gid] = session
+
+    def detach(self, gid: int | None = None) -> None:
+        """Use the session of this group, or none at all, no more; it goes on to exist."""
+        for group in [gid] if gid is not None else list(self.sessions):
+            session = self.sessions.pop(group, None)
+            if session is not None and not session.is_moved:
+                self.attached.pop((group, session.number), None)
+
+    # ---- users
+
+    def log_in(self, principal: Principal | None) -> None:
+        """Be this user from now on, or nobody."""
+        self.principal = principal
+        self._principal = principal.name.encode() if principal else b""
+
+
+def _prefixes(argv: list[bytes]) -> tuple[Prefixes, int] | None:
+    """Return what stands before the command, and where that is; None if it makes no sense."""
+    known: dict[str, int] = {}
+    at = 0
+    while at < len(argv) and (name := argv[at].upper()) in _PREFIXES:
+        value = _prefix_value(name, argv[at + 1]) if at + 1 < len(argv) else None
+        if value is None:
+            return None
+        known[_FIELDS[name]] = value
+        at += 2
+    return (Prefixes(**known), at) if at < len(argv) else None
+
+
+def _prefix_value(name: bytes, text: bytes) -> int | None:
+    if name == b"SEEN":
+        version = parse_version(text)
+        return version.lsn if version else None
+    if not text.isdigit() or len(text) > _DIGITS_MAX:
+        return None
+    number = int(text)
+    return number if (number or name != b"CSN") and number < _U64 else None
+
+
+def _shown(key: bytes) -> str:
+    return key[:64].decode("utf-8", "backslashreplace")

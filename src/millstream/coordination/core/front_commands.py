@@ -1,0 +1,222 @@
+"""Commands that every client of RESP knows: greeting, log-in, the connection, the node.
+
+Invariants:
+1. Stock clients and tools get along: what they ask on connecting is answered, if only by nothing.
+2. A password is checked by the guard alone, and nothing else is done on the connection meanwhile.
+
+Elsewhere: sessions (`front_sessions`), the state machine's commands (`register_commands`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from millstream.coordination.core.backend import Principal
+from millstream.coordination.core.front_sessions import session_command
+from millstream.coordination.core.values import (
+    NULL,
+    OK,
+    array,
+    bulk,
+    error,
+    integer,
+    mapping,
+    status,
+)
+from millstream.version import __version__
+
+if TYPE_CHECKING:
+    from millstream.coordination.core.front import Front, Handler
+
+__all__ = ["FRONT_COMMANDS", "NAME_BYTES_MAX"]
+
+NAME_BYTES_MAX: Final = 256
+"""Of a connection's name."""
+
+
+# ---- greeting and log-in
+
+
+def _hello(front: Front, argv: list[bytes]) -> bytes | None:
+    version = argv[1] if len(argv) > 1 else b"%d" % front.protocol
+    if version not in (b"2", b"3"):
+        return error("NOPROTO", "protocols 2 and 3 are spoken here")
+    words, login, name = argv[2:], None, None
+    while words:
+        option = words[0].upper()
+        if option == b"AUTH" and len(words) >= 3:
+            login, words = (words[1], words[2]), words[3:]
+        elif option == b"SETNAME" and len(words) >= 2:
+            name, words = words[1], words[2:]
+        else:
+            return error("BADARG", "HELLO [2 or 3 [AUTH name password] [SETNAME name]]")
+    if name is not None and not _is_name(name):
+        return _bad_name()
+
+    def greet() -> None:
+        front.protocol = int(version)
+        if name is not None:
+            front.name = name
+        front.say(_greeting(front))
+
+    if login is None:
+        greet()
+    else:
+        _check(front, *login, greet)
+    return None
+
+
+def _greeting(front: Front) -> bytes:
+    return mapping(
+        (
+            (b"server", bulk(b"millstream")),
+            (b"version", bulk(__version__.encode())),
+            (b"proto", integer(front.protocol)),
+            (b"id", integer(front.number)),
+            (b"mode", bulk(b"coordination")),
+            (b"modules", array(())),
+        )
+    )
+
+
+def _auth(front: Front, argv: list[bytes]) -> bytes | None:
+    if len(argv) != 3:
+        return error("BADARG", "AUTH name password")
+    if argv[1].upper() == b"TOKEN":
+        return error("NOAUTH", "this node takes names and passwords, no tokens")
+    _check(front, argv[1], argv[2], lambda: front.say(OK))
+    return None
+
+
+def _check(front: Front, name: bytes, password: bytes, then: Callable[[], None]) -> None:
+    def checked(principal: Principal | None) -> None:
+        if front.is_gone:
+            return
+        if principal is None:
+            front.say(error("NOAUTH", "there is no such user with this password"))
+        else:
+            front.log_in(principal)
+            then()
+        front.unblock()
+
+    front.is_blocked = True
+    text = (name.decode("utf-8", "replace"), password.decode("utf-8", "replace"))
+    front.guard.check(*text, checked)
+
+
+# ---- the connection
+
+
+def _ping(_front: Front, argv: list[bytes]) -> bytes:
+    if len(argv) > 2:
+        return error("BADARG", "PING [message]")
+    return bulk(argv[1]) if len(argv) == 2 else status(b"PONG")
+
+
+def _echo(_front: Front, argv: list[bytes]) -> bytes:
+    return bulk(argv[1]) if len(argv) == 2 else error("BADARG", "ECHO message")
+
+
+def _quit(front: Front, _argv: list[bytes]) -> bytes:
+    front.is_closing = True
+    return OK
+
+
+def _reset(front: Front, _argv: list[bytes]) -> bytes:
+    front.detach()
+    front.log_in(None)
+    front.protocol, front.name, front.gid = 2, b"", None
+    return status(b"RESET")
+
+
+def _select(_front: Front, argv: list[bytes]) -> bytes:
+    return OK if argv[1:] == [b"0"] else error("BADARG", "there is only SELECT 0")
+
+
+def _client(front: Front, argv: list[bytes]) -> bytes:
+    match [word.upper() for word in argv[1:2]], argv[2:]:
+        case [b"SETINFO"], [_, _]:
+            return OK
+        case [b"SETNAME"], [name]:
+            if not _is_name(name):
+                return _bad_name()
+            front.name = name
+            return OK
+        case [b"GETNAME"], []:
+            return bulk(front.name) if front.name else NULL
+        case [b"ID"], []:
+            return integer(front.number)
+        case [b"INFO"], []:
+            user = front.principal.name if front.principal else "anonymous"
+            shown = f"id={front.number} user={user} resp={front.protocol} name="
+            return bulk(shown.encode() + front.name)
+    return error("BADARG", "CLIENT SETINFO, SETNAME, GETNAME, ID or INFO")
+
+
+def _is_name(name: bytes) -> bool:
+    return len(name) <= NAME_BYTES_MAX and all(0x21 <= sign <= 0x7E for sign in name)
+
+
+def _bad_name() -> bytes:
+    return error("BADARG", f"a name is at most {NAME_BYTES_MAX} visible ASCII signs")
+
+
+# ---- the node
+
+
+def _command(_front: Front, argv: list[bytes]) -> bytes:
+    match [word.upper() for word in argv[1:2]]:
+        case []:
+            return array(())
+        case [b"COUNT"]:
+            return integer(0)
+        case [b"DOCS"]:
+            return mapping(())
+        case [b"INFO"] | [b"LIST"]:
+            return array(())
+    return error("BADARG", "COMMAND [COUNT or DOCS]")
+
+
+def _info(front: Front, argv: list[bytes]) -> bytes:
+    wanted = {word.decode("ascii", "replace").lower() for word in argv[1:]} - {"all", "default"}
+    lines: list[str] = []
+    for section, figures in front.backend.figures().items():
+        if not wanted or section.lower() in wanted:
+            lines += [f"# {section}", *(f"{name}:{value}" for name, value in figures.items()), ""]
+    return bulk("\r\n".join(lines).encode())
+
+
+def _config(_front: Front, argv: list[bytes]) -> bytes:
+    if len(argv) < 3 or argv[1].upper() != b"GET":
+        return error("BADARG", "CONFIG GET pattern")
+    return mapping(())
+
+
+def _vds(front: Front, argv: list[bytes]) -> bytes:
+    return front.backend.vds(tuple(argv))
+
+
+def _admin(front: Front, argv: list[bytes]) -> bytes | None:
+    if front.principal is not None and not front.principal.is_admin:
+        return error("NOPERM", "ADMIN is for administrators")
+    front.backend.admin(tuple(argv), front.slot().fill)
+    return None
+
+
+FRONT_COMMANDS: Final[Mapping[bytes, Handler]] = {
+    b"HELLO": _hello,
+    b"AUTH": _auth,
+    b"PING": _ping,
+    b"ECHO": _echo,
+    b"QUIT": _quit,
+    b"RESET": _reset,
+    b"SELECT": _select,
+    b"CLIENT": _client,
+    b"COMMAND": _command,
+    b"INFO": _info,
+    b"CONFIG": _config,
+    b"VDS": _vds,
+    b"ADMIN": _admin,
+    b"SESSION": session_command,
+}

@@ -1,0 +1,141 @@
+"""SESSION: opening, moving to another connection, showing that one is there, closing.
+
+Invariants:
+1. A session moves when its client asks for it here, not when that is answered; only who knows the
+   secret can move it.
+2. A number that was given out is not given out again on the same session: it goes on behind the
+   highest that the group has executed or that was used here.
+
+Elsewhere: what the group keeps of a session (`client_table`), its time (the primary).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from millstream.coordination.core.effects import Code, Reply
+from millstream.coordination.core.entries import ID_BYTES, Body, Kind
+from millstream.coordination.core.front import TTL_DEFAULT_MS, Session
+from millstream.coordination.core.values import bulk, error, integer, items, mapping
+
+if TYPE_CHECKING:
+    from millstream.coordination.core.front import Front
+
+__all__ = ["TTL_MAX_MS", "TTL_MIN_MS", "session_command"]
+
+TTL_MIN_MS: Final = 500
+"""Of a session; less is taken for this."""
+TTL_MAX_MS: Final = 3_600_000
+"""Of a session; more is taken for this."""
+_CLIENT_ID: Final = re.compile(rb"([0-9a-f]{32})-(\d{1,20})\Z")
+_INSTANCE: Final = re.compile(rb"[0-9a-fA-F]{32}\Z")
+_USAGE: Final = "SESSION OPEN [INSTANCE hex] [TTL ms], RESUME id secret, PING, INFO, CLOSE or LIST"
+
+
+def session_command(front: Front, argv: list[bytes]) -> bytes | None:
+    """Carry out SESSION."""
+    name = argv[1].upper() if len(argv) > 1 else b""
+    gid = front.gid if front.gid is not None else front.backend.group_of(b"")
+    if name == b"OPEN":
+        return _open(front, gid, argv[2:])
+    if name == b"RESUME" and len(argv) == 4:
+        return _resume(front, gid, argv[2], argv[3])
+    if name == b"LIST" and len(argv) == 2:
+        return _list(front, gid)
+    if name not in (b"PING", b"INFO", b"CLOSE") or len(argv) != 2:
+        return error("BADARG", _USAGE)
+    session = front.sessions.get(gid)
+    if session is None:
+        return error("SESSIONEXPIRED", "this connection has no session; SESSION OPEN opens one")
+    if session.is_moved:
+        return error("SESSIONMOVED", "another connection has resumed it")
+    if name == b"INFO":
+        return _shown(session, is_whole=True)
+    if name == b"PING":
+        body = Body(argv=(b"SESSION", b"PING", b"%d" % session.number, session.instance))
+        front.backend.touch(gid, session.number)
+        front.backend.read(gid, body, front.slot(gid).done)
+        return None
+    _close(front, gid, session)
+    return None
+
+
+def _shown(session: Session, *, is_whole: bool) -> bytes:
+    client_id = b"%b-%d" % (session.instance.hex().encode(), session.number)
+    pairs = [(b"client_id", bulk(client_id))]
+    if is_whole:
+        pairs.append((b"secret", bulk(session.secret)))
+    pairs += [(b"ttl", integer(session.ttl_ms)), (b"csn", integer(session.csn))]
+    return mapping(pairs)
+
+
+def _open(front: Front, gid: int, words: list[bytes]) -> bytes | None:
+    options = {name.upper(): value for name, value in zip(words[::2], words[1::2], strict=False)}
+    ttl = options.pop(b"TTL", b"%d" % TTL_DEFAULT_MS)
+    instance = options.pop(b"INSTANCE", None)
+    if options or len(words) % 2 or not ttl.isdigit() or len(ttl) > 20:
+        return error("BADARG", _USAGE)
+    if instance is not None and not _INSTANCE.match(instance):
+        return error("BADARG", "an instance is 32 hexadecimal digits")
+    ttl_ms = min(max(int(ttl), TTL_MIN_MS), TTL_MAX_MS)
+    of_client = bytes.fromhex(instance.decode()) if instance else front.chance_bytes(ID_BYTES)
+
+    def opened(refused: bytes | None) -> None:
+        front.say(refused or _shown(front.sessions[gid], is_whole=True))
+
+    front.open_session(gid, of_client, ttl_ms, opened)
+    return None
+
+
+def _resume(front: Front, gid: int, client_id: bytes, secret: bytes) -> bytes | None:
+    found = _CLIENT_ID.match(client_id)
+    if found is None:
+        return error("BADARG", "a client_id is an instance, a hyphen and a number")
+    instance, number = bytes.fromhex(found[1].decode()), int(found[2])
+    used_at = front.attached.get((gid, number))
+    used = used_at.sessions[gid] if used_at else None
+    if used is not None and (used.instance, used.secret) == (instance, secret):
+        front.attach(gid, Session(instance, number, secret, used.ttl_ms, used.csn))
+
+    def resumed(reply: Reply) -> None:
+        if front.is_gone:
+            return
+        if reply.code is Code.OK:
+            ttl, csn = (int(item[1:]) for item in items(reply.value))
+            here = front.sessions.get(gid)
+            used_csn = here.csn if here is not None and here.number == number else 0
+            front.attach(gid, Session(instance, number, secret, ttl, max(csn, used_csn)))
+            front.say(_shown(front.sessions[gid], is_whole=False))
+        else:
+            front.say(front.refusal(gid, reply))
+        front.unblock()
+
+    front.is_blocked = True
+    body = Body(argv=(b"SESSION", b"RESUME", b"%d" % number, instance, secret))
+    front.backend.read(gid, body, resumed)
+    return None
+
+
+def _close(front: Front, gid: int, session: Session) -> None:
+    def closed(reply: Reply) -> None:
+        if front.is_gone:
+            return
+        if reply.code in (Code.OK, Code.SESSIONEXPIRED):
+            front.detach(gid)
+            front.say(b"+OK")
+        else:
+            front.say(front.refusal(gid, reply))
+        front.unblock()
+
+    front.is_blocked = True
+    front.backend.request(
+        gid, Body(), closed, Kind.SESSION_CLOSE, session.instance, session.number
+    )
+
+
+def _list(front: Front, gid: int) -> bytes | None:
+    if front.principal is not None and not front.principal.is_admin:
+        return error("NOPERM", "SESSION LIST is for administrators")
+    front.backend.read(gid, Body(argv=(b"SESSION", b"LIST")), front.slot(gid).done)
+    return None

@@ -1,0 +1,166 @@
+"""A node as its clients' connections see it, with registers that one process keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from coordination_logs import GROUP
+from millstream.coordination.core.backend import Done, Principal, ValueDone, Where
+from millstream.coordination.core.effects import Code, Reply
+from millstream.coordination.core.entries import GENESIS, NOBODY, Body, Kind, chain
+from millstream.coordination.core.front import Front
+from millstream.coordination.core.front_commands import FRONT_COMMANDS
+from millstream.coordination.core.register import Registers
+from millstream.coordination.core.register_commands import REGISTER_COMMANDS
+from millstream.coordination.core.values import array, error, integer, mapping
+
+
+class RegisterBackend:
+    """Answers at once; while `holds`, only what `release` is called for. `code`: refuse all."""
+
+    def __init__(self) -> None:
+        self.machine = Registers()
+        self.link = GENESIS
+        self.holds = False
+        self.code = Code.OK
+        self.held: list[Callable[[], None]] = []
+        self.asked: list[tuple[object, ...]] = []
+        self.touched: list[int] = []
+        self.sessions: dict[int, tuple[bytes, bytes, bytes]] = {}
+        self.replies: dict[tuple[int, int], Reply] = {}
+
+    def group_of(self, key: bytes) -> int:
+        return 0
+
+    def request(
+        self, gid: int, body: Body, done: Done, kind: Kind = Kind.REQUEST,
+        instance: bytes = NOBODY, session: int = 0, csn: int = 0,
+    ) -> None:  # fmt: skip
+        self.asked.append((gid, kind, body, session, csn))
+        self._answer(done, lambda: self._execute(body, kind, instance, session, csn))
+
+    def read(self, gid: int, body: Body, done: Done, seen: int | None = None) -> None:
+        self.asked.append((gid, "read", body, seen))
+        self._answer(done, lambda: self._look_up(body))
+
+    def _answer(self, done: Done, find: Callable[[], Reply]) -> None:
+        def answer() -> None:
+            done(find() if self.code is Code.OK else Reply(0, self.code, lsn=self.link.lsn))
+
+        if self.holds:
+            self.held.append(answer)
+        else:
+            answer()
+
+    def release(self, number: int) -> None:
+        """Answer the one that was asked as number so among those held, from 0."""
+        self.held.pop(number)()
+
+    def _execute(self, body: Body, kind: Kind, instance: bytes, session: int, csn: int) -> Reply:
+        if session and session not in self.sessions:
+            return Reply(0, Code.SESSIONEXPIRED)
+        if csn and (known := self.replies.get((session, csn))):
+            return known
+        entry = chain(
+            self.link, group_id=GROUP, epoch=0, view=1, kind=kind, ts_ms=0, body=body,
+            instance=instance, session=session, csn=csn,
+        )  # fmt: skip
+        self.link = entry.header.link
+        value = b""
+        if kind is Kind.SESSION_OPEN:
+            ttl, secret = body.argv
+            self.sessions[entry.lsn] = (instance, ttl, secret)
+        elif kind is Kind.SESSION_CLOSE:
+            del self.sessions[session]
+        else:
+            value = self.machine.apply(entry)
+        reply = Reply(0, Code.OK, value, entry.lsn)
+        if csn:
+            self.replies[session, csn] = reply
+        return reply
+
+    def _look_up(self, body: Body) -> Reply:
+        match body.argv:
+            case (b"SESSION", b"PING", number, _):
+                known = int(number) in self.sessions
+                return Reply(0, Code.OK if known else Code.SESSIONEXPIRED, b"+PONG")
+            case (b"SESSION", b"RESUME", number, instance, secret):
+                session = self.sessions.get(int(number))
+                if session is None or (session[0], session[2]) != (instance, secret):
+                    return Reply(0, Code.SESSIONEXPIRED)
+                csns = [csn for owner, csn in self.replies if owner == int(number)]
+                value = array((b":" + session[1], integer(max(csns, default=0))))
+                return Reply(0, Code.OK, value, self.link.lsn)
+            case (b"SESSION", b"LIST"):
+                return Reply(0, Code.OK, array([integer(number) for number in self.sessions]))
+        return Reply(0, Code.OK, self.machine.read(body), self.link.lsn)
+
+    def touch(self, gid: int, session: int) -> None:
+        self.touched.append(session)
+
+    def where(self, gid: int) -> Where:
+        return Where(3, 7, "127.0.0.1:7379") if gid == 0 else Where()
+
+    def vds(self, argv: tuple[bytes, ...]) -> bytes:
+        return mapping(((b"/", integer(len(argv))),))
+
+    def admin(self, argv: tuple[bytes, ...], done: ValueDone) -> None:
+        if self.holds:
+            self.held.append(lambda: done(error("BADARG", "later")))
+        else:
+            done(error("BADARG", b" ".join(argv).decode()))
+
+    def figures(self) -> dict[str, dict[str, str]]:
+        return {"Server": {"version": "1"}, "Groups": {"groups": "1"}}
+
+
+class FakeGuard:
+    """Knows `users` by name and password; `holds` their checks."""
+
+    def __init__(self, users: dict[str, tuple[str, bool]] | None = None) -> None:
+        self.users = users or {}
+        self.holds = False
+        self.held: list[Callable[[], None]] = []
+
+    @property
+    def asks(self) -> bool:
+        return bool(self.users)
+
+    def check(self, name: str, password: str, done: Callable[[Principal | None], None]) -> None:
+        known = self.users.get(name)
+        found = Principal(name, known[1]) if known and known[0] == password else None
+        if self.holds:
+            self.held.append(lambda: done(found))
+        else:
+            done(found)
+
+
+class FrontClient:
+    """A connection to a backend; `say` sends lines and returns what came back so far."""
+
+    def __init__(
+        self,
+        backend: RegisterBackend | None = None,
+        guard: FakeGuard | None = None,
+        attached: dict[tuple[int, int], Front] | None = None,
+    ) -> None:
+        self.backend = backend or RegisterBackend()
+        self.guard = guard or FakeGuard()
+        self.told = 0
+        self.front = Front(
+            self.backend, self.guard, REGISTER_COMMANDS, FRONT_COMMANDS, number=1,
+            attached=attached if attached is not None else {},
+            chance_bytes=lambda size: b"\xab" * size, on_output=self._tell,
+        )  # fmt: skip
+
+    def _tell(self, front: Front) -> None:
+        self.told += 1
+
+    def say(self, *lines: str) -> str:
+        self.front.feed("".join(f"{line}\r\n" for line in lines).encode())
+        while self.front.advance():
+            pass
+        return self.heard()
+
+    def heard(self) -> str:
+        return self.front.take_output().decode() if self.front.has_output else ""

@@ -1,0 +1,140 @@
+"""Sockets around connections: bytes in and out, bounded, closed when they should be."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+import pytest
+
+from coordination_backend import FakeGuard, RegisterBackend
+from millstream.access.users import UserStore
+from millstream.coordination.aio import resp_server
+from millstream.coordination.aio.resp_server import RespServer, UserGuard
+from millstream.coordination.core.backend import Guard
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Running(NamedTuple):
+    server: RespServer
+    backend: RegisterBackend
+    port: int
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[Streams]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            yield reader, writer
+        finally:
+            writer.close()
+            await writer.wait_closed()
+
+
+@asynccontextmanager
+async def serving(guard: Guard) -> AsyncIterator[Running]:
+    backend = RegisterBackend()
+    server = RespServer(backend, guard)
+    listener = await asyncio.get_running_loop().create_server(server.connection, "127.0.0.1", 0)
+    yield Running(server, backend, listener.sockets[0].getsockname()[1])
+    listener.close()
+    server.close()
+    await listener.wait_closed()
+    await turns(lambda: not server.connections)
+
+
+@pytest.fixture
+async def running() -> AsyncIterator[Running]:
+    async with serving(FakeGuard()) as running:
+        yield running
+
+
+async def turns(is_so: Callable[[], bool]) -> None:
+    """Let the loop turn until it is so."""
+    async with asyncio.timeout(40):
+        while not is_so():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+
+
+async def test_requests_are_answered(running: Running) -> None:
+    async with running.client() as (reader, writer):
+        writer.write(b"SET k v\r\nGET k\r\n")
+        assert await reader.readexactly(12) == b"+OK\r\n$1\r\nv\r\n"
+
+
+async def test_a_pipeline_longer_than_a_turn(running: Running) -> None:
+    async with running.client() as (reader, writer):
+        writer.write(b"PING\r\n" * 3000)
+        assert await reader.readexactly(21_000) == b"+PONG\r\n" * 3000
+
+
+async def test_late_replies_leave_together(running: Running) -> None:
+    running.backend.holds = True
+    async with running.client() as (reader, writer):
+        writer.write(b"SET k v\r\n" * 5)
+        await turns(lambda: len(running.backend.held) == 5)
+        for _ in range(5):
+            running.backend.release(0)
+        assert await reader.read(1000) == b"+OK\r\n" * 5
+
+
+async def test_a_client_that_does_not_read_is_not_read_from(running: Running) -> None:
+    value, number = b"v" * 500_000, 60
+    async with running.client() as (reader, writer):
+        writer.write(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$500000\r\n" + value + b"\r\n")
+        assert await reader.readexactly(5) == b"+OK\r\n"
+        writer.write(b"GET k\r\n" * number)
+        asked = -1
+        while asked != len(running.backend.asked):
+            asked = len(running.backend.asked)
+            for _ in range(100):
+                await asyncio.sleep(0)
+        assert asked < number
+        answer = b"$500000\r\n" + value + b"\r\n"
+        for _ in range(number):
+            assert await reader.readexactly(len(answer)) == answer
+
+
+@pytest.mark.parametrize(
+    ("data", "said"), [(b"QUIT\r\n", b"+OK\r\n"), (b"*x\r\n", b"-ERR Protocol error")]
+)
+async def test_the_end_of_a_connection(running: Running, data: bytes, said: bytes) -> None:
+    async with running.client() as (reader, writer):
+        writer.write(data)
+        assert (await reader.read()).startswith(said)
+        assert running.server.connections_total == 1
+
+
+async def test_one_connection_too_many(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resp_server, "CONNECTIONS_MAX", 1)
+    async with running.client() as (reader, writer):
+        writer.write(b"PING\r\n")
+        assert await reader.readexactly(7) == b"+PONG\r\n"
+        async with running.client() as (second, _):
+            assert (await second.read()).startswith(b"-BUSY")
+
+
+async def test_users_log_in_and_are_dropped() -> None:
+    users = UserStore()
+    users.put("ada", "pw")
+    guard = UserGuard(users)
+    async with serving(guard) as running, running.client() as (reader, writer):
+        writer.write(b"GET k\r\nAUTH ada no\r\nAUTH ada pw\r\nGET k\r\n")
+        for said in (b"-NOAUTH", b"-NOAUTH", b"+OK", b"$0", b""):
+            assert (await reader.readline()).strip().startswith(said)
+        running.server.drop_user("bob")
+        writer.write(b"PING\r\n")
+        assert await reader.readexactly(7) == b"+PONG\r\n"
+        running.server.drop_user("ada")
+        assert await reader.read() == b""
+    await guard.close()
+
+
+async def test_nothing_is_open_after_the_end(running: Running) -> None:
+    async with running.client() as (reader, writer):
+        writer.write(b"PING\r\n")
+        await reader.readexactly(7)
+        running.server.close()
+        assert await reader.read() == b""
+    async with running.client() as (reader, _):
+        assert (await reader.read()).startswith(b"-BUSY")

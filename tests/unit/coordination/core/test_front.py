@@ -1,0 +1,228 @@
+"""A connection answers in order, asks the right group the right thing, and stays bounded."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordination_backend import FakeGuard
+from coordination_backend import FrontClient as Client
+from millstream.coordination.core.effects import Code
+from millstream.coordination.core.entries import Kind
+from millstream.coordination.core.front import OUTSTANDING_MAX, TURN_REQUESTS_MAX
+
+
+def test_registers_over_the_wire() -> None:
+    client = Client()
+    assert client.say("set k v", "GET k", "cas k v w", "CAS k v w", "get k meta", "GET new") == (
+        "+OK\r\n$1\r\nv\r\n+OK\r\n-CAS_MISMATCH\r\n*2\r\n$1\r\nw\r\n$5\r\n0:1:2\r\n$0\r\n\r\n"
+    )
+
+
+def test_replies_leave_in_order_and_together() -> None:
+    client = Client()
+    client.backend.holds = True
+    assert client.say("SET k 1", "GET k", "PING", "SET k 2") == ""
+    client.backend.release(2)
+    client.backend.release(1)
+    assert (client.told, client.heard()) == (0, "")
+    client.backend.release(0)
+    assert client.told == 1
+    assert client.heard() == "+OK\r\n$1\r\n2\r\n+PONG\r\n+OK\r\n"
+
+
+@given(st.lists(st.sampled_from(["SET k 1", "GET k", "PING", "ECHO x"]), max_size=8), st.data())
+def test_any_order_of_answers_gives_the_order_of_requests(
+    lines: list[str], data: st.DataObject
+) -> None:
+    client = Client()
+    client.backend.holds = True
+    heard = client.say(*lines)
+    while client.backend.held:
+        client.backend.release(data.draw(st.integers(0, len(client.backend.held) - 1)))
+        heard += client.heard()
+    kinds = {"SET k 1": "+OK", "PING": "+PONG", "ECHO x": "$1"}
+    shown = [line for line in heard.split("\r\n") if line and line not in ("x", "1", "2")]
+    assert len(shown) == len(lines)
+    for line, reply in zip(lines, shown, strict=True):
+        assert reply == kinds.get(line, reply)
+
+
+@pytest.mark.parametrize(
+    ("code", "wanted"),
+    [
+        (Code.NOTPRIMARY, "-NOTPRIMARY 0 3:7 127.0.0.1:7379"), (Code.NOQUORUM, "-NOQUORUM "),
+        (Code.BUSY, "-BUSY "), (Code.UNKNOWN, "-UNKNOWN "), (Code.CSNGONE, "-CSNGONE "),
+        (Code.SESSIONEXPIRED, "-SESSIONEXPIRED "), (Code.BEHIND, "-BEHIND 3:7:0"),
+    ],
+)  # fmt: skip
+def test_refusals(code: Code, wanted: str) -> None:
+    client = Client()
+    client.backend.code = code
+    assert client.say("SET k v").startswith(wanted)
+    assert client.say("CSN 1 SET k v").startswith(wanted)
+
+
+def test_a_group_that_is_nowhere() -> None:
+    client = Client()
+    client.backend.code = Code.NOTPRIMARY
+    assert client.say("GROUP 5 GET k") == "-NOTPRIMARY 5 0:0 ?\r\n"
+
+
+# ---- numbers and sessions
+
+
+def test_without_a_session_requests_have_no_number() -> None:
+    client = Client()
+    client.say("SET k v")
+    assert [asked[3:] for asked in client.backend.asked] == [(0, 0)]
+
+
+def test_a_number_opens_a_session_and_what_follows_is_numbered() -> None:
+    client = Client()
+    assert client.say("CSN 7 SET k v", "SET k w", "csn 7 cts 5 set k x", "GET k") == (
+        "+OK\r\n+OK\r\n+OK\r\n$1\r\nw\r\n"
+    )
+    assert [(asked[1], *asked[3:]) for asked in client.backend.asked] == [
+        (Kind.SESSION_OPEN, 0, 0), (Kind.REQUEST, 1, 7), (Kind.REQUEST, 1, 8),
+        (Kind.REQUEST, 1, 7), ("read", None),
+    ]  # fmt: skip
+    assert client.backend.touched == [1]
+
+
+def test_while_a_session_is_opened_the_rest_waits() -> None:
+    client = Client()
+    client.backend.holds = True
+    assert client.say("GET k", "CSN 1 SET k v", "PING") == ""
+    assert len(client.backend.asked) == 2
+    assert client.front.is_clogged
+    client.backend.release(1)
+    assert client.told == 1
+    client.backend.holds = False
+    client.front.advance()
+    assert len(client.backend.asked) == 3
+    client.backend.release(0)
+    client.backend.release(0)
+    assert client.heard() == "$0\r\n\r\n+OK\r\n+PONG\r\n"
+
+
+def test_a_session_that_cannot_be_opened_is_the_commands_error() -> None:
+    client = Client()
+    client.backend.code = Code.NOQUORUM
+    assert client.say("CSN 1 SET k v", "PING").startswith("-NOQUORUM")
+    client.backend.code = Code.OK
+    assert client.say("CSN 1 SET k v") == "+OK\r\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "CSN", "CSN 1", "CSN x GET k", "CSN 0 GET k", "CSN -1 GET k", "CTS GET k", "SEEN 1 GET k",
+        "CSN 18446744073709551616 GET k", "GROUP x GET k", "CSN 111111111111111111111 GET k",
+    ],
+)  # fmt: skip
+def test_prefixes_that_make_no_sense(line: str) -> None:
+    assert Client().say(line).startswith("-BADARG")
+
+
+def test_stale_reads_are_never_older_than_what_was_shown() -> None:
+    client = Client()
+    client.say("GET k STALEREAD", "SEEN 0:1:5 GET k STALEREAD", "SET k v", "GET k STALEREAD")
+    seen = [asked[3] for asked in client.backend.asked if asked[1] == "read"]
+    assert seen == [0, 5, 1]
+
+
+# ---- users
+
+
+def test_without_a_login_little_is_allowed() -> None:
+    client = Client(guard=FakeGuard({"ada": ("pw", True)}))
+    assert client.say("GET k").startswith("-NOAUTH")
+    assert client.say("CSN 1 SET k v").startswith("-NOAUTH")
+    assert client.say("PING", "VDS").startswith("+PONG\r\n*2")
+    assert client.say("AUTH ada wrong").startswith("-NOAUTH")
+    assert client.say("AUTH ada pw", "SET k v") == "+OK\r\n+OK\r\n"
+    assert client.say("RESET", "SET k v").startswith("+RESET\r\n-NOAUTH")
+
+
+def test_who_is_no_administrator_leaves_registers_alone() -> None:
+    client = Client(guard=FakeGuard({"bob": ("pw", False)}))
+    client.say("AUTH bob pw")
+    assert client.say("SET k v") == "-NOPERM k w\r\n"
+    assert client.say("GET k") == "-NOPERM k r\r\n"
+    assert client.say("ADMIN STATUS").startswith("-NOPERM")
+    assert client.say("SESSION LIST").startswith("-NOPERM")
+
+
+def test_a_login_under_way_holds_the_rest() -> None:
+    client = Client(guard=FakeGuard({"ada": ("pw", True)}))
+    client.guard.holds = True
+    assert client.say("AUTH ada pw", "SET k v") == ""
+    client.guard.held.pop()()
+    assert client.told == 1
+    client.front.advance()
+    assert client.heard() == "+OK\r\n+OK\r\n"
+
+
+def test_a_principal_is_in_the_log() -> None:
+    client = Client(guard=FakeGuard({"ada": ("pw", True)}))
+    client.say("AUTH ada pw", "SET k v")
+    assert client.backend.asked[0][2].principal == b"ada"  # type: ignore[attr-defined]
+
+
+# ---- bounds and ends
+
+
+def test_a_turn_is_bounded() -> None:
+    client = Client()
+    client.front.feed(b"PING\r\n" * (TURN_REQUESTS_MAX + 1))
+    assert client.front.advance()
+    assert client.heard() == "+PONG\r\n" * TURN_REQUESTS_MAX
+    assert not client.front.advance()
+    assert client.heard() == "+PONG\r\n"
+
+
+def test_so_many_wait_and_no_more() -> None:
+    client = Client()
+    client.backend.holds = True
+    client.say(*["GET k"] * (OUTSTANDING_MAX + 5))
+    assert len(client.backend.asked) == OUTSTANDING_MAX
+    assert client.front.is_clogged
+    client.backend.release(0)
+    assert not client.front.is_clogged
+    client.front.advance()
+    assert len(client.backend.asked) == OUTSTANDING_MAX + 1
+
+
+def test_replies_that_are_not_sent_hold_the_rest() -> None:
+    client = Client()
+    client.say(f"SET k {'v' * 60_000}")
+    client.front.feed(b"GET k\r\n" * 20)
+    assert client.front.advance()
+    assert client.front.is_clogged
+    assert client.heard().count("$60000") == 18
+    assert not client.front.advance()
+    assert client.heard().count("$60000") == 2
+
+
+def test_no_request_ends_the_connection_after_what_was_asked() -> None:
+    client = Client()
+    client.backend.holds = True
+    assert client.say("GET k", "*1\r\n:5", "PING") == ""
+    assert not client.front.is_done
+    client.backend.release(0)
+    assert client.heard().startswith("$0\r\n\r\n-ERR Protocol error")
+    assert client.front.is_done
+
+
+def test_too_much_is_said_to_be() -> None:
+    assert Client().say("*5000").startswith("-TOOBIG")
+
+
+def test_replies_to_a_connection_that_is_gone_are_nobodys() -> None:
+    client = Client()
+    client.backend.holds = True
+    client.say("GET k", "CSN 1 SET k v")
+    client.front.close()
+    client.backend.release(0)
+    client.backend.release(0)
+    assert (client.told, client.heard(), client.front.sessions) == (0, "", {})

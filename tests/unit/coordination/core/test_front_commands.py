@@ -1,0 +1,97 @@
+"""Stock clients get the answers they expect when they connect."""
+
+import pytest
+
+from coordination_backend import FakeGuard, FrontClient
+
+SAID = [
+    ("PING", "+PONG\r\n"),
+    ("ping x", "$1\r\nx\r\n"),
+    ("ECHO 'a b'", "$3\r\na b\r\n"),
+    ("SELECT 0", "+OK\r\n"),
+    ("CLIENT SETINFO LIB-NAME x", "+OK\r\n"),
+    ("CLIENT SETNAME x", "+OK\r\n"),
+    ("CLIENT GETNAME", "$-1\r\n"),
+    ("CLIENT ID", ":1\r\n"),
+    ("CLIENT INFO", "$32\r\nid=1 user=anonymous resp=2 name=\r\n"),
+    ("COMMAND", "*0\r\n"),
+    ("COMMAND COUNT", ":0\r\n"),
+    ("COMMAND DOCS GET", "*0\r\n"),
+    ("COMMAND INFO get", "*0\r\n"),
+    ("CONFIG GET save", "*0\r\n"),
+    ("INFO server", "$21\r\n# Server\r\nversion:1\r\n\r\n"),
+    ("RESET", "+RESET\r\n"),
+    ("VDS x", "*2\r\n$1\r\n/\r\n:2\r\n"),
+    ("admin status 0", "-BADARG admin status 0\r\n"),
+]
+
+
+@pytest.mark.parametrize(("line", "wanted"), SAID)
+def test_what_is_answered(line: str, wanted: str) -> None:
+    assert FrontClient().say(line) == wanted
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "PING a b", "ECHO", "SELECT 1", "CLIENT", "CLIENT MAINT_NOTIFICATIONS ON", "AUTH x",
+        "CLIENT SETNAME 'a b'", "COMMAND X", "CONFIG SET a b", "CONFIG", "HELLO 3 SETNAME",
+        "HELLO 3 SETNAME 'a b'", "HELLO 3 AUTH x",
+    ],
+)  # fmt: skip
+def test_what_is_refused(line: str) -> None:
+    assert FrontClient().say(line).startswith("-BADARG")
+
+
+def test_an_unknown_command_does_not_end_the_connection() -> None:
+    client = FrontClient()
+    assert client.say("MGET a b").startswith("-UNKNOWN_COMMAND there is no command MGET")
+    assert not client.front.is_closing
+
+
+def test_hello_changes_the_protocol_and_greets() -> None:
+    client = FrontClient()
+    assert client.say("HELLO").startswith("*12\r\n$6\r\nserver\r\n$10\r\nmillstream\r\n")
+    assert client.say("HELLO 3 SETNAME me").startswith("%6\r\n")
+    assert client.say("CLIENT GETNAME", "COMMAND DOCS") == "$2\r\nme\r\n%0\r\n"
+    assert client.say("HELLO 2", "COMMAND DOCS").endswith("*0\r\n")
+    assert client.say("HELLO 4").startswith("-NOPROTO")
+
+
+def test_replies_that_are_on_their_way_keep_their_protocol() -> None:
+    client = FrontClient()
+    client.backend.holds = True
+    client.say("ADMIN x", "HELLO 3", "COMMAND DOCS")
+    client.backend.release(0)
+    assert client.heard().endswith("%0\r\n")
+
+
+def test_hello_logs_in() -> None:
+    client = FrontClient(guard=FakeGuard({"ada": ("pw", True)}))
+    assert client.say("HELLO 3 AUTH ada no").startswith("-NOAUTH")
+    assert client.front.protocol == 2
+    assert client.say("HELLO 3 AUTH ada pw SETNAME x").startswith("%6")
+    assert client.say("CLIENT INFO").endswith("user=ada resp=3 name=x\r\n")
+
+
+def test_tokens_are_refused() -> None:
+    assert FrontClient().say("AUTH TOKEN abc").startswith("-NOAUTH")
+
+
+def test_a_login_on_a_connection_that_is_gone() -> None:
+    client = FrontClient(guard=FakeGuard({"ada": ("pw", True)}))
+    client.guard.holds = True
+    client.say("AUTH ada pw")
+    client.front.close()
+    client.guard.held.pop()()
+    assert (client.front.principal, client.heard()) == (None, "")
+
+
+def test_quit_ends_it() -> None:
+    client = FrontClient()
+    assert client.say("QUIT", "PING") == "+OK\r\n"
+    assert client.front.is_done
+
+
+def test_all_figures() -> None:
+    assert "# Server\r\nversion:1\r\n\r\n# Groups\r\ngroups:1\r\n" in FrontClient().say("INFO")
