@@ -39,6 +39,7 @@ ENTRY_POINTS: Final = {
     "millstream.cli.main",
     "millstream.__main__",
     "millstream.coordination.aio.coordinator",  # of the coordination process
+    "millstream.coordination.aio.resp_server",  # opened by who serves groups
     "millstream.coordination.core.pool_effects",  # of the pool, for who serves groups
 }
 
