@@ -12,7 +12,7 @@ from millstream.coordination.core.front import Front
 from millstream.coordination.core.front_commands import FRONT_COMMANDS
 from millstream.coordination.core.register import Registers
 from millstream.coordination.core.register_commands import REGISTER_COMMANDS
-from millstream.coordination.core.values import array, error, integer, mapping
+from millstream.coordination.core.values import error, integer, mapping
 
 
 class RegisterBackend:
@@ -25,7 +25,6 @@ class RegisterBackend:
         self.code = Code.OK
         self.held: list[Callable[[], None]] = []
         self.asked: list[tuple[object, ...]] = []
-        self.touched: list[int] = []
         self.sessions: dict[int, tuple[bytes, bytes, bytes]] = {}
         self.replies: dict[tuple[int, int], Reply] = {}
 
@@ -39,9 +38,15 @@ class RegisterBackend:
         self.asked.append((gid, kind, body, session, csn))
         self._answer(done, lambda: self._execute(body, kind, instance, session, csn))
 
-    def read(self, gid: int, body: Body, done: Done, seen: int | None = None) -> None:
-        self.asked.append((gid, "read", body, seen))
-        self._answer(done, lambda: self._look_up(body))
+    def read(
+        self, gid: int, body: Body, done: Done, seen: int | None = None, session: int = 0
+    ) -> None:
+        self.asked.append((gid, "read", body, seen, session))
+        self._answer(done, lambda: Reply(0, Code.OK, self.machine.read(body), self.link.lsn))
+
+    def resume(self, gid: int, instance: bytes, session: int, secret: bytes, done: Done) -> None:
+        self.asked.append((gid, "resume", instance, session, secret))
+        self._answer(done, lambda: self._know(instance, session, secret))
 
     def _answer(self, done: Done, find: Callable[[], Reply]) -> None:
         def answer() -> None:
@@ -79,24 +84,14 @@ class RegisterBackend:
             self.replies[session, csn] = reply
         return reply
 
-    def _look_up(self, body: Body) -> Reply:
-        match body.argv:
-            case (b"SESSION", b"PING", number, _):
-                known = int(number) in self.sessions
-                return Reply(0, Code.OK if known else Code.SESSIONEXPIRED, b"+PONG")
-            case (b"SESSION", b"RESUME", number, instance, secret):
-                session = self.sessions.get(int(number))
-                if session is None or (session[0], session[2]) != (instance, secret):
-                    return Reply(0, Code.SESSIONEXPIRED)
-                csns = [csn for owner, csn in self.replies if owner == int(number)]
-                value = array((b":" + session[1], integer(max(csns, default=0))))
-                return Reply(0, Code.OK, value, self.link.lsn)
-            case (b"SESSION", b"LIST"):
-                return Reply(0, Code.OK, array([integer(number) for number in self.sessions]))
-        return Reply(0, Code.OK, self.machine.read(body), self.link.lsn)
-
-    def touch(self, gid: int, session: int) -> None:
-        self.touched.append(session)
+    def _know(self, instance: bytes, number: int, secret: bytes) -> Reply:
+        session = self.sessions.get(number)
+        if session is None or session[0] != instance:
+            return Reply(0, Code.SESSIONEXPIRED)
+        if session[2] != secret:
+            return Reply(0, Code.NOPERM)
+        csns = [csn for owner, csn in self.replies if owner == number]
+        return Reply(0, Code.OK, b"%b %d" % (session[1], max(csns, default=0)), self.link.lsn)
 
     def where(self, gid: int) -> Where:
         return Where(3, 7, "127.0.0.1:7379") if gid == 0 else Where()

@@ -47,11 +47,13 @@ class Backend(Protocol):
     ) -> None:  # fmt: skip
         """Have a change ordered and executed (`effects.Request`)."""
 
-    def read(self, gid: int, body: Body, done: Done, seen: int | None = None) -> None:
+    def read(
+        self, gid: int, body: Body, done: Done, seen: int | None = None, session: int = 0
+    ) -> None:
         """Have something looked up (`effects.Read`)."""
 
-    def touch(self, gid: int, session: int) -> None:
-        """Note that a session's client is there: it read, or repeated something."""
+    def resume(self, gid: int, instance: bytes, session: int, secret: bytes, done: Done) -> None:
+        """Ask what is known of a session (`effects.Resume`); it is a sign of life, too."""
 
     def where(self, gid: int) -> Where:
         """Return where the group's primary is; a group nobody knows is nowhere."""

@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from millstream.coordination.core.backend import Backend, Guard, Principal
+from millstream.coordination.core.client_table import TIME_OUT_MS
 from millstream.coordination.core.effects import Code, Reply
 from millstream.coordination.core.entries import ID_BYTES, Body, Kind
 from millstream.coordination.core.register_commands import Parser, Wish
@@ -36,7 +37,6 @@ __all__ = [
     "OUTSTANDING_MAX",
     "OUT_BYTES_MAX",
     "SECRET_BYTES",
-    "TTL_DEFAULT_MS",
     "TURN_REQUESTS_MAX",
     "Front",
     "Handler",
@@ -50,8 +50,6 @@ OUT_BYTES_MAX: Final = 1024 * 1024
 """Replies of one connection that wait to be sent while more requests are looked at."""
 TURN_REQUESTS_MAX: Final = 128
 """Of one connection in one turn of the loop, so that others have theirs."""
-TTL_DEFAULT_MS: Final = 10_000
-"""So long may a session be silent before it ends, unless it asked for less or more."""
 SECRET_BYTES: Final = 16
 """Of what has to be known to go on with a session on another connection."""
 _U64: Final = 1 << 64
@@ -64,6 +62,7 @@ _WHY: Final = {
     Code.BUSY: "too much is under way; try again",
     Code.UNKNOWN: "whether it was done is not known; repeat it with the same CSN",
     Code.CSNGONE: "it is too old to be known; it is not done now",
+    Code.NOPERM: "the secret is another one",
     Code.SESSIONEXPIRED: "there is no such session any more; open one with SESSION OPEN",
 }
 
@@ -339,12 +338,8 @@ class Front:
             return backend.request(
                 gid, body, slot.done, instance=session.instance, session=session.number, csn=csn
             )
-        if session is not None:
-            backend.touch(gid, session.number)
-        if wish.is_stale:
-            seen = max(self._seen.get(gid, 0), prefixes.seen)
-            return backend.read(gid, body, slot.done, seen)
-        return backend.read(gid, body, slot.done)
+        seen = max(self._seen.get(gid, 0), prefixes.seen) if wish.is_stale else None
+        return backend.read(gid, body, slot.done, seen, session.number if session else 0)
 
     def _open_first(self, gid: int, wish: Wish, prefixes: Prefixes) -> None:
         """Open the session that a numbered request needs, then go on with it."""
@@ -355,7 +350,7 @@ class Front:
             else:
                 self.say(refused)
 
-        self.open_session(gid, self.chance_bytes(ID_BYTES), TTL_DEFAULT_MS, opened)
+        self.open_session(gid, self.chance_bytes(ID_BYTES), TIME_OUT_MS, opened)
 
     # ---- sessions
 

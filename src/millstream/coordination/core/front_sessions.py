@@ -14,23 +14,20 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from millstream.coordination.core.client_table import TIME_OUT_MS, TIME_OUT_MS_MIN
 from millstream.coordination.core.effects import Code, Reply
 from millstream.coordination.core.entries import ID_BYTES, Body, Kind
-from millstream.coordination.core.front import TTL_DEFAULT_MS, Session
-from millstream.coordination.core.values import bulk, error, integer, items, mapping
+from millstream.coordination.core.front import Session
+from millstream.coordination.core.values import bulk, error, integer, mapping, status
 
 if TYPE_CHECKING:
     from millstream.coordination.core.front import Front
 
-__all__ = ["TTL_MAX_MS", "TTL_MIN_MS", "session_command"]
+__all__ = ["session_command"]
 
-TTL_MIN_MS: Final = 500
-"""Of a session; less is taken for this."""
-TTL_MAX_MS: Final = 3_600_000
-"""Of a session; more is taken for this."""
 _CLIENT_ID: Final = re.compile(rb"([0-9a-f]{32})-(\d{1,20})\Z")
 _INSTANCE: Final = re.compile(rb"[0-9a-fA-F]{32}\Z")
-_USAGE: Final = "SESSION OPEN [INSTANCE hex] [TTL ms], RESUME id secret, PING, INFO, CLOSE or LIST"
+_USAGE: Final = "SESSION OPEN [INSTANCE hex] [TTL ms], RESUME id secret, PING, INFO or CLOSE"
 
 
 def session_command(front: Front, argv: list[bytes]) -> bytes | None:
@@ -41,8 +38,6 @@ def session_command(front: Front, argv: list[bytes]) -> bytes | None:
         return _open(front, gid, argv[2:])
     if name == b"RESUME" and len(argv) == 4:
         return _resume(front, gid, argv[2], argv[3])
-    if name == b"LIST" and len(argv) == 2:
-        return _list(front, gid)
     if name not in (b"PING", b"INFO", b"CLOSE") or len(argv) != 2:
         return error("BADARG", _USAGE)
     session = front.sessions.get(gid)
@@ -53,12 +48,20 @@ def session_command(front: Front, argv: list[bytes]) -> bytes | None:
     if name == b"INFO":
         return _shown(session, is_whole=True)
     if name == b"PING":
-        body = Body(argv=(b"SESSION", b"PING", b"%d" % session.number, session.instance))
-        front.backend.touch(gid, session.number)
-        front.backend.read(gid, body, front.slot(gid).done)
+        _ping(front, gid, session)
         return None
     _close(front, gid, session)
     return None
+
+
+def _ping(front: Front, gid: int, session: Session) -> None:
+    slot = front.slot(gid)
+
+    def known(reply: Reply) -> None:
+        is_there = reply.code is Code.OK
+        slot.fill(status(b"PONG") if is_there else front.refusal(gid, reply))
+
+    front.backend.resume(gid, session.instance, session.number, session.secret, known)
 
 
 def _shown(session: Session, *, is_whole: bool) -> bytes:
@@ -72,13 +75,13 @@ def _shown(session: Session, *, is_whole: bool) -> bytes:
 
 def _open(front: Front, gid: int, words: list[bytes]) -> bytes | None:
     options = {name.upper(): value for name, value in zip(words[::2], words[1::2], strict=False)}
-    ttl = options.pop(b"TTL", b"%d" % TTL_DEFAULT_MS)
+    ttl = options.pop(b"TTL", b"%d" % TIME_OUT_MS)
     instance = options.pop(b"INSTANCE", None)
     if options or len(words) % 2 or not ttl.isdigit() or len(ttl) > 20:
         return error("BADARG", _USAGE)
     if instance is not None and not _INSTANCE.match(instance):
         return error("BADARG", "an instance is 32 hexadecimal digits")
-    ttl_ms = min(max(int(ttl), TTL_MIN_MS), TTL_MAX_MS)
+    ttl_ms = min(max(int(ttl), TIME_OUT_MS_MIN), TIME_OUT_MS)
     of_client = bytes.fromhex(instance.decode()) if instance else front.chance_bytes(ID_BYTES)
 
     def opened(refused: bytes | None) -> None:
@@ -102,7 +105,7 @@ def _resume(front: Front, gid: int, client_id: bytes, secret: bytes) -> bytes | 
         if front.is_gone:
             return
         if reply.code is Code.OK:
-            ttl, csn = (int(item[1:]) for item in items(reply.value))
+            ttl, csn = map(int, reply.value.split())
             here = front.sessions.get(gid)
             used_csn = here.csn if here is not None and here.number == number else 0
             front.attach(gid, Session(instance, number, secret, ttl, max(csn, used_csn)))
@@ -112,8 +115,7 @@ def _resume(front: Front, gid: int, client_id: bytes, secret: bytes) -> bytes | 
         front.unblock()
 
     front.is_blocked = True
-    body = Body(argv=(b"SESSION", b"RESUME", b"%d" % number, instance, secret))
-    front.backend.read(gid, body, resumed)
+    front.backend.resume(gid, instance, number, secret, resumed)
     return None
 
 
@@ -132,10 +134,3 @@ def _close(front: Front, gid: int, session: Session) -> None:
     front.backend.request(
         gid, Body(), closed, Kind.SESSION_CLOSE, session.instance, session.number
     )
-
-
-def _list(front: Front, gid: int) -> bytes | None:
-    if front.principal is not None and not front.principal.is_admin:
-        return error("NOPERM", "SESSION LIST is for administrators")
-    front.backend.read(gid, Body(argv=(b"SESSION", b"LIST")), front.slot(gid).done)
-    return None

@@ -32,7 +32,7 @@ def test_opening_shows_what_is_needed_to_go_on_elsewhere() -> None:
     assert fields(client.say("session open"))["client_id"] == f"{INSTANCE}-3"
 
 
-@pytest.mark.parametrize(("asked", "given"), [("1", ":500"), ("9999999", ":3600000")])
+@pytest.mark.parametrize(("asked", "given"), [("1", ":500"), ("9999999", ":10000")])
 def test_a_time_out_has_bounds(asked: str, given: str) -> None:
     assert fields(FrontClient().say(f"SESSION OPEN TTL {asked}"))["ttl"] == given
 
@@ -81,7 +81,7 @@ def test_it_moves_when_that_is_asked_for_and_not_when_it_is_answered() -> None:
 def test_who_does_not_know_the_secret_moves_nothing() -> None:
     old, new = two_clients()
     old.say("SESSION OPEN")
-    assert new.say(f"SESSION RESUME {INSTANCE}-1 {'00' * 16}").startswith("-SESSIONEXPIRED")
+    assert new.say(f"SESSION RESUME {INSTANCE}-1 {'00' * 16}").startswith("-NOPERM")
     assert old.say("SET k v") == "+OK\r\n"
 
 
@@ -112,12 +112,6 @@ def test_a_session_that_ended_is_not_replaced_by_itself() -> None:
     assert client.say("CSN 3 SET k v").startswith("-SESSIONEXPIRED")
     client.say("SESSION OPEN")
     assert client.say("CSN 3 SET k v") == "+OK\r\n"
-
-
-def test_all_sessions_are_listed() -> None:
-    client = FrontClient()
-    client.say("SESSION OPEN")
-    assert client.say("SESSION LIST") == "*1\r\n:1\r\n"
 
 
 @pytest.mark.parametrize("line", ["SESSION CLOSE", f"SESSION RESUME {INSTANCE}-1 {SECRET}"])
