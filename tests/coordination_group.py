@@ -128,11 +128,16 @@ class Group:
         leading = [i for i, replica in enumerate(self.replicas) if replica.leading]
         return max(leading, key=lambda i: (self.replicas[i].epoch, self.replicas[i].view))
 
+    def only(self, *payloads: type) -> None:
+        """Let nothing pass but these kinds of messages."""
+        self.passes = lambda sender, receiver, envelope: isinstance(envelope.payload, payloads)
+
     def change(self, *members: int, ticket: int = 1000, epoch: int | None = None) -> Replica:
         """Ask the primary for other members, and let no time pass."""
         leader = self.leader
         wanted = tuple(sorted(self.ids[number] for number in members))
         self.step(leader, Reconfigure(ticket, wanted, epoch))
+        self.settle()
         return self.replicas[leader]
 
     def set(self, number: int, ticket: int, value: bytes = b"v") -> None:

@@ -194,6 +194,25 @@ class LostIsGap(Replica):
         super()._started_up()
 
 
+class TeachAll(Replica):
+    """A learner takes for committed what is only in its teacher's log."""
+
+    def _teach(self, node: Any, pupil: Any, even_nothing: bool = False) -> None:
+        commit_lsn, self.commit_lsn = self.commit_lsn, self.flushed_lsn
+        super()._teach(node, pupil, even_nothing)
+        self.commit_lsn = commit_lsn
+
+
+class LearnerVotes(Replica):
+    """What a learner has counts as if it were a member."""
+
+    def _count_acks(self) -> None:
+        super()._count_acks()
+        if self.pupils and self.log.op_lsn > self.commit_lsn:
+            lsns = sorted(map(self.acknowledged, {*self.members, *self.pupils}), reverse=True)
+            self.advance(min(lsns[self.quorum - 1], self.flushed_lsn))
+
+
 PLANTS: dict[str, type[Replica]] = {
     "late_start_view": LateStartView,
     "old_normal": OldNormal,
@@ -215,5 +234,7 @@ PLANTS: dict[str, type[Replica]] = {
     "cut_first": CutFirst,
     "longest": Longest,
     "lost_is_gap": LostIsGap,
+    "teach_all": TeachAll,
+    "learner_votes": LearnerVotes,
 }
 """Name -> replica; `torn_install` is the disk's mistake, and the world makes it."""

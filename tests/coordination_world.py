@@ -415,9 +415,8 @@ class World:
 
     def check(self, node: Node) -> None:
         replica = node.replica
-        if not replica.members or replica.status is Status.INITIALIZATION:
-            return
-        self.check_prefix(node)
+        if replica.members and replica.status is not Status.INITIALIZATION and not replica.retired:
+            self.check_prefix(node)
         while node.seen_commit < replica.commit_lsn:
             node.seen_commit += 1
             self.check_commit(node, node.seen_commit)

@@ -22,7 +22,7 @@ from millstream.coordination.core.configuration import SIZES
 from millstream.coordination.core.effects import Code, MovePrimary, Reconfigure
 from millstream.coordination.core.epochs import Epochs
 from millstream.coordination.core.member import HEARTBEAT_MS
-from millstream.coordination.core.messages import Envelope, PrepareOk
+from millstream.coordination.core.messages import Envelope, LearnOk, PrepareOk
 
 __all__ = ["CHANGE_MS_MAX", "LAG_MAX", "MOVE_MS_MAX", "READY_MS", "WARM_MS", "Changing"]
 
@@ -77,6 +77,7 @@ class Changing(Epochs):
             self.reply(asked.ticket, Code.OK, b"%d" % self.epoch)
         else:
             self._change = _Change(asked.ticket, asked.members, self.now_ms, self.now_ms)
+            self.teach(asked.members)
             self._go_on_changing()
 
     def _refusal(self, ticket: int) -> tuple[Code, bytes] | None:
@@ -116,10 +117,7 @@ class Changing(Epochs):
         change, self._change = self._change, None
         if change is not None:
             self.reply(change.ticket, code, value)
-
-    def acknowledged(self, member: bytes) -> int:
-        """Return how far a member, or one to be, has this log."""
-        return self.log.op_lsn if member == self.id else self.acks.get(member, 0)
+            self.teach(())
 
     def lag(self, member: bytes) -> int:
         """Return how many committed entries it lacks."""
@@ -127,8 +125,6 @@ class Changing(Epochs):
 
     def is_ready(self, member: bytes) -> bool:
         """Return whether it lives and is nearly as far as the primary."""
-        if member not in self.members:
-            return True
         heard = member == self.id or self.now_ms - self.heard_at(member) <= READY_MS
         return heard and self.lag(member) <= LAG_MAX
 
@@ -200,6 +196,7 @@ class Changing(Epochs):
         """Also see whether what was asked for can be done now."""
         super().tick_primary()
         if self.leading:
+            self.tick_pupils()
             self._go_on_changing()
             self._go_on_moving()
 
@@ -216,6 +213,12 @@ class Changing(Epochs):
         super().on_prepare_ok(envelope, ok)
         if self._move is not None and self.leading:
             self._go_on_moving()
+
+    def on_learn_ok(self, envelope: Envelope, ok: LearnOk) -> None:
+        """Also see whether so many are ready now."""
+        super().on_learn_ok(envelope, ok)
+        if self.leading:
+            self._go_on_changing()
 
     def committed(self) -> None:
         """Also tell who asked for the epoch that it runs."""

@@ -22,9 +22,9 @@ from typing import Final
 from millstream.coordination.core.configuration import Configuration, closing_body, successor
 from millstream.coordination.core.effects import Code, Read, Request, Resume
 from millstream.coordination.core.entries import Entry, Kind
+from millstream.coordination.core.learning import Learning
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import Envelope, EpochStarted, GetEpoch, StartEpoch
-from millstream.coordination.core.recovering import Recovering
 from millstream.coordination.core.repair import Repair
 
 __all__ = ["HELD_BYTES_MAX", "HELD_REQUESTS_MAX", "Epochs"]
@@ -35,7 +35,7 @@ HELD_BYTES_MAX: Final = 16 * 1024 * 1024
 """The same in bytes."""
 
 
-class Epochs(Recovering):
+class Epochs(Learning):
     """StartEpoch, EpochStarted, GetEpoch."""
 
     def begin_epochs(self) -> None:
@@ -167,6 +167,7 @@ class Epochs(Recovering):
         self.last_normal = (configuration.epoch, configuration.first_view)
         self.retired = None
         self.begin_epochs()
+        self.begin_learning()
         self.begin_views()
         self.status = Status.GAP
         self.flip(lambda: self._begin(held, reads), suffix)
@@ -197,7 +198,8 @@ class Epochs(Recovering):
                 self.send(envelope.sender, EpochStarted(self.epoch))
             self.answer_lower_epoch(envelope.sender, configuration.epoch)
         elif self.id in configuration.members:
-            self._enter(configuration)
+            if configuration.closed_lsn >= self.commit_lsn:
+                self._enter(configuration)
         elif configuration.epoch > self.newest.epoch:
             self._next, self._started = configuration, set()
             if configuration.epoch > self.epoch + 1:

@@ -149,6 +149,10 @@ class Member(ABC):
         """Who may have entries that are missing here."""
 
     @abstractmethod
+    def ask_epoch(self, sender: bytes) -> None:
+        """Ask who speaks of an unknown epoch what it is."""
+
+    @abstractmethod
     def hold(self, request: Request) -> None:
         """Keep a request until the next epoch runs."""
 
@@ -312,7 +316,7 @@ class Member(ABC):
             self.commit_lsn += 1
             self.uncommitted_bytes = max(0, self.uncommitted_bytes - size_of(entry))
             self._apply(entry)
-            if entry.header.kind is Kind.RECONFIG and entry.header.epoch == self.epoch:
+            if self._ends_epoch(entry):
                 assert self.commit_lsn == self.log.op_lsn, "an entry behind the end of its epoch"
                 self.committed()
                 self.end_epoch(entry)
@@ -320,6 +324,10 @@ class Member(ABC):
         if self.commit_lsn > before:
             self.committed()
         return self.commit_lsn > before
+
+    def _ends_epoch(self, entry: Entry) -> bool:
+        ends = entry.header.kind is Kind.RECONFIG and entry.header.epoch == self.epoch
+        return ends and bool(self.members) and self.status is not Status.RETIRED
 
     def _apply(self, entry: Entry) -> None:
         header = entry.header

@@ -48,6 +48,8 @@ __all__ = [
     "GetEpoch",
     "GetState",
     "GetView",
+    "Learn",
+    "LearnOk",
     "NewState",
     "Payload",
     "Prepare",
@@ -217,10 +219,29 @@ class RecoveryResponse(NamedTuple):
     commit_hash: bytes
 
 
+class Learn(NamedTuple):
+    """You may become a member: have these entries, which are committed like all up to the LSN.
+
+    They hang on what was acknowledged. The first one has none: a node that never heard of the
+    group begins to learn it.
+    """
+
+    commit_lsn: int
+    commit_hash: bytes
+    entries: tuple[Entry, ...]
+
+
+class LearnOk(NamedTuple):
+    """The sender, a learner, has what is committed up to here, durably."""
+
+    lsn: int
+    hash: bytes
+
+
 Payload = (
     Prepare | PrepareOk | Commit | QuorumCheck | QuorumCheckOk | StartViewChange | DoViewChange
     | StartView | GetView | GetState | NewState | GetEntries | Entries | StartEpoch
-    | EpochStarted | GetEpoch | Recovery | RecoveryResponse
+    | EpochStarted | GetEpoch | Recovery | RecoveryResponse | Learn | LearnOk
 )  # fmt: skip
 
 
@@ -363,6 +384,8 @@ MESSAGES: Final[dict[int, tuple[type[Any], tuple[_Field, ...]]]] = {
     16: (GetEpoch, ()),
     17: (Recovery, (_U64, _U32)),
     18: (RecoveryResponse, (_U64, _U32, _BOOL, _U64, _HASH, _U64, _HASH)),
+    19: (Learn, (_U64, _HASH, _ENTRIES)),
+    20: (LearnOk, (_U64, _HASH)),
 }
 """Number on the wire -> message and its fields in order."""
 _NUMBERS: Final = {message: number for number, (message, _) in MESSAGES.items()}

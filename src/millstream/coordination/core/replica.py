@@ -44,6 +44,8 @@ from millstream.coordination.core.messages import (
     GetEpoch,
     GetState,
     GetView,
+    Learn,
+    LearnOk,
     NewState,
     Prepare,
     PrepareOk,
@@ -94,6 +96,8 @@ class Replica(Sessions):
             Entries: self.on_entries,
             StartEpoch: self.on_start_epoch,
             EpochStarted: self.on_epoch_started,
+            Learn: self.on_learn,
+            LearnOk: self.on_learn_ok,
         }
         self._begin_parts()
 
@@ -102,6 +106,7 @@ class Replica(Sessions):
         self.begin_reading()
         self.begin_views()
         self.begin_recovering()
+        self.begin_learning()
         self.begin_epochs()
         self.begin_changing()
         self.begin_sessions()
@@ -171,15 +176,17 @@ class Replica(Sessions):
                 raise AssertionError("reports of the disk never wait")
 
     def _started_up(self) -> None:
+        self.durable_lsn = self.log.op_lsn
         if self.retired is not None:
             self.status = Status.RETIRED
+            self.advance(self._commit_hint)
         elif not self.members:
             self.status = Status.INITIALIZATION
+            self.advance(self._commit_hint)
         elif self._lost:
             self.status = Status.LOST
         else:
             self.status = Status.GAP
-            self.durable_lsn = self.log.op_lsn
             self.advance(self._commit_hint)
             new = self.epoch == self.view == self.log.op_lsn == 0
             if new or len(self.members) == 1:
@@ -189,12 +196,9 @@ class Replica(Sessions):
         self.wake_after(HEARTBEAT_MS)
         self.answer_stale_reads()
         self.tick_changes()
-        if self.status is Status.INITIALIZATION:
-            if self.repair is not None:
-                self.go_on_repairing()
-        elif self.status is not Status.RETIRED:
+        self.note_commit()
+        if self.status not in (Status.INITIALIZATION, Status.RETIRED):
             self.tick_epoch()
-            self.note_commit()
             if self.status is Status.LOST:
                 self.ask_to_recover()
             elif self.leading:
@@ -236,7 +240,7 @@ class Replica(Sessions):
     def report(self) -> Report:
         """Return a picture of this moment."""
         members = self.members
-        others = [member for member in members if member != self.id]
+        others = [*(member for member in members if member != self.id), *self.pupils]
         return Report(
             self._role(), self._status(), self.epoch, self.view, members,
             self.primary if members else None, self.log.op_lsn, self.commit_lsn, self.commit_lsn,
@@ -247,6 +251,8 @@ class Replica(Sessions):
         )  # fmt: skip
 
     def _role(self) -> str:
+        if self.is_learning:
+            return "learner"
         if self.status is Status.RETIRED:
             return "retired"
         if not self.members:

@@ -5,14 +5,13 @@ import pytest
 from coordination_group import Group
 from millstream.coordination.core.effects import Code, MovePrimary, Reconfigure
 from millstream.coordination.core.member import Status
-from millstream.coordination.core.messages import Prepare
+from millstream.coordination.core.messages import Learn, LearnOk, Prepare
 
 
 def test_the_answer_comes_once_the_next_epoch_runs() -> None:
     group = Group(3, learners=2)
     leader = group.leader
     group.change(leader, 3, 4)
-    group.settle()
     group.tick(times=4)
     reply = group.replies[1000]
     assert (reply.code, reply.value) == (Code.OK, b"1")
@@ -23,7 +22,6 @@ def test_a_primary_that_leaves_answers_once_the_others_have_begun() -> None:
     group = Group(3, learners=3)
     leader = group.leader
     group.change(3, 4, 5)
-    group.settle()
     group.tick(times=6)
     assert group.replies[1000][1:3] == (Code.OK, b"1")
     assert group.replicas[leader].status is Status.RETIRED
@@ -59,8 +57,8 @@ def test_who_does_not_lead_says_so() -> None:
 def test_who_loses_the_quorum_cannot_tell_how_a_logged_change_ends() -> None:
     group = Group(3, learners=2)
     leader = group.leader
-    group.without(leader)
-    group.change(leader, 3, 4)
+    group.only(Learn, LearnOk)
+    assert group.change(leader, 3, 4).closing
     group.tick(times=10)
     assert group.replies[1000].code is Code.UNKNOWN
 

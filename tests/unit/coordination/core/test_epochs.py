@@ -3,12 +3,11 @@
 from coordination_group import Group
 from millstream.coordination.core.effects import Code, Timer
 from millstream.coordination.core.member import Status
-from millstream.coordination.core.messages import Prepare
+from millstream.coordination.core.messages import Learn, LearnOk, Prepare
 
 
 def changed(group: Group, *members: int) -> None:
     group.change(*members)
-    group.settle()
     group.tick(times=6)
     assert group.replies.pop(1000).code is Code.OK
 
@@ -40,15 +39,14 @@ def test_all_members_may_change_at_once() -> None:
 def test_requests_wait_for_the_next_epoch_and_none_is_refused() -> None:
     group = Group(3, learners=2)
     leader = group.leader
-    passes = {"prepare": False}
-    group.passes = lambda s, r, e: passes["prepare"] or not isinstance(e.payload, Prepare)
+    group.passes = lambda s, r, e: not isinstance(e.payload, Prepare)
     assert group.change(leader, 3, 4).closing
     group.set(leader, 1, b"held")
     group.get(leader, 2)
     group.settle()
     assert group.replies == {}
     assert group.replicas[leader].closing
-    passes["prepare"] = True
+    group.whole()
     group.tick(times=5)
     assert group.replicas[leader].epoch == 1
     assert group.replies[1].code is Code.OK
@@ -58,7 +56,9 @@ def test_requests_wait_for_the_next_epoch_and_none_is_refused() -> None:
 def test_a_primary_that_is_not_in_the_next_epoch_says_so() -> None:
     group = Group(3, learners=3)
     leader = group.leader
+    group.only(Learn, LearnOk)
     assert group.change(3, 4, 5).closing
+    group.whole()
     group.set(leader, 1)
     group.get(leader, 2)
     group.step(leader, Timer())
@@ -69,7 +69,7 @@ def test_a_primary_that_is_not_in_the_next_epoch_says_so() -> None:
 
 def test_there_is_one_change_at_a_time() -> None:
     group = Group(3, learners=2)
-    group.without(0, 1, 2)
+    group.only(Learn, LearnOk)
     assert group.change(2, 3, 4).closing
     group.change(0, 1, 2, 3, 4, ticket=1001)
     assert group.replies[1001].code is Code.BUSY

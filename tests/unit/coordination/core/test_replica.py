@@ -58,7 +58,6 @@ def test_other_groups_and_strangers_are_not_listened_to() -> None:
 def test_who_speaks_of_an_old_epoch_is_told_of_the_new_one() -> None:
     group = Group(1, learners=2)
     group.change(0, 1, 2)
-    group.settle()
     group.replicas[1].send(group.ids[0], GetView(0))
     envelope = group.replicas[1].effects.pop().envelope  # type: ignore[union-attr]
     group.step(0, Message(envelope._replace(epoch=0)))

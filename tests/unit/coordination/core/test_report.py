@@ -1,6 +1,7 @@
 """A replica says about itself what is the case."""
 
 from coordination_group import Group
+from millstream.coordination.core.messages import Learn, LearnOk
 
 
 def test_a_primary_knows_how_far_the_others_are() -> None:
@@ -32,7 +33,7 @@ def test_who_loses_the_quorum_says_so() -> None:
 def test_the_end_of_an_epoch_has_a_name() -> None:
     group = Group(3, learners=2)
     leader = group.leader
-    group.without(leader)
+    group.only(Learn, LearnOk)
     group.change(leader, 3, 4)
     report = group.replicas[leader].report()
     assert report.status == "RECONFIGURATION"
@@ -44,7 +45,6 @@ def test_who_belongs_to_no_epoch_says_so() -> None:
     assert group.replicas[3].report().role == "idle"
     assert group.replicas[3].report().primary is None
     group.change(3, 4, 5)
-    group.settle()
     group.tick(times=10)
     assert group.replicas[0].report().role == "retired"
     assert group.replicas[group.leader].report().view_reason == "a new epoch began"

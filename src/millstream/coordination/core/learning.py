@@ -1,0 +1,177 @@
+"""Who may become a member fetches the log beforehand, while the group works on: learners.
+
+Invariants:
+1. A learner has no vote, and nothing waits for it but the change it is taught for.
+2. What it is taught is committed, whoever teaches it; so no other view ever takes anything back,
+   and it goes on with another teacher where it stopped.
+3. A learner has at most one batch under way, so it takes a bounded share of the primary's time.
+
+Elsewhere: when learners are far enough (`changing`), how they become members (`epochs`).
+
+Source: Liskov and Cowling 2012, section 7.1, on warming up new replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from millstream.coordination.core.entries import Entry
+from millstream.coordination.core.member import Status
+from millstream.coordination.core.messages import Envelope, Learn, LearnOk
+from millstream.coordination.core.normal import BATCH_BYTES_MAX
+from millstream.coordination.core.reading import QUORUM_MS
+from millstream.coordination.core.recovering import Recovering
+
+__all__ = ["IDLE_MAX", "Learning"]
+
+IDLE_MAX: Final = 3
+"""Heartbeats after which what a learner did not acknowledge is sent again."""
+
+
+@dataclass(slots=True)
+class _Pupil:
+    lsn: int = -1
+    """So far its log is known to be this one; -1: it was never heard."""
+    sent_lsn: int = -1
+    heard_ms: float = -QUORUM_MS
+    idle: int = 0
+    """Heartbeats since it came nearer."""
+
+
+class Learning(Recovering):
+    """Learn, LearnOk."""
+
+    def begin_learning(self) -> None:
+        """Teach nobody, and have no teacher."""
+        self._pupils: dict[bytes, _Pupil] = {}
+        self._teacher = b""
+
+    # ---- teaching
+
+    def teach(self, nodes: Iterable[bytes]) -> None:
+        """Have those of these that are no members learn the log, and nobody else."""
+        known = self._pupils
+        self._pupils = {
+            node: known.get(node, _Pupil()) for node in nodes if node not in self.members
+        }
+        self.tick_pupils()
+
+    @property
+    def pupils(self) -> tuple[bytes, ...]:
+        """Who is taught."""
+        return tuple(self._pupils)
+
+    def acknowledged(self, node: bytes) -> int:
+        """Return how far a member, or a learner, has this log."""
+        if node == self.id:
+            return self.log.op_lsn
+        pupil = self._pupils.get(node)
+        return self.acks.get(node, 0) if pupil is None else max(0, pupil.lsn)
+
+    def heard_at(self, member: bytes) -> float:
+        """Return when a member, or a learner, answered last."""
+        pupil = self._pupils.get(member)
+        return super().heard_at(member) if pupil is None else pupil.heard_ms
+
+    def tick_pupils(self) -> None:
+        """Begin anew with those who come no nearer: what was sent may be lost."""
+        for node, pupil in self._pupils.items():
+            pupil.idle += 1
+            if pupil.idle > IDLE_MAX:
+                pupil.idle, pupil.sent_lsn = 0, pupil.lsn
+            self._teach(node, pupil, even_nothing=True)
+
+    def _teach(self, node: bytes, pupil: _Pupil, even_nothing: bool = False) -> None:
+        entries: list[Entry] = []
+        if pupil.lsn >= 0 and pupil.sent_lsn <= pupil.lsn:
+            number = min(self.batch_entries_max, self.commit_lsn - pupil.lsn)
+            entries = self.log.after(pupil.lsn, number, BATCH_BYTES_MAX)
+        if entries or even_nothing:
+            pupil.sent_lsn = max([pupil.sent_lsn, *(entry.lsn for entry in entries[-1:])])
+            self.send(node, Learn(self.commit_lsn, self._commit_hash, tuple(entries)))
+
+    def on_learn_ok(self, envelope: Envelope, ok: LearnOk) -> None:
+        """Send what comes next."""
+        pupil = self._pupils.get(envelope.sender)
+        if pupil is None or not self.leading:
+            return
+        pupil.heard_ms = self.now_ms
+        if self.log.hash_at(ok.lsn) == ok.hash:
+            pupil.idle = 0 if ok.lsn > pupil.lsn else pupil.idle
+            pupil.lsn = ok.lsn
+            self._teach(envelope.sender, pupil)
+
+    def committed(self) -> None:
+        """Also teach what is committed now."""
+        super().committed()
+        if self.leading:
+            for node, pupil in self._pupils.items():
+                self._teach(node, pupil)
+
+    # ---- learning
+
+    @property
+    def may_learn(self) -> bool:
+        """Whether this node takes part in nothing, and nothing it has may be taken for a vote."""
+        outside = not self.members or self.status is Status.RETIRED
+        return outside and not self.entering
+
+    @property
+    def is_learning(self) -> bool:
+        """Whether somebody teaches this node."""
+        return self._teacher != b"" and self.may_learn
+
+    def on_learn(self, envelope: Envelope, learn: Learn) -> None:
+        """Take what is committed, and say how far this log is durable."""
+        if not self.may_learn:
+            if envelope.epoch > self.epoch:
+                self.ask_epoch(envelope.sender)
+            return
+        self._teacher = envelope.sender
+        new = [entry for entry in learn.entries if not self._is_here(entry)]
+        if new and self.log.hash_at(new[0].lsn - 1) != new[0].header.prev_hash:
+            new = []
+        if new and new[0].lsn <= self.log.op_lsn:
+            assert new[0].lsn > self.commit_lsn, "a teacher lacks what is committed"
+            self.flip(self._learned(learn), (new[0].lsn - 1, tuple(new)))
+            return
+        for entry in new:
+            self.log.append(entry)
+        if new:
+            self._write(new)
+        self._learned(learn)()
+
+    def _is_here(self, entry: Entry) -> bool:
+        known = self.log.entry_at(entry.lsn)
+        return entry.lsn <= self.commit_lsn or (
+            known is not None and known.header.hash == entry.header.hash
+        )
+
+    def _learned(self, learn: Learn) -> Callable[[], None]:
+        """Return what to do once the entries are in the log: count them as committed."""
+
+        def done() -> None:
+            unwritten = bool(self._writing)
+            if not unwritten:
+                self.durable_lsn = self.log.op_lsn
+            for lsn, digest in [
+                (learn.commit_lsn, learn.commit_hash),
+                *((entry.lsn, entry.header.hash) for entry in learn.entries[-1:]),
+            ]:
+                if self.log.hash_at(lsn) == digest:
+                    self.advance(lsn)
+            if not unwritten:
+                self.acknowledge()
+
+        return done
+
+    def acknowledge(self) -> None:
+        """Also tell a teacher how far this log is durable."""
+        if not self.is_learning:
+            return super().acknowledge()
+        lsn = min(self.durable_lsn, self.commit_lsn)
+        digest = self.log.hash_at(lsn)
+        assert digest is not None
+        return self.send(self._teacher, LearnOk(lsn, digest))
