@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from millstream.coordination.aio.coordinator import FIRST_GROUP, Coordinator, group_id_of
+from millstream.coordination.aio.coordinator import Coordinator, Listening, group_id_of
 from millstream.coordination.aio.group_runner import GroupRunner
 from millstream.coordination.aio.peers import Place
 from millstream.coordination.core.effects import Code, Reply
 from millstream.coordination.core.entries import Body
+from millstream.coordination.core.pool_effects import FIRST_GROUP
 from millstream.coordination.core.standing import founded
 
 GROUP = group_id_of(FIRST_GROUP)
@@ -75,7 +76,7 @@ class Nodes:
         """Start a node, on the port that it had before."""
         listening = bound(self.ports.get(number, 0))
         node = self.running[number] = await Coordinator.start(
-            self.directory / str(number), peer=listening, joins=True,
+            self.directory / str(number), Listening(peer=listening), joins=True,
             on_fatal=self.fatal.append, **self.options,
         )  # fmt: skip
         self.ports[number], self.ids[number] = listening.getsockname()[1], node.node_id

@@ -38,9 +38,6 @@ TESTED_ELSEWHERE: Final[dict[str, str]] = {
 ENTRY_POINTS: Final = {
     "millstream.cli.main",
     "millstream.__main__",
-    "millstream.coordination.aio.coordinator",  # of the coordination process
-    "millstream.coordination.aio.resp_server",  # opened by who serves groups
-    "millstream.coordination.core.pool_effects",  # of the pool, for who serves groups
 }
 
 _LEFT_OVER = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HACK)\b|NotImplemented" + r"Error")

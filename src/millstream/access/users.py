@@ -100,6 +100,8 @@ class UserStore:
         self._lock = threading.Lock()
         self._change = threading.Lock()
         self._node: User | None = None
+        self._stamp: object = None
+        """Of the file as it was read."""
         if node_secret:
             self._node = User(NODE_USER, (ADMIN,), _fresh_verifiers(node_secret))
         if path is not None and path.exists():
@@ -114,6 +116,24 @@ class UserStore:
     def names(self) -> list[str]:
         """The users' names, sorted."""
         return sorted(self._users)
+
+    def refresh(self) -> list[str]:
+        """Read the file again if another process has replaced it; return who changed. Blocks.
+
+        Raises:
+            CorruptionError: `bad_users_file`; nothing changes.
+            OSError: it cannot be read.
+        """
+        if self._path is None or not self._path.exists():
+            return []
+        before = self._users
+        if _stamp(self._path) != self._stamp:
+            self._load(self._path)
+            with self._lock:
+                self._remembered.clear()
+        return sorted(
+            name for name in {*before, *self._users} if before.get(name) != self._users.get(name)
+        )
 
     def get(self, name: str) -> User | None:
         """Return one user."""
@@ -238,6 +258,7 @@ class UserStore:
             self._remembered.clear()
 
     def _load(self, path: Path) -> None:
+        stamp = _stamp(path)
         try:
             content: Any = msgspec.json.decode(path.read_bytes())
             if content["format"] > _FORMAT:
@@ -249,6 +270,7 @@ class UserStore:
             self._users = {
                 user.name: user for user in (user_from_json(record) for record in content["users"])
             }
+            self._stamp = stamp
         except CorruptionError:
             raise
         except (msgspec.DecodeError, KeyError, TypeError, ValueError, MillstreamError) as error:
@@ -256,6 +278,12 @@ class UserStore:
                 f"{path} is not a users file; restore it, or remove it and create users anew",
                 code="bad_users_file",
             ) from error
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """Return what tells a file from the one that replaces it."""
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _fresh_verifiers(password: str) -> dict[str, Verifier]:

@@ -64,9 +64,9 @@ def command(
         str | None, _listener("memcached", "Plain memcached protocol, bucket 'default'.")
     ] = None,
     http: Annotated[str | None, _listener("http", "HTTP.")] = None,
-    coord: Annotated[str | None, _listener("coord", "Coordination (not built yet).")] = None,
+    coord: Annotated[str | None, _listener("coord", "Coordination, RESP.")] = None,
     ninep: Annotated[str | None, _listener("ninep", "9P (not built yet).")] = None,
-    peer: Annotated[str | None, _listener("peer", "Node to node (not built yet).")] = None,
+    peer: Annotated[str | None, _listener("peer", "Node to node.")] = None,
     no_kv: Annotated[bool, _closed("kv")] = False,
     no_memcached: Annotated[bool, _closed("memcached")] = False,
     no_http: Annotated[bool, _closed("http")] = False,

@@ -37,11 +37,20 @@ from millstream.model.limits import PARTITIONS_DEFAULT
 from millstream.model.partitions import PartitionState
 from millstream.model.standing import Standing
 from millstream.node.buckets import Buckets
+from millstream.node.coord_child import CoordOrder
+from millstream.node.coord_process import NO_FIGURES, CoordProcess
 from millstream.node.data_directory import DataDirectory
 from millstream.node.design_documents import Designs
 from millstream.node.index_child import IndexOrder
 from millstream.node.indexes import Indexes
-from millstream.node.listeners import BUILT, bind_all, bound_address, peer_tls_context, tls_context
+from millstream.node.listeners import (
+    BUILT,
+    COORDINATION,
+    bind_all,
+    bound_address,
+    peer_tls_context,
+    tls_context,
+)
 from millstream.node.map_file import PlacedMap
 from millstream.node.other_nodes import OtherNodes
 from millstream.node.run_directory import RunDirectory
@@ -112,6 +121,8 @@ class Engine:
         self._kv.node_figures = self._figures
         self.shared = self.others.shared(self.uuid, self._buckets, lambda: self._port("kv"))
         self.designs = Designs(self._buckets, self.indexes.check, self.others.own)
+        self.coordination: CoordProcess | None = None
+        """None: the node does not coordinate."""
         self._addresses: dict[str, Address] = {}
         self._lag = LoopLag()
         self._tasks = Tasks()
@@ -263,6 +274,7 @@ class Engine:
             "kv_connections": len(self._kv.connections),
             "kv_connections_accepted_total": self._kv.connection_total,
             **self.indexes.node_figures(),
+            **(self.coordination.figures() if self.coordination is not None else NO_FIGURES),
             "buckets_ready": sum(status.state == "ready" for status in statuses),
             "buckets_failed": sum(status.state == "failed" for status in statuses),
         }
@@ -274,11 +286,14 @@ class Engine:
         stack.callback(self._run_directory.close)
         refuse_exposure(settings, has_users=bool(settings.users) or not self.users.is_empty)
         tls = tls_context(settings)
-        bound = bind_all(settings)
-        for listening in bound.values():
+        coordinates = "coord" in settings.roles
+        bound = bind_all(settings, (n for n in BUILT if coordinates or n not in COORDINATION))
+        for name, listening in bound.items():
             stack.callback(listening.close)
+            self._addresses[name] = bound_address(getattr(settings, name), listening)
         for credential in settings.users:
             await asyncio.to_thread(self.users.ensure_admin, credential.name, credential.password)
+        self._start_coordination(bound, stack)
         stack.push_async_callback(self._buckets.stop)
         stack.push_async_callback(self.others.stop)
         await self._open_buckets()
@@ -288,7 +303,27 @@ class Engine:
         stack.push_async_callback(self._tasks.stop)
         self._tasks.start(self._keep_house(), name="housekeeping")
         await self._listen(bound, tls, stack)
+        if self.coordination is not None:
+            await self.coordination.until_ready()
         _warn_of_what_is_not_built(settings)
+
+    def _start_coordination(self, bound: dict[str, socket.socket], stack: AsyncExitStack) -> None:
+        """Begin with the process that coordinates, unless nobody could reach it."""
+        sockets = {name: bound[name].fileno() for name in COORDINATION if name in bound}
+        if not sockets:
+            return
+        settings = self.settings
+        order = CoordOrder(
+            os.getpid(), settings.log_level, settings.log_json,
+            str((self._directory.path / "coord").absolute()),
+            str(self._directory.users_path.absolute()),
+            sockets.get("coord"), sockets.get("peer"),
+            (settings.advertised_host, self._port("coord"), self._port("peer")),
+            settings.cluster_secret, settings.tls_cert, settings.tls_key, settings.tls_ca,
+        )  # fmt: skip
+        self.coordination = CoordProcess(order, tuple(sockets.values()), self._coordination_failed)
+        stack.push_async_callback(self.coordination.stop)
+        self.coordination.start()
 
     async def _open_buckets(self) -> None:
         await self._buckets.open_all()
@@ -301,8 +336,6 @@ class Engine:
     async def _listen(
         self, bound: dict[str, socket.socket], tls: ssl.SSLContext | None, stack: AsyncExitStack
     ) -> None:
-        for name, listening in bound.items():
-            self._addresses[name] = bound_address(getattr(self.settings, name), listening)
         self._kv.kv_port = self._port("kv")
         self._kv.http_port = self._port("http")
         stack.callback(self._kv.close)
@@ -366,6 +399,10 @@ class Engine:
     def _bucket_failed(self, name: str, error: Exception) -> None:
         _LOG.critical("bucket %s: its disk failed, the node must restart: %s", name, error)
         self._kv.drop_bucket(self._buckets.running[name].bucket)
+        self._on_fatal(error)
+
+    def _coordination_failed(self, error: Exception) -> None:
+        _LOG.critical("coordination: its disk failed, the node must restart")
         self._on_fatal(error)
 
 

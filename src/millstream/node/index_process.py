@@ -1,61 +1,33 @@
-"""Keeps the index process alive: started when first needed, started again, stopped.
-
-It is a child of the engine's process, so that a node within a program has the same one. Its end is
-seen at once, by the end of its stdout.
+"""The index process as its node has it: there, or why not.
 
 Invariants:
-1. There is at most one, and none after `stop`.
-2. One that dies is started again, `RESTARTS_MAX` times within `RESTART_WINDOW_S`; further ones
-   wait until the window allows.
-3. It is asked nothing before it said that it is ready.
+1. `link` is to a process that said that it is ready; None while there is none.
 
-Elsewhere: the process itself (`node.index_child`), what it is told (`node.indexes`).
+Elsewhere: keeping it alive (`node.child_process`), the process itself (`node.index_child`), what
+it is told (`node.indexes`).
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import os
-import subprocess
 import sys
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import msgspec
-
+from millstream.node.child_process import ChildProcess
 from millstream.node.index_child import IndexOrder
-from millstream.node.settings import secretless_environment
-from millstream.runtime.process import end_in_words
-from millstream.runtime.tasks import Tasks
 from millstream.views.aio.index_link import IndexLink, unavailable
 
-__all__ = [
-    "RESTARTS_MAX",
-    "RESTART_WINDOW_S",
-    "START_S_MAX",
-    "STOP_SECONDS",
-    "IndexProcess",
-]
+__all__ = ["IndexProcess"]
 
-_LOG = logging.getLogger(__name__)
-STOP_SECONDS: Final = 10.0
-"""How long it may take to stop; then it is killed, which loses nothing that was committed."""
-START_S_MAX: Final = 30.0
-RESTARTS_MAX: Final = 5
-RESTART_WINDOW_S: Final = 600.0
-_BACKOFF_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
 COMMAND: Final = (sys.executable, "-m", "millstream.node.index_child")
 
 
-class IndexProcess:
-    """The index process of one node; `start` may be called again and again.
+class IndexProcess(ChildProcess):
+    """The index process of one node.
 
     Args:
-        order: what the process is told, but for the process id.
+        order: what the process is told.
         on_change: called with the link to a process that has just become ready, and with None
             when it is gone.
         command: starts it.
@@ -68,49 +40,11 @@ class IndexProcess:
         *,
         command: tuple[str, ...] = COMMAND,
     ) -> None:
-        self._order = order
+        super().__init__("index", order, command)
+        self._socket = Path(order.socket)
         self._on_change = on_change
-        self._command = command
-        self._tasks = Tasks()
-        self._child: subprocess.Popen[bytes] | None = None
-        self._is_stopping = False
-        self._starts: list[float] = []
-        """When it was started again, within the window."""
-        self._why = "the index process is being started"
         self.link: IndexLink | None = None
         """To the process that is ready; None while there is none."""
-        self.restarts_total = 0
-
-    @property
-    def pid(self) -> int | None:
-        """Process id, None while there is none."""
-        return self._child.pid if self._child is not None else None
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether it was started, and not stopped since."""
-        return len(self._tasks) > 0
-
-    def start(self) -> None:
-        """Have the process run from now on; harmless if it does."""
-        if not self.is_wanted:
-            self._is_stopping = False
-            self._tasks.start(self._keep_running(), name="index process")
-
-    async def stop(self) -> None:
-        """End it; harmless if there is none."""
-        self._is_stopping = True
-        if self._child is not None:
-            self._child.terminate()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(STOP_SECONDS):
-                    await self._tasks.finish()
-        await self._tasks.stop()
-
-    def kill(self) -> None:
-        """End it at once; it is started again."""
-        if self._child is not None:
-            self._child.kill()
 
     def there(self) -> IndexLink:
         """Return the link to the process.
@@ -122,101 +56,14 @@ class IndexProcess:
             raise unavailable(self._why)
         return self.link
 
-    async def _keep_running(self) -> None:
-        while True:
-            self._why = await self._run()
-            if self._is_stopping:
-                return
-            delay_s = self._pause_s(time.monotonic())
-            _LOG.error("%s; starting it again in %g s", self._why, delay_s)
-            await asyncio.sleep(delay_s)
-            self.restarts_total += 1
-
-    def _pause_s(self, now: float) -> float:
-        """Return how long to wait before the next start, and count it."""
-        self._starts = [at for at in self._starts if now - at < RESTART_WINDOW_S]
-        pause_s = _BACKOFF_S[min(len(self._starts), len(_BACKOFF_S) - 1)]
-        if len(self._starts) >= RESTARTS_MAX:
-            pause_s = RESTART_WINDOW_S - (now - self._starts[0])
-        self._starts.append(now + pause_s)
-        return pause_s
-
-    async def _run(self) -> str:
-        """Run one process to its end; return why it ended."""
-        try:
-            child = self._child = self._started()
-        except OSError as error:  # of processes, memory or descriptors
-            return f"the index process cannot be started: {error}"
-        transport: asyncio.BaseTransport | None = None
-        try:
-            output = asyncio.StreamReader()
-            transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-                lambda: asyncio.StreamReaderProtocol(output), child.stdout
-            )
-            event = await self._tell(child, output)
-            if event.get("event") == "ready" and not self._is_stopping:
-                self._is_ready()
-            if event.get("event") != "error":
-                await output.read()  # until its end
-        except TimeoutError:
-            event = {"event": "error", "message": f"it was not ready within {START_S_MAX:g} s"}
-        finally:
-            self._child = None
-            if self.link is not None:
-                self.link.close()
-                self.link = None
-                self._on_change(None)
-            code = await self._ended(child, transport)
-        if event.get("event") == "error":
-            return f"the index process cannot start: {event['message']}"
-        return f"the index process {end_in_words(code)}"
-
-    @staticmethod
-    async def _ended(
-        child: subprocess.Popen[bytes], transport: asyncio.BaseTransport | None
-    ) -> int:
-        """Make sure that a process has ended; return how. Also in a task that is cancelled."""
-        child.kill()  # harmless after its end
-        if transport is not None:
-            transport.close()
-        assert child.stdin is not None
-        assert child.stdout is not None
-        with suppress(BrokenPipeError):  # it ended before it had read what it was told
-            child.stdin.close()
-        child.stdout.close()
-        waiting = asyncio.get_running_loop().run_in_executor(None, child.wait)
-        try:
-            return await asyncio.shield(waiting)
-        except asyncio.CancelledError:
-            await asyncio.wait([waiting])
-            raise
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        """Start a process: in the loop's thread, with whose end the kernel would end it."""
-        return subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=secretless_environment(os.environ),
-        )
-
-    async def _tell(
-        self, child: subprocess.Popen[bytes], output: asyncio.StreamReader
-    ) -> dict[str, Any]:
-        """Say what is to be done; return what the process says to that."""
-        assert child.stdin is not None
-        with suppress(BrokenPipeError):
-            child.stdin.write(msgspec.json.encode(self._order) + b"\n")
-            child.stdin.flush()
-        async with asyncio.timeout(START_S_MAX):
-            line = await output.readline()
-        try:
-            event: dict[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
-        except msgspec.MsgspecError:
-            return {}
-        return event
-
-    def _is_ready(self) -> None:
-        _LOG.info("the index process is ready", extra={"pid": self.pid})
-        self.link = IndexLink(Path(self._order.socket))
+    def is_ready(self) -> None:
+        """Link to it."""
+        self.link = IndexLink(self._socket)
         self._on_change(self.link)
+
+    def is_gone(self) -> None:
+        """End what is asked of it."""
+        if self.link is not None:
+            self.link.close()
+            self.link = None
+            self._on_change(None)

@@ -20,16 +20,21 @@ from millstream.node.settings import Address, Settings
 
 __all__ = [
     "BUILT",
+    "COORDINATION",
     "bind",
     "bind_all",
     "bound_address",
     "peer_context",
+    "peer_server_context",
     "peer_tls_context",
+    "server_context",
     "tls_context",
 ]
 
-BUILT: Final = ("kv", "memcached", "http")
+BUILT: Final = ("kv", "memcached", "http", "coord", "peer")
 """The listeners there are yet; the others stay closed."""
+COORDINATION: Final = ("coord", "peer")
+"""Those of the coordination process."""
 
 
 def bind_all(settings: Settings, names: Iterable[str] = BUILT) -> dict[str, socket.socket]:
@@ -126,15 +131,35 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
     """
     if settings.tls_cert is None:
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        context.load_cert_chain(settings.tls_cert, settings.tls_key)
-        if settings.tls_ca is not None:
-            context.load_verify_locations(settings.tls_ca)
-            context.verify_mode = ssl.CERT_OPTIONAL
+        return server_context(settings.tls_cert, settings.tls_key, settings.tls_ca)
     except (OSError, ValueError) as error:
         raise _bad_certificate(settings, error) from error
+
+
+def server_context(cert: str, key: str | None, ca: str | None) -> ssl.SSLContext:
+    """Return what a process of this node encrypts clients' connections with.
+
+    Raises:
+        OSError: a file cannot be read, or is not what it should be.
+        ValueError: the same.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(cert, key)
+    if ca is not None:
+        context.load_verify_locations(ca)
+        context.verify_mode = ssl.CERT_OPTIONAL
+    return context
+
+
+def peer_server_context(cert: str, key: str | None, ca: str | None) -> ssl.SSLContext:
+    """Return what a process of this node lets other nodes in with: they show a certificate, too.
+
+    It is checked as `peer_context` checks theirs. Raises as `server_context`.
+    """
+    context = server_context(cert, key, ca or cert)
+    context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 

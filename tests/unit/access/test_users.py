@@ -177,3 +177,23 @@ def test_a_record_of_the_nodes_user_in_the_file_counts_for_nothing(tmp_path):
     UserStore(path).put("ada", "x")
     path.write_text(path.read_text().replace('"ada"', '"@node"'))
     assert UserStore(path).check_password(NODE_USER, "x") is None
+
+
+def test_what_another_process_made_of_the_users_is_read_again(tmp_path):
+    path = tmp_path / "users.json"
+    mine, its = UserStore(path), UserStore(path)
+    assert mine.refresh() == []
+    its.put("admin", "one")
+    assert mine.refresh() == ["admin"]
+    assert mine.refresh() == []
+    assert mine.check_password("admin", "one")
+    its.put("admin", "two")
+    its.put("other", "three", ("read:*",))
+    assert mine.refresh() == ["admin", "other"]
+    assert mine.check_password("admin", "one") is None
+    its.delete("other")
+    assert mine.refresh() == ["other"]
+    path.write_text("rubbish")
+    with pytest.raises(CorruptionError):
+        mine.refresh()
+    assert mine.names == ["admin"]

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from millstream.errors import ConditionError, RoutingError, UnavailableError
-from millstream.node import index_node, index_process, neighbours
+from millstream.node import child_process, index_node, neighbours
 from millstream.node.index_node import IndexNode
 from millstream.node.settings import Address, Credential
 from two_engines import BUCKET, FREE, asked_of, port_of, settings_at, two_engines, until
@@ -117,7 +117,7 @@ async def test_buckets_come_and_go(two, node):
 
 
 async def test_its_index_process_is_told_everything_when_it_was_killed(two, node, monkeypatch):
-    monkeypatch.setattr(index_process, "_BACKOFF_S", (0.01,))
+    monkeypatch.setattr(child_process, "_BACKOFF_S", (0.01,))
     name = two.design_of("a")
     await two.design(name, VIEWS)
     two.put("k1", {"n": 1})

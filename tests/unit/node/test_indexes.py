@@ -9,7 +9,7 @@ import pytest
 
 from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.model.partitions import PartitionState
-from millstream.node import index_process, indexes
+from millstream.node import child_process, indexes
 from millstream.node.engine import Engine
 from millstream.views.core.staged import END
 
@@ -18,7 +18,7 @@ VIEWS = {"views": {"v": {"map": "function (doc) { emit(doc._id); }"}}}
 
 @pytest.fixture
 async def engine(make_settings, monkeypatch):
-    monkeypatch.setattr(index_process, "_BACKOFF_S", (0.01,))
+    monkeypatch.setattr(child_process, "_BACKOFF_S", (0.01,))
     monkeypatch.setattr(indexes, "FIGURES_INTERVAL_S", 0.02)
     made = await Engine.start(make_settings())
     yield made

@@ -21,27 +21,32 @@ from itertools import count
 from typing import Final
 
 from millstream.coordination.aio.journal import JournalThread
+from millstream.coordination.core.configuration import Configuration
 from millstream.coordination.core.durable import DurableImage
 from millstream.coordination.core.effects import (
-    Append,
+    CallSoon,
     Code,
     DiskDone,
     Effect,
     Event,
     Image,
-    Install,
     Message,
+    MovePrimary,
     Read,
+    Reconfigure,
     Reply,
     Request,
+    Resume,
     Send,
     SetTimer,
+    Soon,
     Start,
     Timer,
-    WriteStanding,
 )
 from millstream.coordination.core.entries import NOBODY, Body, Kind
+from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import Envelope
+from millstream.coordination.core.pool_effects import GroupChanged
 from millstream.coordination.core.register import StateMachine
 from millstream.coordination.core.replica import Replica
 from millstream.errors import CorruptionError
@@ -63,13 +68,19 @@ class GroupRunner:
         machine: what the group replicates.
         send: tries to deliver a message to a node.
         on_fatal: called when the disk failed: the process has to stop.
+        on_change: called after a step that changed its standing in the group, before it sends.
     """
 
     def __init__(
-        self, machine: StateMachine, send: SendTo, on_fatal: Callable[[BaseException], None]
+        self,
+        machine: StateMachine,
+        send: SendTo,
+        on_fatal: Callable[[BaseException], None],
+        on_change: Callable[[GroupChanged], None] = lambda _: None,
     ) -> None:
         self.replica = Replica(machine, random.SystemRandom().random)
-        self._send, self._on_fatal = send, on_fatal
+        self._send, self._on_fatal, self._on_change = send, on_fatal, on_change
+        self._state: tuple[Status, Configuration, int, bool] | None = None
         self._journal: JournalThread | None = None
         self._loop = asyncio.get_running_loop()
         self._tickets = count(1)
@@ -86,6 +97,7 @@ class GroupRunner:
         *,
         send: SendTo,
         on_fatal: Callable[[BaseException], None],
+        on_change: Callable[[GroupChanged], None] = lambda _: None,
     ) -> GroupRunner:
         """Begin with what the files of the group have.
 
@@ -93,7 +105,7 @@ class GroupRunner:
             CorruptionError: `promises_lost`; a newer version wrote the files.
             UnavailableError: `disk_full`, `disk_failed`.
         """
-        runner = cls(machine, send, on_fatal)
+        runner = cls(machine, send, on_fatal, on_change)
         journal = await JournalThread.open(disk, on_done=runner._written, on_fatal=runner._failed)
         durable = journal.take_image()
         if durable.standing is None:
@@ -122,9 +134,15 @@ class GroupRunner:
         """Have something changed; `on_reply` is called once."""
         self.take(Request(self._ticket(on_reply), body, instance, session, csn, kind))
 
-    def read(self, body: Body, on_reply: OnReply, seen: int | None = None) -> None:
+    def read(
+        self, body: Body, on_reply: OnReply, seen: int | None = None, session: int = 0
+    ) -> None:
         """Have something read; `on_reply` as for `request`."""
-        self.take(Read(self._ticket(on_reply), body, seen))
+        self.take(Read(self._ticket(on_reply), body, seen, session))
+
+    def ask(self, event: Resume | Reconfigure | MovePrimary, on_reply: OnReply) -> None:
+        """Have something else done; the event's own ticket means nothing."""
+        self.take(event._replace(ticket=self._ticket(on_reply)))
 
     def _ticket(self, on_reply: OnReply) -> int:
         ticket = next(self._tickets)
@@ -172,11 +190,21 @@ class GroupRunner:
             self._loop.call_soon(self._step)
         try:
             now_ms, wall_ms = self._loop.time() * 1000, time.time_ns() // 1_000_000
-            for effect in self.replica.step(now_ms, wall_ms, *events):
+            effects = self.replica.step(now_ms, wall_ms, *events)
+            self._tell_changes()
+            for effect in effects:
                 self._carry_out(effect)
         except Exception as error:  # noqa: BLE001 - whatever it is, this replica is wrong
             _LOG.critical("a coordination group ends", exc_info=True)
             self._failed(error)
+
+    def _tell_changes(self) -> None:
+        replica = self.replica
+        leads = replica.leading and not replica.suspended
+        state = replica.status, replica.configuration, replica.view, leads
+        if state != self._state:
+            self._state = state
+            self._on_change(GroupChanged(replica.group_id, *state))
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
@@ -185,13 +213,15 @@ class GroupRunner:
             case Reply(ticket):
                 if on_reply := self._waiting.pop(ticket, None):
                     on_reply(effect)
-            case Append() | Install() | WriteStanding():
-                assert self._journal is not None
-                self._journal.carry_out(effect)
+            case CallSoon():
+                self._loop.call_soon(self.take, Soon())
             case SetTimer(after_ms):
                 if self._timer is not None:
                     self._timer.cancel()
                 self._timer = self._loop.call_later(after_ms / 1000, self.take, Timer())
+            case _:
+                assert self._journal is not None
+                self._journal.carry_out(effect)
 
     def _written(self, op: int) -> None:
         self.take(DiskDone(op))

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 
 from millstream.access.scram_client import ScramClient
 from millstream.access.users import NODE_USER, UserStore
-from millstream.coordination.core.messages import FRAME_BYTES_MAX, LENGTH, Envelope, decode, encode
+from millstream.coordination.core.messages import FRAME_BYTES_MAX, LENGTH
 from millstream.errors import AccessError, MillstreamError, RemoteProtocolError
 from millstream.runtime.tasks import Tasks
 
@@ -92,8 +92,8 @@ class Peers:
     """Of one node; begins to listen by `listen`, ended by `close`.
 
     Args:
-        on_message: takes what comes.
-        greeting: returns what is said first on a connection that is dialled.
+        on_frame: takes what comes, its length cut off; what it raises ends the connection.
+        greeting: returns the frames that are said first on a connection that is dialled.
         users: whose log-in as `@node` is asked for, if it has one or has users.
         secret: what this node logs in with; empty: it does not.
         tls: contexts for being dialled and for dialling; None: plain.
@@ -101,21 +101,20 @@ class Peers:
 
     def __init__(
         self,
-        on_message: Callable[[Envelope], None],
-        greeting: Callable[[], Envelope | None] = lambda: None,
+        on_frame: Callable[[bytes], None],
+        greeting: Callable[[], bytes] = lambda: b"",
         *,
         users: UserStore | None = None,
         secret: str = "",
         tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None,
     ) -> None:
-        self._on_message, self.greeting = on_message, greeting
+        self._on_frame, self.greeting = on_frame, greeting
         self._users, self.secret = users, secret
         self._server_tls = tls[0] if tls is not None else None
         self.client_tls = tls[1] if tls is not None else None
         self._links: dict[Place, _Link] = {}
         self._server: asyncio.Server | None = None
         self._incoming: set[asyncio.StreamWriter] = set()
-        self._encoded: tuple[Envelope, bytes] | None = None
         self.tasks = Tasks()
         self.dropped_total = 0
         """Messages that found no room or no connection."""
@@ -143,21 +142,23 @@ class Peers:
 
     # ---- sending
 
-    def send(self, place: Place, envelope: Envelope) -> None:
-        """Try to deliver a message; a member says the same thing to several others."""
-        known = self._encoded
-        if known is None or not _is_same(known[0], envelope):
-            known = self._encoded = envelope, encode(envelope)
+    def send(self, place: Place, frame: bytes) -> None:
+        """Try to deliver a frame, its length included."""
         link = self._links.get(place)
         if link is None:
             if len(self._links) >= OUTGOING_MAX:
                 self.dropped_total += 1
                 return
             link = self._links[place] = _Link(self, place)
-        link.send(known[1])
+        link.send(frame)
+
+    def hang_up(self, place: Place) -> None:
+        """Close the connection to a node that is there no more."""
+        if link := self._links.pop(place, None):
+            link.end()
 
     def forget(self, place: Place) -> None:
-        """A link that nothing was sent over has ended."""
+        """A link over which nothing was sent has ended."""
         self._links.pop(place, None)
 
     # ---- receiving
@@ -224,10 +225,10 @@ class Peers:
             until = loop.time() + TURN_S
             at = 0
             while (end := _end_of_frame(buffer, at)) is not None:
-                envelope = decode(bytes(memoryview(buffer)[at + LENGTH.size : end]))
+                frame = bytes(memoryview(buffer)[at + LENGTH.size : end])
                 at = end
                 self.received_total += 1
-                self._on_message(envelope)
+                self._on_frame(frame)
                 if loop.time() >= until:
                     await asyncio.sleep(0)
                     until = loop.time() + TURN_S
@@ -265,6 +266,9 @@ class _Link:
         if not self._is_flushing and self._writer is not None:
             self._is_flushing = True
             self._loop.call_soon(self._flush)
+
+    def end(self) -> None:
+        self._task.cancel()
 
     def _flush(self) -> None:
         self._is_flushing = False
@@ -326,8 +330,7 @@ class _Link:
             answer = await _line(reader)
             if answer != _WELCOME:
                 raise AccessError(f"it refuses this node: {answer.decode(errors='replace')}")
-        if (greeting := self._peers.greeting()) is not None:
-            writer.write(encode(greeting))
+        writer.write(self._peers.greeting())
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:
@@ -346,10 +349,6 @@ def _end_of_frame(buffer: bytearray, at: int) -> int | None:
         raise RemoteProtocolError(f"a message of {length} bytes", code="bad_frame")
     end = at + LENGTH.size + int(length)
     return end if end <= len(buffer) else None
-
-
-def _is_same(one: Envelope, other: Envelope) -> bool:
-    return one.payload is other.payload and one[:-1] == other[:-1]
 
 
 def _tune(writer: asyncio.StreamWriter) -> None:

@@ -19,6 +19,7 @@ from millstream.coordination.core.messages import (
     LENGTH,
     Envelope,
     QuorumCheck,
+    decode,
     encode,
 )
 
@@ -39,12 +40,14 @@ class Ends:
         self.dialler = Peers(lambda _: None, **dialler)
         self.place = Place("127.0.0.1", 0)
 
-    def take(self, envelope: Envelope) -> None:
-        self.got.append(envelope.payload.nonce)
+    def take(self, frame: bytes) -> None:
+        check = decode(frame).payload
+        assert isinstance(check, QuorumCheck)
+        self.got.append(check.nonce)
 
     def send(self, *numbers: int) -> None:
         for number in numbers:
-            self.dialler.send(self.place, message(number))
+            self.dialler.send(self.place, encode(message(number)))
 
     async def listen(self) -> None:
         listening = bound(self.place.port)
@@ -78,7 +81,7 @@ async def talk(place: Place, data: bytes) -> bytes:
 
 
 async def test_messages_arrive_in_order_the_greeting_first() -> None:
-    async with ends(dialler={"greeting": lambda: message(0)}) as pair:
+    async with ends(dialler={"greeting": lambda: encode(message(0))}) as pair:
         pair.send(*range(1, 500))
         await until(lambda: len(pair.got) == 500)
         assert pair.got == list(range(500))
@@ -111,7 +114,7 @@ async def test_who_does_not_read_loses_messages_and_holds_nobody_up(
         dialler = Peers(lambda _: None)
         place = Place(*silent.getsockname())
         for number in range(2000):
-            dialler.send(place, message(number))
+            dialler.send(place, encode(message(number)))
         assert dialler.dropped_total > 0
         assert dialler.sent_total + dialler.dropped_total == 2000
         await dialler.close()
@@ -122,7 +125,7 @@ async def test_no_more_nodes_are_dialled_than_allowed(monkeypatch: pytest.Monkey
     async with ends() as pair:
         pair.send(1)
         await until(lambda: pair.got == [1])
-        pair.dialler.send(Place("127.0.0.1", 1), message(2))
+        pair.dialler.send(Place("127.0.0.1", 1), encode(message(2)))
         assert pair.dialler.dropped_total == 1
 
 
@@ -136,6 +139,15 @@ async def test_a_connection_over_which_nothing_is_sent_is_closed(
         await until(lambda: len(pair.dialler.tasks) == 0)
         pair.send(2)
         await until(lambda: pair.got == [1, 2])
+
+
+async def test_a_connection_is_closed_when_its_node_is_there_no_more() -> None:
+    async with ends() as pair:
+        pair.send(1)
+        await until(lambda: pair.got == [1])
+        pair.dialler.hang_up(pair.place)
+        await until(lambda: len(pair.dialler.tasks) == 0)
+        assert pair.dialler.connected == 0
 
 
 @pytest.mark.parametrize(

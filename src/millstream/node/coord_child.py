@@ -1,0 +1,156 @@
+"""The coordination process: `python -m millstream.node.coord_child`, started by the engine's.
+
+Invariants:
+1. It listens on sockets that the engine's process has bound and keeps, so that their ports stay
+   the same over its restarts.
+2. It says that it is ready once it listens, then its figures each `FIGURES_S`.
+3. It ends with `EXIT_DISK_FAILED` if its disk failed; nothing is tried again there.
+
+Elsewhere: its first steps (`node.child_start`), who starts and watches it (`node.coord_process`),
+what it does (`coordination.aio.coordinator`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from millstream.access.users import UserStore
+from millstream.coordination.aio.coordinator import Coordinator, Listening
+from millstream.errors import CorruptionError, MillstreamError, UsageError
+from millstream.node.child_start import EXIT_NOT_STARTED, Tell, run_child, stop_signal
+from millstream.node.listeners import peer_context, peer_server_context, server_context
+from millstream.node.supervise import EXIT_DISK_FAILED
+from millstream.runtime.metrics import LoopLag, processor_seconds, resident_bytes
+from millstream.runtime.process import calm_collector
+from millstream.runtime.tasks import Tasks
+
+__all__ = ["FIGURES_S", "USERS_S", "CoordOrder", "main"]
+
+_LOG = logging.getLogger("millstream.node.coord_child")
+FIGURES_S: Final = 1.0
+"""How often the engine is told the figures."""
+USERS_S: Final = 1.0
+"""How long a change of a user may go unnoticed here."""
+EXIT_FAILED: Final = 1
+
+
+class CoordOrder(msgspec.Struct, frozen=True):
+    """What the coordination process is told at its start."""
+
+    parent_pid: int
+    log_level: str
+    log_json: bool
+    directory: str
+    """Of coordination, in the data directory."""
+    users: str
+    """The users' file of the node."""
+    coord: int | None = None
+    """Descriptor of the bound socket for clients."""
+    peer: int | None = None
+    """Descriptor of the bound socket for other nodes."""
+    advertise: tuple[str, int, int] = ("", 0, 0)
+    """Host, port for clients, port for nodes, as others are told."""
+    cluster_secret: str = ""
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_ca: str | None = None
+
+
+def main() -> int:
+    """Run until told to stop; returns the exit code."""
+    return run_child(CoordOrder, _run)
+
+
+async def _run(order: CoordOrder, tell: Tell) -> int:
+    stop, failures = stop_signal(), list[BaseException]()
+
+    def fail(error: BaseException) -> None:
+        failures.append(error)
+        stop.set()
+
+    try:
+        users = UserStore(Path(order.users), node_secret=order.cluster_secret)
+        coordinator = await Coordinator.start(
+            Path(order.directory), _listening(order), users=users, secret=order.cluster_secret,
+            on_fatal=fail,
+        )  # fmt: skip
+    except (MillstreamError, OSError) as error:
+        is_final = isinstance(error, MillstreamError) and error.retry == "never"
+        tell({"event": "error", "message": str(error), "is_final": is_final})
+        return EXIT_DISK_FAILED if _is_of_the_disk(error) else EXIT_NOT_STARTED
+    calm_collector()
+    tell({"event": "ready"})
+    tasks = Tasks(fail)
+    tasks.start(_tell_figures(coordinator, tell), name="figures for the engine")
+    tasks.start(_keep_users(coordinator, users), name="users of the node")
+    await stop.wait()
+    await tasks.stop()
+    await coordinator.stop()
+    _LOG.info("stopped")
+    if failures:
+        return EXIT_DISK_FAILED if _is_of_the_disk(failures[0]) else EXIT_FAILED
+    return 0
+
+
+def _is_of_the_disk(error: BaseException) -> bool:
+    return isinstance(error, OSError) or getattr(error, "code", "") == "disk_failed"
+
+
+def _listening(order: CoordOrder) -> Listening:
+    tls: ssl.SSLContext | None = None
+    peer_tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None
+    if order.tls_cert is not None:
+        files = order.tls_cert, order.tls_key, order.tls_ca
+        try:
+            tls = server_context(*files)
+            peer_tls = peer_server_context(*files), peer_context(*files)
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"--tls-cert {order.tls_cert}: {error}", code="bad_certificate"
+            ) from error
+    host, coord, peer = order.advertise
+    return Listening(_socket(order.coord), _socket(order.peer), tls, peer_tls, host, coord, peer)
+
+
+def _socket(descriptor: int | None) -> socket.socket | None:
+    return None if descriptor is None else socket.socket(fileno=descriptor)
+
+
+async def _keep_users(coordinator: Coordinator, users: UserStore) -> None:
+    """See what the engine's process makes of the users; who changed logs in anew."""
+    while True:
+        await asyncio.sleep(USERS_S)
+        try:
+            for name in await asyncio.to_thread(users.refresh):
+                coordinator.clients.drop_user(name)
+        except (CorruptionError, OSError) as error:
+            _LOG.error("the users' file cannot be read: %s", error)
+
+
+async def _tell_figures(coordinator: Coordinator, tell: Tell) -> None:
+    lag = LoopLag()
+    lag.start()
+    try:
+        while True:
+            await asyncio.sleep(FIGURES_S)
+            figures: dict[str, Any] = {
+                "coord_process_resident_bytes": resident_bytes(),
+                "coord_process_processor_seconds_total": processor_seconds(),
+                "coord_process_loop_lag_worst_ms": lag.worst_ms,
+                **coordinator.figures(),
+            }
+            tell({"event": "figures", "figures": figures})
+    finally:
+        lag.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

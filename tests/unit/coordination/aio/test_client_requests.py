@@ -1,0 +1,42 @@
+"""What clients ask reaches the group, or is answered as by who does not lead it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from coordinators import GROUP, until
+from millstream.coordination.aio.client_requests import ClientRequests
+from millstream.coordination.aio.coordinator import Coordinator
+from millstream.coordination.core.backend import Where
+from millstream.coordination.core.effects import Code, Reply
+from millstream.coordination.core.entries import Body, Kind
+from millstream.coordination.core.pool_effects import FIRST_GROUP
+
+
+async def test_a_group_that_runs_here(tmp_path: Path) -> None:
+    node = await Coordinator.start(tmp_path)
+    await until(lambda: node.groups[GROUP].replica.leading)
+    requests = ClientRequests(node.groups, {FIRST_GROUP: GROUP}, lambda node_id: "here:1")
+    assert requests.group_of(b"key") == FIRST_GROUP
+    replies = asyncio.Queue[Reply]()
+    requests.request(FIRST_GROUP, Body(argv=(b"SET", b"k", b"v")), replies.put_nowait)
+    assert (await replies.get()).code is Code.OK
+    requests.read(FIRST_GROUP, Body(argv=(b"GET", b"k")), replies.put_nowait)
+    assert (await replies.get()).value == b"=v"
+    requests.request(FIRST_GROUP, Body(), replies.put_nowait, Kind.SESSION_OPEN, b"i" * 16)
+    session = int((await replies.get()).value.lstrip(b":="))
+    requests.resume(FIRST_GROUP, b"i" * 16, session, b"", replies.put_nowait)
+    assert (await replies.get()).code is Code.OK
+    assert requests.where(FIRST_GROUP) == Where(0, 1, "here:1")
+    await node.stop()
+
+
+async def test_a_group_that_does_not() -> None:
+    requests = ClientRequests({}, {}, lambda node_id: "")
+    replies: list[Reply] = []
+    requests.request(5, Body(argv=(b"SET", b"k", b"v")), replies.append)
+    requests.read(5, Body(argv=(b"GET", b"k")), replies.append)
+    requests.resume(5, b"i" * 16, 1, b"", replies.append)
+    assert [reply.code for reply in replies] == [Code.NOTPRIMARY] * 3
+    assert requests.where(5) == Where()

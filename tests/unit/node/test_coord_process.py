@@ -1,0 +1,106 @@
+import asyncio
+import os
+import signal
+import socket
+import sys
+
+import pytest
+
+from coordinators import bound
+from millstream.errors import CorruptionError, UnavailableError
+from millstream.node import child_process
+from millstream.node.coord_child import CoordOrder
+from millstream.node.coord_process import NO_FIGURES, CoordProcess
+from millstream.node.supervise import EXIT_DISK_FAILED
+
+
+@pytest.fixture
+def make(tmp_path):
+    made = []
+
+    def build(**options):
+        listening = bound()
+        order = CoordOrder(
+            os.getpid(), "info", False, str(tmp_path / "coord"), str(tmp_path / "users.json"),
+            listening.fileno(),
+        )  # fmt: skip
+        failures = []
+        process = CoordProcess(order, (listening.fileno(),), failures.append, **options)
+        made.append((process, listening))
+        return process, listening.getsockname(), failures
+
+    yield build
+    for process, listening in made:
+        listening.close()
+        assert process.pid is None, "every test stops what it starts"
+
+
+def script(text):
+    return sys.executable, "-c", "import sys; " + text
+
+
+async def until(condition):
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - several kinds of it
+            await asyncio.sleep(0.005)
+
+
+def said(address, *words):
+    """Ask over RESP; blocks."""
+    with socket.create_connection(address, 20) as client:
+        client.sendall(b" ".join(words) + b"\r\n")
+        return client.recv(100)
+
+
+async def ask(address, *words):
+    async with asyncio.timeout(40):
+        while True:
+            answer = await asyncio.to_thread(said, address, *words)
+            if not answer.startswith(b"-NOT"):
+                return answer
+            await asyncio.sleep(0.01)
+
+
+async def test_clients_are_served_once_it_is_ready_and_again_after_its_death(make, monkeypatch):
+    monkeypatch.setattr(child_process, "_BACKOFF_S", (0.01,))
+    process, address, failures = make()
+    process.start()
+    await process.until_ready()
+    assert await ask(address, b"SET", b"key", b"value") == b"+OK\r\n"
+    await until(lambda: process.figures()["coord_committed_total"] >= 2)
+    assert process.figures()["coord_process_up"] == 1
+    assert set(process.figures()) == set(NO_FIGURES)
+    os.kill(process.pid, signal.SIGKILL)
+    await until(lambda: process.restarts_total == 1 and process.figures()["coord_process_up"])
+    assert await ask(address, b"GET", b"key") == b"$5\r\nvalue\r\n"
+    await process.stop()
+    assert process.figures() == {**NO_FIGURES, "coord_process_restarts_total": 1}
+    assert failures == []
+
+
+async def test_what_cannot_start_is_told_to_who_waits(make, tmp_path):
+    (tmp_path / "coord").mkdir()
+    (tmp_path / "coord" / "node.toml").write_text("rubbish")
+    process, _, _ = make()
+    process.start()
+    with pytest.raises(CorruptionError, match=r"node\.toml is damaged"):
+        await process.until_ready()
+    await process.stop()
+
+
+async def test_one_that_is_only_late_is_waited_for(make):
+    process, _, _ = make(command=script("""print('{"event":"error","message":"later"}')"""))
+    process.start()
+    with pytest.raises(UnavailableError, match="later"):
+        await process.until_ready()
+    await process.stop()
+
+
+async def test_a_failed_disk_ends_the_node(make, monkeypatch):
+    monkeypatch.setattr(child_process, "_BACKOFF_S", (20,))
+    command = script(f"""print('{{"event":"ready"}}', flush=True); sys.exit({EXIT_DISK_FAILED})""")
+    process, _, failures = make(command=command)
+    process.start()
+    await until(lambda: failures)
+    assert failures[0].code == "disk_failed"
+    await process.stop()
