@@ -8,11 +8,13 @@ from coordination_plants import PLANTS
 SEEDS_MAX = 1000
 FOUND_BY = {
     "cut_first": 216, "late_start_view": 347, "longest": 56, "lost_is_gap": 70, "no_check": 80,
-    "nonce_again": 374, "read_before_noop": 128, "read_leaving": 741, "torn_install": 95,
+    "nonce_again": 374, "read_before_noop": 128, "read_leaving": 741, "teach_all": 370,
+    "torn_install": 95,
 }  # fmt: skip
 """Plant -> where the search begins, to save time: the first seed from 0 that found it.
 
-Only `read_leaving`, `nonce_again`, `late_start_view` and `cut_first` took more than 200.
+Only `read_leaving`, `nonce_again`, `teach_all`, `late_start_view` and `cut_first` took more than
+200.
 """
 
 

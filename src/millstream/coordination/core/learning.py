@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import dropwhile
 from typing import Final
 
 from millstream.coordination.core.entries import Entry
@@ -130,7 +131,7 @@ class Learning(Recovering):
                 self.ask_epoch(envelope.sender)
             return
         self._teacher = envelope.sender
-        new = [entry for entry in learn.entries if not self._is_here(entry)]
+        new = list(dropwhile(self._is_here, learn.entries))
         if new and self.log.hash_at(new[0].lsn - 1) != new[0].header.prev_hash:
             new = []
         if new and new[0].lsn <= self.log.op_lsn:

@@ -23,6 +23,7 @@ from enum import Enum
 from typing import Final
 
 from millstream.coordination.core.client_table import ClientTable, Past, Verdict
+from millstream.coordination.core.clocks import Clocks
 from millstream.coordination.core.configuration import Configuration
 from millstream.coordination.core.effects import (
     Append,
@@ -85,6 +86,7 @@ class Member(ABC):
         self.retired: Configuration | None = None
         self.log = Log()
         self.table = ClientTable()
+        self.clocks = Clocks()
         self.status = Status.INITIALIZATION
         self.commit_lsn = 0
         self.leading = False
@@ -300,7 +302,8 @@ class Member(ABC):
         """Put a new entry at the log's end."""
         entry = chain(
             self.log.head, group_id=self.group_id, epoch=self.epoch, view=self.view, kind=kind,
-            ts_ms=self.wall_ms, body=body, instance=instance, session=session, csn=csn,
+            ts_ms=self.clocks.stamp_ms(self.wall_ms, self.now_ms), body=body,
+            instance=instance, session=session, csn=csn,
         )  # fmt: skip
         self.log.append(entry)
         self.uncommitted_bytes += size_of(entry)

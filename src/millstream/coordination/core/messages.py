@@ -121,7 +121,7 @@ class StartViewChange(NamedTuple):
 class DoViewChange(NamedTuple):
     """A vote: the sender's log, as far as somebody else has to know it.
 
-    `marks` are of what is above the commit.
+    `marks` are of what is above the commit. `wall_ms` caps time stamps.
     """
 
     last_normal_epoch: int
@@ -131,6 +131,7 @@ class DoViewChange(NamedTuple):
     commit_lsn: int
     commit_hash: bytes
     marks: tuple[Mark, ...]
+    wall_ms: int = 0
 
     @property
     def last_normal(self) -> tuple[int, int]:
@@ -372,7 +373,7 @@ MESSAGES: Final[dict[int, tuple[type[Any], tuple[_Field, ...]]]] = {
     4: (QuorumCheck, (_U64,)),
     5: (QuorumCheckOk, (_U64,)),
     6: (StartViewChange, (_U32, _BOOL)),
-    7: (DoViewChange, (_U32, _U32, _U64, _HASH, _U64, _HASH, _MARKS)),
+    7: (DoViewChange, (_U32, _U32, _U64, _HASH, _U64, _HASH, _MARKS, _U64)),
     8: (StartView, (_U64, _HASH, _U64, _HASH, _ENTRIES)),
     9: (GetView, (_U64,)),
     10: (GetState, (_U64, _HASH)),

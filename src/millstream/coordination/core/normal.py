@@ -199,6 +199,7 @@ class Normal(Member):
         assert self.log.hash_at(ok.lsn) in (None, ok.hash), "two logs in one view"
         self.acks[envelope.sender] = max(self.acks.get(envelope.sender, 0), ok.lsn)
         self.heard_from(envelope.sender)
+        self.clocks.hear(envelope.sender, ok.wall_ms, self.now_ms)
         self._count_acks()
 
     def _count_acks(self) -> None:

@@ -212,6 +212,8 @@ class Reading(Normal):
     def tick_primary(self) -> None:
         """Show a sign of life, or ask for another view if there is no quorum."""
         self.heard_from(self.id)
+        self.clocks.hear(self.id, self.wall_ms, self.now_ms)
+        self.clocks.compare(self.members)
         heard = sum(
             1 for member in self.members
             if self.now_ms - self.heard_at(member) <= QUORUM_MS

@@ -155,7 +155,7 @@ class Views(Reading):
         assert digest is not None
         vote = DoViewChange(
             *self.last_normal, self.log.op_lsn, self.log.head.hash, self.commit_lsn, digest,
-            self.log.marks(self.commit_lsn),
+            self.log.marks(self.commit_lsn), self.wall_ms,
         )  # fmt: skip
         if self.primary == self.id:
             self._count_vote(self.id, vote)
@@ -176,6 +176,7 @@ class Views(Reading):
         if self.status is not Status.VIEWCHANGE or self.primary != self.id or self.entering:
             return
         self._votes[sender] = vote
+        self.clocks.hear(sender, vote.wall_ms, self.now_ms)
         if len(self._votes) < self.quorum:
             return
         choice = choose(list(self._votes.values()), len(self.members))
@@ -221,6 +222,8 @@ class Views(Reading):
         self.durable_lsn = self.flushed_lsn = self.log.op_lsn
         self.acks[self.id] = self.durable_lsn
         self._know_in_flight()
+        self.clocks.hear(self.id, self.wall_ms, self.now_ms)
+        self.clocks.compare(self.members, self.log.head.ts_ms)
         self.noop_lsn = self.log.op_lsn + 1
         self.in_view()
         if not self.closing:

@@ -6,7 +6,8 @@ import pytest
 
 from coordination_group import Group
 from millstream.coordination.core import changing
-from millstream.coordination.core.effects import Code
+from millstream.coordination.core.effects import Code, Damaged
+from millstream.coordination.core.entries import Entry
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import Learn, LearnOk, Prepare
 
@@ -149,6 +150,20 @@ def test_a_retired_member_learns_over_what_was_never_committed() -> None:
     assert group.replies[1001].code is Code.OK
     assert group.replicas[leader].status is Status.NORMAL
     assert learned(group, leader)[1][0] == b"kept"
+
+
+def test_damage_in_a_learners_log_is_mended_by_what_it_is_taught() -> None:
+    group = filled(3, 2, 30)
+    leader = group.leader
+    group.replicas[leader].batch_entries_max = 512
+    group.passes = lambda s, r, e: not isinstance(e.payload, Prepare)
+    group.change(leader, 3, 4)
+    log: list[Any] = group.disks[3]
+    log[4] = Damaged(log[4].header)
+    group.start(3)
+    group.tick(times=8)
+    assert learned(group, 3) == learned(group, leader)
+    assert isinstance(group.disks[3][4], Entry)
 
 
 def test_a_member_takes_no_lessons() -> None:

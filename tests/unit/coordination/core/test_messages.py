@@ -26,6 +26,8 @@ from millstream.coordination.core.messages import (
     GetEpoch,
     GetState,
     GetView,
+    Learn,
+    LearnOk,
     NewState,
     Payload,
     Prepare,
@@ -70,8 +72,8 @@ payloads: st.SearchStrategy[Payload] = st.one_of(
     st.builds(Commit, U64, HASH),
     st.builds(QuorumCheck, U64),
     st.builds(QuorumCheckOk, U64),
-    st.builds(StartViewChange, U32),
-    st.builds(DoViewChange, U32, U32, U64, HASH, U64, HASH, marks),
+    st.builds(StartViewChange, U32, st.booleans()),
+    st.builds(DoViewChange, U32, U32, U64, HASH, U64, HASH, marks, U64),
     st.builds(StartView, U64, HASH, U64, HASH, entries()),
     st.builds(GetView, U64),
     st.builds(GetState, U64, HASH),
@@ -82,6 +84,8 @@ payloads: st.SearchStrategy[Payload] = st.one_of(
     st.builds(EpochStarted, U32),
     st.just(GetEpoch()),
     st.builds(Recovery, U64, U32),
+    st.builds(Learn, U64, HASH, entries()),
+    st.builds(LearnOk, U64, HASH),
     st.builds(RecoveryResponse, U64, U32, st.booleans(), U64, HASH, U64, HASH),
 )
 envelopes = st.builds(Envelope, HASH, HASH, U64, U32, U32, payloads)
@@ -122,7 +126,7 @@ def _with_checksum(data: bytes) -> bytes:
 def test_counts_are_refused_before_anything_is_made_of_them() -> None:
     vote = DoViewChange(0, 0, 0, b"h" * 16, 0, b"h" * 16, ())
     frame = encode(Envelope(b"g" * 16, b"s" * 16, 1, 2, 3, vote))[LENGTH.size : -8]
-    lying = _with_checksum(frame[:-4] + (FRAME_MARKS_MAX + 1).to_bytes(4, "big"))
+    lying = _with_checksum(frame[:-12] + (FRAME_MARKS_MAX + 1).to_bytes(4, "big"))
     with pytest.raises(RemoteProtocolError, match="of what may be"):
         decode(lying)
 
