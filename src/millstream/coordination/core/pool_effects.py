@@ -20,7 +20,16 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from millstream.coordination.core.configuration import Configuration
-from millstream.coordination.core.effects import DiskDone, Read, Reply, SetTimer, Timer
+from millstream.coordination.core.effects import (
+    DiskDone,
+    MovePrimary,
+    Read,
+    Reconfigure,
+    Reply,
+    SetTimer,
+    TakeSnapshot,
+    Timer,
+)
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import Envelope
 from millstream.coordination.core.pool_messages import Address, Founding, PoolEnvelope
@@ -196,7 +205,7 @@ class AskGroup(NamedTuple):
 
     ticket: int
     group_id: bytes
-    event: Read
+    event: Read | Reconfigure | MovePrimary | TakeSnapshot
 
 
 class AskReport(NamedTuple):

@@ -32,6 +32,7 @@ __all__ = [
     "GROUPS_MAX",
     "NODES_MAX",
     "POOL_FRAME_BYTES_MAX",
+    "POOL_IDS_MAX",
     "TOMBSTONES_MAX",
     "Address",
     "Deleted",
@@ -58,6 +59,8 @@ GROUPS_MAX: Final = 256
 """Groups of one pool."""
 TOMBSTONES_MAX: Final = 4096
 """Deleted groups that a pool remembers; each is refused for ever."""
+POOL_IDS_MAX: Final = 64
+"""Names of one pool: joining makes one pool of two, which has the names of both."""
 POOL_FRAME_BYTES_MAX: Final = 1024 * 1024
 """Of one frame of the pool."""
 _TEXT_CHARS_MAX: Final = 1024
@@ -129,6 +132,7 @@ class Sighting(NamedTuple):
 Nodes = Annotated[tuple[NodeInfo, ...], Meta(max_length=NODES_MAX)]
 Foundings = Annotated[tuple[Founding, ...], Meta(max_length=GROUPS_MAX)]
 Sightings = Annotated[tuple[Sighting, ...], Meta(max_length=GROUPS_MAX)]
+PoolIds = Annotated[tuple[Id, ...], Meta(max_length=POOL_IDS_MAX)]
 Tombstones = Annotated[tuple[Id, ...], Meta(max_length=TOMBSTONES_MAX)]
 
 
@@ -144,7 +148,7 @@ class Hello(NamedTuple):
 
 
 class Join(NamedTuple):
-    """The sender wants to be of the receiver's pool, and brings these groups along."""
+    """The sender wants its pool, which has these groups, and the receiver's to be one."""
 
     info: NodeInfo
     foundings: Foundings
@@ -159,7 +163,7 @@ class JoinRefused(NamedTuple):
 class Ping(NamedTuple):
     """A sign of life, where the groups are, and a digest of the sender's `Tables`."""
 
-    pool_id: Id
+    pool_ids: PoolIds
     info: NodeInfo
     digest: Id
     sightings: Sightings
@@ -169,7 +173,7 @@ class Ping(NamedTuple):
 class Tables(NamedTuple):
     """All that the sender knows of nodes and groups; in order of their ids."""
 
-    pool_id: Id
+    pool_ids: PoolIds
     nodes: Nodes
     foundings: Foundings
     tombstones: Tombstones

@@ -1,0 +1,189 @@
+"""One node of a pool, whole: events in, effects out.
+
+Invariants:
+1. What an event changes of what is to outlive the process is durable before anything is said or
+   done because of it; meanwhile other events wait, at most `DEFERRED_MAX` messages and commands.
+2. A group's messages do not come here while it is open: only its own replica decides about them.
+
+Elsewhere: every decision, in the classes this one stands on; `pool_state` names them.
+
+Source: V2R2, "Initial Bootstrap" and "Administration".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from millstream.coordination.core.effects import DiskDone, SetTimer, Timer
+from millstream.coordination.core.pool_admin import Administration
+from millstream.coordination.core.pool_effects import (
+    FIRST_GROUP,
+    Admin,
+    GroupChanged,
+    GroupReplied,
+    Heard,
+    KeepNode,
+    NodeStart,
+    PoolEffect,
+    PoolEvent,
+    Stray,
+    Told,
+)
+from millstream.coordination.core.pool_file import (
+    NodeFile,
+    decode_node_file,
+    encode_node_file,
+)
+from millstream.coordination.core.pool_gossip import TICK_MS
+from millstream.coordination.core.pool_messages import (
+    Address,
+    Deleted,
+    Found,
+    Founded,
+    Founding,
+    Hello,
+    Join,
+    JoinRefused,
+    NodeInfo,
+    Ping,
+    PoolEnvelope,
+    Tables,
+)
+from millstream.coordination.core.pool_tables import PoolTables
+from millstream.coordination.core.values import error
+from millstream.errors import CorruptionError
+
+__all__ = ["DEFERRED_MAX", "Pool"]
+
+DEFERRED_MAX: Final = 1024
+"""Messages and commands that wait while the node's file is written."""
+
+
+class Pool(Administration):
+    """`step` is all there is to call; besides, to look at: `vds`, `where_text`, `address_of`."""
+
+    def __init__(self, chance: Callable[[], float]) -> None:
+        super().__init__(chance)
+        self._keeping = 0
+        self._deferred: deque[PoolEvent] = deque()
+        self._held: list[PoolEffect] = []
+        self._out: list[PoolEffect] = []
+        self._handlers: dict[type[Any], Callable[[PoolEnvelope, Any], None]] = {
+            Hello: self.on_hello, Ping: self.on_ping, Tables: self.on_tables, Join: self.on_join,
+            JoinRefused: self.on_join_refused, Found: self.on_found, Founded: self.on_founded,
+            Deleted: self.on_deleted,
+        }  # fmt: skip
+
+    def step(self, now_ms: float, event: PoolEvent) -> list[PoolEffect]:
+        """Take one event and return what to do, in order; `now_ms` only grows."""
+        self.now_ms = now_ms
+        if isinstance(event, DiskDone) and event.op == self._keeping:
+            self._keeping = 0
+            self._out += self._held
+            self._held = []
+        elif self._keeping:
+            self._defer(event)
+        else:
+            self._take(event)
+        while self._deferred and not self._keeping:
+            self._take(self._deferred.popleft())
+        out, self._out = self._out, []
+        return out
+
+    def address_of(self, node_id: bytes) -> Address | None:
+        """Return where a node of the pool listens for others."""
+        info = self.tables.node(node_id)
+        return info.peer if info is not None and info.peer.port else None
+
+    def _defer(self, event: PoolEvent) -> None:
+        """Keep an event for later; answers and reports are as many as were asked for."""
+        if not isinstance(event, Heard | Stray | Admin) or len(self._deferred) < DEFERRED_MAX:
+            self._deferred.append(event)
+        elif isinstance(event, Admin):
+            self.answer(event.ticket, error("BUSY", "the disk is slow"))
+            self._out += self.effects
+            self.effects = []
+
+    def _take(self, event: PoolEvent) -> None:
+        self._handle(event)
+        self.look_after_pending()
+        effects, self.effects = self.effects, []
+        if self.is_changed:
+            self.is_changed = False
+            self._keeping = self.next_number(lambda: None)
+            self._out.append(KeepNode(self._keeping, self._content()))
+            self._held = effects
+        else:
+            self._out += effects
+
+    def _handle(self, event: PoolEvent) -> None:
+        match event:
+            case NodeStart():
+                self._start(event)
+            case Heard(envelope):
+                if envelope.sender != self.id:
+                    self._handlers[type(envelope.payload)](envelope, envelope.payload)
+            case Stray(envelope):
+                self.on_stray(envelope)
+            case GroupChanged():
+                self.on_group_changed(event)
+            case Admin():
+                self.on_admin(event)
+            case GroupReplied(ticket, reply):
+                self.on_answer(ticket, reply)
+            case Told(ticket, answer):
+                self.on_answer(ticket, answer)
+            case Timer():
+                self._tick()
+            case DiskDone(number):
+                self.on_disk_done(number)
+
+    def _tick(self) -> None:
+        self.effects.append(SetTimer(TICK_MS))
+        self.tick_foundings()
+        self.tick_admin()
+        self.tick_gossip()
+
+    # ---- the node's file
+
+    def _start(self, start: NodeStart) -> None:
+        me = NodeInfo(start.node_id, start.incarnation, 0, start.peer, start.coord)
+        self.tables = PoolTables(me)
+        self.is_changed = True
+        if start.content is not None:
+            self._load(start.content)
+        elif start.formatted:
+            raise CorruptionError(
+                "the node's pool file is gone, but there are groups beside it: bring it back from "
+                "a copy, or let a new node take this one's place (ADMIN GROUP REPLACE)",
+                code="bad_pool_file",
+            )
+        self.open_again(start.formatted)
+        if start.content is None and not start.join:
+            salt = int.from_bytes(start.node_id[:7], "big")
+            self.take_founding(Founding(FIRST_GROUP, (start.node_id,), True, salt))
+        if start.join and not self.tables.others():
+            self.join(start.join)
+        self.effects.append(SetTimer(TICK_MS * self.chance()))
+
+    def _load(self, content: bytes) -> None:
+        kept = decode_node_file(content)
+        if kept.node_id != self.id:
+            raise CorruptionError(
+                "the node's pool file is of another node: each goes with its own directory",
+                code="bad_pool_file",
+            )
+        tables = kept.tables
+        self.tables.pool_ids = tables.pool_ids
+        self.tables.tombstones = dict.fromkeys(tables.tombstones)
+        for founding in tables.foundings:
+            self.tables.note_founding(founding)
+        for info in tables.nodes:
+            self.tables.note_node(info)
+        self.hosted = {one.group_id: one for one in kept.hosted}
+
+    def _content(self) -> bytes:
+        hosted = tuple(self.hosted[group_id] for group_id in sorted(self.hosted))
+        return encode_node_file(NodeFile(self.id, self.tables.message(), hosted))

@@ -1,0 +1,218 @@
+"""What administrators ask of a node: commands in, values out.
+
+Invariants:
+1. At most `ADMIN_MAX` commands are under way; what is not understood changes nothing.
+
+Elsewhere: groups (`pool_groups`), arguments and answers (`pool_asking`), who may ask (the front).
+
+Source: V2R2, "Administration".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from millstream.coordination.core.pool_asking import (
+    RefusedError,
+    Words,
+    no_more,
+    number_in,
+    shown,
+)
+from millstream.coordination.core.pool_effects import (
+    Admin,
+    AskBackup,
+    AskLog,
+    AskReport,
+    Refusal,
+)
+from millstream.coordination.core.pool_file import Phase
+from millstream.coordination.core.pool_groups import GroupCommands
+from millstream.coordination.core.pool_messages import (
+    Address,
+)
+from millstream.coordination.core.pool_replies import (
+    header_row,
+    node_row,
+    value_of,
+)
+from millstream.coordination.core.report import Report
+from millstream.coordination.core.values import OK, error
+
+__all__ = ["ADMIN_MAX", "LOG_ROWS_MAX", "Administration"]
+
+ADMIN_MAX: Final = 64
+"""Commands of administrators that may be under way; further ones are refused."""
+LOG_ROWS_MAX: Final = 1000
+"""Entries of a log that are shown at once."""
+
+
+class Administration(GroupCommands):
+    """Commands and discovery."""
+
+    def __init__(self, chance: Callable[[], float]) -> None:
+        super().__init__(chance)
+        self._commands: Final[dict[bytes, Callable[[int, Words], bytes | None]]] = {
+            b"JOIN": self._join, b"LEAVE": self._leave, b"NODES": self._nodes,
+            b"STATUS": self._status, b"SNAPSHOT": self.snapshot, b"BACKUP": self._backup,
+            b"RESTORE": self.restore, b"LOG": self._log, b"GROUP CREATE": self.create,
+            b"GROUP RECONFIG": self.reconfig, b"GROUP REPLACE": self.replace,
+            b"GROUP ADD": self.add, b"GROUP REMOVE": self.remove,
+            b"GROUP MOVE-PRIMARY": self.move_primary, b"GROUP DELETE": self.delete_group,
+        }  # fmt: skip
+
+    def on_admin(self, asked: Admin) -> None:
+        """Do what is asked for, or say why not."""
+        words = 2 if asked.argv[:1] and asked.argv[0].upper() == b"GROUP" else 1
+        name = b" ".join(word.upper() for word in asked.argv[:words])
+        command = self._commands.get(name)
+        try:
+            if command is None:
+                raise RefusedError("BADARG", f"there is no ADMIN {shown(name)}")
+            if len(self.pending) + len(self._asked) >= ADMIN_MAX:
+                raise RefusedError("BUSY", f"{ADMIN_MAX} commands are under way")
+            value = command(asked.ticket, asked.argv[words:])
+        except RefusedError as refused:
+            value = refused.value
+        if value is not None:
+            self.answer(asked.ticket, value)
+
+    # ---- the pool
+
+    def _join(self, ticket: int, words: Words) -> bytes | None:
+        if not words or len(words) % 2:
+            raise RefusedError("BADARG", "ADMIN JOIN <host> <port> [<host> <port> ...]")
+        addresses = [
+            Address(shown(host), number_in(port, 1, 65535))
+            for host, port in zip(words[::2], words[1::2], strict=True)
+        ]
+        if addresses == [self.me.peer]:
+            raise RefusedError("BADARG", "this is the node itself")
+        self.join(tuple(addresses))
+
+        def done() -> bytes | None:
+            if self.join_refusal:
+                return error("CONFLICT", self.join_refusal)
+            return None if self.joining else OK
+
+        def late() -> bytes:
+            self.joining = ()
+            return error("ERR", "no node answers there; nothing has changed")
+
+        self.wait(ticket, done, late)
+        return None
+
+    def _leave(self, _: int, words: Words) -> bytes:
+        no_more(words)
+        for group_id in sorted(self.hosted):
+            if self.is_member(group_id):
+                number = self.tables.number_of(group_id)
+                raise RefusedError(
+                    "CONFLICT", f"this node is in group {number}: GROUP REPLACE or REMOVE it first"
+                )
+        self.leave()
+        return OK
+
+    def _nodes(self, _: int, words: Words) -> bytes:
+        no_more(words)
+        rows = []
+        for node_id in sorted(self.tables.nodes):
+            info = self.tables.node(node_id)
+            if info is None:
+                continue
+            heard_ms = self.heard_ms.get(node_id)
+            ago = 0 if info is self.me else None if heard_ms is None else self.now_ms - heard_ms
+            groups = [
+                self.tables.number_of(group)
+                for group in sorted(self.tables.foundings)
+                if node_id in self.entry_of(group)["nodes"]
+            ]
+            rows.append(node_row(info, ago, sorted(groups), is_me=info is self.me))
+        return value_of(rows)
+
+    def _status(self, ticket: int, words: Words) -> None:
+        if words:
+            group_id = self.group_named(words[0])
+            no_more(words[1:])
+            self._report([group_id], lambda found: self.answer(ticket, value_of(found[group_id])))
+            return
+
+        def show(found: dict[bytes, Any]) -> None:
+            groups = {self.name_of(group): found[group] for group in found}
+            tables = self.tables
+            about = {
+                "node": self.id,
+                "pool": min(tables.pool_ids),
+                "nodes": len(tables.others()) + 1,
+            }
+            self.answer(ticket, value_of({**about, "groups": groups}))
+
+        self._report(sorted(self.tables.foundings, key=self.tables.number_of), show)
+
+    def _report(
+        self, groups: list[bytes], then: Callable[[dict[bytes, dict[str, Any]]], None]
+    ) -> None:
+        """Collect what is known of groups: the replica's own report of those open here."""
+        found: dict[bytes, dict[str, Any]] = {}
+
+        def take(group_id: bytes, report: dict[str, Any]) -> None:
+            found[group_id] = report
+            if len(found) == len(groups):
+                then({group: found[group] for group in groups if group in self.tables.foundings})
+
+        if not groups:
+            then({})
+        for group_id in groups:
+            entry, hosted = self.entry_of(group_id), self.hosted.get(group_id)
+            if hosted is None or hosted.phase is not Phase.OPEN:
+                take(group_id, {**entry, "role": "none here"})
+            else:
+                take_answer = partial(self._take_report, group_id, entry, take)
+                self.effects.append(AskReport(self.next_ticket(take_answer), group_id))
+
+    def _take_report(
+        self,
+        group_id: bytes,
+        entry: dict[str, Any],
+        take: Callable[[bytes, dict[str, Any]], None],
+        answer: object,
+    ) -> None:
+        if isinstance(answer, Report):
+            since_ms = max(0, self.now_ms - answer.view_changed_ms)
+            lags = {member.hex(): lag for member, lag in answer.lags}
+            own = {**answer._asdict(), "view_changed_ms": since_ms, "lags": lags}
+            # Addresses are discovery's; the replica knows ids.
+            own["nodes"], own["leader"] = own.pop("members"), own.pop("primary")
+            take(group_id, {**entry, **own})
+        else:
+            take(group_id, {**entry, "role": "none here"})
+
+    # ---- files and logs
+
+    def _backup(self, ticket: int, words: Words) -> None:
+        if len(words) != 2:
+            raise RefusedError("BADARG", "ADMIN BACKUP <group> <file>")
+        group_id = self.open_here(words[0])
+
+        def written(answer: object) -> None:
+            value = error(*answer) if isinstance(answer, Refusal) else value_of(answer)
+            self.answer(ticket, value)
+
+        self.effects.append(AskBackup(self.next_ticket(written), group_id, shown(words[1])))
+
+    def _log(self, ticket: int, words: Words) -> None:
+        if len(words) != 3:
+            raise RefusedError("BADARG", "ADMIN LOG <group> <from> <to>")
+        group_id = self.open_here(words[0])
+        first, last = (number_in(word, 0, (1 << 63) - 1) for word in words[1:])
+        last = min(last, first + LOG_ROWS_MAX - 1)
+
+        def told(answer: Any) -> None:
+            if isinstance(answer, Refusal):
+                self.answer(ticket, error(*answer))
+            else:
+                self.answer(ticket, value_of([header_row(header) for header in answer]))
+
+        self.effects.append(AskLog(self.next_ticket(told), group_id, first, last))

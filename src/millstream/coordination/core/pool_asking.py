@@ -1,0 +1,204 @@
+"""Commands of administrators in general: their arguments, their answers, and discovery.
+
+Invariants:
+1. Each command has one answer, at the latest after `ADMIN_MS_MAX`; what a replica was asked for is
+   answered when the replica does, which has bounds of its own.
+2. What concerns a group is done by its primary; others say where that is.
+
+Elsewhere: each command (`pool_groups`, `pool_admin`), who may ask (the front).
+
+Source: V2R2, "Nomenclature" (VDS).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from millstream.coordination.core.configuration import Configuration
+from millstream.coordination.core.pool_effects import (
+    AdminReply,
+)
+from millstream.coordination.core.pool_file import Phase
+from millstream.coordination.core.pool_gossip import Gossip
+from millstream.coordination.core.pool_replies import (
+    coord_of,
+    group_entry,
+    value_of,
+)
+from millstream.coordination.core.values import error
+
+__all__ = [
+    "ADMIN_MS_MAX",
+    "PREFIX_MIN",
+    "Asking",
+    "RefusedError",
+    "Words",
+    "first_of",
+    "no_more",
+    "number_in",
+    "shown",
+]
+
+ADMIN_MS_MAX: Final = 10_000
+"""How long other nodes may take to do their part of a command."""
+PREFIX_MIN: Final = 4
+"""Digits of a node's id that may stand for it, if no other one begins so."""
+
+Words = tuple[bytes, ...]
+"""Of a command."""
+
+
+class RefusedError(Exception):
+    """A command is not done; the value says why."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.value = error(code, text)
+
+
+class _Pending(NamedTuple):
+    """A command that waits for others: `done` gives the answer, `late` the one after all time."""
+
+    ticket: int
+    until_ms: float
+    done: Callable[[], bytes | None]
+    late: Callable[[], bytes]
+
+
+class Asking(Gossip):
+    """Arguments, answers, discovery."""
+
+    def __init__(self, chance: Callable[[], float]) -> None:
+        super().__init__(chance)
+        self.pending: list[_Pending] = []
+
+    # ---- answers
+
+    def answer(self, ticket: int, value: bytes) -> None:
+        """Answer an administrator."""
+        self.effects.append(AdminReply(ticket, value))
+
+    def look_after_pending(self) -> None:
+        """Answer what is done, and what takes too long."""
+        for pending in list(self.pending):
+            value = pending.done()
+            if value is None and self.now_ms >= pending.until_ms:
+                value = pending.late()
+            if value is not None:
+                self.pending.remove(pending)
+                self.answer(pending.ticket, value)
+
+    def wait(
+        self, ticket: int, done: Callable[[], bytes | None], late: Callable[[], bytes]
+    ) -> None:
+        """Answer once `done` gives the answer, or with `late` after all time."""
+        self.pending.append(_Pending(ticket, self.now_ms + ADMIN_MS_MAX, done, late))
+
+    # ---- arguments
+
+    def group_named(self, text: bytes) -> bytes:
+        """Return the group called so, or with this id in hex."""
+        if len(text) == 32 and (group_id := _hex(text)) in self.tables.foundings:
+            return group_id
+        if text.isdigit() and len(text) < 20 and (found := self.tables.numbered(int(text))):
+            if len(found) == 1:
+                return found[0]
+            ids = ", ".join(group_id.hex() for group_id in found)
+            raise RefusedError("CONFLICT", f"{len(found)} groups are called so: {ids}")
+        raise RefusedError("ERROR_DOES_NOT_EXISTS", f"no group {shown(text)} is known here")
+
+    def node_named(self, text: bytes) -> bytes:
+        """Return the node of the pool whose id begins so."""
+        text = text.lower()
+        found = [node for node in sorted(self.tables.nodes) if node.hex().startswith(shown(text))]
+        found = [node for node in found if self.tables.node(node) is not None]
+        if len(text) < PREFIX_MIN or len(found) != 1:
+            raise RefusedError(
+                "BADARG",
+                f"{shown(text)} does not begin the id of one node: ADMIN NODES shows them",
+            )
+        return found[0]
+
+    def members_named(self, words: Words) -> tuple[bytes, ...]:
+        """Return nodes in order, none of them twice."""
+        members = tuple(sorted(self.node_named(word) for word in words))
+        if len(set(members)) < len(members):
+            raise RefusedError("BADCONFIG", "a node is named twice")
+        return members
+
+    def led_here(self, group_id: bytes) -> Configuration:
+        """Return the configuration of a group that this node leads."""
+        state = self.states.get(group_id)
+        if state is None or not state.leads:
+            raise RefusedError("NOTPRIMARY", self.where_text(group_id))
+        return state.configuration
+
+    def open_here(self, text: bytes) -> bytes:
+        """Return a group whose replica is on this node."""
+        group_id = self.group_named(text)
+        hosted = self.hosted.get(group_id)
+        if hosted is None or hosted.phase is not Phase.OPEN:
+            raise RefusedError("NOTPRIMARY", self.where_text(group_id))
+        return group_id
+
+    # ---- where groups are
+
+    def where_text(self, group_id: bytes) -> str:
+        """Return what stands behind NOTPRIMARY."""
+        seen, number = self.directory.get(group_id), self.tables.number_of(group_id)
+        if seen is None:
+            return f"{number} 0:0 ?"
+        return f"{number} {seen.epoch}:{seen.view} {coord_of(self.tables, seen.primary) or '?'}"
+
+    def vds(self, argv: Words) -> bytes:
+        """Return the map of groups, or of the one named; `argv` begins with VDS."""
+        try:
+            groups = [self.group_named(word) for word in argv[1:2]] or sorted(
+                self.tables.foundings, key=lambda group: (self.tables.number_of(group), group)
+            )
+        except RefusedError as refused:
+            return refused.value
+        return value_of({self.name_of(group): self.entry_of(group) for group in groups})
+
+    def name_of(self, group_id: bytes) -> str:
+        """Return what a group is called, so that it is told from others."""
+        number = self.tables.number_of(group_id)
+        return str(number) if len(self.tables.numbered(number)) == 1 else group_id.hex()
+
+    def entry_of(self, group_id: bytes) -> dict[str, Any]:
+        """Return where a group is."""
+        founding, seen = self.tables.foundings[group_id], self.directory.get(group_id)
+        return group_entry(self.tables, founding, seen, self.now_ms)
+
+
+def shown(text: bytes) -> str:
+    """Return words as text, whatever they are."""
+    return text.decode(errors="replace")
+
+
+def _hex(text: bytes) -> bytes:
+    try:
+        return bytes.fromhex(text.decode("ascii"))
+    except ValueError:
+        return b""
+
+
+def number_in(text: bytes, least: int, most: int) -> int:
+    """Return a number within bounds."""
+    if not text.isdigit() or len(text) > 20 or not least <= int(text) <= most:
+        raise RefusedError("BADARG", f"{shown(text)} is no number from {least} to {most}")
+    return int(text)
+
+
+def first_of(words: Words) -> bytes:
+    """Return the first word: which group."""
+    if not words:
+        raise RefusedError("BADARG", "which group?")
+    return words[0]
+
+
+def no_more(words: Words) -> None:
+    """Refuse words that mean nothing."""
+    if words:
+        raise RefusedError("BADARG", f"{shown(words[0])} is too much")

@@ -1,0 +1,179 @@
+"""How the nodes of a pool learn of one another and of the groups: joining, leaving, gossip.
+
+Invariants:
+1. Every `TICK_MS` a node pings some others; whose tables differ exchange them, each way at most
+   once per ping. So what one node knows all know soon, also if messages are lost.
+2. Nodes of another pool are not listened to, except that they are told so, until one of them asks
+   to join: then both pools become one, whoever else joins whom at the same time.
+
+Elsewhere: what is known (`pool_tables`, `pool_directory`), what follows for groups here
+(`pool_hosting`), the commands (`pool_admin`).
+
+Source: V2R2, "Initial Bootstrap" and "Administration".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from millstream.coordination.core.entries import NOBODY
+from millstream.coordination.core.pool_effects import GroupChanged
+from millstream.coordination.core.pool_hosting import Hosting
+from millstream.coordination.core.pool_messages import (
+    Address,
+    Founding,
+    Hello,
+    Join,
+    JoinRefused,
+    Ping,
+    PoolEnvelope,
+    Tables,
+)
+from millstream.coordination.core.pool_tables import digest_of
+
+__all__ = ["FANOUT", "TICK_MS", "Gossip"]
+
+TICK_MS: Final = 500
+"""Between two rounds of gossip, and two tries of whatever has to be tried again."""
+FANOUT: Final = 3
+"""Nodes that are pinged in a round."""
+
+
+class Gossip(Hosting):
+    """Hello, Ping, Tables, Join, JoinRefused."""
+
+    def __init__(self, chance: Callable[[], float]) -> None:
+        super().__init__(chance)
+        self.joining: tuple[Address, ...] = ()
+        self.join_refusal = ""
+
+    # ---- gossip
+
+    def tick_gossip(self) -> None:
+        """Ping some nodes; try again to join."""
+        for group_id in sorted(self.states):
+            if self.states[group_id].leads:
+                self.note_state(self.states[group_id])
+        others = self.tables.others()
+        for _ in range(min(FANOUT, len(others))):
+            chosen = others.pop(int(self.chance() * len(others)))
+            self._ping(chosen.node_id)
+        self._try_to_join()
+
+    def _try_to_join(self) -> None:
+        for address in self.joining:
+            own = tuple(self.tables.foundings[group] for group in sorted(self.tables.foundings))
+            self.say_to(NOBODY, address, Join(self.me, own))
+
+    def _ping(self, receiver: bytes, *, is_answer: bool = False) -> None:
+        self.say(receiver, self._sign_of_life(is_answer=is_answer))
+
+    def _sign_of_life(self, *, is_answer: bool = False) -> Ping:
+        sightings = self.directory.sightings(self.now_ms)
+        tables = self.tables
+        return Ping(tables.pool_ids, self.me, tables.digest, sightings, is_answer)
+
+    def spread(self) -> None:
+        """Tell all nodes at once what has changed."""
+        for info in self.tables.others():
+            self._ping(info.node_id)
+
+    def on_hello(self, envelope: PoolEnvelope, hello: Hello) -> None:
+        """Learn where a node of the pool is now."""
+        if self.tables.node(envelope.sender) is not None:
+            self.note_node(hello.info)
+
+    def on_ping(self, envelope: PoolEnvelope, ping: Ping) -> None:
+        """Take what it says; answer with what it lacks."""
+        if not self.tables.is_of(ping.pool_ids):
+            self._say_gone(ping)
+            return
+        self.note_node(ping.info)
+        if ping.info.is_gone:
+            return
+        self.heard_ms[envelope.sender] = self.now_ms
+        self.directory.hear(ping.sightings, self.tables.foundings, self.now_ms)
+        if not ping.is_answer:
+            self._ping(envelope.sender, is_answer=True)
+            if ping.digest != self.tables.digest:
+                self.say(envelope.sender, self.tables.message())
+
+    def _say_gone(self, ping: Ping) -> None:
+        """Tell a node that takes this one for one of its pool that it is none."""
+        if not ping.is_answer and not self.joining:
+            answer = self._sign_of_life(is_answer=True)._replace(
+                pool_ids=ping.pool_ids, info=self.me._replace(is_gone=True), sightings=()
+            )
+            self.say_to(ping.info.node_id, ping.info.peer, answer)
+
+    def on_tables(self, envelope: PoolEnvelope, tables: Tables) -> None:
+        """Take what is news; give back what the sender lacks."""
+        if not self.joining and not self.tables.is_of(tables.pool_ids):
+            return
+        self.joining = ()
+        self._merge(tables)
+        self.heard_ms[envelope.sender] = self.now_ms
+        if not tables.is_answer and digest_of(tables) != self.tables.digest:
+            self.say(envelope.sender, self.tables.message(is_answer=True))
+
+    def _merge(self, tables: Tables) -> None:
+        if self.tables.unite(tables.pool_ids):
+            self.is_changed = True
+        for group_id in tables.tombstones:
+            self.delete(group_id)
+        for info in tables.nodes:
+            self.note_node(info)
+        for founding in tables.foundings:
+            self.take_founding(founding)
+
+    def on_group_changed(self, state: GroupChanged) -> None:
+        """Also tell everybody where the group is now, if this node leads it."""
+        super().on_group_changed(state)
+        if state.leads:
+            self.spread()
+
+    # ---- joining
+
+    def join(self, addresses: tuple[Address, ...]) -> None:
+        """Try to join the pool of the nodes at these addresses until one answers."""
+        self.joining, self.join_refusal = addresses, ""
+        # Who left this pool before comes back as somebody newer.
+        self.tables.say_of_me(self.me._replace(turn=self.me.turn + 1))
+        self.is_changed = True
+        self._try_to_join()
+
+    def on_join(self, envelope: PoolEnvelope, join: Join) -> None:
+        """Let a node in, unless groups of its pool and of this are called the same."""
+        if refusal := self._clash(join.foundings):
+            self.say_to(envelope.sender, join.info.peer, JoinRefused(refusal))
+            return
+        self.note_node(join.info)
+        self.say(envelope.sender, self.tables.message())
+
+    def _clash(self, foundings: tuple[Founding, ...]) -> str:
+        for founding in foundings:
+            for group_id in self.tables.numbered(founding.number):
+                if group_id != founding.group_id:
+                    return (
+                        f"both have a group {founding.number}; delete one of them, or let a node "
+                        "join that has none"
+                    )
+        return ""
+
+    def on_join_refused(self, _: PoolEnvelope, refused: JoinRefused) -> None:
+        """Give up."""
+        if self.joining:
+            self.joining, self.join_refusal = (), refused.reason
+
+    # ---- leaving
+
+    def leave(self) -> None:
+        """Be alone again; who is not told now is told when it asks."""
+        gone = self.me._replace(turn=self.me.turn + 1, is_gone=True)
+        self.tables.say_of_me(gone)
+        self.spread()
+        here = gone._replace(turn=gone.turn + 1, is_gone=False)
+        self.tables.leave(here, self.hosted)
+        self.heard_ms.clear()
+        self.is_changed = True

@@ -1,0 +1,290 @@
+"""Commands about groups: founding, changing and deleting them.
+
+Invariants:
+1. A group is founded by one record; saying it again goes on with it.
+2. A group is deleted only after a quorum of its members has confirmed this primary, and OK says
+   that a quorum of them will refuse it for ever.
+
+Elsewhere: the changes themselves (`replica`), what a founding makes of a node (`pool_hosting`).
+
+Source: V2R2, "Initial Bootstrap" and "Reconfiguration".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from millstream.coordination.core.configuration import SIZES, Configuration
+from millstream.coordination.core.effects import (
+    Code,
+    MovePrimary,
+    Read,
+    Reconfigure,
+    Reply,
+    TakeSnapshot,
+)
+from millstream.coordination.core.entries import NOTHING
+from millstream.coordination.core.pool_asking import (
+    PREFIX_MIN,
+    Asking,
+    RefusedError,
+    Words,
+    first_of,
+    no_more,
+    number_in,
+    shown,
+)
+from millstream.coordination.core.pool_effects import (
+    AskGroup,
+    AskRestore,
+    Refusal,
+)
+from millstream.coordination.core.pool_file import Hosted, Phase
+from millstream.coordination.core.pool_messages import (
+    GROUPS_MAX,
+    TOMBSTONES_MAX,
+    Deleted,
+    Founding,
+)
+from millstream.coordination.core.pool_replies import (
+    value_of,
+)
+from millstream.coordination.core.standing import founded
+from millstream.coordination.core.values import OK, bulk, error
+
+__all__ = ["GroupCommands"]
+
+_SALT_MAX: Final = 1 << 53
+
+
+class GroupCommands(Asking):
+    """GROUP CREATE, RECONFIG, REPLACE, ADD, REMOVE, MOVE-PRIMARY, DELETE; RESTORE, SNAPSHOT."""
+
+    def __init__(self, chance: Callable[[], float]) -> None:
+        super().__init__(chance)
+        self._founding: dict[bytes, None] = {}
+
+    def tick_admin(self) -> None:
+        """Say again what others may not have heard."""
+        for group_id in self._founding:
+            if group_id in self.tables.foundings:
+                self.ask_members(group_id)
+        for group_id in self.acknowledged:
+            self._ask_to_delete(group_id)
+
+    # ---- founding a group
+
+    def create(self, ticket: int, words: Words) -> bytes | None:
+        """Found a group of these members."""
+        number, words = self._new_number(words), words[1:]
+        has_journal = True
+        if len(words) > 2 and words[-2].upper() == b"JOURNAL":
+            journal, words = words[-1].lower(), words[:-2]
+            if journal not in (b"fsync", b"none"):
+                raise RefusedError("BADARG", "JOURNAL is fsync or none")
+            has_journal = journal == b"fsync"
+        members = self.members_named(words)
+        if len(members) not in (1, *SIZES):
+            raise RefusedError("BADCONFIG", "a group has 1, 3, 5 or 7 members")
+        founding = self._founding_of(number, members, has_journal=has_journal)
+        group_id = founding.group_id
+        self._founding[group_id], self.refusals[group_id] = None, ""
+        self.take_founding(founding)
+        self.note_own(group_id)
+        self.ask_members(group_id)
+
+        def over(value: bytes) -> bytes:
+            self._founding.pop(group_id, None)
+            self.refusals.pop(group_id, None)
+            return value
+
+        def done() -> bytes | None:
+            if refusal := self.refusals.get(group_id):
+                return over(error("EXISTS", f"a member has not founded it: {refusal}"))
+            formed = self.formed.get(group_id, {})
+            return over(OK) if all(member in formed for member in members) else None
+
+        def late() -> bytes:
+            formed = self.formed.get(group_id, {})
+            missing = " ".join(member.hex() for member in members if member not in formed)
+            return over(error("NOTREADY", f"{missing}: say it again to go on"))
+
+        self.wait(ticket, done, late)
+        return None
+
+    def _new_number(self, words: Words) -> int:
+        if not words:
+            raise RefusedError("BADARG", "which number shall the group have?")
+        return number_in(words[0], 1, (1 << 63) - 1)
+
+    def _founding_of(
+        self, number: int, members: tuple[bytes, ...], *, has_journal: bool
+    ) -> Founding:
+        """Return the record of a new group, or the one there is if it is the same."""
+        for group_id in self.tables.numbered(number):
+            founding = self.tables.foundings[group_id]
+            if founding.members != members or founding.has_journal != has_journal:
+                raise RefusedError("EXISTS", f"there is another group {number}")
+            return founding
+        if len(self.tables.foundings) >= GROUPS_MAX:
+            raise RefusedError("QUOTA", f"a pool has at most {GROUPS_MAX} groups")
+        return Founding(number, members, has_journal, int(self.chance() * _SALT_MAX))
+
+    def restore(self, ticket: int, words: Words) -> None:
+        """Found a group of this node with the state in a file."""
+        if len(words) != 2:
+            raise RefusedError("BADARG", "ADMIN RESTORE <number> <file>")
+        number = self._new_number(words)
+        if self.tables.numbered(number):
+            raise RefusedError("EXISTS", f"there is a group {number}")
+        founding = self._founding_of(number, (self.id,), has_journal=True)
+        group_id = founding.group_id
+
+        def restored(answer: object) -> None:
+            if isinstance(answer, Refusal):
+                self.answer(ticket, error(*answer))
+                return
+            self.tables.note_founding(founding)
+            self.hosted[group_id] = Hosted(group_id, Phase.FORMED, is_founder=True)
+            self.is_changed = True
+            self._note_formed(group_id, self.id)
+            self.answer(ticket, value_of(answer))
+
+        standing = founded(group_id, self.id, founding.members)
+        question = self.next_ticket(restored)
+        self.effects.append(AskRestore(question, founding, standing, shown(words[1])))
+
+    # ---- what replicas do
+
+    def _ask(
+        self,
+        ticket: int,
+        group_id: bytes,
+        event: Callable[[int], Any],
+        then: Callable[[Reply], bytes],
+    ) -> None:
+        def take(reply: Reply) -> None:
+            if reply.code is Code.OK:
+                self.answer(ticket, then(reply))
+            elif reply.code is Code.NOTPRIMARY and group_id in self.tables.foundings:
+                self.answer(ticket, error("NOTPRIMARY", self.where_text(group_id)))
+            else:
+                text = reply.value.decode(errors="replace")
+                self.answer(ticket, error(reply.code.value, text))
+
+        question = self.next_ticket(take)
+        self.effects.append(AskGroup(question, group_id, event(question)))
+
+    def reconfig(self, ticket: int, words: Words) -> None:
+        """Change the members to these."""
+        group_id, words = self.group_named(first_of(words)), words[1:]
+        epoch = self.led_here(group_id).epoch
+        expected: int | None = None
+        if len(words) > 2 and words[-2].upper() == b"EPOCH":
+            expected, words = number_in(words[-1], 0, 0xFFFFFFFF), words[:-2]
+        if expected is not None and expected != epoch:
+            raise RefusedError("CONFLICT", f"it is in epoch {epoch}")
+        self._change(ticket, group_id, self.members_named(words))
+
+    def replace(self, ticket: int, words: Words) -> None:
+        """Put one node in the place of another."""
+        if len(words) != 3:
+            raise RefusedError("BADARG", "ADMIN GROUP REPLACE <group> <old node> <new node>")
+        group_id = self.group_named(words[0])
+        old = self._old(group_id, words[1])
+        self._change(ticket, group_id, (*self._but(group_id, [old]), self.node_named(words[2])))
+
+    def add(self, ticket: int, words: Words) -> None:
+        """Add members."""
+        group_id = self.group_named(first_of(words))
+        self._change(ticket, group_id, self._but(group_id, []) + self.members_named(words[1:]))
+
+    def remove(self, ticket: int, words: Words) -> None:
+        """Remove members."""
+        group_id = self.group_named(first_of(words))
+        old = [self._old(group_id, word) for word in words[1:]]
+        self._change(ticket, group_id, self._but(group_id, old))
+
+    def _old(self, group_id: bytes, text: bytes) -> bytes:
+        """Return a member by its id; it need not be in the pool any more."""
+        wanted = shown(text.lower())
+        found = [one for one in self.led_here(group_id).members if one.hex().startswith(wanted)]
+        if len(text) < PREFIX_MIN or len(found) != 1:
+            raise RefusedError("BADCONFIG", f"{wanted} is no member of this group")
+        return found[0]
+
+    def _but(self, group_id: bytes, old: list[bytes]) -> tuple[bytes, ...]:
+        return tuple(one for one in self.led_here(group_id).members if one not in old)
+
+    def _change(self, ticket: int, group_id: bytes, members: tuple[bytes, ...]) -> None:
+        """Have the primary, which is here, change the members."""
+        epoch = self.led_here(group_id).epoch
+        members = tuple(sorted(members))
+
+        def changed(reply: Reply) -> bytes:
+            now = int(reply.value) if reply.value.isdigit() else epoch + 1
+            return value_of([now, list(members)])
+
+        self._ask(ticket, group_id, lambda n: Reconfigure(n, members, epoch), changed)
+
+    def move_primary(self, ticket: int, words: Words) -> None:
+        """Have another member lead."""
+        if len(words) != 2:
+            raise RefusedError("BADARG", "ADMIN GROUP MOVE-PRIMARY <group> <node>")
+        group_id, node = self.group_named(words[0]), self.node_named(words[1])
+        self.led_here(group_id)
+        self._ask(ticket, group_id, lambda n: MovePrimary(n, node), lambda _: OK)
+
+    def snapshot(self, ticket: int, words: Words) -> None:
+        """Take a snapshot now."""
+        group_id = self.group_named(first_of(words))
+        no_more(words[1:])
+        self.led_here(group_id)
+        self._ask(ticket, group_id, TakeSnapshot, lambda reply: bulk(reply.value))
+
+    def delete_group(self, ticket: int, words: Words) -> None:
+        """Delete a group for ever."""
+        if len(words) != 3 or words[1].upper() != b"CONFIRM" or words[0] != words[2]:
+            raise RefusedError("BADARG", "ADMIN GROUP DELETE <group> CONFIRM <group>")
+        if len(self.tables.tombstones) >= TOMBSTONES_MAX:
+            raise RefusedError("QUOTA", f"a pool deletes at most {TOMBSTONES_MAX} groups")
+        group_id = self.group_named(words[0])
+        configuration = self.led_here(group_id)
+
+        def confirmed(reply: object) -> None:
+            assert isinstance(reply, Reply)
+            if reply.code is not Code.OK:
+                self.answer(ticket, error(reply.code.value, "it was not deleted"))
+            elif group_id in self.tables.tombstones:
+                self.answer(ticket, error("ERROR_DOES_NOT_EXISTS", "it is deleted already"))
+            else:
+                self._bury(ticket, group_id, configuration)
+
+        question = self.next_ticket(confirmed)
+        self.effects.append(AskGroup(question, group_id, Read(question, NOTHING)))
+
+    def _bury(self, ticket: int, group_id: bytes, configuration: Configuration) -> None:
+        self.acknowledged[group_id] = dict.fromkeys(
+            (self.id,) if self.id in configuration.members else ()
+        )
+        self.delete(group_id)
+        self._ask_to_delete(group_id)
+
+        def done() -> bytes | None:
+            said = [one for one in configuration.members if one in self.acknowledged[group_id]]
+            if len(said) < configuration.quorum:
+                return None
+            del self.acknowledged[group_id]
+            return OK
+
+        def late() -> bytes:
+            self.acknowledged.pop(group_id, None)
+            return error("UNKNOWN", "it is deleted here; the others learn it when they are heard")
+
+        self.wait(ticket, done, late)
+
+    def _ask_to_delete(self, group_id: bytes) -> None:
+        for info in self.tables.others():
+            if info.node_id not in self.acknowledged[group_id]:
+                self.say(info.node_id, Deleted(group_id, is_answer=False))

@@ -1,0 +1,120 @@
+"""`coordination.core.pool`: whole nodes on a false network, through schedules and restarts."""
+
+from __future__ import annotations
+
+import pytest
+
+from millstream.coordination.core.effects import DiskDone, SetTimer, Timer
+from millstream.coordination.core.pool import DEFERRED_MAX, Pool
+from millstream.coordination.core.pool_effects import (
+    Admin,
+    AdminReply,
+    Heard,
+    KeepNode,
+    NodeStart,
+    OpenGroup,
+)
+from millstream.coordination.core.pool_messages import (
+    Address,
+    Deleted,
+    Founding,
+    PoolEnvelope,
+)
+from millstream.errors import CorruptionError
+from pool_world import World, schedule
+
+HERE, COORD = Address("here", 1), Address("here", 2)
+ME = b"m" * 16
+
+
+def start(content: bytes | None = None, node_id: bytes = ME, **more: object) -> NodeStart:
+    fields = {"incarnation": 1, "formatted": (), "peer": HERE, "coord": COORD, **more}
+    return NodeStart(content, node_id, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(1, 13))
+def test_schedules(seed: int) -> None:
+    world = schedule(seed)
+    assert world.sent > 100
+
+
+def test_nothing_is_said_or_done_before_what_changed_is_durable() -> None:
+    pool = Pool(lambda: 0.5)
+    (keep,) = pool.step(0, start())
+    assert isinstance(keep, KeepNode)
+    assert pool.step(1, Timer()) == []
+    after = pool.step(2, DiskDone(keep.op))
+    assert sum(isinstance(effect, SetTimer) for effect in after) == 2
+
+
+def test_messages_and_commands_that_wait_for_the_disk_are_bounded() -> None:
+    pool = Pool(lambda: 0.5)
+    (keep,) = pool.step(0, start())
+    assert isinstance(keep, KeepNode)
+    for number in range(DEFERRED_MAX):
+        pool.step(
+            1, Heard(PoolEnvelope(b"x" * 16, 1, Deleted(b"%016d" % number, is_answer=False)))
+        )
+    (refused,) = pool.step(1, Admin(7, (b"NODES",)))
+    assert isinstance(refused, AdminReply)
+    assert refused.value.startswith(b"-BUSY")
+
+
+def test_a_first_start_founds_a_group_of_one_and_a_second_opens_it() -> None:
+    world = World(1, 1, is_calm=True)
+    (node,) = world.nodes
+    world.start(node)
+    world.run(1000)
+    (group_id,) = node.open
+    assert node.running.tables.number_of(group_id) == 1
+    world.crash(node)
+    world.start(node)
+    world.run(2000)
+    assert list(node.open) == [group_id]
+    assert node.formatted_ever == {group_id: 1}
+
+
+def test_a_node_that_is_to_join_founds_nothing() -> None:
+    pool = Pool(lambda: 0.5)
+    (keep,) = pool.step(0, start(join=(Address("other", 1),)))
+    assert isinstance(keep, KeepNode)
+    effects = pool.step(1, DiskDone(keep.op))
+    assert not any(isinstance(effect, OpenGroup) for effect in effects)
+    assert pool.tables.foundings == {}
+
+
+def test_a_file_of_another_node_or_none_beside_groups_is_refused() -> None:
+    pool = Pool(lambda: 0.5)
+    (keep,) = pool.step(0, start())
+    assert isinstance(keep, KeepNode)
+    with pytest.raises(CorruptionError, match="another node"):
+        Pool(lambda: 0.5).step(0, start(keep.content, b"o" * 16))
+    with pytest.raises(CorruptionError, match="gone"):
+        Pool(lambda: 0.5).step(0, start(formatted=(b"g" * 16,)))
+
+
+def test_addresses_are_those_of_nodes_in_the_pool() -> None:
+    world = World(1, 2, is_calm=True)
+    one, two = world.nodes
+    world.start(one)
+    world.start(two, join=(one.address,))
+    world.run(3000)
+    assert one.running.address_of(two.id) == two.address
+    assert one.running.address_of(b"?" * 16) is None
+
+
+def test_a_record_of_a_deleted_group_founds_nothing_after_a_restart() -> None:
+    world = World(1, 1, is_calm=True)
+    (node,) = world.nodes
+    world.start(node)
+    world.run(1000)
+    founding = Founding(9, (node.id,), True, 1)
+    world.step(
+        node, Heard(PoolEnvelope(b"x" * 16, 1, Deleted(founding.group_id, is_answer=False)))
+    )
+    world.run(2000)
+    world.crash(node)
+    world.start(node)
+    world.run(3000)
+    node.running.take_founding(founding)
+    assert founding.group_id not in node.running.hosted

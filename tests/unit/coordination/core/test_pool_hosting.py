@@ -1,0 +1,113 @@
+"""`coordination.core.pool_hosting`: founding once, opening, invitations, deleting."""
+
+from __future__ import annotations
+
+from millstream.coordination.core.messages import Envelope, GetEpoch
+from millstream.coordination.core.pool_effects import Heard, Say, Stray
+from millstream.coordination.core.pool_messages import Deleted, Found, Founding, PoolEnvelope
+from millstream.coordination.core.values import OK
+from pool_world import Node, World, asked, group_of, joined, led
+
+
+def create(world: World, number: int, *nodes: Node) -> bytes | None:
+    ids = " ".join(node.id.hex() for node in nodes)
+    return asked(world, world.nodes[0], f"GROUP CREATE {number} {ids}")
+
+
+def test_a_group_opens_once_a_quorum_has_formatted_it_and_not_before() -> None:
+    world = joined(3)
+    one, two, three = world.nodes
+    world.crash(two)
+    world.crash(three)
+    ticket = world.admin(one, f"GROUP CREATE 7 {one.id.hex()} {two.id.hex()} {three.id.hex()}")
+    world.run(world.now_ms + 3000)
+    group_id = group_of(world, 7)
+    assert group_id in one.folders
+    assert group_id not in one.open
+    world.start(two)
+    world.run(world.now_ms + 3000)
+    assert group_id in one.open
+    assert group_id in two.open
+    assert ticket not in world.answers
+    world.start(three)
+    world.run(world.now_ms + 3000)
+    assert world.answers[ticket] == OK
+
+
+def test_a_member_that_was_away_founds_the_group_when_it_hears_of_it() -> None:
+    world = joined(3)
+    world.crash(world.nodes[2])
+    refused = create(world, 7, *world.nodes)
+    assert refused is None
+    world.start(world.nodes[2])
+    world.run(world.now_ms + 15_000)
+    group_id = group_of(world, 7)
+    assert [group_id in node.open for node in world.nodes] == [True] * 3
+
+
+def test_saying_it_twice_founds_nothing_twice() -> None:
+    world = joined(3)
+    assert create(world, 7, *world.nodes) == OK
+    assert create(world, 7, *world.nodes) == OK
+    group_id = group_of(world, 7)
+    assert [node.formatted_ever[group_id] for node in world.nodes] == [1] * 3
+    found = Found(world.nodes[0].running.tables.foundings[group_id])
+    world.step(world.nodes[1], Heard(PoolEnvelope(world.nodes[2].id, 1, found)))
+    world.run(world.now_ms + 1000)
+    assert world.nodes[1].formatted_ever[group_id] == 1
+
+
+def test_who_is_spoken_to_by_a_group_it_knows_opens_it_without_being_a_member() -> None:
+    world = joined(4)
+    assert create(world, 7, *world.nodes[:3]) == OK
+    group_id, outside = group_of(world, 7), world.nodes[3]
+    strange = Envelope(b"?" * 16, world.nodes[0].id, 1, 0, 1, GetEpoch())
+    world.step(outside, Stray(strange))
+    world.step(outside, Stray(strange._replace(group_id=group_id, sender=b"?" * 16)))
+    world.run(world.now_ms + 1000)
+    assert list(outside.open) == []
+    world.step(outside, Stray(strange._replace(group_id=group_id)))
+    world.run(world.now_ms + 1000)
+    assert list(outside.open) == [group_id]
+    assert outside.folders[group_id].configuration.members == ()
+
+
+def test_a_deleted_group_is_gone_everywhere_and_refused_for_ever() -> None:
+    world = joined(3)
+    assert create(world, 7, *world.nodes) == OK
+    group_id, leader = group_of(world, 7), led(world, 7)
+    record = leader.running.tables.foundings[group_id]
+    ticket = world.admin(leader, "GROUP DELETE 7 CONFIRM 7")
+    world.answer_questions()
+    world.run(world.now_ms + 3000)
+    assert world.answers[ticket] == OK
+    for node in world.nodes:
+        assert group_id not in node.folders
+        other = next(one for one in world.nodes if one is not node)
+        world.step(node, Heard(PoolEnvelope(other.id, 1, Found(record))))
+        world.step(node, Stray(Envelope(group_id, other.id, 1, 0, 1, GetEpoch())))
+    world.run(world.now_ms + 3000)
+    assert [group_id in node.folders for node in world.nodes] == [False] * 3
+
+
+def test_a_number_may_be_used_again_once_its_group_is_deleted() -> None:
+    world = joined(3)
+    assert create(world, 7, *world.nodes) == OK
+    old, leader = group_of(world, 7), led(world, 7)
+    world.admin(leader, "GROUP DELETE 7 CONFIRM 7")
+    world.answer_questions()
+    world.run(world.now_ms + 3000)
+    assert create(world, 7, *world.nodes) == OK
+    assert group_of(world, 7) != old
+
+
+def test_who_has_deleted_a_group_says_so_again() -> None:
+    world = joined(2)
+    one, two = world.nodes
+    gone = Founding(9, (one.id,), True, 5).group_id
+    ask = Heard(PoolEnvelope(one.id, 1, Deleted(gone, is_answer=False)))
+    world.step(two, ask)
+    world.run(world.now_ms + 100)
+    (answer,) = two.running.step(world.now_ms, ask)
+    assert isinstance(answer, Say)
+    assert answer.envelope.payload == Deleted(gone, is_answer=True)
