@@ -16,15 +16,20 @@ from millstream.coordination.core.values import error, integer, mapping
 
 
 class RegisterBackend:
-    """Answers at once; while `holds`, only what `release` is called for. `code`: refuse all."""
+    """Answers at once; while `holds`, only what `release` is called for.
+
+    `code`: the answer to all, which are not done; UNKNOWN: they are, all the same.
+    """
 
     def __init__(self) -> None:
         self.machine = Registers()
         self.link = GENESIS
         self.holds = False
         self.code = Code.OK
+        self.address = "127.0.0.1:7379"
         self.held: list[Callable[[], None]] = []
         self.asked: list[tuple[object, ...]] = []
+        self.executed: list[Body] = []
         self.sessions: dict[int, tuple[bytes, bytes, bytes]] = {}
         self.replies: dict[tuple[int, int], Reply] = {}
 
@@ -50,7 +55,9 @@ class RegisterBackend:
 
     def _answer(self, done: Done, find: Callable[[], Reply]) -> None:
         def answer() -> None:
-            done(find() if self.code is Code.OK else Reply(0, self.code, lsn=self.link.lsn))
+            found = find() if self.code in (Code.OK, Code.UNKNOWN) else None
+            refused = Reply(0, self.code, lsn=self.link.lsn)
+            done(found if found is not None and self.code is Code.OK else refused)
 
         if self.holds:
             self.held.append(answer)
@@ -78,6 +85,7 @@ class RegisterBackend:
         elif kind is Kind.SESSION_CLOSE:
             del self.sessions[session]
         else:
+            self.executed.append(body)
             value = self.machine.apply(entry)
         reply = Reply(0, Code.OK, value, entry.lsn)
         if csn:
@@ -94,7 +102,7 @@ class RegisterBackend:
         return Reply(0, Code.OK, b"%b %d" % (session[1], max(csns, default=0)), self.link.lsn)
 
     def where(self, gid: int) -> Where:
-        return Where(3, 7, "127.0.0.1:7379") if gid == 0 else Where()
+        return Where(3, 7, self.address) if gid == 0 else Where()
 
     def vds(self, argv: tuple[bytes, ...]) -> bytes:
         return mapping(((b"/", integer(len(argv))),))

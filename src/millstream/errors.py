@@ -10,6 +10,7 @@
     |  +- LocalProtocolError   our side was used wrongly
     |  +- RemoteProtocolError  the peer sent what the protocol forbids
     +- UnavailableError   busy, timeout, no memory, disk full: may succeed later
+    |  +- OutcomeUnknownError    a change may have been made, or may still be made
     +- CorruptionError    bytes on disk are not what was written
 
 Invariants: `code` is stable snake_case, part of the public contract; programmer errors are
@@ -26,6 +27,7 @@ __all__ = [
     "CorruptionError",
     "LocalProtocolError",
     "MillstreamError",
+    "OutcomeUnknownError",
     "ProtocolError",
     "RemoteProtocolError",
     "Retry",
@@ -118,6 +120,13 @@ class UnavailableError(MillstreamError):
 
     default_code = "unavailable"
     default_retry: Retry = "backoff"
+
+
+class OutcomeUnknownError(UnavailableError):
+    """A change was asked for, and whether it was or will be made cannot be told: look."""
+
+    default_code = "outcome_unknown"
+    default_retry: Retry = "never"
 
 
 class CorruptionError(MillstreamError):
