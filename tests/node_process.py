@@ -101,6 +101,11 @@ class NodeProcess:
         """Whether the supervisor lives."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was started and ended by itself."""
+        return self._process is not None and self._process.poll() is not None
+
     def address(self, listener: str) -> tuple[str, int]:
         """Host and port of an open listener."""
         host, _, port = str(self.ready[listener]).rpartition(":")

@@ -18,7 +18,7 @@ from typing import Any
 from histories import registers
 from histories.events import Operation
 
-__all__ = ["disorders"]
+__all__ = ["disorders", "pinned"]
 
 
 def disorders(operations: Sequence[Operation]) -> list[str]:
@@ -35,6 +35,23 @@ def disorders(operations: Sequence[Operation]) -> list[str]:
     ]
 
 
+def pinned(operations: Sequence[Operation]) -> list[Operation]:
+    """Give writes that tell no version the one that somebody read with their value.
+
+    Only where a read tells the version of the value itself, and no value is written twice.
+    """
+    seen = {
+        (each.key, each.result): each.version
+        for each in operations
+        if each.function == "get" and each.version is not None
+    }
+    found = []
+    for each in operations:
+        version = seen.get((each.key, registers.written(each)))
+        found.append(each if each.version or version is None else each._replace(version=version))
+    return found
+
+
 def _version_of(operation: Operation) -> Any:
     return operation.version
 
@@ -45,16 +62,13 @@ def _doubles(writes: Sequence[Operation]) -> Iterator[str]:
             yield f"two writes have one version: {one}; {other}"
 
 
-def _end_of(told: Operation) -> int:
-    assert told.returned is not None, "who knows a version was answered"
-    return told.returned
-
-
 def _against_time(told: Sequence[Operation], places: Sequence[Any]) -> Iterator[str]:
     """Who begins after another was answered does not come before it: counted in known writes."""
     ranks = [bisect_right(places, each.version) for each in told]
     moments = [(each.invoked, 0, number) for number, each in enumerate(told)]
-    moments += [(_end_of(each), 1, number) for number, each in enumerate(told)]
+    moments += [
+        (each.returned, 1, number) for number, each in enumerate(told) if each.returned is not None
+    ]
     latest = -1
     for _, is_end, number in sorted(moments):
         if is_end:
@@ -79,7 +93,7 @@ def _wrong_values(
     ]
     values: dict[Any, str] = {}
     for each in told:
-        expected = registers.expected_before(each)
+        expected = None if each.is_open else registers.expected_before(each)
         if expected is None:
             continue
         value, was_there = expected
@@ -100,5 +114,6 @@ def _explained(
     this: Operation, value: str, was_there: bool, unknown: Sequence[tuple[str | None, int]]
 ) -> bool:
     """Return whether a write of unknown outcome or version may have come in between."""
-    end = _end_of(this)
+    end = this.returned
+    assert end is not None
     return any((written == value) == was_there for written, invoked in unknown if invoked <= end)

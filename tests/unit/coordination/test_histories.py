@@ -17,7 +17,7 @@ from histories.__main__ import main
 from histories.check import UNDECIDED_MAX, check, total
 from histories.events import Operation, Recorder, operations, read_events, to_line
 from histories.search import Answer, search
-from histories.versions import disorders
+from histories.versions import disorders, pinned
 
 VALUES = st.sampled_from(["a", "b"])
 
@@ -279,3 +279,33 @@ def test_a_history_is_written_down_and_read_back(tmp_path: Path) -> None:
 def test_what_is_no_history_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"line 1|is told|no type"):
         operations(read_events(io.StringIO(text)))
+
+
+def test_writes_without_versions_have_those_that_were_read() -> None:
+    history = [
+        told("set", "a", at=(0, 1)), told("set", "b", at=(2, 3)), unheard("set", "c", invoked=4),
+        told("get", at=(10, 11), result="a", version=(1, 5)),
+        told("get", at=(12, 13), result="b", version=(1, 2)),
+        told("get", at=(14, 15), result="c", version=(1, 1)),
+        told("set", "d", at=(16, 17)),
+    ]  # fmt: skip
+    assert not [line for line in disorders(history) if "set" in line]
+    known = pinned(history)
+    assert [each.version for each in known[:3]] == [(1, 5), (1, 2), (1, 1)]
+    assert known[-1].version is None
+    assert len(disorders(known)) == 4  # both other writes, and both other reads, are too early
+
+
+@given(st.integers(0, 10**9))
+def test_versions_that_were_read_are_no_disorder(seed: int) -> None:
+    history = true_history(seed, 120, 6, 2, 0.2)
+    state: dict[str, int] = {}
+    for each in sorted(history, key=lambda each: each.version or 0):
+        if registers.written(each) is not None and each.version is not None:
+            state[str(registers.written(each))] = each.version
+    own = [
+        each._replace(version=state.get(each.result, 0) if each.function == "get" else None)
+        for each in history
+        if each.function != "get" or each.result in state or each.result == ""
+    ]
+    assert check(pinned(own)).holds
