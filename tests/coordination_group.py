@@ -33,7 +33,7 @@ Filter = Callable[[int, int, Envelope], bool]
 class Group:
     """`replicas[i]` with node id i+1; `passes` says which messages are delivered."""
 
-    def __init__(self, size: int, learners: int = 0) -> None:
+    def __init__(self, size: int, learners: int = 0, journalled: bool = True) -> None:
         self.ids = [bytes([number + 1]) * 16 for number in range(size + learners)]
         members = tuple(self.ids[:size])
         self.now = 0.0
@@ -47,7 +47,7 @@ class Group:
         self.disks: list[list[Entry]] = [[] for _ in self.ids]
         self.replicas: list[Replica] = []
         for number, node_id in enumerate(self.ids):
-            standing = founded(GROUP, node_id, members)
+            standing = founded(GROUP, node_id, members, journalled)
             if number >= size:
                 empty = standing.configuration._replace(members=())
                 standing = standing._replace(configuration=empty)

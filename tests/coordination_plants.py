@@ -9,6 +9,7 @@ from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import StartView
 from millstream.coordination.core.repair import Repair
 from millstream.coordination.core.replica import Replica
+from millstream.coordination.core.sessions import STEP_MS_MAX
 
 __all__ = ["PLANTS"]
 
@@ -190,7 +191,7 @@ class LostIsGap(Replica):
         super().load(image._replace(log=()) if image.lost else image)
 
     def _started_up(self) -> None:
-        self._lost = False
+        self.lost = False
         super()._started_up()
 
 
@@ -203,14 +204,47 @@ class TeachAll(Replica):
         self.commit_lsn = commit_lsn
 
 
-class LearnerVotes(Replica):
-    """What a learner has counts as if it were a member."""
+class PauseIsSilence(Replica):
+    """Time in which the primary did not run counts as silence of clients."""
 
-    def _count_acks(self) -> None:
-        super()._count_acks()
-        if self.pupils and self.log.op_lsn > self.commit_lsn:
-            lsns = sorted(map(self.acknowledged, {*self.members, *self.pupils}), reverse=True)
-            self.advance(min(lsns[self.quorum - 1], self.flushed_lsn))
+    def tick_primary(self) -> None:
+        self._silence._worked_ms += max(0.0, self.now_ms - self._silence._last_ms - STEP_MS_MAX)
+        super().tick_primary()
+
+
+class NoGrace(Replica):
+    """A new primary goes on counting the silence of when it last led."""
+
+    def lead(self, commit_lsn: int) -> None:
+        begin, self._silence.begin = self._silence.begin, lambda now_ms: None  # type: ignore[method-assign]
+        super().lead(commit_lsn)
+        self._silence.begin = begin  # type: ignore[method-assign]
+
+
+class EndsHere(Replica):
+    """A primary ends a session before the entry that does is committed."""
+
+    def add(self, kind: Kind, *of_request: Any) -> Any:
+        entry = super().add(kind, *of_request)
+        if kind is Kind.SESSION_EXPIRE:
+            self.table.expire(map(int, of_request[0].argv))
+        return entry
+
+
+class OwnClock(Replica):
+    """Entries show the primary's clock, whatever it shows."""
+
+    def next_entry(self, *of_entry: Any) -> Any:
+        self.clocks.stamp_ms = lambda wall_ms, now_ms: wall_ms  # type: ignore[method-assign]
+        return super().next_entry(*of_entry)
+
+
+class Forgetful(Replica):
+    """Without a journal a restarted member goes on as if it had acknowledged nothing."""
+
+    def load(self, image: Any) -> None:
+        super().load(image)
+        self.lost = image.lost
 
 
 PLANTS: dict[str, type[Replica]] = {
@@ -235,6 +269,10 @@ PLANTS: dict[str, type[Replica]] = {
     "longest": Longest,
     "lost_is_gap": LostIsGap,
     "teach_all": TeachAll,
-    "learner_votes": LearnerVotes,
+    "pause_is_silence": PauseIsSilence,
+    "no_grace": NoGrace,
+    "ends_here": EndsHere,
+    "own_clock": OwnClock,
+    "forgetful": Forgetful,
 }
 """Name -> replica; `torn_install` is the disk's mistake, and the world makes it."""

@@ -20,6 +20,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from coordination_plants import PLANTS
+from coordination_sessions import SessionWatch
 from millstream.coordination.core.configuration import Configuration
 from millstream.coordination.core.effects import (
     Append,
@@ -59,6 +60,8 @@ HEAL_ROUNDS = 400
 LATE_MAX = 20
 CLIENTS = 3
 GROUP = b"g" * 16
+FAR = 10**12
+"""So much one clock may be ahead."""
 CHANGE = -1
 """In place of a request number: an operator asked."""
 
@@ -78,36 +81,43 @@ class Asked(NamedTuple):
     client: Client | None
     csn: int
     floor: int
+    session: int = 0
 
 
 class Client:
     """One session that asks for one thing after the other, and again until it is answered."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, time_out_ms: int) -> None:
         self.instance = bytes([number]) * 16
+        self.time_out_ms = time_out_ms
         self.session = 0
         self.csn = 0
         self.open = False
-        self.answers: dict[int, tuple[bytes, int]] = {}
+        self.answers: dict[tuple[int, int], tuple[bytes, int]] = {}
 
     def request(self, ticket: int) -> Request:
         if not self.session:
-            return Request(ticket, instance=self.instance, kind=Kind.SESSION_OPEN)
+            asked = Body(argv=(b"%d" % self.time_out_ms,))
+            return Request(ticket, asked, self.instance, kind=Kind.SESSION_OPEN)
         if not self.open:
             self.csn, self.open = self.csn + 1, True
         body = Body(argv=(b"SET", b"x", b"%d/%d" % (self.session, self.csn)))
         return Request(ticket, body, self.instance, self.session, self.csn)
 
-    def answered(self, csn: int, reply: Reply) -> None:
-        if csn == 0:
+    def answered(self, asked: Asked, reply: Reply) -> None:
+        if asked.csn == 0:
             if not self.session:
                 self.session = int(reply.value)
             return
-        told = (reply.value, reply.lsn)
-        if self.answers.setdefault(csn, told) != told:
-            raise WrongError(f"request {self.session}/{csn}: {self.answers[csn]}, then {told}")
-        if csn == self.csn:
+        key, told = (asked.session, asked.csn), (reply.value, reply.lsn)
+        if self.answers.setdefault(key, told) != told:
+            raise WrongError(f"request {key}: {self.answers[key]}, then {told}")
+        if key == (self.session, self.csn):
             self.open = False
+
+    def lose_session(self, session: int) -> None:
+        if session == self.session:
+            self.session, self.csn, self.open = 0, 0, False
 
 
 class OnceRegisters(Registers):
@@ -136,6 +146,7 @@ class Node:
         self.pending: deque[Append | Install | WriteStanding] = deque()
         self.replica: Any = None
         self.clock = 0.0
+        self.ahead = 0
         self.paused = False
         self.told = (0, 0)
         self.seen_commit = 0
@@ -195,20 +206,26 @@ class World:
         self.leaders: dict[tuple[int, int], tuple[int, int]] = {}
         self.asked: dict[int, Asked] = {}
         self.tickets = 0
-        self.clients = [Client(number + 1) for number in range(CLIENTS)]
-        self.counts = dict.fromkeys(
-            ("commits", "views", "epochs", "reads", "crashes", "damaged", "lost", "changes"), 0
-        )
+        self.clients = [
+            Client(number + 1, self.rng.choice((500, 10_000))) for number in range(CLIENTS)
+        ]
+        self.watch = SessionWatch()
+        names = "commits views epochs reads crashes damaged lost changes expired forgot"
+        self.counts = dict.fromkeys(names.split(), 0)
         ids = [bytes([number + 1]) * 16 for number in range(nodes)]
         members = tuple(sorted(self.rng.sample(ids, self.rng.choice((1, 3, 3, 5)))))
         self.configurations: dict[int, set[tuple[bytes, ...]]] = {0: {members}}
+        self.journalled = len(members) == 1 or self.rng.random() < 0.85
         self.nodes = []
         for number, node_id in enumerate(ids):
-            standing = founded(GROUP, node_id, members)
+            standing = founded(GROUP, node_id, members, self.journalled)
             if node_id not in members:
                 standing = standing._replace(configuration=Configuration(0, ()))
             self.nodes.append(Node(number, standing))
         self.by_id = {node.id: node for node in self.nodes}
+        if self.rng.random() < 0.5:
+            self.rng.choice(self.nodes).ahead = FAR
+        self.sane_first = not any(node.ahead for node in self.nodes if members == (node.id,))
 
     # ---- machines
 
@@ -240,7 +257,7 @@ class World:
         self.step(node, Start(Image(node.standing, tuple(node.entries), node.lost)))
 
     def crash(self, node: Node) -> None:
-        if node.replica is None:
+        if node.replica is None or not self.may_lose(node):
             return
         self.counts["crashes"] += 1
         kept = self.rng.randint(0, len(node.pending)) if self.chaos else len(node.pending)
@@ -250,11 +267,26 @@ class World:
             self.torn(node, node.pending[0])
         node.pending.clear()
         self.say(node, f"crashes, {len(node.entries)} entries on disk")
+        if not self.journalled and node.id in node.standing.configuration.members:
+            self.counts["forgot"] += 1
         node.replica = None
         if self.chaos and self.damage and self.rng.random() < 0.3:
             self.damage_one(node)
-        if self.chaos and self.rng.random() < self.weather.lose:
+        if self.chaos and self.rng.random() < self.weather.lose and self.journalled:
             self.lose_log(node)
+
+    def may_lose(self, node: Node) -> bool:
+        """Return whether a node may crash: without a journal only if all others have the log."""
+        members = node.standing.configuration.members
+        if self.journalled or node.id not in members or node.standing.retired:
+            return True
+        others = [self.by_id[member] for member in members if member != node.id]
+        epoch = node.standing.configuration.epoch
+        return all(
+            other.replica and other.replica.status is not Status.LOST
+            and (epoch, False) == (other.standing.configuration.epoch, other.replica.flipping)
+            for other in others
+        )  # fmt: skip
 
     def lose_log(self, node: Node) -> None:
         """Have a log lost, if all others of its members are in its epoch and have theirs."""
@@ -310,20 +342,20 @@ class World:
         if node.pending:
             op = node.pending.popleft()
             self.to_disk(node, op)
-            self.may_crash(0.01)
+            self.may_crash(node, 0.01)
             self.step(node, DiskDone(op.op))
 
-    def may_crash(self, probability: float) -> None:
-        if self.chaos and self.rng.random() < probability:
+    def may_crash(self, node: Node, probability: float) -> None:
+        if self.chaos and self.rng.random() < probability and self.may_lose(node):
             raise CrashError
 
     # ---- events and effects
 
     def step(self, node: Node, event: Any) -> None:
-        effects = node.replica.step(node.clock, int(node.clock), event)
+        effects = node.replica.step(node.clock, int(node.clock) + node.ahead, event)
         self.check(node)
         for effect in effects:
-            self.may_crash(0.001 if isinstance(effect, Send) else 0.003)
+            self.may_crash(node, 0.001 if isinstance(effect, Send) else 0.003)
             self.carry_out(node, effect)
         while node.pending and (not self.chaos or self.rng.random() < self.weather.synced):
             self.disk(node)
@@ -346,6 +378,11 @@ class World:
         if asked.csn == CHANGE:
             self.counts["changes"] += reply.code is Code.OK
             return
+        if reply.code is Code.SESSIONEXPIRED and asked.session in self.watch.expired:
+            assert asked.client is not None
+            self.counts["expired"] += 1
+            asked.client.lose_session(asked.session)
+            return
         if reply.code is not Code.OK:
             if reply.code in (Code.CSNGONE, Code.SESSIONEXPIRED):
                 raise WrongError(f"{reply.code} to a client that waits for every answer")
@@ -359,12 +396,13 @@ class World:
             return
         if reply.lsn > len(self.committed):
             raise WrongError("an answer to what is not committed")
-        asked.client.answered(asked.csn, reply)
+        asked.client.answered(asked, reply)
 
     def ask(self, node: Node, client: Client) -> None:
         self.tickets += 1
         request = client.request(self.tickets)
-        self.asked[self.tickets] = Asked(node.number, client, request.csn, 0)
+        self.asked[self.tickets] = Asked(node.number, client, request.csn, 0, request.session)
+        self.watch.touched(node.number, node.replica, request.session)
         self.step(node, request)
 
     def read(self, node: Node) -> None:
@@ -406,7 +444,8 @@ class World:
                 raise WrongError(f"node {node.number} promised {node.told}, says {payload}")
             node.told = (epoch, view)
         if isinstance(payload, PrepareOk):
-            if payload.lsn and node.hash_on_disk(payload.lsn) != payload.hash:
+            durable = node.hash_on_disk(payload.lsn) == payload.hash
+            if payload.lsn and self.journalled and not durable:
                 raise WrongError(f"node {node.number} acknowledges what is not durable")
             if node.standing.last_normal != (epoch, view):
                 raise WrongError(f"node {node.number} acknowledges with an older log")
@@ -430,14 +469,21 @@ class World:
             self.committed.append(entry)
             self.committed_in.append((replica.epoch, replica.view))
             self.counts["commits"] += 1
+            self.watch.committed(entry)
+            self.check_time(entry)
             self.values.append(self.value_after(entry))
         elif self.committed[lsn - 1] != entry:
             raise WrongError(f"entry {lsn} is committed twice: {self.committed[lsn - 1]}, {entry}")
 
+    def check_time(self, entry: Entry) -> None:
+        sane = max(node.clock for node in self.nodes if not node.ahead)
+        if self.sane_first and entry.header.ts_ms > sane + FAR / 2:
+            raise WrongError(f"entry {entry.lsn} shows the time of one wrong clock")
+
     def value_after(self, entry: Entry) -> bytes:
         if entry.header.kind is not Kind.REQUEST:
             return self.values[-1]
-        first = self.once_seen(entry)
+        first = self.once_seen(entry) and entry.header.session not in self.watch.expired
         return entry.content.argv[2] if first else self.values[-1]
 
     def once_seen(self, entry: Entry) -> bool:
@@ -457,6 +503,8 @@ class World:
 
     def check_leader(self, node: Node) -> None:
         replica = node.replica
+        if wrong := self.watch.check(node.number, replica):
+            raise WrongError(wrong)
         where = (replica.epoch, replica.view)
         who = (node.number, replica.incarnation)
         if where not in self.leaders:
@@ -534,6 +582,7 @@ class World:
 
     def tick(self, node: Node) -> None:
         node.clock += 100
+        self.watch.beat(node.number, node.replica)
         self.step(node, Timer())
 
     def deliver(self, index: int) -> None:
@@ -557,7 +606,7 @@ class World:
         """Repair all but one node; then a new request commits and the members become equal."""
         self.chaos, self.cuts = False, set()
         broken, fault = self.break_one()
-        if any(node.lost for node in self.nodes):
+        if any(node.lost for node in self.nodes) or not self.journalled:
             broken, fault = None, "whole"
         self.trace.append(f"healed, but node {broken} is {fault}")
         for node in self.nodes:
@@ -570,7 +619,7 @@ class World:
                 self.disk(node)
         if fault in ("deaf", "mute"):
             self.cuts = {(i, broken) if fault == "deaf" else (broken, i) for i in range(NODES)}
-        goal = Client(99)
+        goal = Client(99, 10_000)
         for _ in range(HEAL_ROUNDS):
             self.calm_round(goal, broken)
             if goal.answers and self.converged(broken):
@@ -620,7 +669,7 @@ class World:
         assert isinstance(replica.machine, Registers)
         return (
             replica.epoch, replica.view, replica.log.head, replica.commit_lsn,
-            sorted(replica.machine.values.items()),
+            sorted(replica.machine.values.items()), tuple(replica.table),
         )  # fmt: skip
 
 

@@ -28,7 +28,8 @@ class Configuration(NamedTuple):
     """The members of an epoch; `closed_lsn` and `closed_hash` are the end of the epoch before.
 
     `first_view` begins without a vote, since its primary led the epoch before (or is the first
-    member). `old`: the members of the epoch before.
+    member). `old`: the members of the epoch before. `journalled`: members keep the log on their
+    disks; else a restart loses it, and the others give it back (`recovering`).
     """
 
     epoch: int
@@ -37,6 +38,7 @@ class Configuration(NamedTuple):
     old: tuple[bytes, ...] = ()
     closed_lsn: int = GENESIS.lsn
     closed_hash: bytes = GENESIS.hash
+    journalled: bool = True
 
     @property
     def quorum(self) -> int:
@@ -69,5 +71,5 @@ def successor(current: Configuration, closing: Entry) -> Configuration:
     assert all(len(member) == ID_BYTES for member in members)
     return Configuration(
         current.epoch + 1, tuple(members), int(first_view), current.members,
-        closing.lsn, closing.header.hash,
+        closing.lsn, closing.header.hash, current.journalled,
     )  # fmt: skip

@@ -88,6 +88,8 @@ class Member(ABC):
         self.table = ClientTable()
         self.clocks = Clocks()
         self.status = Status.INITIALIZATION
+        self.lost = False
+        """The log is gone, and nobody knows what was acknowledged of it."""
         self.commit_lsn = 0
         self.leading = False
         self.suspended = False
@@ -235,7 +237,8 @@ class Member(ABC):
         """What is to be durable of the state now."""
         return Standing(
             self.group_id, self.id, self.incarnation, self.view, self.last_normal,
-            self.configuration, self.retired, self.commit_lsn,
+            self.configuration, self.retired,
+            self.commit_lsn if self.configuration.journalled else 0,
         )  # fmt: skip
 
     def flip(
@@ -286,7 +289,9 @@ class Member(ABC):
             self.configuration, self.retired, hint,
         ) = image.standing  # fmt: skip
         self.incarnation += 1
-        for entry in () if image.lost else image.log:
+        promised = self.members and (self.epoch, self.view) > (0, 0)
+        self.lost = image.lost or bool(promised and not self.configuration.journalled)
+        for entry in () if self.lost else image.log:
             if isinstance(entry, Entry):
                 self.log.append(entry)
             else:

@@ -363,7 +363,7 @@ _ENTRIES: Final = _listed(_Field(encode_entry, _read_entry), FRAME_ENTRIES_MAX)
 _MARKS: Final = _listed(_Field(_write_mark, _read_mark), FRAME_MARKS_MAX)
 assert ID_BYTES == HASH_BYTES
 _IDS: Final = _listed(_HASH, MEMBERS_MAX)
-_CONFIGURATION: Final = (_U32, _IDS, _U32, _IDS, _U64, _HASH)
+_CONFIGURATION: Final = (_U32, _IDS, _U32, _IDS, _U64, _HASH, _BOOL)
 _LATER: Final = _Field(_write_configuration, _read_configuration)
 
 MESSAGES: Final[dict[int, tuple[type[Any], tuple[_Field, ...]]]] = {

@@ -6,6 +6,7 @@ Invariants:
 2. It goes on only with the log that the primary of a view gave after it asked, once a quorum of
    other members answered and none is in a higher view; and that view is not below its promise.
 3. More than a minority of such members means that what is committed may be gone: they wait.
+4. In a group without a journal every restart is such a loss; nothing but standings is written.
 
 Elsewhere: telling that a log is lost (`recovery`), fetching the entries (`repair`).
 
@@ -36,6 +37,15 @@ class Recovering(Views):
         self._nonce = 0
         self._asked_ms = -RECOVERY_MS
         self._responses: dict[bytes, RecoveryResponse] = {}
+        self._lost_ms: dict[bytes, float] = {}
+
+    @property
+    def is_data_lost(self) -> bool:
+        """Whether so many members lack their logs that what was committed may be gone."""
+        if self.status is not Status.LOST:
+            return False
+        others = sum(1 for at in self._lost_ms.values() if self.now_ms - at <= 10 * RECOVERY_MS)
+        return 1 + others > len(self.members) - self.quorum
 
     def ask_to_recover(self) -> None:
         """Ask all members what there is, anew if the last time came to nothing."""
@@ -51,6 +61,7 @@ class Recovering(Views):
 
     def on_recovery(self, envelope: Envelope, asked: Recovery) -> None:
         """Tell a member that lost its log which view there is, and as primary the log's end."""
+        self._lost_ms[envelope.sender] = self.now_ms
         if self.status is not Status.NORMAL:
             return
         if self.leading and asked.min_view > self.view:

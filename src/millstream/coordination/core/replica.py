@@ -19,10 +19,14 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from millstream.coordination.core.effects import (
+    AdoptSnapshot,
+    Append,
     Code,
     DiskDone,
     Effect,
     Event,
+    Install,
+    InstallSnapshot,
     Message,
     MovePrimary,
     Read,
@@ -32,6 +36,8 @@ from millstream.coordination.core.effects import (
     Start,
     Timer,
     Touch,
+    WriteSnapshot,
+    WriteStanding,
 )
 from millstream.coordination.core.member import HEARTBEAT_MS, Status
 from millstream.coordination.core.messages import (
@@ -75,7 +81,6 @@ class Replica(Sessions):
         self._deferred: deque[Event] = deque()
         self._incarnations: dict[bytes, int] = {}
         self._commit_hint = 0
-        self._lost = False
         self._handlers: dict[type[Any], Callable[[Envelope, Any], None]] = {
             Prepare: self.on_prepare,
             PrepareOk: self.on_prepare_ok,
@@ -125,7 +130,23 @@ class Replica(Sessions):
         if not self.flipping:
             self.end_step()
         effects, self.effects = self.effects, []
-        return effects
+        return effects if self.configuration.journalled else self._without_journal(effects)
+
+    def _without_journal(self, effects: list[Effect]) -> list[Effect]:
+        """Have nothing written but standings: what would be is as durable as it ever gets."""
+        kept: list[Effect] = []
+        for effect in effects:
+            match effect:
+                case Install(op, standing=standing) | InstallSnapshot(op, standing=standing):
+                    kept.append(WriteStanding(op, standing))
+                case Append(op) | WriteSnapshot(op) | AdoptSnapshot(op):
+                    self._take_event(DiskDone(op))
+                case _:
+                    kept.append(effect)
+        if not self.flipping:
+            self.end_step()
+        effects, self.effects = self.effects, []
+        return kept + self._without_journal(effects) if effects else kept
 
     def _take_event(self, event: Event) -> None:
         if isinstance(event, DiskDone):
@@ -168,7 +189,6 @@ class Replica(Sessions):
                 self.on_move_primary(event)
             case Start(image):
                 self.load(image)
-                self._lost = image.lost
                 self._begin_parts()
                 self.wake_after(HEARTBEAT_MS * self.chance())
                 self.flip(self._started_up)
@@ -183,7 +203,7 @@ class Replica(Sessions):
         elif not self.members:
             self.status = Status.INITIALIZATION
             self.advance(self._commit_hint)
-        elif self._lost:
+        elif self.lost:
             self.status = Status.LOST
         else:
             self.status = Status.GAP
@@ -221,7 +241,7 @@ class Replica(Sessions):
         elif self.status is Status.RETIRED:
             self.answer_lower_epoch(sender, envelope.epoch)
         elif sender in self.members:
-            if self.status is Status.LOST and not isinstance(payload, RecoveryResponse):
+            if self.status is Status.LOST and not isinstance(payload, RecoveryResponse | Recovery):
                 return
             if self.leading and envelope.view > self.view:
                 self.hear_higher_view(envelope.view)
@@ -247,7 +267,7 @@ class Replica(Sessions):
             tuple((member, self.lag(member)) for member in others) if self.leading else (),
             self.snapshot_number, self._is_quorum_ok(), (len(members) - 1) // 2 if members else 0,
             len(self.table), self.reads_waiting + self.requests_waiting, self.view_changed_ms,
-            self.view_reason, self.repaired, self.is_diverged, False,
+            self.view_reason, self.repaired, self.is_diverged, self.is_data_lost,
         )  # fmt: skip
 
     def _role(self) -> str:

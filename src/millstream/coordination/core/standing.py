@@ -38,7 +38,10 @@ class Standing(NamedTuple):
     commit_hint: int = 0
 
 
-def founded(group_id: bytes, node_id: bytes, members: tuple[bytes, ...]) -> Standing:
+def founded(
+    group_id: bytes, node_id: bytes, members: tuple[bytes, ...], journalled: bool = True
+) -> Standing:
     """Return the standing of a member of a new group: view 0 is nobody's, view 1 is voted for."""
     assert list(members) == sorted(set(members))
-    return Standing(group_id, node_id, 0, 0, (0, 0), Configuration(0, members))
+    configuration = Configuration(0, members, journalled=journalled)
+    return Standing(group_id, node_id, 0, 0, (0, 0), configuration)

@@ -65,7 +65,9 @@ def entries(draw: st.DrawFn) -> tuple[Entry, ...]:
 
 members = st.sets(HASH, min_size=1, max_size=7).map(lambda found: tuple(sorted(found)))
 marks = st.lists(st.builds(Mark, HASH, st.booleans()), max_size=5).map(tuple)
-configurations = st.builds(Configuration, U32, members, U32, members | st.just(()), U64, HASH)
+configurations = st.builds(
+    Configuration, U32, members, U32, members | st.just(()), U64, HASH, st.booleans()
+)
 payloads: st.SearchStrategy[Payload] = st.one_of(
     st.builds(Prepare, entries(), U64, HASH),
     st.builds(PrepareOk, U64, U64, HASH),

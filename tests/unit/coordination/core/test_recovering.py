@@ -1,7 +1,7 @@
 """A member that has lost its log is nobody until a quorum and a primary have told it all."""
 
 from coordination_group import Group
-from millstream.coordination.core.effects import Message
+from millstream.coordination.core.effects import Code, Message
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import RecoveryResponse, StartView
 
@@ -71,3 +71,55 @@ def test_a_member_that_promised_a_higher_view_is_heard() -> None:
     group.tick(times=40)
     assert {replica.status for replica in group.replicas} == {Status.NORMAL}
     assert group.replicas[group.leader].view >= promised
+
+
+# ---- groups without a journal
+
+
+def test_without_a_journal_nothing_but_standings_is_written() -> None:
+    group = Group(3, journalled=False)
+    group.set(group.leader, 1)
+    group.settle()
+    assert group.replies[1].code is Code.OK
+    assert group.disks == [[], [], []]
+    assert {standing.commit_hint for standing in group.standings} == {0}
+
+
+def test_without_a_journal_a_restarted_member_gets_the_log_from_the_others() -> None:
+    group = Group(3, journalled=False)
+    leader = group.leader
+    for ticket in range(5):
+        group.set(leader, ticket, b"%d" % ticket)
+    group.settle()
+    other = (leader + 1) % 3
+    group.start(other)
+    assert group.replicas[other].status is Status.LOST
+    assert not group.replicas[other].report().is_data_lost
+    group.tick(times=5)
+    assert group.replicas[other].status is Status.NORMAL
+    assert group.replicas[other].log.head == group.replicas[leader].log.head
+
+
+def test_without_a_journal_the_loss_of_more_than_a_minority_is_told() -> None:
+    group = Group(3, journalled=False)
+    group.set(group.leader, 1)
+    group.settle()
+    for number in range(3):
+        group.start(number)
+    group.tick(times=30)
+    assert {replica.status for replica in group.replicas} == {Status.LOST}
+    assert all(replica.report().is_data_lost for replica in group.replicas)
+
+
+def test_a_group_without_a_journal_grows_and_stays_one() -> None:
+    group = Group(3, learners=2, journalled=False)
+    leader = group.leader
+    group.set(leader, 1, b"kept")
+    group.change(leader, 3, 4)
+    group.tick(times=6)
+    assert group.replies[1000].code is Code.OK
+    assert not group.replicas[3].configuration.journalled
+    group.start(3)
+    assert group.replicas[3].status is Status.LOST
+    group.tick(times=5)
+    assert group.replicas[3].status is Status.NORMAL
