@@ -42,7 +42,7 @@ static struct { /* of a request; the key's digits and the stream are put in each
     size_t size, key_at, stream_at[2];
 } request;
 
-static uint64_t latency[LATENCIES], counted, errors, seed = 88172645463325252u;
+static uint64_t latency[LATENCIES], counted, uncounted, errors, seed = 88172645463325252u;
 static char error_text[160];
 static int poller, next_key;
 
@@ -258,15 +258,15 @@ static void run_loop(void)
             else if (now >= began_ns && (is_fill || now < until_ns)) {
                 latency[latency_of(now - c->sent_ns)]++;
                 counted++;
-            }
+            } else uncounted++;
             if (is_fill ? next_key < options.keys : now < until_ns) send_request(c);
             else pending--;
         }
     }
     double seconds = is_fill ? (double)(now - began_ns) / 1e9 : options.seconds;
-    printf("{\"operations\": %llu, \"seconds\": %.6f, \"operations_per_s\": %.1f, \"p50_us\": %.1f, "
+    printf("{\"operations\": %llu, \"uncounted\": %llu, \"seconds\": %.6f, \"operations_per_s\": %.1f, \"p50_us\": %.1f, "
            "\"p99_us\": %.1f, \"errors\": %llu, \"error\": \"%s\", \"generator_cpu_s\": %.6f}\n",
-           (unsigned long long)counted, seconds, (double)counted / seconds,
+           (unsigned long long)counted, (unsigned long long)uncounted, seconds, (double)counted / seconds,
            percentile_us(latency, counted, 0.5), percentile_us(latency, counted, 0.99),
            (unsigned long long)errors, error_text, cpu_s());
 }

@@ -2,7 +2,7 @@
 
 The hand-written part is `_INTRODUCTION`; everything below it comes from the figures.
 
-Elsewhere: sections of Spark (report_spark.py).
+Elsewhere: sections of Spark (report_spark.py), of coordination (report_coordination.py).
 """
 
 import json
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import report_coordination
 import report_spark
 
 Figures = dict[str, Any]
@@ -78,6 +79,11 @@ How it is measured:
   the design document to the first answer that is up to date, in processor time of the index
   process and its sandbox; queries over one kept HTTP connection; PouchDB's mapreduce in memory
   with a hundredth of the documents, where npm has it (`make test-tools`).
+- **Coordination**: a group of three nodes and Debian's etcd with three members, both with their
+  defaults, run at once and take turns under one compiled generator that speaks the protocols of
+  both (`bench/coordgen.c`): connections in a closed loop, one request at a time, all to the
+  primary. Members and load share the processors. What counts is wall time; the processor time is
+  that of all members. A fail-over is tried at the members that are left, anew each 10 ms.
 - **Yardstick**: a fixed loop of pure Python, before and after. Where the two differ much, the
   machine changed its speed under the benchmark.
 
@@ -135,6 +141,8 @@ def _page(results: Figures, judged: Sequence[Verdict]) -> Iterator[str]:
         yield from _engine(results["engine"])
     if "views" in results:
         yield from _views(results["views"])
+    if "coordination" in results:
+        yield from report_coordination.lines(results["coordination"])
 
 
 def _floors(judged: Sequence[Verdict]) -> Iterator[str]:

@@ -10,7 +10,7 @@ How it measures:
 3. A run fails by the floors of what it measured; those of older figures are only shown.
 
 Elsewhere: the change stream (streams.py), the engine (engine.py), views (views.py), Spark
-(spark.py), what is printed (report.py), the servers (servers.py).
+(spark.py), coordination (coordination.py), what is printed (report.py), the servers (servers.py).
 """
 
 import argparse
@@ -25,6 +25,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+import coordination
 import engine
 import report
 import spark
@@ -56,7 +57,7 @@ KV_LOADS = {  # name: (operation, connections, requests per batch)
 RATIO_FLOORS = {"python": {"get": 0.6, "set": 0.45}, "compiled": {"get": 0.65, "set": 0.5}}
 """Of memcached, by how the hot functions run."""
 STREAM_ROUNDS = 3
-CASES = ("kv", "streams", *spark.CASES, "engine", "views")
+CASES = ("kv", "streams", *spark.CASES, "engine", "views", "coordination")
 
 
 def yardstick_s() -> float:
@@ -165,7 +166,10 @@ def verdicts(results: Figures) -> list[Verdict]:
     found += streams.verdicts(results.get("streams", {}))
     found += spark.verdicts(results)
     found += engine.verdicts(results["engine"]) if "engine" in results else []
-    return found + (views.verdicts(results["views"]) if "views" in results else [])
+    found += views.verdicts(results["views"]) if "views" in results else []
+    if "coordination" in results:
+        found += coordination.verdicts(results["coordination"])
+    return found
 
 
 def machine() -> Figures:
@@ -219,6 +223,7 @@ def main() -> int:
             at, options.items, options.rounds, options.seconds
         ),
         "views": lambda at: views.measure_views(at, options.documents),
+        "coordination": lambda at: coordination.measure_coordination(at, options.seconds),
     }
     build_programs()
     results = report.load() if options.only else {}

@@ -36,7 +36,7 @@ def build_programs() -> None:
     BUILD.mkdir(exist_ok=True)
     sources = [*HERE.glob("*.h"), *HERE.glob("*.c")]
     newest = max(source.stat().st_mtime for source in sources)
-    for name in ("loadgen", "sink", "latency", "redstream"):
+    for name in ("loadgen", "sink", "latency", "redstream", "coordgen"):
         program = BUILD / name
         if program.exists() and program.stat().st_mtime > newest:
             continue
@@ -163,7 +163,7 @@ class Memcached(Server):
     """Debian's memcached with one worker thread and a raised request limit per event."""
 
     def __init__(self, directory: Path) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         command = ["memcached", "-l", "127.0.0.1", "-p", str(self.port), "-t", "1", "-R", "200",
                    "-m", "2048", "-I", "4m"]  # fmt: skip
         if os.geteuid() == 0:
@@ -188,7 +188,7 @@ class Redis(Server):
     """
 
     def __init__(self, directory: Path, *, fsync: str = "always") -> None:
-        self.port = _free_port()
+        self.port = free_port()
         data = directory / "redis"
         data.mkdir()
         super().__init__(
@@ -219,6 +219,8 @@ class Node(Server):
             command += [f"--{listener}", "127.0.0.1:0"]
         super().__init__([*command, *options], directory / "node.log", pinned=pinned)
         self.kv_port = self.memcached_port = self.http_port = 0
+        self.ready: dict[str, str] = {}
+        """Where it listens, by the name of the listener."""
 
     def start(self) -> None:
         super().start()
@@ -227,10 +229,10 @@ class Node(Server):
         line = self.process.stdout.readline()
         if not line:
             raise RuntimeError(f"the node did not start; see {self.log}:\n{self.log.read_text()}")
-        ready = json.loads(line)
-        self.kv_port = int(ready["kv"].rpartition(":")[2])
-        self.memcached_port = int(ready["memcached"].rpartition(":")[2])
-        self.http_port = int(ready["http"].rpartition(":")[2])
+        self.ready = json.loads(line)
+        self.kv_port = int(self.ready["kv"].rpartition(":")[2])
+        self.memcached_port = int(self.ready["memcached"].rpartition(":")[2])
+        self.http_port = int(self.ready["http"].rpartition(":")[2])
 
 
 class Postgres(Server):
@@ -241,7 +243,7 @@ class Postgres(Server):
     """
 
     def __init__(self, directory: Path) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self.password = secrets.token_hex(16)
         self._data = directory / "postgres"
         self._as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
@@ -322,7 +324,7 @@ def _wait_for(port: int) -> None:
     raise RuntimeError(f"nothing answers on port {port}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

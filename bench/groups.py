@@ -1,0 +1,211 @@
+"""Groups of three members that a benchmark loads: Debian's etcd, and nodes of Millstream.
+
+Invariants:
+1. Both write and sync what they acknowledge, on the same disk, with their defaults otherwise, and
+   may use all processors: members and load share them, as on any small machine.
+2. Every process started here is gone when the `with` block ends.
+
+Elsewhere: what is measured (coordination.py), processes (servers.py).
+"""
+
+import json
+import shutil
+import socket
+import time
+import urllib.error
+import urllib.request
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from servers import Node, Server, free_port
+
+SIZE = 3
+FORM_S = 60.0
+"""How long a group may take to serve, or a member to come back."""
+
+
+class Group(ABC):
+    """Members and where clients find them; `options` are what the load is told."""
+
+    name = ""
+    options: tuple[str, ...] = ()
+
+    def __init__(self, members: Sequence[Server]) -> None:
+        self.members = members
+
+    def __enter__(self) -> Self:
+        try:
+            for member in self.members:
+                member.start()
+            self.form()
+            until(lambda: self.primary() is not None, f"{self.name} does not serve")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for member in self.members:
+            member.stop()
+
+    @abstractmethod
+    def form(self) -> None:
+        """Make one group of the members that were started."""
+
+    @abstractmethod
+    def address(self, number: int) -> str:
+        """Return where clients find a member."""
+
+    @abstractmethod
+    def primary(self) -> int | None:
+        """Return which member takes writes; None if none does."""
+
+    @abstractmethod
+    def is_back(self, number: int) -> bool:
+        """Return whether a member that was started again has what the others have."""
+
+    def cpu_s(self) -> float:
+        """Return user and system time of all members so far."""
+        return sum(member.cpu_s() for member in self.members)
+
+    def kill_primary(self) -> tuple[int, int, list[str]]:
+        """End the primary as a kill -9 does; return which it was, when, and who is left."""
+        number = until(self.primary, f"{self.name} has no primary", is_wanted=_is_number)
+        assert number is not None
+        killed_ns = time.monotonic_ns()
+        self.members[number].kill()
+        left = [self.address(other) for other in range(SIZE) if other != number]
+        return number, killed_ns, left
+
+    def bring_back(self, number: int) -> None:
+        """Start a member again and wait until nothing is missing there."""
+        self.members[number].start()
+        until(lambda: self.is_back(number), f"a member of {self.name} does not come back")
+
+
+def _is_number(found: object) -> bool:
+    return found is not None
+
+
+def until(look: Callable[[], Any], otherwise: str, is_wanted: Callable[[Any], bool] = bool) -> Any:
+    """Look until what is found is wanted.
+
+    Raises:
+        RuntimeError: it takes too long.
+    """
+    give_up = time.monotonic() + FORM_S
+    while time.monotonic() < give_up:
+        with suppress(OSError, ValueError, KeyError):  # it is not up yet
+            if is_wanted(found := look()):
+                return found
+        time.sleep(0.05)
+    raise RuntimeError(otherwise)
+
+
+class Etcd(Group):
+    """Debian's etcd."""
+
+    name = "etcd"
+    options = ("-e",)
+
+    def __init__(self, directory: Path) -> None:
+        self.ports = [free_port() for _ in range(SIZE)]
+        peers = [f"http://127.0.0.1:{free_port()}" for _ in range(SIZE)]
+        cluster = ",".join(f"m{number}={peer}" for number, peer in enumerate(peers))
+        super().__init__([
+            Server(
+                ["etcd", "--name", f"m{number}", "--data-dir", str(directory / f"etcd-{number}"),
+                 "--listen-client-urls", f"http://{self.address(number)}",
+                 "--advertise-client-urls", f"http://{self.address(number)}",
+                 "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+                 "--initial-cluster", cluster, "--log-level", "error"],
+                directory / f"etcd-{number}.log", pinned=False,
+            )
+            for number, peer in enumerate(peers)
+        ])  # fmt: skip
+
+    @staticmethod
+    def is_installed() -> bool:
+        """Whether there is an etcd to compare with."""
+        return shutil.which("etcd") is not None
+
+    def address(self, number: int) -> str:
+        return f"127.0.0.1:{self.ports[number]}"
+
+    def form(self) -> None:
+        """They have been told of each other."""
+
+    def _status(self, number: int) -> dict[str, Any]:
+        request = urllib.request.Request(
+            f"http://{self.address(number)}/v3/maintenance/status", data=b"{}"
+        )
+        with urllib.request.urlopen(request, timeout=2) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
+
+    def primary(self) -> int | None:
+        for number in range(SIZE):
+            with suppress(OSError):
+                status = self._status(number)
+                if status.get("leader") == status["header"]["member_id"]:
+                    return number
+        return None
+
+    def is_back(self, number: int) -> bool:
+        leader = self.primary()
+        if leader is None or leader == number:
+            return leader == number
+        mine, theirs = self._status(number), self._status(leader)
+        return mine.get("leader") == theirs.get("leader") and int(mine["raftAppliedIndex"]) >= int(
+            theirs["raftAppliedIndex"]
+        )
+
+
+class CoordinationNode(Node):
+    """A node that keeps its ports when it is started again."""
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        directory.mkdir()
+        super().__init__(directory, *options, pinned=False)
+        self.client = self.peer = ""
+
+    def start(self) -> None:
+        super().start()
+        self.client, self.peer = self.ready["coord"], self.ready["peer"]
+        for listener in ("coord", "peer"):
+            self.command[self.command.index(f"--{listener}") + 1] = self.ready[listener]
+
+    def ask(self, *words: str) -> str:
+        """Send a command and return the reply as it comes; it must be short."""
+        host, _, port = self.client.rpartition(":")
+        parts = [f"*{len(words)}\r\n", *(f"${len(word)}\r\n{word}\r\n" for word in words)]
+        with socket.create_connection((host, int(port)), 5) as connection:
+            connection.settimeout(15)
+            connection.sendall("".join(parts).encode())
+            return connection.recv(65536).decode()
+
+
+class Millstream(Group):
+    """Nodes of Millstream: the first one's group takes the others in."""
+
+    name = "node"
+
+    def __init__(self, directory: Path) -> None:
+        self.nodes = [CoordinationNode(directory / f"node-{number}") for number in range(SIZE)]
+        super().__init__(self.nodes)
+
+    def address(self, number: int) -> str:
+        return self.nodes[number].client
+
+    def primary(self) -> int | None:
+        for number, node in enumerate(self.nodes):
+            with suppress(OSError):
+                if node.process is not None and node.ask("SET", "bench", "v").startswith("+OK"):
+                    return number
+        return None
+
+    def is_back(self, number: int) -> bool:
+        return self.nodes[number].ask("SET", "bench", "v").startswith(("-NOTPRIMARY", "+OK"))
