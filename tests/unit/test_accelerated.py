@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import millstream.coordination.core.durable
 import millstream.kv.core.session
 import millstream.storage.core.records  # noqa: F401 - the modules that have twins
 from millstream import accelerated
@@ -46,9 +47,12 @@ def test_the_extra_names_the_version_of_the_package() -> None:
     assert wanted in extras["optional-dependencies"]["fast"]
 
 
-def test_there_are_four_and_their_owners_have_the_chosen_ones(variant: str) -> None:
+def test_there_are_seven_and_their_owners_have_the_chosen_ones(variant: str) -> None:
     found = {twin.name: twin for twin in accelerated.twins()}
-    assert set(found) == {"receive", "freeze", "encode_many", "cut_frames"}
+    assert set(found) == {
+        "receive", "freeze", "encode_many", "cut_frames",
+        "decode_entries", "check_chain", "encode_log",
+    }  # fmt: skip
     for name, twin in found.items():
         chosen = twin.compiled if variant == "compiled" else twin.python
         assert getattr(twin.owner, name) is chosen

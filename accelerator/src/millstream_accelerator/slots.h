@@ -38,6 +38,18 @@ static inline void set_item(PyObject *list, Py_ssize_t index, PyObject *value)
     Py_DECREF(old);
 }
 
+/* A tuple of a class without attributes of its own; its items are still to be put. */
+static inline PyObject *new_tuple(PyTypeObject *kind, Py_ssize_t size)
+{
+    return kind->tp_alloc(kind, size);
+}
+
+static inline void put_item(PyObject *owner, Py_ssize_t index, PyObject *value)
+{
+    Py_INCREF(value);
+    PyTuple_SET_ITEM(owner, index, value);
+}
+
 /* Ask for what will be needed soon: an object's head, a frame. */
 static inline void prefetch(PyObject *value)
 {

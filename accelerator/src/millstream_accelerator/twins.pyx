@@ -18,10 +18,11 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.dict cimport PyDict_GetItemWithError
 from cpython.list cimport PyList_GET_SIZE
 from cpython.object cimport PyObject
+from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 
-SPECIFICATION = "8152d8bf75fb"
+SPECIFICATION = "bc52a7395609"
 
 cdef extern from "wire.h":
     uint16_t get16(const uint8_t *at) noexcept nogil
@@ -46,6 +47,8 @@ cdef extern from "slots.h":
     uint8_t *room(PyObject **out, Py_ssize_t used, Py_ssize_t need, bint exact) except NULL
     object take(PyObject **out, Py_ssize_t used)
     void Py_CLEAR(PyObject *value) noexcept
+    object new_tuple(type kind, Py_ssize_t size)
+    void put_item(object owner, Py_ssize_t index, object value) noexcept
 
 cdef extern from *:
     PyObject *Py_True
@@ -723,3 +726,6 @@ cdef list _cut_frames(bytes data, Py_ssize_t start, list offsets, list stops):
             <const char *>begin + frame_at, stop - frame_at if stop > frame_at else 0
         ))
     return cut
+
+
+include "entries.pxi"

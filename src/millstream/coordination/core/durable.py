@@ -26,13 +26,15 @@ docs/reference/coordination-format.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final, NamedTuple
 
 import msgspec
 
+from millstream import accelerated
 from millstream.coordination.core.effects import Damaged, Image
 from millstream.coordination.core.entries import (
     GENESIS,
@@ -63,6 +65,7 @@ __all__ = [
     "decode_root",
     "decode_slot",
     "decode_snapshot",
+    "encode_log",
     "encode_root",
     "encode_slot",
     "encode_snapshot_head",
@@ -205,6 +208,16 @@ def encode_slot(header: bytes, place: tuple[int, int]) -> bytes:
     return data + hash_of(data)
 
 
+def encode_log(entries: Iterable[Entry], segment: int, offset: int) -> tuple[bytes, bytes]:
+    """Return entries as they stand in a segment from `offset` on, and their slots."""
+    data, slots = bytearray(), bytearray()
+    for header, body in entries:
+        slots += encode_slot(header.encoded, (segment, offset + len(data)))
+        data += header.encoded
+        data += body
+    return bytes(data), bytes(slots)
+
+
 def decode_slot(data: bytes) -> Slot | None:
     """Return the slot, None if these are not the bytes of one."""
     body = data[:-HASH_BYTES]
@@ -299,3 +312,6 @@ class DurableImage:
         for index, body in enumerate(self.bodies):
             if body is None:
                 yield self.base.lsn + 1 + index
+
+
+accelerated.bind(sys.modules[__name__], "encode_log", also=(encode_slot, hash_of))

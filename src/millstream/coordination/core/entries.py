@@ -17,12 +17,14 @@ Source: Liskov and Cowling 2012; V2R2, "Nomenclature". docs/reference/coordinati
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from enum import IntEnum
 from hashlib import blake2b
 from struct import Struct
 from typing import Final, NamedTuple
 
+from millstream import accelerated
 from millstream.errors import CorruptionError
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "chain",
     "check_chain",
     "decode_body",
+    "decode_entries",
     "decode_entry",
     "decode_header",
     "encode_body",
@@ -265,6 +268,16 @@ def decode_entry(data: bytes, offset: int = 0) -> Entry:
     return Entry(header, body)
 
 
+def decode_entries(data: bytes, offset: int, count: int) -> tuple[tuple[Entry, ...], int]:
+    """Return so many entries, one behind the other, and where they end; errors as there."""
+    found = []
+    for _ in range(count):
+        entry = decode_entry(data, offset)
+        offset += HEADER_BYTES + len(entry.body)
+        found.append(entry)
+    return tuple(found), offset
+
+
 def is_body_of(header: Header, body: bytes) -> bool:
     """Return whether this is the body that the header was made for."""
     return len(body) == header.body_length and hash_of(body) == header.body_hash
@@ -319,3 +332,10 @@ def _damaged(reason: str) -> CorruptionError:
         f"this is no whole log entry: {reason}; fetch it from another member",
         code="damaged_entry",
     )
+
+
+accelerated.bind(
+    sys.modules[__name__], "decode_entries", Entry, Header, _KINDS, BODY_BYTES_MAX,
+    also=(decode_entry, decode_header, is_body_of, hash_of),
+)  # fmt: skip
+accelerated.bind(sys.modules[__name__], "check_chain", Link, also=(Header.follows,))

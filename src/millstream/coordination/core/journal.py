@@ -22,6 +22,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from millstream.coordination.core import durable
+from millstream.coordination.core import entries as log_entries
 from millstream.coordination.core.careful_files import CarefulFiles
 from millstream.coordination.core.durable import (
     COPY_BYTES,
@@ -36,7 +38,6 @@ from millstream.coordination.core.durable import (
     Slot,
     decode_slot,
     encode_root,
-    encode_slot,
     encode_snapshot_head,
     header_file_name,
     segment_name,
@@ -55,7 +56,6 @@ from millstream.coordination.core.entries import (
     GENESIS,
     Entry,
     Link,
-    check_chain,
 )
 from millstream.coordination.core.recovery import Survey, survey
 from millstream.coordination.core.snapshots import Snapshot, SnapshotId
@@ -182,7 +182,7 @@ class Journal:
         """
         assert entries
         assert not self._is_lost
-        link = check_chain(self._link, self.root.standing.group_id, entries)
+        link = log_entries.check_chain(self._link, self.root.standing.group_id, entries)
         end = self._end
         if end is None or end.offset >= self._segment_bytes_max:
             end = self._open_segment()
@@ -204,13 +204,9 @@ class Journal:
     def _write_entries(self, place: Place, entries: Iterable[Entry]) -> tuple[bytes, Place]:
         """Write entries one behind the other, durably; return their slots and where they end."""
         segment, begin = place
-        slots, data = bytearray(), bytearray()
-        for header, body in entries:
-            slots += encode_slot(header.encoded, (segment, begin + len(data)))
-            data += header.encoded
-            data += body
-        self._files.write(segment_name(segment), [(begin, bytes(data))])
-        return bytes(slots), Place(segment, begin + len(data))
+        data, slots = durable.encode_log(entries, segment, begin)
+        self._files.write(segment_name(segment), [(begin, data)])
+        return slots, Place(segment, begin + len(data))
 
     def write_standing(self, standing: Standing) -> None:
         """Make promises durable."""
@@ -252,7 +248,7 @@ class Journal:
         segments = _closed_at(self.root.layout.segments, keep_lsn) if kept else ()
         slots, end = kept, None
         if suffix:
-            link = check_chain(link, standing.group_id, suffix)
+            link = log_entries.check_chain(link, standing.group_id, suffix)
             number = self._new_file(segment_name, b"")
             new, end = self._write_entries(Place(number, 0), suffix)
             slots, segments = kept + new, (*segments, Extent(number, keep_lsn + 1, 0))

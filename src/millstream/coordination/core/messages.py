@@ -22,15 +22,15 @@ from hashlib import blake2b
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
+from millstream.coordination.core import entries as log_entries
 from millstream.coordination.core.configuration import MEMBERS_MAX, Configuration
 from millstream.coordination.core.entries import (
     HASH_BYTES,
     ID_BYTES,
     Entry,
-    decode_entry,
     encode_entry,
 )
-from millstream.coordination.core.log import Mark, size_of
+from millstream.coordination.core.log import Mark
 from millstream.errors import CorruptionError, RemoteProtocolError
 
 __all__ = [
@@ -311,9 +311,16 @@ def _listed(one: _Field, count_max: int) -> _Field:
     return _Field(write, read)
 
 
-def _read_entry(data: bytes, at: int) -> tuple[Entry, int]:
-    entry = decode_entry(data, at)
-    return entry, at + size_of(entry)
+def _read_entries(data: bytes, at: int) -> tuple[tuple[Entry, ...], int]:
+    (count,) = _COUNT.unpack_from(_upto(data, at + _COUNT.size), at)
+    if count > FRAME_ENTRIES_MAX:
+        raise _refused(f"{count} of what may be {FRAME_ENTRIES_MAX}")
+    return log_entries.decode_entries(data, at + _COUNT.size, count)
+
+
+def _write_entries(entries: tuple[Entry, ...]) -> bytes:
+    assert len(entries) <= FRAME_ENTRIES_MAX
+    return b"".join([_COUNT.pack(len(entries)), *map(encode_entry, entries)])
 
 
 def _read_bool(data: bytes, at: int) -> tuple[bool, int]:
@@ -359,7 +366,7 @@ _U32: Final = _number(">I")
 _U64: Final = _number(">Q")
 _BOOL: Final = _Field(_write_bool, _read_bool)
 _HASH: Final = _Field(_write_hash, _read_hash)
-_ENTRIES: Final = _listed(_Field(encode_entry, _read_entry), FRAME_ENTRIES_MAX)
+_ENTRIES: Final = _Field(_write_entries, _read_entries)
 _MARKS: Final = _listed(_Field(_write_mark, _read_mark), FRAME_MARKS_MAX)
 assert ID_BYTES == HASH_BYTES
 _IDS: Final = _listed(_HASH, MEMBERS_MAX)
