@@ -9,6 +9,7 @@ Elsewhere: what is measured (coordination.py), processes (servers.py).
 """
 
 import json
+import re
 import shutil
 import socket
 import time
@@ -23,6 +24,9 @@ from typing import Any, Self
 from servers import Node, Server, free_port
 
 SIZE = 3
+FIRST_GROUP = "1"
+"""Number of the group that a first node has."""
+_NODE_ID = re.compile("[0-9a-f]{32}")
 FORM_S = 60.0
 """How long a group may take to serve, or a member to come back."""
 
@@ -167,12 +171,16 @@ class Etcd(Group):
 class CoordinationNode(Node):
     """A node that keeps its ports when it is started again."""
 
-    def __init__(self, directory: Path, *options: str) -> None:
+    def __init__(self, directory: Path, first: "CoordinationNode | None" = None) -> None:
         directory.mkdir()
-        super().__init__(directory, *options, pinned=False)
+        super().__init__(directory, pinned=False)
+        self.first = first
+        """Which node it is to join."""
         self.client = self.peer = ""
 
     def start(self) -> None:
+        if self.first is not None and "--join" not in self.command:
+            self.command += ["--join", self.first.peer]
         super().start()
         self.client, self.peer = self.ready["coord"], self.ready["peer"]
         for listener in ("coord", "peer"):
@@ -194,8 +202,22 @@ class Millstream(Group):
     name = "node"
 
     def __init__(self, directory: Path) -> None:
-        self.nodes = [CoordinationNode(directory / f"node-{number}") for number in range(SIZE)]
+        first = CoordinationNode(directory / "node-0")
+        others = [CoordinationNode(directory / f"node-{n}", first) for n in range(1, SIZE)]
+        self.nodes = [first, *others]
         super().__init__(self.nodes)
+
+    def form(self) -> None:
+        first = self.nodes[0]
+
+        def known() -> list[str]:
+            return sorted(set(_NODE_ID.findall(first.ask("ADMIN", "NODES"))))
+
+        ids = until(known, "the nodes do not find each other", lambda found: len(found) == SIZE)
+        until(
+            lambda: first.ask("ADMIN", "GROUP", "RECONFIG", FIRST_GROUP, *ids).startswith("*"),
+            "the first node's group does not take the others in",
+        )
 
     def address(self, number: int) -> str:
         return self.nodes[number].client
