@@ -114,7 +114,7 @@ class RegisterBackend:
             done(error("BADARG", b" ".join(argv).decode()))
 
     def figures(self) -> dict[str, dict[str, str]]:
-        return {"Server": {"version": "1"}, "Groups": {"groups": "1"}}
+        return {"Groups": {"groups": "1"}}
 
 
 class FakeGuard:

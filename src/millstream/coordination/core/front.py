@@ -5,8 +5,10 @@
 
 Invariants:
 1. Replies leave in the order of their requests, whatever the order in which they are known.
-2. A request is asked of a group only after all before it were asked; while a log-in or a session
-   is under way, nothing is (`is_blocked`).
+2. Requests take effect in their order. Changes are asked for one behind the other, and so are
+   reads, but a read only once all changes before it are answered, and a change only once all
+   reads before it are. While that, a log-in or a session is waited for, nothing else is done
+   (`is_blocked`).
 3. At most `OUTSTANDING_MAX` requests wait for their replies, and no more are looked at while
    `OUT_BYTES_MAX` of replies wait to be sent.
 4. A request that changes something carries its session and number if the connection has a
@@ -94,6 +96,7 @@ class Slot:
         value = reply.value if reply.code is Code.OK else self._front.refusal(self.gid, reply)
         self._front.note_seen(self.gid, reply.lsn)
         self.fill(value)
+        self._front.landed()
 
     def fill(self, value: bytes) -> None:
         """Take the reply."""
@@ -160,6 +163,9 @@ class Front:
         self._out_bytes = 0
         self._is_advancing = False
         self._principal = b""
+        self._flying = 0
+        self._is_changing = False
+        self._held: tuple[Wish, Prefixes] | None = None
         self._seen: dict[int, int] = {}
 
     # ---- bytes in and out
@@ -252,11 +258,21 @@ class Front:
         if not self._is_advancing:
             self._on_output(self)
 
-    def unblock(self) -> None:
-        """What the requests behind waited for is done."""
+    def unblock(self, go_on: Callable[[], None]) -> None:
+        """What requests waited for is there: do what it was for, then the others."""
+        if self.is_gone:
+            return
         self.is_blocked = False
-        if not self._is_advancing and not self.is_gone:
+        go_on()
+        if not self.is_blocked and not self._is_advancing:
             self._on_output(self)
+
+    def landed(self) -> None:
+        """A group has answered: go on with what waited for the last of such answers."""
+        self._flying -= 1
+        if self._held is not None and not self._flying:
+            held, self._held = self._held, None
+            self.unblock(lambda: self._wish(*held))
 
     def note_seen(self, gid: int, lsn: int) -> None:
         """Remember how new a state this client has been shown."""
@@ -327,6 +343,11 @@ class Front:
             return self.say(error("SESSIONMOVED", "another connection has resumed it"))
         if session is None and prefixes.csn is not None:
             return self._open_first(gid, wish, prefixes)
+        if self._flying and wish.is_change is not self._is_changing:
+            self._held, self.is_blocked = (wish, prefixes), True
+            return None
+        self._is_changing = wish.is_change
+        self._flying += 1
         body = Body(self._principal, (), wish.argv)
         slot = Slot(self, gid, self.protocol)
         self._slots.append(slot)
@@ -362,17 +383,17 @@ class Front:
         self.is_blocked = True
 
         def opened(reply: Reply) -> None:
-            if self.is_gone:
-                return
             if reply.code is Code.OK:
                 self.attach(gid, Session(instance, reply.lsn, secret, ttl_ms))
                 then(None)
             else:
                 then(self.refusal(gid, reply))
-            self.unblock()
 
         body = Body(self._principal, (), (b"%d" % ttl_ms, secret))
-        self.backend.request(gid, body, opened, kind=Kind.SESSION_OPEN, instance=instance)
+        self.backend.request(
+            gid, body, lambda reply: self.unblock(lambda: opened(reply)),
+            kind=Kind.SESSION_OPEN, instance=instance,
+        )  # fmt: skip
 
     def attach(self, gid: int, session: Session) -> None:
         """Use a session here, and no more where it was used."""

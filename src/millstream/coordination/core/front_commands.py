@@ -91,18 +91,15 @@ def _auth(front: Front, argv: list[bytes]) -> bytes | None:
 
 def _check(front: Front, name: bytes, password: bytes, then: Callable[[], None]) -> None:
     def checked(principal: Principal | None) -> None:
-        if front.is_gone:
-            return
         if principal is None:
             front.say(error("NOAUTH", "there is no such user with this password"))
         else:
             front.log_in(principal)
             then()
-        front.unblock()
 
     front.is_blocked = True
     text = (name.decode("utf-8", "replace"), password.decode("utf-8", "replace"))
-    front.guard.check(*text, checked)
+    front.guard.check(*text, lambda found: front.unblock(lambda: checked(found)))
 
 
 # ---- the connection
@@ -181,7 +178,8 @@ def _command(_front: Front, argv: list[bytes]) -> bytes:
 def _info(front: Front, argv: list[bytes]) -> bytes:
     wanted = {word.decode("ascii", "replace").lower() for word in argv[1:]} - {"all", "default"}
     lines: list[str] = []
-    for section, figures in front.backend.figures().items():
+    server = {"server_name": "millstream", "version": __version__}
+    for section, figures in {"Server": server, **front.backend.figures()}.items():
         if not wanted or section.lower() in wanted:
             lines += [f"# {section}", *(f"{name}:{value}" for name, value in figures.items()), ""]
     return bulk("\r\n".join(lines).encode())

@@ -102,8 +102,6 @@ def _resume(front: Front, gid: int, client_id: bytes, secret: bytes) -> bytes | 
         front.attach(gid, Session(instance, number, secret, used.ttl_ms, used.csn))
 
     def resumed(reply: Reply) -> None:
-        if front.is_gone:
-            return
         if reply.code is Code.OK:
             ttl, csn = map(int, reply.value.split())
             here = front.sessions.get(gid)
@@ -112,25 +110,28 @@ def _resume(front: Front, gid: int, client_id: bytes, secret: bytes) -> bytes | 
             front.say(_shown(front.sessions[gid], is_whole=False))
         else:
             front.say(front.refusal(gid, reply))
-        front.unblock()
 
     front.is_blocked = True
-    front.backend.resume(gid, instance, number, secret, resumed)
+    front.backend.resume(
+        gid, instance, number, secret, lambda reply: front.unblock(lambda: resumed(reply))
+    )
     return None
 
 
 def _close(front: Front, gid: int, session: Session) -> None:
     def closed(reply: Reply) -> None:
-        if front.is_gone:
-            return
         if reply.code in (Code.OK, Code.SESSIONEXPIRED):
             front.detach(gid)
             front.say(b"+OK")
         else:
             front.say(front.refusal(gid, reply))
-        front.unblock()
 
     front.is_blocked = True
     front.backend.request(
-        gid, Body(), closed, Kind.SESSION_CLOSE, session.instance, session.number
+        gid,
+        Body(),
+        lambda reply: front.unblock(lambda: closed(reply)),
+        Kind.SESSION_CLOSE,
+        session.instance,
+        session.number,
     )

@@ -21,13 +21,28 @@ def test_registers_over_the_wire() -> None:
 def test_replies_leave_in_order_and_together() -> None:
     client = Client()
     client.backend.holds = True
-    assert client.say("SET k 1", "GET k", "PING", "SET k 2") == ""
+    assert client.say("SET k 1", "CAS k 0 2", "PING", "SET k 2") == ""
     client.backend.release(2)
     client.backend.release(1)
     assert (client.told, client.heard()) == (0, "")
     client.backend.release(0)
     assert client.told == 1
-    assert client.heard() == "+OK\r\n$1\r\n2\r\n+PONG\r\n+OK\r\n"
+    assert client.heard() == "+OK\r\n-CAS_MISMATCH\r\n+PONG\r\n+OK\r\n"
+
+
+def test_reads_wait_for_changes_before_them_and_changes_for_reads() -> None:
+    client = Client()
+    client.backend.holds = True
+    assert client.say("SET k 1", "SET k 2", "GET k", "GET k", "SET k 3", "GET k") == ""
+    heard, asked = "", []
+    while client.backend.held:
+        asked.append(len(client.backend.held))
+        client.backend.release(0)
+        while client.front.advance():
+            pass
+        heard += client.heard()
+    assert asked == [2, 1, 2, 1, 1, 1]
+    assert heard == "+OK\r\n+OK\r\n$1\r\n2\r\n$1\r\n2\r\n+OK\r\n$1\r\n3\r\n"
 
 
 @given(st.lists(st.sampled_from(["SET k 1", "GET k", "PING", "ECHO x"]), max_size=8), st.data())
@@ -39,6 +54,7 @@ def test_any_order_of_answers_gives_the_order_of_requests(
     heard = client.say(*lines)
     while client.backend.held:
         client.backend.release(data.draw(st.integers(0, len(client.backend.held) - 1)))
+        client.front.advance()
         heard += client.heard()
     kinds = {"SET k 1": "+OK", "PING": "+PONG", "ECHO x": "$1"}
     shown = [line for line in heard.split("\r\n") if line and line not in ("x", "1", "2")]
@@ -91,15 +107,26 @@ def test_a_number_opens_a_session_and_what_follows_is_numbered() -> None:
 def test_while_a_session_is_opened_the_rest_waits() -> None:
     client = Client()
     client.backend.holds = True
-    assert client.say("GET k", "CSN 1 SET k v", "PING") == ""
+    assert client.say("SET k 0", "CSN 1 SET k v", "PING") == ""
     assert len(client.backend.asked) == 2
     assert client.front.is_clogged
     client.backend.release(1)
     assert client.told == 1
-    client.backend.holds = False
     client.front.advance()
     assert len(client.backend.asked) == 3
     client.backend.release(0)
+    client.backend.release(0)
+    assert client.heard() == "+OK\r\n+OK\r\n+PONG\r\n"
+
+
+def test_what_waits_for_two_things_waits_for_both() -> None:
+    client = Client()
+    client.backend.holds = True
+    client.say("GET k", "CSN 1 SET k v", "PING")
+    client.backend.release(1)
+    assert (len(client.backend.asked), client.told, client.front.is_clogged) == (2, 0, True)
+    client.backend.release(0)
+    client.front.advance()
     client.backend.release(0)
     assert client.heard() == "$0\r\n\r\n+OK\r\n+PONG\r\n"
 

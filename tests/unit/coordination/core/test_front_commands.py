@@ -19,7 +19,7 @@ SAID = [
     ("COMMAND DOCS GET", "*0\r\n"),
     ("COMMAND INFO get", "*0\r\n"),
     ("CONFIG GET save", "*0\r\n"),
-    ("INFO server", "$21\r\n# Server\r\nversion:1\r\n\r\n"),
+    ("INFO groups", "$20\r\n# Groups\r\ngroups:1\r\n\r\n"),
     ("RESET", "+RESET\r\n"),
     ("VDS x", "*2\r\n$1\r\n/\r\n:2\r\n"),
     ("admin status 0", "-BADARG admin status 0\r\n"),
@@ -94,4 +94,6 @@ def test_quit_ends_it() -> None:
 
 
 def test_all_figures() -> None:
-    assert "# Server\r\nversion:1\r\n\r\n# Groups\r\ngroups:1\r\n" in FrontClient().say("INFO")
+    shown = FrontClient().say("INFO")
+    assert "# Server\r\nserver_name:millstream\r\nversion:" in shown
+    assert shown.endswith("# Groups\r\ngroups:1\r\n\r\n")

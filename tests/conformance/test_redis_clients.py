@@ -1,0 +1,141 @@
+"""Clients and tools made for Redis against the coordination port: redis-cli, redis-benchmark,
+redis-py.
+"""
+
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from node_process import NodeProcess
+
+RunProgram = Callable[..., subprocess.CompletedProcess[bytes]]
+Login = tuple[str, str]
+
+
+def where(node: NodeProcess, login: Login) -> tuple[str, ...]:
+    host, port = node.address("coord")
+    return ("-h", host, "-p", str(port), "--user", login[0], "-a", login[1])
+
+
+@pytest.fixture
+def cli(node: NodeProcess, login: Login, run_program: RunProgram) -> Callable[..., str]:
+    def run(*words: str) -> str:
+        options = (*where(node, login), "--no-auth-warning")
+        return run_program("redis-cli", *options, *words).stdout.decode()
+
+    return run
+
+
+@pytest.mark.parametrize("protocol", ["-2", "-3"])
+def test_redis_cli(cli: Callable[..., str], protocol: str) -> None:
+    key = f"cli{protocol}"
+    assert cli(protocol, "SET", key, "a b\r\nc") == "OK\n"
+    assert cli(protocol, "GET", key) == "a b\r\nc\n"
+    assert cli(protocol, "CAS", key, "x", "y").startswith("CAS_MISMATCH")
+    value, version = cli(protocol, "GET", key, "META").rsplit("\n", 2)[:2]
+    assert value == "a b\r\nc"
+    assert re.fullmatch(r"\d+:\d+:\d+", version)
+    assert cli(protocol, "--no-raw", "GET", key) == '"a b\\r\\nc"\n'
+    assert cli(protocol, "PING") == "PONG\n"
+    assert cli(protocol, "NOSUCH").startswith("UNKNOWN_COMMAND")
+
+
+def test_redis_cli_shows_a_session(cli: Callable[..., str]) -> None:
+    shown = cli("-3", "--json", "SESSION", "OPEN", "TTL", "3000")
+    assert '"ttl":3000' in shown
+    assert re.search(r'"client_id":"[0-9a-f]{32}-\d+"', shown)
+
+
+def test_redis_cli_pipes_lines(node: NodeProcess, login: Login, cli: Callable[..., str]) -> None:
+    """What it reads from its input it sends as commands."""
+    command = ["redis-cli", *where(node, login), "--no-auth-warning"]
+    lines = "".join(f'CSN {number} SET pipe "{number}"\n' for number in range(1, 21))
+    done = subprocess.run(
+        command, input=(lines + "GET pipe\n").encode(), capture_output=True, timeout=60, check=True
+    )
+    assert done.stdout.decode().split() == ["OK"] * 20 + ["20"]
+
+
+@pytest.mark.parametrize("options", [(), ("-P", "16"), ("-3",)])
+def test_redis_benchmark(
+    node: NodeProcess, login: Login, run_program: RunProgram, options: tuple[str, ...]
+) -> None:
+    done = run_program(
+        "redis-benchmark", *where(node, login), "-n", "500", "-c", "10", "-t", "set,get,ping",
+        "--csv", *options,
+    )  # fmt: skip
+    said = (done.stdout + done.stderr).decode()
+    assert len(re.findall(r'^"(?:SET|GET|PING_\w+)","[\d.]+"', said, re.MULTILINE)) == 4, said
+    assert "Error" not in said.replace("WARNING", ""), said
+
+
+# ---- redis-py
+
+
+@pytest.fixture(params=[2, 3])
+def client(
+    request: pytest.FixtureRequest, node: NodeProcess, login: Login
+) -> Iterator["redis.Redis[Any]"]:
+    host, port = node.address("coord")
+    with redis.Redis(
+        host=host, port=port, username=login[0], password=login[1], protocol=request.param
+    ) as client:
+        yield client
+
+
+def test_redis_py(client: Any) -> None:
+    assert client.ping()
+    assert client.set("py", b"\x00\xff")
+    assert client.get("py") == b"\x00\xff"
+    value, version = client.execute_command("GET", "py", "META")
+    assert value == b"\x00\xff"
+    assert re.fullmatch(rb"\d+:\d+:\d+", version)
+    assert client.execute_command("CAS", "py", b"\x00\xff", "2") == b"OK"
+    with pytest.raises(redis.ResponseError, match="CAS_MISMATCH"):
+        client.execute_command("CAS", "py", "1", "2")
+    with pytest.raises(redis.ResponseError, match="UNKNOWN_COMMAND"):
+        client.mget("py")
+    assert client.echo("x") == b"x"
+    assert client.info("server")["server_name"] == "millstream"
+    assert client.config_get("save") == {}
+
+
+def test_redis_py_pipelines(client: Any) -> None:
+    with client.pipeline(transaction=False) as pipeline:
+        for number in range(300):
+            pipeline.set("many", number)
+        pipeline.get("many")
+        replies = pipeline.execute()
+    assert replies == [True] * 300 + [b"299"]
+
+
+def test_redis_py_is_refused_without_a_user(node: NodeProcess, login: Login) -> None:
+    host, port = node.address("coord")
+    once = Retry(NoBackoff(), 0)
+    for options in ({}, {"username": login[0], "password": "no"}):
+        with (
+            redis.Redis(host=host, port=port, retry=once, **options) as nobody,
+            pytest.raises(redis.AuthenticationError),
+        ):
+            nobody.get("py")
+
+
+def test_a_session_goes_on_on_another_connection(client: Any) -> None:
+    opened = client.execute_command("SESSION", "OPEN")
+    if isinstance(opened, list):
+        opened = dict(zip(opened[::2], opened[1::2], strict=True))
+    assert client.execute_command("CSN", "1", "SET", "session", "1") == b"OK"
+    client.connection_pool.disconnect()
+    words = ("SESSION", "RESUME", opened[b"client_id"], opened[b"secret"])
+    resumed = client.execute_command(*words)
+    assert (resumed[b"csn"] if isinstance(resumed, dict) else resumed[-1]) == 1
+    assert client.execute_command("CSN", "1", "SET", "session", "2") == b"OK"
+    assert client.get("session") == b"1", "a number is executed once"
+    assert client.execute_command("SESSION", "PING") == b"PONG"
+    assert client.execute_command("SESSION", "CLOSE") == b"OK"
