@@ -37,11 +37,9 @@ from millstream.coordination.core.pool_messages import (
     PoolEnvelope,
 )
 from millstream.coordination.core.pool_state import PoolState
-from millstream.coordination.core.standing import Standing, founded
+from millstream.coordination.core.standing import founded
 
 __all__ = ["Hosting"]
-
-_NO_MEMBERS = Configuration(0, ())
 
 
 class Hosting(PoolState):
@@ -89,9 +87,10 @@ class Hosting(PoolState):
 
     def _format(self, group_id: bytes, *, is_founder: bool) -> None:
         founding = self.tables.foundings[group_id]
-        standing = founded(group_id, self.id, founding.members)
+        standing = founded(group_id, self.id, founding.members, founding.has_journal)
         if not is_founder:
-            standing = Standing(group_id, self.id, 0, 0, (0, 0), _NO_MEMBERS)
+            nobody = standing.configuration._replace(members=())
+            standing = standing._replace(configuration=nobody)
         self.hosted[group_id] = Hosted(group_id, Phase.FORMATTING, is_founder)
         self.is_changed = True
         number = self.next_number(lambda: self._formatted(group_id))
