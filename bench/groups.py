@@ -29,6 +29,8 @@ FIRST_GROUP = "1"
 _NODE_ID = re.compile("[0-9a-f]{32}")
 FORM_S = 60.0
 """How long a group may take to serve, or a member to come back."""
+LAG_MAX = 3
+"""Entries that a member may lack which is back."""
 
 
 class Group(ABC):
@@ -230,4 +232,10 @@ class Millstream(Group):
         return None
 
     def is_back(self, number: int) -> bool:
-        return self.nodes[number].ask("SET", "bench", "v").startswith(("-NOTPRIMARY", "+OK"))
+        primary = self.primary()
+        if primary is None or primary == number:
+            return primary == number
+        own = _NODE_ID.search(self.nodes[number].ask("ADMIN", "STATUS"))
+        status = self.nodes[primary].ask("ADMIN", "STATUS", FIRST_GROUP)
+        lag = own and re.search(rf"{own[0]}\r\n:([0-9]+)", status)
+        return bool(lag) and int(lag[1]) <= LAG_MAX
