@@ -8,15 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from millstream.coordination.aio.coordinator import Coordinator, Listening, group_id_of
+from millstream.coordination.aio.coordinator import Coordinator, Listening
 from millstream.coordination.aio.group_runner import GroupRunner
-from millstream.coordination.aio.peers import Place
 from millstream.coordination.core.effects import Code, Reply
 from millstream.coordination.core.entries import Body
 from millstream.coordination.core.pool_effects import FIRST_GROUP
-from millstream.coordination.core.standing import founded
+from millstream.coordination.core.pool_messages import Address
 
-GROUP = group_id_of(FIRST_GROUP)
+GROUP = b"group-of-the-test"[:16]
 WAIT_S = 40.0
 """Far longer than anything takes; a busy machine may be slow."""
 
@@ -49,23 +48,34 @@ async def until(is_so: Callable[[], Any], wait_s: float = WAIT_S) -> Any:
             await asyncio.sleep(0.005)  # nobody tells: looked at again
 
 
+async def admin(node: Coordinator, *argv: bytes) -> bytes:
+    """Have a node carry out an administrator's command."""
+    answer = asyncio.get_running_loop().create_future()
+    node.requests.admin((b"ADMIN", *argv), answer.set_result)
+    return await asyncio.wait_for(answer, WAIT_S)
+
+
 class Nodes:
-    """A number of nodes that know each other's addresses; a context manager."""
+    """Nodes of one pool with one group of them all; a context manager."""
 
     def __init__(self, directory: Path, size: int = 3, **options: Any) -> None:
         self.directory, self.size, self.options = directory, size, options
         self.running: dict[int, Coordinator] = {}
         self.ports: dict[int, int] = {}
-        self.ids: dict[int, bytes] = {}
         self.fatal: list[BaseException] = []
 
     async def __aenter__(self) -> Self:
         for number in range(self.size):
             await self.start(number)
-        members = tuple(sorted(self.ids.values()))
-        for node in self.running.values():
-            await node.format(founded(GROUP, node.node_id, members))
-            await node.open_group(GROUP)
+        first = self.running[0]
+        await until(lambda: len(first.pool.pool.tables.others()) == self.size - 1)
+        await until(lambda: self.group(0).replica.leading)
+        others = [self.running[number].node_id.hex().encode() for number in range(1, self.size)]
+        answer = b"-BUSY"
+        while answer == b"-BUSY":  # its first entry is not committed yet
+            answer = await admin(first, b"GROUP", b"ADD", b"%d" % FIRST_GROUP, *others)
+        assert not answer.startswith(b"-"), answer
+        await until(lambda: all(FIRST_GROUP in n.groups.numbered for n in self.running.values()))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -73,16 +83,15 @@ class Nodes:
             await self.stop(number)
 
     async def start(self, number: int) -> Coordinator:
-        """Start a node, on the port that it had before."""
+        """Start a node, on the port that it had before; all but the first join the first."""
         listening = bound(self.ports.get(number, 0))
+        self.ports[number] = port = listening.getsockname()[1]
+        join = (Address("127.0.0.1", self.ports[0]),) if number else ()
         node = self.running[number] = await Coordinator.start(
-            self.directory / str(number), Listening(peer=listening), joins=True,
-            on_fatal=self.fatal.append, **self.options,
+            self.directory / str(number),
+            Listening(peer=listening, host="127.0.0.1", peer_port=port),
+            join=join, on_fatal=self.fatal.append, **self.options,
         )  # fmt: skip
-        self.ports[number], self.ids[number] = listening.getsockname()[1], node.node_id
-        for each in self.running.values():
-            for other, node_id in self.ids.items():
-                each.places[node_id] = Place("127.0.0.1", self.ports[other])
         return node
 
     async def stop(self, number: int) -> None:
@@ -91,19 +100,19 @@ class Nodes:
 
     def group(self, number: int) -> GroupRunner:
         """Return the group as a node has it."""
-        return self.running[number].groups[GROUP]
+        return self.running[number].groups.numbered[FIRST_GROUP]
 
     async def ask(self, *argv: bytes) -> Reply:
         """Ask whoever leads, until it is done."""
         async with asyncio.timeout(WAIT_S):
             while True:
-                for node in list(self.running.values()):
-                    reply = await ask(node.groups[GROUP], *argv)
+                for number in list(self.running):
+                    reply = await ask(self.group(number), *argv)
                     if reply.code is Code.OK:
                         return reply
                 await asyncio.sleep(0.02)
 
     def primary(self) -> int | None:
-        """Return which node leads."""
-        leading = [n for n, node in self.running.items() if node.groups[GROUP].replica.leading]
+        """Return which node leads, None unless it is one."""
+        leading = [number for number in self.running if self.group(number).replica.leading]
         return leading[0] if len(leading) == 1 else None

@@ -24,6 +24,7 @@ import msgspec
 
 from millstream.access.users import UserStore
 from millstream.coordination.aio.coordinator import Coordinator, Listening
+from millstream.coordination.core.pool_messages import Address
 from millstream.errors import CorruptionError, MillstreamError, UsageError
 from millstream.node.child_start import EXIT_NOT_STARTED, Tell, run_child, stop_signal
 from millstream.node.listeners import peer_context, peer_server_context, server_context
@@ -58,6 +59,8 @@ class CoordOrder(msgspec.Struct, frozen=True):
     """Descriptor of the bound socket for other nodes."""
     advertise: tuple[str, int, int] = ("", 0, 0)
     """Host, port for clients, port for nodes, as others are told."""
+    join: tuple[str, int] | None = None
+    """Peer address of a node of the pool that a new node is to join."""
     cluster_secret: str = ""
     tls_cert: str | None = None
     tls_key: str | None = None
@@ -80,7 +83,7 @@ async def _run(order: CoordOrder, tell: Tell) -> int:
         users = UserStore(Path(order.users), node_secret=order.cluster_secret)
         coordinator = await Coordinator.start(
             Path(order.directory), _listening(order), users=users, secret=order.cluster_secret,
-            on_fatal=fail,
+            join=(Address(*order.join),) if order.join is not None else (), on_fatal=fail,
         )  # fmt: skip
     except (MillstreamError, OSError) as error:
         is_final = isinstance(error, MillstreamError) and error.retry == "never"

@@ -319,6 +319,7 @@ class Engine:
             str(self._directory.users_path.absolute()),
             sockets.get("coord"), sockets.get("peer"),
             (settings.advertised_host, self._port("coord"), self._port("peer")),
+            (settings.join.host, settings.join.port) if settings.join is not None else None,
             settings.cluster_secret, settings.tls_cert, settings.tls_key, settings.tls_ca,
         )  # fmt: skip
         self.coordination = CoordProcess(order, tuple(sockets.values()), self._coordination_failed)
@@ -410,11 +411,6 @@ def _warn_of_what_is_not_built(settings: Settings) -> None:
     for name in LISTENERS:
         if name not in BUILT and getattr(settings, name) is not None:
             _LOG.debug("listener %s is not part of this version and stays closed", name)
-    if settings.join is not None:
-        _LOG.warning(
-            "--join %s is for nodes that only index: those with data are placed by maps",
-            settings.join,
-        )
 
 
 def _partition_status(running: BucketEngine, partition: Partition) -> PartitionStatus:

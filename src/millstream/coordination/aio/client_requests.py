@@ -9,14 +9,15 @@ Elsewhere: who asks (`core.front`), who answers (`aio.group_runner`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from millstream.coordination.aio.group_runner import GroupRunner
+from millstream.coordination.aio.pool_runner import PoolRunner
 from millstream.coordination.core.backend import Done, ValueDone, Where
 from millstream.coordination.core.effects import Code, Reply, Resume
 from millstream.coordination.core.entries import NOBODY, Body, Kind
 from millstream.coordination.core.pool_effects import FIRST_GROUP
-from millstream.coordination.core.values import error
+from millstream.coordination.core.pool_replies import coord_of
 
 __all__ = ["ClientRequests"]
 
@@ -27,21 +28,12 @@ class ClientRequests:
     """Has the shape of `core.backend.Backend`.
 
     Args:
-        groups: those that run here, by id.
-        ids: of all groups that are known, by number.
-        address_of: where clients reach a node; empty if that is not known.
+        groups: those that run here, by number.
+        pool: what the node knows of groups.
     """
 
-    def __init__(
-        self,
-        groups: Mapping[bytes, GroupRunner],
-        ids: Mapping[int, bytes],
-        address_of: Callable[[bytes], str],
-    ) -> None:
-        self._groups, self._ids, self._address_of = groups, ids, address_of
-
-    def _runner(self, gid: int) -> GroupRunner | None:
-        return self._groups.get(self._ids.get(gid, NOBODY))
+    def __init__(self, groups: Mapping[int, GroupRunner], pool: PoolRunner) -> None:
+        self._groups, self._pool = groups, pool
 
     def group_of(self, key: bytes) -> int:
         """Return the group that has a key."""
@@ -52,7 +44,7 @@ class ClientRequests:
         instance: bytes = NOBODY, session: int = 0, csn: int = 0,
     ) -> None:  # fmt: skip
         """Have something changed."""
-        if runner := self._runner(gid):
+        if runner := self._groups.get(gid):
             runner.request(body, done, instance=instance, session=session, csn=csn, kind=kind)
         else:
             done(_ELSEWHERE)
@@ -61,35 +53,42 @@ class ClientRequests:
         self, gid: int, body: Body, done: Done, seen: int | None = None, session: int = 0
     ) -> None:
         """Have something read."""
-        if runner := self._runner(gid):
+        if runner := self._groups.get(gid):
             runner.read(body, done, seen, session)
         else:
             done(_ELSEWHERE)
 
     def resume(self, gid: int, instance: bytes, session: int, secret: bytes, done: Done) -> None:
         """Ask what is known of a session."""
-        if runner := self._runner(gid):
+        if runner := self._groups.get(gid):
             runner.ask(Resume(0, instance, session, secret), done)
         else:
             done(_ELSEWHERE)
 
     def where(self, gid: int) -> Where:
-        """Return where a group's primary is, as this node's member of it knows."""
-        runner = self._runner(gid)
-        if runner is None:
-            return Where()
-        report = runner.replica.report()
-        address = self._address_of(report.primary) if report.primary is not None else ""
-        return Where(report.epoch, report.view, address)
+        """Return where a group's primary is, as this node has heard."""
+        pool = self._pool.pool
+        for group_id in pool.tables.numbered(gid):
+            if seen := pool.directory.get(group_id):
+                return Where(seen.epoch, seen.view, coord_of(pool.tables, seen.primary) or "")
+        return Where()
 
     def vds(self, argv: tuple[bytes, ...]) -> bytes:
         """Return the map of groups."""
-        return error("UNKNOWN_COMMAND", "VDS")
+        return self._pool.pool.vds(argv)
 
     def admin(self, argv: tuple[bytes, ...], done: ValueDone) -> None:
         """Carry out an administrator's command."""
-        done(error("UNKNOWN_COMMAND", "ADMIN"))
+        self._pool.admin(argv[1:], done)
 
     def figures(self) -> dict[str, dict[str, str]]:
         """Return what INFO shows."""
-        return {}
+        shown = {}
+        for number, runner in sorted(self._groups.items()):
+            report = runner.replica.report()
+            shown[f"group_{number}"] = (
+                f"role={report.role},status={report.status},epoch={report.epoch},"
+                f"view={report.view},op={report.op_lsn},commit={report.commit_lsn},"
+                f"sessions={report.sessions}"
+            )
+        return {"coordination": {"node_id": self._pool.pool.id.hex(), **shown}}

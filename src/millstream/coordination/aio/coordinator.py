@@ -1,20 +1,21 @@
 """The coordination of one node: its groups, the nodes it talks to, the clients it serves.
 
-Layout: `node.toml` (who it is), one directory for each group, named after its id in hexadecimal.
+Layout: `node.toml` (who it is), `pool` (what it knows of others), and the groups (`aio.groups`).
 
 Invariants:
-1. A node's first start makes a group of one, `FIRST_GROUP`, unless it is to join others.
-2. Whatever of the disk fails, of any group, `on_fatal` is told once: the process has to end.
-3. Nobody is listened to, client or node, before all groups have read their files.
+1. Whatever of the disk fails, of any group, `on_fatal` is told once: the process has to end.
+2. Nobody is listened to, client or node, before all groups have read their files.
 
-Elsewhere: a group (`aio.group_runner`), connections of nodes (`aio.peers`) and clients
-(`aio.resp_server`), what clients ask (`aio.client_requests`).
+Elsewhere: what the node knows and decides (`aio.pool_runner`), a group (`aio.group_runner`),
+connections of nodes (`aio.peers`) and clients (`aio.resp_server`), what clients ask
+(`aio.client_requests`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import socket
 import ssl
 from collections.abc import Callable
@@ -24,20 +25,17 @@ from typing import Final, NamedTuple
 
 from millstream.access.users import UserStore
 from millstream.coordination.aio.client_requests import ClientRequests
-from millstream.coordination.aio.group_runner import GroupRunner
-from millstream.coordination.aio.node_file import Identity, begin_incarnation, keep
-from millstream.coordination.aio.peers import Peers, Place
+from millstream.coordination.aio.groups import Groups
+from millstream.coordination.aio.node_file import begin_incarnation
+from millstream.coordination.aio.peers import Peers
+from millstream.coordination.aio.pool_runner import PoolRunner, read_pool_file
 from millstream.coordination.aio.resp_server import RespServer, UserGuard
-from millstream.coordination.core.entries import ID_BYTES
-from millstream.coordination.core.journal import format_group, is_formatted
 from millstream.coordination.core.messages import Envelope, decode, encode
-from millstream.coordination.core.pool_effects import FIRST_GROUP
-from millstream.coordination.core.register import Registers
-from millstream.coordination.core.standing import Standing, founded
-from millstream.runtime.disk import OsDisk
-from millstream.runtime.tasks import Tasks
+from millstream.coordination.core.pool import Pool
+from millstream.coordination.core.pool_effects import GroupChanged, NodeStart, Stray
+from millstream.coordination.core.pool_messages import Address, decode_pool, is_pool_frame
 
-__all__ = ["BACKLOG", "Coordinator", "Listening", "group_id_of"]
+__all__ = ["BACKLOG", "Coordinator", "Listening"]
 
 _LOG = logging.getLogger(__name__)
 BACKLOG: Final = 1024
@@ -59,39 +57,32 @@ class Listening(NamedTuple):
     peer_port: int = 0
 
 
-def group_id_of(number: int) -> bytes:
-    """Return the id of a group from the number that people know it by."""
-    return number.to_bytes(ID_BYTES, "big")
-
-
 class Coordinator:
     """Made by `start`, ended by `stop`."""
 
     def __init__(
         self,
         directory: Path,
-        identity: Identity,
+        node_id: bytes,
         listening: Listening,
         users: UserStore,
         secret: str,
         on_fatal: Callable[[BaseException], None],
     ) -> None:
-        self.directory, self.identity = directory, identity
-        self.node_id = identity.node_id
-        self.groups: dict[bytes, GroupRunner] = {}
-        self.places: dict[bytes, Place] = {}
-        """Where other nodes are."""
-        self.peers = Peers(self._on_frame, users=users, secret=secret, tls=listening.peer_tls)
-        self.requests = ClientRequests(
-            self.groups, {FIRST_GROUP: group_id_of(FIRST_GROUP)}, lambda _: ""
+        self.node_id = node_id
+        self.peers = Peers(
+            self._on_frame, self._greeting, users=users, secret=secret, tls=listening.peer_tls
         )
+        self.groups = Groups(directory, self._send, self._changed, self._failed)
+        pool = Pool(random.SystemRandom().random)
+        self.pool = PoolRunner(pool, directory, self.groups, self.peers, self._failed)
+        self.requests = ClientRequests(self.groups.numbered, self.pool)
         self._guard = UserGuard(users)
         self.clients = RespServer(self.requests, self._guard)
         self._listening = listening
         self._on_fatal = on_fatal
         self._has_failed = False
         self._encoded: tuple[Envelope, bytes] | None = None
-        self._tasks = Tasks(self._failed)
         self._cleanup = AsyncExitStack()
 
     @classmethod
@@ -102,36 +93,41 @@ class Coordinator:
         *,
         users: UserStore | None = None,
         secret: str = "",
-        joins: bool = False,
+        join: tuple[Address, ...] = (),
         on_fatal: Callable[[BaseException], None] = lambda _: None,
     ) -> Coordinator:
-        """Bring up all groups whose files are there.
+        """Bring up all groups of this node.
 
         Args:
             directory: of coordination, in the data directory.
             listening: for clients and other nodes.
             users: of the node, for log-ins.
             secret: with which nodes log in to each other.
-            joins: the node is to join others, and begins without a group.
+            join: nodes of the pool that a new node is to join; else it begins with a group.
             on_fatal: called when the node must stop.
 
         Raises:
-            CorruptionError: `bad_node_file`, `promises_lost`.
-            UnavailableError: `directory_unusable`, `disk_full`, `disk_failed`.
+            CorruptionError: `bad_node_file`, `bad_pool_file`, `promises_lost`.
+            UnavailableError: `directory_unusable`, `disk_failed`.
         """
-        identity = await asyncio.to_thread(begin_incarnation, directory)
+        node_id, incarnation = await asyncio.to_thread(begin_incarnation, directory)
         async with AsyncExitStack() as stack:
-            coordinator = cls(
-                directory, identity, listening, users or UserStore(), secret, on_fatal
-            )
-            stack.push_async_callback(coordinator._close_groups)
-            stack.push_async_callback(coordinator.peers.close)
-            if not identity.is_founded:
-                await coordinator._found(joins=joins)
-            await coordinator._open_groups()
-            await coordinator._listen(stack)
-            coordinator._cleanup = stack.pop_all()
-        return coordinator
+            node = cls(directory, node_id, listening, users or UserStore(), secret, on_fatal)
+            stack.push_async_callback(node.groups.close)
+            stack.push_async_callback(node.peers.close)
+            stack.push_async_callback(node.pool.close)
+            formatted = await asyncio.to_thread(node.groups.formatted)
+            content = await asyncio.to_thread(read_pool_file, directory)
+            await node.pool.start(
+                NodeStart(
+                    content, node_id, incarnation, formatted,
+                    Address(listening.host, listening.peer_port),
+                    Address(listening.host, listening.coord_port), join,
+                )
+            )  # fmt: skip
+            await node._listen(stack)
+            node._cleanup = stack.pop_all()
+        return node
 
     async def stop(self) -> None:
         """Close everything; what was acknowledged is durable anyway."""
@@ -149,60 +145,6 @@ class Coordinator:
             )  # fmt: skip
             stack.callback(server.close)
 
-    # ---- groups
-
-    async def _found(self, *, joins: bool) -> None:
-        if not joins:
-            group_id = group_id_of(FIRST_GROUP)
-            await self.format(founded(group_id, self.node_id, (self.node_id,)))
-            _LOG.warning(
-                "this node coordinates alone: it is a group of one, no failure is survived"
-            )
-        self.identity = self.identity._replace(is_founded=True)
-        await asyncio.to_thread(keep, self.directory, self.identity)
-
-    async def format(self, standing: Standing) -> None:
-        """Make the files of a group that this node is a member of; harmless if they are there.
-
-        Raises:
-            UnavailableError: `disk_full`, `disk_failed`.
-        """
-        await asyncio.to_thread(self._format, standing)
-
-    def _format(self, standing: Standing) -> None:
-        disk = self._disk(standing.group_id)
-        if not is_formatted(disk):
-            format_group(disk, standing)
-
-    def _disk(self, group_id: bytes) -> OsDisk:
-        return OsDisk(self.directory / group_id.hex())
-
-    async def _open_groups(self) -> None:
-        found = await asyncio.to_thread(lambda: sorted(self.directory.glob("[0-9a-f]*")))
-        for path in found:
-            if path.is_dir() and len(path.name) == 2 * ID_BYTES:
-                await self.open_group(bytes.fromhex(path.name))
-
-    async def open_group(self, group_id: bytes) -> GroupRunner | None:
-        """Have a group run whose files are there; None if it was never formatted.
-
-        Raises:
-            CorruptionError: `promises_lost`.
-            UnavailableError: `disk_full`, `disk_failed`.
-        """
-        disk = await asyncio.to_thread(self._disk, group_id)
-        if not is_formatted(disk):
-            return None
-        runner = await GroupRunner.open(disk, Registers(), send=self._send, on_fatal=self._failed)
-        self.groups[group_id] = runner
-        return runner
-
-    async def _close_groups(self) -> None:
-        groups = dict(self.groups)
-        self.groups.clear()
-        for runner in groups.values():
-            await runner.close()
-
     def _failed(self, error: BaseException) -> None:
         if not self._has_failed:
             self._has_failed = True
@@ -213,22 +155,34 @@ class Coordinator:
 
     def _send(self, receiver: bytes, envelope: Envelope) -> None:
         """Try to deliver a message; a member says the same thing to several others."""
-        if place := self.places.get(receiver):
+        if address := self.pool.pool.address_of(receiver):
             known = self._encoded
             if known is None or not _is_same(known[0], envelope):
                 known = self._encoded = envelope, encode(envelope)
-            self.peers.send(place, known[1])
+            self.pool.who[address] = receiver
+            self.peers.send(address, known[1])
+
+    def _greeting(self, address: Address) -> bytes:
+        return self.pool.greeting(address)
+
+    def _changed(self, change: GroupChanged) -> None:
+        self.pool.take(change)
 
     def _on_frame(self, frame: bytes) -> None:
+        if is_pool_frame(frame):
+            self.pool.hear(decode_pool(frame))
+            return
         envelope = decode(frame)
-        if runner := self.groups.get(envelope.group_id):
+        if runner := self.groups.running.get(envelope.group_id):
             runner.receive(envelope)
+        else:
+            self.pool.take(Stray(envelope))
 
     # ---- figures
 
     def figures(self) -> dict[str, float]:
         """Return what the node's metrics show of it."""
-        reports = [runner.replica.report() for runner in self.groups.values()]
+        reports = [runner.replica.report() for runner in self.groups.running.values()]
         return {
             "coord_groups": len(reports),
             "coord_groups_leading": sum(one.role == "primary" for one in reports),
@@ -239,8 +193,8 @@ class Coordinator:
             "coord_committed_total": sum(one.commit_lsn for one in reports),
             "coord_repaired_total": sum(one.repaired for one in reports),
             "coord_sessions": sum(one.sessions for one in reports),
-            "coord_waiting": sum(runner.waiting for runner in self.groups.values()),
-            "coord_disk_full": sum(runner.is_disk_full for runner in self.groups.values()),
+            "coord_waiting": sum(runner.waiting for runner in self.groups.running.values()),
+            "coord_disk_full": sum(runner.is_disk_full for runner in self.groups.running.values()),
             "coord_connections": self.clients.connections,
             "coord_connections_accepted_total": self.clients.connections_total,
             "coord_nodes_connected": self.peers.connected,

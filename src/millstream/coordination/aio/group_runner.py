@@ -41,9 +41,10 @@ from millstream.coordination.core.effects import (
     SetTimer,
     Soon,
     Start,
+    TakeSnapshot,
     Timer,
 )
-from millstream.coordination.core.entries import NOBODY, Body, Kind
+from millstream.coordination.core.entries import NOBODY, Body, Header, Kind
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import Envelope
 from millstream.coordination.core.pool_effects import GroupChanged
@@ -57,6 +58,7 @@ __all__ = ["STEP_EVENTS_MAX", "GroupRunner", "OnReply", "SendTo"]
 _LOG = logging.getLogger(__name__)
 STEP_EVENTS_MAX: Final = 128
 """That a replica takes before others have their turn."""
+Asking = Read | Resume | Reconfigure | MovePrimary | TakeSnapshot
 OnReply = Callable[[Reply], None]
 SendTo = Callable[[bytes, Envelope], None]
 
@@ -140,7 +142,7 @@ class GroupRunner:
         """Have something read; `on_reply` as for `request`."""
         self.take(Read(self._ticket(on_reply), body, seen, session))
 
-    def ask(self, event: Resume | Reconfigure | MovePrimary, on_reply: OnReply) -> None:
+    def ask(self, event: Asking, on_reply: OnReply) -> None:
         """Have something else done; the event's own ticket means nothing."""
         self.take(event._replace(ticket=self._ticket(on_reply)))
 
@@ -148,6 +150,13 @@ class GroupRunner:
         ticket = next(self._tickets)
         self._waiting[ticket] = on_reply
         return ticket
+
+    def headers(self, first_lsn: int, last_lsn: int) -> list[Header]:
+        """Return the headers of the log in a range, as far as it has them."""
+        log = self.replica.log
+        first, last = max(first_lsn, log.base.lsn + 1), min(last_lsn, log.op_lsn)
+        found = map(log.entry_at, range(first, last + 1))
+        return [entry.header for entry in found if entry is not None]
 
     @property
     def waiting(self) -> int:

@@ -21,7 +21,7 @@ from millstream.coordination.core.entries import ID_BYTES
 from millstream.errors import CorruptionError, UnavailableError, UsageError
 from millstream.runtime.files import sync_directory, write_atomically
 
-__all__ = ["NODE_FILE", "Identity", "begin_incarnation", "keep"]
+__all__ = ["NODE_FILE", "Identity", "begin_incarnation"]
 
 NODE_FILE: Final = "node.toml"
 _FORMAT: Final = 1
@@ -32,7 +32,6 @@ class Identity(NamedTuple):
 
     node_id: bytes
     incarnation: int
-    is_founded: bool
 
 
 def begin_incarnation(directory: Path) -> Identity:
@@ -48,7 +47,11 @@ def begin_incarnation(directory: Path) -> Identity:
             directory.mkdir(mode=0o700, parents=True)
             sync_directory(directory.parent)
         identity = _read(directory / NODE_FILE)
-        keep(directory, identity)
+        content = (
+            f'format = {_FORMAT}\nid = "{identity.node_id.hex()}"\n'
+            f"incarnation = {identity.incarnation}\n"
+        )
+        write_atomically(directory / NODE_FILE, content.encode())
     except OSError as error:
         raise UnavailableError(
             f"{directory} cannot be used: {error.strerror or error}",
@@ -56,15 +59,6 @@ def begin_incarnation(directory: Path) -> Identity:
             retry="never",
         ) from error
     return identity
-
-
-def keep(directory: Path, identity: Identity) -> None:
-    """Make it durable; raises OSError. Blocks."""
-    content = (
-        f'format = {_FORMAT}\nid = "{identity.node_id.hex()}"\n'
-        f"incarnation = {identity.incarnation}\nfounded = {str(identity.is_founded).lower()}\n"
-    )
-    write_atomically(directory / NODE_FILE, content.encode())
 
 
 def _read(path: Path) -> Identity:
@@ -76,11 +70,11 @@ def _read(path: Path) -> Identity:
                 "(ADMIN GROUP REPLACE)",
                 code="bad_node_file",
             )
-        return Identity(secrets.token_bytes(ID_BYTES), 1, False)
+        return Identity(secrets.token_bytes(ID_BYTES), 1)
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         written, node_id = int(content["format"]), bytes.fromhex(content["id"])
-        incarnation, is_founded = int(content["incarnation"]), bool(content["founded"])
+        incarnation = int(content["incarnation"])
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(path) from error
     if written > _FORMAT:
@@ -90,7 +84,7 @@ def _read(path: Path) -> Identity:
         )
     if len(node_id) != ID_BYTES or incarnation < 1:
         raise _damaged(path)
-    return Identity(node_id, incarnation + 1, is_founded)
+    return Identity(node_id, incarnation + 1)
 
 
 def _damaged(path: Path) -> CorruptionError:

@@ -25,11 +25,12 @@ import random
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 from millstream.access.scram_client import ScramClient
 from millstream.access.users import NODE_USER, UserStore
 from millstream.coordination.core.messages import FRAME_BYTES_MAX, LENGTH
+from millstream.coordination.core.pool_messages import Address
 from millstream.errors import AccessError, MillstreamError, RemoteProtocolError
 from millstream.runtime.tasks import Tasks
 
@@ -46,7 +47,6 @@ __all__ = [
     "TURN_S",
     "UNACKNOWLEDGED_S",
     "Peers",
-    "Place",
 ]
 
 _LOG = logging.getLogger(__name__)
@@ -78,22 +78,12 @@ _MECHANISM: Final = "SCRAM-SHA256"
 _WELCOME: Final = b"ok"
 
 
-class Place(NamedTuple):
-    """Where a node's peer listener is."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
-
-
 class Peers:
     """Of one node; begins to listen by `listen`, ended by `close`.
 
     Args:
         on_frame: takes what comes, its length cut off; what it raises ends the connection.
-        greeting: returns the frames that are said first on a connection that is dialled.
+        greeting: returns the frames that are said first to whoever is at an address.
         users: whose log-in as `@node` is asked for, if it has one or has users.
         secret: what this node logs in with; empty: it does not.
         tls: contexts for being dialled and for dialling; None: plain.
@@ -102,7 +92,7 @@ class Peers:
     def __init__(
         self,
         on_frame: Callable[[bytes], None],
-        greeting: Callable[[], bytes] = lambda: b"",
+        greeting: Callable[[Address], bytes] = lambda _: b"",
         *,
         users: UserStore | None = None,
         secret: str = "",
@@ -112,7 +102,7 @@ class Peers:
         self._users, self.secret = users, secret
         self._server_tls = tls[0] if tls is not None else None
         self.client_tls = tls[1] if tls is not None else None
-        self._links: dict[Place, _Link] = {}
+        self._links: dict[Address, _Link] = {}
         self._server: asyncio.Server | None = None
         self._incoming: set[asyncio.StreamWriter] = set()
         self.tasks = Tasks()
@@ -142,28 +132,28 @@ class Peers:
 
     # ---- sending
 
-    def send(self, place: Place, frame: bytes) -> None:
+    def send(self, address: Address, frame: bytes) -> None:
         """Try to deliver a frame, its length included."""
-        link = self._links.get(place)
+        link = self._links.get(address)
         if link is None:
             if len(self._links) >= OUTGOING_MAX:
                 self.dropped_total += 1
                 return
-            link = self._links[place] = _Link(self, place)
+            link = self._links[address] = _Link(self, address)
         link.send(frame)
 
-    def hang_up(self, place: Place) -> None:
+    def hang_up(self, address: Address) -> None:
         """Close the connection to a node that is there no more."""
-        if link := self._links.pop(place, None):
+        if link := self._links.pop(address, None):
             link.end()
 
-    def forget(self, place: Place) -> None:
+    def forget(self, address: Address) -> None:
         """A link over which nothing was sent has ended."""
-        self._links.pop(place, None)
+        self._links.pop(address, None)
 
     # ---- receiving
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._incoming) >= INCOMING_MAX:
             writer.close()
             return
@@ -238,15 +228,15 @@ class Peers:
 class _Link:
     """To one other node; there is a task while it is dialled, connected or waited for."""
 
-    def __init__(self, peers: Peers, place: Place) -> None:
-        self._peers, self._place = peers, place
+    def __init__(self, peers: Peers, address: Address) -> None:
+        self._peers, self._address = peers, address
         self._loop = asyncio.get_running_loop()
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._writer: asyncio.StreamWriter | None = None
         self._is_flushing = False
         self._sent_at = self._loop.time()
-        self._task = peers.tasks.start(self._run(), name=f"messages to node {place}")
+        self._task = peers.tasks.start(self._run(), name=f"messages to node {address.text}")
 
     @property
     def is_up(self) -> bool:
@@ -287,12 +277,12 @@ class _Link:
             finally:
                 self._hang_up()
             if why != said:
-                _LOG.info("node %s is not reached: %s", self._place, why)
+                _LOG.info("node %s is not reached: %s", self._address.text, why)
                 said = why
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
             self._pending, self._pending_bytes = [], 0
             backoff_s = min(2 * backoff_s, BACKOFF_S_MAX)
-        self._peers.forget(self._place)
+        self._peers.forget(self._address)
 
     def _hang_up(self) -> None:
         if self._writer is not None:
@@ -302,7 +292,7 @@ class _Link:
     async def _connect_and_wait(self) -> None:
         async with asyncio.timeout(CONNECT_S_MAX):
             reader, writer = await asyncio.open_connection(
-                *self._place, ssl=self._peers.client_tls, limit=_READ_BYTES
+                *self._address, ssl=self._peers.client_tls, limit=_READ_BYTES
             )
         try:
             _tune(writer)
@@ -330,7 +320,7 @@ class _Link:
             answer = await _line(reader)
             if answer != _WELCOME:
                 raise AccessError(f"it refuses this node: {answer.decode(errors='replace')}")
-        writer.write(self._peers.greeting())
+        writer.write(self._peers.greeting(self._address))
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:

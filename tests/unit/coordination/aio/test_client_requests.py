@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from coordinators import GROUP, until
-from millstream.coordination.aio.client_requests import ClientRequests
+from coordinators import until
 from millstream.coordination.aio.coordinator import Coordinator
 from millstream.coordination.core.backend import Where
 from millstream.coordination.core.effects import Code, Reply
@@ -16,8 +15,8 @@ from millstream.coordination.core.pool_effects import FIRST_GROUP
 
 async def test_a_group_that_runs_here(tmp_path: Path) -> None:
     node = await Coordinator.start(tmp_path)
-    await until(lambda: node.groups[GROUP].replica.leading)
-    requests = ClientRequests(node.groups, {FIRST_GROUP: GROUP}, lambda node_id: "here:1")
+    await until(lambda: node.groups.numbered[FIRST_GROUP].replica.leading)
+    requests = node.requests
     assert requests.group_of(b"key") == FIRST_GROUP
     replies = asyncio.Queue[Reply]()
     requests.request(FIRST_GROUP, Body(argv=(b"SET", b"k", b"v")), replies.put_nowait)
@@ -28,15 +27,22 @@ async def test_a_group_that_runs_here(tmp_path: Path) -> None:
     session = int((await replies.get()).value.lstrip(b":="))
     requests.resume(FIRST_GROUP, b"i" * 16, session, b"", replies.put_nowait)
     assert (await replies.get()).code is Code.OK
-    assert requests.where(FIRST_GROUP) == Where(0, 1, "here:1")
+    assert requests.where(FIRST_GROUP) == Where(0, 1, "")
+    assert requests.vds((b"VDS",)).startswith(b"%")
+    assert "role=primary" in requests.figures()["coordination"][f"group_{FIRST_GROUP}"]
+    values = asyncio.Queue[bytes]()
+    requests.admin((b"ADMIN", b"STATUS"), values.put_nowait)
+    assert (await values.get()).startswith(b"%")
     await node.stop()
 
 
-async def test_a_group_that_does_not() -> None:
-    requests = ClientRequests({}, {}, lambda node_id: "")
+async def test_a_group_that_does_not(tmp_path: Path) -> None:
+    node = await Coordinator.start(tmp_path)
+    requests = node.requests
     replies: list[Reply] = []
     requests.request(5, Body(argv=(b"SET", b"k", b"v")), replies.append)
     requests.read(5, Body(argv=(b"GET", b"k")), replies.append)
     requests.resume(5, b"i" * 16, 1, b"", replies.append)
     assert [reply.code for reply in replies] == [Code.NOTPRIMARY] * 3
     assert requests.where(5) == Where()
+    await node.stop()

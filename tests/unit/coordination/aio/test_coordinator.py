@@ -2,41 +2,44 @@
 
 from __future__ import annotations
 
-import asyncio
+import errno
 from pathlib import Path
 
 import pytest
 
-from coordinators import GROUP, Nodes, ask, until
-from millstream.coordination.aio import coordinator as module
-from millstream.coordination.aio import node_file
+from coordinators import Nodes, ask, until
+from millstream.coordination.aio import groups
 from millstream.coordination.aio.coordinator import Coordinator
 from millstream.coordination.core.durable import SUPERBLOCK
 from millstream.coordination.core.effects import Code
+from millstream.coordination.core.pool_effects import FIRST_GROUP
+from millstream.coordination.core.pool_messages import Address
 from millstream.errors import CorruptionError
 
 
 async def leading(directory: Path) -> Coordinator:
     node = await Coordinator.start(directory)
-    await until(lambda: node.groups[GROUP].replica.leading)
+    await until(lambda: node.groups.numbered[FIRST_GROUP].replica.leading)
     return node
 
 
 async def test_a_node_alone_is_a_group_of_one_and_stays_it(tmp_path: Path) -> None:
     node = await leading(tmp_path)
-    assert (await ask(node.groups[GROUP], b"SET", b"key", b"value")).code is Code.OK
+    group = node.groups.numbered[FIRST_GROUP]
+    assert (await ask(group, b"SET", b"key", b"value")).code is Code.OK
+    assert node.figures()["coord_groups_leading"] == 1
     node_id = node.node_id
     await node.stop()
     node = await leading(tmp_path)
-    assert (node.node_id, node.identity.incarnation) == (node_id, 2)
-    assert (await ask(node.groups[GROUP], b"GET", b"key")).value == b"=value"
+    assert node.node_id == node_id
+    assert (await ask(node.groups.numbered[FIRST_GROUP], b"GET", b"key")).value == b"=value"
     await node.stop()
 
 
 async def test_who_joins_others_has_no_group(tmp_path: Path) -> None:
     for _ in range(2):
-        node = await Coordinator.start(tmp_path, joins=True)
-        assert node.groups == {}
+        node = await Coordinator.start(tmp_path, join=(Address("127.0.0.1", 1),))
+        assert node.groups.running == {}
         await node.stop()
 
 
@@ -44,22 +47,23 @@ async def test_a_first_start_that_was_cut_short_is_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cut(*_: object) -> None:
-        raise asyncio.CancelledError
+        raise OSError(errno.EIO, "the disk failed")
 
+    errors: list[BaseException] = []
     with monkeypatch.context() as patched:
-        patched.setattr(module, "keep", cut)
-        with pytest.raises(asyncio.CancelledError):
-            await Coordinator.start(tmp_path)
-    assert not node_file.begin_incarnation(tmp_path).is_founded
+        patched.setattr(groups, "format_group", cut)
+        with pytest.raises(OSError, match="the disk failed"):
+            await Coordinator.start(tmp_path, on_fatal=errors.append)
+    assert len(errors) == 1
     node = await leading(tmp_path)
-    assert node.identity.is_founded
     await node.stop()
 
 
 async def test_lost_promises_are_said_at_the_start(tmp_path: Path) -> None:
     node = await leading(tmp_path)
+    [group_id] = node.groups.running
     await node.stop()
-    (tmp_path / GROUP.hex() / SUPERBLOCK).write_bytes(bytes(1000))
+    (tmp_path / group_id.hex() / SUPERBLOCK).write_bytes(bytes(1000))
     with pytest.raises(CorruptionError) as caught:
         await Coordinator.start(tmp_path)
     assert caught.value.code == "promises_lost"
@@ -74,7 +78,8 @@ async def test_three_nodes_agree_and_survive_their_primary(tmp_path: Path) -> No
         assert (await nodes.ask(b"GET", b"key")).value == b"=1"
         await nodes.ask(b"SET", b"key", b"2")
         node = await nodes.start(first)
-        await until(lambda: node.groups[GROUP].replica.commit_lsn >= 4)
+        lsn = nodes.group(nodes.primary() or 0).replica.commit_lsn
+        await until(lambda: node.groups.numbered[FIRST_GROUP].replica.commit_lsn >= lsn)
         await until(lambda: nodes.primary() is not None)
         second = nodes.primary()
         assert second is not None

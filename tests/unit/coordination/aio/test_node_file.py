@@ -6,21 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from millstream.coordination.aio.node_file import NODE_FILE, begin_incarnation, keep
+from millstream.coordination.aio.node_file import NODE_FILE, begin_incarnation
 from millstream.errors import CorruptionError, UnavailableError, UsageError
 
 
 def test_an_id_is_made_once_and_incarnations_are_counted(tmp_path: Path) -> None:
     first = begin_incarnation(tmp_path / "coord")
-    assert (len(first.node_id), first.incarnation, first.is_founded) == (16, 1, False)
+    assert (len(first.node_id), first.incarnation) == (16, 1)
     assert begin_incarnation(tmp_path / "coord") == first._replace(incarnation=2)
     assert begin_incarnation(tmp_path / "other").node_id != first.node_id
-
-
-def test_what_was_founded_stays_so(tmp_path: Path) -> None:
-    identity = begin_incarnation(tmp_path)
-    keep(tmp_path, identity._replace(is_founded=True))
-    assert begin_incarnation(tmp_path).is_founded
 
 
 def test_no_second_id_beside_groups(tmp_path: Path) -> None:
@@ -35,8 +29,8 @@ def test_no_second_id_beside_groups(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        "", "format = 1", "rubbish", 'format = 1\nid = "ab"\nincarnation = 1\nfounded = true',
-        f'format = 1\nid = "{"a" * 32}"\nincarnation = 0\nfounded = true',
+        "", "format = 1", "rubbish", 'format = 1\nid = "ab"\nincarnation = 1',
+        f'format = 1\nid = "{"a" * 32}"\nincarnation = 0',
     ],
 )  # fmt: skip
 def test_a_damaged_file_is_not_guessed(tmp_path: Path, content: str) -> None:

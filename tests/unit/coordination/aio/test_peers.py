@@ -13,7 +13,7 @@ import pytest
 from coordinators import GROUP, bound, until
 from millstream.access.users import UserStore
 from millstream.coordination.aio import peers as module
-from millstream.coordination.aio.peers import Peers, Place
+from millstream.coordination.aio.peers import Peers
 from millstream.coordination.core.messages import (
     FRAME_BYTES_MAX,
     LENGTH,
@@ -22,6 +22,7 @@ from millstream.coordination.core.messages import (
     decode,
     encode,
 )
+from millstream.coordination.core.pool_messages import Address
 
 NODE = b"n" * 16
 SECRET = "a secret of sixteen"
@@ -38,7 +39,7 @@ class Ends:
         self.got: list[int] = []
         self.listener = Peers(self.take, **listener)
         self.dialler = Peers(lambda _: None, **dialler)
-        self.place = Place("127.0.0.1", 0)
+        self.place = Address("127.0.0.1", 0)
 
     def take(self, frame: bytes) -> None:
         check = decode(frame).payload
@@ -51,7 +52,7 @@ class Ends:
 
     async def listen(self) -> None:
         listening = bound(self.place.port)
-        self.place = Place(*listening.getsockname())
+        self.place = Address(*listening.getsockname())
         await self.listener.listen(listening)
 
 
@@ -68,7 +69,7 @@ async def ends(
         await pair.listener.close()
 
 
-async def talk(place: Place, data: bytes) -> bytes:
+async def talk(place: Address, data: bytes) -> bytes:
     """Say something; return all that is answered until the connection is closed."""
     reader, writer = await asyncio.open_connection(*place)
     try:
@@ -81,7 +82,7 @@ async def talk(place: Place, data: bytes) -> bytes:
 
 
 async def test_messages_arrive_in_order_the_greeting_first() -> None:
-    async with ends(dialler={"greeting": lambda: encode(message(0))}) as pair:
+    async with ends(dialler={"greeting": lambda _: encode(message(0))}) as pair:
         pair.send(*range(1, 500))
         await until(lambda: len(pair.got) == 500)
         assert pair.got == list(range(500))
@@ -112,7 +113,7 @@ async def test_who_does_not_read_loses_messages_and_holds_nobody_up(
     monkeypatch.setattr(module, "OUTGOING_BYTES_MAX", 100_000)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         dialler = Peers(lambda _: None)
-        place = Place(*silent.getsockname())
+        place = Address(*silent.getsockname())
         for number in range(2000):
             dialler.send(place, encode(message(number)))
         assert dialler.dropped_total > 0
@@ -125,7 +126,7 @@ async def test_no_more_nodes_are_dialled_than_allowed(monkeypatch: pytest.Monkey
     async with ends() as pair:
         pair.send(1)
         await until(lambda: pair.got == [1])
-        pair.dialler.send(Place("127.0.0.1", 1), encode(message(2)))
+        pair.dialler.send(Address("127.0.0.1", 1), encode(message(2)))
         assert pair.dialler.dropped_total == 1
 
 

@@ -1,0 +1,273 @@
+"""The pool's shell: what one node of it wants done, and how that ended.
+
+Invariants:
+1. One event at a time; its effects are carried out in order before the next one is looked at.
+2. What touches the disk is done one after the other, each reported before the next one begins.
+   While there is no space it waits and is tried again; any other error ends the process.
+3. Every question and every command is answered, also about groups that are not here.
+
+Elsewhere: deciding (`core.pool`), the groups (`aio.groups`), connections (`aio.peers`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+from millstream.coordination.aio.groups import Groups
+from millstream.coordination.aio.peers import Peers
+from millstream.coordination.core.effects import Code, DiskDone, Reply, SetTimer, Timer
+from millstream.coordination.core.entries import NOBODY
+from millstream.coordination.core.pool import Pool
+from millstream.coordination.core.pool_effects import (
+    Admin,
+    AdminReply,
+    AskBackup,
+    AskGroup,
+    AskLog,
+    AskReport,
+    AskRestore,
+    DropGroup,
+    FormatGroup,
+    GroupReplied,
+    HangUp,
+    Heard,
+    KeepNode,
+    NodeStart,
+    OpenGroup,
+    PoolEffect,
+    PoolEvent,
+    Refusal,
+    Say,
+    Told,
+)
+from millstream.coordination.core.pool_messages import (
+    Address,
+    Hello,
+    PoolEnvelope,
+    encode_pool,
+)
+from millstream.errors import MillstreamError, RemoteProtocolError, UnavailableError
+from millstream.runtime.files import write_atomically
+from millstream.runtime.tasks import Tasks
+
+__all__ = ["DISK_FULL_RETRY_S", "POOL_FILE", "PoolRunner", "read_pool_file"]
+
+_LOG = logging.getLogger(__name__)
+POOL_FILE: Final = "pool"
+DISK_FULL_RETRY_S: Final = 1.0
+"""How long what has to be written waits for space before it is tried again."""
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_Work = Callable[[], Coroutine[Any, Any, None]]
+_NOT_HERE: Final = Refusal("NOTPRIMARY", "the group is not open here")
+
+
+class PoolRunner:
+    """Begins by `start`, ended by `close`.
+
+    Args:
+        pool: of this node.
+        directory: of coordination.
+        groups: of this node.
+        peers: its connections.
+        on_fatal: called when the disk failed.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        directory: Path,
+        groups: Groups,
+        peers: Peers,
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        self.pool = pool
+        self._path = directory / POOL_FILE
+        self._groups, self._peers, self._on_fatal = groups, peers, on_fatal
+        self._loop = asyncio.get_running_loop()
+        self._events: deque[PoolEvent] = deque()
+        self._is_stepping = self._is_working = self._is_closed = False
+        self._work: deque[tuple[int, _Work]] = deque()
+        self._idle = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._tickets = count(1)
+        self._commands: dict[int, Callable[[bytes], None]] = {}
+        self._tasks = Tasks(self._failed)
+        self._error: BaseException | None = None
+        self.who: dict[Address, bytes] = {}
+        """Who was spoken to at an address last."""
+
+    async def start(self, begin: NodeStart) -> None:
+        """Go on where the last process of this node was; return once that is done.
+
+        Raises:
+            CorruptionError: its file, or that of a group, is not what was written.
+            UnavailableError: `disk_failed`.
+        """
+        for effect in self.pool.step(self._loop.time() * 1000, begin):
+            self._carry_out(effect)
+        await self._until_idle()
+
+    async def _until_idle(self) -> None:
+        while self._is_working:
+            self._idle.clear()
+            await self._idle.wait()
+        if self._error is not None:
+            raise self._error
+
+    async def close(self) -> None:
+        """End it; whoever waits for an answer to a command gets none."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._work.clear()
+        await self._tasks.stop()
+
+    # ---- what others want
+
+    def admin(self, argv: tuple[bytes, ...], done: Callable[[bytes], None]) -> None:
+        """Carry out an administrator's command, what follows the word ADMIN."""
+        ticket = next(self._tickets)
+        self._commands[ticket] = done
+        self.take(Admin(ticket, argv))
+
+    def hear(self, envelope: PoolEnvelope) -> None:
+        """Take what a node says.
+
+        Raises:
+            RemoteProtocolError: `bad_greeting`: it takes this node for another one.
+        """
+        hello = envelope.payload
+        if isinstance(hello, Hello) and hello.receiver not in (NOBODY, self.pool.id):
+            raise RemoteProtocolError("it takes this node for another one", code="bad_greeting")
+        self.take(Heard(envelope))
+
+    def greeting(self, address: Address) -> bytes:
+        """Return what is said first to whoever is at an address."""
+        hello = Hello(self.pool.me, self.who.get(address, NOBODY))
+        return encode_pool(PoolEnvelope(self.pool.id, self.pool.me.incarnation, hello))
+
+    # ---- events in, effects out
+
+    def take(self, event: PoolEvent) -> None:
+        """Have the pool take an event, and do what it wants done."""
+        self._events.append(event)
+        if self._is_stepping:
+            return
+        self._is_stepping = True
+        try:
+            while self._events and not self._is_closed:
+                event = self._events.popleft()
+                for effect in self.pool.step(self._loop.time() * 1000, event):
+                    self._carry_out(effect)
+        except Exception as error:  # noqa: BLE001 - whatever it is, this pool is wrong
+            _LOG.critical("the pool of this node ends", exc_info=True)
+            self._failed(error)
+        finally:
+            self._is_stepping = False
+
+    def _carry_out(self, effect: PoolEffect) -> None:
+        match effect:
+            case Say(receiver, address, envelope):
+                self.who[address] = receiver
+                self._peers.send(address, encode_pool(envelope))
+            case HangUp(node_id):
+                for address in [one for one, who in self.who.items() if who == node_id]:
+                    del self.who[address]
+                    self._peers.hang_up(address)
+            case SetTimer(after_ms):
+                if self._timer is not None:
+                    self._timer.cancel()
+                self._timer = self._loop.call_later(after_ms / 1000, self.take, Timer())
+            case AdminReply(ticket, value):
+                if done := self._commands.pop(ticket, None):
+                    done(value)
+            case AskGroup() | AskReport() | AskLog() | AskBackup() | AskRestore():
+                self._answer(effect)
+            case _:
+                self._to_disk(effect)
+
+    def _answer(self, asked: AskGroup | AskReport | AskLog | AskBackup | AskRestore) -> None:
+        ticket = asked.ticket
+        if isinstance(asked, AskBackup | AskRestore):
+            refusal = Refusal("ERR", "backup and restore are not part of this version")
+            return self.take(Told(ticket, refusal))
+        runner = self._groups.running.get(asked.group_id)
+        match asked:
+            case AskGroup(_, _, event):
+                if runner is None:
+                    return self.take(GroupReplied(ticket, Reply(ticket, Code.NOTPRIMARY)))
+                return runner.ask(event, lambda reply: self.take(GroupReplied(ticket, reply)))
+            case AskReport():
+                answer = runner.replica.report() if runner is not None else _NOT_HERE
+                return self.take(Told(ticket, answer))
+            case AskLog(_, _, first_lsn, last_lsn):
+                if runner is None:
+                    return self.take(Told(ticket, _NOT_HERE))
+                return self.take(Told(ticket, runner.headers(first_lsn, last_lsn)))
+
+    # ---- the disk
+
+    def _to_disk(self, effect: KeepNode | FormatGroup | OpenGroup | DropGroup) -> None:
+        groups = self._groups
+        match effect:
+            case KeepNode(op, content):
+                keep = partial(write_atomically, self._path, content)
+                self._add(op, lambda: asyncio.to_thread(keep))
+            case FormatGroup(op, standing):
+                self._add(op, lambda: groups.format(standing))
+            case OpenGroup(group_id, number):
+                self._add(0, lambda: groups.open(group_id, number))
+            case DropGroup(op, group_id):
+                self._add(op, lambda: groups.drop(group_id))
+
+    def _add(self, op: int, work: _Work) -> None:
+        self._work.append((op, work))
+        if not self._is_working:
+            self._is_working = True
+            self._tasks.start(self._do_all(), name="the pool's files")
+
+    async def _do_all(self) -> None:
+        try:
+            while self._work:
+                op, work = self._work.popleft()
+                await self._do(work)
+                if op:
+                    self.take(DiskDone(op))
+        except (MillstreamError, OSError) as error:
+            self._failed(error)
+        finally:
+            self._is_working = False
+            self._idle.set()
+
+    @staticmethod
+    async def _do(work: _Work) -> None:
+        while True:
+            try:
+                return await work()
+            except (UnavailableError, OSError) as error:
+                if getattr(error, "errno", None) not in _FULL and _code(error) != "disk_full":
+                    raise
+                _LOG.error("the groups of this node wait for space: %s", error)
+            await asyncio.sleep(DISK_FULL_RETRY_S)
+
+    def _failed(self, error: BaseException) -> None:
+        self._is_closed, self._error = True, error
+        self._on_fatal(error)
+
+
+def read_pool_file(directory: Path) -> bytes | None:
+    """Return what the pool kept; None if there is nothing yet. Blocks, raises OSError."""
+    path = directory / POOL_FILE
+    return path.read_bytes() if path.exists() else None
+
+
+def _code(error: Exception) -> str:
+    return error.code if isinstance(error, MillstreamError) else ""

@@ -1,0 +1,81 @@
+"""Groups as directories and as what runs: formatted once, opened once, removed as a whole."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from coordinators import GROUP, ask, until
+from millstream.coordination.aio import groups as module
+from millstream.coordination.aio.groups import Groups
+from millstream.coordination.core.effects import Code
+from millstream.coordination.core.pool_effects import GroupChanged
+from millstream.coordination.core.standing import founded
+
+NODE = b"n" * 16
+
+
+class Made:
+    """Groups of one node, and what they told."""
+
+    def __init__(self, directory: Path) -> None:
+        self.changes: list[GroupChanged] = []
+        self.errors: list[BaseException] = []
+        self.groups = Groups(
+            directory, lambda *_: None, self.changes.append, self.errors.append
+        )  # fmt: skip
+
+
+async def test_a_group_is_formatted_opened_and_dropped(tmp_path: Path) -> None:
+    made = Made(tmp_path)
+    groups = made.groups
+    for _ in range(2):
+        await groups.format(founded(GROUP, NODE, (NODE,)))
+    assert groups.formatted() == (GROUP,)
+    for _ in range(2):
+        await groups.open(GROUP, 7)
+    runner = groups.numbered[7]
+    assert groups.running == {GROUP: runner}
+    await until(lambda: made.changes and made.changes[-1].leads)
+    assert made.changes[-1].group_id == GROUP
+    assert (await ask(runner, b"SET", b"k", b"v")).code is Code.OK
+    for _ in range(2):
+        await groups.drop(GROUP)
+    assert (groups.running, groups.numbered, groups.formatted()) == ({}, {}, ())
+    assert os.listdir(tmp_path) == []
+    assert not made.errors
+
+
+async def test_what_was_half_removed_is_removed_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Made(tmp_path)
+    await made.groups.format(founded(GROUP, NODE, (NODE,)))
+
+    def cut(_: Path) -> None:
+        raise OSError("the process ended")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module.shutil, "rmtree", cut)
+        with pytest.raises(OSError, match="ended"):
+            await made.groups.drop(GROUP)
+    assert made.groups.formatted() == ()
+    assert os.listdir(tmp_path) == []
+
+
+async def test_what_is_no_group_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / ("0" * 32)).mkdir()
+    (tmp_path / "notes").write_text("mine")
+    assert Made(tmp_path).groups.formatted() == ()
+    assert len(os.listdir(tmp_path)) == 2
+
+
+async def test_all_are_closed(tmp_path: Path) -> None:
+    groups = Made(tmp_path).groups
+    await groups.format(founded(GROUP, NODE, (NODE,)))
+    await groups.open(GROUP, 1)
+    await groups.close()
+    assert groups.running == {}
+    assert groups.formatted() == (GROUP,)
