@@ -188,7 +188,7 @@ class World:
         match effect:
             case KeepNode(_, content):
                 node.content = content
-            case FormatGroup(_, standing, _):
+            case FormatGroup(_, standing):
                 if standing.group_id not in node.folders:
                     node.folders[standing.group_id] = standing
                     times = node.formatted_ever.get(standing.group_id, 0) + 1

@@ -31,6 +31,7 @@ Rule = Callable[[Path], Iterator[str]]
 
 TESTED_ELSEWHERE: Final[dict[str, str]] = {
     "kv/aio/flusher.py": "one with the engine: tests/unit/kv/aio/test_engine.py, on real files",
+    "cli/cluster_up.py": "processes of its own: tests/e2e/test_cluster_up.py",
     "pipelines/document_frames.py": "Spark's own work: tests/pipelines/test_documents.py",
 }
 """Module or folder under src/millstream -> which tests cover it, and why not unit tests."""

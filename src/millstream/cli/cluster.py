@@ -1,10 +1,11 @@
-"""`millstream cluster`: what concerns a bucket on several nodes.
+"""`millstream cluster`: what concerns several nodes; here: a bucket that has copies on them.
 
 Invariants:
 1. Exit code 0: every partition asked for is served; 1: some are not, or nobody answers.
 2. Where acknowledged writes may be lost nothing is done without `--force`, and it is said.
 
-Elsewhere: the promotion itself (`cluster.promoting`), its rules (`cluster.core`).
+Elsewhere: the promotion itself (`cluster.promoting`), its rules (`cluster.core`); nodes that
+coordinate together (`cli.cluster_pool`, `cli.cluster_up`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from millstream.cli.cluster_pool import init, join, status
+from millstream.cli.cluster_up import up
 from millstream.cli.connect import (
     CONNECT_DEFAULT,
     BucketArgument,
@@ -69,7 +72,13 @@ ForceOption = Annotated[
 
 @app.callback()
 def cluster() -> None:
-    """Look after a bucket that has copies on several nodes."""
+    """Look after several nodes: those that coordinate together, a bucket's copies on them."""
+
+
+app.command()(up)
+app.command()(init)
+app.command()(join)
+app.command()(status)
 
 
 @app.command()

@@ -37,7 +37,7 @@ _NODE, _DATA, _PIPELINES = "Node", "Documents and changes", "Pipelines"
 COMMANDS: Final = {
     "serve": _Entry("Run a node.", _NODE),
     "status": _Entry("Show the health of a node.", _NODE),
-    "cluster": _Entry("Look after a bucket with copies on several nodes.", _NODE),
+    "cluster": _Entry("Look after several nodes.", _NODE),
     "check": _Entry("Verify a data directory offline.", _NODE),
     "bench": _Entry("Measure a running node.", _NODE),
     "version": _Entry("Show versions.", _NODE),

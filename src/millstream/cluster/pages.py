@@ -14,7 +14,7 @@ from millstream.client.http import HttpClient
 from millstream.errors import AccessError, UnavailableError
 from millstream.wire.mcbp import Opcode, request
 
-__all__ = ["Pages", "http_port_of"]
+__all__ = ["Pages", "coord_port_of", "http_port_of"]
 
 _STATISTICS_MAX: Final = 10_000
 
@@ -54,6 +54,32 @@ def http_port_of(connection: Connection) -> int:
         AccessError: its statistics are shown after a log-in only.
         UnavailableError: it has no HTTP listener.
     """
+    port = _port_of(connection, b"http_port")
+    if not port:
+        raise UnavailableError(
+            f"{connection.address} has no HTTP listener: nodes with copies need one",
+            code="no_http",
+        )
+    return port
+
+
+def coord_port_of(connection: Connection) -> int:
+    """Return the port for clients of coordination groups of the node behind a kv connection.
+
+    Raises:
+        AccessError: its statistics are shown after a log-in only.
+        UnavailableError: it has no such listener.
+    """
+    port = _port_of(connection, b"coord_port")
+    if not port:
+        raise UnavailableError(
+            f"{connection.address} does not coordinate: it was started with --no-coord",
+            code="no_coord",
+        )
+    return port
+
+
+def _port_of(connection: Connection, name: bytes) -> int:
     connection.send(request(Opcode.STAT, opaque=1))
     port, count, is_more = 0, 0, True
     while is_more:
@@ -62,11 +88,6 @@ def http_port_of(connection: Connection) -> int:
                 raise AccessError("the node tells its ports only after a log-in (--user)")
             is_more = is_more and bool(packet.key or packet.value) and count < _STATISTICS_MAX
             count += 1
-            if packet.key == b"http_port":
+            if packet.key == name:
                 port = int(packet.value)
-    if not port:
-        raise UnavailableError(
-            f"{connection.address} has no HTTP listener: nodes with copies need one",
-            code="no_http",
-        )
     return port

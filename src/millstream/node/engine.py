@@ -339,6 +339,7 @@ class Engine:
     ) -> None:
         self._kv.kv_port = self._port("kv")
         self._kv.http_port = self._port("http")
+        self._kv.coord_port = self._port("coord")
         stack.callback(self._kv.close)
         loop = asyncio.get_running_loop()
         protocols = {"kv": self._kv.kv_protocol, "memcached": self._kv.memcached_protocol}

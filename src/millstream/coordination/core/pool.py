@@ -164,7 +164,7 @@ class Pool(Administration):
         if start.content is None and not start.join:
             salt = int.from_bytes(start.node_id[:7], "big")
             self.take_founding(Founding(FIRST_GROUP, (start.node_id,), True, salt))
-        if start.join and not self.tables.others():
+        if start.join:
             self.join(start.join)
         self.effects.append(SetTimer(TICK_MS * self.chance()))
 

@@ -178,7 +178,6 @@ class FormatGroup(NamedTuple):
 
     op: int
     standing: Standing
-    has_journal: bool
 
 
 class OpenGroup(NamedTuple):
@@ -186,7 +185,6 @@ class OpenGroup(NamedTuple):
 
     group_id: bytes
     number: int
-    has_journal: bool
 
 
 class DropGroup(NamedTuple):

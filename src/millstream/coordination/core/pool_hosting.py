@@ -94,7 +94,7 @@ class Hosting(PoolState):
         self.hosted[group_id] = Hosted(group_id, Phase.FORMATTING, is_founder)
         self.is_changed = True
         number = self.next_number(lambda: self._formatted(group_id))
-        self.effects.append(FormatGroup(number, standing, founding.has_journal))
+        self.effects.append(FormatGroup(number, standing))
 
     def _formatted(self, group_id: bytes) -> None:
         hosted = self.hosted.get(group_id)
@@ -130,8 +130,7 @@ class Hosting(PoolState):
         self._have_opened(group_id)
 
     def _have_opened(self, group_id: bytes) -> None:
-        founding = self.tables.foundings[group_id]
-        self.effects.append(OpenGroup(group_id, founding.number, founding.has_journal))
+        self.effects.append(OpenGroup(group_id, self.tables.number_of(group_id)))
 
     def tick_foundings(self) -> None:
         """Ask the members of groups that are not formed yet again."""

@@ -91,7 +91,7 @@ class KvServer:
         self.now_ns = now_ns
         self.advertise = advertise
         self.kv_port = 0
-        self.http_port = 0
+        self.http_port = self.coord_port = 0
         self.map_revision = 1
         self.connections: set[KvConnection] = set()
         self.is_closed = False
@@ -249,6 +249,7 @@ class KvServer:
             ("total_connections", str(self.connection_total)),
             ("buckets", str(len(self.buckets))),
             ("http_port", str(self.http_port)),
+            ("coord_port", str(self.coord_port)),
             ("hot_functions", accelerated.state()),
             *as_text(dict(self.node_figures())),
         ]

@@ -76,6 +76,7 @@ def test_a_group_without_a_journal_is_remembered_as_one() -> None:
     (node,) = world.nodes
     assert asked(world, node, "GROUP CREATE 7 0101 JOURNAL none") == OK
     assert not node.running.tables.foundings[group_of(world, 7)].has_journal
+    assert not node.folders[group_of(world, 7)].configuration.journalled
     answer = asked(world, node, "GROUP CREATE 8 0101 JOURNAL sometimes")
     assert answer is not None
     assert answer.startswith(b"-BADARG")
