@@ -6,25 +6,31 @@ from collections.abc import Callable
 
 from coordination_logs import GROUP
 from millstream.coordination.core.effects import (
+    AdoptSnapshot,
     Append,
+    CallSoon,
     DiskDone,
     Event,
     Image,
     Install,
+    InstallSnapshot,
     Message,
     Read,
     Reconfigure,
     Reply,
     Request,
     Send,
+    Soon,
     Start,
     Timer,
+    WriteSnapshot,
     WriteStanding,
 )
-from millstream.coordination.core.entries import Body, Entry
+from millstream.coordination.core.entries import GENESIS, Body, Entry
 from millstream.coordination.core.messages import Envelope
 from millstream.coordination.core.register import Registers
 from millstream.coordination.core.replica import Replica
+from millstream.coordination.core.snapshots import Snapshot
 from millstream.coordination.core.standing import Standing, founded
 
 Filter = Callable[[int, int, Envelope], bool]
@@ -45,6 +51,9 @@ class Group:
         self.sent: list[tuple[int, int, Envelope]] = []
         self.standings: list[Standing] = []
         self.disks: list[list[Entry]] = [[] for _ in self.ids]
+        self.bases = [GENESIS for _ in self.ids]
+        self.stables: list[Snapshot | None] = [None for _ in self.ids]
+        self.snapshots: dict[tuple[int, int], Snapshot] = {}
         self.replicas: list[Replica] = []
         for number, node_id in enumerate(self.ids):
             standing = founded(GROUP, node_id, members, journalled)
@@ -59,10 +68,15 @@ class Group:
     def start(self, number: int, lost: bool = False) -> None:
         """Start a process of this node on what its disk has."""
         if lost:
-            self.disks[number] = []
+            self.disks[number], self.bases[number] = [], GENESIS
         self.replicas[number] = Replica(Registers(), lambda: 0.5)
         self.held.pop(number, None)
-        self.step(number, Start(Image(self.standings[number], tuple(self.disks[number]), lost)))
+        stable = self.stables[number]
+        image = Image(
+            self.standings[number], tuple(self.disks[number]), lost, self.bases[number],
+            stable and stable.id, stable,
+        )  # fmt: skip
+        self.step(number, Start(image))
 
     def step(self, number: int, *events: Event) -> None:
         """Give a replica an event and carry out what it wants."""
@@ -77,9 +91,21 @@ class Group:
                     self.disks[number] += entries
                     self.written(number, op)
                 case Install(op, keep_lsn, suffix, standing):
-                    self.disks[number][keep_lsn:] = suffix
+                    self.disks[number][keep_lsn - self.bases[number].lsn :] = suffix
                     self.standings[number] = standing
                     self.written(number, op)
+                case WriteSnapshot(op, snapshot):
+                    self.snapshots[number, snapshot.id.number] = snapshot
+                    self.written(number, op)
+                case AdoptSnapshot(op, found):
+                    self.stables[number] = self.snapshots[number, found.number]
+                    self.written(number, op)
+                case InstallSnapshot(op, snapshot, suffix, standing):
+                    self.stables[number], self.bases[number] = snapshot, snapshot.id.link
+                    self.disks[number], self.standings[number] = list(suffix), standing
+                    self.written(number, op)
+                case CallSoon():
+                    self.step(number, Soon())
                 case WriteStanding(op, standing):
                     self.standings[number] = standing
                     self.written(number, op)

@@ -1,8 +1,9 @@
 """A group's replicas, whole, on false disks and a false network, through seeded schedules.
 
 Faults: loss, duplication, copies that come much later, reordering, cuts of all or one direction,
-pauses, clocks that run ahead, crashes between any two effects (what was not yet durable is kept in
-part or lost), damaged entries. Then all but one member is healed, and a new request must commit.
+pauses, clocks that run ahead, logs cut for snapshots, states that go wrong, crashes between any
+two effects (what was not yet durable is kept in part or lost), damaged entries and snapshots. Then
+all but one member is healed, and a new request must commit.
 
 Checked after every event: one entry per LSN is ever committed; one process leads a view; a view
 begins with all that is committed; logs of one view are prefixes of one another; nothing is said
@@ -17,18 +18,24 @@ import random
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from coordination_plants import PLANTS
 from coordination_sessions import SessionWatch
 from millstream.coordination.core.configuration import Configuration
 from millstream.coordination.core.effects import (
+    AdoptSnapshot,
     Append,
+    CallSoon,
     Code,
     Damaged,
     DiskDone,
+    DiskEffect,
     Image,
     Install,
+    InstallSnapshot,
     Message,
     MovePrimary,
     Read,
@@ -36,23 +43,29 @@ from millstream.coordination.core.effects import (
     Reply,
     Request,
     Send,
+    Soon,
     Start,
+    TakeSnapshot,
     Timer,
+    WriteSnapshot,
     WriteStanding,
 )
-from millstream.coordination.core.entries import Body, Entry, Kind
+from millstream.coordination.core.entries import GENESIS, Body, Entry, Kind, Link
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import (
     DoViewChange,
     Envelope,
     PrepareOk,
     QuorumCheckOk,
+    SnapshotDone,
     decode,
     encode,
 )
 from millstream.coordination.core.register import Registers
 from millstream.coordination.core.replica import Replica
+from millstream.coordination.core.snapshots import Pieces, Snapshot, SnapshotId
 from millstream.coordination.core.standing import Standing, founded
+from millstream.coordination.core.versions import NEVER
 
 NODES = 6
 STEPS = (500, 2000, 5000)
@@ -134,6 +147,10 @@ class OnceRegisters(Registers):
         self.done.add(key)
         return super().apply(entry)
 
+    def restore(self, pieces: Pieces) -> Iterator[None]:
+        self.done = set()
+        return super().restore(pieces)
+
 
 class Node:
     """One machine: a replica while it runs, a disk, a clock of its own."""
@@ -142,8 +159,14 @@ class Node:
         self.number = number
         self.id = standing.node_id
         self.standing = standing
+        self.base = GENESIS
         self.entries: list[Entry | Damaged] = []
-        self.pending: deque[Append | Install | WriteStanding] = deque()
+        self.snapshots: dict[int, Snapshot] = {}
+        self.stable: SnapshotId | None = None
+        self.bad_snapshot = False
+        self.works = False
+        self.diverged = False
+        self.pending: deque[DiskEffect] = deque()
         self.replica: Any = None
         self.clock = 0.0
         self.ahead = 0
@@ -153,10 +176,36 @@ class Node:
         self.late: list[Envelope] = []
         self.lost = False
 
+    @property
+    def op_lsn(self) -> int:
+        return self.base.lsn + len(self.entries)
+
+    def on_disk(self, lsn: int) -> Entry | Damaged | None:
+        return (
+            self.entries[lsn - self.base.lsn - 1] if self.base.lsn < lsn <= self.op_lsn else None
+        )
+
+    def link_at(self, lsn: int) -> Link:
+        found = self.on_disk(lsn)
+        return self.base if found is None else found.header.link
+
     def hash_on_disk(self, lsn: int) -> bytes | None:
-        if not 0 < lsn <= len(self.entries):
-            return None
-        return self.entries[lsn - 1].header.hash
+        return self.link_at(lsn).hash if self.base.lsn <= lsn <= self.op_lsn else None
+
+    @property
+    def image(self) -> Image:
+        found = None
+        if self.stable is not None and not self.bad_snapshot:
+            found = self.snapshots[self.stable.number]
+        if self.lost:
+            return Image(self.standing, lost=True)
+        return Image(self.standing, tuple(self.entries), False, self.base, self.stable, found)
+
+    def adopt(self, found: SnapshotId) -> None:
+        if self.snapshots[found.number].id != found:
+            raise WrongError("a snapshot is adopted that was never written")
+        self.stable, self.bad_snapshot = found, False
+        self.snapshots = {n: one for n, one in self.snapshots.items() if n >= found.number}
 
 
 class Weather(NamedTuple):
@@ -174,6 +223,10 @@ class Weather(NamedTuple):
     net_max: int
     lose: float
     batch: int
+    snapshot: int
+    retain: int
+    part: int
+    diverge: float
 
     @classmethod
     def drawn(cls, rng: random.Random) -> Weather:
@@ -182,7 +235,8 @@ class Weather(NamedTuple):
             pick((0, 0.004, 0.02)), pick((0, 0.01, 0.03)), pick((0, 0.01, 0.03)),
             pick((0.01, 0.08)), pick((0, 0.005, 0.03)), pick((0, 0.01)), pick((0.02, 0.05, 0.2)),
             pick((0.1, 0.6, 0.95)), pick((0, 0.02, 0.06)), pick((40, 70, 150)),
-            pick((0, 0, 0.3)), pick((1, 3, 512)),
+            pick((0, 0, 0.3)), pick((1, 3, 512)), pick((3, 8, 25, 10**6)), pick((0, 3, 12)),
+            pick((60, 200, 10**6)), pick((0, 0, 0.003)),
         )  # fmt: skip
 
 
@@ -202,7 +256,8 @@ class World:
         self.committed: list[Entry] = []
         self.committed_in: list[tuple[int, int]] = []
         self.values = [b""]
-        self.longest: dict[tuple[int, int], list[bytes]] = {}
+        self.longest: dict[tuple[int, int], dict[int, bytes]] = {}
+        self.states: dict[int, bytes] = {}
         self.leaders: dict[tuple[int, int], tuple[int, int]] = {}
         self.asked: dict[int, Asked] = {}
         self.tickets = 0
@@ -210,7 +265,10 @@ class World:
             Client(number + 1, self.rng.choice((500, 10_000))) for number in range(CLIENTS)
         ]
         self.watch = SessionWatch()
-        names = "commits views epochs reads crashes damaged lost changes expired forgot"
+        names = (
+            "commits views epochs reads crashes damaged lost changes expired forgot "
+            "snapshots installed diverged unreadable"
+        )
         self.counts = dict.fromkeys(names.split(), 0)
         ids = [bytes([number + 1]) * 16 for number in range(nodes)]
         members = tuple(sorted(self.rng.sample(ids, self.rng.choice((1, 3, 3, 5)))))
@@ -252,9 +310,12 @@ class World:
         node.replica = self.replica_class(OnceRegisters(), chance)
         node.replica.hint_entries_max = 5
         node.replica.batch_entries_max = self.weather.batch
+        node.replica.snapshot_entries = self.weather.snapshot
+        node.replica.retain_entries = self.weather.retain
+        node.replica.part_bytes = self.weather.part
         node.seen_commit, node.paused = 0, False
         self.say(node, f"starts with {len(node.entries)} entries")
-        self.step(node, Start(Image(node.standing, tuple(node.entries), node.lost)))
+        self.step(node, Start(node.image))
 
     def crash(self, node: Node) -> None:
         if node.replica is None or not self.may_lose(node):
@@ -269,7 +330,9 @@ class World:
         self.say(node, f"crashes, {len(node.entries)} entries on disk")
         if not self.journalled and node.id in node.standing.configuration.members:
             self.counts["forgot"] += 1
-        node.replica = None
+        node.replica, node.diverged = None, False
+        if self.chaos and self.damage and self.journalled and self.rng.random() < 0.3:
+            self.damage_snapshot(node)
         if self.chaos and self.damage and self.rng.random() < 0.3:
             self.damage_one(node)
         if self.chaos and self.rng.random() < self.weather.lose and self.journalled:
@@ -295,48 +358,102 @@ class World:
         epoch = node.standing.configuration.epoch
         usable = len(members) >= 3 and node.id in members and not node.standing.retired
         entered = all(other.standing.configuration.epoch == epoch for other in others)
-        if usable and entered and not any(other.lost for other in self.nodes):
-            node.lost, node.entries = True, []
+        if usable and entered and not any(n.lost or n.diverged for n in self.nodes):
+            node.lost, node.entries, node.base = True, [], GENESIS
             self.counts["lost"] += 1
             self.say(node, "has lost its log")
 
-    def torn(self, node: Node, op: Append | Install | WriteStanding) -> None:
+    def diverge(self, node: Node) -> None:
+        """Have one state of a group go wrong, as memory does; nothing that is asked for."""
+        replica = node.replica
+        if (
+            len(replica.members) < 3
+            or not self.journalled
+            or any(n.lost or n.diverged for n in self.nodes)
+        ):
+            return
+        if replica.has_state and replica.status is Status.NORMAL:
+            node.diverged = True
+            replica.machine.values.put(b"y", (b"%d" % node.number, NEVER))
+            self.counts["diverged"] += 1
+            self.say(node, "has a wrong state")
+
+    def torn(self, node: Node, op: DiskEffect) -> None:
         if isinstance(op, Append):
             node.entries += op.entries[: self.rng.randint(0, len(op.entries) - 1)]
         elif isinstance(op, Install) and self.torn_install:
             node.standing = op.standing
 
     def damage_one(self, node: Node) -> None:
-        """Damage an entry that two others have whole on their disks."""
+        """Damage an entry that two others who are asked for it have whole on their disks."""
         if not node.entries:
             return
-        at = self.rng.randrange(max(0, len(node.entries) - 8), len(node.entries))
-        header = node.entries[at].header
+        lsn = self.rng.randint(max(node.base.lsn, node.op_lsn - 8) + 1, node.op_lsn)
+        found = node.on_disk(lsn)
+        assert found is not None
         others = [
             other for other in self.nodes
-            if other is not node and at < len(other.entries)
-            and isinstance(other.entries[at], Entry) and other.entries[at].header == header
+            if other is not node and other.id in node.standing.configuration.everybody
+            and isinstance(there := other.on_disk(lsn), Entry)
+            and there.header == found.header
         ]  # fmt: skip
         if len(others) >= 2:
-            node.entries[at] = Damaged(header)
+            node.entries[lsn - node.base.lsn - 1] = Damaged(found.header)
             self.counts["damaged"] += 1
-            self.say(node, f"has entry {at + 1} damaged")
+            self.say(node, f"has entry {lsn} damaged")
 
-    def to_disk(self, node: Node, op: Append | Install | WriteStanding) -> None:
+    def damage_snapshot(self, node: Node) -> None:
+        """Damage the snapshot in force, if two other members have it, or a later one."""
+        stable = node.stable
+        if stable is None or node.lost:
+            return
+        others = [self.by_id[member] for member in node.standing.configuration.members]
+        whole = [
+            other for other in others
+            if other is not node and not other.bad_snapshot and not other.lost
+            and other.stable is not None and other.stable.number >= stable.number
+        ]  # fmt: skip
+        if len(whole) >= 2:
+            node.bad_snapshot = True
+            self.counts["unreadable"] += 1
+            self.say(node, f"has snapshot {stable.number} damaged")
+
+    def to_disk(self, node: Node, op: DiskEffect) -> None:
         match op:
             case Append(_, entries):
-                if entries[0].lsn != len(node.entries) + 1:
+                if entries[0].lsn != node.op_lsn + 1:
                     raise WrongError("an entry is written behind a gap")
                 node.entries += entries
             case Install(_, keep_lsn, suffix, standing):
-                node.lost = False
-                node.entries = [*node.entries[:keep_lsn], *suffix]
+                if node.lost:
+                    node.lost, node.stable, node.bad_snapshot = False, None, False
+                assert keep_lsn >= node.base.lsn
+                node.entries = [*node.entries[: keep_lsn - node.base.lsn], *suffix]
                 node.standing = standing
             case WriteStanding(_, standing):
                 node.standing = standing
-        for earlier, later in zip(node.entries, node.entries[1:], strict=False):
-            if earlier.header.lsn >= len(node.entries) - 2:
-                assert later.header.prev_hash == earlier.header.hash
+            case WriteSnapshot(_, snapshot):
+                node.snapshots[snapshot.id.number] = snapshot
+            case AdoptSnapshot(_, found, cut_lsn):
+                self.adopted(node, found, cut_lsn)
+            case InstallSnapshot(_, snapshot, suffix, standing):
+                self.counts["installed"] += 1
+                node.snapshots[snapshot.id.number] = snapshot
+                node.adopt(snapshot.id)
+                node.base, node.entries = snapshot.id.link, list(suffix)
+                node.lost, node.standing = False, standing
+        end = node.entries[-3:]
+        for earlier, later in pairwise(end):
+            assert later.header.prev_hash == earlier.header.hash
+
+    def adopted(self, node: Node, found: SnapshotId, cut_lsn: int) -> None:
+        if cut_lsn > found.lsn:
+            raise WrongError("the log is cut above the snapshot")
+        node.adopt(found)
+        self.counts["snapshots"] += 1
+        if cut_lsn > node.base.lsn:
+            at = self.rng.randint(node.base.lsn, cut_lsn)
+            node.entries, node.base = node.entries[at - node.base.lsn :], node.link_at(at)
 
     def disk(self, node: Node) -> None:
         if node.pending:
@@ -366,8 +483,10 @@ class World:
             receiver = self.by_id[effect.receiver]
             if (node.number, receiver.number) not in self.cuts:
                 self.net.append((receiver.number, effect.envelope))
-        elif isinstance(effect, Append | Install | WriteStanding):
+        elif isinstance(effect, DiskEffect):
             node.pending.append(effect)
+        elif isinstance(effect, CallSoon):
+            node.works = True
         elif isinstance(effect, Reply):
             self.replied(node, effect)
 
@@ -429,6 +548,12 @@ class World:
         self.say(node, "shall hand over")
         self.step(node, MovePrimary(self.tickets, self.rng.choice(node.replica.members)))
 
+    def snapshot(self, node: Node) -> None:
+        """Have one taken."""
+        self.tickets += 1
+        self.asked[self.tickets] = Asked(node.number, None, CHANGE, 0)
+        self.step(node, TakeSnapshot(self.tickets))
+
     # ---- invariants
 
     def check_said(self, node: Node, envelope: Envelope) -> None:
@@ -449,8 +574,23 @@ class World:
                 raise WrongError(f"node {node.number} acknowledges what is not durable")
             if node.standing.last_normal != (epoch, view):
                 raise WrongError(f"node {node.number} acknowledges with an older log")
+        if isinstance(payload, SnapshotDone):
+            self.check_snapshot(node, payload)
         if self.rng.random() < 0.002 and decode(encode(envelope)[4:]) != envelope:
             raise WrongError("a message changes on the wire")
+
+    def check_snapshot(self, node: Node, done: SnapshotDone) -> None:
+        """Who applied the same has the same state, and says so when it is on the disk."""
+        written = node.snapshots.get(done.number)
+        if self.journalled and (written is None or written.id.hash != done.hash):
+            raise WrongError(f"node {node.number} says too early that it has a snapshot")
+        replica = node.replica
+        wrong = not replica.has_state or replica.machine.values.get(b"y") is not None
+        node.diverged = node.diverged and wrong
+        if not node.diverged:
+            known = self.states.setdefault(done.number, done.hash)
+            if known != done.hash:
+                raise WrongError(f"two states at snapshot {done.number}")
 
     def check(self, node: Node) -> None:
         replica = node.replica
@@ -465,7 +605,11 @@ class World:
     def check_commit(self, node: Node, lsn: int) -> None:
         replica = node.replica
         entry = replica.log.entry_at(lsn)
-        if lsn > len(self.committed):
+        if lsn <= replica.log.base.lsn:
+            known = self.committed[lsn - 1].header.hash
+            if replica.log.hash_at(lsn) not in (None, known):
+                raise WrongError(f"a snapshot stands for another entry {lsn}")
+        elif lsn > len(self.committed):
             self.committed.append(entry)
             self.committed_in.append((replica.epoch, replica.view))
             self.counts["commits"] += 1
@@ -495,11 +639,14 @@ class World:
 
     def check_prefix(self, node: Node) -> None:
         replica = node.replica
-        hashes = self.longest.setdefault(replica.last_normal, [])
-        common = min(len(hashes), replica.log.op_lsn)
-        if common and hashes[common - 1] != replica.log.hash_at(common):
+        hashes = self.longest.setdefault(replica.last_normal, {})
+        base, op = replica.log.base.lsn, replica.log.op_lsn
+        common = min(max(hashes, default=0), op)
+        known, here = hashes.get(common), replica.log.hash_at(common)
+        if common > base and known not in (None, here):
             raise WrongError(f"two logs of {replica.last_normal} are no prefixes")
-        hashes += (replica.log.hash_at(lsn) for lsn in range(common + 1, replica.log.op_lsn + 1))
+        for lsn in range(max(common, base) + 1, op + 1):
+            hashes[lsn] = replica.log.hash_at(lsn)
 
     def check_leader(self, node: Node) -> None:
         replica = node.replica
@@ -515,7 +662,9 @@ class World:
             for lsn, (entry, at) in enumerate(
                 zip(self.committed, self.committed_in, strict=True), 1
             ):
-                if at < where and replica.log.hash_at(lsn) != entry.header.hash:
+                here = replica.log.hash_at(lsn)
+                is_cut = lsn < replica.log.base.lsn
+                if at < where and not is_cut and here != entry.header.hash:
                     raise WrongError(f"view {where} begins without committed entry {lsn}")
         elif self.leaders[where] != who:
             raise WrongError(f"{where} is led by {who} and {self.leaders[where]}")
@@ -550,7 +699,8 @@ class World:
         for probability, what in (
             (weather.crash, self.crash), (weather.pause, self.pause), (weather.cut, self.cut),
             (weather.jump, self.jump), (weather.reconfigure if leads else 0, self.reconfigure),
-            (weather.move if leads else 0, self.move),
+            (weather.move if leads else 0, self.move), (weather.diverge, self.diverge),
+            (0.002 if leads else 0, self.snapshot), (0.3 if node.works else 0, self.soon),
         ):  # fmt: skip
             if chance < probability:
                 return self.guarded(node, what)
@@ -580,6 +730,10 @@ class World:
         }  # fmt: skip
         self.cuts = set() if self.rng.random() < 0.5 else self.cuts | cut
 
+    def soon(self, node: Node) -> None:
+        node.works = False
+        self.step(node, Soon())
+
     def tick(self, node: Node) -> None:
         node.clock += 100
         self.watch.beat(node.number, node.replica)
@@ -606,7 +760,7 @@ class World:
         """Repair all but one node; then a new request commits and the members become equal."""
         self.chaos, self.cuts = False, set()
         broken, fault = self.break_one()
-        if any(node.lost for node in self.nodes) or not self.journalled:
+        if any(node.lost or node.diverged for node in self.nodes) or not self.journalled:
             broken, fault = None, "whole"
         self.trace.append(f"healed, but node {broken} is {fault}")
         for node in self.nodes:
@@ -636,6 +790,8 @@ class World:
             if node.replica.leading and node.number != broken and not goal.answers:
                 self.ask(node, goal)
                 self.read(node)
+            elif node.replica.leading and any(other.diverged for other in self.nodes):
+                self.snapshot(node)
         for _ in range(3000):
             if self.net:
                 self.deliver(self.rng.randrange(len(self.net)))

@@ -13,8 +13,8 @@ from itertools import count
 import pytest
 
 from coordination_world import Node, World
-from millstream.coordination.core.durable import header_file_name, segment_name
-from millstream.coordination.core.effects import Append, Install, WriteStanding
+from millstream.coordination.core.durable import header_file_name, segment_name, snapshot_name
+from millstream.coordination.core.effects import DiskEffect
 from millstream.coordination.core.entries import HEADER_BYTES
 from millstream.coordination.core.journal import Journal, format_group
 from simulated_disk import Crash, SimulatedDisk
@@ -48,12 +48,16 @@ class JournalledWorld(World):
         self.journals[node.number] = journal
         self.found_faulty += sum(1 for _ in journal.image.faulty())
         node.standing, node.entries = journal.image.standing, list(journal.image.log)
+        node.base, node.stable = journal.image.base, journal.image.snapshot_id
+        node.bad_snapshot = journal.image.snapshot is None
+        if journal.image.snapshot is not None:
+            node.snapshots[journal.image.snapshot.id.number] = journal.image.snapshot
 
-    def to_disk(self, node: Node, op: Append | Install | WriteStanding) -> None:
+    def to_disk(self, node: Node, op: DiskEffect) -> None:
         super().to_disk(node, op)
         self.journals[node.number].carry_out(op)
 
-    def torn(self, node: Node, op: Append | Install | WriteStanding) -> None:
+    def torn(self, node: Node, op: DiskEffect) -> None:
         """End in the middle of a step."""
         left = self.rng.randint(0, 12)
 
@@ -95,6 +99,13 @@ class JournalledWorld(World):
         for old, new in zip(before, node.entries, strict=True):
             if old is not new:
                 self.damage_body(node, old.header.encoded)
+
+    def damage_snapshot(self, node: Node) -> None:
+        super().damage_snapshot(node)
+        if node.bad_snapshot and node.stable is not None:
+            content = self.disks[node.number].files[snapshot_name(node.stable.number)]
+            content.data[self.rng.randrange(len(content.data))] ^= 1
+            content.synced = content.data[:]
 
     def damage_body(self, node: Node, header: bytes) -> None:
         """Change the bytes behind a header, wherever a segment has it."""

@@ -22,14 +22,12 @@ from typing import Final
 
 from millstream.coordination.aio.journal import JournalThread
 from millstream.coordination.core.configuration import Configuration
-from millstream.coordination.core.durable import DurableImage
 from millstream.coordination.core.effects import (
     CallSoon,
     Code,
     DiskDone,
     Effect,
     Event,
-    Image,
     Message,
     MovePrimary,
     Read,
@@ -114,7 +112,7 @@ class GroupRunner:
             await journal.close()
             raise _promises_lost(disk)
         runner._journal = journal
-        runner.take(Start(await asyncio.to_thread(_image_of, durable)))
+        runner.take(Start(await asyncio.to_thread(lambda: durable.for_replica)))
         return runner
 
     # ---- what others want
@@ -241,11 +239,6 @@ class GroupRunner:
             if self._timer is not None:
                 self._timer.cancel()
             self._on_fatal(error)
-
-
-def _image_of(durable: DurableImage) -> Image:
-    assert durable.standing is not None
-    return Image(durable.standing, durable.log, durable.is_journal_lost)
 
 
 def _promises_lost(disk: Disk) -> CorruptionError:

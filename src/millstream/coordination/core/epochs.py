@@ -43,6 +43,8 @@ class Epochs(Learning):
         self._next: Configuration | None = None
         self._started: set[bytes] = set()
         self._entering: Configuration | None = None
+        self.entered_view = 0
+        """The view to begin the next epoch in: its first one, or that of who gave a snapshot."""
         self._held: list[Request] = []
         self._held_bytes = 0
 
@@ -68,6 +70,11 @@ class Epochs(Learning):
     def entering(self) -> bool:
         """Whether the log of a later epoch is being fetched."""
         return self._entering is not None
+
+    @property
+    def next_epoch(self) -> Configuration | None:
+        """The one whose log is being fetched."""
+        return self._entering
 
     @property
     def sources(self) -> tuple[bytes, ...]:
@@ -147,7 +154,7 @@ class Epochs(Learning):
         leads = configuration.primary(configuration.first_view) == self.id and self.leading
         held: list[Request] = self._take_held() if leads else []
         reads: list[Read | Resume] = self.take_reads() if leads else []
-        self._entering = configuration
+        self._entering, self.entered_view = configuration, configuration.first_view
         self.stand_down()
         self.repair = Repair(self.log, configuration.closed_lsn, configuration.closed_hash)
         self._repaired = lambda: self._install_epoch(configuration, held, reads)
@@ -163,7 +170,7 @@ class Epochs(Learning):
         suffix = self.repair.result()
         self._entering = None
         self.stand_down()
-        self.configuration, self.view = configuration, configuration.first_view
+        self.configuration, self.view = configuration, self.entered_view
         self.last_normal = (configuration.epoch, configuration.first_view)
         self.retired = None
         self.begin_epochs()
@@ -177,6 +184,8 @@ class Epochs(Learning):
         for member in self.configuration.old:
             if member != self.id:
                 self.send(member, EpochStarted(self.epoch))
+        if not self.current or (self.primary == self.id and not self.has_state):
+            return None
         if self.primary != self.id:
             return self.follow_on(self.configuration.closed_lsn)
         self.lead(self.configuration.closed_lsn)

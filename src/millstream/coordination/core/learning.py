@@ -24,6 +24,8 @@ from millstream.coordination.core.messages import Envelope, Learn, LearnOk
 from millstream.coordination.core.normal import BATCH_BYTES_MAX
 from millstream.coordination.core.reading import QUORUM_MS
 from millstream.coordination.core.recovering import Recovering
+from millstream.coordination.core.repair import NewEnd
+from millstream.coordination.core.snapshots import Snapshot
 
 __all__ = ["IDLE_MAX", "Learning"]
 
@@ -103,6 +105,8 @@ class Learning(Recovering):
             pupil.idle = 0 if ok.lsn > pupil.lsn else pupil.idle
             pupil.lsn = ok.lsn
             self._teach(envelope.sender, pupil)
+        elif ok.lsn < self.log.base.lsn:
+            self.offer_snapshot(envelope.sender)
 
     def committed(self) -> None:
         """Also teach what is committed now."""
@@ -136,13 +140,23 @@ class Learning(Recovering):
             new = []
         if new and new[0].lsn <= self.log.op_lsn:
             assert new[0].lsn > self.commit_lsn, "a teacher lacks what is committed"
-            self.flip(self._learned(learn), (new[0].lsn - 1, tuple(new)))
+            self.flip(self._learned(learn), NewEnd(new[0].lsn - 1, tuple(new)))
             return
         for entry in new:
             self.log.append(entry)
         if new:
             self._write(new)
         self._learned(learn)()
+
+    def learn_from(self, snapshot: Snapshot) -> None:
+        """Begin at a snapshot: the teacher's log is cut for it."""
+        assert self.may_learn
+        self.flip(self._begun, NewEnd(snapshot.id.lsn, (), snapshot))
+
+    def _begun(self) -> None:
+        self.durable_lsn = self.log.op_lsn
+        self._writing = {}
+        self.acknowledge()
 
     def _is_here(self, entry: Entry) -> bool:
         known = self.log.entry_at(entry.lsn)

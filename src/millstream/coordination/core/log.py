@@ -42,6 +42,8 @@ class Log:
         """The last LSN."""
         self.head = base
         """What the next entry hangs on."""
+        self.size = 0
+        """Bytes of all entries above `base`, as in a message."""
 
     @property
     def base(self) -> Link:
@@ -92,6 +94,7 @@ class Log:
     def _put(self, header: Header, entry: Entry | None) -> None:
         self.head = link = header.link
         self.op_lsn = header.lsn
+        self.size += HEADER_BYTES + header.body_length
         self._hashes.append(link.hash)
         self._headers.append(header)
         self._entries.append(entry)
@@ -104,6 +107,7 @@ class Log:
         """Keep what is up to `lsn`, put `suffix` behind it."""
         assert self._base.lsn <= lsn <= self.op_lsn
         kept = lsn - self._base.lsn
+        self.size -= _size_of_all(self._headers[kept:])
         del self._hashes[kept:], self._headers[kept:], self._entries[kept:]
         self._holes = [hole for hole in self._holes if hole <= lsn]
         self._find_end()
@@ -112,7 +116,7 @@ class Log:
 
     def begin_at(self, base: Link) -> None:
         """Forget everything; a snapshot stands for all up to `base`."""
-        self._base = base
+        self._base, self.size = base, 0
         self._hashes, self._headers, self._entries, self._holes = [], [], [], []
         self._find_end()
 
@@ -122,6 +126,7 @@ class Log:
         assert 0 <= dropped <= len(self._hashes)
         if dropped:
             link = Link(lsn, self._hashes[dropped - 1], self._headers[dropped - 1].ts_ms)
+            self.size -= _size_of_all(self._headers[:dropped])
             del self._hashes[:dropped], self._headers[:dropped], self._entries[:dropped]
             self._holes = [hole for hole in self._holes if hole > lsn]
             self._base = link
@@ -156,3 +161,7 @@ class Log:
             Mark(digest, entry is not None)
             for digest, entry in zip(self._hashes[start:], self._entries[start:], strict=True)
         )
+
+
+def _size_of_all(headers: Iterable[Header]) -> int:
+    return sum(HEADER_BYTES + header.body_length for header in headers)

@@ -18,8 +18,10 @@ Source: Liskov and Cowling 2012.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
+from itertools import chain as joined
+from struct import Struct
 from typing import Final
 
 from millstream.coordination.core.client_table import ClientTable, Past, Verdict
@@ -31,6 +33,7 @@ from millstream.coordination.core.effects import (
     Effect,
     Image,
     Install,
+    InstallSnapshot,
     Reply,
     Request,
     Send,
@@ -38,6 +41,7 @@ from millstream.coordination.core.effects import (
     WriteStanding,
 )
 from millstream.coordination.core.entries import (
+    HASH_BYTES,
     ID_BYTES,
     NOBODY,
     NOTHING,
@@ -49,12 +53,16 @@ from millstream.coordination.core.entries import (
 from millstream.coordination.core.log import Log, size_of
 from millstream.coordination.core.messages import Envelope, Payload
 from millstream.coordination.core.register import StateMachine
+from millstream.coordination.core.repair import NewEnd
+from millstream.coordination.core.snapshots import Pieces, Snapshot, SnapshotId, unknown_state
 from millstream.coordination.core.standing import Standing
 
 __all__ = ["HEARTBEAT_MS", "Member", "Status"]
 
 HEARTBEAT_MS: Final = 100
 """Between two signs of life of a primary, and two tries of whatever has to be tried again."""
+_STATE_VERSION: Final = 1
+_EPOCH: Final = Struct(">IQ16sI")
 _NOBODY: Final = Configuration(0, (bytes(ID_BYTES),))
 
 
@@ -99,6 +107,16 @@ class Member(ABC):
         self._in_flight: dict[tuple[int, int], int] = {}
         self.uncommitted_bytes = 0
         self.hinted_lsn = 0
+        self.has_state = True
+        """Whether what is applied is here; if not, it is on its way, and nothing is applied."""
+        self.stable_id: SnapshotId | None = None
+        self.stable: Snapshot | None = None
+        """The newest stable snapshot, None if its bytes are not here."""
+        self.asked_lsn = 0
+        """Where the log has last asked for a snapshot, as far as it is applied."""
+        self.bytes_since = 0
+        """Of the entries applied since."""
+        self._epoch_record = _EPOCH.pack(0, 0, bytes(HASH_BYTES), 0)
         self.snapshot_number = 0
         self.is_diverged = False
         self.repaired = 0
@@ -141,6 +159,22 @@ class Member(ABC):
     @abstractmethod
     def defer(self, envelope: Envelope) -> None:
         """Receive this again once the disk is done."""
+
+    @abstractmethod
+    def take_snapshot(self, asked: Entry) -> None:
+        """Begin with a snapshot of the state of this moment: the log asks for it."""
+
+    @abstractmethod
+    def hold_stable(self, named: Entry) -> None:
+        """Hold the snapshot named here for the one all agree on."""
+
+    @abstractmethod
+    def take_state(self, found: SnapshotId, snapshot: Snapshot | None) -> None:
+        """Let the state become that of a snapshot; None: it has to be fetched."""
+
+    @abstractmethod
+    def offer_snapshot(self, receiver: bytes) -> None:
+        """Say that what was asked for is in the log no more, and what stands for it."""
 
     @property
     @abstractmethod
@@ -241,24 +275,35 @@ class Member(ABC):
             self.commit_lsn if self.configuration.journalled else 0,
         )  # fmt: skip
 
-    def flip(
-        self, then: Callable[[], None], suffix: tuple[int, tuple[Entry, ...]] | None = None
-    ) -> None:
+    def flip(self, then: Callable[[], None], end: NewEnd | None = None) -> None:
         """Make the standing durable, with a new end of the log if there is one; go on after it."""
         assert self._then is None
         self._op += 1
         self._flip_op, self._then = self._op, then
+        if end is not None:
+            damaged = len(self.log.holes)
+            self._change_log(end)
+            self.repaired += damaged - len(self.log.holes)
         self.hinted_lsn = self.commit_lsn
-        if suffix is None:
+        if end is None:
             self.effects.append(WriteStanding(self._op, self.standing))
-            return
-        keep_lsn, entries = suffix
-        assert keep_lsn >= self.log.base.lsn
-        damaged = len(self.log.holes)
-        self.log.replace_above(keep_lsn, entries)
-        self.repaired += damaged - len(self.log.holes)
+        elif end.snapshot is None:
+            self.effects.append(Install(self._op, end.keep_lsn, end.suffix, self.standing))
+        else:
+            new = InstallSnapshot(self._op, end.snapshot, end.suffix, self.standing)
+            self.effects.append(new)
+
+    def _change_log(self, end: NewEnd) -> None:
+        assert end.keep_lsn >= self.log.base.lsn
+        if end.snapshot is None:
+            self.log.replace_above(end.keep_lsn, end.suffix)
+        else:
+            found = end.snapshot.id
+            assert found.lsn >= self.commit_lsn, "a snapshot older than what is applied"
+            self.log.begin_at(found.link)
+            self.log.replace_above(found.lsn, end.suffix)
+            self.take_state(found, end.snapshot)
         assert self.commit_lsn <= self.log.op_lsn
-        self.effects.append(Install(self._op, keep_lsn, entries, self.standing))
 
     def write_hint(self) -> int:
         """Write the standing for its commit hint alone; return the number that reports it."""
@@ -291,14 +336,27 @@ class Member(ABC):
         self.incarnation += 1
         promised = self.members and (self.epoch, self.view) > (0, 0)
         self.lost = image.lost or bool(promised and not self.configuration.journalled)
-        for entry in () if self.lost else image.log:
+        if not self.lost:
+            self._load_log(image)
+        self._commit_hint = min(hint, self.log.whole_lsn)
+        if self.closing:
+            self._commit_hint = min(self._commit_hint, self.log.op_lsn - 1)
+
+    def _load_log(self, image: Image) -> None:
+        self.log.begin_at(image.base)
+        for entry in image.log:
             if isinstance(entry, Entry):
                 self.log.append(entry)
             else:
                 self.log.append_hole(entry.header)
-        self._commit_hint = min(hint, self.log.whole_lsn)
-        if self.closing:
-            self._commit_hint = min(self._commit_hint, self.log.op_lsn - 1)
+        if image.stable is not None:
+            self.cover_holes(image.stable.lsn)
+            self.take_state(image.stable, image.snapshot)
+
+    def cover_holes(self, lsn: int) -> None:
+        """Let a snapshot stand for what is damaged up to its LSN."""
+        covered = [hole for hole in self.log.holes if hole <= lsn]
+        self.log.drop_prefix(max(covered, default=self.log.base.lsn))
 
     def next_entry(
         self, kind: Kind, body: Body = NOTHING, instance: bytes = NOBODY,
@@ -316,13 +374,17 @@ class Member(ABC):
 
     def advance(self, lsn: int) -> bool:
         """Commit and apply up to `lsn`, as far as the log is whole; return whether any was."""
+        if not self.has_state:
+            return False
         before = self.commit_lsn
         end = min(lsn, self.log.whole_lsn)
-        while self.commit_lsn < end:
+        while self.commit_lsn < end and self.has_state:
             entry = self.log.entry_at(self.commit_lsn + 1)
             assert entry is not None
             self.commit_lsn += 1
-            self.uncommitted_bytes = max(0, self.uncommitted_bytes - size_of(entry))
+            size = size_of(entry)
+            self.bytes_since += size
+            self.uncommitted_bytes = max(0, self.uncommitted_bytes - size)
             self._apply(entry)
             if self._ends_epoch(entry):
                 assert self.commit_lsn == self.log.op_lsn, "an entry behind the end of its epoch"
@@ -354,10 +416,37 @@ class Member(ABC):
             sessions = [int(session) for session in entry.content.argv]
             self.table.expire(sessions)
             self.ended(sessions)
+        else:
+            self._apply_other(entry)
         for ticket in self._waiting.pop(header.lsn, ()):
             self.reply(ticket, code, value, lsn)
         if header.session:
             self._in_flight.pop((header.session, header.csn), None)
+
+    def _apply_other(self, entry: Entry) -> None:
+        header = entry.header
+        if header.kind is Kind.SNAPSHOT:
+            self.asked_lsn, self.bytes_since = header.lsn, 0
+            self.take_snapshot(entry)
+        elif header.kind is Kind.SNAPSHOT_STABLE:
+            self.hold_stable(entry)
+        elif header.kind is Kind.RECONFIG:
+            record = _EPOCH.pack(header.epoch + 1, header.lsn, header.hash, len(entry.body))
+            self._epoch_record = record + entry.body
+
+    def freeze(self) -> Iterator[bytes]:
+        """Return what all members have the same of, as of this moment: epoch, clients, state."""
+        head = _STATE_VERSION.to_bytes(4, "big") + self._epoch_record
+        return joined((head,), self.table.freeze(), self.machine.freeze())
+
+    def restore(self, pieces: Pieces) -> Iterator[None]:
+        """Let it be what `freeze` wrote, a little with each step."""
+        if pieces.number(4) != _STATE_VERSION:
+            raise unknown_state("it is of another version")
+        head = pieces.take(_EPOCH.size)
+        self._epoch_record = head + pieces.take(_EPOCH.unpack(head)[-1])
+        yield from self.table.restore(pieces)
+        yield from self.machine.restore(pieces)
 
     def _execute(self, entry: Entry) -> tuple[Code, bytes, int]:
         header = entry.header

@@ -28,9 +28,11 @@ from millstream.coordination.core.entries import (
     HASH_BYTES,
     ID_BYTES,
     Entry,
+    Link,
     encode_entry,
 )
 from millstream.coordination.core.log import Mark
+from millstream.coordination.core.snapshots import PART_BYTES, SHA_BYTES, SnapshotId
 from millstream.errors import CorruptionError, RemoteProtocolError
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "EpochStarted",
     "GetEntries",
     "GetEpoch",
+    "GetSnapshot",
     "GetState",
     "GetView",
     "Learn",
@@ -58,9 +61,12 @@ __all__ = [
     "QuorumCheckOk",
     "Recovery",
     "RecoveryResponse",
+    "SnapshotDone",
+    "SnapshotPart",
     "StartEpoch",
     "StartView",
     "StartViewChange",
+    "TooOld",
     "decode",
     "encode",
 ]
@@ -239,10 +245,42 @@ class LearnOk(NamedTuple):
     hash: bytes
 
 
+class SnapshotDone(NamedTuple):
+    """The sender has this snapshot of its own state on its disk."""
+
+    number: int
+    hash: bytes
+
+
+class GetSnapshot(NamedTuple):
+    """Send me the part of this stable snapshot that begins at `offset`."""
+
+    number: int
+    hash: bytes
+    offset: int
+
+
+class SnapshotPart(NamedTuple):
+    """Part of a stable snapshot of `total` bytes."""
+
+    number: int
+    hash: bytes
+    offset: int
+    total: int
+    data: bytes
+
+
+class TooOld(NamedTuple):
+    """What you asked for is in no log here any more; this stable snapshot stands for it."""
+
+    snapshot: SnapshotId
+
+
 Payload = (
     Prepare | PrepareOk | Commit | QuorumCheck | QuorumCheckOk | StartViewChange | DoViewChange
     | StartView | GetView | GetState | NewState | GetEntries | Entries | StartEpoch
     | EpochStarted | GetEpoch | Recovery | RecoveryResponse | Learn | LearnOk
+    | SnapshotDone | GetSnapshot | SnapshotPart | TooOld
 )  # fmt: skip
 
 
@@ -281,6 +319,40 @@ def _upto(data: bytes, end: int) -> bytes:
     if end > len(data):
         raise _refused("it ends within a field")
     return data
+
+
+def _fixed(size: int) -> _Field:
+    def read(data: bytes, at: int) -> tuple[bytes, int]:
+        return _upto(data, at + size)[at : at + size], at + size
+
+    return _Field(lambda value: bytes(value).ljust(size, b"\0"), read)
+
+
+def _read_part(data: bytes, at: int) -> tuple[bytes, int]:
+    (size,) = _COUNT.unpack_from(_upto(data, at + _COUNT.size), at)
+    if size > PART_BYTES:
+        raise _refused(f"{size} bytes of what may be {PART_BYTES}")
+    at += _COUNT.size
+    return _upto(data, at + size)[at : at + size], at + size
+
+
+def _write_part(value: bytes) -> bytes:
+    assert len(value) <= PART_BYTES
+    return _COUNT.pack(len(value)) + value
+
+
+def _read_snapshot_id(data: bytes, at: int) -> tuple[SnapshotId, int]:
+    values = []
+    for field in _SNAPSHOT_ID:
+        value, at = field.read(data, at)
+        values.append(value)
+    number, lsn, digest, ts_ms, sha = values
+    return SnapshotId(number, Link(lsn, digest, ts_ms), sha), at
+
+
+def _write_snapshot_id(value: SnapshotId) -> bytes:
+    values = (value.number, *value.link, value.hash)
+    return b"".join(field.write(part) for field, part in zip(_SNAPSHOT_ID, values, strict=True))
 
 
 def _read_hash(data: bytes, at: int) -> tuple[bytes, int]:
@@ -372,6 +444,10 @@ assert ID_BYTES == HASH_BYTES
 _IDS: Final = _listed(_HASH, MEMBERS_MAX)
 _CONFIGURATION: Final = (_U32, _IDS, _U32, _IDS, _U64, _HASH, _BOOL)
 _LATER: Final = _Field(_write_configuration, _read_configuration)
+_SHA: Final = _fixed(SHA_BYTES)
+_SNAPSHOT_ID: Final = (_U64, _U64, _HASH, _U64, _SHA)
+_SNAPSHOT: Final = _Field(_write_snapshot_id, _read_snapshot_id)
+_PART: Final = _Field(_write_part, _read_part)
 
 MESSAGES: Final[dict[int, tuple[type[Any], tuple[_Field, ...]]]] = {
     1: (Prepare, (_ENTRIES, _U64, _HASH)),
@@ -394,6 +470,10 @@ MESSAGES: Final[dict[int, tuple[type[Any], tuple[_Field, ...]]]] = {
     18: (RecoveryResponse, (_U64, _U32, _BOOL, _U64, _HASH, _U64, _HASH)),
     19: (Learn, (_U64, _HASH, _ENTRIES)),
     20: (LearnOk, (_U64, _HASH)),
+    21: (SnapshotDone, (_U64, _SHA)),
+    22: (GetSnapshot, (_U64, _SHA, _U64)),
+    23: (SnapshotPart, (_U64, _SHA, _U64, _U64, _PART)),
+    24: (TooOld, (_SNAPSHOT,)),
 }
 """Number on the wire -> message and its fields in order."""
 _NUMBERS: Final = {message: number for number, (message, _) in MESSAGES.items()}

@@ -42,6 +42,7 @@ __all__ = [
     "BATCH_ENTRIES_MAX",
     "HINT_ENTRIES_MAX",
     "PIPELINE_MAX",
+    "SHARE_BYTES_MAX",
     "UNCOMMITTED_BYTES_MAX",
     "UNCOMMITTED_ENTRIES_MAX",
     "Normal",
@@ -55,6 +56,8 @@ PIPELINE_MAX: Final = 4
 """Batches that are sent and not yet committed while a lone request still leaves at once."""
 HINT_ENTRIES_MAX: Final = 65_536
 """Committed since the standing last said how many: so much a vote after a restart may name."""
+SHARE_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Of log and snapshots that a member gives to those who lag, in one heartbeat."""
 UNCOMMITTED_ENTRIES_MAX: Final = 10_000
 """Entries of a primary that are not committed; beyond that requests are refused."""
 UNCOMMITTED_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -66,6 +69,8 @@ class Normal(Member):
 
     acks: dict[bytes, int]
     flushed_lsn = durable_lsn = 0
+    shared_bytes = 0
+    """Given to members that lag, since the last heartbeat."""
     noop_lsn = 0
     """Where the primary's own view begins: nothing is read before it is committed."""
     hint_entries_max = HINT_ENTRIES_MAX
@@ -300,9 +305,13 @@ class Normal(Member):
         """Give a member of this view what it missed."""
         if envelope.view != self.view or self.status is not Status.NORMAL or not self.current:
             return
-        if self.log.hash_at(asked.lsn) != asked.hash:
+        if asked.lsn < self.log.base.lsn:
+            self.offer_snapshot(envelope.sender)
+            return
+        if self.log.hash_at(asked.lsn) != asked.hash or self.shared_bytes >= SHARE_BYTES_MAX:
             return
         entries = self.log.after(asked.lsn, self.batch_entries_max, BATCH_BYTES_MAX)
+        self.shared_bytes += sum(map(size_of, entries))
         op_lsn = self.flushed_lsn if self.leading else self.log.op_lsn
         answer = NewState(
             op_lsn, self.commit_lsn, self._commit_hash,
@@ -321,6 +330,9 @@ class Normal(Member):
 
     def on_get_entries(self, envelope: Envelope, asked: GetEntries) -> None:
         """Give entries that end in the one asked for, if it is here."""
+        if asked.lsn <= self.log.base.lsn:
+            self.offer_snapshot(envelope.sender)
+            return
         if self.log.hash_at(asked.lsn) != asked.hash:
             return
         floor_lsn = max(asked.lsn - asked.number, 0)

@@ -161,7 +161,7 @@ class Reading(Normal):
         waiting = []
         for until_ms, read in self._stale:
             seen = read.seen or 0
-            if self.status in _SERVING and self.commit_lsn >= seen:
+            if self.has_state and self.status in _SERVING and self.commit_lsn >= seen:
                 self.reply(read.ticket, Code.OK, self.machine.read(read.body), self.commit_lsn)
             elif self.now_ms >= until_ms:
                 self.reply(read.ticket, Code.BEHIND, lsn=self.commit_lsn)

@@ -59,6 +59,10 @@ class Recovering(Views):
             self._responses = {}
         return self.broadcast(Recovery(self._nonce, self.view))
 
+    def forget_answers(self) -> None:
+        """Ask anew: what was answered is too old."""
+        self._asked_ms = -RECOVERY_MS
+
     def on_recovery(self, envelope: Envelope, asked: Recovery) -> None:
         """Tell a member that lost its log which view there is, and as primary the log's end."""
         self._lost_ms[envelope.sender] = self.now_ms
@@ -67,13 +71,11 @@ class Recovering(Views):
         if self.leading and asked.min_view > self.view:
             self.hear_higher_view(asked.min_view)
             return
-        end = self.log.head if self.leading and not self.suspended else None
-        lsn = self.flushed_lsn if end else 0
+        leads = self.leading and not self.suspended
+        lsn = self.flushed_lsn if leads else self.log.base.lsn
         digest = self.log.hash_at(lsn)
         assert digest is not None
-        answer = RecoveryResponse(
-            asked.nonce, self.view, end is not None, lsn, digest, *self.sign_of_life()
-        )
+        answer = RecoveryResponse(asked.nonce, self.view, leads, lsn, digest, *self.sign_of_life())
         self.send(envelope.sender, answer)
 
     def on_recovery_response(self, envelope: Envelope, response: RecoveryResponse) -> None:

@@ -3,7 +3,8 @@
 Invariants:
 1. Entries are taken by hash only, from the known end downwards, so whoever sent them, they are
    the ones.
-2. The own log is left alone. The result is one step: keep so much, put this behind it.
+2. The own log is left alone. The result is one step: keep so much, put this behind it; or begin
+   at a snapshot, and put this behind it.
 3. Holes of the part that is kept are filled, too.
 
 Elsewhere: whose end it is (`choosing`, a StartView, a closed epoch), doing the step (`member`).
@@ -18,8 +19,9 @@ from typing import NamedTuple
 
 from millstream.coordination.core.entries import Entry
 from millstream.coordination.core.log import Log
+from millstream.coordination.core.snapshots import Snapshot
 
-__all__ = ["Repair", "Wanted"]
+__all__ = ["NewEnd", "Repair", "Wanted"]
 
 
 class Wanted(NamedTuple):
@@ -28,6 +30,14 @@ class Wanted(NamedTuple):
     lsn: int
     hash: bytes
     number: int
+
+
+class NewEnd(NamedTuple):
+    """How a log is to be changed: keep so much of it, or begin at `snapshot`; `suffix` behind."""
+
+    keep_lsn: int
+    suffix: tuple[Entry, ...]
+    snapshot: Snapshot | None = None
 
 
 class Repair:
@@ -39,6 +49,22 @@ class Repair:
         self.hash = digest
         self._found: dict[int, Entry] = {}
         self._next = (lsn, digest)
+        self._snapshot: Snapshot | None = None
+
+    def use(self, snapshot: Snapshot) -> None:
+        """Let a snapshot stand for all up to its LSN; it is one of this log."""
+        assert snapshot.id.lsn <= self.lsn
+        self._snapshot, self._next = snapshot, (self.lsn, self.hash)
+
+    @property
+    def _floor_lsn(self) -> int:
+        return self._log.base.lsn if self._snapshot is None else self._snapshot.id.lsn
+
+    def _is_known(self, lsn: int, digest: bytes) -> bool:
+        if self._snapshot is not None and lsn == self._floor_lsn:
+            assert digest == self._snapshot.id.link.hash, "a snapshot of another log"
+            return True
+        return self._log.hash_at(lsn) == digest
 
     def offer(self, entries: Iterable[Entry]) -> None:
         """Take what is wanted of a chain of entries, its end first."""
@@ -53,11 +79,11 @@ class Repair:
     def wanted(self) -> Wanted | None:
         """What to ask for next, None once nothing is missing."""
         lsn, digest = self._meet()
-        if self._log.hash_at(lsn) != digest:
-            assert lsn > self._log.base.lsn
-            return Wanted(lsn, digest, lsn - self._log.base.lsn)
+        if not self._is_known(lsn, digest):
+            assert lsn > self._floor_lsn
+            return Wanted(lsn, digest, lsn - self._floor_lsn)
         for hole in self._log.holes:
-            if hole <= lsn and hole not in self._found:
+            if self._floor_lsn < hole <= lsn and hole not in self._found:
                 missing = self._log.hash_at(hole)
                 assert missing is not None
                 return Wanted(hole, missing, 1)
@@ -66,20 +92,22 @@ class Repair:
     def _meet(self) -> tuple[int, bytes]:
         """Return where the entries found so far come down to."""
         lsn, digest = self._next
-        while self._log.hash_at(lsn) != digest and (entry := self._found.get(lsn)):
+        while not self._is_known(lsn, digest) and (entry := self._found.get(lsn)):
             lsn, digest = lsn - 1, entry.header.prev_hash
         self._next = lsn, digest
         return self._next
 
-    def result(self) -> tuple[int, tuple[Entry, ...]]:
-        """Return how much of the log to keep, and what to put behind it."""
+    def result(self) -> NewEnd:
+        """Return how the log is to be changed."""
         assert self.wanted is None
         met, _ = self._meet()
         holes = self._log.holes
         keep_lsn = min(met, holes[0] - 1) if holes else met
+        if self._snapshot is not None:
+            keep_lsn = self._floor_lsn
         suffix = []
         for lsn in range(keep_lsn + 1, self.lsn + 1):
             entry = self._found.get(lsn) or self._log.entry_at(lsn)
             assert entry is not None
             suffix.append(entry)
-        return keep_lsn, tuple(suffix)
+        return NewEnd(keep_lsn, tuple(suffix), self._snapshot)

@@ -33,7 +33,9 @@ from millstream.coordination.core.effects import (
     Reconfigure,
     Request,
     Resume,
+    Soon,
     Start,
+    TakeSnapshot,
     Timer,
     Touch,
     WriteSnapshot,
@@ -48,6 +50,7 @@ from millstream.coordination.core.messages import (
     EpochStarted,
     GetEntries,
     GetEpoch,
+    GetSnapshot,
     GetState,
     GetView,
     Learn,
@@ -59,13 +62,16 @@ from millstream.coordination.core.messages import (
     QuorumCheckOk,
     Recovery,
     RecoveryResponse,
+    SnapshotDone,
+    SnapshotPart,
     StartEpoch,
     StartView,
     StartViewChange,
+    TooOld,
 )
 from millstream.coordination.core.register import StateMachine
 from millstream.coordination.core.report import Report
-from millstream.coordination.core.sessions import Sessions
+from millstream.coordination.core.throttling import Throttling
 
 __all__ = ["DEFERRED_MAX", "Replica"]
 
@@ -73,7 +79,7 @@ DEFERRED_MAX: Final = 4096
 """Events that wait for one disk operation."""
 
 
-class Replica(Sessions):
+class Replica(Throttling):
     """A member of a group; `step` is all there is to call, and `report`."""
 
     def __init__(self, machine: StateMachine, chance: Callable[[], float]) -> None:
@@ -95,6 +101,7 @@ class Replica(Sessions):
             NewState: self.on_new_state,
             Recovery: self.on_recovery,
             RecoveryResponse: self.on_recovery_response,
+            SnapshotDone: self.on_snapshot_done,
         }
         self._any_epoch: dict[type[Any], Callable[[Envelope, Any], None]] = {
             GetEntries: self.on_get_entries,
@@ -103,6 +110,9 @@ class Replica(Sessions):
             EpochStarted: self.on_epoch_started,
             Learn: self.on_learn,
             LearnOk: self.on_learn_ok,
+            GetSnapshot: self.on_get_snapshot,
+            SnapshotPart: self.on_snapshot_part,
+            TooOld: self.on_too_old,
         }
         self._begin_parts()
 
@@ -129,6 +139,7 @@ class Replica(Sessions):
             self._take_event(event)
         if not self.flipping:
             self.end_step()
+            self.call_soon()
         effects, self.effects = self.effects, []
         return effects if self.configuration.journalled else self._without_journal(effects)
 
@@ -162,7 +173,7 @@ class Replica(Sessions):
     def _defer(self, event: Event) -> None:
         if isinstance(event, Timer) or len(self._deferred) < DEFERRED_MAX:
             self._deferred.append(event)
-        elif isinstance(event, Request | Read | Resume | Reconfigure | MovePrimary):
+        elif isinstance(event, Request | Read | Resume | Reconfigure | MovePrimary | TakeSnapshot):
             self.reply(event.ticket, Code.BUSY)
 
     def defer(self, envelope: Envelope) -> None:
@@ -187,8 +198,13 @@ class Replica(Sessions):
                 self.on_reconfigure(event)
             case MovePrimary():
                 self.on_move_primary(event)
+            case TakeSnapshot():
+                self.on_take_snapshot(event)
+            case Soon():
+                self.on_soon()
             case Start(image):
                 self.load(image)
+                self.restore_now()
                 self._begin_parts()
                 self.wake_after(HEARTBEAT_MS * self.chance())
                 self.flip(self._started_up)
@@ -209,13 +225,15 @@ class Replica(Sessions):
             self.status = Status.GAP
             self.advance(self._commit_hint)
             new = self.epoch == self.view == self.log.op_lsn == 0
-            if new or len(self.members) == 1:
+            if new or (len(self.members) == 1 and self.has_state):
                 self.leave(self.view + 1)
 
     def _tick(self) -> None:
         self.wake_after(HEARTBEAT_MS)
         self.answer_stale_reads()
         self.tick_changes()
+        self.tick_snapshots()
+        self.tick_fetching()
         self.note_commit()
         if self.status not in (Status.INITIALIZATION, Status.RETIRED):
             self.tick_epoch()
@@ -280,6 +298,8 @@ class Replica(Sessions):
         return "primary" if self.leading else "backup"
 
     def _status(self) -> str:
+        if self.status is Status.NORMAL and not self.has_state:
+            return Status.GAP.value
         ending = self.status is Status.NORMAL and self.closing
         return "RECONFIGURATION" if ending else self.status.value
 

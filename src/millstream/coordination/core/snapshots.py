@@ -2,8 +2,8 @@
 
 Invariants:
 1. Equal states give equal bytes: sorted keys, fixed widths, lengths before what varies, no floats.
-2. A snapshot is in parts of `PART_BYTES` each, the last one shorter; so it is made, sent, received
-   and read a part at a time, and no step handles all of it.
+2. A snapshot is in parts of equal size, the last one may be shorter; there is one at least.
+   So it is made, sent, received and read a part at a time, and no step handles all of it.
 
 Elsewhere: when one is taken and what makes it stable (`snapshotting`), how a member gets one from
 another (`fetching`), its file (`durable`).
@@ -24,6 +24,9 @@ from millstream.errors import CorruptionError
 __all__ = [
     "PART_BYTES",
     "SHA_BYTES",
+    "SLICE_BYTES_MAX",
+    "SLICE_STEPS_MAX",
+    "Making",
     "Pieces",
     "Snapshot",
     "SnapshotId",
@@ -35,6 +38,12 @@ __all__ = [
 PART_BYTES: Final = 256 * 1024
 """Of one part of a snapshot, and of one message with it."""
 SHA_BYTES: Final = 32
+SLICE_BYTES_MAX: Final = 64 * 1024
+"""Of a snapshot that is made, in one go; other events have their turn in between."""
+SLICE_STEPS_MAX: Final = 512
+"""Of a state that is restored, in one go."""
+_PIECE_BYTES: Final = 64
+"""What handling a piece costs, as if in bytes."""
 
 
 class SnapshotId(NamedTuple):
@@ -59,17 +68,61 @@ class Snapshot(NamedTuple):
     @property
     def size(self) -> int:
         """How many bytes it has."""
-        return PART_BYTES * (len(self.parts) - 1) + len(self.parts[-1]) if self.parts else 0
+        return len(self.parts[0]) * (len(self.parts) - 1) + len(self.parts[-1])
+
+    def part_at(self, offset: int) -> bytes:
+        """Return what is from there to the end of its part; nothing if that is the end."""
+        index, skipped = divmod(offset, len(self.parts[0]) or 1)
+        return self.parts[index][skipped:] if index < len(self.parts) else b""
 
 
 def cut_into_parts(data: bytes) -> tuple[bytes, ...]:
     """Return the parts of these bytes."""
-    return tuple(data[at : at + PART_BYTES] for at in range(0, len(data), PART_BYTES))
+    return tuple(data[at : at + PART_BYTES] for at in range(0, len(data) or 1, PART_BYTES))
 
 
 def snapshot_of(number: int, link: Link, data: bytes) -> Snapshot:
     """Return the snapshot that has these bytes."""
     return Snapshot(SnapshotId(number, link, sha256(data).digest()), cut_into_parts(data))
+
+
+class Making:
+    """A snapshot on the way: from the pieces of a frozen state to parts and a hash."""
+
+    def __init__(
+        self, number: int, link: Link, pieces: Iterator[bytes], part_bytes: int = PART_BYTES
+    ) -> None:
+        self._number, self._link, self._pieces = number, link, pieces
+        self._part_bytes = part_bytes
+        self._parts: list[bytes] = []
+        self._open = bytearray()
+        self._hash = sha256()
+
+    def go_on(self) -> Snapshot | None:
+        """Do one slice of the work; return the snapshot once it is whole."""
+        cost = 0
+        for piece in self._pieces:
+            self._open += piece
+            cost += len(piece) + _PIECE_BYTES
+            if cost >= SLICE_BYTES_MAX:
+                self._close_parts()
+                return None
+        self._close_parts()
+        if self._open or not self._parts:
+            self._close_part()
+        return Snapshot(
+            SnapshotId(self._number, self._link, self._hash.digest()), tuple(self._parts)
+        )
+
+    def _close_parts(self) -> None:
+        while len(self._open) >= self._part_bytes:
+            self._close_part()
+
+    def _close_part(self) -> None:
+        part = bytes(self._open[: self._part_bytes])
+        del self._open[: self._part_bytes]
+        self._hash.update(part)
+        self._parts.append(part)
 
 
 class Pieces:

@@ -175,6 +175,8 @@ class Views(Reading):
     def _count_vote(self, sender: bytes, vote: DoViewChange) -> None:
         if self.status is not Status.VIEWCHANGE or self.primary != self.id or self.entering:
             return
+        if not self.has_state:
+            return
         self._votes[sender] = vote
         self.clocks.hear(sender, vote.wall_ms, self.now_ms)
         if len(self._votes) < self.quorum:
@@ -205,8 +207,8 @@ class Views(Reading):
         """Assert that a new end of the log cuts nothing that is committed here."""
         assert self.repair is not None
         assert met_lsn >= self.commit_lsn, "a new log is shorter than what is committed"
-        kept_lsn, suffix = self.repair.result()
-        if kept_lsn < self.commit_lsn:
+        kept_lsn, suffix, snapshot = self.repair.result()
+        if snapshot is None and kept_lsn < self.commit_lsn:
             entry = suffix[self.commit_lsn - kept_lsn - 1]
             assert entry.header.hash == self.log.hash_at(self.commit_lsn), (
                 "a new log lacks what is committed"
@@ -375,7 +377,9 @@ class Views(Reading):
             self.propose()
         if self.flipping:
             return
-        if self.status is Status.VIEWCHANGE:
+        if self.status is Status.VIEWCHANGE and self.primary == self.id and not self.has_state:
+            self.propose()
+        elif self.status is Status.VIEWCHANGE:
             self._vote()
         elif self.status is Status.GAP and self.primary != self.id:
             self.send(self.primary, GetView(self.commit_lsn))

@@ -28,7 +28,7 @@ def test_a_schedule_is_the_same_every_time() -> None:
 
 def test_schedules_have_something_to_say() -> None:
     counts = dict[str, int]()
-    for seed in range(12):
+    for seed in range(20):
         world = coordination_world.fault_of(seed)[1]
         counts = {name: counts.get(name, 0) + n for name, n in world.counts.items()}
     assert all(counts.values()), counts

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from millstream.coordination.core.entries import GENESIS
 from millstream.coordination.core.snapshots import (
     PART_BYTES,
+    SLICE_BYTES_MAX,
+    Making,
     Pieces,
     cut_into_parts,
     snapshot_of,
@@ -37,3 +39,25 @@ def test_a_snapshot_knows_its_size(size: int) -> None:
     assert snapshot.size == size
     assert snapshot.parts == cut_into_parts(bytes(size))
     assert all(len(part) == PART_BYTES for part in snapshot.parts[:-1])
+
+
+@given(st.lists(st.binary(max_size=5), max_size=9), st.integers(1, 4))
+def test_a_snapshot_is_made_in_slices_and_sent_in_parts(pieces: list[bytes], size: int) -> None:
+    making, made = Making(1, GENESIS, iter(pieces), size), None
+    while made is None:
+        made = making.go_on()
+    data = b"".join(pieces)
+    assert made.id == snapshot_of(1, GENESIS, data).id
+    assert made.size == len(data)
+    sent = b""
+    while part := made.part_at(len(sent)):
+        assert len(part) <= size
+        sent += part
+    assert sent == data
+
+
+def test_a_slice_is_bounded() -> None:
+    pieces = iter([bytes(1000)] * 1000)
+    making = Making(1, GENESIS, pieces)
+    assert making.go_on() is None
+    assert len(list(pieces)) > 1000 - SLICE_BYTES_MAX / 1000
