@@ -62,6 +62,7 @@ class Nodes:
         self.directory, self.size, self.options = directory, size, options
         self.running: dict[int, Coordinator] = {}
         self.ports: dict[int, int] = {}
+        self.coord_ports: dict[int, int] = {}
         self.fatal: list[BaseException] = []
 
     async def __aenter__(self) -> Self:
@@ -83,13 +84,17 @@ class Nodes:
             await self.stop(number)
 
     async def start(self, number: int) -> Coordinator:
-        """Start a node, on the port that it had before; all but the first join the first."""
-        listening = bound(self.ports.get(number, 0))
+        """Start a node, on the ports that it had before; all but the first join the first."""
+        listening, coord = bound(self.ports.get(number, 0)), bound(self.coord_ports.get(number, 0))
         self.ports[number] = port = listening.getsockname()[1]
+        self.coord_ports[number] = coord_port = coord.getsockname()[1]
         join = (Address("127.0.0.1", self.ports[0]),) if number else ()
         node = self.running[number] = await Coordinator.start(
             self.directory / str(number),
-            Listening(peer=listening, host="127.0.0.1", peer_port=port),
+            Listening(
+                coord=coord, peer=listening, host="127.0.0.1", peer_port=port,
+                coord_port=coord_port,
+            ),
             join=join, on_fatal=self.fatal.append, **self.options,
         )  # fmt: skip
         return node
