@@ -235,7 +235,7 @@ class Client:
                     self._wake(at_ms)
                 case core.SessionLost():
                     self._on_session_lost()
-        if commands and self._link is not None:
+        if commands and self._link is not None and not self._link.transport.is_closing():
             self._link.transport.write(b"".join(commands))
 
     def _wake(self, at_ms: float) -> None:

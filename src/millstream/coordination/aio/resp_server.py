@@ -182,7 +182,7 @@ class _Connection(asyncio.Protocol):
     def go_on(self) -> None:
         """Do what can be done, and send what there is to send."""
         transport, front = self._transport, self.front
-        if transport is None:
+        if transport is None or transport.is_closing():
             return
         has_more = False if self._is_paused else front.advance()
         if front.has_output and not self._is_paused:

@@ -138,3 +138,26 @@ async def test_nothing_is_open_after_the_end(running: Running) -> None:
         assert await reader.read() == b""
     async with running.client() as (reader, _):
         assert (await reader.read()).startswith(b"-BUSY")
+
+
+class ClosingTransport(asyncio.Transport):
+    """As one is between the peer's reset and the report of it: some loops raise on a write."""
+
+    def is_closing(self) -> bool:
+        return True
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def write(self, data: object) -> None:
+        raise RuntimeError("the handler is closed")
+
+
+async def test_nothing_is_written_to_a_connection_that_was_just_reset(running: Running) -> None:
+    connection = running.server.connection()
+    connection.connection_made(ClosingTransport())
+    assert isinstance(connection, asyncio.Protocol)
+    connection.data_received(b"PING\r\n")
+    assert running.server.connections == 1
+    connection.connection_lost(None)
+    assert running.server.connections == 0
