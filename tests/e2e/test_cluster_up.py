@@ -1,0 +1,62 @@
+"""`millstream cluster up`: nodes on this machine that coordinate as one group."""
+
+from __future__ import annotations
+
+import json
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream.cli.connect import Who
+from millstream.cli.coord import Coordination, ask_primary
+from millstream.model.addresses import parse_address
+
+READY_S = 90.0
+STOP_S = 40.0
+
+
+@contextmanager
+def cluster(data: Path, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], Any]]:
+    """Run the command until it is interrupted, and see that it ends well."""
+    command = [sys.executable, "-m", "millstream", "cluster", "up", "--data", str(data)]
+    process = subprocess.Popen(
+        [*command, "--json", *options], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None
+    try:
+        assert select.select([process.stdout], [], [], READY_S)[0], "it is not ready in time"
+        yield process, json.loads(process.stdout.readline())
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(STOP_S)
+        process.stdout.close()
+    assert process.returncode == 0
+
+
+def asked(node: dict[str, Any], *words: str) -> Any:
+    host, port = parse_address(node["coord"], default_port=0)
+    with Coordination(host, port, Who(None, "")) as here:
+        return ask_primary(here, *words)
+
+
+@pytest.mark.timeout(240)
+def test_three_nodes_are_one_group_also_after_a_restart_on_other_ports(tmp_path: Path) -> None:
+    with cluster(tmp_path / "nodes") as (_, said):
+        nodes = said["nodes"]
+        assert asked(nodes[0], "SET", "greeting", "hello") == b"OK"
+        entry = asked(nodes[2], "VDS")[b"1"]
+        assert sorted(member.decode() for member in entry[b"members"]) == sorted(
+            node["coord"] for node in nodes
+        )
+        assert entry[b"epoch"] == 1
+    with cluster(tmp_path / "nodes") as (_, said):
+        again = said["nodes"]
+        assert asked(again[1], "GET", "greeting") == b"hello"
+        assert asked(again[1], "VDS")[b"1"][b"epoch"] == 1
