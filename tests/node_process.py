@@ -1,7 +1,8 @@
 """A real node in a process of its own, for the suites that test from outside.
 
 Invariants:
-1. Every listener takes a free port; the ready line says which. One that has to keep its port over
+1. Every listener takes a free port, those for coordination if a test asks for them; the ready
+   line says which. One that has to keep its port over
    restarts takes it from `free_port`.
 2. Whatever a test started is gone when the test ends, the supervisor's children included: the node
    has a process group of its own.
@@ -24,7 +25,9 @@ from typing import Any, Self
 READY_S = 20.0
 STOP_S = 20.0
 FREE = "127.0.0.1:0"
-LISTENERS = ("kv", "memcached", "http", "coord", "ninep", "peer")
+LISTENERS = ("kv", "memcached", "http")
+COORDINATION = ("coord", "peer")
+"""Closed unless a test opens them: a process less."""
 
 
 def free_port() -> int:
@@ -80,6 +83,9 @@ class NodeProcess:
         for listener in LISTENERS:
             if f"--no-{listener}" not in self.options and f"--{listener}" not in self.options:
                 command += [f"--{listener}", FREE]
+        for listener in COORDINATION:
+            if f"--{listener}" not in self.options:
+                command.append(f"--no-{listener}")
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, *self.options],

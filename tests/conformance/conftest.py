@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from node_process import NodeProcess
+from node_process import FREE, NodeProcess
 
 USER, PASSWORD = "ada", "correct horse, battery=staple"
 RunProgram = Callable[..., subprocess.CompletedProcess[bytes]]
@@ -20,6 +20,7 @@ RunProgram = Callable[..., subprocess.CompletedProcess[bytes]]
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
     directory = tmp_path_factory.mktemp("conformance") / "node"
     options = ("--bucket", "documents", "--bucket", "default:16", "--user", f"{USER}:{PASSWORD}")
+    options += ("--coord", FREE)
     with NodeProcess(directory, *options) as running:
         yield running
         assert running.stop() == 0

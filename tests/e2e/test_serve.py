@@ -16,6 +16,7 @@ import pytest
 
 from millstream.client.connection import Connection
 from millstream.errors import AccessError, UnavailableError
+from node_process import FREE
 from waiting import until
 
 TLS = Path(__file__).parent / "tls"
@@ -64,13 +65,19 @@ def is_alive(pid):
 
 
 def test_the_ready_line_is_the_contract(make_node):
-    node = make_node().start()
+    node = make_node("--coord", FREE, "--peer", FREE).start()
     assert list(node.ready) == [
         "event", "pid", "kv", "memcached", "http", "coord", "ninep", "peer",
     ]  # fmt: skip
     assert node.ready["event"] == "ready"
     assert node.ready["pid"] == node.pid
-    assert [node.ready[name] for name in ("coord", "ninep", "peer")] == [None] * 3
+    assert node.ready["ninep"] is None
+    with socket.create_connection(node.address("coord")) as client:
+        client.sendall(b"PING\r\n")
+        assert client.recv(20) == b"+PONG\r\n"
+    with socket.create_connection(node.address("peer")) as other:
+        other.sendall(b"millstream-peer 1\n")
+        assert other.recv(20) == b"ok\n"
     assert fetch(node, "/")["couchdb"] == "Welcome"
     assert fetch(node, "/_up") == {"status": "ok"}
     with Connection(*node.kv, bucket="default") as connection:

@@ -318,7 +318,7 @@ class Engine:
             str((self._directory.path / "coord").absolute()),
             str(self._directory.users_path.absolute()),
             sockets.get("coord"), sockets.get("peer"),
-            (settings.advertised_host, self._port("coord"), self._port("peer")),
+            (settings.coordination_host, self._port("coord"), self._port("peer")),
             (settings.join.host, settings.join.port) if settings.join is not None else None,
             settings.cluster_secret, settings.tls_cert, settings.tls_key, settings.tls_ca,
         )  # fmt: skip

@@ -151,6 +151,12 @@ class Settings:
     insecure_plaintext: bool = False
 
     @property
+    def coordination_host(self) -> str:
+        """The host that other nodes, and clients of coordination, are told to connect to."""
+        address = self.peer or self.coord
+        return self.advertise or (address.host if address is not None else "127.0.0.1")
+
+    @property
     def advertised_host(self) -> str:
         """The host that clients are told to connect to."""
         return self.advertise or (self.kv.host if self.kv is not None else "127.0.0.1")
@@ -436,9 +442,12 @@ def _credentials(items: list[object], environment: Mapping[str, str]) -> tuple[C
 def _checked(settings: Settings) -> Settings:
     if settings.tls_key is not None and settings.tls_cert is None:
         raise UsageError("--tls-key needs --tls-cert", code="bad_option")
-    if settings.kv is not None and settings.kv.is_wildcard and settings.advertise is None:
-        raise UsageError(
-            f"--kv {settings.kv}: give --advertise HOST, the name clients are told to connect to",
-            code="bad_option",
-        )
+    for name in ("kv", "coord", "peer"):
+        address: Address | None = getattr(settings, name)
+        if address is not None and address.is_wildcard and settings.advertise is None:
+            raise UsageError(
+                f"--{name} {address}: give --advertise HOST, the name that others are told to "
+                "connect to",
+                code="bad_option",
+            )
     return settings

@@ -149,6 +149,8 @@ def test_without_a_memory_quota_it_is_a_share_of_the_machine():
         ({"data": ""}, "some text"),
         ({"tls-key": "k"}, "--tls-cert"),
         ({"kv": "0.0.0.0:0"}, "--advertise"),
+        ({"coord": "0.0.0.0:0"}, "--advertise"),
+        ({"peer": "[::]:0"}, "--advertise"),
         ({"config": "/does/not/exist"}, "config"),
         ({"bukket": "x"}, "did you mean 'bucket'"),
     ],
@@ -227,3 +229,11 @@ def test_a_bad_secret_is_refused_and_not_told(secret):
 def test_children_inherit_no_passwords():
     environment = {"MILLSTREAM_PASSWORD_ada": "x", "MILLSTREAM_CLUSTER_SECRET": "x", "OTHER": "y"}
     assert secretless_environment(environment) == {"OTHER": "y"}
+
+
+def test_others_are_told_where_the_node_listens_for_them():
+    assert Settings().coordination_host == "127.0.0.1"
+    peer, coord = Address("10.0.0.1", 1), Address("10.0.0.2", 1)
+    assert Settings(peer=peer, coord=coord).coordination_host == "10.0.0.1"
+    assert Settings(peer=None, coord=coord).coordination_host == "10.0.0.2"
+    assert Settings(peer=peer, advertise="a.example").coordination_host == "a.example"

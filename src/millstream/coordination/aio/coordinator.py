@@ -166,6 +166,11 @@ class Coordinator:
         return self.pool.greeting(address)
 
     def _changed(self, change: GroupChanged) -> None:
+        if change.leads and len(change.configuration.members) == 1:
+            _LOG.warning(
+                "this node is all there is of coordination group %s: without the node there is no "
+                "group; ADMIN GROUP ADD takes others in", change.group_id.hex(),
+            )  # fmt: skip
         self.pool.take(change)
 
     def _on_frame(self, frame: bytes) -> None:

@@ -70,13 +70,14 @@ class Groups:
         """Return the directory of a group, made if it is missing. Blocks."""
         return OsDisk(self.directory / group_id.hex())
 
-    async def format(self, standing: Standing) -> None:
+    async def format(self, standing: Standing, *, has_journal: bool = True) -> None:
         """Make the files of a group; harmless if they are there.
 
         Raises:
             UnavailableError: `disk_full`, `disk_failed`.
         """
-        await asyncio.to_thread(self._format, standing)
+        configuration = standing.configuration._replace(journalled=has_journal)
+        await asyncio.to_thread(self._format, standing._replace(configuration=configuration))
 
     def _format(self, standing: Standing) -> None:
         disk = self.disk(standing.group_id)

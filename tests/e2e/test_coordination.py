@@ -1,0 +1,89 @@
+"""Coordination within whole nodes: three of them over TLS, a process that dies, a failed disk."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+from node_process import FREE, free_port
+from waiting import until
+
+TLS = Path(__file__).parent / "tls"
+SECRET = "a secret of the nodes"
+OPEN = ("--no-kv", "--no-memcached", "--no-http")
+ENCRYPTED = ("--tls-cert", str(TLS / "node.pem"), "--tls-ca", str(TLS / "authority.pem"))
+
+
+class Client:
+    """redis-cli with one node; encrypted and as `ada` if it is told so."""
+
+    def __init__(self, node, *options):
+        host, port = node.address("coord")
+        self.command = ["redis-cli", "-h", host, "-p", str(port), *options]
+
+    def say(self, *words):
+        run = subprocess.run([*self.command, *words], capture_output=True, check=False, timeout=30)
+        return (run.stdout + run.stderr).decode().strip()
+
+    def table(self, *words):
+        return json.loads(self.say("--json", "-3", *words))
+
+    def until_said(self, answer, *words):
+        until(lambda: answer in self.say(*words), lambda: self.say(*words))
+
+
+def test_three_nodes_over_tls(make_node):
+    options = ("--user", "ada:secret", *OPEN, *ENCRYPTED)
+    login = (
+        "--tls", "--cacert", str(TLS / "authority.pem"), "--user", "ada", "--pass", "secret",
+        "--no-auth-warning",
+    )  # fmt: skip
+    environment = {"MILLSTREAM_CLUSTER_SECRET": SECRET}
+    nodes, peers = [], [f"127.0.0.1:{free_port()}" for _ in range(3)]
+    for number, peer in enumerate(peers):
+        join = ("--join", peers[0]) if number else ()
+        made = make_node(
+            "--coord", FREE, "--peer", peer, *join, *options, name=f"n{number}", env=environment
+        )
+        nodes.append(made.start())
+    clients = [Client(node, *login) for node in nodes]
+    first = clients[0]
+    until(lambda: len(first.table("ADMIN", "NODES")) == 3, lambda: nodes[1].log())
+    others = [node["node"] for node in first.table("ADMIN", "NODES") if not node["is_here"]]
+    first.until_said("1", "ADMIN", "GROUP", "ADD", "1", *others)
+    first.until_said("OK", "SET", "key", "value")
+    assert first.table("ADMIN", "STATUS", "1")["fault_tolerance"] == 1
+    nodes[0].kill()
+    until(lambda: any(one.say("GET", "key") == "value" for one in clients[1:]))
+    assert "NOAUTH" in Client(nodes[1], *login[:3]).say("GET", "key")
+    for node in nodes[1:]:
+        assert node.stop() == 0
+
+
+def test_a_coordination_process_that_dies_comes_back(make_node):
+    node = make_node("--coord", FREE, *OPEN).start()
+    client = Client(node)
+    client.until_said("OK", "SET", "key", "value")
+    [coordination] = [
+        pid for pid in node.pids() if "coord_child" in Path(f"/proc/{pid}/cmdline").read_text()
+    ]
+    os.kill(coordination, signal.SIGKILL)
+    client.until_said("value", "GET", "key")
+    assert "the coordination process was killed by signal 9" in node.log()
+    assert coordination not in node.pids()
+    assert node.stop() == 0
+
+
+def test_a_coordination_disk_that_fails_ends_the_node(make_node):
+    """Files may have no more than 16 MB: what the log's segment takes, and a write more."""
+    limit = ("prlimit", f"--fsize={16 << 20}")
+    node = make_node("--coord", FREE, *OPEN, prefix=limit).start()
+    value = "v" * 100_000
+    client = Client(node)
+    client.until_said("OK", "SET", "key", "value")
+    host, port = node.address("coord")
+    load = ("redis-benchmark", "-h", host, "-p", str(port), "-c", "64", "-n", "2000", "-q", "SET")
+    subprocess.run([*load, "key", value], capture_output=True, check=False, timeout=60)
+    assert node.wait() == 1
+    assert "its disk failed, the node must restart" in node.log()
