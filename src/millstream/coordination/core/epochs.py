@@ -148,9 +148,10 @@ class Epochs(Learning):
 
     # ---- entering an epoch
 
-    def _enter(self, configuration: Configuration) -> None:
+    def _enter(self, configuration: Configuration, giver: bytes = b"") -> None:
         if self._entering is not None and self._entering.epoch >= configuration.epoch:
             return
+        self.giver = giver
         leads = configuration.primary(configuration.first_view) == self.id and self.leading
         held: list[Request] = self._take_held() if leads else []
         reads: list[Read | Resume] = self.take_reads() if leads else []
@@ -208,7 +209,7 @@ class Epochs(Learning):
             self.answer_lower_epoch(envelope.sender, configuration.epoch)
         elif self.id in configuration.members:
             if configuration.closed_lsn >= self.commit_lsn:
-                self._enter(configuration)
+                self._enter(configuration, envelope.sender)
         elif configuration.epoch > self.newest.epoch:
             self._next, self._started = configuration, set()
             if configuration.epoch > self.epoch + 1:

@@ -57,6 +57,8 @@ class Views(Reading):
         self._adopting: tuple[int, int] | None = None
         self._repaired: Callable[[], None] | None = None
         self._asked = 0
+        self.giver = b""
+        """Who has just shown to have what is missing here."""
         self._failures = 0
         self._why = ""
         self.resigned = False
@@ -292,6 +294,7 @@ class Views(Reading):
             return
         if self._adopting is None or self._adopting < (self.epoch, envelope.view):
             self._adopt(envelope.view, start)
+            self.giver = envelope.sender
         if self.repair is not None:
             self.repair.offer(start.entries)
             self.go_on_repairing()
@@ -348,6 +351,7 @@ class Views(Reading):
         """Take what is wanted of them."""
         if self.repair is not None:
             self.repair.offer(entries.entries)
+            self.giver = envelope.sender
             self.go_on_repairing()
 
     def go_on_repairing(self) -> None:
@@ -362,9 +366,12 @@ class Views(Reading):
         )
 
     def ask(self, asked: GetEntries) -> None:
-        """Ask one member after the other."""
+        """Ask who has just shown to have the log; else one member after the other."""
         others = [member for member in self.sources if member != self.id]
-        if others:
+        giver, self.giver = self.giver, b""
+        if giver in others:
+            self.send(giver, asked)
+        elif others:
             self._asked += 1
             self.send(others[self._asked % len(others)], asked)
 

@@ -27,6 +27,22 @@ def test_a_primary_that_leaves_answers_once_the_others_have_begun() -> None:
     assert group.replicas[leader].status is Status.RETIRED
 
 
+def test_a_node_whose_disk_is_lost_is_replaced_by_a_new_one() -> None:
+    group = Group(3, learners=1)
+    leader = group.leader
+    gone = (leader + 1) % 3
+    group.set(leader, 1, b"kept")
+    group.without(gone)
+    group.change(*(number for number in range(4) if number != gone))
+    group.tick(times=6)
+    assert group.replies[1000].code is Code.OK
+    assert group.replicas[3].status is Status.NORMAL
+    group.without(gone, (leader + 2) % 3)
+    group.set(leader, 2, b"two of three")
+    group.settle()
+    assert group.replies[2].code is Code.OK
+
+
 @pytest.mark.parametrize(
     ("members", "epoch", "code", "value"),
     [

@@ -94,3 +94,16 @@ def test_a_member_that_slept_through_an_epoch_is_told() -> None:
     group.whole()
     group.tick(times=30)
     assert group.replicas[sleeper].status is Status.RETIRED
+
+
+def test_who_gave_some_of_the_log_is_asked_for_more() -> None:
+    group = Group(3, learners=3)
+    for replica in group.replicas:
+        replica.batch_entries_max = 1
+    for ticket in range(30):
+        group.set(group.leader, ticket)
+        group.settle()
+    group.passes = lambda s, r, e: not (isinstance(e.payload, Learn) and e.payload.entries)
+    group.change(3, 4, 5)
+    group.tick(times=4)
+    assert group.replies[1000].code is Code.OK
