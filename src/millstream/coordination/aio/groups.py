@@ -70,14 +70,13 @@ class Groups:
         """Return the directory of a group, made if it is missing. Blocks."""
         return OsDisk(self.directory / group_id.hex())
 
-    async def format(self, standing: Standing, *, has_journal: bool = True) -> None:
+    async def format(self, standing: Standing) -> None:
         """Make the files of a group; harmless if they are there.
 
         Raises:
             UnavailableError: `disk_full`, `disk_failed`.
         """
-        configuration = standing.configuration._replace(journalled=has_journal)
-        await asyncio.to_thread(self._format, standing._replace(configuration=configuration))
+        await asyncio.to_thread(self._format, standing)
 
     def _format(self, standing: Standing) -> None:
         disk = self.disk(standing.group_id)

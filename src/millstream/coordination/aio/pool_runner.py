@@ -221,8 +221,8 @@ class PoolRunner:
             case KeepNode(op, content):
                 keep = partial(write_atomically, self._path, content)
                 self._add(op, lambda: asyncio.to_thread(keep))
-            case FormatGroup(op, standing, has_journal):
-                self._add(op, lambda: groups.format(standing, has_journal=has_journal))
+            case FormatGroup(op, standing):
+                self._add(op, lambda: groups.format(standing))
             case OpenGroup(group_id, number):
                 self._add(0, lambda: groups.open(group_id, number))
             case DropGroup(op, group_id):
