@@ -1,10 +1,21 @@
-"""The Python client against three nodes of a real group, whose primaries go away."""
+"""The Python client: three nodes whose primaries go away, and a node as it is served."""
 
 import asyncio
+import ssl
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from coordinators import Nodes, until
 from millstream.coordination import Client
+from millstream.errors import AccessError, UnavailableError
+from node_process import NodeProcess
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "coordination.md"
+TLS = Path(__file__).parent / "tls"
 
 
 async def count_up(client: Client, key: str, times: int) -> None:
@@ -37,3 +48,35 @@ async def test_clients_count_while_primaries_go_away(tmp_path: Path) -> None:
             assert await other.get("k") == b"180"
             assert one.client_id != other.client_id
     assert nodes.fatal == []
+
+
+def test_the_guides_program(tmp_path: Path) -> None:
+    program = GUIDE.read_text().split("```python\n")[1].split("```")[0]
+    with NodeProcess(tmp_path / "node") as node:
+        host, port = node.address("coord")
+        assert "127.0.0.1:7379" in program
+        done = subprocess.run(
+            [sys.executable, "-c", program.replace("127.0.0.1:7379", f"{host}:{port}")],
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        assert done.stdout.startswith("leading as of Version(epoch=")
+        assert node.stop() == 0
+
+
+async def test_users_and_tls(tmp_path: Path) -> None:
+    options = ("--tls-cert", str(TLS / "node.pem"), "--user", "ada:pw")
+    with NodeProcess(tmp_path / "node", "--no-memcached", *options) as node:
+        host, port = node.address("coord")
+        tls = ssl.create_default_context(cafile=str(TLS / "authority.pem"))
+        login: dict[str, Any] = {"user": "ada", "password": "pw", "tls": tls}
+        async with Client([f"{host}:{port}"], **login) as client:
+            await client.set("k", b"v")
+            assert await client.get("k") == b"v"
+        async with Client([f"{host}:{port}"], tls=tls) as nobody:
+            with pytest.raises(AccessError):
+                await nobody.get("k")
+        strict = ssl.create_default_context()
+        async with Client([f"{host}:{port}"], tls=strict, deadline_s=1) as stranger:
+            with pytest.raises(UnavailableError):
+                await stranger.get("k")
+        assert await asyncio.to_thread(node.stop) == 0

@@ -402,13 +402,13 @@ class Caller:
         return None
 
     def _session_refused(self, item: _Step, reply: ErrorReply) -> None:
-        if reply.code in ("SESSIONEXPIRED", "NOPERM", "BADARG"):
-            if item is _Step.OPEN:
-                return self._refused(reply)
-            self._lose_session()
-            return self._leave(None)
-        self._refusal = reply
-        return self._leave(_hint(reply))
+        if reply.code in _OTHER_NODE or reply.code in _LATER:
+            self._refusal = reply
+            return self._leave(_hint(reply))
+        if item is _Step.OPEN or reply.code == "NOAUTH":
+            return self._refused(reply)
+        self._lose_session()
+        return self._leave(None)
 
     def _lose_session(self) -> None:
         """What was sent in it cannot be repeated in another one."""

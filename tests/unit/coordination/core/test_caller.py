@@ -201,10 +201,13 @@ def test_a_lost_session_is_told_and_what_was_only_refused_goes_on_in_a_new_one()
     assert [done[:2] for done in script.finished] == [(2, Outcome.ANSWERED)]
 
 
-def test_who_is_not_let_in_hears_it() -> None:
+@pytest.mark.parametrize("place", [0, 2])
+def test_who_is_not_let_in_hears_it(place: int) -> None:
     script = Script()
     script.call(1)
     script.step(Connected())
+    for _ in range(place):
+        script.step(Received({}))
     script.step(Received(ErrorReply("NOAUTH no")))
     assert [done[:2] for done in script.finished] == [(1, Outcome.FAILED)]
     assert script.finished[0].reply.code == "NOAUTH"
