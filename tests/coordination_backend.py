@@ -111,7 +111,7 @@ class RegisterBackend:
         if self.holds:
             self.held.append(lambda: done(error("BADARG", "later")))
         else:
-            done(error("BADARG", b" ".join(argv).decode()))
+            done(error("BADARG", b" ".join(argv).decode("utf-8", "replace")))
 
     def figures(self) -> dict[str, dict[str, str]]:
         return {"Groups": {"groups": "1"}}

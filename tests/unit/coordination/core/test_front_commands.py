@@ -1,8 +1,13 @@
 """Stock clients get the answers they expect when they connect."""
 
+import hiredis
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coordination_backend import FakeGuard, FrontClient
+from millstream.coordination.core.front_commands import FRONT_COMMANDS
+from millstream.coordination.core.register_commands import REGISTER_COMMANDS
 
 SAID = [
     ("PING", "+PONG\r\n"),
@@ -97,3 +102,42 @@ def test_all_figures() -> None:
     shown = FrontClient().say("INFO")
     assert "# Server\r\nserver_name:millstream\r\nversion:" in shown
     assert shown.endswith("# Groups\r\ngroups:1\r\n\r\n")
+
+
+WORDS = [
+    b"CSN", b"SEEN", b"CTS", b"GROUP", b"0", b"1", b"3", b"1:2:3", b"META", b"STALEREAD", b"OPEN",
+    b"RESUME", b"PING", b"CLOSE", b"INFO", b"TTL", b"INSTANCE", b"ab" * 16, b"ab" * 16 + b"-1",
+    b"AUTH", b"SETNAME", b"TOKEN", b"GET", b"ada", b"pw", b"\xff\r\n", b"", b"9" * 30, b"\xb2",
+]  # fmt: skip
+NAMES = sorted({*FRONT_COMMANDS, *REGISTER_COMMANDS, b"CSN", b"GROUP", b"NO"} - {b"QUIT"})
+REQUESTS = st.lists(
+    st.builds(
+        lambda name, words: [name, *words],
+        st.sampled_from(NAMES),
+        st.lists(st.sampled_from(WORDS), max_size=5),
+    ),
+    max_size=8,
+)
+
+
+@given(REQUESTS, st.booleans(), st.booleans())
+def test_whatever_is_asked_has_one_reply(
+    requests: list[list[bytes]], has_users: bool, is_slow: bool
+) -> None:
+    client = FrontClient(guard=FakeGuard({"ada": ("pw", True)} if has_users else {}))
+    client.backend.holds = is_slow
+    heard = b""
+    for argv in requests:
+        words = b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in argv)
+        client.front.feed(b"*%d\r\n" % len(argv) + words)
+    while client.front.advance() or client.backend.held:
+        if client.backend.held:
+            client.backend.release(0)
+    client.front.advance()
+    heard = client.front.take_output()
+    reader = hiredis.Reader(replyError=lambda text: text)
+    reader.feed(heard)
+    replies = []
+    while (reply := reader.gets()) is not False:
+        replies.append(reply)
+    assert len(replies) == len(requests)
