@@ -8,7 +8,8 @@ Invariants:
 4. Replies never contain a line break that a client could take for its end.
 
 Requests are cut by splitting at line ends and comparing the lengths; only a chunk in which that
-does not come out, as one with line breaks in its data, is walked through.
+does not come out, as one with line breaks in its data, is walked through
+(docs/design/0023-coordination-clients.md).
 
 Elsewhere: what requests mean (`front`), values (`values`).
 """
