@@ -21,6 +21,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
+from millstream.coordination.aio.backups import back_up, restore
 from millstream.coordination.aio.groups import Groups
 from millstream.coordination.aio.peers import Peers
 from millstream.coordination.core.effects import Code, DiskDone, Reply, SetTimer, Timer
@@ -196,9 +197,9 @@ class PoolRunner:
 
     def _answer(self, asked: AskGroup | AskReport | AskLog | AskBackup | AskRestore) -> None:
         ticket = asked.ticket
-        if isinstance(asked, AskBackup | AskRestore):
-            refusal = Refusal("ERR", "backup and restore are not part of this version")
-            return self.take(Told(ticket, refusal))
+        if isinstance(asked, AskRestore):
+            made = restore(self._groups, asked.standing, asked.file)
+            return self._tell_later(ticket, made, "restoring a group")
         runner = self._groups.running.get(asked.group_id)
         match asked:
             case AskGroup(_, _, event):
@@ -208,10 +209,23 @@ class PoolRunner:
             case AskReport():
                 answer = runner.replica.report() if runner is not None else _NOT_HERE
                 return self.take(Told(ticket, answer))
+            case AskBackup(file=file):
+                snapshot = runner.replica.stable if runner is not None else None
+                if snapshot is None:
+                    return self.take(Told(ticket, _NOT_HERE))
+                return self._tell_later(ticket, back_up(snapshot, file), "backing up a group")
             case AskLog(_, _, first_lsn, last_lsn):
                 if runner is None:
                     return self.take(Told(ticket, _NOT_HERE))
                 return self.take(Told(ticket, runner.headers(first_lsn, last_lsn)))
+
+    def _tell_later(
+        self, ticket: int, work: Coroutine[Any, Any, int | Refusal], name: str
+    ) -> None:
+        async def tell() -> None:
+            self.take(Told(ticket, await work))
+
+        self._tasks.start(tell(), name=name)
 
     # ---- the disk
 

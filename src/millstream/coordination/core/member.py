@@ -57,7 +57,7 @@ from millstream.coordination.core.repair import NewEnd
 from millstream.coordination.core.snapshots import Pieces, Snapshot, SnapshotId, unknown_state
 from millstream.coordination.core.standing import Standing
 
-__all__ = ["HEARTBEAT_MS", "Member", "Status"]
+__all__ = ["HEARTBEAT_MS", "Member", "Status", "epoch_in"]
 
 HEARTBEAT_MS: Final = 100
 """Between two signs of life of a primary, and two tries of whatever has to be tried again."""
@@ -473,3 +473,12 @@ def outcome(verdict: Verdict) -> tuple[Code, bytes, int]:
     """Return the reply to a request that is not new."""
     codes = {Past.STORED: Code.OK, Past.GONE: Code.CSNGONE, Past.EXPIRED: Code.SESSIONEXPIRED}
     return codes[verdict.past], verdict.value, verdict.lsn
+
+
+def epoch_in(snapshot: Snapshot) -> int:
+    """Return the epoch that a state is of, as `Member.freeze` wrote it."""
+    pieces = Pieces(snapshot.parts)
+    if pieces.number(4) != _STATE_VERSION:
+        raise unknown_state("it is of another version")
+    epoch: int = _EPOCH.unpack(pieces.take(_EPOCH.size))[0]
+    return epoch

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from millstream.coordination.core.effects import Reply, TakeSnapshot
 from millstream.coordination.core.pool_asking import (
     RefusedError,
     Words,
@@ -194,13 +195,17 @@ class Administration(GroupCommands):
     def _backup(self, ticket: int, words: Words) -> None:
         if len(words) != 2:
             raise RefusedError("BADARG", "ADMIN BACKUP <group> <file>")
-        group_id = self.open_here(words[0])
+        group_id, file = self.group_named(words[0]), shown(words[1])
+        self.led_here(group_id)
 
         def written(answer: object) -> None:
             value = error(*answer) if isinstance(answer, Refusal) else value_of(answer)
             self.answer(ticket, value)
 
-        self.effects.append(AskBackup(self.next_ticket(written), group_id, shown(words[1])))
+        def taken(_: Reply) -> None:
+            self.effects.append(AskBackup(self.next_ticket(written), group_id, file))
+
+        self.ask_group(ticket, group_id, TakeSnapshot, taken)
 
     def _log(self, ticket: int, words: Words) -> None:
         if len(words) != 3:

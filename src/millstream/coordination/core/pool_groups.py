@@ -13,7 +13,7 @@ Source: V2R2, "Initial Bootstrap" and "Reconfiguration".
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from millstream.coordination.core.configuration import SIZES, Configuration
 from millstream.coordination.core.effects import (
@@ -157,16 +157,18 @@ class GroupCommands(Asking):
 
     # ---- what replicas do
 
-    def _ask(
+    def ask_group(
         self,
         ticket: int,
         group_id: bytes,
-        event: Callable[[int], Any],
-        then: Callable[[Reply], bytes],
+        event: Callable[[int], Reconfigure | MovePrimary | TakeSnapshot],
+        then: Callable[[Reply], None],
     ) -> None:
+        """Have the replica do something; go on if it did, else tell why not."""
+
         def take(reply: Reply) -> None:
             if reply.code is Code.OK:
-                self.answer(ticket, then(reply))
+                then(reply)
             elif reply.code is Code.NOTPRIMARY and group_id in self.tables.foundings:
                 self.answer(ticket, error("NOTPRIMARY", self.where_text(group_id)))
             else:
@@ -222,11 +224,11 @@ class GroupCommands(Asking):
         epoch = self.led_here(group_id).epoch
         members = tuple(sorted(members))
 
-        def changed(reply: Reply) -> bytes:
+        def changed(reply: Reply) -> None:
             now = int(reply.value) if reply.value.isdigit() else epoch + 1
-            return value_of([now, list(members)])
+            self.answer(ticket, value_of([now, list(members)]))
 
-        self._ask(ticket, group_id, lambda n: Reconfigure(n, members, epoch), changed)
+        self.ask_group(ticket, group_id, lambda n: Reconfigure(n, members, epoch), changed)
 
     def move_primary(self, ticket: int, words: Words) -> None:
         """Have another member lead."""
@@ -234,14 +236,18 @@ class GroupCommands(Asking):
             raise RefusedError("BADARG", "ADMIN GROUP MOVE-PRIMARY <group> <node>")
         group_id, node = self.group_named(words[0]), self.node_named(words[1])
         self.led_here(group_id)
-        self._ask(ticket, group_id, lambda n: MovePrimary(n, node), lambda _: OK)
+        self.ask_group(
+            ticket, group_id, lambda n: MovePrimary(n, node), lambda _: self.answer(ticket, OK)
+        )
 
     def snapshot(self, ticket: int, words: Words) -> None:
         """Take a snapshot now."""
         group_id = self.group_named(first_of(words))
         no_more(words[1:])
         self.led_here(group_id)
-        self._ask(ticket, group_id, TakeSnapshot, lambda reply: bulk(reply.value))
+        self.ask_group(
+            ticket, group_id, TakeSnapshot, lambda it: self.answer(ticket, bulk(it.value))
+        )
 
     def delete_group(self, ticket: int, words: Words) -> None:
         """Delete a group for ever."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from millstream.coordination.core.effects import Code
 from millstream.coordination.core.entries import GENESIS, Kind, chain
 from millstream.coordination.core.pool_admin import ADMIN_MAX, LOG_ROWS_MAX
 from millstream.coordination.core.pool_effects import AskBackup, AskLog, AskReport, Refusal, Told
@@ -137,12 +138,16 @@ def test_a_log_is_shown_entry_by_entry() -> None:
     assert fields(row)[b"kind"] == bulk(b"REQUEST")
 
 
-def test_a_backup_is_answered_by_the_shell() -> None:
+def test_a_backup_is_of_a_snapshot_taken_for_it() -> None:
     world = joined(1)
     node = led(world, 1)
     ticket = world.admin(node, "BACKUP 1 there")
+    world.answer_questions(value=b"4")
     asked_for = question(world)
     assert isinstance(asked_for, AskBackup)
     assert asked_for.file == "there"
     world.step(node, Told(asked_for.ticket, 77))
     assert world.answers[ticket] == integer(77)
+    refused = world.admin(node, "BACKUP 1 there")
+    world.answer_questions(Code.BUSY)
+    assert world.answers[refused] == b"-BUSY"

@@ -1,0 +1,74 @@
+"""Files with the state of a group: written and read whole, in threads.
+
+Invariants:
+1. A file that is there is never written over; one that has its name is whole and durable.
+2. Whatever is wrong is an answer, also a disk that fails: it is not the disk of the node's groups,
+   or the group that was to be made is not known to anybody.
+
+Elsewhere: what is in the file (`core.backup`), who may ask for it (the front).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Final
+
+from millstream.coordination.aio.groups import Groups
+from millstream.coordination.core.backup import backup_parts, format_restored, read_backup
+from millstream.coordination.core.pool_effects import Refusal
+from millstream.coordination.core.snapshots import Snapshot
+from millstream.coordination.core.standing import Standing
+from millstream.errors import MillstreamError
+from millstream.runtime.files import write_atomically
+
+__all__ = ["RESTORED_BYTES_MAX", "back_up", "restore"]
+
+RESTORED_BYTES_MAX: Final = 4 * 1024**3
+"""Of a file that a group is restored from: its state has to fit into memory."""
+
+
+async def back_up(snapshot: Snapshot, file: str) -> int | Refusal:
+    """Write a snapshot to a new file; return the LSN that it is of."""
+    path = Path(file)
+    if not path.is_absolute():
+        return Refusal("BADARG", "the file needs an absolute path, on this node")
+    try:
+        await asyncio.to_thread(_write, path, snapshot)
+    except OSError as error:
+        return _failed(path, error)
+    return snapshot.id.lsn
+
+
+def _write(path: Path, snapshot: Snapshot) -> None:
+    if path.exists():
+        raise FileExistsError(None, "it is there already")
+    write_atomically(path, b"".join(backup_parts(snapshot)))
+
+
+async def restore(groups: Groups, standing: Standing, file: str) -> int | Refusal:
+    """Format a group with the state in a file; return the LSN that it is of."""
+    path = Path(file)
+    try:
+        return await asyncio.to_thread(_restore, groups, standing, path)
+    except OSError as error:
+        return _failed(path, error)
+    except MillstreamError as error:
+        return Refusal("ERR", str(error))
+
+
+def _restore(groups: Groups, standing: Standing, path: Path) -> int:
+    if path.stat().st_size > RESTORED_BYTES_MAX:
+        raise OSError(None, f"it has more than {RESTORED_BYTES_MAX} bytes")
+    snapshot = read_backup(path.read_bytes())
+    try:
+        format_restored(groups.disk(standing.group_id), standing, snapshot)
+    except MillstreamError:
+        shutil.rmtree(groups.directory / standing.group_id.hex())
+        raise
+    return snapshot.id.lsn
+
+
+def _failed(path: Path, error: OSError) -> Refusal:
+    return Refusal("ERR", f"{path}: {error.strerror or error}")

@@ -1,0 +1,65 @@
+"""A group's state in a file, and a new group that begins with it.
+
+The file is a snapshot's file (`durable`): whole or refused.
+
+Invariants:
+1. A restored group is another group: of another id, in an epoch above all that the state has
+   seen, so that versions go on growing; its log goes on where the snapshot was taken.
+2. A crash while it is made leaves no group that anybody knows of.
+
+Elsewhere: taking the snapshot (`snapshotting`), the commands (`pool_admin`, `pool_groups`),
+reading and writing the file (the shell).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from millstream.coordination.core.configuration import Configuration
+from millstream.coordination.core.durable import decode_snapshot, encode_snapshot_head
+from millstream.coordination.core.journal import Journal, format_group
+from millstream.coordination.core.member import epoch_in
+from millstream.coordination.core.snapshots import Snapshot
+from millstream.coordination.core.standing import Standing
+from millstream.errors import UsageError
+from millstream.ports.disk import Disk
+
+__all__ = ["backup_parts", "format_restored", "read_backup"]
+
+
+def backup_parts(snapshot: Snapshot) -> Iterator[bytes]:
+    """Yield the bytes of the file."""
+    yield encode_snapshot_head(snapshot)
+    yield from snapshot.parts
+
+
+def read_backup(content: bytes) -> Snapshot:
+    """Return the state in a file.
+
+    Raises:
+        UsageError: `bad_backup`: it is none, or not whole.
+    """
+    snapshot = decode_snapshot(content)
+    if snapshot is None:
+        raise UsageError(
+            "the file is no backup of a group, or not all of one: take another", code="bad_backup"
+        )
+    return snapshot
+
+
+def format_restored(disk: Disk, standing: Standing, snapshot: Snapshot) -> None:
+    """Format a new group of one whose state is that of a snapshot.
+
+    Raises:
+        UnavailableError: `disk_full`, `disk_failed`: it is not formatted.
+    """
+    epoch, link = epoch_in(snapshot) + 1, snapshot.id.link
+    configuration = Configuration(
+        epoch, standing.configuration.members, closed_lsn=link.lsn, closed_hash=link.hash
+    )
+    begun = standing._replace(last_normal=(epoch, 0), configuration=configuration)
+    format_group(disk, standing)
+    journal = Journal(disk)
+    journal.write_snapshot(snapshot)
+    journal.begin_anew(snapshot.id, (), begun)
+    journal.close()

@@ -1,0 +1,92 @@
+"""`coordination.aio.backups`: a group's state goes to a file and begins another group."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from coordinators import Nodes, admin, ask, until
+from millstream.coordination.core.effects import Code
+from millstream.coordination.core.values import items
+
+REGISTERS = {b"a": b"1", b"b": b"2" * 100_000}
+
+
+async def backed_up(nodes: Nodes, file: Path) -> Any:
+    for key, value in REGISTERS.items():
+        assert (await nodes.ask(b"SET", key, value)).code is Code.OK
+    return await admin(nodes.running[0], b"BACKUP", b"1", str(file).encode())
+
+
+async def test_a_restored_group_has_the_state_and_grows_on(tmp_path: Path) -> None:
+    file = tmp_path / "backup"
+    async with Nodes(tmp_path / "nodes", 1) as nodes:
+        lsn = await backed_up(nodes, file)
+        assert lsn.startswith(b":")
+        node = nodes.running[0]
+        assert (await nodes.ask(b"SET", b"a", b"later")).code is Code.OK
+        assert await admin(node, b"RESTORE", b"9", str(file).encode()) == lsn
+        runner = await until(lambda: node.groups.numbered.get(9))
+        await until(lambda: runner.replica.leading)
+        for key, value in REGISTERS.items():
+            assert (await ask(runner, b"GET", key)).value == b"=" + value
+        _, before = items((await ask(runner, b"GET", b"a", b"META")).value)
+        changed = await ask(runner, b"SET", b"a", b"now")
+        assert changed.lsn > int(lsn[1:])
+        _, after = items((await ask(runner, b"GET", b"a", b"META")).value)
+        assert json.loads(b"[" + after[1:].replace(b":", b",") + b"]") > json.loads(
+            b"[" + before[1:].replace(b":", b",") + b"]"
+        )
+        await nodes.stop(0)
+        node = await nodes.start(0)
+        runner = await until(lambda: node.groups.numbered.get(9))
+        await until(lambda: runner.replica.leading)
+        assert (await ask(runner, b"GET", b"a")).value == b"=now"
+
+
+async def test_a_restored_group_is_given_to_new_members(tmp_path: Path) -> None:
+    file = tmp_path / "backup"
+    async with Nodes(tmp_path / "nodes", 3) as nodes:
+        leader = nodes.running[nodes.primary() or 0]
+        for key, value in REGISTERS.items():
+            assert (await nodes.ask(b"SET", key, value)).code is Code.OK
+        lsn = await admin(leader, b"BACKUP", b"1", str(file).encode())
+        assert await admin(leader, b"RESTORE", b"9", str(file).encode()) == lsn
+        first = await until(lambda: leader.groups.numbered.get(9))
+        await until(lambda: first.replica.leading and first.replica.commit_lsn > int(lsn[1:]))
+        await until(lambda: all(9 in _numbers(one) for one in nodes.running.values()))
+        others = [
+            one.node_id.hex().encode() for one in nodes.running.values() if one is not leader
+        ]
+        answer = await admin(leader, b"GROUP", b"ADD", b"9", *others)
+        assert not answer.startswith(b"-"), answer
+        for one in nodes.running.values():
+            runner = await until(lambda one=one: one.groups.numbered.get(9))
+            await until(lambda runner=runner: runner.replica.machine.values.get(b"a"))
+            found = {key: runner.replica.machine.values.get(key)[0] for key in REGISTERS}
+            assert found == REGISTERS
+
+
+def _numbers(node: Any) -> set[int]:
+    tables = node.pool.pool.tables
+    return {tables.number_of(group) for group in tables.foundings}
+
+
+async def test_what_cannot_be_written_or_read_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "backup"
+    async with Nodes(tmp_path / "nodes", 1) as nodes:
+        await backed_up(nodes, file)
+        node = nodes.running[0]
+        content = file.read_bytes()
+        again = await admin(node, b"BACKUP", b"1", str(file).encode())
+        assert again.startswith(b"-ERR")
+        assert file.read_bytes() == content
+        nowhere = str(tmp_path / "no" / "where").encode()
+        assert (await admin(node, b"BACKUP", b"1", nowhere)).startswith(b"-ERR")
+        assert (await admin(node, b"BACKUP", b"1", b"relative")).startswith(b"-BADARG")
+        assert (await admin(node, b"RESTORE", b"9", nowhere)).startswith(b"-ERR")
+        file.write_bytes(content[:-1])
+        assert b"no backup" in await admin(node, b"RESTORE", b"9", str(file).encode())
+        assert 9 not in node.groups.numbered
+        assert not node.pool.pool.tables.numbered(9)
