@@ -1,8 +1,9 @@
 """One group of this process: its replica, its journal, its timer, and who waits for an answer.
 
 Invariants:
-1. Events are taken in the order they came. Those of one turn of the loop are one step, and all its
-   effects are carried out, in order, before the next step.
+1. Events are taken in the order they came. What clients want one behind the other is one step, any
+   other event is one; all effects of a step are carried out, in order, before the next one. After
+   `TURN_S` others have their turn.
 2. Each ticket is answered exactly once: by the replica, or by `close` with UNKNOWN.
 3. After the disk failed, or the replica found itself wrong, nothing is sent, written or answered
    any more; `on_fatal` is told once.
@@ -16,6 +17,7 @@ import asyncio
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import Callable
 from itertools import count
 from typing import Final
@@ -51,11 +53,13 @@ from millstream.coordination.core.replica import Replica
 from millstream.errors import CorruptionError
 from millstream.ports.disk import Disk
 
-__all__ = ["STEP_EVENTS_MAX", "GroupRunner", "OnReply", "SendTo"]
+__all__ = ["STEP_EVENTS_MAX", "TURN_S", "GroupRunner", "OnReply", "SendTo"]
 
 _LOG = logging.getLogger(__name__)
 STEP_EVENTS_MAX: Final = 128
-"""That a replica takes before others have their turn."""
+"""Requests and reads that a replica takes at once."""
+TURN_S: Final = 0.002
+"""How long a replica takes events before others have their turn."""
 Asking = Read | Resume | Reconfigure | MovePrimary | TakeSnapshot
 OnReply = Callable[[Reply], None]
 SendTo = Callable[[bytes, Envelope], None]
@@ -85,7 +89,7 @@ class GroupRunner:
         self._loop = asyncio.get_running_loop()
         self._tickets = count(1)
         self._waiting: dict[int, OnReply] = {}
-        self._events: list[Event] = []
+        self._events: deque[Event] = deque()
         self._is_due = self._is_closed = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -188,22 +192,30 @@ class GroupRunner:
             self._loop.call_soon(self._step)
 
     def _step(self) -> None:
-        self._is_due = False
-        if self._is_closed:
-            return
-        events, self._events = self._events[:STEP_EVENTS_MAX], self._events[STEP_EVENTS_MAX:]
-        if self._events:
-            self._is_due = True
-            self._loop.call_soon(self._step)
+        until = self._loop.time() + TURN_S
         try:
-            now_ms, wall_ms = self._loop.time() * 1000, time.time_ns() // 1_000_000
-            effects = self.replica.step(now_ms, wall_ms, *events)
-            self._tell_changes()
-            for effect in effects:
-                self._carry_out(effect)
+            while self._events and not self._is_closed:
+                self._take_some()
+                if self._loop.time() >= until:
+                    break
         except Exception as error:  # noqa: BLE001 - whatever it is, this replica is wrong
             _LOG.critical("a coordination group ends", exc_info=True)
             self._failed(error)
+        self._is_due = bool(self._events) and not self._is_closed
+        if self._is_due:
+            self._loop.call_soon(self._step)
+
+    def _take_some(self) -> None:
+        """Have the replica take what clients want, or one other event, which may be long."""
+        events, some = self._events, [self._events.popleft()]
+        if isinstance(some[0], Request | Read):
+            while events and isinstance(events[0], Request | Read) and len(some) < STEP_EVENTS_MAX:
+                some.append(events.popleft())
+        now_ms, wall_ms = self._loop.time() * 1000, time.time_ns() // 1_000_000
+        effects = self.replica.step(now_ms, wall_ms, *some)
+        self._tell_changes()
+        for effect in effects:
+            self._carry_out(effect)
 
     def _tell_changes(self) -> None:
         replica = self.replica
