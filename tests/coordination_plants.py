@@ -7,7 +7,7 @@ from typing import Any
 from millstream.coordination.core.entries import Kind
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import StartView
-from millstream.coordination.core.repair import Repair
+from millstream.coordination.core.repair import NewEnd, Repair
 from millstream.coordination.core.replica import Replica
 from millstream.coordination.core.sessions import STEP_MS_MAX
 
@@ -172,7 +172,7 @@ class CutFirst(Replica):
         followed = super().follows(envelope)
         if not followed and envelope.view > self.view and not self.flipping:
             self.repair = None
-            self.flip(lambda: None, (min(self.commit_lsn, self.log.whole_lsn), ()))
+            self.flip(lambda: None, NewEnd(min(self.commit_lsn, self.log.whole_lsn), ()))
             self.durable_lsn = self.log.op_lsn
         return followed
 
@@ -247,6 +247,88 @@ class Forgetful(Replica):
         self.lost = image.lost
 
 
+class LateFreeze(Replica):
+    """A snapshot is of the state when it is written, not of when it was asked for."""
+
+    def freeze(self) -> Any:
+        def pieces() -> Any:
+            yield from freeze()
+
+        freeze = super().freeze
+        return pieces()
+
+
+class DoneEarly(Replica):
+    """A snapshot counts before it is on the disk."""
+
+    def _write_snapshot(self, snapshot: Any, then: Any) -> None:
+        super()._write_snapshot(snapshot, lambda: None)
+        then()
+
+
+class BareSnapshot(Replica):
+    """A snapshot replaces a log without the entries up to the end that is needed."""
+
+    def _use(self, found: Any) -> None:
+        self.repair = Repair(self.log, found.id.lsn, found.id.link.hash)
+        super()._use(found)
+
+
+class CutAll(Replica):
+    """The log is cut up to what is committed, not to the snapshot."""
+
+    def _cut_for(self, lsn: int) -> int:
+        return self.commit_lsn
+
+
+class BlindToDivergence(Replica):
+    """Whoever has another state than the others does not mind."""
+
+    def lose_state(self, right: Any) -> None:
+        pass
+
+
+class LeadBlind(Replica):
+    """A member without its state leads."""
+
+    def load(self, image: Any) -> None:
+        super().load(image)
+        self.has_state = True
+
+
+class ForgetfulSnapshot(Replica):
+    """The client table is not in the snapshot."""
+
+    def freeze(self) -> Any:
+        whole, self.table = self.table, type(self.table)()
+        pieces = super().freeze()
+        self.table = whole
+        return pieces
+
+
+class OneIsEnough(Replica):
+    """A snapshot is stable once one member has it."""
+
+    def _count_done(self, member: bytes, done: Any) -> None:
+        quorum, self.needed = self.quorum, 1
+        assert quorum
+        super()._count_done(member, done)
+        self.needed = 0
+
+    @property
+    def quorum(self) -> int:
+        return getattr(self, "needed", 0) or super().quorum
+
+
+class OldSnapshotState(Replica):
+    """After another member's snapshot the own state is kept."""
+
+    def take_state(self, found: Any, snapshot: Any) -> None:
+        super().take_state(found, snapshot)
+        if snapshot is not None:
+            self._restoring, self.has_state = None, True
+
+
 PLANTS: dict[str, type[Replica]] = {
     "late_start_view": LateStartView,
     "old_normal": OldNormal,
@@ -268,6 +350,15 @@ PLANTS: dict[str, type[Replica]] = {
     "cut_first": CutFirst,
     "longest": Longest,
     "lost_is_gap": LostIsGap,
+    "late_freeze": LateFreeze,
+    "done_early": DoneEarly,
+    "bare_snapshot": BareSnapshot,
+    "cut_all": CutAll,
+    "blind_to_divergence": BlindToDivergence,
+    "lead_blind": LeadBlind,
+    "forgetful_snapshot": ForgetfulSnapshot,
+    "one_is_enough": OneIsEnough,
+    "old_snapshot_state": OldSnapshotState,
     "teach_all": TeachAll,
     "pause_is_silence": PauseIsSilence,
     "no_grace": NoGrace,

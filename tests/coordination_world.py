@@ -849,12 +849,12 @@ def fault_of(seed: int, plant: str | None = None) -> tuple[str | None, World]:
     world = World(seed, plant)
     try:
         world.run()
-    except AssertionError as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, something is wrong
         frame, last = error.__traceback__, ""
         while frame is not None:
             last = f"{frame.tb_frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.tb_lineno}"
             frame = frame.tb_next
-        return f"{error or 'assertion'} ({last})", world
+        return f"{error!r:.300} ({last})", world
     return None, world
 
 
