@@ -5,6 +5,7 @@ Invariants:
 2. Lack of space before a sync is `disk_full`, and the same call may be made again. Every other
    error, and each of a sync, is `disk_failed`: nothing is written after it, and no sync is tried
    again, since what the first one did not write may be gone.
+3. What `append` has filled ahead is zeros up to the file's end.
 
 Elsewhere: which files there are and what order they are written in (`journal`).
 """
@@ -27,6 +28,7 @@ class CarefulFiles:
         self.disk = disk
         self.has_failed = False
         self._open: dict[str, File] = {}
+        self._filled: dict[str, int] = {}
 
     def settle(self) -> None:
         """Make durable what is readable, and unreadable what is not durable.
@@ -57,6 +59,25 @@ class CarefulFiles:
         for offset, data in parts:
             file.write_at(offset, data)
 
+    def append(self, name: str, offset: int, data: bytes, ahead_max: int) -> None:
+        """Write behind what counts of a file, and sync it.
+
+        Beyond the file's end zeros are written as well, as many as the file has bytes, up to
+        `ahead_max`: a sync that changes no length costs half as much.
+        """
+        self._try(self._fill, name, offset + len(data))
+        filled = self._filled[name]
+        if (end := offset + len(data)) > filled:
+            filled = end + min(end, ahead_max)
+            data = data.ljust(filled - offset, b"\0")
+        self.write(name, [(offset, data)])
+        self._filled[name] = filled
+
+    def _fill(self, name: str, end: int) -> None:
+        """Find out how far the file goes, if it is not known to go far enough."""
+        if end > self._filled.get(name, 0):
+            self._filled[name] = self._file(name).size()
+
     def replace(self, name: str, content: bytes) -> None:
         """Give a file, which nothing refers to yet, this content, and sync it."""
         self.cut(name, 0)
@@ -64,6 +85,7 @@ class CarefulFiles:
 
     def cut(self, name: str, size: int) -> None:
         """Cut a file, made if it is missing, and sync it."""
+        self._filled.pop(name, None)
         self._try(lambda name: self._file(name).truncate(size), name)
         self._try(self._sync, name, is_final=True)
 
@@ -110,6 +132,7 @@ class CarefulFiles:
         return self._open[name]
 
     def _forget(self, name: str) -> None:
+        self._filled.pop(name, None)
         if (file := self._open.pop(name, None)) is not None:
             file.close()
 

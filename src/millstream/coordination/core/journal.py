@@ -63,10 +63,13 @@ from millstream.coordination.core.standing import Standing
 from millstream.errors import CorruptionError
 from millstream.ports.disk import Disk
 
-__all__ = ["SEGMENT_BYTES_MAX", "Journal", "format_group", "is_formatted"]
+__all__ = ["AHEAD_SHARE", "SEGMENT_BYTES_MAX", "Journal", "format_group", "is_formatted"]
 
 SEGMENT_BYTES_MAX: Final = 16 * 1024 * 1024
 """A segment that has reached it is followed by a new one; only whole ones are removed."""
+AHEAD_SHARE: Final = 16
+"""At most this part of a segment is filled with zeros ahead. The header file is not: there, one
+damaged bit behind the last slot would look like a slot that was one."""
 _NUMBERED: Final = re.compile(r"(?:journal|headers)-([0-9]+)")
 _SNAPSHOT: Final = re.compile(r"snapshot-([0-9]+)")
 
@@ -103,6 +106,7 @@ class Journal:
             UnavailableError: `disk_full`, `disk_failed`.
         """
         self._files, self._segment_bytes_max = CarefulFiles(disk), segment_bytes_max
+        self._ahead_max = segment_bytes_max // AHEAD_SHARE
         self._files.settle()
         found = survey(disk)
         self.image: DurableImage = found.image
@@ -205,7 +209,7 @@ class Journal:
         """Write entries one behind the other, durably; return their slots and where they end."""
         segment, begin = place
         data, slots = durable.encode_log(entries, segment, begin)
-        self._files.write(segment_name(segment), [(begin, data)])
+        self._files.append(segment_name(segment), begin, data, self._ahead_max)
         return slots, Place(segment, begin + len(data))
 
     def write_standing(self, standing: Standing) -> None:

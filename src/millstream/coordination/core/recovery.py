@@ -259,7 +259,7 @@ class _Reading:
         if place is None or not segments or segments[-1].segment != place.segment:
             return None, 0
         behind = self._segment_content(place.segment)[place.offset :]
-        return place, len(behind) if any(behind) else 0
+        return place, len(behind.rstrip(b"\0"))
 
     def _slots_to_write(self) -> dict[int, bytes]:
         wanted: dict[int, bytes] = {}

@@ -51,6 +51,35 @@ def test_what_was_written_is_durable(failing: Failing) -> None:
     assert files.read("b", 3, 9) == b"tent"
 
 
+def test_appending_fills_ahead_as_much_as_there_is_up_to_a_bound(failing: Failing) -> None:
+    files, sizes = failing.files, []
+    for number in range(8):
+        files.append("a", 4 * number, b"data", 10)
+        sizes.append(failing.disk.open("a").size())
+    assert sizes == [8, 8, 22, 22, 22, 34, 34, 34]
+    failing.disk.lose_power()
+    assert files.read("a", 0, 99) == b"data" * 8 + bytes(2)
+    files.cut("a", 6)
+    files.append("a", 6, b"more", 10)
+    assert files.read("a", 0, 99) == b"datadamore" + bytes(10)
+    files.replace("a", b"new")
+    files.append("a", 3, b"er", 10)
+    assert files.read("a", 0, 99) == b"newer" + bytes(5)
+    files.rename("a", "b")
+    files.append("b", 10, b"end", 4)
+    assert files.read("b", 0, 99) == b"newer" + bytes(5) + b"end" + bytes(4)
+
+
+def test_an_append_without_space_may_be_made_again(failing: Failing) -> None:
+    failing.fails(WRITE, errno.ENOSPC)
+    with pytest.raises(UnavailableError, match="free space"):
+        failing.files.append("a", 0, b"one", 9)
+    failing.fails("", 0)
+    failing.files.append("a", 0, b"one", 9)
+    failing.disk.lose_power()
+    assert failing.files.read("a", 0, 9) == b"one" + bytes(3)
+
+
 def test_no_space_passes(failing: Failing) -> None:
     failing.fails(WRITE, errno.ENOSPC)
     with pytest.raises(UnavailableError, match="free space") as caught:

@@ -131,12 +131,25 @@ def offset(world: JournalWorld, index: int) -> int:
 
 def test_a_torn_record_that_no_slot_names_is_cut_and_the_next_stands_there() -> None:
     world = plain()
-    whole = bytes(file(world, "journal"))
-    file(world, "journal").extend(b"begun")
+    end = offset(world, len(world.state.log))
+    whole = bytes(file(world, "journal")[:end])
+    file(world, "journal")[end : end + 5] = b"begun"
     journal = Journal(world.disk, SEGMENT_BYTES)
     assert journal.torn_bytes == 5
     assert found_in(journal.image).log == world.state.log
     assert bytes(file(world, "journal")) == whole
+
+
+def test_a_damage_behind_the_end_of_a_segment_is_cut_away() -> None:
+    world = plain()
+    size = len(file(world, "journal"))
+    assert size > offset(world, 5), "it is filled ahead"
+    file(world, "journal")[-1] ^= 1
+    journal = Journal(world.disk, SEGMENT_BYTES)
+    assert journal.torn_bytes == size - offset(world, 5)
+    assert found_in(journal.image).log == world.state.log
+    journal.append(world.entries(journal.image.link, 2))
+    assert Journal(world.disk, SEGMENT_BYTES).op_lsn == journal.op_lsn
 
 
 def test_a_whole_record_that_no_slot_names_is_kept() -> None:
