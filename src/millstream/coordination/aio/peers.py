@@ -301,10 +301,13 @@ class _Link:
             self._writer = writer
             self._flush()
             while self._loop.time() - self._sent_at < IDLE_S:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(IDLE_S):
+                try:
+                    async with asyncio.timeout(IDLE_S) as waiting:
                         await reader.read(1)  # nothing comes but the end
                         return
+                except TimeoutError:
+                    if not waiting.expired():
+                        raise  # the system's: nobody acknowledges what was sent
         finally:
             writer.close()
 

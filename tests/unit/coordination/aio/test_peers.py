@@ -107,6 +107,30 @@ async def test_a_node_that_comes_back_is_reached_again() -> None:
         await until(arrived)
 
 
+async def test_a_connection_that_the_system_gives_up_is_made_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    readers: list[asyncio.StreamReader] = []
+    connect = asyncio.open_connection
+
+    async def connected(*args: Any, **options: Any) -> Any:
+        reader, writer = await connect(*args, **options)
+        readers.append(reader)
+        return reader, writer
+
+    async with ends() as pair:
+        monkeypatch.setattr(asyncio, "open_connection", connected)
+        pair.send(1)
+        await until(lambda: pair.got == [1])
+        readers[0].set_exception(TimeoutError(110, "Connection timed out"))
+
+        def arrived() -> bool:
+            pair.send(2)
+            return len(readers) == 2 and 2 in pair.got
+
+        await until(arrived)
+
+
 async def test_who_does_not_read_loses_messages_and_holds_nobody_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
