@@ -30,7 +30,7 @@ WIDE_SUITES  := $(wildcard tests/crash tests/conformance tests/e2e)
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup accelerator lock format lint types unit quick test ci test-tools java demo \
-	bench clusters faults conformance pipelines e2e crash soak soak-views simulate kills coverage docs reference wheel clean distclean
+	bench clusters faults conformance pipelines e2e crash soak soak-views simulate kills nemesis coverage docs reference wheel clean distclean
 
 help: ## list the targets
 	@echo 'Millstream. Targets (PYTHON=... chooses the interpreter, 3.11 or newer; ARGS=... goes to pytest):'
@@ -117,6 +117,8 @@ ci: test ## the same with every outside client, and slow Spark tests; a skipped 
 	@$(PYTEST) -m slow tests/pipelines
 	@$(PYTEST) tests/clusters
 	@PYTHONPATH=tests $(PY) -m spark_faults --schedules 10
+	@PYTHONPATH=tests $(PY) -m coordination_faults --minutes 0.8
+	@PYTHONPATH=tests $(PY) -m coordination_faults --minutes 0.8 --proxies
 
 faults: $(TEST) accelerator java ## Spark pipelines: 100 schedules of faults, 100 of rollbacks; ARGS="--family F --seed N" repeats one
 	@PYTHONPATH=tests $(PY) -m spark_faults --schedules $(or $(SCHEDULES),100) $(ARGS)
@@ -149,6 +151,10 @@ simulate: $(TEST) ## 20,000 schedules of several nodes; ARGS="--seed N" repeats 
 
 kills: $(TEST) accelerator ## kill -9 of reader or node between changes, 100 rounds per sink (ROUNDS=...; 15 min)
 	@MILLSTREAM_KILL_ROUNDS=$(or $(ROUNDS),100) $(PYTEST) tests/e2e/test_following.py
+
+nemesis: $(TEST) accelerator ## three nodes, killed, stopped, cut off, slow, full, with wrong clocks, for MINUTES=30; ARGS="--seed 7 --proxies"
+	@mkdir -p artifacts
+	@PYTHONPATH=tests $(PY) -m coordination_faults --minutes $(or $(MINUTES),30) --history artifacts/nemesis.jsonl $(ARGS)
 
 coverage: $(TEST) ## line and branch coverage of the unit tests
 	@MILLSTREAM_PURE=1 $(PY) -m coverage run -m pytest $(QUICK_SUITES)

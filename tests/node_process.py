@@ -57,6 +57,7 @@ class NodeProcess:
         self.prefix = prefix
         self.log_path = data_dir.parent / f"{data_dir.name}.log"
         self.ready: dict[str, Any] = {}
+        self.ready_s = READY_S
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -195,12 +196,12 @@ class NodeProcess:
         assert process is not None
         assert process.stdout is not None
         line = b""
-        until = time.monotonic() + READY_S
+        until = time.monotonic() + self.ready_s
         while not line.endswith(b"\n"):
             left = until - time.monotonic()
             if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
                 raise AssertionError(
-                    f"no ready line within {READY_S:g} s; log:\n{self.log()[-4000:]}"
+                    f"no ready line within {self.ready_s:g} s; log:\n{self.log()[-4000:]}"
                 )
             byte = os.read(process.stdout.fileno(), 65536)
             if not byte:

@@ -1,7 +1,8 @@
 """`python -m coordination_faults`: runs of real nodes with faults; ends with 1 if one is wrong.
 
 In namespaces where this may make them, unless `--proxies` is said; a namespace for the clients is
-entered by starting itself in it.
+entered by starting itself in it. What goes wrong when is drawn from the seed; how nodes and
+clients meet it is not.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ def main() -> int:
     print(f"seed {options.seed}, {options.minutes:g} min, {where}", flush=True)  # noqa: T201
     with tempfile.TemporaryDirectory(prefix="coordination-faults-") as name:
         folder = Path(name)
-        try:
-            outcome = run_once(options.seed, options.minutes * 60, folder, options.hub)
-        finally:
-            history = folder / "history.jsonl"
-            if options.history is not None and history.exists():
-                options.history.write_bytes(history.read_bytes())
+        outcome = run_once(options.seed, options.minutes * 60, folder, options.hub)
+        kept = options.history
+        if kept is None and not outcome.holds:
+            kept = Path(tempfile.gettempdir()) / f"coordination-faults-{options.seed}.jsonl"
+        if kept is not None:
+            kept.write_bytes((folder / "history.jsonl").read_bytes())
+            print(f"the history is {kept}")  # noqa: T201
     print(as_text(outcome), flush=True)  # noqa: T201
     return 0 if outcome.holds else 1
 

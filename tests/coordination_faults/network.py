@@ -68,7 +68,7 @@ def run(*words: str) -> None:
 
 def has_namespaces() -> bool:
     """Whether this process may make network namespaces, and has what makes links slow."""
-    probe = "unshare --net ip link add a type veth peer name b && tc qdisc help"
+    probe = "unshare --net ip link add one type veth peer name two && command -v tc"
     made = subprocess.run(["sh", "-c", probe], capture_output=True, check=False)
     return os.geteuid() == 0 and made.returncode == 0
 

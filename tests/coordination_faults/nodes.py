@@ -15,7 +15,8 @@ import random
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,9 @@ __all__ = ["LOGIN", "Nodes"]
 LOGIN = ("tester", "a word that only tests know")
 _SECRET = "a secret that only the nodes of a test share"
 _DISK = "size=192m,mode=700"
-_FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
+_INSIDE = Path(__file__).parent / "inside"
 _WAIT_S = 2.0
 _FORM_S = 60.0
-_NOT_YET = ("NOTREADY", "BUSY", "NOQUORUM")
 
 
 class Nodes:
@@ -43,7 +43,6 @@ class Nodes:
         self.numbers = range(1, count + 1)
         self.counts: Counter[str] = Counter()
         self.has_disks = os.geteuid() == 0
-        self.has_clocks = _FAKETIME.exists()
         self._mounted: list[Path] = []
         self._stopped: dict[int, list[int]] = {}
         self.processes = {node: self._process(node) for node in self.numbers}
@@ -54,18 +53,21 @@ class Nodes:
         if self.has_disks:
             run("mount", "-t", "tmpfs", "-o", _DISK, "tmpfs", str(folder))
             self._mounted.append(folder)
-        env = {"MILLSTREAM_CLUSTER_SECRET": _SECRET}
-        if self.has_clocks:
-            self._clock(node).write_text("+0")
-            env |= {
-                "LD_PRELOAD": str(_FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(self._clock(node)),
-                "FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            }  # fmt: skip
+        self._clock(node).write_text("0")
+        env = {
+            "MILLSTREAM_CLUSTER_SECRET": _SECRET,
+            "COORDINATION_FAULTS_CLOCK": str(self._clock(node)),
+            "PYTHONPATH": os.pathsep.join(
+                [str(_INSIDE), *filter(None, [os.environ.get("PYTHONPATH")])]
+            ),
+        }
         options = ["--no-memcached", "--user", ":".join(LOGIN), *self.network.options(node)]
         if node > 1:
             host, port = self.network.peers_address(1)
             options += ["--join", f"{host}:{port}"]
-        return NodeProcess(folder, *options, env=env, prefix=self.network.prefix(node))
+        process = NodeProcess(folder, *options, env=env, prefix=self.network.prefix(node))
+        process.ready_s = _FORM_S
+        return process
 
     def _clock(self, node: int) -> Path:
         return self.folder / f"clock{node}"
@@ -112,17 +114,20 @@ class Nodes:
 
     def set_clock(self, node: int, offset_s: int) -> None:
         """Have its wall clock jump so far from the true time."""
-        self._clock(node).write_text(f"{offset_s:+d}")
+        self._clock(node).write_text(f"{offset_s}")
 
     def revive(self) -> None:
-        """Start whoever does not run."""
-        for node in self.numbers:
-            process = self.processes[node]
-            if not process.is_running:
-                if process.has_ended:
-                    self.counts["ended by itself"] += 1
-                    process.kill()
-                self.start(node)
+        """Start whoever does not run, all at a time."""
+        down = [node for node in self.numbers if not self.processes[node].is_running]
+        for node in down:
+            if self.processes[node].has_ended:
+                self.counts["ended by itself"] += 1
+                self.processes[node].kill()
+        self._start(down)
+
+    def _start(self, nodes: Iterable[int]) -> None:
+        with ThreadPoolExecutor() as at_a_time:
+            list(at_a_time.map(self.start, nodes))
 
     def pids(self, node: int) -> list[int]:
         """Return the processes of a node; none if it does not run."""
@@ -135,30 +140,21 @@ class Nodes:
 
     def form(self) -> None:
         """Start them all and make one group of them."""
+        self._start(self.numbers)
+        until(self._is_one_group, self.log_ends, _FORM_S)
+
+    def _is_one_group(self) -> bool:
+        """Whether it is; if not, bring that about as an administrator would."""
         for node in self.numbers:
-            self.start(node)
-
-        def others() -> list[str]:
-            rows = [_fields(row) for row in self.ask(1, "ADMIN", "NODES")]
-            return [row["node"] for row in rows if not row["is_here"]]
-
-        if wanted := len(self.numbers) - 1:
-            until(lambda: len(others()) == wanted, self.log_ends, _FORM_S)
-            self._until_done("ADMIN", "GROUP", "ADD", "1", *others())
-
-    def _until_done(self, *words: str) -> None:
-        """Ask node 1 again while it says that it cannot yet, as an administrator would."""
-
-        def is_done() -> bool:
-            try:
-                self.ask(1, *words, wait_s=_FORM_S)
-            except Refused as refused:
-                if refused.code not in _NOT_YET:
-                    raise
-                return False
-            return True
-
-        until(is_done, self.log_ends, _FORM_S)
+            with contextlib.suppress(Refused, OSError):
+                told = _fields(self.ask(node, "ADMIN", "STATUS", "1"))
+                if len(told["nodes"]) == len(self.numbers) and told.get("is_quorum_ok"):
+                    return True
+                ids = [_fields(row)["node"] for row in self.ask(node, "ADMIN", "NODES")]
+                wanted = [one for one in ids if one not in told["nodes"]]
+                if len(ids) == len(self.numbers) and wanted:
+                    self.ask(node, "ADMIN", "GROUP", "ADD", "1", *wanted, wait_s=_FORM_S)
+        return False
 
     def ask(self, node: int, *words: str, wait_s: float = _WAIT_S) -> Any:
         """Ask a node as an administrator; Refused or OSError where it does not do it."""
@@ -179,7 +175,7 @@ class Nodes:
         for process in self.processes.values():
             process.kill()
         for folder in self._mounted:
-            subprocess.run(["umount", str(folder)], check=False)
+            subprocess.run(["umount", "--lazy", str(folder)], check=False)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import json
 import random
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,11 +84,15 @@ def _run(
         client.start()
     started = time.monotonic()
     done: Counter[str] = Counter()
+    possible = [name for name in FAULTS if name != "full" or nodes.has_disks]
+    names = _faults(rng, possible)
     wrong: list[str] = []
     while time.monotonic() < started + seconds:
         shared.stop.wait(rng.uniform(*CALM_S))
         for _ in range(2 if rng.random() < TWO_SHARE else 1):
-            done[_one_fault(rng, nodes, network, shared)] += 1
+            name = next(names)
+            done[name] += 1
+            _begin(name, rng, nodes, network, shared)
         shared.stop.wait(rng.uniform(*FAULT_S))
         heal(nodes, network)
         wrong += _await_answer(shared, nodes)
@@ -102,16 +107,17 @@ def _run(
     return _judged(shared, nodes, recorder, Counter(done), wrong, time.monotonic() - started)
 
 
-def _one_fault(rng: random.Random, nodes: Nodes, network: Network, shared: Shared) -> str:
-    possible = [
-        name for name in FAULTS
-        if (name != "full" or nodes.has_disks) and (name != "clock" or nodes.has_clocks)
-    ]  # fmt: skip
-    name, node = rng.choice(possible), rng.choice(nodes.numbers)
+def _faults(rng: random.Random, names: Sequence[str]) -> Iterator[str]:
+    """Yield names for ever: all of them in some order, then again in another one."""
+    while True:
+        yield from rng.sample(names, len(names))
+
+
+def _begin(name: str, rng: random.Random, nodes: Nodes, network: Network, shared: Shared) -> None:
+    node = rng.choice(nodes.numbers)
     if rng.random() < PRIMARY_SHARE:
         node = shared.primary + 1
     FAULTS[name](Scene(random.Random(rng.random()), nodes, network, node))
-    return name
 
 
 def _await_answer(shared: Shared, nodes: Nodes) -> list[str]:
