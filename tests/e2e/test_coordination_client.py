@@ -12,7 +12,7 @@ import pytest
 from coordinators import Nodes, until
 from millstream.coordination import Client
 from millstream.errors import AccessError, UnavailableError
-from node_process import NodeProcess
+from node_process import FREE, NodeProcess
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "coordination.md"
 TLS = Path(__file__).parent / "tls"
@@ -52,7 +52,7 @@ async def test_clients_count_while_primaries_go_away(tmp_path: Path) -> None:
 
 def test_the_guides_program(tmp_path: Path) -> None:
     program = GUIDE.read_text().split("```python\n")[1].split("```")[0]
-    with NodeProcess(tmp_path / "node") as node:
+    with NodeProcess(tmp_path / "node", "--coord", FREE) as node:
         host, port = node.address("coord")
         assert "127.0.0.1:7379" in program
         done = subprocess.run(
@@ -65,7 +65,7 @@ def test_the_guides_program(tmp_path: Path) -> None:
 
 async def test_users_and_tls(tmp_path: Path) -> None:
     options = ("--tls-cert", str(TLS / "node.pem"), "--user", "ada:pw")
-    with NodeProcess(tmp_path / "node", "--no-memcached", *options) as node:
+    with NodeProcess(tmp_path / "node", "--no-memcached", "--coord", FREE, *options) as node:
         host, port = node.address("coord")
         tls = ssl.create_default_context(cafile=str(TLS / "authority.pem"))
         login: dict[str, Any] = {"user": "ada", "password": "pw", "tls": tls}
