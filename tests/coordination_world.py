@@ -177,6 +177,11 @@ class Node:
         self.lost = False
 
     @property
+    def is_hurt(self) -> bool:
+        """Whether a member of the group lacks its log, or its state."""
+        return (self.lost and self.standing.is_voting) or self.diverged
+
+    @property
     def op_lsn(self) -> int:
         return self.base.lsn + len(self.entries)
 
@@ -356,9 +361,12 @@ class World:
         members = node.standing.configuration.members
         others = [self.by_id[member] for member in members if member != node.id]
         epoch = node.standing.configuration.epoch
-        usable = len(members) >= 3 and node.id in members and not node.standing.retired
+        usable = len(members) >= 3 and node.standing.is_voting
         entered = all(other.standing.configuration.epoch == epoch for other in others)
-        if usable and entered and not any(n.lost or n.diverged for n in self.nodes):
+        if not node.standing.is_voting and node.entries and not node.diverged:
+            node.lost, node.entries, node.base = True, [], GENESIS
+            self.counts["lost"] += 1
+        elif usable and entered and not any(n.is_hurt for n in self.nodes):
             node.lost, node.entries, node.base = True, [], GENESIS
             self.counts["lost"] += 1
             self.say(node, "has lost its log")
@@ -366,11 +374,7 @@ class World:
     def diverge(self, node: Node) -> None:
         """Have one state of a group go wrong, as memory does; nothing that is asked for."""
         replica = node.replica
-        if (
-            len(replica.members) < 3
-            or not self.journalled
-            or any(n.lost or n.diverged for n in self.nodes)
-        ):
+        if len(replica.members) < 3 or not self.journalled or any(n.is_hurt for n in self.nodes):
             return
         if replica.has_state and replica.status is Status.NORMAL:
             node.diverged = True
@@ -421,7 +425,7 @@ class World:
     def to_disk(self, node: Node, op: DiskEffect) -> None:
         match op:
             case Append(_, entries):
-                if entries[0].lsn != node.op_lsn + 1:
+                if entries[0].lsn != node.op_lsn + 1 or node.lost:
                     raise WrongError("an entry is written behind a gap")
                 node.entries += entries
             case Install(_, keep_lsn, suffix, standing):
@@ -760,7 +764,7 @@ class World:
         """Repair all but one node; then a new request commits and the members become equal."""
         self.chaos, self.cuts = False, set()
         broken, fault = self.break_one()
-        if any(node.lost or node.diverged for node in self.nodes) or not self.journalled:
+        if any(node.is_hurt for node in self.nodes) or not self.journalled:
             broken, fault = None, "whole"
         self.trace.append(f"healed, but node {broken} is {fault}")
         for node in self.nodes:

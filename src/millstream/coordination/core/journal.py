@@ -316,8 +316,10 @@ class Journal:
         assert standing.incarnation >= old.incarnation
         assert standing.last_normal >= old.last_normal
         assert _epoch_and_view(standing) >= _epoch_and_view(old)
-        assert old.commit_hint <= op_lsn or self._is_lost
         hint = max(old.commit_hint, min(standing.commit_hint, op_lsn))
+        if hint > op_lsn and not self._is_lost:
+            assert not standing.is_voting, "a new log is shorter than what is committed"
+            hint = op_lsn
         root = Root(sequence + 1, standing._replace(commit_hint=hint), snapshot, layout)
         for copy in (0, 1):
             self._write_copy(root, copy)

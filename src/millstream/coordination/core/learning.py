@@ -138,7 +138,7 @@ class Learning(Recovering):
         new = list(dropwhile(self._is_here, learn.entries))
         if new and self.log.hash_at(new[0].lsn - 1) != new[0].header.prev_hash:
             new = []
-        if new and new[0].lsn <= self.log.op_lsn:
+        if new and (self.lost or new[0].lsn <= self.log.op_lsn):
             assert new[0].lsn > self.commit_lsn, "a teacher lacks what is committed"
             self.flip(self._learned(learn), NewEnd(new[0].lsn - 1, tuple(new)))
             return
@@ -154,8 +154,7 @@ class Learning(Recovering):
         self.flip(self._begun, NewEnd(snapshot.id.lsn, (), snapshot))
 
     def _begun(self) -> None:
-        self.durable_lsn = self.log.op_lsn
-        self._writing = {}
+        self.lost, self.durable_lsn, self._writing = False, self.log.op_lsn, {}
         self.acknowledge()
 
     def _is_here(self, entry: Entry) -> bool:
@@ -168,6 +167,7 @@ class Learning(Recovering):
         """Return what to do once the entries are in the log: count them as committed."""
 
         def done() -> None:
+            self.lost = self.lost and self.log.op_lsn == 0
             unwritten = bool(self._writing)
             if not unwritten:
                 self.durable_lsn = self.log.op_lsn

@@ -37,6 +37,11 @@ class Standing(NamedTuple):
     retired: Configuration | None = None
     commit_hint: int = 0
 
+    @property
+    def is_voting(self) -> bool:
+        """Whether this member's log counts; a learner's may be cut where it is damaged."""
+        return self.node_id in self.configuration.members and self.retired is None
+
 
 def founded(
     group_id: bytes, node_id: bytes, members: tuple[bytes, ...], journalled: bool = True

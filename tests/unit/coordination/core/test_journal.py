@@ -112,6 +112,16 @@ def test_what_is_committed_is_never_cut(world: JournalWorld) -> None:
     assert world.open.op_lsn == 4
 
 
+def test_a_learners_log_may_be_cut_and_its_hint_with_it(world: JournalWorld) -> None:
+    world.append(4)
+    nobody = world.state.standing.configuration._replace(members=())
+    standing = world.state.standing._replace(commit_hint=4, configuration=nobody)
+    world.open.write_standing(standing)
+    world.open.install(1, world.state.log[1:2], standing)
+    assert world.open.op_lsn == 2
+    assert world.open.root.standing.commit_hint == 2
+
+
 def test_a_commit_hint_is_never_above_what_is_here(world: JournalWorld) -> None:
     world.append(2)
     world.open.write_standing(world.state.standing._replace(commit_hint=9))

@@ -6,7 +6,7 @@ import pytest
 
 from coordination_group import Group
 from millstream.coordination.core import changing
-from millstream.coordination.core.effects import Code, Damaged
+from millstream.coordination.core.effects import Append, Code, Damaged, Install, Message
 from millstream.coordination.core.entries import Entry
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import Learn, LearnOk, Prepare
@@ -164,6 +164,23 @@ def test_damage_in_a_learners_log_is_mended_by_what_it_is_taught() -> None:
     group.tick(times=8)
     assert learned(group, 3) == learned(group, leader)
     assert isinstance(group.disks[3][4], Entry)
+
+
+def test_a_learner_that_has_lost_its_log_takes_it_over_by_an_install() -> None:
+    group = filled(3, 2, 30)
+    leader = group.leader
+    group.passes = lambda s, r, e: not isinstance(e.payload, Prepare)
+    group.change(leader, 3, 4)
+    group.start(3, lost=True)
+    learn = next(
+        e
+        for s, r, e in group.sent
+        if r == 3 and isinstance(e.payload, Learn) and e.payload.entries
+    )
+    effects = group.replicas[3].step(group.now, 0, Message(learn))
+    assert not any(isinstance(effect, Append) for effect in effects)
+    installed = next(effect for effect in effects if isinstance(effect, Install))
+    assert installed.suffix == learn.payload.entries
 
 
 def test_a_member_takes_no_lessons() -> None:
