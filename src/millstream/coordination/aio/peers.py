@@ -73,6 +73,8 @@ IDLE_S: Final = 60.0
 TURN_S: Final = 0.004
 """How long messages of one connection are looked at before others have their turn."""
 _READ_BYTES: Final = 256 * 1024
+_LOST: Final = (OSError, RuntimeError, asyncio.IncompleteReadError, MillstreamError)
+"""RuntimeError: some loops raise it at who writes to what the other side has reset."""
 _PREFACE: Final = b"millstream-peer 1"
 _MECHANISM: Final = "SCRAM-SHA256"
 _WELCOME: Final = b"ok"
@@ -135,8 +137,8 @@ class Peers:
     def send(self, address: Address, frame: bytes) -> None:
         """Try to deliver a frame, its length included."""
         link = self._links.get(address)
-        if link is None:
-            if len(self._links) >= OUTGOING_MAX:
+        if link is None or link.is_over:
+            if link is None and len(self._links) >= OUTGOING_MAX:
                 self.dropped_total += 1
                 return
             link = self._links[address] = _Link(self, address)
@@ -167,7 +169,7 @@ class Peers:
             async with asyncio.timeout(LOGIN_S_MAX):
                 await self._welcome(reader, writer)
             await self._read_messages(reader)
-        except (OSError, asyncio.IncompleteReadError):  # TimeoutError included
+        except (OSError, RuntimeError, asyncio.IncompleteReadError):  # TimeoutError included
             pass
         except (MillstreamError, asyncio.LimitOverrunError) as error:
             _LOG.warning("a connection of a node is closed: %s", error)
@@ -242,11 +244,15 @@ class _Link:
     def is_up(self) -> bool:
         return self._writer is not None
 
+    @property
+    def is_over(self) -> bool:
+        return self._task.done()
+
     def send(self, frame: bytes) -> None:
         waiting = self._pending_bytes
         if self._writer is not None:
             waiting += self._writer.transport.get_write_buffer_size()
-        if self._task.done() or waiting + len(frame) > OUTGOING_BYTES_MAX:
+        if waiting + len(frame) > OUTGOING_BYTES_MAX:
             self._peers.dropped_total += 1
             return
         self._sent_at = self._loop.time()
@@ -263,7 +269,7 @@ class _Link:
     def _flush(self) -> None:
         self._is_flushing = False
         frames, self._pending, self._pending_bytes = self._pending, [], 0
-        if self._writer is not None:
+        if self._writer is not None and not self._writer.transport.is_closing():
             self._writer.writelines(frames)
 
     async def _run(self) -> None:
@@ -272,7 +278,7 @@ class _Link:
             try:
                 await self._connect_and_wait()
                 backoff_s, why = BACKOFF_S, "it has closed the connection"
-            except (OSError, asyncio.IncompleteReadError, MillstreamError) as error:
+            except _LOST as error:
                 why = str(error) or "no answer in time"
             finally:
                 self._hang_up()

@@ -166,6 +166,43 @@ async def test_a_connection_over_which_nothing_is_sent_is_closed(
         await until(lambda: pair.got == [1, 2])
 
 
+async def test_a_loop_that_raises_at_lost_connections_costs_no_link(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    raised = []
+
+    async def open_connection(*args: Any, **options: Any) -> Any:
+        if not raised:
+            raised.append(True)
+            raise RuntimeError("the handler is closed")
+        return await connect(*args, **options)
+
+    connect = asyncio.open_connection
+    async with ends() as pair:
+        monkeypatch.setattr(asyncio, "open_connection", open_connection)
+
+        def arrived() -> bool:
+            pair.send(1)
+            return bool(pair.got)
+
+        await until(arrived)
+        assert raised
+
+
+async def test_nothing_is_written_to_a_connection_that_is_closing() -> None:
+    async with ends() as pair:
+        pair.send(1)
+        await until(lambda: pair.got == [1])
+        [link] = pair.dialler._links.values()
+        assert link._writer is not None
+        written: list[bytes] = []
+        link._writer.writelines = written.extend  # type: ignore[assignment,method-assign]
+        link._writer.transport.abort()
+        pair.send(2)
+        await until(lambda: not link._is_flushing)
+        assert written == []
+
+
 async def test_a_connection_is_closed_when_its_node_is_there_no_more() -> None:
     async with ends() as pair:
         pair.send(1)
