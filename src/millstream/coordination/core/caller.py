@@ -33,6 +33,7 @@ __all__ = [
     "CALLS_MAX",
     "FLIGHT_MAX",
     "LONG_MS",
+    "MAP_MS",
     "NODES_MAX",
     "Call",
     "Caller",
@@ -64,6 +65,8 @@ BACK_OFF_LONG_MS: Final = 1000.0
 """No pause is longer once nothing was answered for `LONG_MS`."""
 LONG_MS: Final = 30_000.0
 """When attempts become rarer."""
+MAP_MS: Final = 2000.0
+"""How often a client asks where the members are, so that it knows the next primary."""
 NODES_MAX: Final = 64
 """Addresses that a client keeps; what it learns beyond that it forgets."""
 _HINTS_MAX: Final = 2
@@ -226,7 +229,7 @@ class Caller:
         self._effects: list[Effect] = []
         self._now = 0.0
         self._link = _Link.NONE
-        self._since_ms = self._until_ms = 0.0
+        self._since_ms = self._until_ms = self._sent_ms = self._map_ms = 0.0
         self._wake_ms = float("inf")
         self._at = 0
         self._flight: deque[_Pending | _Step] = deque()
@@ -308,7 +311,8 @@ class Caller:
             self._since_ms = self._now
         self._flight.append(item)
         self._effects.append(Transmit(argv))
-        self._sent_ms = self._now
+        if item is not _Step.VDS:
+            self._sent_ms = self._now
 
     # ---- the connection
 
@@ -320,11 +324,15 @@ class Caller:
     def _greet(self) -> None:
         self._link = _Link.GREETING
         self._transmit(_Step.HELLO, self._hello)
-        self._transmit(_Step.VDS, (b"VDS",))
+        self._ask_map()
         if self.client_id:
             self._transmit(_Step.RESUME, (b"SESSION", b"RESUME", self.client_id, self._secret))
         else:
             self._open_session()
+
+    def _ask_map(self) -> None:
+        self._map_ms = self._now + MAP_MS
+        self._transmit(_Step.VDS, (b"VDS",))
 
     def _open_session(self) -> None:
         self._transmit(_Step.OPEN, (b"SESSION", b"OPEN", b"TTL", b"%d" % self._time_out_ms))
@@ -459,10 +467,11 @@ class Caller:
         is_owed = self._flight or self._link is _Link.CONNECTING
         if is_owed and self._now - self._since_ms >= ATTEMPT_MS:
             self._leave(None)
-        if self._link is _Link.READY and self._now >= self._beat_ms and not self._flight:
-            self._transmit(_Step.PING, (b"SESSION", b"PING"))
-
-    _sent_ms = 0.0
+        if self._link is _Link.READY:
+            if self._now >= self._beat_ms and not self._flight:
+                self._transmit(_Step.PING, (b"SESSION", b"PING"))
+            if self._now >= self._map_ms:
+                self._ask_map()
 
     @property
     def _beat_ms(self) -> float:
@@ -474,6 +483,8 @@ class Caller:
             times.append(self._since_ms + ATTEMPT_MS)
         elif self._link is _Link.READY:
             times.append(self._beat_ms)
+        if self._link is _Link.READY:
+            times.append(self._map_ms)
         if self._link is _Link.PAUSING or (self._pending and self._until_ms > self._now):
             times.append(self._until_ms)
         at_ms = min(times, default=float("inf"))

@@ -16,6 +16,7 @@ from millstream.coordination.core.caller import (
     CALLS_MAX,
     FLIGHT_MAX,
     LONG_MS,
+    MAP_MS,
     Call,
     Caller,
     Connect,
@@ -252,11 +253,25 @@ def test_an_idle_client_shows_that_it_is_there() -> None:
     script.call(1)
     script.ready()
     script.step(Received(b"OK"))
-    assert script.pass_ms(3000) == []
+    assert script.pass_ms(3000) == [Transmit((b"VDS",))]
+    assert script.step(Received({})) == []
     assert script.pass_ms(1000) == [Transmit((b"SESSION", b"PING"))]
     assert script.step(Received(b"PONG")) == []
-    script.pass_ms(4000)
+    script.pass_ms(1000)
+    script.step(Received({}))
+    script.pass_ms(3000)
     assert SessionLost() in script.step(Received(ErrorReply("SESSIONEXPIRED")))
+
+
+def test_members_that_come_later_are_learned() -> None:
+    script = Script("one:1")
+    script.call(1)
+    script.ready()
+    script.step(Received(b"OK"))
+    assert script.pass_ms(MAP_MS) == [Transmit((b"VDS",))]
+    script.step(Received({b"1": {b"members": [b"one:1", b"two:2"]}}))
+    script.step(Lost())
+    assert script.pass_ms(BACK_OFF_MAX_MS) == [Connect("two:2")]
 
 
 def test_so_many_and_no_more() -> None:
