@@ -79,6 +79,10 @@ def node_line(node: Figures) -> str:
         parts.append(f"{shown_bytes(node['resident_bytes'])} of memory")
     if "loop_lag_worst_ms" in node:
         parts.append(f"loop late by up to {node['loop_lag_worst_ms']:.1f} ms")
+    if groups := node.get("coord_groups"):
+        parts.append(
+            f"coordination groups: {groups:g}, of which it leads {node['coord_groups_leading']:g}"
+        )
     return ", ".join(parts)
 
 
@@ -131,6 +135,7 @@ def warnings_of(node: Figures, buckets: list[dict[str, Any]]) -> Iterator[str]:
     for bucket in buckets:
         if bucket["state"] != "ready":
             yield f"bucket {bucket['name']} is not served: {bucket.get('reason', '')}"
+    yield from _coordination_warnings(node)
     for bucket in buckets:
         yield from _bucket_warnings(bucket["name"], bucket.get("figures", {}))
     free = [b["figures"]["disk_free_bytes"] for b in buckets if "figures" in b]
@@ -144,6 +149,23 @@ def warnings_of(node: Figures, buckets: list[dict[str, Any]]) -> Iterator[str]:
         yield (
             f"the event loop was late by {late_ms:.0f} ms: everybody waits as long; give the node "
             "more processor time, or fewer clients"
+        )
+
+
+def _coordination_warnings(node: Figures) -> Iterator[str]:
+    if (node.get("listeners") or {}).get("coord") and not node.get("coord_process_up", True):
+        yield "the coordination process is not there: the log says why; it is started again"
+    if node.get("coord_groups_diverged"):
+        yield (
+            "a coordination group's state here was not that of the others and is fetched anew: a "
+            "fault of memory, disk or program; keep the log"
+        )
+    if node.get("coord_disk_full"):
+        yield "coordination waits for space on the disk: make room"
+    if impaired := node.get("coord_groups_impaired"):
+        yield (
+            f"{impaired:g} coordination groups have no quorum or hear no primary: are the other "
+            "nodes there? `millstream cluster status` knows"
         )
 
 

@@ -81,3 +81,17 @@ def test_what_to_look_at():
     ):
         assert any(words in warning for warning in found), words
     assert len(found) == 9
+
+
+def test_coordination_is_in_the_nodes_line_and_warnings():
+    node = {**NODE, "coord_groups": 2.0, "coord_groups_leading": 1.0, "coord_process_up": 1.0}
+    assert "coordination groups: 2, of which it leads 1" in node_line(node)
+    assert list(warnings_of(node, [])) == []
+    open_listeners = {"listeners": {"coord": "127.0.0.1:7379"}}
+    assert "not there" in next(warnings_of({**node, **open_listeners, "coord_process_up": 0}, []))
+    for figure, words in [
+        ("coord_groups_diverged", "fetched anew"), ("coord_disk_full", "waits for space"),
+        ("coord_groups_impaired", "no quorum"),
+    ]:  # fmt: skip
+        [warning] = warnings_of({**node, figure: 1.0}, [])
+        assert words in warning
