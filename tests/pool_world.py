@@ -88,6 +88,9 @@ class Node:
         self.open: dict[bytes, None] = {}
         self.timer_ms: float | None = None
         self.join: tuple[Address, ...] = ()
+        self.places: dict[bytes, tuple[int, int]] = {}
+        self.ages: dict[bytes, tuple[int, int]] = {}
+        """What this process knew of groups and nodes before: it never goes back."""
 
     @property
     def running(self) -> Pool:
@@ -127,6 +130,7 @@ class World:
     def start(self, node: Node, *, join: tuple[Address, ...] = ()) -> None:
         node.incarnation += 1
         node.pool, node.disk, node.open = Pool(self.chance.random), [], {}
+        node.places, node.ages = {}, {}
         node.join = join or node.join
         self.step(node, NodeStart(
             node.content, node.id, node.incarnation, tuple(sorted(node.folders)), node.address,
@@ -139,11 +143,27 @@ class World:
     def step(self, node: Node, event: Any) -> None:
         if node.pool is None:
             return
-        for effect in node.pool.step(self.now_ms, event):
+        effects = node.pool.step(self.now_ms, event)
+        self._check_forward(node)
+        for effect in effects:
             if self.restarts and self.chance.random() < self.restarts / 4:
                 self.crash(node)
                 return
             self._do(node, effect)
+
+    def _check_forward(self, node: Node) -> None:
+        pool = node.running
+        ages = {one: info.age for one, info in pool.tables.nodes.items()}
+        places = {
+            group: (seen.epoch, seen.view)
+            for group in pool.tables.foundings
+            if (seen := pool.directory.get(group)) is not None
+        }
+        for before, now in ((node.ages, ages), (node.places, places)):
+            for one, known in now.items():
+                if before.get(one, known) > known:
+                    raise WrongError(f"{node.number} believes older words of {one.hex()}")
+        node.ages, node.places = ages, places
 
     def admin(self, node: Node, words: str) -> int:
         self.tickets += 1

@@ -83,7 +83,8 @@ def command(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="With --roles index: the HTTP address of a node that has data.",
+            help="Peer address of a node to coordinate with; with --roles index the HTTP address "
+            "of a node that has data.",
             rich_help_panel=_OTHER,
         ),
     ] = None,

@@ -21,7 +21,8 @@ from millstream.coordination.core.pool_messages import (
     PoolEnvelope,
 )
 from millstream.errors import CorruptionError
-from pool_world import World, schedule
+from pool_plants import PLANTS
+from pool_world import World, WrongError, schedule
 
 HERE, COORD = Address("here", 1), Address("here", 2)
 ME = b"m" * 16
@@ -36,6 +37,14 @@ def start(content: bytes | None = None, node_id: bytes = ME, **more: object) -> 
 def test_schedules(seed: int) -> None:
     world = schedule(seed)
     assert world.sent > 100
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_schedules_find_planted_mistakes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, method, mistake, seed = PLANTS[name]
+    monkeypatch.setattr(owner, method, mistake)
+    with pytest.raises(WrongError):
+        schedule(seed)
 
 
 def test_nothing_is_said_or_done_before_what_changed_is_durable() -> None:
