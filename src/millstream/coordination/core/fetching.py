@@ -186,10 +186,14 @@ class Fetching(Snapshotting):
         if self._missing is not None and found.id == self._missing:
             self._got, self._missing = None, None
             self.cover_holes(found.id.lsn)
-            self._write_snapshot(found, lambda: self.adopt(found.id, self.log.base.lsn))
+            self._write_snapshot(found, lambda: self._adopt_again(found.id))
             self.take_state(found.id, found)
         elif self.repair is not None:
             self.go_on_repairing()
+
+    def _adopt_again(self, found: SnapshotId) -> None:
+        if self.stable_id == found:
+            self.adopt(found, self.log.base.lsn)
 
     def tick_fetching(self) -> None:
         """Ask again for what did not come, each time somebody else."""

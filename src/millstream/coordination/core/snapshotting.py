@@ -9,7 +9,8 @@ Invariants:
    serves nobody and votes for nothing until it has theirs.
 4. The log is cut behind the stable snapshot only, and so much is kept before it that members that
    were away for a while can go on from the log.
-5. There is one at a time; one that is not stable after `GIVE_UP_MS` is replaced by the next.
+5. No two have the same number: the primary counts those that it has logged, too.
+6. There is one at a time; one that is not stable after `GIVE_UP_MS` is replaced by the next.
 
 Elsewhere: its bytes (`snapshots`), getting one from another member (`fetching`).
 
@@ -71,7 +72,7 @@ class Snapshotting(Sessions):
 
     def __init__(self, machine: StateMachine, chance: Callable[[], float]) -> None:
         super().__init__(machine, chance)
-        self._asked_number = 0
+        self._asked_number = self._logged_number = 0
         self._asked_ms = 0.0
         self._is_asked_for = False
         self._making: Making | None = None
@@ -118,7 +119,8 @@ class Snapshotting(Sessions):
 
     def _ask(self) -> None:
         self._is_asked_for, self._asked_ms = True, self.now_ms
-        self.add(Kind.SNAPSHOT, Body(argv=(b"%d" % (self._asked_number + 1),)))
+        self._logged_number = max(self._asked_number, self._logged_number) + 1
+        self.add(Kind.SNAPSHOT, Body(argv=(b"%d" % self._logged_number,)))
 
     def committed(self) -> None:
         """Also have a snapshot taken if it is time."""
@@ -226,7 +228,7 @@ class Snapshotting(Sessions):
         """Hold it for the one in force, once it is made."""
         number, digest = named.content.argv
         self._named = int(number), digest
-        if int(number) == self._asked_number:
+        if int(number) == self._asked_number >= self._logged_number:
             self._is_asked_for = False
             self._answer_askers(Code.OK, number)
         self._compare()

@@ -9,6 +9,7 @@ from millstream.coordination.core.effects import Code, Image, TakeSnapshot
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import GetSnapshot, SnapshotPart
 from millstream.coordination.core.replica import Replica
+from millstream.coordination.core.snapshots import snapshot_of
 
 
 @pytest.fixture(autouse=True)
@@ -153,3 +154,28 @@ def test_a_learner_begins_at_a_snapshot() -> None:
     group.tick(times=60)
     assert {replica.epoch for replica in group.replicas} == {1}
     assert same(group, 0, 1, 2)
+
+
+def test_a_snapshot_that_was_replaced_meanwhile_is_not_put_in_force_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = Group(3)
+    cut_log(group)
+    lame = (group.leader + 1) % 3
+    load = Replica.load
+
+    def load_damaged(replica: Replica, image: Image) -> None:
+        load(replica, image._replace(snapshot=None))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Replica, "load", load_damaged)
+        group.start(lame)
+    group.holds_disk.add(lame)
+    group.tick(times=30)
+    replica = group.replicas[lame]
+    assert replica.has_state
+    newer = snapshot_of(9, replica.log.base, b"newer")
+    replica.take_for_stable(newer)
+    group.stables[lame] = newer
+    group.release_disk(lame)
+    assert group.stables[lame] is newer

@@ -6,6 +6,7 @@ import pytest
 
 from coordination_group import Group
 from millstream.coordination.core.effects import Code, TakeSnapshot
+from millstream.coordination.core.entries import Kind
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import SnapshotDone
 from millstream.coordination.core.replica import Replica
@@ -130,3 +131,20 @@ def test_what_was_applied_after_the_snapshot_is_not_in_it() -> None:
     stable = group.replicas[0].stable
     assert stable is not None
     assert b"later" not in b"".join(stable.parts)
+
+
+def test_a_number_is_given_once() -> None:
+    """That the last one is stable may be said again while the next one is on its way."""
+    group = Group(3)
+    take(group, 1)
+    leader = group.replicas[group.leader]
+    entries = [leader.log.entry_at(lsn) for lsn in range(1, leader.log.op_lsn + 1)]
+    (named,) = [e for e in entries if e and e.header.kind is Kind.SNAPSHOT_STABLE]
+    group.without(*({0, 1, 2} - {group.leader}))
+    group.step(group.leader, TakeSnapshot(2))
+    leader.hold_stable(named)
+    group.step(group.leader, TakeSnapshot(3))
+    assert group.replies[3].code is Code.BUSY
+    group.whole()
+    group.tick(times=8)
+    assert group.replies[2] == group.replies[2]._replace(code=Code.OK, value=b"2")
