@@ -24,6 +24,7 @@ import logging
 import random
 import socket
 import ssl
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -210,20 +211,19 @@ class Peers:
         writer.write(final + b"\n")
 
     async def _read_messages(self, reader: asyncio.StreamReader) -> None:
-        loop = asyncio.get_running_loop()
         buffer = bytearray()
         while data := await reader.read(_READ_BYTES):
             buffer += data
-            until = loop.time() + TURN_S
+            until = time.monotonic() + TURN_S
             at = 0
             while (end := _end_of_frame(buffer, at)) is not None:
                 frame = bytes(memoryview(buffer)[at + LENGTH.size : end])
                 at = end
                 self.received_total += 1
                 self._on_frame(frame)
-                if loop.time() >= until:
+                if time.monotonic() >= until:
                     await asyncio.sleep(0)
-                    until = loop.time() + TURN_S
+                    until = time.monotonic() + TURN_S
             del buffer[:at]
 
 

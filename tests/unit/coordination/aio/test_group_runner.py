@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
@@ -15,7 +16,7 @@ from coordinators import GROUP, ask, until
 from millstream.coordination.aio import journal as journal_module
 from millstream.coordination.aio.group_runner import STEP_EVENTS_MAX, GroupRunner
 from millstream.coordination.core.durable import SUPERBLOCK, SUPERBLOCK_BYTES
-from millstream.coordination.core.effects import Code, Effect, Event, Reply, Request
+from millstream.coordination.core.effects import Code, Effect, Event, Reply, Request, Timer
 from millstream.coordination.core.entries import Body
 from millstream.coordination.core.journal import format_group
 from millstream.coordination.core.messages import Envelope
@@ -112,6 +113,21 @@ async def test_what_comes_in_one_turn_is_one_step_up_to_a_bound(
             runner.request(Body(argv=(b"SET", b"k", b"v")), lambda reply: None)
         await until(lambda: runner.waiting == 0)
         assert [number for number in steps if number] == [STEP_EVENTS_MAX, 10]
+
+
+async def test_a_long_step_ends_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened() as process:
+        runner, order = process.runner, list[str]()
+        await until(lambda: runner.replica.leading and not runner._is_due)
+        seconds = count()
+        monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
+        monkeypatch.setattr(runner.replica, "step", lambda *_: order.append("step") or [])
+        for _ in range(3):
+            runner.take(Timer())
+        asyncio.get_running_loop().call_soon(order.append, "others")
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert order == ["step", "others", "step", "step"]
 
 
 async def test_a_request_made_while_an_answer_is_taken_waits_its_turn() -> None:
