@@ -155,7 +155,8 @@ def _check_bucket(path: Path, record: BucketRecord, found: BucketCheck) -> None:
 
 
 def _check_groups(path: Path) -> list[GroupCheck]:
-    folders = sorted(path.iterdir()) if path.is_dir() else []
+    found = sorted(path.iterdir()) if path.is_dir() else []
+    folders = [one for one in found if one.is_dir()]  # beside them is the file of the node
     return [check_group(_UnchangedDisk(folder), folder.name) for folder in folders]
 
 

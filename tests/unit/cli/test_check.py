@@ -93,6 +93,7 @@ def test_coordination_groups_are_checked(directory, capsys):
     journal = Journal(OsDisk(folder))
     journal.append(JournalWorld(1).entries(journal.image.link, 3))
     journal.close()
+    (directory / "coord" / "node.toml").write_text("the node's, no group")
     assert run(directory) == 0
     line = f"group {GROUP.hex()}: ok, epoch 0, view 0, entries 1 to 3\n"
     assert line in capsys.readouterr().out
