@@ -14,6 +14,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -164,6 +165,19 @@ class Nodes:
     def applied(self, node: int) -> int:
         """Return up to where a node has applied the log of its group."""
         return int(_fields(self.ask(node, "ADMIN", "STATUS", "1"))["applied_lsn"])
+
+    def stop_and_check(self) -> list[str]:
+        """Stop all; return what is wrong about how they end or about their files."""
+        wrong = []
+        for node in self.numbers:
+            process = self.processes[node]
+            if code := process.stop():
+                wrong.append(f"node {node} ended with {code}")
+            command = [sys.executable, "-m", "millstream", "check", str(process.data_dir)]
+            checked = subprocess.run(command, capture_output=True, text=True, check=False)
+            if checked.returncode:
+                wrong.append(f"files of node {node}: {checked.stdout}{checked.stderr}")
+        return wrong
 
     def log_ends(self) -> str:
         """Return the last lines of every node's log."""

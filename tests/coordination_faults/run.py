@@ -103,7 +103,9 @@ def _run(
         client.join()
         if client.failure is not None:
             wrong.append(f"a client failed: {client.failure!r}")
-    wrong += _await_agreement(nodes) if not wrong else []
+    if not wrong:
+        wrong += _await_agreement(nodes)
+        wrong += nodes.stop_and_check()
     return _judged(shared, nodes, recorder, Counter(done), wrong, time.monotonic() - started)
 
 
