@@ -6,7 +6,8 @@ It reads one line of JSON, its order, from stdin, which stays open, and writes o
 Invariants:
 1. The process dies with the one that started it, at once, however that ends.
 2. SIGTERM stops it cleanly; SIGINT is left to whoever started it.
-3. Nothing but those lines goes to who started it; stray prints go to stderr.
+3. Nothing but those lines goes to who started it; stray prints go to stderr. Who does not read
+   them holds nobody up: what finds no room is lost.
 
 Elsewhere: who starts and watches it (`node.child_process`), what is done then
 (`node.index_child`, `node.coord_child`).
@@ -62,6 +63,7 @@ def run_child(kind: type[_Order], run: Callable[[_Order, Tell], Coroutine[Any, A
     order = msgspec.json.decode(line, type=kind)
     die_with_parent(order.parent_pid, sys.stdin.fileno())
     reply = os.dup(sys.stdout.fileno())
+    os.set_blocking(reply, False)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     set_up_logs(order.log_level, as_json=order.log_json)
     raise_descriptor_limit()
@@ -78,5 +80,5 @@ def stop_signal() -> asyncio.Event:
 
 def _tell(descriptor: int, event: dict[str, Any]) -> None:
     """Say a line; the descriptor stays open, its end says that the process has ended."""
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(BrokenPipeError, BlockingIOError):
         os.write(descriptor, msgspec.json.encode(event) + b"\n")

@@ -14,12 +14,14 @@ class Order(msgspec.Struct):
     parent_pid: int
     log_level: str = "info"
     log_json: bool = False
+    more: int = 1
 
 async def run(order, tell):
     stop = stop_signal()
     print("a stray print")
     tell({"event": "ready"})
-    tell({"event": "more"})
+    for _ in range(order.more):
+        tell({"event": "more"})
     await stop.wait()
     return 7
 
@@ -47,8 +49,8 @@ def start():
         process.communicate()
 
 
-def order(parent_pid):
-    return json.dumps({"parent_pid": parent_pid}).encode() + b"\n"
+def order(parent_pid, **more):
+    return json.dumps({"parent_pid": parent_pid, **more}).encode() + b"\n"
 
 
 def test_it_says_what_it_has_to_say_and_nothing_else(start):
@@ -79,3 +81,10 @@ def test_without_an_order_it_ends(start):
     process.stdin.close()
     process.stdin = None
     assert process.wait(20) == 1
+
+
+def test_who_does_not_listen_holds_it_up_in_nothing(start):
+    process = start(order(os.getpid(), more=100_000))
+    assert json.loads(process.stdout.readline()) == {"event": "ready"}
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 7
