@@ -4,12 +4,13 @@ set -eu
 cd "$(dirname "$0")/.."
 
 # Programs of Debian, and the package each is in; then what npm has, by the lock in tests/npm.
-programs='ip memcached memccapable memcslap node npm redis-server redis-cli redis-benchmark'
+programs='ip memcached memccapable memcslap node npm redis-server redis-cli redis-benchmark etcd'
 packages=''
 for program in $programs; do
     command -v "$program" >/dev/null && continue
     case $program in
         memccapable | memcslap) packages="$packages libmemcached-tools" ;;
+        etcd) packages="$packages etcd-server" ;;
         ip) packages="$packages iproute2" ;;
         node) packages="$packages nodejs" ;;
         redis-cli | redis-benchmark) packages="$packages redis-tools" ;;
