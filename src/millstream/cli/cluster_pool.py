@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from millstream.cli.connect import (
     CONNECT_DEFAULT,
@@ -179,7 +179,9 @@ def _plain(thing: Any) -> Any:
 
 def _show(found: dict[str, Any]) -> None:
     console = Console(highlight=False)
-    table = Table("node", "for clients", "for nodes", "groups", "heard", box=None)
+    table = Table(
+        Column("node", min_width=32), "for clients", "for nodes", "groups", "heard", box=None
+    )
     for row in found["nodes"]:
         heard = "here" if row["is_here"] else _ago(row["heard_ms"])
         groups = ", ".join(map(str, row["groups"]))

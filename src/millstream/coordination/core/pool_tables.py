@@ -100,8 +100,10 @@ class PoolTables:
     # ---- groups
 
     def note_founding(self, founding: Founding) -> bool:
-        """Take a founding record; return whether it is news."""
-        group_id = founding.group_id
+        """Take a founding record; return whether it is news. One without order is none."""
+        group_id, members = founding.group_id, founding.members
+        if not members or list(members) != sorted(set(members)):
+            return False
         if group_id in self.foundings or group_id in self.tombstones:
             return False
         if len(self.foundings) >= GROUPS_MAX:

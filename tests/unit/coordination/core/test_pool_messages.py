@@ -6,8 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millstream.coordination.core.effects import DiskDone, Timer
 from millstream.coordination.core.messages import LENGTH
 from millstream.coordination.core.messages import decode as decode_group
+from millstream.coordination.core.pool import Pool
+from millstream.coordination.core.pool_effects import Heard, KeepNode, NodeStart
 from millstream.coordination.core.pool_messages import (
     Address,
     Deleted,
@@ -36,7 +39,9 @@ flags = st.booleans()
 addresses = st.builds(Address, st.text(max_size=20), st.integers(0, 65535))
 infos = st.builds(NodeInfo, ids, numbers, small, addresses, addresses, flags)
 members = st.lists(ids, max_size=7).map(tuple)
-foundings = st.builds(Founding, st.integers(1, 1 << 62), members, flags, numbers)
+foundings = st.builds(
+    Founding, st.integers(1, 1 << 62), members | st.just((b"m" * 16,) * 2), flags, numbers
+)
 sightings = st.builds(Sighting, ids, small, small, members, numbers)
 
 
@@ -117,3 +122,15 @@ def test_a_groups_id_is_the_hash_of_its_record() -> None:
 def test_addresses_are_written_as_people_do() -> None:
     assert Address("10.0.0.1", 7380).text == "10.0.0.1:7380"
     assert Address("::1", 7380).text == "[::1]:7380"
+
+
+@given(st.lists(envelopes, max_size=8))
+def test_whatever_a_node_says_another_one_goes_on(said: list[PoolEnvelope]) -> None:
+    pool, here = Pool(lambda: 0.5), Address("h", 1)
+    effects = pool.step(0, NodeStart(None, b"m" * 16, 1, (), here, here, (Address("o", 1),)))
+    for now_ms, event in enumerate([*map(Heard, said), Timer()], start=1):
+        while keep := next((one for one in effects if isinstance(one, KeepNode)), None):
+            effects = pool.step(now_ms, DiskDone(keep.op))
+        effects = pool.step(now_ms, event)
+    for founding in pool.tables.foundings.values():
+        assert list(founding.members) == sorted(set(founding.members))
