@@ -30,7 +30,7 @@ WIDE_SUITES  := $(wildcard tests/crash tests/conformance tests/e2e)
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup accelerator lock format lint types unit quick test ci test-tools java demo \
-	bench clusters faults conformance pipelines e2e crash soak soak-views simulate kills nemesis coverage docs reference wheel clean distclean
+	bench clusters faults conformance pipelines e2e crash soak soak-views simulate sim sim-change sim-long sim-mutants kills nemesis coverage docs reference wheel clean distclean
 
 help: ## list the targets
 	@echo 'Millstream. Targets (PYTHON=... chooses the interpreter, 3.11 or newer; ARGS=... goes to pytest):'
@@ -148,6 +148,18 @@ soak-views: $(TEST) ## 20,000 examples of the view engine's machine (EXAMPLES=..
 
 simulate: $(TEST) ## 20,000 schedules of several nodes; ARGS="--seed N" repeats one with its trace
 	@PYTHONPATH=tests $(PY) -m simulation --seeds 20000 $(ARGS)
+
+sim: $(TEST) accelerator ## coordination groups in false time, SEED=0 COUNT=100; ARGS="--trace all --shrink"
+	@PYTHONPATH=tests $(PY) -m coordination_sim --seed $(or $(SEED),0) --count $(or $(COUNT),100) $(ARGS)
+
+sim-change: $(TEST) accelerator ## 20 simulated hours of coordination groups (about 5 min)
+	@PYTHONPATH=tests $(PY) -m coordination_sim --seed $(or $(SEED),100000) --hours 20 $(ARGS)
+
+sim-long: $(TEST) accelerator ## HOURS=1000 simulated hours of coordination groups (some hours), seeds from SEED on
+	@PYTHONPATH=tests $(PY) -m coordination_sim --seed $(or $(SEED),1000000) --hours $(or $(HOURS),1000) $(ARGS)
+
+sim-mutants: $(TEST) accelerator ## each planted mistake has to be found within 200 seeds
+	@PYTHONPATH=tests $(PY) -m coordination_sim --all-plants
 
 kills: $(TEST) accelerator ## kill -9 of reader or node between changes, 100 rounds per sink (ROUNDS=...; 15 min)
 	@MILLSTREAM_KILL_ROUNDS=$(or $(ROUNDS),100) $(PYTEST) tests/e2e/test_following.py

@@ -1,0 +1,12 @@
+"""A coordination group in false time: whole replicas on whole journals, under faults of all kinds.
+
+Invariants:
+1. One thread, one heap of events, one random stream per purpose, all of them from the seed: a run
+   is repeated by its seed, whatever else is in the process.
+2. A fault class that is left out moves no draw of the others, so that a failing run can be shrunk.
+
+Not here: pools of nodes, connections and RESP; groups without a journal; what a client's program
+does by itself (its retries are imitated).
+
+Elsewhere: replicas alone, without time and files (`coordination_world`).
+"""

@@ -1,0 +1,109 @@
+"""`python -m coordination_sim`: run seeds, find planted mistakes, or repeat one seed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from pathlib import Path
+
+from coordination_sim.ledger import LEDGER, line, next_seed, write_table
+from coordination_sim.plants import PLANTS
+from coordination_sim.runs import command, run, say, shrink
+from coordination_sim.weather import FAULTS, Options
+
+PLANT_SEEDS_MAX = 200
+LEDGER_SEEDS = 10
+
+
+def main() -> int:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser(prog="coordination_sim", description=__doc__)
+    parser.add_argument("--seed", type=int, default=0, help="the first one")
+    parser.add_argument("--count", type=int, default=1, help="how many")
+    parser.add_argument("--hours", type=float, help="simulated ones, instead of --count")
+    parser.add_argument("--without", default="", help="fault classes to leave out")
+    parser.add_argument("--clients", type=int, default=12, help="at most so many")
+    parser.add_argument("--until", type=float, default=1e9, help="end there, in simulated seconds")
+    parser.add_argument("--trace", help="print what this node does at the end, or all of them")
+    parser.add_argument("--plant", choices=sorted(PLANTS), help="make this mistake")
+    parser.add_argument("--all-plants", action="store_true", help="each of them in turn")
+    parser.add_argument("--shrink", action="store_true", help="make a run that fails smaller")
+    parser.add_argument(
+        "--ledger", type=Path, help="go on with its seeds, for ever, and add lines"
+    )
+    parser.add_argument("--revision", default="", help="of the code, for the ledger")
+    parser.add_argument("--table", type=Path, help="write the ledger's figures into this document")
+    args = parser.parse_args()
+    without = frozenset(filter(None, args.without.split(",")))
+    if unknown := without - set(FAULTS):
+        parser.error(f"no such faults: {sorted(unknown)}")
+    options = Options(without, args.clients, args.until, args.plant)
+    trace = int(args.trace) if (args.trace or "").isdigit() else args.trace
+    if args.table:
+        write_table(args.table, args.ledger or LEDGER)
+        return 0
+    if args.ledger:
+        return keep_running(args.ledger, args.revision)
+    if args.all_plants:
+        return plants(args.seed)
+    return seeds(args, options, trace)
+
+
+def keep_running(path: Path, revision: str) -> int:
+    """Run seed after seed; end only when somebody ends it."""
+    while True:
+        first = next_seed(path)
+        outcomes = [run(seed, Options()) for seed in range(first, first + LEDGER_SEEDS)]
+        with path.open("a", encoding="utf-8") as ledger:
+            ledger.write(line(revision, outcomes) + "\n")
+        for outcome in outcomes:
+            if outcome.wrong:
+                say(f"{revision} seed {outcome.seed}: {outcome.wrong}")
+
+
+def seeds(args: argparse.Namespace, options: Options, trace: int | str | None) -> int:
+    """Run seeds; 1 if something was found."""
+    total, hours, processor = Counter[str](), 0.0, 0.0
+    wanted = args.hours if args.hours is not None else 1e9
+    count = args.count if args.hours is None else 10**9
+    found = 0
+    for seed in range(args.seed, args.seed + count):
+        outcome = run(seed, options, trace)
+        say(*outcome.lines)
+        total += outcome.counts
+        hours += outcome.simulated_s / 3600
+        processor += outcome.processor_s
+        if args.count == 1 and args.hours is None:
+            say(f"digest {outcome.digest}")
+        if outcome.wrong:
+            found += 1
+            say(f"seed {seed}: {outcome.wrong}")
+            least = shrink(seed, options) if args.shrink else options
+            say(f"    {command(seed, least)}")
+        if hours >= wanted:
+            break
+    rate = hours * 3600 / processor if processor else 0
+    say(f"{hours:.2f} simulated hours, {processor:.0f} s, {rate:.0f} x, {found} violations")
+    say(f"    {dict(sorted(total.items()))}")
+    return 1 if found else 0
+
+
+def plants(first: int) -> int:
+    """Search for each planted mistake; 1 if one is not found."""
+    missed = 0
+    for name, plant in sorted(PLANTS.items()):
+        wrong, processor = None, 0.0
+        for seed in range(first, first + PLANT_SEEDS_MAX):
+            outcome = run(seed, Options(plant=name))
+            processor += outcome.processor_s
+            if outcome.wrong and not run(seed).wrong:
+                wrong = f"{seed - first + 1} seeds: {outcome.wrong[:120]}"
+                break
+        missed += wrong is None
+        say(f"{name:22} {processor:5.0f} s  {wrong or 'NOT FOUND'}    {plant.what}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

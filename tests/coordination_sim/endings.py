@@ -1,0 +1,118 @@
+"""After the weather: all of a group, or just a quorum of it, is mended, and must work again.
+
+Invariants:
+1. What is not mended stays as it is: down, deaf, or mute.
+2. It takes `CALM_MS` at most until a new request commits and all that are well are equal; then
+   nothing is left that would grow.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from coordination_sim.truth import WrongError
+from millstream.coordination.core.member import Status
+
+if TYPE_CHECKING:
+    from coordination_sim.machine import Machine
+    from coordination_sim.world import World
+
+CALM_MS = 30_000.0
+ROUND_MS = 1000.0
+
+
+def heal(world: World) -> None:
+    """Mend, wait, and look."""
+    broken, fault = _choose(world)
+    world.calm = True
+    world.network.heal()
+    world.counts[f"healed, one {fault}"] += 1
+    for machine in world.machines:
+        machine.mend()
+    if broken is not None:
+        _break(world, broken, fault)
+    for client in world.clients.clients:
+        client.target = 0
+    end = world.loop.now + CALM_MS + 4 * world.weather.delay_ms * 100
+    goal = world.clients.born()
+    asked = None
+    while world.loop.now < end:
+        world.loop.run_until(world.loop.now + ROUND_MS)
+        _operate(world)
+        if goal.session and asked is None:
+            asked = world.clients.change(goal, "set", b"key0")
+            world.clients.invoke(asked)
+        if asked is not None and asked.is_done and _converged(world, broken):
+            _check_rest(world, broken)
+            return
+    what = "differ" if asked is not None and asked.is_done else "no commit"
+    states = "; ".join(world._state(m) for m in world.machines)
+    raise WrongError(f"stuck after healing, one {fault}: {what}: {states}")
+
+
+def _choose(world: World) -> tuple[Machine | None, str]:
+    """Return which machine stays broken, and how; none if another one's disk is not whole."""
+    fault = world.rng.choice(("whole", "down", "deaf", "mute"))
+    machine = world.rng.choice(world.machines)
+    leaders = [m for m in world.machines if m.leads]
+    if leaders and world.rng.random() < 0.5:
+        machine = world.rng.choice(leaders)
+    for other in world.machines:
+        world.may_harm(other)
+    harmed = any(m.harmed for m in world.machines)
+    lone = any(len(members) == 1 and machine.id in members for members in world.counted())
+    if fault == "whole" or harmed or lone or machine.dead:
+        return None, "whole"
+    return machine, fault
+
+
+def _break(world: World, machine: Machine, fault: str) -> None:
+    numbers = [m.number for m in world.machines if m is not machine]
+    if fault == "down":
+        machine.crash()
+        machine.process += 1
+    elif fault == "deaf":
+        world.network.cuts.update((number, machine.number) for number in numbers)
+    else:
+        world.network.cuts.update((machine.number, number) for number in numbers)
+
+
+def _operate(world: World) -> None:
+    """Do what an operator does about a member whose disk is lost: put another in its place."""
+    for machine in world.machines:
+        if machine.leads and any(world.network.machines[m].dead for m in machine.replica.members):
+            world.reconfigure(machine, world.rng)
+            return
+
+
+def _converged(world: World, broken: Machine | None) -> bool:
+    leaders = [m.replica for m in world.machines if m is not broken and m.leads]
+    if not leaders:
+        return False
+    last = max(leaders, key=lambda r: (r.epoch, r.view))
+    wanted = _end_of(last)
+    members = [world.network.machines[m] for m in last.members]
+    well = [m for m in members if m is not broken and not m.dead]
+    return last.commit_lsn == last.log.op_lsn and all(
+        m.replica is not None and m.replica.status is Status.NORMAL
+        and _end_of(m.replica) == wanted for m in well
+    )  # fmt: skip
+
+
+def _end_of(replica: Any) -> tuple[Any, ...]:
+    values = sorted(replica.machine.values.items())
+    return replica.epoch, replica.view, replica.log.head, replica.commit_lsn, values
+
+
+def _check_rest(world: World, broken: Machine | None) -> None:
+    """Nothing that waits grows, and each process has one timer."""
+    world.loop.run_until(world.loop.now + 5 * ROUND_MS)
+    for machine in world.machines:
+        replica = machine.replica
+        if replica is None or machine is broken:
+            continue
+        if len(machine.steps) > 4 or len(replica._deferred) > 100:
+            raise WrongError(f"node {machine.number} has {len(machine.steps)} steps to do in calm")
+    waiting = world.loop.waiting("on_timer")
+    if waiting > 6 * len(world.machines):
+        raise WrongError(f"{waiting} timers for {len(world.machines)} machines")

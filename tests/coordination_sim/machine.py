@@ -1,0 +1,400 @@
+"""One machine: a replica while it runs, its journal on a disk that fails, clocks of its own.
+
+Invariants:
+1. Disk steps are done one after the other, each at the end of its time; a crash comes before,
+   after, or in the middle of one. Appends that wait behind one another become one.
+2. What a machine says is checked against what its journal has, not against what it believes.
+3. An error of the disk stops the process; lack of space lets the step wait.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from coordination_sim.loop import stream
+from millstream.coordination.core.durable import SUPERBLOCK, newest_root
+from millstream.coordination.core.effects import (
+    AdoptSnapshot,
+    Append,
+    CallSoon,
+    Damaged,
+    DiskDone,
+    DiskEffect,
+    Install,
+    InstallSnapshot,
+    Reply,
+    Send,
+    SetTimer,
+    Soon,
+    Start,
+    Timer,
+)
+from millstream.coordination.core.entries import Entry
+from millstream.coordination.core.journal import Journal, format_group
+from millstream.coordination.core.member import Status
+from millstream.coordination.core.register import Registers
+from millstream.coordination.core.snapshots import Pieces
+from millstream.coordination.core.standing import Standing
+from millstream.errors import CorruptionError, UnavailableError
+from simulated_disk import Crash, Fault, SimulatedDisk, nothing_happens
+
+if TYPE_CHECKING:
+    from coordination_sim.world import World
+
+SEGMENT_BYTES = 20_000
+FULL_RETRY_MS = 1000.0
+SOON_MS = 0.01
+
+
+class RecordedRegisters(Registers):
+    """Registers that say what they were told to execute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.executed: dict[int, bytes] = {}
+        self.is_restored = False
+
+    def apply(self, entry: Entry) -> bytes:
+        reply = super().apply(entry)
+        self.executed[entry.lsn] = reply
+        return reply
+
+    def restore(self, pieces: Pieces) -> Iterator[None]:
+        self.executed.clear()
+        self.is_restored = True
+        return super().restore(pieces)
+
+
+class Step(NamedTuple):
+    """What is done on the disk at once, and the numbers it is reported with."""
+
+    ops: list[int]
+    effect: DiskEffect
+
+
+class Machine:
+    """A node with its disk; `replica` is None while it is down."""
+
+    def __init__(self, world: World, number: int, standing: Standing) -> None:
+        self.world, self.loop, self.number, self.id = world, world.loop, number, standing.node_id
+        self.rng = stream(world.seed, f"machine/{number}")
+        self.disk = SimulatedDisk(stream(world.seed, f"disk/{number}"), count(1))
+        format_group(self.disk, standing)
+        self.journal: Journal | None = None
+        self.replica: Any = None
+        self.process = 0
+        self.steps: deque[Step] = deque()
+        self.writing = False
+        """The first of `steps` is under way."""
+        self.fault: Fault | None = None
+        self.fuse: int | None = None
+        self.paused = False
+        self.inbox: deque[tuple[Any, ...]] = deque()
+        self.slowness = self.disk_slowness = 1.0
+        self.rate, self.clock_ms, self.clock_since, self.wall_ms = 1.0, 0.0, 0.0, 0
+        self.dead = False
+        """The superblock is lost, and the node with it."""
+        self.harmed = False
+        """Something on the disk is not what was written, and may still be found."""
+        self.harm_run = 0
+        self.told = (0, 0)
+        self.seen_commit = 0
+        self.seen_log: tuple[Any, ...] = ()
+        self.hashes: dict[int, bytes] = {}
+        """LSN -> hash of what is durable and whole."""
+        self._timer = 0
+        self._before_fault = self._before
+
+    # ---- clocks
+
+    def clock(self) -> float:
+        """Return what the clock shows that only grows."""
+        return self.clock_ms + (self.loop.now - self.clock_since) * self.rate
+
+    def run_at(self, rate: float) -> None:
+        """Have the clock run faster or slower from now on."""
+        self.clock_ms, self.clock_since, self.rate = self.clock(), self.loop.now, rate
+
+    # ---- life
+
+    def start(self, process: int | None = None) -> None:
+        """Begin a process, unless there is one, or the one meant is not the last one."""
+        if self.replica is not None or self.dead or process not in (None, self.process):
+            return
+        self.process += 1
+        try:
+            self.journal = Journal(self.disk, SEGMENT_BYTES)
+        except (UnavailableError, Crash) as error:
+            self.world.say(self, f"does not start: {error!r}")
+            self._end(power_lost=self.rng.random() < self.world.weather.power)
+            return
+        image = self.journal.image
+        if image.standing is None:
+            self.dead = True
+            self.world.say(self, "has lost its disk")
+            return
+        self._load(image)
+
+    def _load(self, image: Any) -> None:
+        world, standing = self.world, image.standing
+        world.truth.found(self, standing)
+        log = () if image.is_journal_lost else image.log
+        self.hashes = {image.base.lsn: image.base.hash}
+        self.hashes.update((e.lsn, e.header.hash) for e in log if isinstance(e, Entry))
+        world.counts["damaged entries found"] += sum(isinstance(e, Damaged) for e in log)
+        world.counts["damaged snapshots found"] += image.snapshot is None and bool(image.base.lsn)
+        world.counts["lost logs found"] += image.is_journal_lost
+        machine = RecordedRegisters()
+        chance = stream(world.seed, f"replica/{self.number}/{self.process}").random
+        self.replica = world.replica_class(machine, chance)
+        self.replica.hint_entries_max = world.weather.hint
+        self.replica.batch_entries_max = world.weather.batch
+        self.replica.snapshot_entries = world.weather.snapshot
+        self.replica.retain_entries = world.weather.retain
+        self.replica.part_bytes = world.weather.part
+        self.seen_commit, self.seen_log = 0, ()
+        self.clock_ms, self.clock_since = self.rng.random() * 1e6, self.loop.now
+        world.say(self, f"starts with {len(log)} entries, {standing}")
+        self.step(Start(image.for_replica))
+
+    def crash(self, *, power_lost: bool = False) -> None:
+        """End the process here and now; what was being written may be there in part."""
+        if self.replica is None:
+            return
+        self.world.counts["crashes"] += 1
+        self.world.say(self, f"crashes{' without power' if power_lost else ''}")
+        if self.writing and self.rng.random() < 0.7:
+            self._tear(self.steps[0])
+        self._end(power_lost=power_lost)
+
+    def _tear(self, step: Step) -> None:
+        """Do a part of a disk step, or all of it, unreported."""
+        left = self.rng.randint(0, 12)
+
+        def before(kind: str, name: str) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Crash
+
+        self.disk.before = before
+        assert self.journal is not None
+        if not self.journal.has_failed:
+            with suppress(Crash, CorruptionError):
+                self.journal.carry_out(step.effect)
+
+    def _end(self, *, power_lost: bool) -> None:
+        """Have no process, and start one some time later."""
+        self.disk.before = nothing_happens
+        if power_lost:
+            self.world.counts["power losses"] += 1
+            self.disk.lose_power()
+        self.replica, self.journal, self.fault, self.fuse = None, None, None, None
+        self.process += 1
+        self.world.clients.forget_process(self)
+        self.steps.clear()
+        self.writing = False
+        self.inbox.clear()
+        self.paused = False
+        self.loop.after(self.world.down_ms(), self.start, self.process)
+
+    def pause(self, for_ms: float) -> None:
+        """Do nothing for a time; all that comes is there afterwards."""
+        if self.replica is not None and not self.paused:
+            self.paused = True
+            self.world.say(self, f"is paused for {for_ms:.0f} ms")
+            self.loop.after(for_ms, self.resume, self.process)
+
+    def resume(self, process: int) -> None:
+        """Go on with all that came meanwhile."""
+        if process != self.process or not self.paused:
+            return
+        self.paused = False
+        self.world.say(self, "goes on")
+        while self.inbox and process == self.process and not self.paused:
+            call, *args = self.inbox.popleft()
+            if call == self.receive and self.rng.random() < 0.5:
+                self.step(*args, *self._received())
+            else:
+                call(*args)
+
+    def _received(self) -> Iterator[Any]:
+        """Yield the events that come together with the one before."""
+        while self.inbox and self.inbox[0][0] == self.receive:
+            yield self.inbox.popleft()[1]
+
+    # ---- events and effects
+
+    def receive(self, event: Any) -> None:
+        """Let the replica have an event, if there is one."""
+        if self.paused:
+            self.inbox.append((self.receive, event))
+        elif self.replica is not None:
+            self.step(event)
+
+    def on_timer(self, number: int) -> None:
+        """The time of a SetTimer is over, unless another one followed."""
+        if number == self._timer and self.replica is not None:
+            if self.paused:
+                self.inbox.append((self.on_timer, number))
+            else:
+                self.step(Timer())
+
+    def on_soon(self, process: int) -> None:
+        """Others had their turn after a CallSoon."""
+        if process == self.process:
+            self.receive(Soon())
+
+    def step(self, *events: Any) -> None:
+        """Let the replica take events, look at it, and do what it wants, as far as it lives."""
+        world, process = self.world, self.process
+        wall = int(self.clock()) + self.wall_ms
+        effects = self.replica.step(self.clock(), max(0, wall), *events)
+        if world.trace is not None:
+            world.say_step(self, events, effects)
+        world.truth.check(self)
+        for effect in effects:
+            if self.fuse is not None:
+                self.fuse -= 1
+                if self.fuse < 0:
+                    self.crash(power_lost=self.rng.random() < world.weather.power)
+                    return
+            self._carry_out(effect)
+            if process != self.process:
+                return
+
+    def _carry_out(self, effect: Any) -> None:
+        kind = type(effect)
+        if kind is Send:
+            self.world.truth.check_said(self, effect.envelope)
+            self.world.network.send(self, effect.receiver, effect.envelope)
+        elif kind is SetTimer:
+            self._timer += 1
+            delay = effect.after_ms / self.rate * self.slowness
+            self.loop.after(delay, self.on_timer, self._timer)
+        elif kind is CallSoon:
+            self.loop.after(SOON_MS, self.on_soon, self.process)
+        elif kind is Reply:
+            self.world.clients.replied(self, effect)
+        else:
+            self._write(effect)
+
+    # ---- the disk
+
+    def _write(self, effect: DiskEffect) -> None:
+        steps = self.steps
+        waiting = len(steps) > self.writing
+        if waiting and isinstance(effect, Append) and isinstance(steps[-1].effect, Append):
+            last = steps.pop()
+            joined = Append(effect.op, (*last.effect.entries, *effect.entries))
+            steps.append(Step([*last.ops, effect.op], joined))
+            return
+        steps.append(Step([effect.op], effect))
+        if not self.writing:
+            self.writing = True
+            self._begin_write()
+
+    def _begin_write(self, waits_ms: float = 0.0) -> None:
+        time = self.world.weather.disk_ms * (0.5 + self.rng.random()) * self.disk_slowness
+        self.loop.after(waits_ms + time, self.written, self.process)
+
+    def written(self, process: int) -> None:
+        """The time of a disk step is over: do it, and report it."""
+        if process != self.process:
+            return
+        if self.paused:
+            self.inbox.append((self.written, process))
+            return
+        step = self.steps[0]
+        assert self.journal is not None
+        self.disk.before = self._before_fault if self.fault else nothing_happens
+        try:
+            self.journal.carry_out(step.effect)
+        except Crash:
+            self._end(power_lost=self.fault is not None and self.fault.kind == "power")
+            return
+        except (UnavailableError, CorruptionError) as error:
+            self._on_disk_error(error)
+            return
+        self.disk.before = nothing_happens
+        self._keep(step.effect)
+        self.steps.popleft()
+        self.writing = False
+        self.step(*map(DiskDone, step.ops))
+        if process == self.process and self.steps and not self.writing:
+            self.writing = True
+            self._begin_write()
+
+    def _on_disk_error(self, error: Exception) -> None:
+        self.world.say(self, f"disk: {error}")
+        if getattr(error, "code", "") == "disk_full":
+            self._begin_write(FULL_RETRY_MS)
+        else:
+            self.world.counts["stopped by the disk"] += 1
+            self._end(power_lost=self.rng.random() < 0.5)
+
+    def _before(self, effect: str, name: str) -> None:
+        assert self.fault is not None
+        if self.fault.strikes(effect):
+            raise self.fault.error(effect)
+
+    def _keep(self, effect: DiskEffect) -> None:
+        """Know what is durable now."""
+        if isinstance(effect, Append):
+            self.hashes.update((entry.lsn, entry.header.hash) for entry in effect.entries)
+        elif isinstance(effect, Install):
+            kept = {lsn: known for lsn, known in self.hashes.items() if lsn <= effect.keep_lsn}
+            kept.update((entry.lsn, entry.header.hash) for entry in effect.suffix)
+            self.hashes = kept
+        elif isinstance(effect, InstallSnapshot):
+            link = effect.snapshot.id.link
+            self.hashes = {link.lsn: link.hash}
+            self.hashes.update((entry.lsn, entry.header.hash) for entry in effect.suffix)
+            self.world.counts["snapshots installed"] += 1
+        elif isinstance(effect, AdoptSnapshot):
+            self.world.counts["snapshots adopted"] += 1
+
+    def hash_on_disk(self, lsn: int) -> bytes | None:
+        """Return the hash of an entry that is durable and whole."""
+        return self.hashes.get(lsn)
+
+    # ---- what others ask
+
+    @property
+    def leads(self) -> bool:
+        """Whether it leads and believes so."""
+        return self.replica is not None and self.replica.leading and not self.replica.suspended
+
+    @property
+    def well(self) -> bool:
+        """Whether it runs, is a member in full, and has all of its log."""
+        r = self.replica
+        return r is not None and r.status is Status.NORMAL and r.current and not r.log.holes
+
+    def layout(self) -> Any:
+        """Return which files are in force, of a machine that is down."""
+        data = bytes(self.disk.files[SUPERBLOCK].data) if SUPERBLOCK in self.disk.files else b""
+        root, _ = newest_root(data)
+        return None if root is None else root.layout
+
+    def hurry(self) -> None:
+        """Be as fast as others again."""
+        self.slowness = self.disk_slowness = 1.0
+
+    def has_room(self) -> None:
+        """Somebody has made room on the disk."""
+        if self.fault is not None and self.fault.kind == "full":
+            self.fault = None
+
+    def mend(self) -> None:
+        """Have no fault any more, and run."""
+        self.hurry()
+        self.run_at(1.0)
+        self.fault = self.fuse = None
+        if self.paused:
+            self.resume(self.process)
+        self.start()

@@ -1,0 +1,85 @@
+"""Runs as wholes: what came of one, how to repeat it, and how to make it smaller."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from typing import NamedTuple
+
+from coordination_sim.weather import Options, Weather
+from coordination_sim.world import World
+from millstream.errors import MillstreamError
+
+WRONG = (AssertionError, MillstreamError, KeyError, IndexError, ValueError, AttributeError)
+"""What a run may raise that finds something."""
+ALL = Options()
+
+
+class Outcome(NamedTuple):
+    """What came of a run."""
+
+    seed: int
+    wrong: str | None
+    digest: str
+    simulated_s: float
+    processor_s: float
+    counts: Counter[str]
+    lines: tuple[str, ...] = ()
+
+    @property
+    def struck(self) -> frozenset[str]:
+        """The fault classes that came to pass."""
+        return frozenset(name for name, count in self.counts.items() if count)
+
+
+def run(seed: int, options: Options = ALL, trace: int | str | None = None) -> Outcome:
+    """Run one seed."""
+    began = time.process_time()
+    world = World(seed, options, trace=trace)
+    wrong = None
+    try:
+        world.run()
+    except WRONG as error:
+        wrong = f"{type(error).__name__}: {error or 'assertion'} ({_where(error)})"
+    last = world.truth.committed[-1].header.hash.hex() if world.truth.committed else ""
+    return Outcome(
+        seed, wrong, f"{world.loop.digest:08x}-{world.truth.end}-{last}", world.loop.now / 1000,
+        time.process_time() - began, world.summary(), tuple(world.lines),
+    )  # fmt: skip
+
+
+def _where(error: BaseException) -> str:
+    frame, last = error.__traceback__, ""
+    while frame is not None:
+        last = f"{frame.tb_frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.tb_lineno}"
+        frame = frame.tb_next
+    return last
+
+
+def command(seed: int, options: Options) -> str:
+    """Return what repeats a run."""
+    arguments = f"--seed {seed} {options.as_arguments()}".strip()
+    return f"PYTHONPATH=tests python -m coordination_sim {arguments}"
+
+
+def shrink(seed: int, options: Options) -> Options:
+    """Drop fault classes, then clients, then time, as long as something is still found."""
+    for fault in Weather.drawn(seed, options).faults:
+        fewer = options._replace(without=options.without | {fault})
+        if run(seed, fewer).wrong:
+            options = fewer
+    for clients in (1, 2, 4):
+        fewer = options._replace(clients_max=clients)
+        if clients < options.clients_max and run(seed, fewer).wrong:
+            options = fewer
+            break
+    found = run(seed, options)
+    sooner = options._replace(until_s=round(found.simulated_s + 0.001, 3))
+    return sooner if run(seed, sooner).wrong else options
+
+
+def say(*lines: str) -> None:
+    """Print at once."""
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()

@@ -1,0 +1,251 @@
+"""What is true of the group, and whether what its members do and say agrees with it.
+
+Invariants:
+1. An entry is true from the moment any member commits it; there is one per LSN for ever.
+2. Which requests are executed, and with what result, is worked out here a second time, from the
+   entries alone.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from millstream.coordination.core.client_table import WINDOW_MAX
+from millstream.coordination.core.effects import Code, Reply
+from millstream.coordination.core.entries import Entry, Kind
+from millstream.coordination.core.member import Status
+from millstream.coordination.core.messages import (
+    DoViewChange,
+    Envelope,
+    PrepareOk,
+    QuorumCheckOk,
+)
+from millstream.coordination.core.standing import Standing
+
+if TYPE_CHECKING:
+    from coordination_sim.machine import Machine
+    from coordination_sim.world import World
+
+NOBODY = (Status.INITIALIZATION, Status.LOST, Status.RETIRED)
+VOTES = (DoViewChange, PrepareOk, QuorumCheckOk)
+
+
+class WrongError(AssertionError):
+    """An invariant does not hold."""
+
+
+class Executed(NamedTuple):
+    """A request that counts: what it was answered, at which entry."""
+
+    value: bytes
+    lsn: int
+
+
+class Model:
+    """Registers and sessions once more, with all their past."""
+
+    def __init__(self) -> None:
+        self.past: dict[bytes, tuple[list[int], list[bytes]]] = {}
+        self.sessions: dict[int, tuple[bytes, set[int]]] = {}
+        self.results: dict[tuple[int, int], Executed] = {}
+        self.at_lsn: dict[int, bytes] = {}
+
+    def value_at(self, key: bytes, lsn: int) -> bytes:
+        """Return what a register held once this entry was applied."""
+        lsns, values = self.past.get(key, ([], []))
+        index = bisect_right(lsns, lsn)
+        return values[index - 1] if index else b""
+
+    def commit(self, entry: Entry) -> None:
+        """Execute the next entry."""
+        header = entry.header
+        if header.kind is Kind.SESSION_OPEN:
+            self.sessions[entry.lsn] = (header.instance, set())
+        elif header.kind is Kind.SESSION_EXPIRE:
+            for session in entry.content.argv:
+                self.sessions.pop(int(session), None)
+        elif header.kind is Kind.REQUEST and self._counts(header):
+            value = self._execute(entry)
+            self.at_lsn[entry.lsn] = value
+            if header.session:
+                self.results[(header.session, header.csn)] = Executed(value, entry.lsn)
+
+    def _counts(self, header: Any) -> bool:
+        if not header.session:
+            return True
+        instance, executed = self.sessions.get(header.session, (None, set()))
+        if instance != header.instance or header.csn in executed:
+            return False
+        if header.csn <= max(executed, default=0) - WINDOW_MAX:
+            return False
+        executed.add(header.csn)
+        return True
+
+    def _execute(self, entry: Entry) -> bytes:
+        command, key, *rest = entry.content.argv
+        if command == b"CAS":
+            expected, value = rest
+            if self.value_at(key, entry.lsn) != expected:
+                return b"-CAS_MISMATCH"
+        else:
+            (value,) = rest
+        lsns, values = self.past.setdefault(key, ([], []))
+        lsns.append(entry.lsn)
+        values.append(value)
+        return b"+OK"
+
+
+class Truth:
+    """The entries that are committed, and who led which view."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.committed: list[Entry] = []
+        self.committed_in: list[tuple[int, int]] = []
+        self.model = Model()
+        self.leaders: dict[tuple[int, int], tuple[int, int]] = {}
+        self.logs: dict[tuple[int, int], tuple[int, list[bytes | None]]] = {}
+        """Epoch and view -> where the longest log of it that was seen begins, and its hashes."""
+
+    @property
+    def end(self) -> int:
+        """The last LSN that is committed anywhere."""
+        return len(self.committed)
+
+    # ---- what is durable and said
+
+    def found(self, machine: Machine, standing: Standing) -> None:
+        """Look at the promises that a restart found."""
+        if (standing.configuration.epoch, standing.view) < machine.told:
+            raise WrongError(f"node {machine.number} said {machine.told}, found {standing}")
+
+    def check_said(self, machine: Machine, envelope: Envelope) -> None:
+        """Nothing is said that is not durable, nor that breaks a promise."""
+        journal = machine.journal
+        assert journal is not None
+        said, standing = (envelope.epoch, envelope.view), journal.root.standing
+        if said != (standing.configuration.epoch, standing.view):
+            raise WrongError(f"node {machine.number} speaks of {said}, durable is {standing}")
+        if said < machine.told:
+            raise WrongError(f"node {machine.number} promised {machine.told}, speaks of {said}")
+        machine.told = said
+        if envelope.incarnation != standing.incarnation:
+            raise WrongError("an incarnation is spoken of before it is durable")
+        payload = envelope.payload
+        if isinstance(payload, PrepareOk):
+            if payload.lsn and machine.hash_on_disk(payload.lsn) != payload.hash:
+                raise WrongError(f"node {machine.number} acknowledges what is not durable")
+            if standing.last_normal != said:
+                raise WrongError(f"node {machine.number} acknowledges with an older log")
+        if machine.replica.status is Status.LOST and isinstance(payload, VOTES):
+            raise WrongError(f"node {machine.number} has lost its log and says {payload}")
+
+    # ---- after each event
+
+    def check(self, machine: Machine) -> None:
+        """Look at a replica that has just taken an event."""
+        replica = machine.replica
+        log = replica.log
+        seen = (replica.last_normal, log.op_lsn, replica.commit_lsn, replica.leading)
+        if seen == machine.seen_log:
+            return
+        machine.seen_log = seen
+        if replica.commit_lsn > log.op_lsn:
+            raise WrongError(f"node {machine.number} has committed more than it has")
+        if replica.commit_lsn < machine.seen_commit:
+            raise WrongError(f"node {machine.number} takes back what it committed")
+        if machine.seen_commit < replica.commit_lsn:
+            begin = machine.seen_commit
+            while machine.seen_commit < replica.commit_lsn:
+                machine.seen_commit += 1
+                self._commit(machine, machine.seen_commit)
+            self._check_executed(machine, begin)
+        if replica.members and replica.status not in NOBODY:
+            self._check_prefix(replica)
+        if replica.leading:
+            self._check_leader(machine)
+
+    def _commit(self, machine: Machine, lsn: int) -> None:
+        replica = machine.replica
+        digest = replica.log.hash_at(lsn)
+        if lsn <= self.end:
+            if digest is not None and self.committed[lsn - 1].header.hash != digest:
+                raise WrongError(
+                    f"entry {lsn} is committed twice: {self.committed[lsn - 1].header}, then "
+                    f"{replica.log.entry_at(lsn)} by node {machine.number}"
+                )
+            return
+        entry = replica.log.entry_at(lsn)
+        if entry is None or lsn != self.end + 1:
+            raise WrongError(f"node {machine.number} commits entry {lsn} without having it")
+        self.committed.append(entry)
+        self.committed_in.append((replica.epoch, replica.view))
+        self.model.commit(entry)
+        self.world.counts["commits"] += 1
+
+    def _check_executed(self, machine: Machine, begin: int) -> None:
+        registers, at_lsn = machine.replica.machine, self.model.at_lsn
+        executed = registers.executed
+        is_restored = registers.is_restored or not machine.replica.has_state
+        registers.is_restored = False
+        for lsn in range(begin + 1, machine.seen_commit + 1):
+            done, wanted = executed.pop(lsn, None), at_lsn.get(lsn)
+            if done != wanted and (done is not None or not is_restored):
+                raise WrongError(f"node {machine.number}, entry {lsn}: {done!r}, not {wanted!r}")
+        if executed:
+            raise WrongError(f"node {machine.number} executes {executed}, which is not committed")
+
+    def _check_prefix(self, replica: Any) -> None:
+        log = replica.log
+        if replica.last_normal not in self.logs:
+            self.logs[replica.last_normal] = (replica.commit_lsn, [])
+        base, hashes = self.logs[replica.last_normal]
+        common = min(base + len(hashes), log.op_lsn)
+        if common > base:
+            digest = log.hash_at(common)
+            if digest is not None and hashes[common - base - 1] not in (None, digest):
+                raise WrongError(f"two logs of {replica.last_normal} are no prefixes")
+        for lsn in range(base + len(hashes) + 1, log.op_lsn + 1):
+            hashes.append(log.hash_at(lsn))
+
+    def _check_leader(self, machine: Machine) -> None:
+        replica = machine.replica
+        where, who = (replica.epoch, replica.view), (machine.number, replica.incarnation)
+        leader = self.leaders.setdefault(where, who)
+        if leader != who:
+            raise WrongError(f"{where} is led by {who} and {leader}")
+        if (machine.number, machine.process, where) == self.world.last_leader:
+            return
+        self.world.last_leader = (machine.number, machine.process, where)
+        self.world.counts["views"] += 1
+        self.world.say(machine, "leads")
+        lsn = self.end
+        while lsn and self.committed_in[lsn - 1] >= where:
+            lsn -= 1
+        found = replica.log.hash_at(lsn)  # None: a snapshot stands for it
+        wanted = self.committed[lsn - 1].header.hash if lsn else found
+        if lsn > replica.log.op_lsn or found not in (None, wanted):
+            raise WrongError(f"view {where} begins without committed entry {lsn}")
+
+    # ---- answers
+
+    def check_written(self, session: int, csn: int, reply: Reply) -> None:
+        """A request that is answered was executed, once, with this result."""
+        wanted = self.model.results.get((session, csn))
+        if wanted is None or wanted != (reply.value, reply.lsn):
+            raise WrongError(f"request {session}/{csn} is answered {reply}, it was {wanted}")
+
+    def check_read(self, key: bytes, floor: int, reply: Reply) -> None:
+        """A read has all that was committed when it was asked for."""
+        if reply.lsn < floor:
+            raise WrongError(f"stale read: {reply.lsn} of {floor} entries")
+        if reply.lsn > self.end or reply.value != b"=" + self.model.value_at(key, reply.lsn):
+            raise WrongError(f"a read of {key!r} at {reply.lsn} is {reply.value!r}")
+
+    def check_refused(self, session: int, code: Code) -> None:
+        """Clients repeat until they are answered, so nothing may be gone but their session."""
+        if code is Code.CSNGONE:
+            raise WrongError(f"{code} to a client that waits for every answer")
+        if code is Code.SESSIONEXPIRED and session in self.model.sessions:
+            raise WrongError(f"session {session} lives, and its client is told that it does not")

@@ -1,0 +1,225 @@
+"""One run: machines, network, clients and faults, put together from a seed.
+
+Invariants:
+1. Every event is followed by the checks of `truth`; at the end all that is broken is mended, or a
+   quorum of it, and the group must work again (`endings`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from random import Random
+from typing import Any
+
+from coordination_sim.clients import Clients
+from coordination_sim.endings import heal
+from coordination_sim.faults import Faults
+from coordination_sim.loop import Loop, stream
+from coordination_sim.machine import Machine
+from coordination_sim.network import Network
+from coordination_sim.plants import PLANTS
+from coordination_sim.truth import Truth, WrongError
+from coordination_sim.weather import Options, Weather
+from histories.check import check
+from millstream.coordination.core.configuration import Configuration
+from millstream.coordination.core.effects import MovePrimary, Reconfigure
+from millstream.coordination.core.member import Status
+from millstream.coordination.core.replica import Replica
+from millstream.coordination.core.standing import founded
+
+__all__ = ["World", "WrongError"]
+
+GROUP = b"g" * 16
+TRACE_LINES = 400
+SEARCH_STEPS_MAX = 100_000
+MACHINES_MAX = 16
+ALL = Options()
+
+
+class World:
+    """One seed."""
+
+    def __init__(
+        self, seed: int, options: Options = ALL, *, trace: int | str | None = None
+    ) -> None:
+        self.seed, self.options = seed, options
+        plant = PLANTS.get(options.plant or "")
+        self.replica_class: type[Replica] = plant.replica if plant else Replica
+        self.loop = Loop()
+        self.weather = Weather.drawn(seed, options)
+        self.counts: Counter[str] = Counter()
+        self.trace = trace
+        self.lines: deque[str] = deque(maxlen=TRACE_LINES)
+        self.calm = False
+        self.last_leader: tuple[Any, ...] = ()
+        self.rng = stream(seed, "world")
+        self.network = Network(seed, self.loop, self.weather, self.counts)
+        self.truth = Truth(self)
+        self.machines: list[Machine] = []
+        self._found()
+        self.clients = Clients(self)
+        self.faults = Faults(self)
+
+    def _found(self) -> None:
+        weather = self.weather
+        ids = [self._id(number) for number in range(weather.members + weather.spares)]
+        self.rng.shuffle(ids)
+        members = tuple(sorted(ids[: weather.members]))
+        self.configurations: dict[int, set[tuple[bytes, ...]]] = {0: {members}}
+        for node_id in ids:
+            self._add(node_id, members)
+
+    @staticmethod
+    def _id(number: int) -> bytes:
+        return bytes([number * 37 % 251 + 1]) * 16
+
+    def _add(self, node_id: bytes, members: tuple[bytes, ...]) -> Machine:
+        standing = founded(GROUP, node_id, members)
+        if node_id not in members:
+            standing = standing._replace(configuration=Configuration(0, ()))
+        machine = Machine(self, len(self.machines), standing)
+        self.machines.append(machine)
+        self.network.machines[node_id] = machine
+        return machine
+
+    def add_machine(self) -> None:
+        """Bring a new node, that belongs to no group yet."""
+        if len(self.machines) < MACHINES_MAX:
+            machine = self._add(self._id(len(self.machines)), ())
+            self.loop.after(self.down_ms(), machine.start)
+
+    def run(self) -> None:
+        """Let the weather come, then heal."""
+        for machine in self.machines:
+            machine.start()
+        self.clients.begin()
+        self.faults.begin()
+        end = min(self.weather.duration_ms, self.options.until_s * 1000)
+        self.loop.run_until(end)
+        if self.options.until_s * 1000 > end:
+            heal(self)
+        self._check_history()
+
+    def _check_history(self) -> None:
+        """Look for an order in which what clients were told can have happened, once more."""
+        verdict = check(self.clients.operations(), SEARCH_STEPS_MAX)
+        self.counts["histories"] += verdict.keys
+        self.counts["histories undecided"] += verdict.undecided
+        if verdict.wrong:
+            raise WrongError(f"the history of the clients cannot be: {verdict.wrong[0]}")
+
+    def down_ms(self) -> float:
+        """Draw how long a process is not there."""
+        return self.rng.choice((1.0, 50.0, 300.0, 2000.0, 8000.0)) * self.rng.random()
+
+    # ---- what faults may do
+
+    def counted(self) -> list[tuple[bytes, ...]]:
+        """Return all sets of members that may still matter."""
+        top = max(self.durable_epoch(machine) for machine in self.machines)
+        epochs = [epoch for epoch in self.configurations if epoch >= top - 1]
+        return [members for epoch in epochs for members in sorted(self.configurations[epoch])]
+
+    @staticmethod
+    def durable_epoch(machine: Machine) -> int:
+        """Return the epoch that a machine is in."""
+        return machine.told[0]
+
+    def may_harm(self, machine: Machine) -> bool:
+        """Return whether every entry is still whole somewhere if this disk is harmed."""
+        if machine.harmed and machine.process > machine.harm_run and machine.well:
+            machine.harmed = False
+        if machine.harmed or machine.dead:
+            return False
+        for members in self.counted():
+            if machine.id in members:
+                harmed = 1 + sum(
+                    1 for m in self.machines if m.id in members and self._is_harmed(m)
+                )
+                if harmed > (len(members) - 1) // 2:
+                    return False
+        return True
+
+    @staticmethod
+    def _is_harmed(machine: Machine) -> bool:
+        if machine.harmed and machine.process > machine.harm_run and machine.well:
+            machine.harmed = machine.dead
+        return machine.harmed
+
+    def may_lose_log(self, machine: Machine) -> bool:
+        """Return whether the other members can tell a member that lost its log what it was."""
+        if not self.may_harm(machine) or machine.replica is None:
+            return False
+        members = machine.replica.members
+        others = [m for m in self.machines if m.id in members and m is not machine]
+        return machine.id in members and all(
+            m.well and m.replica.epoch == machine.replica.epoch for m in others
+        )
+
+    # ---- operations
+
+    def reconfigure(self, machine: Machine, rng: Random) -> bool:
+        """Have the primary go to other members; the dead are no candidates."""
+        replica = machine.replica
+        alive = sorted(m.id for m in self.machines if not m.dead and m.replica is not None)
+        sizes = [size for size in (3, 3, 5, 7) if size <= len(alive)]
+        if not sizes or machine.paused:
+            return False
+        members = tuple(sorted(rng.sample(alive, rng.choice(sizes))))
+        self.configurations.setdefault(replica.epoch + 1, set()).add(members)
+        numbers = [self.network.machines[member].number for member in members]
+        self.say(machine, f"shall end its epoch for {numbers}")
+        machine.receive(Reconfigure(self.clients.operator_ticket(machine), members))
+        return True
+
+    def move_primary(self, machine: Machine, rng: Random) -> None:
+        """Have another member lead."""
+        node = rng.choice(machine.replica.members)
+        machine.receive(MovePrimary(self.clients.operator_ticket(machine), node))
+
+    # ---- the trace
+
+    def say(self, machine: Machine, text: str) -> None:
+        """Note what happens, if somebody wants to know."""
+        if self.trace is not None and self.trace in ("all", machine.number):
+            self.lines.append(f"{self.loop.now:12.3f} {self._state(machine)}: {text}")
+
+    def say_step(self, machine: Machine, events: Any, effects: list[Any]) -> None:
+        """Note what a replica takes and gives."""
+        if self.trace in ("all", machine.number):
+            self.say(
+                machine, f"{'; '.join(map(_short, events))} -> {'; '.join(map(_short, effects))}"
+            )
+
+    @staticmethod
+    def _state(machine: Machine) -> str:
+        r = machine.replica
+        if r is None:
+            return f"node {machine.number} (down)"
+        flags = "".join(
+            f" {flag}" for flag, is_so in (
+                ("leads", r.leading), ("suspended", r.suspended), ("flips", r.flipping),
+            ) if is_so
+        )  # fmt: skip
+        return (
+            f"node {machine.number} ({r.epoch}:{r.view} {r.status.name}{flags} "
+            f"log {r.log.op_lsn} commit {r.commit_lsn})"
+        )
+
+    def summary(self) -> Counter[str]:
+        """Return what this run was, for the ledger."""
+        counts = Counter(self.counts)
+        counts["epochs"] = max((epoch for epoch, _ in self.truth.leaders), default=0)
+        counts["events"] = self.loop.events
+        counts["requests"] = len(self.clients.history)
+        return counts
+
+    @property
+    def normal(self) -> list[Machine]:
+        """The machines that are members in full."""
+        return [m for m in self.machines if m.replica and m.replica.status is Status.NORMAL]
+
+
+def _short(thing: Any) -> str:
+    text = repr(thing)
+    return text if len(text) < 300 else text[:300] + "..."

@@ -1,0 +1,84 @@
+"""Groups in false time: some simulated hours of every fault, and what makes a simulator worth it.
+
+`make sim SEED=... COUNT=...` runs others; a seed that fails says how to repeat it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coordination_sim.runs import command, run, shrink
+from coordination_sim.weather import FAULTS, Options, Weather
+from coordination_sim.world import World
+
+SEEDS = int(os.environ.get("MILLSTREAM_SIM_SEEDS", "80"))
+BATCH = 4
+TESTS = Path(__file__).parents[1]
+QUICKLY_FOUND = {"ack_early": 2, "behind_the_end": 5, "ends_here": 10}
+"""Planted mistake -> so many seeds find it; `make sim-mutants` looks for all of them."""
+REGRESSIONS = {59: "a learner whose log was lost has less than its superblock knew of"}
+"""Seed -> what it found once."""
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
+def test_whatever_happens_the_group_keeps_its_word_and_comes_back(first: int) -> None:
+    for seed in range(first, min(first + BATCH, SEEDS)):
+        outcome = run(seed)
+        assert outcome.wrong is None, f"{outcome.wrong}\n{command(seed, Options())}"
+
+
+@pytest.mark.parametrize("seed", REGRESSIONS)
+def test_what_was_found_once_is_not_found_again(seed: int) -> None:
+    assert run(seed).wrong is None, REGRESSIONS[seed]
+
+
+@pytest.mark.parametrize("plant", QUICKLY_FOUND)
+def test_a_planted_mistake_is_found(plant: str) -> None:
+    options = Options(plant=plant)
+    assert any(run(seed, options).wrong for seed in range(QUICKLY_FOUND[plant]))
+
+
+def test_a_seed_is_the_same_run_in_every_process() -> None:
+    digests = set()
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent / 'src'}"}
+        found = subprocess.run(
+            [sys.executable, "-m", "coordination_sim", "--seed", "5"],
+            env={**environment, "PYTHONHASHSEED": hash_seed}, capture_output=True, check=True,
+            text=True,
+        )  # fmt: skip
+        digests |= {line for line in found.stdout.splitlines() if line.startswith("digest")}
+    assert len(digests) == 1
+
+
+def test_a_trace_changes_nothing() -> None:
+    plain, traced = World(5), World(5, trace="all")
+    plain.run()
+    traced.run()
+    assert traced.lines
+    assert plain.loop.digest == traced.loop.digest
+
+
+def test_leaving_out_a_fault_leaves_the_others_as_they_are() -> None:
+    whole = Weather.drawn(7, Options())
+    less = Weather.drawn(7, Options(without=frozenset(whole.faults[:1])))
+    assert less.periods == {name: whole.periods[name] for name in whole.faults[1:]}
+    assert less._replace(periods={}).rate_per_s == whole.rate_per_s
+
+
+def test_a_run_that_fails_is_made_smaller_and_still_fails() -> None:
+    options = Options(plant="ack_early")
+    seed = next(seed for seed in range(5) if run(seed, options).wrong)
+    least = shrink(seed, options)
+    assert least.without or least.until_s < 1e9
+    assert run(seed, least).wrong
+
+
+def test_every_fault_comes_to_pass_somewhere() -> None:
+    drawn = {fault for seed in range(60) for fault in Weather.drawn(seed, Options()).faults}
+    assert drawn == set(FAULTS)
