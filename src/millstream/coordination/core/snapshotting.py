@@ -228,7 +228,8 @@ class Snapshotting(Sessions):
         """Hold it for the one in force, once it is made."""
         number, digest = named.content.argv
         self._named = int(number), digest
-        if int(number) == self._asked_number >= self._logged_number:
+        logged = self._logged_number if self.leading else 0
+        if int(number) == self._asked_number >= logged:
             self._is_asked_for = False
             self._answer_askers(Code.OK, number)
         self._compare()
@@ -282,6 +283,7 @@ class Snapshotting(Sessions):
     def lead(self, commit_lsn: int) -> None:
         """Also count anew who has the snapshot."""
         self._done, self._named_number = {}, self.snapshot_number
+        self._logged_number = 0
         super().lead(commit_lsn)
 
     def suspend(self) -> None:
