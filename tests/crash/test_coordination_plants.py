@@ -7,14 +7,12 @@ from coordination_plants import PLANTS
 
 SEEDS_MAX = 1000
 FOUND_BY = {
-    "cut_first": 216, "late_start_view": 347, "longest": 56, "lost_is_gap": 70, "no_check": 80,
-    "nonce_again": 374, "read_before_noop": 128, "read_leaving": 741, "teach_all": 370,
-    "torn_install": 95,
+    "cut_first": 47, "forgetful": 73, "late_start_view": 121, "longest": 282, "lost_is_gap": 41,
+    "loyal": 71, "nonce_again": 164, "read_leaving": 1037, "teach_all": 109, "torn_install": 282,
 }  # fmt: skip
-"""Plant -> where the search begins, to save time: the first seed from 0 that found it.
+"""Plant -> where the search begins, to save time: a seed that found it, mostly the first from 0.
 
-Only `read_leaving`, `nonce_again`, `teach_all`, `late_start_view` and `cut_first` took more than
-200.
+Only `longest`, `read_leaving` and `torn_install` took more than 200.
 """
 
 
