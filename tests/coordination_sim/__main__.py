@@ -13,7 +13,7 @@ from coordination_sim.runs import command, run, say, shrink
 from coordination_sim.weather import FAULTS, Options
 
 PLANT_SEEDS_MAX = 200
-LEDGER_SEEDS = 10
+LEDGER_SEEDS = 4
 
 
 def main() -> int:
