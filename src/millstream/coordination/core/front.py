@@ -36,6 +36,7 @@ from millstream.coordination.core.versions import Version, parse_version
 from millstream.errors import RemoteProtocolError
 
 __all__ = [
+    "CSN_MAX",
     "OUTSTANDING_MAX",
     "OUT_BYTES_MAX",
     "SECRET_BYTES",
@@ -54,6 +55,8 @@ TURN_REQUESTS_MAX: Final = 128
 """Of one connection in one turn of the loop, so that others have theirs."""
 SECRET_BYTES: Final = 16
 """Of what has to be known to go on with a session on another connection."""
+CSN_MAX: Final = (1 << 63) - 1
+"""The highest number that a request may have; a session that has come so far is at its end."""
 _U64: Final = 1 << 64
 _DIGITS_MAX: Final = 20
 _FIELDS: Final = {b"CSN": "csn", b"CTS": "stamp", b"SEEN": "seen", b"GROUP": "gid"}
@@ -346,6 +349,12 @@ class Front:
         if self._flying and wish.is_change is not self._is_changing:
             self._held, self.is_blocked = (wish, prefixes), True
             return None
+        csn = 0
+        if session is not None and wish.is_change:
+            csn = session.csn + 1 if prefixes.csn is None else prefixes.csn
+            if csn > CSN_MAX:
+                return self.say(error("BADARG", "the session has no numbers left; open a new one"))
+            session.csn = max(session.csn, csn)
         self._is_changing = wish.is_change
         self._flying += 1
         body = Body(self._principal, (), wish.argv)
@@ -354,8 +363,6 @@ class Front:
         if wish.is_change:
             if session is None:
                 return backend.request(gid, body, slot.done)
-            csn = session.csn + 1 if prefixes.csn is None else prefixes.csn
-            session.csn = max(session.csn, csn)
             return backend.request(
                 gid, body, slot.done, instance=session.instance, session=session.number, csn=csn
             )
@@ -439,7 +446,9 @@ def _prefix_value(name: bytes, text: bytes) -> int | None:
     if not text.isdigit() or len(text) > _DIGITS_MAX:
         return None
     number = int(text)
-    return number if (number or name != b"CSN") and number < _U64 else None
+    if name == b"CSN":
+        return number if 0 < number <= CSN_MAX else None
+    return number if number < _U64 else None
 
 
 def _shown(key: bytes) -> str:

@@ -143,11 +143,19 @@ def test_a_session_that_cannot_be_opened_is_the_commands_error() -> None:
     "line",
     [
         "CSN", "CSN 1", "CSN x GET k", "CSN 0 GET k", "CSN -1 GET k", "CTS GET k", "SEEN 1 GET k",
-        "CSN 18446744073709551616 GET k", "GROUP x GET k", "CSN 111111111111111111111 GET k",
+        "CSN 9223372036854775808 GET k", "CTS 18446744073709551616 GET k", "GROUP x GET k",
+        "CSN 111111111111111111111 GET k",
     ],
 )  # fmt: skip
 def test_prefixes_that_make_no_sense(line: str) -> None:
     assert Client().say(line).startswith("-BADARG")
+
+
+def test_numbers_end_before_the_log_has_no_place_for_them() -> None:
+    client = Client()
+    assert client.say("CSN 9223372036854775807 SET k v") == "+OK\r\n"
+    assert client.say("SET k w", "GET k").startswith("-BADARG the session has no numbers left")
+    assert client.backend.executed[-1].argv == (b"SET", b"k", b"v")
 
 
 def test_stale_reads_are_never_older_than_what_was_shown() -> None:
