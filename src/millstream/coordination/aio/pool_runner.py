@@ -223,7 +223,12 @@ class PoolRunner:
         self, ticket: int, work: Coroutine[Any, Any, int | Refusal], name: str
     ) -> None:
         async def tell() -> None:
-            self.take(Told(ticket, await work))
+            try:
+                answer = await work
+            except Exception as error:  # noqa: BLE001 - it is an answer
+                _LOG.exception("%s failed", name)
+                answer = Refusal("ERR", f"{name} failed: {error!r}")
+            self.take(Told(ticket, answer))
 
         self._tasks.start(tell(), name=name)
 

@@ -18,6 +18,7 @@ from millstream.coordination.core.effects import Reply, TakeSnapshot
 from millstream.coordination.core.pool_asking import (
     RefusedError,
     Words,
+    file_in,
     no_more,
     number_in,
     shown,
@@ -195,7 +196,7 @@ class Administration(GroupCommands):
     def _backup(self, ticket: int, words: Words) -> None:
         if len(words) != 2:
             raise RefusedError("BADARG", "ADMIN BACKUP <group> <file>")
-        group_id, file = self.group_named(words[0]), shown(words[1])
+        group_id, file = self.group_named(words[0]), file_in(words[1])
         self.led_here(group_id)
 
         def written(answer: object) -> None:

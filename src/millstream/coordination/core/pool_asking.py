@@ -34,6 +34,7 @@ __all__ = [
     "Asking",
     "RefusedError",
     "Words",
+    "file_in",
     "first_of",
     "no_more",
     "number_in",
@@ -175,6 +176,17 @@ class Asking(Gossip):
 def shown(text: bytes) -> str:
     """Return words as text, whatever they are."""
     return text.decode(errors="replace")
+
+
+def file_in(text: bytes) -> str:
+    """Return the name of a file: exactly what was written, or it is refused."""
+    try:
+        name = text.decode()
+    except UnicodeDecodeError:
+        name = ""
+    if not name or "\0" in name:
+        raise RefusedError("BADARG", "a file's name is UTF-8 without a NUL")
+    return name
 
 
 def _hex(text: bytes) -> bytes:

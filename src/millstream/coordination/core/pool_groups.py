@@ -30,6 +30,7 @@ from millstream.coordination.core.pool_asking import (
     Asking,
     RefusedError,
     Words,
+    file_in,
     first_of,
     no_more,
     number_in,
@@ -135,7 +136,7 @@ class GroupCommands(Asking):
         """Found a group of this node with the state in a file."""
         if len(words) != 2:
             raise RefusedError("BADARG", "ADMIN RESTORE <number> <file>")
-        number = self._new_number(words)
+        number, file = self._new_number(words), file_in(words[1])
         if self.tables.numbered(number):
             raise RefusedError("EXISTS", f"there is a group {number}")
         founding = self._founding_of(number, (self.id,), has_journal=True)
@@ -153,7 +154,7 @@ class GroupCommands(Asking):
 
         standing = founded(group_id, self.id, founding.members)
         question = self.next_ticket(restored)
-        self.effects.append(AskRestore(question, founding, standing, shown(words[1])))
+        self.effects.append(AskRestore(question, founding, standing, file))
 
     # ---- what replicas do
 

@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from coordinators import Nodes, admin, ask, until
+from millstream.coordination.aio import backups
 from millstream.coordination.core.effects import Code
 from millstream.coordination.core.values import items
 
@@ -86,7 +89,25 @@ async def test_what_cannot_be_written_or_read_is_told(tmp_path: Path) -> None:
         assert (await admin(node, b"BACKUP", b"1", nowhere)).startswith(b"-ERR")
         assert (await admin(node, b"BACKUP", b"1", b"relative")).startswith(b"-BADARG")
         assert (await admin(node, b"RESTORE", b"9", nowhere)).startswith(b"-ERR")
+        for name in (b"/tmp/a\0b", b"/tmp/a\xff", b""):
+            for command in ((b"BACKUP", b"1"), (b"RESTORE", b"9")):
+                assert (await admin(node, *command, name)).startswith(b"-BADARG")
         file.write_bytes(content[:-1])
         assert b"no backup" in await admin(node, b"RESTORE", b"9", str(file).encode())
         assert 9 not in node.groups.numbered
         assert not node.pool.pool.tables.numbered(9)
+
+
+async def test_whatever_goes_wrong_with_a_file_is_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(backups, "read_backup", fails)
+    file = tmp_path / "backup"
+    file.write_bytes(b"")
+    async with Nodes(tmp_path / "nodes", 1) as nodes:
+        answer = await admin(nodes.running[0], b"RESTORE", b"9", str(file).encode())
+        assert answer.startswith(b"-ERR restoring a group failed")
+        assert (await admin(nodes.running[0], b"STATUS")).startswith(b"%")
