@@ -138,8 +138,13 @@ class Administration(GroupCommands):
         if words:
             group_id = self.group_named(words[0])
             no_more(words[1:])
-            self._report([group_id], lambda found: self.answer(ticket, value_of(found[group_id])))
-            return
+
+            def show_one(found: dict[bytes, dict[str, Any]]) -> None:
+                known = found.get(group_id)
+                gone = error("ERROR_DOES_NOT_EXISTS", "it was deleted meanwhile")
+                self.answer(ticket, gone if known is None else value_of(known))
+
+            return self._report([group_id], show_one)
 
         def show(found: dict[bytes, Any]) -> None:
             groups = {self.name_of(group): found[group] for group in found}
@@ -151,7 +156,7 @@ class Administration(GroupCommands):
             }
             self.answer(ticket, value_of({**about, "groups": groups}))
 
-        self._report(sorted(self.tables.foundings, key=self.tables.number_of), show)
+        return self._report(sorted(self.tables.foundings, key=self.tables.number_of), show)
 
     def _report(
         self, groups: list[bytes], then: Callable[[dict[bytes, dict[str, Any]]], None]

@@ -62,6 +62,16 @@ def test_a_status_is_the_replicas_report_with_addresses() -> None:
     assert shown[b"view_changed_ms"] == integer(int(world.now_ms - 100))
 
 
+def test_the_status_of_a_group_that_is_deleted_meanwhile() -> None:
+    world = joined(1)
+    node = led(world, 1)
+    ticket = world.admin(node, "STATUS 1")
+    asked_for = question(world)
+    node.running.tables.bury(asked_for.group_id)
+    world.step(node, Told(asked_for.ticket, REPORT))
+    assert world.answers[ticket].startswith(b"-ERROR_DOES_NOT_EXISTS")
+
+
 def test_the_status_of_a_node_has_all_groups_also_those_elsewhere() -> None:
     world = joined(2)
     two = world.nodes[1]
