@@ -182,7 +182,8 @@ class Pool(Administration):
             self.tables.note_founding(founding)
         for info in tables.nodes:
             self.tables.note_node(info)
-        self.hosted = {one.group_id: one for one in kept.hosted}
+        known = self.tables.foundings
+        self.hosted = {one.group_id: one for one in kept.hosted if one.group_id in known}
 
     def _content(self) -> bytes:
         hosted = tuple(self.hosted[group_id] for group_id in sorted(self.hosted))

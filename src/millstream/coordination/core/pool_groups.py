@@ -39,6 +39,7 @@ from millstream.coordination.core.pool_asking import (
 from millstream.coordination.core.pool_effects import (
     AskGroup,
     AskRestore,
+    DropGroup,
     Refusal,
 )
 from millstream.coordination.core.pool_file import Hosted, Phase
@@ -146,7 +147,11 @@ class GroupCommands(Asking):
             if isinstance(answer, Refusal):
                 self.answer(ticket, error(*answer))
                 return
-            self.tables.note_founding(founding)
+            if self.tables.numbered(number) or not self.tables.note_founding(founding):
+                self.effects.append(DropGroup(self.next_number(lambda: None), group_id))
+                text = "there are too many groups now, or another one with its number"
+                self.answer(ticket, error("CONFLICT", f"{text}; nothing is restored"))
+                return
             self.hosted[group_id] = Hosted(group_id, Phase.FORMED, is_founder=True)
             self.is_changed = True
             self._note_formed(group_id, self.id)

@@ -14,6 +14,12 @@ from millstream.coordination.core.pool_effects import (
     NodeStart,
     OpenGroup,
 )
+from millstream.coordination.core.pool_file import (
+    Hosted,
+    Phase,
+    decode_node_file,
+    encode_node_file,
+)
 from millstream.coordination.core.pool_messages import (
     Address,
     Deleted,
@@ -100,6 +106,19 @@ def test_a_file_of_another_node_or_none_beside_groups_is_refused() -> None:
         Pool(lambda: 0.5).step(0, start(keep.content, b"o" * 16))
     with pytest.raises(CorruptionError, match="gone"):
         Pool(lambda: 0.5).step(0, start(formatted=(b"g" * 16,)))
+
+
+def test_a_hosted_group_that_nobody_knows_does_not_keep_a_node_from_starting() -> None:
+    (keep,) = Pool(lambda: 0.5).step(0, start())
+    assert isinstance(keep, KeepNode)
+    stray = Hosted(b"h" * 16, Phase.FORMED, is_founder=True)
+    content = encode_node_file(decode_node_file(keep.content)._replace(hosted=(stray,)))
+    pool = Pool(lambda: 0.5)
+    (keep,) = pool.step(0, start(content))
+    assert isinstance(keep, KeepNode)
+    pool.step(0, DiskDone(keep.op))
+    pool.step(1000, Timer())
+    assert stray.group_id not in pool.hosted
 
 
 def test_addresses_are_those_of_nodes_in_the_pool() -> None:

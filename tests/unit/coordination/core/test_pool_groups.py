@@ -22,7 +22,7 @@ from millstream.coordination.core.pool_effects import (
     Told,
 )
 from millstream.coordination.core.pool_groups import GroupCommands
-from millstream.coordination.core.pool_messages import TOMBSTONES_MAX
+from millstream.coordination.core.pool_messages import TOMBSTONES_MAX, Founding
 from millstream.coordination.core.values import OK, bulk
 from pool_world import Node, World, asked, group_of, joined, led
 
@@ -214,3 +214,21 @@ def test_a_restored_group_is_one_of_this_node_alone() -> None:
     world.step(node, Told(question.ticket, Refusal("ERR", "there is no such file")))
     assert world.answers[refused] == b"-ERR there is no such file"
     assert node.running.tables.numbered(10) == []
+
+
+@pytest.mark.parametrize("has_twin", [True, False])
+def test_what_was_restored_and_has_no_place_meanwhile_is_dropped(*, has_twin: bool) -> None:
+    world = joined(1)
+    (node,) = world.nodes
+    ticket = world.admin(node, "RESTORE 9 /backup")
+    (_, question) = world.questions.pop()
+    assert isinstance(question, AskRestore)
+    node.folders[question.founding.group_id] = question.standing
+    tables, number = node.running.tables, 9 if has_twin else 100
+    while tables.note_founding(Founding(number, (b"q" * 16,), True, 1)) and not has_twin:
+        number += 1
+    world.step(node, Told(question.ticket, 12))
+    world.run(world.now_ms + 3000)
+    assert world.answers[ticket].startswith(b"-CONFLICT")
+    assert question.founding.group_id not in node.folders
+    assert question.founding.group_id not in node.running.hosted
