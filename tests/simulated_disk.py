@@ -96,9 +96,9 @@ class Content:
         size = len(self.data)
         del self.synced[size:]
         self.synced.extend(bytes(size - len(self.synced)))
-        for block in self.dirty:
-            begin = block * BLOCK_BYTES
-            part = self.data[begin : begin + BLOCK_BYTES]
+        if self.dirty:  # what lies between them is equal
+            begin, end = min(self.dirty) * BLOCK_BYTES, (max(self.dirty) + 1) * BLOCK_BYTES
+            part = self.data[begin:end]
             self.synced[begin : begin + len(part)] = part
         self.dirty.clear()
 

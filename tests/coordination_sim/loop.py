@@ -4,6 +4,7 @@ Invariants:
 1. What is due at the same moment happens in the order in which it was asked for.
 2. `digest` covers the time and the order of all that happened: two runs that differ in either
    differ in it.
+3. No more than `DUE_MAX` calls are due at once: messages that breed are found, not waited for.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from struct import Struct
 from typing import Any
 from zlib import crc32
 
+DUE_MAX = 50_000
 _MARK = Struct("<dQ")
 
 
@@ -48,6 +50,7 @@ class Loop:
             digest = crc32(pack(when, number), digest)
             self.digest = digest
             what(*args)
+            assert len(heap) <= DUE_MAX, f"{len(heap)} calls are due: messages breed"
         self.now = max(self.now, end)
 
     def waiting(self, what: str) -> int:

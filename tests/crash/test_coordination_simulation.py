@@ -21,7 +21,10 @@ BATCH = 4
 TESTS = Path(__file__).parents[1]
 QUICKLY_FOUND = {"ack_early": 2, "behind_the_end": 5, "ends_here": 10}
 """Planted mistake -> so many seeds find it; `make sim-mutants` looks for all of them."""
-REGRESSIONS = {59: "a learner whose log was lost has less than its superblock knew of"}
+REGRESSIONS = {
+    59: "a learner whose log was lost has less than its superblock knew of",
+    123: "each copy of an answer was asked for more, so that messages bred without end",
+}
 """Seed -> what it found once."""
 
 

@@ -81,6 +81,11 @@ class Epochs(Learning):
         """Members, of the epoch that is being entered if there is one."""
         return (self._entering or self.configuration).everybody
 
+    def is_source(self, node: bytes) -> bool:
+        """Whether a node is one of them."""
+        configuration = self._entering or self.configuration
+        return node in configuration.members or node in configuration.old
+
     # ---- ending an epoch
 
     def close_epoch(self, members: tuple[bytes, ...]) -> None:

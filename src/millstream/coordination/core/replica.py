@@ -269,7 +269,7 @@ class Replica(Throttling):
         sender = envelope.sender
         if envelope.incarnation < self._incarnations.get(sender, 0):
             return True
-        if sender in self.sources:
+        if self.is_source(sender):
             self._incarnations[sender] = envelope.incarnation
         return False
 

@@ -348,11 +348,13 @@ class Views(Reading):
         self._writing = {}
 
     def on_entries(self, envelope: Envelope, entries: Entries) -> None:
-        """Take what is wanted of them."""
+        """Take what is wanted of them; ask for more only if something was, or copies breed."""
         if self.repair is not None:
+            wanted = self.repair.wanted
             self.repair.offer(entries.entries)
-            self.giver = envelope.sender
-            self.go_on_repairing()
+            if wanted is None or self.repair.wanted != wanted:
+                self.giver = envelope.sender
+                self.go_on_repairing()
 
     def go_on_repairing(self) -> None:
         """Ask for what is missing next, or do what all of it was for."""

@@ -14,6 +14,7 @@ from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import (
     Entries,
     Envelope,
+    GetEntries,
     Payload,
     Prepare,
     PrepareOk,
@@ -163,3 +164,21 @@ def test_an_old_write_that_is_done_says_nothing_of_a_view_not_yet_durable() -> N
     assert [
         (e.view, e.payload.lsn) for _, _, e in group.net if isinstance(e.payload, PrepareOk)
     ] == [(view + 1, last.lsn)]
+
+
+def test_copies_of_an_answer_are_asked_for_more_once() -> None:
+    """Else each copy has an answer of its own, which the network may double again."""
+    group = Group(3)
+    new = (group.leader + 1) % 3
+    number = 3 - group.leader - new
+    member = group.replicas[number]
+    commit = (member.commit_lsn, member.log.hash_at(member.commit_lsn) or b"")
+    _, middle, last = chained("xyz", member.log.head, member.view + 1)
+    group.holds_disk.add(number)
+    incarnation, view = group.standings[new].incarnation, member.view + 1
+    start = StartView(last.lsn, last.header.hash, *commit, (last,))
+    for payload in (start, Entries((middle,)), Entries((middle,)), Entries((middle,))):
+        envelope = Envelope(GROUP, group.ids[new], incarnation, 0, view, payload)
+        group.step(number, Message(envelope))
+    asked = [e.payload.lsn for _, _, e in group.net if isinstance(e.payload, GetEntries)]
+    assert asked == [middle.lsn, middle.lsn - 1]
