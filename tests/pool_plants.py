@@ -20,6 +20,7 @@ _FORMATTED: Final = Hosting._formatted
 def _note_founding(self: PoolTables, founding: Founding) -> bool:
     is_news = founding.group_id not in self.foundings
     self.foundings[founding.group_id] = founding
+    self._number_them()
     return is_news
 
 

@@ -371,7 +371,10 @@ class World:
             if group_id in node.folders or group_id in node.open:
                 raise WrongError(f"{node.number} has files of a group that was deleted")
         for group_id, founding in pool.tables.foundings.items():
-            self._check_founded(node, founding)
+            if len(pool.tables.numbered(founding.number)) == 1:
+                self._check_founded(node, founding)
+            elif group_id not in self.views:
+                continue  # its number was another's, and it never began
             epoch, members, view = self.views[group_id]
             seen = pool.directory.get(group_id)
             if seen is None or seen[:3] != (epoch, view, members):

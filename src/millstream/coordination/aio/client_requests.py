@@ -22,53 +22,56 @@ from millstream.coordination.core.pool_replies import coord_of
 __all__ = ["ClientRequests"]
 
 _ELSEWHERE = Reply(0, Code.NOTPRIMARY)
+_AMBIGUOUS = Reply(0, Code.CONFLICT)
 
 
 class ClientRequests:
     """Has the shape of `core.backend.Backend`.
 
     Args:
-        groups: those that run here, by number.
+        groups: those that run here, by id.
         pool: what the node knows of groups.
     """
 
-    def __init__(self, groups: Mapping[int, GroupRunner], pool: PoolRunner) -> None:
+    def __init__(self, groups: Mapping[bytes, GroupRunner], pool: PoolRunner) -> None:
         self._groups, self._pool = groups, pool
 
     def group_of(self, key: bytes) -> int:
         """Return the group that has a key."""
         return FIRST_GROUP
 
+    def _runner(self, gid: int, done: Done) -> GroupRunner | None:
+        """Return the group that is called so, or say that it is not here, or which one it is."""
+        called = self._pool.pool.called(gid)
+        runner = self._groups.get(called[0]) if len(called) == 1 else None
+        if runner is None:
+            done(_AMBIGUOUS if len(called) > 1 else _ELSEWHERE)
+        return runner
+
     def request(
         self, gid: int, body: Body, done: Done, kind: Kind = Kind.REQUEST,
         instance: bytes = NOBODY, session: int = 0, csn: int = 0,
     ) -> None:  # fmt: skip
         """Have something changed."""
-        if runner := self._groups.get(gid):
+        if runner := self._runner(gid, done):
             runner.request(body, done, instance=instance, session=session, csn=csn, kind=kind)
-        else:
-            done(_ELSEWHERE)
 
     def read(
         self, gid: int, body: Body, done: Done, seen: int | None = None, session: int = 0
     ) -> None:
         """Have something read."""
-        if runner := self._groups.get(gid):
+        if runner := self._runner(gid, done):
             runner.read(body, done, seen, session)
-        else:
-            done(_ELSEWHERE)
 
     def resume(self, gid: int, instance: bytes, session: int, secret: bytes, done: Done) -> None:
         """Ask what is known of a session."""
-        if runner := self._groups.get(gid):
+        if runner := self._runner(gid, done):
             runner.ask(Resume(0, instance, session, secret), done)
-        else:
-            done(_ELSEWHERE)
 
     def where(self, gid: int) -> Where:
         """Return where a group's primary is, as this node has heard."""
         pool = self._pool.pool
-        for group_id in pool.tables.numbered(gid):
+        for group_id in pool.called(gid):
             if seen := pool.directory.get(group_id):
                 return Where(seen.epoch, seen.view, coord_of(pool.tables, seen.primary) or "")
         return Where()
@@ -83,12 +86,14 @@ class ClientRequests:
 
     def figures(self) -> dict[str, dict[str, str]]:
         """Return what INFO shows."""
-        shown = {}
-        for number, runner in sorted(self._groups.items()):
+        shown, pool = {}, self._pool.pool
+        for group_id, runner in sorted(self._groups.items()):
             report = runner.replica.report()
-            shown[f"group_{number}"] = (
+            if group_id not in pool.tables.foundings:
+                continue
+            shown[f"group_{pool.name_of(group_id)}"] = (
                 f"role={report.role},status={report.status},epoch={report.epoch},"
                 f"view={report.view},op={report.op_lsn},commit={report.commit_lsn},"
                 f"sessions={report.sessions}"
             )
-        return {"coordination": {"node_id": self._pool.pool.id.hex(), **shown}}
+        return {"coordination": {"node_id": pool.id.hex(), **shown}}

@@ -76,7 +76,7 @@ class Coordinator:
         self.groups = Groups(directory, self._send, self._changed, self._failed)
         pool = Pool(random.SystemRandom().random)
         self.pool = PoolRunner(pool, directory, self.groups, self.peers, self._failed)
-        self.requests = ClientRequests(self.groups.numbered, self.pool)
+        self.requests = ClientRequests(self.groups.running, self.pool)
         self._guard = UserGuard(users)
         self.clients = RespServer(self.requests, self._guard)
         self._listening = listening

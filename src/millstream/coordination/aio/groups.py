@@ -52,8 +52,7 @@ class Groups:
     ) -> None:
         self.directory = directory
         self.running: dict[bytes, GroupRunner] = {}
-        self.numbered: dict[int, GroupRunner] = {}
-        """The same by the numbers that clients know them by."""
+        self._numbers: dict[bytes, int] = {}
         self._send, self._on_change, self._on_fatal = send, on_change, on_fatal
 
     def formatted(self) -> tuple[bytes, ...]:
@@ -96,14 +95,23 @@ class Groups:
             await asyncio.to_thread(self.disk, group_id), Registers(), send=self._send,
             on_fatal=self._on_fatal, on_change=self._on_change,
         )  # fmt: skip
-        self.running[group_id] = self.numbered[number] = runner
+        self.running[group_id], self._numbers[group_id] = runner, number
+
+    @property
+    def numbered(self) -> dict[int, GroupRunner]:
+        """The same by the numbers that people know them by, but those that two are called by."""
+        numbers = list(self._numbers.values())
+        return {
+            number: self.running[group_id]
+            for group_id, number in self._numbers.items()
+            if numbers.count(number) == 1
+        }
 
     async def drop(self, group_id: bytes) -> None:
         """End a group and remove its files; harmless if there are none. Raises OSError."""
         runner = self.running.pop(group_id, None)
         if runner is not None:
-            for number in [n for n, one in self.numbered.items() if one is runner]:
-                del self.numbered[number]
+            del self._numbers[group_id]
             await runner.close()
         await asyncio.to_thread(self._remove, self.directory / group_id.hex())
 
@@ -118,6 +126,6 @@ class Groups:
         """End them all."""
         running = dict(self.running)
         self.running.clear()
-        self.numbered.clear()
+        self._numbers.clear()
         for runner in running.values():
             await runner.close()

@@ -67,6 +67,7 @@ _WHY: Final = {
     Code.BUSY: "too much is under way; try again",
     Code.UNKNOWN: "whether it was done is not known; repeat it with the same CSN",
     Code.CSNGONE: "it is too old to be known; it is not done now",
+    Code.CONFLICT: "several groups have this number: VDS shows their ids; delete all but one",
     Code.NOPERM: "the secret is another one",
     Code.SESSIONEXPIRED: "there is no such session any more; open one with SESSION OPEN",
 }

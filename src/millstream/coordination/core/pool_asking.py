@@ -102,7 +102,7 @@ class Asking(Gossip):
         """Return the group called so, or with this id in hex."""
         if len(text) == 32 and (group_id := _hex(text)) in self.tables.foundings:
             return group_id
-        if text.isdigit() and len(text) < 20 and (found := self.tables.numbered(int(text))):
+        if text.isdigit() and len(text) < 20 and (found := self.called(int(text))):
             if len(found) == 1:
                 return found[0]
             ids = ", ".join(group_id.hex() for group_id in found)
@@ -165,7 +165,7 @@ class Asking(Gossip):
     def name_of(self, group_id: bytes) -> str:
         """Return what a group is called, so that it is told from others."""
         number = self.tables.number_of(group_id)
-        return str(number) if len(self.tables.numbered(number)) == 1 else group_id.hex()
+        return str(number) if self.called(number) == [group_id] else group_id.hex()
 
     def entry_of(self, group_id: bytes) -> dict[str, Any]:
         """Return where a group is."""

@@ -2,8 +2,8 @@
 
 Invariants:
 1. A group is founded by one record; saying it again goes on with it.
-2. A group is deleted only after a quorum of its members has confirmed this primary, and OK says
-   that a quorum of them will refuse it for ever.
+2. A group is deleted only after a quorum of its members has confirmed this primary, unless it
+   never began and another has its number; OK says that a quorum will refuse it for ever.
 
 Elsewhere: the changes themselves (`replica`), what a founding makes of a node (`pool_hosting`).
 
@@ -124,7 +124,7 @@ class GroupCommands(Asking):
         self, number: int, members: tuple[bytes, ...], *, has_journal: bool
     ) -> Founding:
         """Return the record of a new group, or the one there is if it is the same."""
-        for group_id in self.tables.numbered(number):
+        for group_id in self.called(number):
             founding = self.tables.foundings[group_id]
             if founding.members != members or founding.has_journal != has_journal:
                 raise RefusedError("EXISTS", f"there is another group {number}")
@@ -262,6 +262,10 @@ class GroupCommands(Asking):
         if len(self.tables.tombstones) >= TOMBSTONES_MAX:
             raise RefusedError("QUOTA", f"a pool deletes at most {TOMBSTONES_MAX} groups")
         group_id = self.group_named(words[0])
+        if self._has_lost_its_number(group_id):
+            founding = self.tables.foundings[group_id]
+            self._bury(ticket, group_id, Configuration(0, founding.members))
+            return
         configuration = self.led_here(group_id)
 
         def confirmed(reply: object) -> None:
@@ -275,6 +279,11 @@ class GroupCommands(Asking):
 
         question = self.next_ticket(confirmed)
         self.effects.append(AskGroup(question, group_id, Read(question, NOTHING)))
+
+    def _has_lost_its_number(self, group_id: bytes) -> bool:
+        """Return whether it never began, and another group is called the same: nobody leads it."""
+        others = len(self.tables.numbered(self.tables.number_of(group_id))) > 1
+        return others and not self.has_begun(group_id)
 
     def _bury(self, ticket: int, group_id: bytes, configuration: Configuration) -> None:
         self.acknowledged[group_id] = dict.fromkeys(

@@ -6,7 +6,9 @@ Invariants:
    after a restart founds nothing a second time.
 2. A deleted group is refused for ever: its tombstone is durable before its folder goes, and no
    record, invitation or message of it is listened to afterwards.
-3. A node that is no member yet opens a group empty, when a member of the pool speaks to it of a
+3. No node is a founder of two groups of one number: of groups with the same members, founded at
+   the same time, one begins.
+4. A node that is no member yet opens a group empty, when a member of the pool speaks to it of a
    group it knows: whoever is not invited is not spoken to.
 
 Elsewhere: how records get around (`pool_gossip`), what the group then does (`replica`).
@@ -78,7 +80,9 @@ class Hosting(PoolState):
             self.is_changed = True
         if group_id not in self.tables.foundings or group_id in self.hosted:
             return
-        if self.id in founding.members and not self._has_moved_on(group_id):
+        if self.refusal_of(founding) or self._has_moved_on(group_id):
+            return
+        if self.id in founding.members:
             self._format(group_id, is_founder=True)
 
     def _has_moved_on(self, group_id: bytes) -> bool:
@@ -177,6 +181,17 @@ class Hosting(PoolState):
             self._note_formed(said.group_id, envelope.sender)
 
     # ---- open groups
+
+    def called(self, number: int) -> list[bytes]:
+        """Return the groups of this number that have begun; if none has, those that are to."""
+        found = self.tables.numbered(number)
+        return found if len(found) < 2 else [one for one in found if self.has_begun(one)] or found
+
+    def has_begun(self, group_id: bytes) -> bool:
+        """Return whether it runs here, or was heard to have a primary."""
+        hosted = self.hosted.get(group_id)
+        is_open = hosted is not None and hosted.phase is Phase.OPEN
+        return is_open or self.directory.get(group_id) is not None
 
     def on_group_changed(self, state: GroupChanged) -> None:
         """Note what became of a group here, and where it is."""

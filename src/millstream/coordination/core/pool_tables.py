@@ -48,6 +48,7 @@ class PoolTables:
         self.nodes: dict[bytes, NodeInfo] = {me.node_id: me}
         self.foundings: dict[bytes, Founding] = {}
         self.tombstones: dict[bytes, None] = {}
+        self._numbered: dict[int, list[bytes]] = {}
 
     # ---- pools
 
@@ -109,11 +110,17 @@ class PoolTables:
         if len(self.foundings) >= GROUPS_MAX:
             return False
         self.foundings[group_id] = founding
+        self._number_them()
         return True
+
+    def _number_them(self) -> None:
+        self._numbered = {}
+        for group_id in sorted(self.foundings):
+            self._numbered.setdefault(self.number_of(group_id), []).append(group_id)
 
     def numbered(self, number: int) -> list[bytes]:
         """Return the groups that are called so: more than one if founded at the same time."""
-        return [group for group in sorted(self.foundings) if self.number_of(group) == number]
+        return self._numbered.get(number, [])
 
     def number_of(self, group_id: bytes) -> int:
         """Return what people call a group."""
@@ -124,7 +131,8 @@ class PoolTables:
         if group_id in self.tombstones or len(self.tombstones) >= TOMBSTONES_MAX:
             return False
         self.tombstones[group_id] = None
-        self.foundings.pop(group_id, None)
+        if self.foundings.pop(group_id, None) is not None:
+            self._number_them()
         return True
 
     # ---- all of it
@@ -134,6 +142,7 @@ class PoolTables:
         kept = {group_id: self.foundings[group_id] for group_id in hosted}
         self.me, self.nodes, self.foundings = me, {me.node_id: me}, kept
         self.pool_ids = (fresh_pool_id(me),)
+        self._number_them()
 
     def message(self, *, is_answer: bool = False) -> Tables:
         """Return all of it, in order."""

@@ -10,6 +10,7 @@ from millstream.coordination.aio.coordinator import Coordinator
 from millstream.coordination.core.backend import Where
 from millstream.coordination.core.effects import Code, Reply
 from millstream.coordination.core.entries import Body, Kind
+from millstream.coordination.core.pool_directory import Seen
 from millstream.coordination.core.pool_effects import FIRST_GROUP
 
 
@@ -45,4 +46,24 @@ async def test_a_group_that_does_not(tmp_path: Path) -> None:
     requests.resume(5, b"i" * 16, 1, b"", replies.append)
     assert [reply.code for reply in replies] == [Code.NOTPRIMARY] * 3
     assert requests.where(5) == Where()
+    await node.stop()
+
+
+async def test_a_number_that_two_groups_have_is_nobodys(tmp_path: Path) -> None:
+    node = await Coordinator.start(tmp_path)
+    await until(lambda: node.groups.numbered[FIRST_GROUP].replica.leading)
+    pool, requests = node.pool.pool, node.requests
+    first = pool.tables.foundings[pool.called(FIRST_GROUP)[0]]
+    second = first._replace(salt=first.salt + 1)
+    pool.tables.note_founding(second)
+    replies = asyncio.Queue[Reply]()
+    requests.request(FIRST_GROUP, Body(argv=(b"SET", b"k", b"v")), replies.put_nowait)
+    assert (await replies.get()).code is Code.OK
+    pool.directory.note(second.group_id, Seen(0, 1, (b"o" * 16,), 0.0))
+    requests.request(FIRST_GROUP, Body(argv=(b"SET", b"k", b"w")), replies.put_nowait)
+    requests.read(FIRST_GROUP, Body(argv=(b"GET", b"k")), replies.put_nowait)
+    assert [(await replies.get()).code for _ in range(2)] == [Code.CONFLICT] * 2
+    pool.tables.bury(second.group_id)
+    requests.read(FIRST_GROUP, Body(argv=(b"GET", b"k")), replies.put_nowait)
+    assert (await replies.get()).value == b"=v"
     await node.stop()

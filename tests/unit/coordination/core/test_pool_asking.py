@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from millstream.coordination.core.pool_directory import Seen
 from millstream.coordination.core.pool_messages import Founding
 from millstream.coordination.core.values import NULL, bulk, integer, items
 from pool_world import asked, group_of, joined, led
@@ -61,9 +62,10 @@ def test_two_groups_of_one_number_are_told_apart_by_their_ids() -> None:
     (node,) = world.nodes
     other = Founding(1, (b"x" * 16,), True, 1)
     node.running.tables.note_founding(other)
+    node.running.directory.note(other.group_id, Seen(0, 1, other.members, 0.0))
     answer = asked(world, node, "SNAPSHOT 1")
     assert answer is not None
     assert answer.startswith(b"-CONFLICT 2 groups")
     assert other.group_id.hex().encode() in answer
     named = asked(world, node, f"SNAPSHOT {other.group_id.hex()}")
-    assert named == b"-NOTPRIMARY 1 0:0 ?"
+    assert named == b"-NOTPRIMARY 1 0:1 ?"

@@ -56,6 +56,8 @@ def test_a_creation_that_a_member_refuses_says_so() -> None:
     world.run(world.now_ms + 100)
     assert world.answers[ticket] == OK
     world.loss = 0.0
+    for group_id in (*one.open, *two.open):
+        world.tell(group_id)
     world.run(world.now_ms + 5000)
     answer = asked(world, one, "SNAPSHOT 7")
     assert answer is not None

@@ -111,3 +111,22 @@ def test_who_has_deleted_a_group_says_so_again() -> None:
     (answer,) = two.running.step(world.now_ms, ask)
     assert isinstance(answer, Say)
     assert answer.envelope.payload == Deleted(gone, is_answer=True)
+
+
+def test_of_two_groups_of_one_number_with_the_same_members_one_begins() -> None:
+    world = joined(3)
+    ids = " ".join(node.id.hex() for node in world.nodes)
+    tickets = [world.admin(node, f"GROUP CREATE 5 {ids}") for node in world.nodes[:2]]
+    world.run(world.now_ms + 20_000)
+    assert [world.answers[ticket][:7] for ticket in tickets] == [b"-EXISTS"] * 2
+    both = world.nodes[2].running.tables.numbered(5)
+    begun = {group_id for node in world.nodes for group_id in both if group_id in node.open}
+    assert len(both) == 2
+    assert len(begun) == 1
+    (other,) = set(both) - begun
+    assert sum(node.formatted_ever.get(other, 0) for node in world.nodes) == 1
+    for node in world.nodes:
+        assert node.running.called(5) == list(begun) or not begun & set(node.open)
+    deletion = f"GROUP DELETE {other.hex()} CONFIRM {other.hex()}"
+    assert asked(world, world.nodes[2], deletion) == OK
+    assert [node.running.tables.numbered(5) for node in world.nodes] == [list(begun)] * 3
