@@ -55,6 +55,8 @@ class UserGuard:
         self, name: str, password: str, done: Callable[[Principal | None], None]
     ) -> None:
         user = await asyncio.to_thread(self._users.check_password, name, password)
+        if user is not None and self._users.get(user.name) != user:
+            user = None  # changed or deleted while the password was checked
         done(Principal(user.name, user.is_admin) if user is not None else None)
 
     async def close(self) -> None:

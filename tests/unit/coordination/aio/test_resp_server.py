@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from coordination_backend import FakeGuard, RegisterBackend
-from millstream.access.users import UserStore
+from millstream.access.users import User, UserStore
 from millstream.coordination.aio import resp_server
 from millstream.coordination.aio.resp_server import RespServer, UserGuard
 from millstream.coordination.core.backend import Guard
@@ -127,6 +127,24 @@ async def test_users_log_in_and_are_dropped() -> None:
         assert await reader.readexactly(7) == b"+PONG\r\n"
         running.server.drop_user("ada")
         assert await reader.read() == b""
+    await guard.close()
+
+
+async def test_a_login_under_way_does_not_outlive_the_users_rights() -> None:
+    users, found = UserStore(), []
+    users.put("ada", "pw")
+    guard = UserGuard(users)
+    check = users.check_password
+
+    def check_slowly(name: str, password: str) -> User | None:
+        user = check(name, password)
+        users.put("ada", "another")
+        return user
+
+    users.check_password = check_slowly  # type: ignore[method-assign]
+    guard.check("ada", "pw", found.append)
+    await turns(lambda: bool(found))
+    assert found == [None]
     await guard.close()
 
 
