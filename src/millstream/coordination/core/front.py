@@ -61,7 +61,9 @@ _U64: Final = 1 << 64
 _DIGITS_MAX: Final = 20
 _FIELDS: Final = {b"CSN": "csn", b"CTS": "stamp", b"SEEN": "seen", b"GROUP": "gid"}
 _PREFIXES: Final = frozenset(_FIELDS)
-_BEFORE_LOGIN: Final = frozenset((b"HELLO", b"AUTH", b"PING", b"VDS", b"QUIT", b"RESET"))
+_OF_BROWSERS: Final = frozenset((b"POST", b"HOST:"))
+"""What begins lines of HTTP: behind them comes what a page had a browser say, not its user."""
+_BEFORE_LOGIN: Final = _OF_BROWSERS | {b"HELLO", b"AUTH", b"PING", b"VDS", b"QUIT", b"RESET"}
 _WHY: Final = {
     Code.NOQUORUM: "too few members answer; try again",
     Code.BUSY: "too much is under way; try again",
@@ -308,6 +310,10 @@ class Front:
 
     def _handle(self, name: bytes, argv: list[bytes]) -> None:
         handler = self._handlers.get(name)
+        if name in _OF_BROWSERS:
+            self._queue.clear()
+            self.is_closing = True
+            return self.say(error("ERR", "this is no port for HTTP; the connection is closed"))
         if handler is None:
             shown = name[:64].decode("ascii", "replace")
             return self.say(error("UNKNOWN_COMMAND", f"there is no command {shown}"))

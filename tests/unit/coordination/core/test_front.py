@@ -247,6 +247,15 @@ def test_no_request_ends_the_connection_after_what_was_asked() -> None:
     assert client.front.is_done
 
 
+@pytest.mark.parametrize("head", ["POST / HTTP/1.1", "GET / HTTP/1.1\r\nHost: 127.0.0.1:7379"])
+def test_what_a_browser_is_made_to_say_is_not_done(head: str) -> None:
+    client = Client()
+    said = client.say(head, "", "SET owned 1", "ADMIN STATUS")
+    assert said.endswith("-ERR this is no port for HTTP; the connection is closed\r\n")
+    assert client.front.is_done
+    assert client.backend.executed == []
+
+
 def test_too_much_is_said_to_be() -> None:
     assert Client().say("*5000").startswith("-TOOBIG")
 
