@@ -38,10 +38,12 @@ class RegisterBackend:
 
     def request(
         self, gid: int, body: Body, done: Done, kind: Kind = Kind.REQUEST,
-        instance: bytes = NOBODY, session: int = 0, csn: int = 0,
+        instance: bytes = NOBODY, session: int = 0, csn: int = 0, *, is_counted: bool = False,
     ) -> None:  # fmt: skip
         self.asked.append((gid, kind, body, session, csn))
-        self._answer(done, lambda: self._execute(body, kind, instance, session, csn))
+        self._answer(
+            done, lambda: self._execute(body, kind, instance, session, csn, is_counted=is_counted)
+        )
 
     def read(
         self, gid: int, body: Body, done: Done, seen: int | None = None, session: int = 0
@@ -68,11 +70,13 @@ class RegisterBackend:
         """Answer the one that was asked as number so among those held, from 0."""
         self.held.pop(number)()
 
-    def _execute(self, body: Body, kind: Kind, instance: bytes, session: int, csn: int) -> Reply:
+    def _execute(
+        self, body: Body, kind: Kind, instance: bytes, session: int, csn: int, *, is_counted: bool
+    ) -> Reply:
         if session and session not in self.sessions:
             return Reply(0, Code.SESSIONEXPIRED)
         if csn and (known := self.replies.get((session, csn))):
-            return known
+            return Reply(0, Code.SESSIONMOVED) if is_counted else known
         entry = chain(
             self.link, group_id=GROUP, epoch=0, view=1, kind=kind, ts_ms=0, body=body,
             instance=instance, session=session, csn=csn,

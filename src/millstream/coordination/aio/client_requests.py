@@ -50,11 +50,14 @@ class ClientRequests:
 
     def request(
         self, gid: int, body: Body, done: Done, kind: Kind = Kind.REQUEST,
-        instance: bytes = NOBODY, session: int = 0, csn: int = 0,
+        instance: bytes = NOBODY, session: int = 0, csn: int = 0, *, is_counted: bool = False,
     ) -> None:  # fmt: skip
         """Have something changed."""
         if runner := self._runner(gid, done):
-            runner.request(body, done, instance=instance, session=session, csn=csn, kind=kind)
+            runner.request(
+                body, done, instance=instance, session=session, csn=csn, kind=kind,
+                is_counted=is_counted,
+            )  # fmt: skip
 
     def read(
         self, gid: int, body: Body, done: Done, seen: int | None = None, session: int = 0

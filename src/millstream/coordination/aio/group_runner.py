@@ -134,9 +134,11 @@ class GroupRunner:
         session: int = 0,
         csn: int = 0,
         kind: Kind = Kind.REQUEST,
+        is_counted: bool = False,
     ) -> None:
         """Have something changed; `on_reply` is called once."""
-        self.take(Request(self._ticket(on_reply), body, instance, session, csn, kind))
+        ticket = self._ticket(on_reply)
+        self.take(Request(ticket, body, instance, session, csn, kind, is_counted))
 
     def read(
         self, body: Body, on_reply: OnReply, seen: int | None = None, session: int = 0

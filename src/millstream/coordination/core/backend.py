@@ -43,7 +43,7 @@ class Backend(Protocol):
 
     def request(
         self, gid: int, body: Body, done: Done, kind: Kind = Kind.REQUEST,
-        instance: bytes = NOBODY, session: int = 0, csn: int = 0,
+        instance: bytes = NOBODY, session: int = 0, csn: int = 0, *, is_counted: bool = False,
     ) -> None:  # fmt: skip
         """Have a change ordered and executed (`effects.Request`)."""
 

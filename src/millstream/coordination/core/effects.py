@@ -112,7 +112,8 @@ class Request(NamedTuple):
     """A client wants a change; `ticket` comes back with the Reply.
 
     SESSION_OPEN has the arguments time-out in ms and secret, both may be missing; its reply is the
-    session's number.
+    session's number. `is_counted`: the connection counted the number itself, so it is no
+    repetition: if the number was used before, that was on another connection.
     """
 
     ticket: int
@@ -121,6 +122,7 @@ class Request(NamedTuple):
     session: int = 0
     csn: int = 0
     kind: Kind = Kind.REQUEST
+    is_counted: bool = False
 
 
 class Read(NamedTuple):
@@ -288,6 +290,7 @@ class Code(Enum):
     UNKNOWN = "UNKNOWN"
     CSNGONE = "CSNGONE"
     SESSIONEXPIRED = "SESSIONEXPIRED"
+    SESSIONMOVED = "SESSIONMOVED"
     NOPERM = "NOPERM"
     NOTREADY = "NOTREADY"
     CONFLICT = "CONFLICT"

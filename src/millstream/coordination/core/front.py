@@ -71,6 +71,7 @@ _WHY: Final = {
     Code.CSNGONE: "it is too old to be known; it is not done now",
     Code.CONFLICT: "several groups have this number: VDS shows their ids; delete all but one",
     Code.NOPERM: "the secret is another one",
+    Code.SESSIONMOVED: "another connection uses it; SESSION RESUME it to go on here",
     Code.SESSIONEXPIRED: "there is no such session any more; open one with SESSION OPEN",
 }
 
@@ -100,6 +101,8 @@ class Slot:
     def done(self, reply: Reply) -> None:
         """Take a group's reply."""
         value = reply.value if reply.code is Code.OK else self._front.refusal(self.gid, reply)
+        if reply.code is Code.SESSIONMOVED:
+            self._front.note_moved(self.gid)
         self._front.note_seen(self.gid, reply.lsn)
         self.fill(value)
         self._front.landed()
@@ -285,6 +288,13 @@ class Front:
         if lsn > self._seen.get(gid, 0):
             self._seen[gid] = lsn
 
+    def note_moved(self, gid: int) -> None:
+        """Learn that the session of a group is used on another connection, perhaps elsewhere."""
+        session = self.sessions.get(gid)
+        if session is not None and not session.is_moved:
+            session.is_moved = True
+            self.attached.pop((gid, session.number), None)
+
     def refusal(self, gid: int, reply: Reply) -> bytes:
         """Return what a reply that is not OK says."""
         code = reply.code
@@ -371,8 +381,9 @@ class Front:
             if session is None:
                 return backend.request(gid, body, slot.done)
             return backend.request(
-                gid, body, slot.done, instance=session.instance, session=session.number, csn=csn
-            )
+                gid, body, slot.done, instance=session.instance, session=session.number, csn=csn,
+                is_counted=prefixes.csn is None,
+            )  # fmt: skip
         seen = max(self._seen.get(gid, 0), prefixes.seen) if wish.is_stale else None
         return backend.read(gid, body, slot.done, seen, session.number if session else 0)
 

@@ -9,7 +9,9 @@ Invariants:
 3. Same view, same log: an entry that differs from the one held in the same view is never taken.
 4. Only a kept reply is answered at once. That there is no such session, or that a request is too
    old, a primary may say wrongly that is one no more; so it is said at apply.
-5. What a member missed it gets from the same view's primary and appends; it cuts nothing.
+5. A reply is that of the request's own command: a number that a connection counted itself joins
+   no other request of that number.
+6. What a member missed it gets from the same view's primary and appends; it cuts nothing.
 
 Elsewhere: reads and the loss of a quorum (`reading`), other views (`views`).
 
@@ -99,9 +101,12 @@ class Normal(Member):
         key = (request.session, request.csn)
         if request.kind is Kind.REQUEST and request.session:
             verdict = self.judge(request.instance, *key)
+            lsn = self._in_flight.get(key)
+            if request.is_counted and (lsn is not None or verdict.past is Past.STORED):
+                return self.reply(request.ticket, Code.SESSIONMOVED)
             if verdict.past is Past.STORED:
                 return self.reply(request.ticket, *outcome(verdict))
-            if (lsn := self._in_flight.get(key)) is not None:
+            if lsn is not None:
                 self._waiting.setdefault(lsn, []).append(request.ticket)
                 return None
         if self.holding:

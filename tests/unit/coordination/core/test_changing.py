@@ -3,9 +3,10 @@
 import pytest
 
 from coordination_group import Group
-from millstream.coordination.core.effects import Code, MovePrimary, Reconfigure
+from millstream.coordination.core.effects import Code, MovePrimary, Reconfigure, Request
+from millstream.coordination.core.entries import Body, Kind
 from millstream.coordination.core.member import Status
-from millstream.coordination.core.messages import Learn, LearnOk, Prepare
+from millstream.coordination.core.messages import Learn, LearnOk, Prepare, PrepareOk
 
 
 def test_the_answer_comes_once_the_next_epoch_runs() -> None:
@@ -146,3 +147,30 @@ def test_there_is_one_wish_at_a_time() -> None:
     group.step(leader, MovePrimary(1, group.ids[(leader + 1) % 3]))
     group.step(leader, MovePrimary(2, group.ids[(leader + 1) % 3]))
     assert group.replies[2].code is Code.BUSY
+
+
+def test_what_waits_for_a_handover_is_not_taken_for_what_its_session_asks_later() -> None:
+    group = Group(3)
+    leader, me = group.leader, b"i" * 16
+    heir = (leader + 1) % 3
+    opening = Body(argv=(b"5000", b"s"))
+    group.step(leader, Request(1, opening, me, kind=Kind.SESSION_OPEN))
+    group.settle()
+    group.tick()
+    session = int(group.replies[1].value)
+    group.passes = lambda sender, _, envelope: (
+        not (sender == heir and isinstance(envelope.payload, PrepareOk))
+    )
+    group.set(leader, 2)
+    group.settle()
+    group.step(leader, MovePrimary(3, group.ids[heir]))
+    group.settle()
+    for ticket, value in ((4, b"one"), (5, b"other")):
+        body = Body(argv=(b"SET", b"k", value))
+        group.step(leader, Request(ticket, body, me, session, 1, is_counted=True))
+        group.settle()
+    assert not {3, 4, 5} & set(group.replies)
+    for _ in range(60):
+        group.tick()
+    assert [group.replies[ticket].code for ticket in (4, 5)] == [Code.OK, Code.SESSIONMOVED]
+    assert group.replicas[group.leader].machine.read(Body(argv=(b"GET", b"k"))) == b"=one"

@@ -123,3 +123,15 @@ def test_a_connection_that_is_gone_takes_no_session(line: str) -> None:
     client.front.close()
     client.backend.release(0)
     assert (client.front.sessions, client.front.attached, client.heard()) == ({}, {}, "")
+
+
+def test_a_connection_at_another_node_learns_that_its_session_moved() -> None:
+    backend = RegisterBackend()
+    old, new = FrontClient(backend, attached={}), FrontClient(backend, attached={})
+    old.say("SESSION OPEN", "SET k 1")
+    new.say(f"SESSION RESUME {INSTANCE}-1 {SECRET}", "SET x 2")
+    assert old.say("SET k 3").startswith("-SESSIONMOVED")
+    assert old.say("GET k").startswith("-SESSIONMOVED")
+    assert new.say("GET k").endswith("1\r\n")
+    old.say(f"SESSION RESUME {INSTANCE}-1 {SECRET}")
+    assert old.say("SET k 3") == "+OK\r\n"

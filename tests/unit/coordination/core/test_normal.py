@@ -3,7 +3,7 @@
 from coordination_group import Group
 from millstream.coordination.core import normal
 from millstream.coordination.core.effects import Code, Message, Request
-from millstream.coordination.core.entries import Body
+from millstream.coordination.core.entries import Body, Kind
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import GetState, NewState, Prepare, PrepareOk, StartView
 
@@ -164,3 +164,25 @@ def test_acknowledgements_of_an_earlier_view_do_not_count() -> None:
     assert group.replies == {}
     group.step(leader, Message(envelope))
     assert group.replies[1].code is Code.OK
+
+
+def test_a_number_that_a_connection_counted_joins_no_request_of_another() -> None:
+    group = Group(3)
+    leader, me = group.leader, b"i" * 16
+    opening = Body(argv=(b"5000", b"s"))
+    group.step(leader, Request(1, opening, me, kind=Kind.SESSION_OPEN))
+    group.settle()
+    group.tick()
+    session = int(group.replies[1].value)
+    one, other = (Body(argv=(b"SET", b"k", value)) for value in (b"one", b"other"))
+    group.step(leader, Request(2, one, me, session, 1, is_counted=True))
+    group.step(leader, Request(3, other, me, session, 1, is_counted=True))
+    group.settle()
+    group.tick()
+    assert group.replies[2].code is Code.OK
+    assert group.replies[3].code is Code.SESSIONMOVED
+    group.step(leader, Request(4, other, me, session, 1, is_counted=True))
+    group.step(leader, Request(5, one, me, session, 1))
+    group.settle()
+    assert group.replies[4].code is Code.SESSIONMOVED
+    assert group.replies[5][1:] == group.replies[2][1:]
