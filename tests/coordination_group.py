@@ -49,6 +49,7 @@ class Group:
         self.net: list[tuple[int, int, Envelope]] = []
         self.replies: dict[int, Reply] = {}
         self.sent: list[tuple[int, int, Envelope]] = []
+        self.installs: list[Install] = []
         self.standings: list[Standing] = []
         self.disks: list[list[Entry]] = [[] for _ in self.ids]
         self.bases = [GENESIS for _ in self.ids]
@@ -91,6 +92,7 @@ class Group:
                     self.disks[number] += entries
                     self.written(number, op)
                 case Install(op, keep_lsn, suffix, standing):
+                    self.installs.append(effect)
                     self.disks[number][keep_lsn - self.bases[number].lsn :] = suffix
                     self.standings[number] = standing
                     self.written(number, op)

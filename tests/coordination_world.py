@@ -51,6 +51,7 @@ from millstream.coordination.core.effects import (
     WriteStanding,
 )
 from millstream.coordination.core.entries import GENESIS, Body, Entry, Kind, Link
+from millstream.coordination.core.journal import is_of_the_view
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import (
     DoViewChange,
@@ -272,7 +273,7 @@ class World:
         self.watch = SessionWatch()
         names = (
             "commits views epochs reads crashes damaged lost changes expired forgot "
-            "snapshots installed diverged unreadable"
+            "snapshots installed diverged unreadable half"
         )
         self.counts = dict.fromkeys(names.split(), 0)
         ids = [bytes([number + 1]) * 16 for number in range(nodes)]
@@ -387,6 +388,13 @@ class World:
             node.entries += op.entries[: self.rng.randint(0, len(op.entries) - 1)]
         elif isinstance(op, Install) and self.torn_install:
             node.standing = op.standing
+        elif (
+            isinstance(op, Install)
+            and op.keep_lsn == node.op_lsn
+            and is_of_the_view(op.suffix, op.standing)
+        ):
+            node.standing = op.standing
+            self.counts["half"] += 1
 
     def damage_one(self, node: Node) -> None:
         """Damage an entry that two others who are asked for it have whole on their disks."""

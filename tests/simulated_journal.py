@@ -3,7 +3,8 @@
 Invariants:
 1. Every step changes the standing, so that each state there can be is told from the others.
 2. `allowed` are the states that a start may find: before a step has returned, the one before it
-   and the one behind it; of an append any number of its entries.
+   and the one behind it; of an append any number of its entries, and the same of what a view
+   has added to the log that it began with, under the new standing only.
 """
 
 from __future__ import annotations
@@ -175,6 +176,16 @@ class JournalWorld:
         after = state._replace(standing=standing, log=log)
         self._do(lambda: self.open.install(keep, suffix, standing), after)
 
+    def take_over(self, number: int) -> None:
+        """Install the log of a view that begins with this one, and has added to it."""
+        state, standing = self.state, self.promised()
+        standing = standing._replace(last_normal=(0, standing.view))
+        begun = self.state = state._replace(standing=standing)
+        suffix = self.entries(state.link(state.op_lsn), number)
+        parts = [begun._replace(log=(*state.log, *suffix[:i])) for i in range(number + 1)]
+        self.state = state
+        self._do(lambda: self.open.install(state.op_lsn, suffix, standing), *parts)
+
     def make_snapshot(self, lsn: int) -> Snapshot:
         data = self.rng.randbytes(200)
         number = 1 if self.state.snapshot is None else self.state.snapshot.number + 1
@@ -231,11 +242,12 @@ class JournalWorld:
             lambda: self.append(self.rng.randint(1, 3), 600),
             self.promise,
             lambda: self.install(self.rng.randint(0, 5), self.rng.randint(0, 4)),
+            lambda: self.take_over(self.rng.randint(0, 3)),
             self.snapshot,
             lambda: self.begin_anew(self.rng.randint(1, 9), self.rng.randint(0, 3)),
             self.restart_cleanly,
         ]
-        self.rng.choices(steps, (8, 3, 3, 3, 2, 1, 2))[0]()
+        self.rng.choices(steps, (8, 3, 3, 3, 2, 2, 1, 2))[0]()
 
 
 def damage(rng: random.Random, disk: SimulatedDisk, names: Iterable[str], kind: str) -> str:

@@ -26,6 +26,8 @@ def live(world: JournalWorld) -> None:
     world.install(2, 3)
     world.append(2)
     world.install(1, 0)
+    world.take_over(2)
+    world.take_over(0)
     world.restart_cleanly()
     world.append(3, 900)
     world.snapshot()

@@ -4,7 +4,9 @@ Invariants:
 1. When a call returns, what it says is durable; when it raises, nothing that it says counts.
 2. An append syncs the entries before it writes their slots, and these before it returns.
 3. Install, a new base and a cut prefix write new files, sync them and the directory, and then
-   take effect by one superblock write; the files they replace are removed only after it.
+   take effect by one superblock write; the files they replace are removed only after it. An
+   install that takes nothing away, and adds only what the view itself has brought, is a standing
+   and an append: in between, the log is the one that the view began with, or more.
 4. What the superblock's commit hint covers is never cut, and promises never go back.
 5. Lack of space passes: nothing counts, and the same call may be made again. After any other
    error, and after any error of a sync or of the superblock, nothing is written any more.
@@ -63,7 +65,14 @@ from millstream.coordination.core.standing import Standing
 from millstream.errors import CorruptionError
 from millstream.ports.disk import Disk
 
-__all__ = ["AHEAD_SHARE", "SEGMENT_BYTES_MAX", "Journal", "format_group", "is_formatted"]
+__all__ = [
+    "AHEAD_SHARE",
+    "SEGMENT_BYTES_MAX",
+    "Journal",
+    "format_group",
+    "is_formatted",
+    "is_of_the_view",
+]
 
 SEGMENT_BYTES_MAX: Final = 16 * 1024 * 1024
 """A segment that has reached it is followed by a new one; only whole ones are removed."""
@@ -220,6 +229,9 @@ class Journal:
         """Let the log be its own entries up to `keep_lsn` and `suffix` behind them.
 
         Takes effect, with the standing, as a whole or not at all. Of a lost log nothing is kept.
+        But if all is kept, and what is behind it was born in this view, the standing may be there
+        before the suffix, as if this log's owner had taken over the view first, and then missed
+        what its primary added. The other way round there would be a lie.
         """
         if self._is_lost:
             assert keep_lsn == 0
@@ -227,6 +239,11 @@ class Journal:
             return
         layout = self.root.layout
         assert layout.base.lsn <= keep_lsn <= self.op_lsn
+        if keep_lsn == self.op_lsn and (not suffix or is_of_the_view(suffix, standing)):
+            self.write_standing(standing)
+            if suffix:
+                self.append(suffix)
+            return
         size = (keep_lsn - layout.base.lsn) * SLOT_BYTES
         kept = self._files.read(header_file_name(layout.headers), 0, size)
         link = _slot_at(kept, keep_lsn - layout.base.lsn - 1).header.link if kept else layout.base
@@ -346,6 +363,14 @@ class Journal:
 
 def _epoch_and_view(standing: Standing) -> tuple[int, int]:
     return standing.configuration.epoch, standing.view
+
+
+def is_of_the_view(entries: Iterable[Entry], standing: Standing) -> bool:
+    """Return whether all were born in the epoch and view whose log this is from now on."""
+    view = _epoch_and_view(standing)
+    return standing.last_normal == view and all(
+        (entry.header.epoch, entry.header.view) == view for entry in entries
+    )
 
 
 def _slot_at(slots: bytes, index: int) -> Slot:

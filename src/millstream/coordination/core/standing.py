@@ -4,7 +4,7 @@ Invariants:
 1. Epochs, and views within an epoch, only grow.
 2. `last_normal` is the newest epoch and view in which the log was the one of that view's primary.
    Logs of equal `last_normal` are prefixes of one another. It grows together with the log's
-   contents in one step, or not at all.
+   contents in one step, or not at all; what the view itself has brought may come after it.
 3. Nothing is said to anybody that a standing stands for before it is durable.
 
 Elsewhere: its bytes and files (`durable`), when it changes (`member.Member.flip`).

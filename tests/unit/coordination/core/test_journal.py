@@ -112,6 +112,30 @@ def test_what_is_committed_is_never_cut(world: JournalWorld) -> None:
     assert world.open.op_lsn == 4
 
 
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_view_that_begins_with_this_log_writes_no_file_anew(
+    world: JournalWorld, number: int
+) -> None:
+    world.append(4)
+    before = world.disk.names()
+    world.take_over(number)
+    assert world.disk.names() == before
+    assert world.open.op_lsn == 4 + number
+    assert world.open.root.standing == world.state.standing
+    world.append(1)
+    world.restart_cleanly()
+
+
+def test_what_an_earlier_view_has_brought_is_never_there_before_or_without_the_standing(
+    world: JournalWorld,
+) -> None:
+    world.append(4)
+    before = names(world, "headers")
+    world.install(0, 2)
+    assert names(world, "headers") != before
+    assert world.state.standing.view > world.state.log[-1].header.view
+
+
 def test_a_learners_log_may_be_cut_and_its_hint_with_it(world: JournalWorld) -> None:
     world.append(4)
     nobody = world.state.standing.configuration._replace(members=())

@@ -10,6 +10,7 @@ from millstream.coordination.core.effects import (
     Message,
     Start,
 )
+from millstream.coordination.core.journal import is_of_the_view
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import (
     Entries,
@@ -38,6 +39,20 @@ def test_another_one_leads_when_the_primary_is_gone() -> None:
     group.tick(times=5)
     assert not group.replicas[old].leading
     assert len({replica.log.head for replica in group.replicas}) == 1
+
+
+def test_after_a_fail_over_between_equal_logs_none_is_written_anew() -> None:
+    group = Group(3)
+    old = group.leader
+    group.set(old, 1, b"kept")
+    group.tick(times=3)
+    group.without(old)
+    kept = group.replicas[old].log.op_lsn
+    group.installs.clear()
+    group.tick(*(number for number in range(3) if number != old), times=25)
+    assert group.leader != old
+    assert {(done.keep_lsn, len(done.suffix)) for done in group.installs} == {(kept, 0), (kept, 1)}
+    assert all(is_of_the_view(done.suffix, done.standing) for done in group.installs)
 
 
 def test_one_member_that_hears_nobody_deposes_nobody() -> None:
