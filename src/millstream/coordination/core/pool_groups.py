@@ -89,6 +89,12 @@ class GroupCommands(Asking):
         members = self.members_named(words)
         if len(members) not in (1, *SIZES):
             raise RefusedError("BADCONFIG", "a group has 1, 3, 5 or 7 members")
+        if len(members) == 1 and not has_journal:
+            raise RefusedError(
+                "BADCONFIG",
+                "alone without a journal it would be lost at the first restart: JOURNAL fsync, or "
+                "name three nodes",
+            )
         founding = self._founding_of(number, members, has_journal=has_journal)
         group_id = founding.group_id
         self._founding[group_id], self.refusals[group_id] = None, ""

@@ -74,14 +74,23 @@ def test_a_creation_says_who_has_not_done_it_in_time() -> None:
 
 
 def test_a_group_without_a_journal_is_remembered_as_one() -> None:
-    world = joined(1)
-    (node,) = world.nodes
-    assert asked(world, node, "GROUP CREATE 7 0101 JOURNAL none") == OK
+    world = joined(3)
+    node = world.nodes[0]
+    assert asked(world, node, "GROUP CREATE 7 0101 0202 0303 JOURNAL none") == OK
     assert not node.running.tables.foundings[group_of(world, 7)].has_journal
     assert not node.folders[group_of(world, 7)].configuration.journalled
     answer = asked(world, node, "GROUP CREATE 8 0101 JOURNAL sometimes")
     assert answer is not None
     assert answer.startswith(b"-BADARG")
+
+
+def test_a_group_of_one_without_a_journal_is_refused_with_advice() -> None:
+    world = joined(1)
+    answer = asked(world, world.nodes[0], "GROUP CREATE 7 0101 JOURNAL none")
+    assert answer is not None
+    assert answer.startswith(b"-BADCONFIG")
+    assert b"JOURNAL fsync" in answer
+    assert not world.nodes[0].running.tables.numbered(7)
 
 
 def test_members_are_changed_in_one_step_from_the_epoch_that_was_seen() -> None:
