@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from millstream.cli import cluster_up
 from millstream.cli.connect import Who
 from millstream.cli.coord import Coordination, ask_primary
 from millstream.model.addresses import parse_address
@@ -44,6 +45,18 @@ def asked(node: dict[str, Any], *words: str) -> Any:
     host, port = parse_address(node["coord"], default_port=0)
     with Coordination(host, port, Who(None, "")) as here:
         return ask_primary(here, *words)
+
+
+def test_addresses_are_shown_whole_however_narrow_the_window_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    names = ("kv", "http", "coord", "peer")
+    node = {"data": "x" * 60} | {name: f"127.0.0.1:{41000 + i}" for i, name in enumerate(names)}
+    cluster_up._show([node, node], is_json=False)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[:5] == [[node["data"]], *([name, node[name]] for name in names)]
+    assert lines[5:10] == lines[:5]
 
 
 @pytest.mark.timeout(240)

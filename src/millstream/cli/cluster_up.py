@@ -22,8 +22,6 @@ from types import FrameType
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from millstream.cli.cluster_pool import GROUP_DEFAULT, grow, wait_for_nodes
 from millstream.cli.connect import JsonOption, Who
@@ -147,9 +145,7 @@ def _show(ready: list[dict[str, Any]], *, is_json: bool) -> None:
     if is_json:
         print(json_module.dumps({"event": "ready", "nodes": ready}), flush=True)
         return
-    console = Console(highlight=False)
-    table = Table("node", *_LISTENERS, box=None)
+    lines = []
     for node in ready:
-        table.add_row(node["data"], *(str(node[name]) for name in _LISTENERS))
-    console.print(table)
-    console.print("ready; interrupt this command to stop them all")
+        lines += [str(node["data"]), *(f"  {name:5}  {node[name]}" for name in _LISTENERS)]
+    print(*lines, "ready; interrupt this command to stop them all", sep="\n", flush=True)
