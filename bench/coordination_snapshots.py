@@ -35,7 +35,7 @@ from millstream.coordination.core.register import Registers
 from millstream.coordination.core.replica import Replica
 from millstream.coordination.core.standing import founded
 from millstream.runtime.disk import OsDisk
-from millstream.runtime.process import calm_collector
+from millstream.runtime.process import BRIEFLY, calm_collector
 
 BATCH = 64
 GROUP, NODE = b"g" * 16, b"n" * 16
@@ -94,7 +94,7 @@ def main() -> int:
     parser.add_argument("--keys", type=int, default=100_000)
     args = parser.parse_args()
     rng, say = random.Random(7), sys.stdout.write
-    calm_collector()
+    calm_collector(BRIEFLY)
     with tempfile.TemporaryDirectory() as folder:
         member = Member(Path(folder) / "group")
         while not member.replica.leading:

@@ -273,7 +273,7 @@ class World:
         self.watch = SessionWatch()
         names = (
             "commits views epochs reads crashes damaged lost changes expired forgot "
-            "snapshots installed diverged unreadable half"
+            "snapshots installed diverged unreadable"
         )
         self.counts = dict.fromkeys(names.split(), 0)
         ids = [bytes([number + 1]) * 16 for number in range(nodes)]
@@ -386,15 +386,12 @@ class World:
     def torn(self, node: Node, op: DiskEffect) -> None:
         if isinstance(op, Append):
             node.entries += op.entries[: self.rng.randint(0, len(op.entries) - 1)]
-        elif isinstance(op, Install) and self.torn_install:
-            node.standing = op.standing
-        elif (
+        elif (isinstance(op, Install) and self.torn_install) or (
             isinstance(op, Install)
             and op.keep_lsn == node.op_lsn
             and is_of_the_view(op.suffix, op.standing)
         ):
             node.standing = op.standing
-            self.counts["half"] += 1
 
     def damage_one(self, node: Node) -> None:
         """Damage an entry that two others who are asked for it have whole on their disks."""

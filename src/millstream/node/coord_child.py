@@ -30,7 +30,7 @@ from millstream.node.child_start import EXIT_NOT_STARTED, Tell, run_child, stop_
 from millstream.node.listeners import peer_context, peer_server_context, server_context
 from millstream.node.supervise import EXIT_DISK_FAILED
 from millstream.runtime.metrics import LoopLag, processor_seconds, resident_bytes
-from millstream.runtime.process import calm_collector
+from millstream.runtime.process import BRIEFLY, calm_collector
 from millstream.runtime.tasks import Tasks
 
 __all__ = ["FIGURES_S", "USERS_S", "CoordOrder", "main"]
@@ -89,7 +89,7 @@ async def _run(order: CoordOrder, tell: Tell) -> int:
         is_final = isinstance(error, MillstreamError) and error.retry == "never"
         tell({"event": "error", "message": str(error), "is_final": is_final})
         return EXIT_DISK_FAILED if _is_of_the_disk(error) else EXIT_NOT_STARTED
-    calm_collector()
+    calm_collector(BRIEFLY)
     tell({"event": "ready"})
     tasks = Tasks(fail)
     tasks.start(_tell_figures(coordinator, tell), name="figures for the engine")

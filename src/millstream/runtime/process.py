@@ -27,10 +27,14 @@ from typing import Final, Self
 from millstream.errors import MillstreamError, UnavailableError
 
 __all__ = [
-    "DirectoryLock", "FileLock", "calm_collector", "die_with_parent", "end_in_words",
-    "lock_holder", "new_event_loop", "raise_descriptor_limit",
+    "BRIEFLY", "SELDOM", "DirectoryLock", "FileLock", "calm_collector", "die_with_parent",
+    "end_in_words", "lock_holder", "new_event_loop", "raise_descriptor_limit",
 ]  # fmt: skip
 
+SELDOM: Final = (50_000, 20, 100)
+"""When the garbage collector runs, for `gc.set_threshold`: for few long walks."""
+BRIEFLY: Final = (5_000, 6, 3_000)
+"""The same: over the latest 35,000 objects or so, and over all only after 90 million more."""
 _PR_SET_PDEATHSIG: Final = 1
 _LOCK_STEP_S: Final = 0.05
 
@@ -156,7 +160,7 @@ class DirectoryLock(FileLock):
         )
 
 
-def calm_collector() -> None:
+def calm_collector(thresholds: tuple[int, int, int] = SELDOM) -> None:
     """Keep the garbage collector from walking over long-lived data again and again.
 
     Once, when everything is loaded. With a million live objects this makes allocation several
@@ -164,7 +168,7 @@ def calm_collector() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
+    gc.set_threshold(*thresholds)
 
 
 def end_in_words(code: int) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from millstream.errors import UnavailableError
 from millstream.runtime.process import (
+    BRIEFLY,
     DirectoryLock,
     calm_collector,
     end_in_words,
@@ -50,6 +51,8 @@ def test_a_collector_can_be_calmed():
         calm_collector()
         assert gc.get_threshold()[0] == 50_000
         assert gc.get_freeze_count() > 0
+        calm_collector(BRIEFLY)
+        assert gc.get_threshold() == BRIEFLY
     finally:
         gc.unfreeze()
         gc.set_threshold(*threshold)
