@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 __all__ = ["errors_page", "limits_page", "main", "statistics_page"]
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-_LIMIT_NAME = re.compile(r"_(MAX|MIN|DEFAULT|BYTES|SECONDS|S|MS|NS)$")
+_LIMIT_NAME = re.compile(r"_(MAX|MIN|DEFAULT|BYTES|ENTRIES|SHARE|SECONDS|S|MS|NS)$")
 _NO_EDIT = (
     "<!-- Written by tools/gen_reference.py; change the code and run `make reference`. -->\n"
 )
