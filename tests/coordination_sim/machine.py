@@ -252,8 +252,8 @@ class Machine:
     def step(self, *events: Any) -> None:
         """Let the replica take events, look at it, and do what it wants, as far as it lives."""
         world, process = self.world, self.process
-        wall = int(self.clock()) + self.wall_ms
-        effects = self.replica.step(self.clock(), max(0, wall), *events)
+        now = self.clock()
+        effects = self.replica.step(now, max(0, int(now) + self.wall_ms), *events)
         if world.trace is not None:
             world.say_step(self, events, effects)
         world.truth.check(self)
