@@ -234,9 +234,18 @@ class Client:
                 case core.Wake(at_ms):
                     self._wake(at_ms)
                 case core.SessionLost():
-                    self._on_session_lost()
+                    self._tell_of_loss()
         if commands and self._link is not None and not self._link.transport.is_closing():
             self._link.transport.write(b"".join(commands))
+
+    def _tell_of_loss(self) -> None:
+        assert self._loop is not None
+        try:
+            self._on_session_lost()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the calls go on
+            self._loop.call_exception_handler(
+                {"message": "on_session_lost has failed", "exception": error}
+            )
 
     def _wake(self, at_ms: float) -> None:
         assert self._loop is not None

@@ -74,8 +74,12 @@ IDLE_S: Final = 60.0
 TURN_S: Final = 0.004
 """How long messages of one connection are looked at before others have their turn."""
 _READ_BYTES: Final = 256 * 1024
-_LOST: Final = (OSError, RuntimeError, asyncio.IncompleteReadError, MillstreamError)
-"""RuntimeError: some loops raise it at who writes to what the other side has reset."""
+_LOST: Final = (
+    OSError, RuntimeError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError,
+    MillstreamError,
+)  # fmt: skip
+"""RuntimeError: some loops raise it at who writes to what the other side has reset. ValueError: a
+name that cannot be one."""
 _PREFACE: Final = b"millstream-peer 1"
 _MECHANISM: Final = "SCRAM-SHA256"
 _WELCOME: Final = b"ok"

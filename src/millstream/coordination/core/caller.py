@@ -351,6 +351,8 @@ class Caller:
         if hint is not None and self._hints < _HINTS_MAX:
             self._hints += 1
             self._learn([hint])
+            if hint not in self._addresses:
+                self._addresses[-1] = hint
             self._at = self._addresses.index(hint)
             self._until_ms = self._now
         else:
@@ -383,13 +385,21 @@ class Caller:
             self._answered(item, reply)
         elif item is _Step.HELLO:
             if isinstance(reply, ErrorReply):
-                self._refused(reply)
+                self._not_greeted(reply)
         elif item is _Step.VDS:
             self._learn(_members(reply))
         elif isinstance(reply, ErrorReply):
             self._session_refused(item, reply)
         elif item is not _Step.PING:
             self._begin(item, reply)
+
+    def _not_greeted(self, reply: ErrorReply) -> None:
+        """Another node may take what a busy one does not."""
+        if reply.code in _LATER or reply.code in _OTHER_NODE:
+            self._refusal = reply
+            self._leave(None)
+        else:
+            self._refused(reply)
 
     def _refused(self, reply: ErrorReply) -> None:
         """The node does not let this client in: no other attempt will help."""

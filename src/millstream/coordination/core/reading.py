@@ -146,6 +146,8 @@ class Reading(Normal):
             self.reply(read.ticket, Code.NOQUORUM)
         elif isinstance(read, Resume):
             known = self.table.know(read.instance, read.session, read.secret)
+            if known[0] is Code.OK:
+                self.touch(read.session)
             self.reply(read.ticket, *known, self.commit_lsn)
         else:
             self.reply(read.ticket, Code.OK, self.machine.read(read.body), self.commit_lsn)

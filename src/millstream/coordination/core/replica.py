@@ -189,8 +189,10 @@ class Replica(Throttling):
             case Request():
                 self.touch(event.session)
                 self.on_request(event)
-            case Read() | Resume():
+            case Read():
                 self.touch(event.session)
+                self.on_read(event)
+            case Resume():
                 self.on_read(event)
             case Touch(session):
                 self.touch(session)

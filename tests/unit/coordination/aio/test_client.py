@@ -138,6 +138,24 @@ async def test_a_lost_session_is_told_of(node: Node) -> None:
     assert len(node.backend.executed) == 2
 
 
+async def test_what_a_callback_raises_holds_no_call_up(node: Node) -> None:
+    raised: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: raised.append(str(context["exception"]))
+    )
+
+    def lost() -> None:
+        raise ValueError("mine")
+
+    async with asyncio.timeout(10), Client([node.address], on_session_lost=lost) as client:
+        await client.set("k", b"1")
+        node.backend.sessions.clear()
+        several = [client.set("k", b"%d" % number) for number in range(3)]
+        await asyncio.gather(*several, return_exceptions=True)
+        await client.set("k", b"3")
+    assert raised == ["mine"]
+
+
 async def test_calls_that_wait_end_with_the_client(node: Node) -> None:
     client = Client([node.address])
     async with client:

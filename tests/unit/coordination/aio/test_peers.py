@@ -279,3 +279,17 @@ async def test_too_many_connections_are_closed(monkeypatch: pytest.MonkeyPatch) 
         pair.send(1)
         await until(lambda: pair.got == [1])
         assert await talk(pair.place, b"millstream-peer 1\n") == b""
+
+
+@pytest.mark.parametrize("host", ["x..y", "a\0b"])
+async def test_a_name_that_is_none_is_tried_as_rarely_as_any(
+    host: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "BACKOFF_S", 600.0)
+    caplog.set_level("INFO", module.__name__)
+    peers = Peers(lambda _: None)
+    peers.send(Address(host, 7), encode(message(1)))
+    (link,) = peers._links.values()
+    await until(lambda: link._task.done() or "is not reached" in caplog.text)
+    assert not link._task.done()
+    await peers.close()

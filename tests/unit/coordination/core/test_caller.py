@@ -17,6 +17,7 @@ from millstream.coordination.core.caller import (
     FLIGHT_MAX,
     LONG_MS,
     MAP_MS,
+    NODES_MAX,
     Call,
     Caller,
     Connect,
@@ -385,3 +386,24 @@ def test_never_wrong_about_a_call(seed: int) -> None:
         assert outcome is Outcome.UNKNOWN or (b"k%d" % ticket in done) == (
             outcome is Outcome.ANSWERED
         ), cluster.finished[ticket]
+
+
+@pytest.mark.parametrize("code", ["BUSY", "NOQUORUM"])
+def test_a_node_that_is_full_is_left_for_another(code: str) -> None:
+    caller = Caller(("one:1", "two:2"), lambda: 0.5)
+    caller.step(0, Call(1, (b"SET", b"k", b"v"), is_change=True, deadline_ms=10_000))
+    caller.step(1, Connected())
+    effects = caller.step(2, Received(ErrorReply(f"{code} too many connections")))
+    assert Disconnect() in effects
+    assert not any(isinstance(effect, Finish) for effect in effects)
+    assert Connect("two:2") in caller.step(1000, Tick())
+
+
+def test_a_hint_counts_even_where_all_places_are_taken() -> None:
+    caller = Caller([f"h{number}:1" for number in range(NODES_MAX)], lambda: 0.5)
+    caller.step(0, Call(1, (b"SET", b"k", b"v"), is_change=True, deadline_ms=10_000))
+    caller.step(1, Connected())
+    caller.step(1, Received({}))
+    caller.step(1, Received({}))
+    effects = caller.step(2, Received(ErrorReply("NOTPRIMARY 1 0:0 new:7")))
+    assert Connect("new:7") in effects

@@ -32,14 +32,25 @@ def test_a_silent_client_loses_its_session_on_every_member() -> None:
     assert group.replies[1].code is Code.SESSIONEXPIRED
 
 
+def test_who_does_not_know_the_secret_keeps_no_session() -> None:
+    group = Group(3)
+    session = opened(group, b"1000", b"s")
+    for ticket in range(6):
+        group.tick(times=2)
+        group.step(group.leader, Resume(ticket, ME, session, b"another"))
+        group.settle()
+    assert group.replies[0].code is Code.NOPERM
+    assert not lives(group, session)
+
+
 def test_any_sign_of_life_keeps_a_session() -> None:
     group = Group(3)
-    session = opened(group, b"1000")
+    session = opened(group, b"1000", b"s")
     for ticket, event in enumerate([
         Touch(session),
         Read(1, Body(argv=(b"GET", b"k")), session=session),
         Request(2, Body(argv=(b"SET", b"k", b"v")), ME, session, 1),
-        Resume(3, ME, session),
+        Resume(3, ME, session, b"s"),
     ]):  # fmt: skip
         group.tick(times=9)
         assert lives(group, session), ticket
