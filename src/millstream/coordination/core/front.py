@@ -10,7 +10,9 @@ Invariants:
    reads before it are. While that, a log-in or a session is waited for, nothing else is done
    (`is_blocked`).
 3. At most `OUTSTANDING_MAX` requests wait for their replies, and no more are looked at while
-   `OUT_BYTES_MAX` of replies wait to be sent.
+   `OUT_BYTES_MAX` of replies wait to be sent, or for others before them. Only so many reads are
+   under way as would make about as much, were all replies as long as the last ones; what is read
+   all the same while `REPLIES_BYTES_MAX` wait is refused.
 4. A request that changes something carries its session and number if the connection has a
    session; a number without a session opens one first.
 5. A state that may be stale is never older than one that was shown on this connection before.
@@ -39,6 +41,8 @@ __all__ = [
     "CSN_MAX",
     "OUTSTANDING_MAX",
     "OUT_BYTES_MAX",
+    "READS_FIRST",
+    "REPLIES_BYTES_MAX",
     "SECRET_BYTES",
     "TURN_REQUESTS_MAX",
     "Front",
@@ -51,6 +55,10 @@ OUTSTANDING_MAX: Final = 4096
 """Requests of one connection whose replies are not known yet."""
 OUT_BYTES_MAX: Final = 1024 * 1024
 """Replies of one connection that wait to be sent while more requests are looked at."""
+REPLIES_BYTES_MAX: Final = 16 * OUT_BYTES_MAX
+"""Replies of one connection that wait to be sent; further reads are refused as BUSY."""
+READS_FIRST: Final = 16
+"""Reads of a connection that are under way before it is known how long replies are."""
 TURN_REQUESTS_MAX: Final = 128
 """Of one connection in one turn of the loop, so that others have theirs."""
 SECRET_BYTES: Final = 16
@@ -100,17 +108,23 @@ class Slot:
 
     def done(self, reply: Reply) -> None:
         """Take a group's reply."""
-        value = reply.value if reply.code is Code.OK else self._front.refusal(self.gid, reply)
+        front = self._front
         if reply.code is Code.SESSIONMOVED:
-            self._front.note_moved(self.gid)
-        self._front.note_seen(self.gid, reply.lsn)
+            front.note_moved(self.gid)
+        if front.is_overfull:
+            reply = _NOT_READ
+        value = reply.value if reply.code is Code.OK else front.refusal(self.gid, reply)
+        front.note_seen(self.gid, reply.lsn)
         self.fill(value)
-        self._front.landed()
+        front.landed(len(value))
 
     def fill(self, value: bytes) -> None:
         """Take the reply."""
         self.text = render(value, self._protocol)
         self._front.filled(self)
+
+
+_NOT_READ: Final = Reply(0, Code.BUSY)
 
 
 class Prefixes(NamedTuple):
@@ -173,6 +187,7 @@ class Front:
         self._is_advancing = False
         self._principal = b""
         self._flying = 0
+        self._reads_max = READS_FIRST
         self._is_changing = False
         self._held: tuple[Wish, Prefixes] | None = None
         self._seen: dict[int, int] = {}
@@ -194,7 +209,7 @@ class Front:
             self._run(queue.popleft())
             budget -= 1
         self._is_advancing = False
-        return not budget or self._out_bytes >= OUT_BYTES_MAX
+        return not budget or (self._out_bytes >= OUT_BYTES_MAX and self.has_output)
 
     @property
     def is_clogged(self) -> bool:
@@ -223,10 +238,16 @@ class Front:
         """Whether everything is sent, and the connection is to be closed."""
         return self.is_closing and not self._slots and not self._out
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Of replies that are known and not taken."""
+        return self._out_bytes
+
     def take_output(self) -> bytes:
         """Return what is to be sent."""
         data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
-        self._out, self._out_bytes = [], 0
+        self._out = []
+        self._out_bytes -= len(data)
         return data
 
     def close(self) -> None:
@@ -247,7 +268,7 @@ class Front:
             self._slots.append(slot)
         else:
             self._out.append(text)
-            self._out_bytes += len(text)
+        self._out_bytes += len(text)
 
     def slot(self, gid: int = 0) -> Slot:
         """Take the place of the reply to the request in hand; it has to be filled once."""
@@ -258,12 +279,12 @@ class Front:
     def filled(self, slot: Slot) -> None:
         """A reply is known: it leaves, with those behind it that are known, if it is first."""
         slots = self._slots
+        self._out_bytes += len(slot.text)
         if not slots or slots[0] is not slot:
             return
         while slots and (text := slots[0].text):
             slots.popleft()
             self._out.append(text)
-            self._out_bytes += len(text)
         if not self._is_advancing:
             self._on_output(self)
 
@@ -276,9 +297,16 @@ class Front:
         if not self.is_blocked and not self._is_advancing:
             self._on_output(self)
 
-    def landed(self) -> None:
+    @property
+    def is_overfull(self) -> bool:
+        """Whether what was read cannot be kept until it is sent."""
+        return self._out_bytes >= REPLIES_BYTES_MAX and not self._is_changing
+
+    def landed(self, size: int) -> None:
         """A group has answered: go on with what waited for the last of such answers."""
         self._flying -= 1
+        if not self._is_changing:
+            self._reads_max = min(self._reads_max + 1, OUT_BYTES_MAX // (size + 1) + 1)
         if self._held is not None and not self._flying:
             held, self._held = self._held, None
             self.unblock(lambda: self._wish(*held))
@@ -363,7 +391,10 @@ class Front:
             return self.say(error("SESSIONMOVED", "another connection has resumed it"))
         if session is None and prefixes.csn is not None:
             return self._open_first(gid, wish, prefixes)
-        if self._flying and wish.is_change is not self._is_changing:
+        if self._flying and (
+            wish.is_change is not self._is_changing
+            or (self._flying >= self._reads_max and not wish.is_change)
+        ):
             self._held, self.is_blocked = (wish, prefixes), True
             return None
         csn = 0

@@ -8,7 +8,14 @@ from coordination_backend import FakeGuard
 from coordination_backend import FrontClient as Client
 from millstream.coordination.core.effects import Code
 from millstream.coordination.core.entries import Kind
-from millstream.coordination.core.front import OUTSTANDING_MAX, TURN_REQUESTS_MAX
+from millstream.coordination.core.front import (
+    OUT_BYTES_MAX,
+    OUTSTANDING_MAX,
+    READS_FIRST,
+    REPLIES_BYTES_MAX,
+    TURN_REQUESTS_MAX,
+)
+from millstream.coordination.core.versions import NEVER
 
 
 def test_registers_over_the_wire() -> None:
@@ -217,7 +224,7 @@ def test_a_turn_is_bounded() -> None:
 def test_so_many_wait_and_no_more() -> None:
     client = Client()
     client.backend.holds = True
-    client.say(*["GET k"] * (OUTSTANDING_MAX + 5))
+    client.say(*["SET k v"] * (OUTSTANDING_MAX + 5))
     assert len(client.backend.asked) == OUTSTANDING_MAX
     assert client.front.is_clogged
     client.backend.release(0)
@@ -235,6 +242,59 @@ def test_replies_that_are_not_sent_hold_the_rest() -> None:
     assert client.heard().count("$60000") == 18
     assert not client.front.advance()
     assert client.heard().count("$60000") == 2
+
+
+def flow(client: Client, reads: int) -> int:
+    """Ask for so many reads and have them answered; return the most that were under way."""
+    client.front.feed(b"GET k\r\n" * reads)
+    most = 0
+    while client.front.advance() or client.backend.held:
+        most = max(most, len(client.backend.held))
+        while client.backend.held:
+            client.backend.release(0)
+        assert client.front.waiting_bytes < 2 * OUT_BYTES_MAX
+        client.heard()
+    return most
+
+
+def test_so_many_reads_are_under_way_as_their_replies_allow() -> None:
+    client = Client()
+    assert client.say(f"SET k {'v' * 60_000}") == "+OK\r\n"
+    client.backend.holds = True
+    assert READS_FIRST <= flow(client, 300) <= OUT_BYTES_MAX // 60_000 + 1
+    client.backend.holds = False
+    client.say("SET k v")
+    client.backend.holds = True
+    assert flow(client, 1000) == TURN_REQUESTS_MAX
+
+
+def test_what_is_read_and_cannot_be_kept_is_refused() -> None:
+    client = Client()
+    client.backend.holds = True
+    flow(client, 1000)
+    client.front.feed(b"GET k\r\n" * 100)
+    client.front.advance()
+    assert len(client.backend.held) == 100
+    client.backend.machine.values.put(b"k", (b"v" * 1_000_000, NEVER))
+    for _ in range(100):
+        client.backend.release(0)
+    assert client.front.waiting_bytes < REPLIES_BYTES_MAX + 1_000_100
+    heard = client.heard()
+    assert (heard.count("$1000000"), heard.count("-BUSY")) == (17, 83)
+    assert client.front.waiting_bytes == 0
+
+
+def test_replies_behind_one_that_is_not_known_count() -> None:
+    client = Client()
+    assert client.say(f"SET k {'v' * 60_000}") == "+OK\r\n"
+    client.backend.holds = True
+    client.front.feed(b"GET k\r\n" * 40)
+    client.front.advance()
+    while len(client.backend.held) > 1:
+        client.backend.release(1)
+        client.front.advance()
+    assert client.front.waiting_bytes < 2 * OUT_BYTES_MAX
+    assert not client.front.advance()
 
 
 def test_no_request_ends_the_connection_after_what_was_asked() -> None:
