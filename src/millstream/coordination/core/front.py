@@ -204,8 +204,11 @@ class Front:
         queue, slots = self._queue, self._slots
         self._is_advancing = True
         while budget and not self._has_to_wait and len(slots) < OUTSTANDING_MAX:
-            if not queue and not self._cut(budget):
-                break
+            if not queue:
+                is_there = self._cut(budget)
+                budget -= self._cutter.empty
+                if not is_there:
+                    break
             self._run(queue.popleft())
             budget -= 1
         self._is_advancing = False

@@ -51,6 +51,8 @@ class RequestCutter:
         self._parts: list[bytes] = []
         self._index = 0
         self._error: RemoteProtocolError | None = None
+        self.empty = 0
+        """Requests that asked for nothing, of those that the last `cut` looked at."""
 
     def feed(self, data: bytes) -> None:
         """Take what came."""
@@ -58,13 +60,14 @@ class RequestCutter:
         self._size += len(data)
 
     def cut(self, most: int) -> list[list[bytes]]:
-        """Return at most so many whole requests, without those that ask for nothing.
+        """Return whole requests, without those that ask for nothing; look at most at so many.
 
         Raises:
             RemoteProtocolError: `bad_request_frame`, `too_large`; all that was whole before it
                 has been returned before.
         """
         found: list[list[bytes]] = []
+        self.empty = 0
         if self._error is not None:
             raise self._error
         try:
@@ -76,9 +79,9 @@ class RequestCutter:
         return found
 
     def _cut(self, found: list[list[bytes]], most: int) -> None:
-        while len(found) < most:
+        while len(found) + self.empty < most:
             if self._parts:
-                self._split_off(found, most)
+                self._split_off(found, most - self.empty)
             elif self._at < len(self._data):
                 if not self._walk(found):
                     break
@@ -130,6 +133,8 @@ class RequestCutter:
         self._at = end
         if request:
             found.append(request)
+        else:
+            self.empty += 1
         return True
 
 

@@ -221,6 +221,18 @@ def test_a_turn_is_bounded() -> None:
     assert client.heard() == "+PONG\r\n"
 
 
+@pytest.mark.parametrize("nothing", [b"\n", b"*0\r\n", b"\nPING\r\n"])
+def test_requests_that_ask_for_nothing_take_turns_too(nothing: bytes) -> None:
+    client = Client()
+    number = 3 * TURN_REQUESTS_MAX
+    client.front.feed(nothing * number + b"ECHO end\r\n")
+    turns = 1
+    while client.front.advance():
+        turns += 1
+    assert turns >= 3
+    assert client.heard().endswith("$3\r\nend\r\n")
+
+
 def test_so_many_wait_and_no_more() -> None:
     client = Client()
     client.backend.holds = True

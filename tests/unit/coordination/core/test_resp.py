@@ -49,7 +49,7 @@ def cut_all(chunks: Iterable[bytes], most: int = 1000) -> list[list[bytes]]:
     cutter, found = RequestCutter(), []
     for chunk in chunks:
         cutter.feed(chunk)
-        while some := cutter.cut(most):
+        while (some := cutter.cut(most)) or cutter.empty:
             found += some
     return found
 
