@@ -1,7 +1,8 @@
 """Files with the state of a group: written and read whole, in threads.
 
 Invariants:
-1. A file that is there is never written over; one that has its name is whole and durable.
+1. A file that is there is never written over, nor one beside it; one that has its name is whole
+   and durable.
 2. Whatever is wrong is an answer, also a disk that fails: it is not the disk of the node's groups,
    or the group that was to be made is not known to anybody.
 
@@ -11,7 +12,9 @@ Elsewhere: what is in the file (`core.backup`), who may ask for it (the front).
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +24,7 @@ from millstream.coordination.core.pool_effects import Refusal
 from millstream.coordination.core.snapshots import Snapshot
 from millstream.coordination.core.standing import Standing
 from millstream.errors import MillstreamError
-from millstream.runtime.files import write_atomically
+from millstream.runtime.files import sync_directory
 
 __all__ = ["RESTORED_BYTES_MAX", "back_up", "restore"]
 
@@ -42,9 +45,18 @@ async def back_up(snapshot: Snapshot, file: str) -> int | Refusal:
 
 
 def _write(path: Path, snapshot: Snapshot) -> None:
-    if path.exists():
+    if os.path.lexists(path):
         raise FileExistsError(None, "it is there already")
-    write_atomically(path, b"".join(backup_parts(snapshot)))
+    descriptor, beside = tempfile.mkstemp(prefix=".millstream-backup-", dir=path.parent)
+    try:
+        with open(descriptor, "wb") as file:
+            file.writelines(backup_parts(snapshot))
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(beside, path)  # unlike a change of its name, this fails if there is one
+    finally:
+        os.unlink(beside)
+    sync_directory(path.parent)
 
 
 async def restore(groups: Groups, standing: Standing, file: str) -> int | Refusal:

@@ -85,6 +85,19 @@ async def test_what_cannot_be_written_or_read_is_told(tmp_path: Path) -> None:
         again = await admin(node, b"BACKUP", b"1", str(file).encode())
         assert again.startswith(b"-ERR")
         assert file.read_bytes() == content
+        precious = tmp_path / "precious"
+        precious.write_bytes(b"precious")
+        (tmp_path / "second.new").symlink_to(precious)
+        second = str(tmp_path / "second").encode()
+        assert (await admin(node, b"BACKUP", b"1", second)).startswith(b":")
+        assert (tmp_path / "second").read_bytes().startswith(content[:8])
+        (tmp_path / "third").symlink_to(tmp_path / "dangling")
+        third = str(tmp_path / "third").encode()
+        assert (await admin(node, b"BACKUP", b"1", third)).startswith(b"-ERR")
+        assert precious.read_bytes() == b"precious"
+        assert sorted(one.name for one in tmp_path.iterdir()) == [  # noqa: ASYNC240
+            "backup", "nodes", "precious", "second", "second.new", "third",
+        ]  # fmt: skip
         nowhere = str(tmp_path / "no" / "where").encode()
         assert (await admin(node, b"BACKUP", b"1", nowhere)).startswith(b"-ERR")
         assert (await admin(node, b"BACKUP", b"1", b"relative")).startswith(b"-BADARG")
