@@ -10,9 +10,9 @@ from pathlib import Path
 from coordination_sim.ledger import LEDGER, line, next_seed, write_table
 from coordination_sim.plants import PLANTS
 from coordination_sim.runs import command, run, say, shrink
+from coordination_sim.search import SEEDS_MAX, search_all
 from coordination_sim.weather import FAULTS, Options
 
-PLANT_SEEDS_MAX = 200
 LEDGER_SEEDS = 4
 
 
@@ -20,9 +20,10 @@ def main() -> int:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(prog="coordination_sim", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="the first one")
-    parser.add_argument("--count", type=int, default=1, help="how many")
+    parser.add_argument("--count", type=int, help="how many; with --all-plants: for each")
     parser.add_argument("--hours", type=float, help="simulated ones, instead of --count")
     parser.add_argument("--without", default="", help="fault classes to leave out")
+    parser.add_argument("--only", help="a short run with these fault classes, or `nothing`")
     parser.add_argument("--clients", type=int, default=12, help="at most so many")
     parser.add_argument("--until", type=float, default=1e9, help="end there, in simulated seconds")
     parser.add_argument("--trace", help="print what this node does at the end, or all of them")
@@ -33,20 +34,21 @@ def main() -> int:
         "--ledger", type=Path, help="go on with its seeds, for ever, and add lines"
     )
     parser.add_argument("--revision", default="", help="of the code, for the ledger")
-    parser.add_argument("--table", type=Path, help="write the ledger's figures into this document")
+    parser.add_argument("--table", type=Path, help="write what came of it into this document")
     args = parser.parse_args()
     without = frozenset(filter(None, args.without.split(",")))
-    if unknown := without - set(FAULTS):
+    only = None if args.only is None else frozenset(args.only.split(",")) - {"nothing"}
+    if unknown := (without | (only or frozenset())) - set(FAULTS):
         parser.error(f"no such faults: {sorted(unknown)}")
-    options = Options(without, args.clients, args.until, args.plant)
+    options = Options(without, args.clients, args.until, args.plant, only)
     trace = int(args.trace) if (args.trace or "").isdigit() else args.trace
+    if args.all_plants:
+        return search_all(args.seed, args.count or SEEDS_MAX, args.table)
     if args.table:
         write_table(args.table, args.ledger or LEDGER)
         return 0
     if args.ledger:
         return keep_running(args.ledger, args.revision)
-    if args.all_plants:
-        return plants(args.seed)
     return seeds(args, options, trace)
 
 
@@ -66,7 +68,7 @@ def seeds(args: argparse.Namespace, options: Options, trace: int | str | None) -
     """Run seeds; 1 if something was found."""
     total, hours, processor = Counter[str](), 0.0, 0.0
     wanted = args.hours if args.hours is not None else 1e9
-    count = args.count if args.hours is None else 10**9
+    count = (args.count or 1) if args.hours is None else 10**9
     found = 0
     for seed in range(args.seed, args.seed + count):
         outcome = run(seed, options, trace)
@@ -74,7 +76,7 @@ def seeds(args: argparse.Namespace, options: Options, trace: int | str | None) -
         total += outcome.counts
         hours += outcome.simulated_s / 3600
         processor += outcome.processor_s
-        if args.count == 1 and args.hours is None:
+        if count == 1:
             say(f"digest {outcome.digest}")
         if outcome.wrong:
             found += 1
@@ -87,22 +89,6 @@ def seeds(args: argparse.Namespace, options: Options, trace: int | str | None) -
     say(f"{hours:.2f} simulated hours, {processor:.0f} s, {rate:.0f} x, {found} violations")
     say(f"    {dict(sorted(total.items()))}")
     return 1 if found else 0
-
-
-def plants(first: int) -> int:
-    """Search for each planted mistake; 1 if one is not found."""
-    missed = 0
-    for name, plant in sorted(PLANTS.items()):
-        wrong, processor = None, 0.0
-        for seed in range(first, first + PLANT_SEEDS_MAX):
-            outcome = run(seed, Options(plant=name))
-            processor += outcome.processor_s
-            if outcome.wrong and not run(seed).wrong:
-                wrong = f"{seed - first + 1} seeds: {outcome.wrong[:120]}"
-                break
-        missed += wrong is None
-        say(f"{name:22} {processor:5.0f} s  {wrong or 'NOT FOUND'}    {plant.what}")
-    return 1 if missed else 0
 
 
 if __name__ == "__main__":

@@ -80,8 +80,13 @@ def table(lines: Iterable[dict[str, Any]]) -> list[str]:
 
 def write_table(document: Path, ledger: Path) -> None:
     """Put the table where a document has its marks."""
+    write_between(document, BEGIN, END, table(read(ledger)))
+
+
+def write_between(document: Path, begin: str, end: str, lines: list[str]) -> None:
+    """Replace what a document has between two marks."""
     text = document.read_text(encoding="utf-8")
-    head, rest = text.split(BEGIN)
-    _, tail = rest.split(END)
-    body = "\n".join(table(read(ledger)))
-    document.write_text(f"{head}{BEGIN}\n{body}\n{END}{tail}", encoding="utf-8")
+    head, rest = text.split(begin)
+    _, tail = rest.split(end)
+    body = "\n".join(lines)
+    document.write_text(f"{head}{begin}\n{body}\n{end}{tail}", encoding="utf-8")

@@ -106,6 +106,8 @@ class Machine:
         self.seen_log: tuple[Any, ...] = ()
         self.hashes: dict[int, bytes] = {}
         """LSN -> hash of what is durable and whole."""
+        self.base_lsn = 0
+        """A durable snapshot stands for all before it."""
         self._timer = 0
         self._before_fault = self._before
 
@@ -143,7 +145,7 @@ class Machine:
         world, standing = self.world, image.standing
         world.truth.found(self, standing)
         log = () if image.is_journal_lost else image.log
-        self.hashes = {image.base.lsn: image.base.hash}
+        self.hashes, self.base_lsn = {image.base.lsn: image.base.hash}, image.base.lsn
         self.hashes.update((e.lsn, e.header.hash) for e in log if isinstance(e, Entry))
         world.counts["damaged entries found"] += sum(isinstance(e, Damaged) for e in log)
         world.counts["damaged snapshots found"] += image.snapshot is None and bool(image.base.lsn)
@@ -352,7 +354,7 @@ class Machine:
             self.hashes = kept
         elif isinstance(effect, InstallSnapshot):
             link = effect.snapshot.id.link
-            self.hashes = {link.lsn: link.hash}
+            self.hashes, self.base_lsn = {link.lsn: link.hash}, link.lsn
             self.hashes.update((entry.lsn, entry.header.hash) for entry in effect.suffix)
             self.world.counts["snapshots installed"] += 1
         elif isinstance(effect, AdoptSnapshot):
@@ -361,6 +363,10 @@ class Machine:
     def hash_on_disk(self, lsn: int) -> bytes | None:
         """Return the hash of an entry that is durable and whole."""
         return self.hashes.get(lsn)
+
+    def has_on_disk(self, lsn: int, digest: bytes) -> bool:
+        """Return whether an entry, or a snapshot of what it did, is durable."""
+        return lsn < self.base_lsn or self.hashes.get(lsn) == digest
 
     # ---- what others ask
 

@@ -11,7 +11,9 @@ from coordination_sim.weather import Options, Weather
 from coordination_sim.world import World
 from millstream.errors import MillstreamError
 
-WRONG = (AssertionError, MillstreamError, KeyError, IndexError, ValueError, AttributeError)
+WRONG = (
+    AssertionError, MillstreamError, KeyError, IndexError, ValueError, AttributeError, TypeError,
+)  # fmt: skip
 """What a run may raise that finds something."""
 ALL = Options()
 

@@ -179,10 +179,22 @@ class Truth:
         entry = replica.log.entry_at(lsn)
         if entry is None or lsn != self.end + 1:
             raise WrongError(f"node {machine.number} commits entry {lsn} without having it")
+        self._check_durable(replica, entry)
         self.committed.append(entry)
         self.committed_in.append((replica.epoch, replica.view))
         self.model.commit(entry)
         self.world.counts["commits"] += 1
+
+    def _check_durable(self, replica: Any, entry: Entry) -> None:
+        """What is committed first is on the disks of a quorum, unless one was harmed since."""
+        known, header = replica.configuration, entry.header
+        members = known.members if header.epoch == known.epoch else known.old
+        machines = [self.world.network.machines[member] for member in members]
+        have = sum(m.harmed or m.dead or m.has_on_disk(entry.lsn, header.hash) for m in machines)
+        if have < len(machines) // 2 + 1:
+            raise WrongError(
+                f"entry {entry.lsn} is committed, durable on {have} of {len(machines)}"
+            )
 
     def _check_executed(self, machine: Machine, begin: int) -> None:
         registers, at_lsn = machine.replica.machine, self.model.at_lsn
@@ -197,7 +209,15 @@ class Truth:
             raise WrongError(f"node {machine.number} executes {executed}, which is not committed")
 
     def _check_prefix(self, replica: Any) -> None:
+        """Logs of one view are prefixes of one another.
+
+        Who comes to an epoch by a snapshot of a later view than its first has a log of neither
+        view, until the later one is told to it.
+        """
         log = replica.log
+        begin = log.base.lsn
+        if 0 < begin <= self.end and self.committed_in[begin - 1] > replica.last_normal:
+            return
         if replica.last_normal not in self.logs:
             self.logs[replica.last_normal] = (replica.commit_lsn, [])
         base, hashes = self.logs[replica.last_normal]

@@ -301,7 +301,7 @@ class Journal:
         """Remove whole segments in which nothing is above `lsn`; the snapshot covers them."""
         layout, snapshot = self.root.layout, self.root.snapshot
         assert snapshot is not None
-        assert lsn <= snapshot.lsn
+        assert lsn <= snapshot.lsn, "a log cut above the snapshot"
         gone = [extent for extent in layout.segments if 0 < extent.last_lsn <= lsn]
         if not gone:
             return
