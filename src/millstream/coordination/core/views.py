@@ -36,12 +36,14 @@ from millstream.coordination.core.normal import BATCH_BYTES_MAX
 from millstream.coordination.core.reading import Reading
 from millstream.coordination.core.repair import Repair
 
-__all__ = ["JOIN_MS", "PATIENCE_MS", "PATIENCE_MS_MAX", "Views"]
+__all__ = ["FAILURES_MAX", "JOIN_MS", "PATIENCE_MS", "PATIENCE_MS_MAX", "Views"]
 
 PATIENCE_MS: Final = (600.0, 900.0)
 """A member that has not heard its primary for a time drawn from here asks for another one."""
 PATIENCE_MS_MAX: Final = 5000.0
 """The time grows by half with every attempt that fails, up to this."""
+FAILURES_MAX: Final = 8
+"""Attempts that are counted: after so many the time is at its end, whatever was drawn."""
 JOIN_MS: Final = 300.0
 """Who has not heard the primary for so long joins in when another one asks."""
 
@@ -68,7 +70,8 @@ class Views(Reading):
     def _new_patience(self) -> None:
         low, high = PATIENCE_MS
         drawn = low + (high - low) * self.chance()
-        self._patience_ms = min(PATIENCE_MS_MAX, drawn * 1.5**self._failures)
+        grown = 1.5 ** min(self._failures, FAILURES_MAX)
+        self._patience_ms = min(PATIENCE_MS_MAX, drawn * grown)
 
     def _hear_primary(self) -> None:
         self._heard_ms, self._proposals = self.now_ms, {}
@@ -379,6 +382,15 @@ class Views(Reading):
 
     # ---- time
 
+    @property
+    def _forfeits(self) -> bool:
+        """Whether to have the next one lead at once: it may have the state that is missing here.
+
+        Once all had their turn, another view helps nobody, and is asked for as after any failure.
+        """
+        hopes = self._failures <= len(self.members)
+        return self.primary == self.id and not self.has_state and hopes
+
     def tick_backup(self) -> None:
         """Try again what was not answered; ask for another view if the primary is silent."""
         if self.now_ms - self._heard_ms > self._patience_ms:
@@ -386,7 +398,7 @@ class Views(Reading):
             self.propose()
         if self.flipping:
             return
-        if self.status is Status.VIEWCHANGE and self.primary == self.id and not self.has_state:
+        if self.status is Status.VIEWCHANGE and self._forfeits:
             self.propose()
         elif self.status is Status.VIEWCHANGE:
             self._vote()

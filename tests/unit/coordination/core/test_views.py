@@ -9,6 +9,7 @@ from millstream.coordination.core.effects import (
     Image,
     Message,
     Start,
+    TakeSnapshot,
 )
 from millstream.coordination.core.journal import is_of_the_view
 from millstream.coordination.core.member import Status
@@ -21,6 +22,7 @@ from millstream.coordination.core.messages import (
     PrepareOk,
     StartView,
 )
+from millstream.coordination.core.register import Registers
 
 
 def test_another_one_leads_when_the_primary_is_gone() -> None:
@@ -197,3 +199,27 @@ def test_copies_of_an_answer_are_asked_for_more_once() -> None:
         group.step(number, Message(envelope))
     asked = [e.payload.lsn for _, _, e in group.net if isinstance(e.payload, GetEntries)]
     assert asked == [middle.lsn, middle.lsn - 1]
+
+
+def test_a_group_whose_states_are_all_damaged_waits_and_changes_its_view_now_and_then() -> None:
+    """It once changed ten times a second, and ended its process when numbers grew too large."""
+    group = Group(1)
+    group.tick(times=12)
+    group.set(0, 1, b"kept")
+    group.settle()
+    group.step(0, TakeSnapshot(50))
+    group.tick(times=5)
+    assert group.replies[50].code is Code.OK
+    stable = group.stables[0]
+    assert stable is not None
+    group.replicas[0] = type(group.replicas[0])(Registers(), lambda: 0.5)
+    log = tuple(group.disks[0])
+    image = Image(group.standings[0], log, False, group.bases[0], stable.id, None)
+    group.step(0, Start(image))
+    before = group.replicas[0].view
+    group.tick(times=600)
+    assert group.replicas[0].view - before < 20
+    for _ in range(1800):
+        group.now += 10_000.0
+        group.tick()
+    assert group.replicas[0].status is Status.VIEWCHANGE
