@@ -187,6 +187,7 @@ class Epochs(Learning):
 
     def _begin(self, held: list[Request], reads: list[Read | Resume]) -> None:
         self._why = "a new epoch began"
+        self.durable_lsn = self.log.op_lsn
         for member in self.configuration.old:
             if member != self.id:
                 self.send(member, EpochStarted(self.epoch))

@@ -135,6 +135,8 @@ class Learning(Recovering):
                 self.ask_epoch(envelope.sender)
             return
         self._teacher = envelope.sender
+        if self.disk_is_behind:
+            return
         new = list(dropwhile(self._is_here, learn.entries))
         if new and self.log.hash_at(new[0].lsn - 1) != new[0].header.prev_hash:
             new = []

@@ -12,6 +12,8 @@ Invariants:
 5. A reply is that of the request's own command: a number that a connection counted itself joins
    no other request of that number.
 6. What a member missed it gets from the same view's primary and appends; it cuts nothing.
+7. At most `UNWRITTEN_*` are on their way to the own disk. Beyond that a primary refuses requests
+   and the others take nothing; they ask for what they missed once the disk answers.
 
 Elsewhere: reads and the loss of a quorum (`reading`), other views (`views`).
 
@@ -47,6 +49,8 @@ __all__ = [
     "SHARE_BYTES_MAX",
     "UNCOMMITTED_BYTES_MAX",
     "UNCOMMITTED_ENTRIES_MAX",
+    "UNWRITTEN_BYTES_MAX",
+    "UNWRITTEN_ENTRIES_MAX",
     "Normal",
 ]
 
@@ -63,6 +67,11 @@ SHARE_BYTES_MAX: Final = 8 * 1024 * 1024
 UNCOMMITTED_ENTRIES_MAX: Final = 10_000
 """Entries of a primary that are not committed; beyond that requests are refused."""
 UNCOMMITTED_BYTES_MAX: Final = 16 * 1024 * 1024
+"""The same in bytes."""
+UNWRITTEN_ENTRIES_MAX: Final = 20_000
+"""Entries of a member that its disk has not made durable; beyond that it takes nothing more. More
+than can be uncommitted: members whose disks are full alike still have the same log."""
+UNWRITTEN_BYTES_MAX: Final = 32 * 1024 * 1024
 """The same in bytes."""
 
 
@@ -87,7 +96,8 @@ class Normal(Member):
     def begin_normal(self) -> None:
         """Have nothing under way."""
         self.acks, self._writing, self._batches, self._prepared = {}, {}, [], {}
-        self._open_bytes = self.uncommitted_bytes = 0
+        self._open_bytes = self.uncommitted_bytes = self.unwritten_bytes = 0
+        self._sizes: dict[int, int] = {}
         self.repair: Repair | None = None
 
     # ---- requests
@@ -117,10 +127,18 @@ class Normal(Member):
 
     @property
     def full(self) -> bool:
-        """Whether too much is logged and not committed."""
-        return (
+        """Whether too much is logged and not committed, or not on the own disk."""
+        return self.disk_is_behind or (
             self.log.op_lsn - self.commit_lsn >= UNCOMMITTED_ENTRIES_MAX
             or self.uncommitted_bytes >= UNCOMMITTED_BYTES_MAX
+        )
+
+    @property
+    def disk_is_behind(self) -> bool:
+        """Whether too much is on its way to the disk: it is full, or far too slow."""
+        return (
+            self.log.op_lsn - self.durable_lsn >= UNWRITTEN_ENTRIES_MAX
+            or self.unwritten_bytes >= UNWRITTEN_BYTES_MAX
         )
 
     def order(self, request: Request) -> None:
@@ -180,11 +198,14 @@ class Normal(Member):
         return self.log.hash_at(self.commit_lsn) or GENESIS.hash
 
     def _write(self, entries: list[Entry]) -> None:
-        self._writing[self.write(entries)] = entries[-1].lsn
+        op, size = self.write(entries), sum(map(size_of, entries))
+        self._writing[op], self._sizes[op] = entries[-1].lsn, size
+        self.unwritten_bytes += size
 
     def written(self, op: int) -> None:
         """Acknowledge what is durable now; in the middle of a flip, only once that is, too."""
         lsn = self._writing.pop(op)
+        self.unwritten_bytes -= self._sizes.pop(op, 0)
         self.durable_lsn = max(self.durable_lsn, lsn)
         if not self.flipping:
             self.acknowledge()
@@ -281,10 +302,12 @@ class Normal(Member):
         if self.log.holes:
             self.status = Status.GAP
             return self.mend()
-        self._take(entries)
+        if not self.disk_is_behind:
+            self._take(entries)
         if self.log.op_lsn < op_lsn:
             self.status = Status.GAP
-            self.send(sender, GetState(self.log.op_lsn, self.log.head.hash))
+            if not self.disk_is_behind:
+                self.send(sender, GetState(self.log.op_lsn, self.log.head.hash))
         else:
             self.status = Status.NORMAL
             if not self._writing:

@@ -2,8 +2,8 @@
 
 Invariants:
 1. While a standing is on its way to the disk everything but the disk's reports waits, at most
-   `DEFERRED_MAX` events: of what is too much, messages are lost as on any network, and requests
-   are refused.
+   `DEFERRED_MAX` events and `DEFERRED_BYTES_MAX`: of what is too much, messages are lost as on any
+   network, and requests are refused.
 2. Messages of a member's earlier process are not listened to once a later one was heard.
 3. One epoch at a time: a message of another epoch is answered with what shows which one it is.
 
@@ -41,6 +41,7 @@ from millstream.coordination.core.effects import (
     WriteSnapshot,
     WriteStanding,
 )
+from millstream.coordination.core.log import size_of
 from millstream.coordination.core.member import HEARTBEAT_MS, Status
 from millstream.coordination.core.messages import (
     Commit,
@@ -73,10 +74,12 @@ from millstream.coordination.core.register import StateMachine
 from millstream.coordination.core.report import Report
 from millstream.coordination.core.throttling import Throttling
 
-__all__ = ["DEFERRED_MAX", "Replica"]
+__all__ = ["DEFERRED_BYTES_MAX", "DEFERRED_MAX", "Replica"]
 
 DEFERRED_MAX: Final = 4096
 """Events that wait for one disk operation."""
+DEFERRED_BYTES_MAX: Final = 32 * 1024 * 1024
+"""What they carry; one may overshoot it."""
 
 
 class Replica(Throttling):
@@ -85,6 +88,7 @@ class Replica(Throttling):
     def __init__(self, machine: StateMachine, chance: Callable[[], float]) -> None:
         super().__init__(machine, chance)
         self._deferred: deque[Event] = deque()
+        self._deferred_bytes = 0
         self._incarnations: dict[bytes, int] = {}
         self._commit_hint = 0
         self._handlers: dict[type[Any], Callable[[Envelope, Any], None]] = {
@@ -168,11 +172,16 @@ class Replica(Throttling):
         else:
             self._handle(event)
         while self._deferred and not self.flipping:
-            self._handle(self._deferred.popleft())
+            waited = self._deferred.popleft()
+            self._deferred_bytes -= _bytes_of(waited)
+            self._handle(waited)
 
     def _defer(self, event: Event) -> None:
-        if isinstance(event, Timer) or len(self._deferred) < DEFERRED_MAX:
+        if isinstance(event, Timer) or (
+            len(self._deferred) < DEFERRED_MAX and self._deferred_bytes < DEFERRED_BYTES_MAX
+        ):
             self._deferred.append(event)
+            self._deferred_bytes += _bytes_of(event)
         elif isinstance(event, Request | Read | Resume | Reconfigure | MovePrimary | TakeSnapshot):
             self.reply(event.ticket, Code.BUSY)
 
@@ -309,3 +318,14 @@ class Replica(Throttling):
         if self.leading:
             return not self.suspended
         return self.status is Status.NORMAL and self.hears_primary
+
+
+def _bytes_of(event: Event) -> int:
+    match event:
+        case Request(body=body) | Read(body=body):
+            return sum(map(len, body.argv))
+        case Message(Envelope(payload=SnapshotPart(data=data))):
+            return len(data)
+        case Message(envelope):
+            return sum(map(size_of, getattr(envelope.payload, "entries", ())))
+    return 0

@@ -391,6 +391,16 @@ class Views(Reading):
         hopes = self._failures <= len(self.members)
         return self.primary == self.id and not self.has_state and hopes
 
+    def tick_primary(self) -> None:
+        """Also hand over if the others commit without the own disk, which takes nothing more."""
+        super().tick_primary()
+        if not self.leading or self.suspended or not self.disk_is_behind:
+            return
+        if self.commit_lsn > self.durable_lsn:
+            best = max(self.members, key=lambda member: self.acks.get(member, 0))
+            ahead = self.members.index(best) - self.view
+            self.resign(self.view + ahead % len(self.members))
+
     def tick_backup(self) -> None:
         """Try again what was not answered; ask for another view if the primary is silent."""
         if self.now_ms - self._heard_ms > self._patience_ms:
@@ -402,7 +412,7 @@ class Views(Reading):
             self.propose()
         elif self.status is Status.VIEWCHANGE:
             self._vote()
-        elif self.status is Status.GAP and self.primary != self.id:
+        elif self.status is Status.GAP and self.primary != self.id and not self.disk_is_behind:
             self.send(self.primary, GetView(self.commit_lsn))
         if self.repair is not None and not self.flipping:
             self.go_on_repairing()

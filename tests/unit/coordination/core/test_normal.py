@@ -1,5 +1,7 @@
 """Requests become entries, leave in batches, and are committed by a quorum that has them."""
 
+import pytest
+
 from coordination_group import Group
 from millstream.coordination.core import normal
 from millstream.coordination.core.effects import Code, Message, Request
@@ -186,3 +188,78 @@ def test_a_number_that_a_connection_counted_joins_no_request_of_another() -> Non
     group.settle()
     assert group.replies[4].code is Code.SESSIONMOVED
     assert group.replies[5][1:] == group.replies[2][1:]
+
+
+def test_a_member_whose_disk_stands_still_takes_so_much_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(normal, "UNWRITTEN_ENTRIES_MAX", 5)
+    group = Group(3)
+    leader, behind = group.leader, (group.leader + 1) % 3
+    group.holds_disk = {behind}
+    for ticket in range(40):
+        group.set(leader, ticket)
+        group.settle()
+    stuck = group.replicas[behind]
+    assert stuck.log.op_lsn == stuck.durable_lsn + 5
+    group.sent.clear()
+    group.tick(times=5)
+    assert not [e for s, _, e in group.sent if s == behind and isinstance(e.payload, GetState)]
+    group.release_disk(behind)
+    group.tick(times=3)
+    assert stuck.log.head == group.replicas[leader].log.head
+    assert stuck.status is Status.NORMAL
+    assert stuck.durable_lsn == stuck.log.op_lsn
+    assert stuck.unwritten_bytes == 0
+
+
+def test_large_entries_count_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(normal, "UNWRITTEN_BYTES_MAX", 3_000)
+    group = Group(3)
+    leader, behind = group.leader, (group.leader + 1) % 3
+    group.holds_disk = {behind}
+    for ticket in range(9):
+        group.set(leader, ticket, b"v" * 1_000)
+        group.settle()
+    stuck = group.replicas[behind]
+    assert stuck.log.op_lsn - stuck.durable_lsn == 3
+
+
+def test_a_primary_whose_disk_stands_still_hands_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(normal, "UNWRITTEN_ENTRIES_MAX", 5)
+    group = Group(3)
+    old = group.leader
+    group.holds_disk = {old}
+    for ticket in range(9):
+        group.set(old, ticket)
+        group.settle()
+    assert [reply.code for reply in group.replies.values()] == [Code.OK] * 5 + [Code.BUSY] * 4
+    group.tick(times=3)
+    assert group.leader != old
+    group.set(group.leader, 100)
+    group.settle()
+    assert group.replies[100].code is Code.OK
+    group.release_disk(old)
+    group.tick(times=3)
+    assert group.replicas[old].log.head == group.replicas[group.leader].log.head
+
+
+def test_members_whose_disks_stand_still_alike_refuse_and_go_on_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(normal, "UNCOMMITTED_ENTRIES_MAX", 5)
+    group = Group(3)
+    leader = group.leader
+    group.holds_disk = {0, 1, 2}
+    for ticket in range(9):
+        group.set(leader, ticket)
+        group.settle()
+    group.get(leader, 100)
+    group.tick(times=9)
+    assert group.leader == leader
+    assert group.replies[100].code is Code.OK
+    assert {group.replies[ticket].code for ticket in range(5, 9)} == {Code.BUSY}
+    for number in range(3):
+        group.release_disk(number)
+    group.tick(times=2)
+    assert {group.replies[ticket].code for ticket in range(5)} == {Code.OK}

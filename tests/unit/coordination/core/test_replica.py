@@ -7,7 +7,7 @@ from coordination_group import Group
 from millstream.coordination.core import replica as replica_module
 from millstream.coordination.core.effects import Code, Message
 from millstream.coordination.core.member import HEARTBEAT_MS
-from millstream.coordination.core.messages import GetView, StartEpoch, StartView
+from millstream.coordination.core.messages import GetView, Prepare, StartEpoch, StartView
 
 SEEDS = 40
 FOUND = (20613,)
@@ -75,3 +75,20 @@ def test_too_much_that_waits_for_the_disk_is_refused(monkeypatch: pytest.MonkeyP
     group.release_disk(0)
     assert group.replies.keys() == {0, 1, 2}
     assert HEARTBEAT_MS > 0
+
+
+def test_what_waits_for_the_disk_has_a_bound_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_module, "DEFERRED_BYTES_MAX", 2_000)
+    group = Group(3)
+    leader, behind = group.leader, (group.leader + 1) % 3
+    group.holds_disk = {behind}
+    group.start(behind)
+    for ticket in range(9):
+        group.set(leader, ticket, b"v" * 1_000)
+        group.settle()
+    held = [event for event in group.replicas[behind]._deferred if isinstance(event, Message)]
+    assert sum(isinstance(event.envelope.payload, Prepare) for event in held) == 2
+    group.release_disk(behind)
+    assert group.replicas[behind]._deferred_bytes == 0
+    group.tick(times=3)
+    assert group.replicas[behind].log.head == group.replicas[leader].log.head
