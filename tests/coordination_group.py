@@ -10,6 +10,7 @@ from millstream.coordination.core.effects import (
     Append,
     CallSoon,
     DiskDone,
+    DiskGaveUp,
     Event,
     Image,
     Install,
@@ -45,6 +46,8 @@ class Group:
         self.now = 0.0
         self.passes: Filter = lambda sender, receiver, envelope: True
         self.holds_disk: set[int] = set()
+        self.no_space: set[int] = set()
+        """Whose disks have no space for snapshots."""
         self.held: dict[int, list[int]] = {}
         self.net: list[tuple[int, int, Envelope]] = []
         self.replies: dict[int, Reply] = {}
@@ -96,6 +99,8 @@ class Group:
                     self.disks[number][keep_lsn - self.bases[number].lsn :] = suffix
                     self.standings[number] = standing
                     self.written(number, op)
+                case WriteSnapshot(op) if number in self.no_space:
+                    self.step(number, DiskGaveUp(op))
                 case WriteSnapshot(op, snapshot):
                     self.snapshots[number, snapshot.id.number] = snapshot
                     self.written(number, op)

@@ -28,6 +28,7 @@ from millstream.coordination.core.effects import (
     CallSoon,
     Code,
     DiskDone,
+    DiskGaveUp,
     Effect,
     Event,
     Message,
@@ -110,7 +111,9 @@ class GroupRunner:
             UnavailableError: `disk_full`, `disk_failed`.
         """
         runner = cls(machine, send, on_fatal, on_change)
-        journal = await JournalThread.open(disk, on_done=runner._written, on_fatal=runner._failed)
+        journal = await JournalThread.open(
+            disk, on_done=runner._written, on_fatal=runner._failed, on_given_up=runner._given_up
+        )
         durable = journal.take_image()
         if durable.standing is None:
             await journal.close()
@@ -246,6 +249,9 @@ class GroupRunner:
 
     def _written(self, op: int) -> None:
         self.take(DiskDone(op))
+
+    def _given_up(self, op: int) -> None:
+        self.take(DiskGaveUp(op))
 
     def _failed(self, error: BaseException) -> None:
         if not self._is_closed:

@@ -4,7 +4,8 @@ Invariants:
 1. One step is under way at a time and steps take effect in the order they were asked for; appends
    that wait behind one another become one.
 2. `on_done` is called in the loop, with each number in order, once that step is durable.
-3. While there is no space the step waits and is tried again; nothing overtakes it.
+3. While there is no space the step waits and is tried again; nothing overtakes it. Only a snapshot
+   of the own state is given up instead, which `on_given_up` is told.
 4. After any other error `on_fatal` is called once, and nothing is reported or written any more:
    the process has to stop.
 
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from millstream.coordination.core.durable import DurableImage
-from millstream.coordination.core.effects import Append, DiskEffect
+from millstream.coordination.core.effects import Append, DiskEffect, WriteSnapshot
 from millstream.coordination.core.entries import Entry
 from millstream.coordination.core.journal import Journal
 from millstream.errors import UnavailableError
@@ -42,11 +43,15 @@ STEPS_MAX: Final = 4096
 
 @dataclass(slots=True)
 class _Step:
-    """Some numbers, and what makes them durable; `entries` if it is an append."""
+    """Some numbers, and what makes them durable; `entries` if it is an append.
+
+    `is_optional`: without space it is given up.
+    """
 
     ops: list[int]
     call: Callable[[Journal], None] | None
     entries: list[Entry]
+    is_optional: bool = False
 
 
 class JournalThread:
@@ -58,7 +63,9 @@ class JournalThread:
         thread: ThreadPoolExecutor,
         on_done: Callable[[int], None],
         on_fatal: Callable[[BaseException], None],
+        on_given_up: Callable[[int], None],
     ) -> None:
+        self._on_given_up = on_given_up
         self._journal, self._thread = journal, thread
         self._on_done, self._on_fatal = on_done, on_fatal
         self._steps: deque[_Step] = deque()
@@ -74,6 +81,7 @@ class JournalThread:
         *,
         on_done: Callable[[int], None],
         on_fatal: Callable[[BaseException], None],
+        on_given_up: Callable[[int], None] = lambda _: None,
     ) -> JournalThread:
         """Open and heal the files of a formatted group; what was found is `image`.
 
@@ -87,7 +95,7 @@ class JournalThread:
         except BaseException:
             thread.shutdown(wait=False)
             raise
-        return cls(journal, thread, on_done, on_fatal)
+        return cls(journal, thread, on_done, on_fatal, on_given_up)
 
     def take_image(self) -> DurableImage:
         """Return what was found, once: it holds the whole log."""
@@ -97,7 +105,10 @@ class JournalThread:
     def carry_out(self, effect: DiskEffect) -> None:
         """Do what a replica wants done; its number is reported."""
         if not isinstance(effect, Append):
-            self.perform(effect.op, lambda journal: journal.carry_out(effect))
+            is_optional = isinstance(effect, WriteSnapshot)
+            self._add(
+                _Step([effect.op], lambda journal: journal.carry_out(effect), [], is_optional)
+            )
             return
         last = self._steps[-1] if self._steps else None
         if last is not None and last.call is None and _bytes(last.entries) < APPEND_BYTES_MAX:
@@ -122,9 +133,9 @@ class JournalThread:
     async def _run(self) -> None:
         while self._steps:
             step = self._steps.popleft()
-            await self._do(step)
+            told = self._on_done if await self._do(step) else self._on_given_up
             for op in step.ops:
-                self._on_done(op)
+                told(op)
         self._is_running = False
 
     def _fail(self, error: BaseException) -> None:
@@ -132,7 +143,8 @@ class JournalThread:
         self._steps.clear()
         self._on_fatal(error)
 
-    async def _do(self, step: _Step) -> None:
+    async def _do(self, step: _Step) -> bool:
+        """Return whether it is done; False: it was given up."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -140,13 +152,16 @@ class JournalThread:
             except UnavailableError as error:
                 if error.code != "disk_full":
                     raise
+                if step.is_optional:
+                    _LOG.error("a snapshot of a coordination group is given up: %s", error)
+                    return False
                 if not self.is_full:
                     _LOG.error("a coordination group waits for space: %s", error)
                 self.is_full = True
                 await asyncio.sleep(DISK_FULL_RETRY_S)
             else:
                 self.is_full = False
-                return
+                return True
 
     def _call(self, step: _Step) -> None:
         if step.call is None:

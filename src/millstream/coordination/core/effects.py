@@ -108,6 +108,12 @@ class DiskDone(NamedTuple):
     op: int
 
 
+class DiskGaveUp(NamedTuple):
+    """There was no space for the snapshot of this `WriteSnapshot`; it is not there."""
+
+    op: int
+
+
 class Request(NamedTuple):
     """A client wants a change; `ticket` comes back with the Reply.
 
@@ -196,7 +202,7 @@ class MovePrimary(NamedTuple):
 
 
 Event = (
-    Start | Message | Timer | DiskDone | Request | Read | Resume | Touch | Reconfigure
+    Start | Message | Timer | DiskDone | DiskGaveUp | Request | Read | Resume | Touch | Reconfigure
     | MovePrimary | TakeSnapshot | Soon
 )  # fmt: skip
 
@@ -250,7 +256,7 @@ class WriteStanding(NamedTuple):
 
 
 class WriteSnapshot(NamedTuple):
-    """Make a snapshot durable beside the one in force."""
+    """Make a snapshot durable beside the one in force; without space it may be given up."""
 
     op: int
     snapshot: Snapshot

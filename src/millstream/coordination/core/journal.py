@@ -62,7 +62,7 @@ from millstream.coordination.core.entries import (
 from millstream.coordination.core.recovery import Survey, survey
 from millstream.coordination.core.snapshots import Snapshot, SnapshotId
 from millstream.coordination.core.standing import Standing
-from millstream.errors import CorruptionError
+from millstream.errors import CorruptionError, UnavailableError
 from millstream.ports.disk import Disk
 
 __all__ = [
@@ -281,8 +281,20 @@ class Journal:
         self._remove_old()
 
     def write_snapshot(self, snapshot: Snapshot) -> None:
-        """Make a snapshot durable; it counts once it is adopted, or the log begins behind it."""
+        """Make a snapshot durable; it counts once it is adopted, or the log begins behind it.
+
+        Raises:
+            UnavailableError: `disk_full`: the space that it took is free again; `disk_failed`.
+        """
         name = snapshot_name(snapshot.id.number)
+        try:
+            self._write_snapshot(name, snapshot)
+        except UnavailableError:
+            if not self.has_failed:
+                self._files.remove([name + ".new"])
+            raise
+
+    def _write_snapshot(self, name: str, snapshot: Snapshot) -> None:
         self._files.cut(name + ".new", 0)
         parts, offset = [(0, encode_snapshot_head(snapshot))], SNAPSHOT_HEAD_BYTES
         for part in snapshot.parts:

@@ -23,6 +23,7 @@ from millstream.coordination.core.effects import (
     Append,
     Code,
     DiskDone,
+    DiskGaveUp,
     Effect,
     Event,
     Install,
@@ -167,6 +168,8 @@ class Replica(Throttling):
         if isinstance(event, DiskDone):
             if not self._flipped(event.op):
                 self.written(event.op)
+        elif isinstance(event, DiskGaveUp):
+            self.not_written(event.op)
         elif self.flipping:
             self._defer(event)
         else:
@@ -219,7 +222,7 @@ class Replica(Throttling):
                 self._begin_parts()
                 self.wake_after(HEARTBEAT_MS * self.chance())
                 self.flip(self._started_up)
-            case DiskDone():
+            case DiskDone() | DiskGaveUp():
                 raise AssertionError("reports of the disk never wait")
 
     def _started_up(self) -> None:

@@ -11,6 +11,7 @@ Invariants:
    were away for a while can go on from the log.
 5. No two have the same number: the primary counts those that it has logged, too.
 6. There is one at a time; one that is not stable after `GIVE_UP_MS` is replaced by the next.
+7. One for which this member's disk has no space holds up nothing: this member has none of it.
 
 Elsewhere: its bytes (`snapshots`), getting one from another member (`fetching`).
 
@@ -187,6 +188,10 @@ class Snapshotting(Sessions):
             super().written(op)
         else:
             step()
+
+    def not_written(self, op: int) -> None:
+        """Do without a snapshot that had no space; the next one may have."""
+        del self._steps[op]
 
     def _written_down(self, made: Snapshot) -> None:
         if self._made is made:

@@ -12,9 +12,10 @@ import pytest
 
 from millstream.coordination.aio import journal as module
 from millstream.coordination.aio.journal import JournalThread
-from millstream.coordination.core.effects import Append, Install, WriteStanding
+from millstream.coordination.core.effects import Append, Install, WriteSnapshot, WriteStanding
 from millstream.coordination.core.entries import GENESIS, Entry
 from millstream.coordination.core.journal import Journal, format_group
+from millstream.coordination.core.snapshots import snapshot_of
 from millstream.errors import CorruptionError, UnavailableError
 from millstream.runtime.disk import OsDisk
 from simulated_disk import SYNC, WRITE, SimulatedDisk
@@ -30,11 +31,13 @@ class Group:
         self.disk: SimulatedDisk = self.world.disk
         format_group(self.disk, STANDING)
         self.done: list[int] = []
+        self.given_up: list[int] = []
         self.errors: list[BaseException] = []
         self.news = asyncio.Event()
         self.loop = asyncio.get_running_loop()
         self.effects: list[str] = []
         self.failing: dict[str, int] = {}
+        self.failing_name = ""
         self.gate = threading.Event()
         self.gate.set()
         self.disk.before = self.before
@@ -46,7 +49,7 @@ class Group:
         assert self.gate.wait(20)
         self.effects.append(kind)
         self.loop.call_soon_threadsafe(self.news.set)
-        if kind in self.failing:
+        if kind in self.failing and self.failing_name in name:
             raise OSError(self.failing[kind], "failed")
 
     def on_done(self, op: int) -> None:
@@ -75,8 +78,9 @@ class Group:
 async def opened() -> AsyncIterator[Group]:
     group = Group()
     group.journal = await JournalThread.open(
-        group.disk, on_done=group.on_done, on_fatal=group.on_fatal
-    )
+        group.disk, on_done=group.on_done, on_fatal=group.on_fatal,
+        on_given_up=group.given_up.append,
+    )  # fmt: skip
     try:
         yield group
     finally:
@@ -145,6 +149,23 @@ async def test_without_space_a_step_waits_and_nothing_overtakes_it(
         await group.until_done(1, 2)
         assert not group.journal.is_full
         assert not group.errors
+
+
+async def test_a_snapshot_without_space_is_given_up_and_keeps_no_space_and_no_append_waiting() -> (
+    None
+):
+    async with opened() as group:
+        group.failing, group.failing_name = {WRITE: errno.ENOSPC}, "snapshot"
+        snapshot = snapshot_of(1, GENESIS, b"s" * 300)
+        group.journal.carry_out(WriteSnapshot(1, snapshot))
+        group.journal.carry_out(Append(2, tuple(group.entries(2))))
+        await group.until_done(2)
+        assert group.given_up == [1]
+        assert not group.journal.is_full
+        assert not [name for name in group.disk.names() if name.startswith("snapshot")]
+        group.failing = {}
+        group.journal.carry_out(WriteSnapshot(3, snapshot))
+        await group.until_done(2, 3)
 
 
 async def test_a_journal_that_waits_for_space_can_be_closed(

@@ -148,3 +148,23 @@ def test_a_number_is_given_once() -> None:
     group.whole()
     group.tick(times=8)
     assert group.replies[2] == group.replies[2]._replace(code=Code.OK, value=b"2")
+
+
+def test_a_member_without_space_for_a_snapshot_goes_on_and_has_the_next_one() -> None:
+    group = Group(3)
+    written(group)
+    behind = (group.leader + 1) % 3
+    group.no_space = {behind}
+    take(group, 1)
+    written(group)
+    stuck = group.replicas[behind]
+    assert group.replies[1].code is Code.OK
+    assert stuck.stable_id is None
+    assert stuck.log.base.lsn == 0
+    assert stuck.commit_lsn >= group.replicas[group.leader].commit_lsn - 1
+    assert not stuck._steps
+    group.no_space = set()
+    take(group, 2)
+    group.tick()
+    assert stuck.stable_id == group.replicas[group.leader].stable_id is not None
+    assert stuck.log.base.lsn > 0
