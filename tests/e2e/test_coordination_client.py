@@ -59,7 +59,8 @@ def test_the_guides_program(tmp_path: Path) -> None:
             [sys.executable, "-c", program.replace("127.0.0.1:7379", f"{host}:{port}")],
             capture_output=True, text=True, timeout=60, check=True,
         )  # fmt: skip
-        assert done.stdout.startswith("leading as of Version(epoch=")
+        assert done.stdout.startswith("(b'hello', Version(epoch=0,")
+        assert done.stdout.endswith("\nnobody led before\n")
         assert node.stop() == 0
 
 
