@@ -205,7 +205,7 @@ class Fetching(Snapshotting):
         if fetch is None or not others:
             return
         wanted = self._missing is not None or self.repair is not None or self.may_learn
-        if not wanted and self.status is not Status.GAP:
+        if not wanted and self.status not in (Status.GAP, Status.LOST):
             self._fetch = None
         elif fetch.stuck_at == fetch.offset:
             self._asked += 1
