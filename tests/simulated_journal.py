@@ -22,7 +22,7 @@ from millstream.coordination.core.journal import Journal, format_group, is_forma
 from millstream.coordination.core.snapshots import Snapshot, SnapshotId, snapshot_of
 from millstream.coordination.core.standing import Standing
 from millstream.errors import UnavailableError
-from simulated_disk import Crash, Fault, SimulatedDisk, nothing_happens
+from simulated_disk import FAULTS, Crash, Fault, SimulatedDisk, nothing_happens
 
 GROUP, NODE, OTHER = b"group-of-the-day", b"a" * 16, b"b" * 16
 SEGMENT_BYTES = 1500
@@ -67,6 +67,8 @@ class JournalWorld:
         self.disk = SimulatedDisk(self.rng, count(1))
         self.fault: Fault | None = None
         self.struck: Fault | None = None
+        self.again: Fault | None = None
+        """What strikes when a step is repeated that had no space before; else it is drawn."""
         self.disk.before = self._before
         self.state = State(STANDING)
         self.allowed = [self.state]
@@ -90,11 +92,20 @@ class JournalWorld:
             self.restart(has_power=self.struck is not None and self.struck.kind == "kill")
         except UnavailableError as error:
             if error.code == "disk_full":
-                self.fault = None  # people make room
-                step()
+                self.fault, self.again = self.again or self._drawn(), None  # people make room
+                self.attempt(step)
+                self.fault = None
             else:
+                self.fault = None
                 self.restart(has_power=self.rng.random() < 0.7)
                 self.restart(has_power=self.rng.random() < 0.5)
+
+    def _drawn(self) -> Fault | None:
+        """Return what strikes, if anything does, when a step that had no space is repeated."""
+        if self.rng.random() < 0.5:
+            return None
+        kind = self.rng.choice([kind for kind in FAULTS if kind != "full"])
+        return Fault(kind, self.rng.randint(0, 12))
 
     def restart(self, *, has_power: bool) -> None:
         """End the process as it is, and start it again."""

@@ -6,6 +6,8 @@ append any number of entries may be there. A step that returned is never undone.
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,6 +39,20 @@ def live(world: JournalWorld) -> None:
     world.begin_anew(7, 2)
     world.append(2)
     world.install(1, 1)
+
+
+def test_power_may_be_lost_when_a_step_is_repeated_that_had_no_space() -> None:
+    struck = set()
+    for left, again, chance in product(range(9), range(20), range(6)):
+        world = JournalWorld(10_000 * chance + 100 * left + again)
+        world.start()
+        world.append(3)
+        world.fault, world.again = Fault("full", left), Fault("power", again)
+        world.install(1, 2)
+        struck.add(world.struck and world.struck.kind)
+        world.fault = None
+        world.restart(has_power=False)
+    assert struck == {"full", "power"}
 
 
 @pytest.mark.parametrize("kind", FAULTS)

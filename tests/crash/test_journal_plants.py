@@ -9,7 +9,7 @@ import pytest
 
 from millstream.coordination.core import journal as module
 from millstream.coordination.core.careful_files import CarefulFiles
-from millstream.coordination.core.durable import SUPERBLOCK, Layout, header_file_name
+from millstream.coordination.core.durable import SUPERBLOCK, Layout, header_file_name, segment_name
 from millstream.coordination.core.journal import Journal
 from millstream.coordination.core.recovery import Survey, survey
 from simulated_disk import FAULTS, Fault
@@ -76,8 +76,12 @@ def removed_early(patch: pytest.MonkeyPatch) -> None:
     flip = Journal._flip
 
     def remove(journal: Journal, standing: object, layout: Layout, *rest: object) -> None:
-        if layout.headers != journal.root.layout.headers:
-            journal._files.remove([header_file_name(journal.root.layout.headers)])
+        old = journal.root.layout
+        if layout.headers != old.headers:
+            journal._files.remove([header_file_name(old.headers)])
+            used = {extent.segment for extent in layout.segments}
+            gone = [extent.segment for extent in old.segments if extent.segment not in used]
+            journal._files.remove([segment_name(number) for number in gone])
         flip(journal, standing, layout, *rest)
 
     patch.setattr(Journal, "_flip", remove)

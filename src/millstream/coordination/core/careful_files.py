@@ -49,9 +49,14 @@ class CarefulFiles:
         """Return the names in the directory."""
         return self.disk.names()
 
-    def write(self, name: str, parts: Iterable[tuple[int, bytes]]) -> None:
-        """Write (offset, bytes) to a file, made if it is missing, and sync it."""
-        self._try(self._write, name, parts)
+    def write(
+        self, name: str, parts: Iterable[tuple[int, bytes]], *, is_final: bool = False
+    ) -> None:
+        """Write (offset, bytes) to a file, made if it is missing, and sync it.
+
+        `is_final`: a lack of space is an error like any other.
+        """
+        self._try(self._write, name, parts, is_final=is_final)
         self._try(self._sync, name, is_final=True)
 
     def _write(self, name: str, parts: Iterable[tuple[int, bytes]]) -> None:

@@ -358,7 +358,8 @@ class Journal:
         self._flip(self.root.standing, layout, self.root.snapshot, self.op_lsn)
 
     def _write_copy(self, root: Root, copy: int) -> None:
-        self._files.write(SUPERBLOCK, [(copy * COPY_BYTES, encode_root(root, copy))])
+        data = encode_root(root, copy)
+        self._files.write(SUPERBLOCK, [(copy * COPY_BYTES, data)], is_final=True)
 
     def _remove_old(self) -> None:
         """Remove what the superblock has replaced; of snapshots only those before the stable."""
