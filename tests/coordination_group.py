@@ -28,7 +28,7 @@ from millstream.coordination.core.effects import (
     WriteStanding,
 )
 from millstream.coordination.core.entries import GENESIS, Body, Entry
-from millstream.coordination.core.messages import Envelope
+from millstream.coordination.core.messages import Envelope, Payload
 from millstream.coordination.core.register import Registers
 from millstream.coordination.core.replica import Replica
 from millstream.coordination.core.snapshots import Snapshot
@@ -150,6 +150,27 @@ class Group:
     def without(self, *gone: int) -> None:
         """Cut these off from everybody."""
         self.passes = lambda sender, receiver, envelope: not {sender, receiver} & set(gone)
+
+    def tick_with_a_line(self, to: int, kind: type[Payload], number: int, times: int) -> int:
+        """Let ticks pass in each of which only so many of these arrive; return how many did."""
+        line: list[Envelope] = []
+        arrived = 0
+
+        def passes(sender: int, receiver: int, envelope: Envelope) -> bool:
+            held = receiver == to and isinstance(envelope.payload, kind)
+            if held:
+                line.append(envelope)
+            return not held
+
+        self.passes = passes
+        for _ in range(times):
+            self.tick()
+            for _ in range(number):
+                if line:
+                    arrived += 1
+                    self.step(to, Message(line.pop(0)))
+                    self.settle()
+        return arrived
 
     def whole(self) -> None:
         """Let everything pass."""

@@ -189,6 +189,7 @@ class Fetching(Snapshotting):
             self._write_snapshot(found, lambda: self._adopt_again(found.id))
             self.take_state(found.id, found)
         elif self.repair is not None:
+            self.repair.asking.forget()
             self.go_on_repairing()
 
     def _adopt_again(self, found: SnapshotId) -> None:

@@ -39,7 +39,7 @@ from millstream.coordination.core.messages import (
     Prepare,
     PrepareOk,
 )
-from millstream.coordination.core.repair import Repair
+from millstream.coordination.core.repair import Asking, Repair
 
 __all__ = [
     "BATCH_BYTES_MAX",
@@ -99,6 +99,7 @@ class Normal(Member):
         self._open_bytes = self.uncommitted_bytes = self.unwritten_bytes = 0
         self._sizes: dict[int, int] = {}
         self.repair: Repair | None = None
+        self._asking = Asking()
 
     # ---- requests
 
@@ -306,8 +307,9 @@ class Normal(Member):
             self._take(entries)
         if self.log.op_lsn < op_lsn:
             self.status = Status.GAP
-            if not self.disk_is_behind:
-                self.send(sender, GetState(self.log.op_lsn, self.log.head.hash))
+            head = self.log.head
+            if not self.disk_is_behind and self._asking.is_due(head, self.now_ms):
+                self.send(sender, GetState(head.lsn, head.hash))
         else:
             self.status = Status.NORMAL
             if not self._writing:
@@ -354,6 +356,12 @@ class Normal(Member):
                 envelope.sender, state.entries, state.op_lsn, state.commit_lsn, state.commit_hash
             )
 
+    @property
+    def is_getting(self) -> bool:
+        """Whether what is missing was asked for, and an answer may still come."""
+        asking = self._asking if self.repair is None else self.repair.asking
+        return asking.waits(self.now_ms)
+
     # ---- entries by hash
 
     def on_get_entries(self, envelope: Envelope, asked: GetEntries) -> None:
@@ -361,9 +369,10 @@ class Normal(Member):
         if asked.lsn <= self.log.base.lsn:
             self.offer_snapshot(envelope.sender)
             return
-        if self.log.hash_at(asked.lsn) != asked.hash:
+        if self.log.hash_at(asked.lsn) != asked.hash or self.shared_bytes >= SHARE_BYTES_MAX:
             return
         floor_lsn = max(asked.lsn - asked.number, 0)
         entries = self.log.ending_at(asked.lsn, floor_lsn, self.batch_entries_max, BATCH_BYTES_MAX)
         if entries:
+            self.shared_bytes += sum(map(size_of, entries))
             self.send(envelope.sender, Entries(tuple(entries)))

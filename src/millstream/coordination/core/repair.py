@@ -3,9 +3,11 @@
 Invariants:
 1. Entries are taken by hash only, from the known end downwards, so whoever sent them, they are
    the ones.
-2. The own log is left alone. The result is one step: keep so much, put this behind it; or begin
+2. The same is asked for again only after a time in which an answer could have come, or requests
+   that nobody needs fill the line and delay those that matter.
+3. The own log is left alone. The result is one step: keep so much, put this behind it; or begin
    at a snapshot, and put this behind it.
-3. Holes of the part that is kept are filled, too.
+4. Holes of the part that is kept are filled, too.
 
 Elsewhere: whose end it is (`choosing`, a StartView, a closed epoch), doing the step (`member`).
 
@@ -15,13 +17,48 @@ Source: Alagappan et al., "Protocol-Aware Recovery for Consensus-Based Storage",
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from millstream.coordination.core.entries import Entry
 from millstream.coordination.core.log import Log
 from millstream.coordination.core.snapshots import Snapshot
 
-__all__ = ["NewEnd", "Repair", "Wanted"]
+__all__ = ["AGAIN_MS", "AGAIN_MS_MAX", "Asking", "NewEnd", "Repair", "Wanted"]
+
+AGAIN_MS: Final = 100.0
+"""After so long without an answer the same may be asked for again."""
+AGAIN_MS_MAX: Final = 1000.0
+"""That time doubles with every try, and is twice what the last answer took, up to this."""
+
+
+class Asking:
+    """When to ask, of one thing after the other."""
+
+    def __init__(self) -> None:
+        self._question: object = None
+        self._since_ms = self._asked_ms = 0.0
+        self._again_ms = AGAIN_MS
+
+    def is_due(self, question: object, now_ms: float) -> bool:
+        """Return whether to ask this now, and take it that it is asked then."""
+        if question != self._question:
+            took_ms = now_ms - self._since_ms if self.waits(now_ms) else 0.0
+            self._again_ms = min(max(2 * took_ms, AGAIN_MS), AGAIN_MS_MAX)
+            self._question, self._since_ms = question, now_ms
+        elif self.waits(now_ms):
+            return False
+        else:
+            self._again_ms = min(2 * self._again_ms, AGAIN_MS_MAX)
+        self._asked_ms = now_ms
+        return True
+
+    def waits(self, now_ms: float) -> bool:
+        """Return whether an answer may still come."""
+        return self._question is not None and now_ms - self._asked_ms < self._again_ms
+
+    def forget(self) -> None:
+        """Let whatever comes next be due."""
+        self._question = None
 
 
 class Wanted(NamedTuple):
@@ -47,6 +84,7 @@ class Repair:
         self._log = log
         self.lsn = lsn
         self.hash = digest
+        self.asking = Asking()
         self._found: dict[int, Entry] = {}
         self._next = (lsn, digest)
         self._snapshot: Snapshot | None = None
@@ -55,6 +93,7 @@ class Repair:
         """Let a snapshot stand for all up to its LSN; it is one of this log."""
         assert snapshot.id.lsn <= self.lsn
         self._snapshot, self._next = snapshot, (self.lsn, self.hash)
+        self.asking.forget()
 
     @property
     def _floor_lsn(self) -> int:

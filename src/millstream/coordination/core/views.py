@@ -360,15 +360,16 @@ class Views(Reading):
                 self.go_on_repairing()
 
     def go_on_repairing(self) -> None:
-        """Ask for what is missing next, or do what all of it was for."""
+        """Ask for what is missing next, if it is time, or do what all of it was for."""
         assert self.repair is not None
         wanted = self.repair.wanted
         if wanted is None:
             assert self._repaired is not None
             return self._repaired()
-        return self.ask(
-            GetEntries(wanted.lsn, wanted.hash, min(wanted.number, self.batch_entries_max))
-        )
+        if self.repair.asking.is_due(wanted[:2], self.now_ms):
+            number = min(wanted.number, self.batch_entries_max)
+            self.ask(GetEntries(wanted.lsn, wanted.hash, number))
+        return None
 
     def ask(self, asked: GetEntries) -> None:
         """Ask who has just shown to have the log; else one member after the other."""
@@ -412,7 +413,8 @@ class Views(Reading):
             self.propose()
         elif self.status is Status.VIEWCHANGE:
             self._vote()
-        elif self.status is Status.GAP and self.primary != self.id and not self.disk_is_behind:
-            self.send(self.primary, GetView(self.commit_lsn))
+        elif self.status is Status.GAP and self.primary != self.id:
+            if not self.is_getting and not self.disk_is_behind:
+                self.send(self.primary, GetView(self.commit_lsn))
         if self.repair is not None and not self.flipping:
             self.go_on_repairing()

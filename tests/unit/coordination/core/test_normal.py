@@ -263,3 +263,18 @@ def test_members_whose_disks_stand_still_alike_refuse_and_go_on_together(
         group.release_disk(number)
     group.tick(times=2)
     assert {group.replies[ticket].code for ticket in range(5)} == {Code.OK}
+
+
+def test_a_member_on_a_slow_line_comes_nearer_with_each_answer() -> None:
+    """Each heartbeat and each write once began one more row of requests for the same entries."""
+    group = Group(3)
+    away = (group.leader + 1) % 3
+    for replica in group.replicas:
+        replica.batch_entries_max = 1
+    group.without(away)
+    for ticket in range(100):
+        group.set(group.leader, ticket)
+        group.settle()
+    number = group.tick_with_a_line(away, NewState, 10, 13)
+    assert group.replicas[away].log.head == group.replicas[group.leader].log.head
+    assert number < 130

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordination_logs import chained, log_of
-from millstream.coordination.core.repair import NewEnd, Repair
+from millstream.coordination.core.repair import AGAIN_MS, AGAIN_MS_MAX, Asking, NewEnd, Repair
 
 
 def test_nothing_is_missing_of_a_log_that_has_the_end() -> None:
@@ -43,3 +43,27 @@ def test_the_result_is_the_log_that_was_meant(own: str, meant: str, data: st.Dat
         repair.offer(entries[first : wanted.lsn])
     log.replace_above(*repair.result()[:2])
     assert [log.entry_at(lsn) for lsn in range(1, log.op_lsn + 1)] == entries
+
+
+def test_the_same_is_asked_for_again_only_when_an_answer_could_have_come() -> None:
+    asking = Asking()
+    assert asking.is_due("one", 0.0)
+    assert not asking.is_due("one", AGAIN_MS - 1)
+    assert asking.waits(AGAIN_MS - 1)
+    assert asking.is_due("one", AGAIN_MS)
+    assert not asking.is_due("one", 3 * AGAIN_MS - 1), "each try waits twice as long"
+    assert asking.is_due("one", 3 * AGAIN_MS)
+    assert asking.is_due("two", 4 * AGAIN_MS), "the answer took so long"
+    assert not asking.is_due("two", 12 * AGAIN_MS - 1)
+    asking.forget()
+    assert asking.is_due("two", 12 * AGAIN_MS)
+
+
+def test_an_answer_that_took_long_costs_a_bounded_wait_and_an_old_one_none() -> None:
+    asking = Asking()
+    for number in range(20):
+        asking.is_due("one", number * 10_000.0)
+    assert not asking.is_due("one", 190_000.0 + AGAIN_MS_MAX - 1)
+    assert asking.is_due("one", 190_000.0 + AGAIN_MS_MAX)
+    assert asking.is_due("two", 900_000.0)
+    assert asking.is_due("two", 900_000.0 + AGAIN_MS)

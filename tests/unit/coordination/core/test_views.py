@@ -8,6 +8,7 @@ from millstream.coordination.core.effects import (
     DiskDone,
     Image,
     Message,
+    MovePrimary,
     Start,
     TakeSnapshot,
 )
@@ -223,3 +224,23 @@ def test_a_group_whose_states_are_all_damaged_waits_and_changes_its_view_now_and
         group.now += 10_000.0
         group.tick()
     assert group.replicas[0].status is Status.VIEWCHANGE
+
+
+def test_the_log_of_a_view_comes_over_a_slow_line_with_few_copies() -> None:
+    """Each heartbeat once asked again for what was under way."""
+    group = Group(3)
+    old = group.leader
+    new, away = (old + 1) % 3, (old + 2) % 3
+    for replica in group.replicas:
+        replica.batch_entries_max = 1
+    group.without(away)
+    for ticket in range(30):
+        group.set(old, ticket)
+        group.settle()
+    group.step(old, MovePrimary(1000, group.ids[new]))
+    group.settle()
+    group.tick(old, new, times=3)
+    assert group.leader == new
+    group.tick_with_a_line(away, Entries, 1, 40)
+    assert group.replicas[away].log.head == group.replicas[new].log.head
+    assert group.replicas[away].status is Status.NORMAL
