@@ -174,6 +174,7 @@ class Fetching(Snapshotting):
             fetch.parts.append(part.data)
             fetch.hash.update(part.data)
             fetch.offset += len(part.data)
+            self.got_ms = self.now_ms
         if fetch.offset < part.total:
             return self._ask_part(envelope.sender)
         self._fetch = None

@@ -23,10 +23,12 @@ from millstream.coordination.core.messages import Envelope, Recovery, RecoveryRe
 from millstream.coordination.core.repair import Repair
 from millstream.coordination.core.views import Views
 
-__all__ = ["RECOVERY_MS", "Recovering"]
+__all__ = ["FETCH_MS", "RECOVERY_MS", "Recovering"]
 
 RECOVERY_MS: Final = 1000.0
 """After so long without a result a lost member asks again, with another nonce."""
+FETCH_MS: Final = 10 * RECOVERY_MS
+"""After so long in which nothing of the log came it asks again, too."""
 
 
 class Recovering(Views):
@@ -49,9 +51,8 @@ class Recovering(Views):
 
     def ask_to_recover(self) -> None:
         """Ask all members what there is, anew if the last time came to nothing."""
-        if self.repair is not None and (
-            self.entering or self.now_ms - self._asked_ms < 10 * RECOVERY_MS
-        ):
+        since_ms = max(self._asked_ms, self.got_ms)
+        if self.repair is not None and (self.entering or self.now_ms - since_ms < FETCH_MS):
             return self.go_on_repairing()
         if self.now_ms - self._asked_ms >= RECOVERY_MS:
             self.stand_down()

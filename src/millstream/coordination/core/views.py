@@ -59,6 +59,8 @@ class Views(Reading):
         self._adopting: tuple[int, int] | None = None
         self._repaired: Callable[[], None] | None = None
         self._asked = 0
+        self.got_ms = self.now_ms
+        """When the last of what is missing came, entries or a part of a snapshot."""
         self.giver = b""
         """Who has just shown to have what is missing here."""
         self._failures = 0
@@ -356,6 +358,7 @@ class Views(Reading):
             wanted = self.repair.wanted
             self.repair.offer(entries.entries)
             if wanted is None or self.repair.wanted != wanted:
+                self.got_ms = self.now_ms
                 self.giver = envelope.sender
                 self.go_on_repairing()
 

@@ -3,7 +3,7 @@
 from coordination_group import Group
 from millstream.coordination.core.effects import Code, Message
 from millstream.coordination.core.member import Status
-from millstream.coordination.core.messages import RecoveryResponse, StartView
+from millstream.coordination.core.messages import Entries, RecoveryResponse, StartView
 
 
 def filled() -> tuple[Group, int]:
@@ -123,3 +123,17 @@ def test_a_group_without_a_journal_grows_and_stays_one() -> None:
     assert group.replicas[3].status is Status.LOST
     group.tick(times=5)
     assert group.replicas[3].status is Status.NORMAL
+
+
+def test_a_log_that_takes_longer_to_come_is_not_begun_anew_while_it_comes() -> None:
+    """All that was found was once thrown away ten seconds after the question, again and again."""
+    group, hurt = filled()
+    for ticket in range(10, 160):
+        group.set(group.leader, ticket)
+        group.settle()
+    group.start(hurt, lost=True)
+    for replica in group.replicas:
+        replica.batch_entries_max = 1
+    group.tick_with_a_line(hurt, Entries, 1, 158)
+    assert group.replicas[hurt].status is Status.NORMAL
+    assert group.disks[hurt] == group.disks[group.leader]
