@@ -295,8 +295,8 @@ class Views(Reading):
                 envelope.sender, start.entries, start.op_lsn, start.commit_lsn, start.commit_hash
             )
             return
-        if self.entering:
-            return
+        if self.entering or start.op_lsn < self.commit_lsn:
+            return  # what is said now of a log that ended before what is committed here, is late
         if self._adopting is None or self._adopting < (self.epoch, envelope.view):
             self._adopt(envelope.view, start)
             self.giver = envelope.sender

@@ -1,9 +1,16 @@
 """Members change between two entries, and no request is refused for it."""
 
 from coordination_group import Group
-from millstream.coordination.core.effects import Code, Timer
+from millstream.coordination.core.effects import Code, Message, MovePrimary, TakeSnapshot, Timer
 from millstream.coordination.core.member import Status
-from millstream.coordination.core.messages import Learn, LearnOk, Prepare
+from millstream.coordination.core.messages import (
+    Envelope,
+    Learn,
+    LearnOk,
+    Prepare,
+    StartEpoch,
+    StartView,
+)
 
 
 def changed(group: Group, *members: int) -> None:
@@ -107,3 +114,50 @@ def test_who_gave_some_of_the_log_is_asked_for_more() -> None:
     group.change(3, 4, 5)
     group.tick(times=4)
     assert group.replies[1000].code is Code.OK
+
+
+def test_a_late_start_view_is_no_log_for_who_began_the_epoch_with_a_later_snapshot() -> None:
+    """It ended the process: the log it speaks of ends before the snapshot."""
+    group = Group(3, learners=2)
+    group.tick(times=12)
+    late: list[tuple[int, Envelope]] = []
+    cut = 4
+    group.passes = lambda sender, receiver, envelope: (
+        not (receiver == cut and isinstance(envelope.payload, StartEpoch))
+    )
+    group.change(0, 1, cut)
+    group.tick(times=10)
+    old, new = group.leader, 1 - group.leader
+    assert group.replicas[new].epoch == 1
+
+    def keeps_start_views(sender: int, receiver: int, envelope: Envelope) -> bool:
+        if receiver == cut and isinstance(envelope.payload, StartView) and envelope.epoch:
+            late.append((sender, envelope))
+        return cut not in (sender, receiver)
+
+    group.passes = keeps_start_views
+    group.step(old, MovePrimary(2000, group.ids[new]))
+    group.settle()
+    group.tick(times=10)
+    assert group.leader == new
+    group.replicas[old].retain_entries = group.replicas[new].retain_entries = 0
+    for ticket in range(3000, 3020):
+        group.set(new, ticket)
+        group.settle()
+    group.step(new, TakeSnapshot(4000))
+    group.settle()
+    group.tick(times=10)
+    group.passes = lambda sender, receiver, envelope: {sender, receiver} <= {old, cut}
+    start = StartEpoch(group.replicas[old].configuration)
+    group.replicas[old].send(group.ids[cut], start)
+    group.tick(old, cut, times=3)
+    member = group.replicas[cut]
+    assert (member.epoch, member.status) == (1, Status.GAP)
+    assert late
+    assert all(envelope.payload.op_lsn < member.log.base.lsn for _, envelope in late)
+    for _, envelope in late:
+        group.step(cut, Message(envelope))
+    group.whole()
+    group.tick(times=5)
+    assert member.status is Status.NORMAL
+    assert member.log.head == group.replicas[new].log.head
