@@ -135,7 +135,9 @@ class Reading(Normal):
         if check is None or len(check.answered) < self.quorum:
             return
         self._check = None
-        self.suspended = self.deposed
+        if self.suspended and not self.deposed:
+            self.suspended = False
+            self.resumed()
         for read in check.batch:
             self._answer(read)
         if self._reads and self._may_read:
@@ -203,6 +205,9 @@ class Reading(Normal):
     def heard_at(self, member: bytes) -> float:
         """Return when a member answered last."""
         return self._answered_ms.get(member, -QUORUM_MS)
+
+    def resumed(self) -> None:
+        """Go on: a quorum is in this view."""
 
     def suspend(self) -> None:
         """Take nothing more, and say so to those who wait."""

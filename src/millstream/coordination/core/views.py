@@ -75,6 +75,17 @@ class Views(Reading):
         grown = 1.5 ** min(self._failures, FAILURES_MAX)
         self._patience_ms = min(PATIENCE_MS_MAX, drawn * grown)
 
+    def heard_from(self, member: bytes) -> None:
+        """Also forget its proposal: it follows this primary."""
+        super().heard_from(member)
+        if not self.suspended:
+            self._proposals.pop(member, None)
+
+    def resumed(self) -> None:
+        """Also forget the own proposal."""
+        self._proposals.pop(self.id, None)
+        super().resumed()
+
     def _hear_primary(self) -> None:
         self._heard_ms, self._proposals = self.now_ms, {}
 
@@ -395,6 +406,12 @@ class Views(Reading):
         hopes = self._failures <= len(self.members)
         return self.primary == self.id and not self.has_state and hopes
 
+    @property
+    def _asks_for_view(self) -> bool:
+        """Whether the view's log is missing, could be taken, and nothing of it is under way."""
+        follows = self.status is Status.GAP and self.primary != self.id
+        return follows and not self.is_getting and not self.disk_is_behind
+
     def tick_primary(self) -> None:
         """Also hand over if the others commit without the own disk, which takes nothing more."""
         super().tick_primary()
@@ -416,8 +433,7 @@ class Views(Reading):
             self.propose()
         elif self.status is Status.VIEWCHANGE:
             self._vote()
-        elif self.status is Status.GAP and self.primary != self.id:
-            if not self.is_getting and not self.disk_is_behind:
-                self.send(self.primary, GetView(self.commit_lsn))
+        elif self._asks_for_view:
+            self.send(self.primary, GetView(self.commit_lsn))
         if self.repair is not None and not self.flipping:
             self.go_on_repairing()

@@ -22,6 +22,7 @@ from millstream.coordination.core.messages import (
     Prepare,
     PrepareOk,
     StartView,
+    StartViewChange,
 )
 from millstream.coordination.core.register import Registers
 
@@ -244,3 +245,35 @@ def test_the_log_of_a_view_comes_over_a_slow_line_with_few_copies() -> None:
     group.tick_with_a_line(away, Entries, 1, 40)
     assert group.replicas[away].log.head == group.replicas[new].log.head
     assert group.replicas[away].status is Status.NORMAL
+
+
+def test_a_proposal_of_long_ago_deposes_nobody() -> None:
+    """It was once kept by a healthy primary, so that another deaf member made a quorum with it."""
+    group = Group(3)
+    leader, view = group.leader, group.replicas[group.leader].view
+    for deaf in ((leader + 1) % 3, (leader + 2) % 3):
+        group.passes = lambda sender, receiver, envelope, deaf=deaf: receiver != deaf
+        group.tick(times=12)
+        group.whole()
+        group.tick(times=5)
+    assert group.leader == leader
+    assert {replica.view for replica in group.replicas} == {view}
+
+
+def test_who_goes_on_after_a_suspension_proposes_nothing_any_more() -> None:
+    group = Group(3)
+    group.tick(times=5)
+    leader = group.leader
+    primary = group.replicas[leader]
+    group.passes = lambda sender, receiver, envelope: (
+        receiver != leader and not isinstance(envelope.payload, StartViewChange)
+    )
+    group.tick(times=7)
+    assert primary.suspended
+    group.passes = lambda sender, receiver, envelope: (
+        not isinstance(envelope.payload, StartViewChange)
+    )
+    group.tick(times=3)
+    assert primary.leading
+    assert not primary.suspended
+    assert not primary._proposals
