@@ -163,10 +163,11 @@ class Normal(Member):
         if self._is_new:
             self._is_new = False
             if self.leading:
-                self._flush_if_due()
+                self.flush_if_due()
 
-    def _flush_if_due(self) -> None:
-        while self._due():
+    def flush_if_due(self) -> None:
+        """Send as much as the pipeline has room for; a suspended primary says nothing."""
+        while not self.suspended and self._due():
             self.flush()
 
     def _due(self) -> bool:
@@ -244,8 +245,8 @@ class Normal(Member):
         if not self.leading:
             return
         if self.log.op_lsn > self.flushed_lsn:
-            self._flush_if_due()
-        elif not self._batches:
+            self.flush_if_due()
+        elif not self._batches and not self.suspended:
             self.broadcast(self.sign_of_life())
 
     def note_commit(self) -> None:

@@ -208,6 +208,7 @@ class Reading(Normal):
 
     def resumed(self) -> None:
         """Go on: a quorum is in this view."""
+        self.flush_if_due()
 
     def suspend(self) -> None:
         """Take nothing more, and say so to those who wait."""

@@ -275,8 +275,8 @@ class Views(Reading):
         self.send(receiver, StartView(self.flushed_lsn, digest, *commit, tuple(entries)))
 
     def on_get_view(self, envelope: Envelope, asked: GetView) -> None:
-        """Tell a member what this view's log is."""
-        if self.leading:
+        """Tell a member what this view's log is, unless no quorum can follow in it any more."""
+        if self.leading and not self.deposed:
             self._start_view(envelope.sender, asked.commit_lsn)
 
     # ---- following

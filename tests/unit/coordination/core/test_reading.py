@@ -1,13 +1,17 @@
 """Reads are answered by a quorum's word that came after them; without one a primary is silent."""
 
 from coordination_group import Group
-from millstream.coordination.core.effects import Code, Read
+from millstream.coordination.core.effects import Code, Message, Read
 from millstream.coordination.core.entries import Body
 from millstream.coordination.core.messages import (
     Commit,
+    Envelope,
+    GetView,
     Prepare,
+    PrepareOk,
     QuorumCheck,
     QuorumCheckOk,
+    StartView,
     StartViewChange,
 )
 
@@ -135,3 +139,47 @@ def test_a_member_that_catches_up_in_time_answers() -> None:
     group.set(group.leader, 2, b"new")
     group.settle()
     assert group.replies[1][1:] == (Code.OK, b"=new", 2)
+
+
+def test_acknowledgements_that_come_late_do_not_make_a_suspended_primary_speak() -> None:
+    group = Group(3)
+    group.tick(times=5)
+    leader = group.leader
+    primary = group.replicas[leader]
+    late: list[Envelope] = []
+
+    def passes(sender: int, receiver: int, envelope: Envelope) -> bool:
+        if receiver == leader and isinstance(envelope.payload, PrepareOk):
+            late.append(envelope)
+        return receiver != leader
+
+    group.passes = passes
+    for ticket in range(40):
+        group.set(leader, ticket)
+    group.tick(times=7)
+    assert primary.suspended
+    assert primary.flushed_lsn < primary.log.op_lsn
+    before = primary.commit_lsn
+    for envelope in late:
+        group.step(leader, Message(envelope))
+    assert primary.commit_lsn > before
+    said = {type(e.payload) for sender, _, e in group.net if sender == leader}
+    assert not said & {Prepare, Commit}
+    group.passes = lambda sender, receiver, e: not isinstance(e.payload, StartViewChange)
+    group.tick(times=3)
+    assert not primary.suspended
+    assert primary.commit_lsn == primary.log.op_lsn
+
+
+def test_a_deposed_primary_tells_nobody_of_its_view() -> None:
+    group = Group(3)
+    leader = group.leader
+    group.replicas[leader].hear_higher_view(5)
+    group.replicas[leader].effects.clear()
+    asked = GetView(0)
+    standing = group.standings[1 - leader if leader < 2 else 0]
+    envelope = Envelope(
+        standing.group_id, standing.node_id, standing.incarnation, 0, standing.view, asked
+    )
+    group.step(leader, Message(envelope))
+    assert not [e for _, _, e in group.net if isinstance(e.payload, StartView)]
