@@ -133,7 +133,10 @@ class JournalThread:
     async def _run(self) -> None:
         while self._steps:
             step = self._steps.popleft()
-            told = self._on_done if await self._do(step) else self._on_given_up
+            is_done = await self._do(step)
+            if self._is_closed and not is_done:
+                break
+            told = self._on_done if is_done else self._on_given_up
             for op in step.ops:
                 told(op)
         self._is_running = False
@@ -144,7 +147,7 @@ class JournalThread:
         self._on_fatal(error)
 
     async def _do(self, step: _Step) -> bool:
-        """Return whether it is done; False: it was given up."""
+        """Return whether it is done; False: it was given up, or there was no space when closed."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -154,6 +157,8 @@ class JournalThread:
                     raise
                 if step.is_optional:
                     _LOG.error("a snapshot of a coordination group is given up: %s", error)
+                    return False
+                if self._is_closed:
                     return False
                 if not self.is_full:
                     _LOG.error("a coordination group waits for space: %s", error)

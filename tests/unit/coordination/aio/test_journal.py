@@ -182,6 +182,20 @@ async def test_a_journal_that_waits_for_space_can_be_closed(
         assert group.done == []
 
 
+async def test_a_journal_can_be_closed_while_a_step_is_about_to_find_no_space() -> None:
+    async with opened() as group:
+        group.gate.clear()
+        group.failing = {WRITE: errno.ENOSPC}
+        group.journal.carry_out(Append(1, tuple(group.entries(2))))
+        await asyncio.sleep(0)
+        closing = asyncio.ensure_future(group.journal.close())
+        await asyncio.sleep(0)
+        group.is_closed = True
+        group.gate.set()
+        await asyncio.wait_for(closing, 20)
+        assert group.done == group.errors == []
+
+
 @pytest.mark.parametrize(
     ("kind", "number"), [(SYNC, errno.EIO), (SYNC, errno.ENOSPC), (WRITE, errno.EIO)]
 )
