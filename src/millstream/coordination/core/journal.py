@@ -21,7 +21,8 @@ Source: Liskov and Cowling 2012. docs/reference/coordination-format.md.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from millstream.coordination.core import durable
@@ -207,8 +208,9 @@ class Journal:
 
     def _open_segment(self) -> Place:
         layout = self.root.layout
-        number = self._new_file(segment_name, b"")
-        self._files.sync_directory()
+        with self._begun():
+            number = self._new_file(segment_name, b"")
+            self._files.sync_directory()
         segments = (*_closed_at(layout.segments, self.op_lsn), Extent(number, self.op_lsn + 1, 0))
         self._change(layout._replace(segments=segments))
         self._end = Place(number, 0)
@@ -268,13 +270,14 @@ class Journal:
     ) -> None:
         segments = _closed_at(self.root.layout.segments, keep_lsn) if kept else ()
         slots, end = kept, None
-        if suffix:
-            link = log_entries.check_chain(link, standing.group_id, suffix)
-            number = self._new_file(segment_name, b"")
-            new, end = self._write_entries(Place(number, 0), suffix)
-            slots, segments = kept + new, (*segments, Extent(number, keep_lsn + 1, 0))
-        headers = self._new_file(header_file_name, slots)
-        self._files.sync_directory()
+        with self._begun():
+            if suffix:
+                link = log_entries.check_chain(link, standing.group_id, suffix)
+                number = self._new_file(segment_name, b"")
+                new, end = self._write_entries(Place(number, 0), suffix)
+                slots, segments = kept + new, (*segments, Extent(number, keep_lsn + 1, 0))
+            headers = self._new_file(header_file_name, slots)
+            self._files.sync_directory()
         op_lsn = keep_lsn + len(suffix)
         self._flip(standing, Layout(base, headers, segments), snapshot, op_lsn)
         self.op_lsn, self._link, self._end, self._is_lost = op_lsn, link, end, False
@@ -320,8 +323,9 @@ class Journal:
         begin, end = gone[-1].last_lsn - layout.base.lsn, self.op_lsn - layout.base.lsn
         slots = self._files.read(header_file_name(layout.headers), 0, end * SLOT_BYTES)
         base = _slot_at(slots, begin - 1).header.link
-        headers = self._new_file(header_file_name, slots[begin * SLOT_BYTES :])
-        self._files.sync_directory()
+        with self._begun():
+            headers = self._new_file(header_file_name, slots[begin * SLOT_BYTES :])
+            self._files.sync_directory()
         self._change(Layout(base, headers, layout.segments[len(gone) :]))
         self._remove_old()
 
@@ -330,6 +334,16 @@ class Journal:
         self._files.close()
 
     # ---- files
+
+    @contextmanager
+    def _begun(self) -> Iterator[None]:
+        """If space is lacking, give free again what was begun, and what nothing names."""
+        try:
+            yield
+        except UnavailableError:
+            if not self.has_failed:
+                self._remove_old()
+            raise
 
     def _new_file(self, name_of: Callable[[int], str], content: bytes) -> int:
         self._number += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from itertools import count
 
@@ -9,9 +10,9 @@ import pytest
 
 from millstream.coordination.core.entries import GENESIS, HEADER_BYTES
 from millstream.coordination.core.journal import Journal, format_group, is_formatted
-from millstream.errors import CorruptionError
+from millstream.errors import CorruptionError, UnavailableError
 from millstream.runtime.disk import OsDisk
-from simulated_disk import SYNC, SimulatedDisk
+from simulated_disk import SYNC, WRITE, SimulatedDisk, nothing_happens
 from simulated_journal import GROUP, SEGMENT_BYTES, STANDING, JournalWorld, found_in
 
 
@@ -197,3 +198,24 @@ def test_leftovers_of_a_crash_are_removed(world: JournalWorld) -> None:
     world.install(1, 2)
     assert names(world, "headers") == ["headers-00000012"]
     assert world.open.root.standing.group_id == GROUP
+
+
+@pytest.mark.parametrize("full", ["journal", "headers"])
+def test_steps_that_find_no_space_leave_no_files(world: JournalWorld, full: str) -> None:
+    world.append(9)
+    before = world.disk.names()
+    standing = world.promised()._replace(last_normal=(0, 1))
+    suffix = world.entries(world.state.link(2), 3)
+
+    def no_space(kind: str, name: str) -> None:
+        if kind == WRITE and name.startswith(full):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    world.disk.before = no_space
+    for _ in range(3):
+        with pytest.raises(UnavailableError, match="No space"):
+            world.open.install(2, suffix, standing)
+        assert world.disk.names() == before
+    world.disk.before = nothing_happens
+    world.open.install(2, suffix, standing)
+    assert world.open.op_lsn == 5
