@@ -279,6 +279,8 @@ class Journal:
             headers = self._new_file(header_file_name, slots)
             self._files.sync_directory()
         op_lsn = keep_lsn + len(suffix)
+        if not standing.is_voting:
+            self._is_lost = False  # and with it goes what it had committed
         self._flip(standing, Layout(base, headers, segments), snapshot, op_lsn)
         self.op_lsn, self._link, self._end, self._is_lost = op_lsn, link, end, False
         self._remove_old()

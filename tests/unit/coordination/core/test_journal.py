@@ -219,3 +219,24 @@ def test_steps_that_find_no_space_leave_no_files(world: JournalWorld, full: str)
     world.disk.before = nothing_happens
     world.open.install(2, suffix, standing)
     assert world.open.op_lsn == 5
+
+
+def test_a_learner_that_lost_its_log_keeps_what_it_learns_anew(world: JournalWorld) -> None:
+    idle = STANDING._replace(configuration=STANDING.configuration._replace(members=()))
+    disk = SimulatedDisk(random.Random(1), count(1))
+    format_group(disk, idle)
+    journal = Journal(disk)
+    entries = world.entries(GENESIS, 50)
+    journal.append(entries)
+    journal.write_standing(idle._replace(commit_hint=50))
+    for name in [name for name in disk.names() if name != "superblock"]:
+        disk.files.pop(name)
+        disk.synced.pop(name)
+    journal = Journal(disk)
+    assert journal.image.is_journal_lost
+    journal.install(0, entries[:10], idle)
+    journal.append(entries[10:20])
+    journal.close()
+    image = Journal(disk).image
+    assert not image.is_journal_lost
+    assert image.op_lsn == 20
