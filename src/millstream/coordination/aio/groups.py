@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from millstream.coordination.aio.group_runner import GroupRunner, SendTo
+from millstream.coordination.core.careful_files import CarefulFiles
 from millstream.coordination.core.entries import ID_BYTES
 from millstream.coordination.core.journal import format_group, is_formatted
 from millstream.coordination.core.pool_effects import GroupChanged
@@ -79,8 +80,13 @@ class Groups:
 
     def _format(self, standing: Standing) -> None:
         disk = self.disk(standing.group_id)
-        if not is_formatted(disk):
+        if is_formatted(disk):
+            settled = CarefulFiles(disk)  # a process that was killed may not have come to that
+            settled.settle()
+            settled.close()
+        else:
             format_group(disk, standing)
+        sync_directory(self.directory)
 
     async def open(self, group_id: bytes, number: int) -> None:
         """Have a formatted group run; harmless if it does.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,12 @@ import pytest
 from coordinators import GROUP, ask, until
 from millstream.coordination.aio import groups as module
 from millstream.coordination.aio.groups import Groups
+from millstream.coordination.core.durable import SUPERBLOCK
 from millstream.coordination.core.effects import Code
+from millstream.coordination.core.journal import is_formatted
 from millstream.coordination.core.pool_effects import GroupChanged
 from millstream.coordination.core.standing import founded
+from simulated_disk import SYNC_DIRECTORY, Crash, SimulatedDisk, nothing_happens
 
 NODE = b"n" * 16
 
@@ -79,3 +84,25 @@ async def test_all_are_closed(tmp_path: Path) -> None:
     await groups.close()
     assert groups.running == {}
     assert groups.formatted() == (GROUP,)
+
+
+async def test_what_a_killed_process_formatted_is_durable_once_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = []
+    for seed in range(20):
+        disk = SimulatedDisk(random.Random(seed), count(1))
+        monkeypatch.setattr(Groups, "disk", lambda _self, _id, disk=disk: disk)
+
+        def killed(kind: str, name: str, disk: SimulatedDisk = disk) -> None:
+            if kind == SYNC_DIRECTORY and SUPERBLOCK in disk.names():
+                raise Crash
+
+        groups, disk.before = Made(tmp_path).groups, killed
+        with pytest.raises(Crash):
+            await groups.format(founded(GROUP, NODE, (NODE,)))
+        disk.before = nothing_happens
+        await groups.format(founded(GROUP, NODE, (NODE,)))
+        disk.lose_power()
+        lost.append(not is_formatted(disk))
+    assert not any(lost)
