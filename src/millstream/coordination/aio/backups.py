@@ -62,6 +62,8 @@ def _write(path: Path, snapshot: Snapshot) -> None:
 async def restore(groups: Groups, standing: Standing, file: str) -> int | Refusal:
     """Format a group with the state in a file; return the LSN that it is of."""
     path = Path(file)
+    if not path.is_absolute():
+        return Refusal("BADARG", "the file needs an absolute path, on this node")
     try:
         return await asyncio.to_thread(_restore, groups, standing, path)
     except OSError as error:
@@ -71,12 +73,16 @@ async def restore(groups: Groups, standing: Standing, file: str) -> int | Refusa
 
 
 def _restore(groups: Groups, standing: Standing, path: Path) -> int:
-    if path.stat().st_size > RESTORED_BYTES_MAX:
+    if not path.is_file():
+        raise OSError(None, "there is no such file")
+    with path.open("rb") as file:
+        content = file.read(RESTORED_BYTES_MAX + 1)
+    if len(content) > RESTORED_BYTES_MAX:
         raise OSError(None, f"it has more than {RESTORED_BYTES_MAX} bytes")
-    snapshot = read_backup(path.read_bytes())
+    snapshot = read_backup(content)
     try:
         format_restored(groups.disk(standing.group_id), standing, snapshot)
-    except MillstreamError:
+    except (MillstreamError, OSError):
         shutil.rmtree(groups.directory / standing.group_id.hex())
         raise
     return snapshot.id.lsn

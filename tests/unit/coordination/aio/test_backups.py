@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +104,11 @@ async def test_what_cannot_be_written_or_read_is_told(tmp_path: Path) -> None:
         assert (await admin(node, b"BACKUP", b"1", nowhere)).startswith(b"-ERR")
         assert (await admin(node, b"BACKUP", b"1", b"relative")).startswith(b"-BADARG")
         assert (await admin(node, b"RESTORE", b"9", nowhere)).startswith(b"-ERR")
+        assert (await admin(node, b"RESTORE", b"9", b"relative")).startswith(b"-BADARG")
+        os.mkfifo(tmp_path / "pipe")
+        for never in (str(tmp_path / "pipe").encode(), b"/dev/zero"):
+            asked = admin(node, b"RESTORE", b"9", never)
+            assert (await asyncio.wait_for(asked, 20)).startswith(b"-ERR")
         for name in (b"/tmp/a\0b", b"/tmp/a\xff", b""):
             for command in ((b"BACKUP", b"1"), (b"RESTORE", b"9")):
                 assert (await admin(node, *command, name)).startswith(b"-BADARG")
