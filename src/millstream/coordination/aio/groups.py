@@ -17,11 +17,11 @@ import asyncio
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 from millstream.coordination.aio.group_runner import GroupRunner, SendTo
 from millstream.coordination.core.careful_files import CarefulFiles
 from millstream.coordination.core.entries import ID_BYTES
+from millstream.coordination.core.group_check import REMOVED
 from millstream.coordination.core.journal import format_group, is_formatted
 from millstream.coordination.core.pool_effects import GroupChanged
 from millstream.coordination.core.register import Registers
@@ -30,8 +30,6 @@ from millstream.runtime.disk import OsDisk
 from millstream.runtime.files import sync_directory
 
 __all__ = ["Groups"]
-
-_REMOVED: Final = ".removed"
 
 
 class Groups:
@@ -60,7 +58,7 @@ class Groups:
         """Return the groups whose files are here; remove what is left of others. Blocks."""
         found = []
         for path in sorted(self.directory.iterdir()):
-            if path.name.endswith(_REMOVED):
+            if path.name.endswith(REMOVED):
                 shutil.rmtree(path)
             elif path.is_dir() and len(path.name) == 2 * ID_BYTES and is_formatted(OsDisk(path)):
                 found.append(bytes.fromhex(path.name))
@@ -124,7 +122,7 @@ class Groups:
     @staticmethod
     def _remove(path: Path) -> None:
         if path.exists():
-            removed = path.rename(path.with_name(path.name + _REMOVED))
+            removed = path.rename(path.with_name(path.name + REMOVED))
             sync_directory(path.parent)
             shutil.rmtree(removed)
 

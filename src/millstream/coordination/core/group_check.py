@@ -16,10 +16,12 @@ from millstream.coordination.core.recovery import Survey, survey
 from millstream.errors import CorruptionError
 from millstream.ports.disk import Disk
 
-__all__ = ["GROUPS_FOLDER", "GroupCheck", "check_group"]
+__all__ = ["GROUPS_FOLDER", "REMOVED", "GroupCheck", "check_group"]
 
 GROUPS_FOLDER: Final = "coord"
 """Of a data directory: in it one folder for each group, named by its id in hex."""
+REMOVED: Final = ".removed"
+"""Behind the name of a deleted group's folder; the next start removes it."""
 
 
 @dataclass(slots=True)
@@ -56,6 +58,9 @@ class GroupCheck:
 def check_group(disk: Disk, folder: str) -> GroupCheck:
     """Read all files of a group; OSError if that is not possible at all."""
     found = GroupCheck(folder)
+    if folder.endswith(REMOVED):
+        found.leftover_files = len(disk.names())
+        return found
     if SUPERBLOCK not in disk.names():
         found.damage = "there is no superblock: this member was never made, or has to be replaced"
         return found

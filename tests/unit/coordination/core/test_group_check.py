@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from millstream.coordination.core.durable import COPY_BYTES
-from millstream.coordination.core.group_check import GroupCheck, check_group
+from millstream.coordination.core.group_check import REMOVED, GroupCheck, check_group
 from simulated_journal import GROUP, NODE, JournalWorld
 
 
@@ -84,3 +84,9 @@ def test_files_of_another_group_and_of_a_newer_version_are_said_to_be(
     assert "move them back" in check_group(world.disk, "ab" * 16).damage
     monkeypatch.setattr("millstream.coordination.core.entries._VERSION", 2)
     assert "newer one wrote it" in check(world).damage
+
+
+def test_what_is_left_of_a_deleted_group_is_no_damage(world: JournalWorld) -> None:
+    found = check_group(world.disk, GROUP.hex() + REMOVED)
+    assert found.is_sound
+    assert found.leftover_files == len(world.disk.names())
