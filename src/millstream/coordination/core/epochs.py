@@ -105,6 +105,13 @@ class Epochs(Learning):
             self._held.append(request)
             self._held_bytes += size
 
+    def on_read(self, read: Read | Resume) -> None:
+        """Also refuse a read that no quorum of this epoch will answer any more."""
+        stale = isinstance(read, Read) and read.seen is not None
+        if self.leading and self._next is not None and not stale:
+            return self.reply(read.ticket, Code.NOTPRIMARY)
+        return super().on_read(read)
+
     @property
     def requests_waiting(self) -> int:
         """How many are let in and not answered."""
@@ -218,6 +225,8 @@ class Epochs(Learning):
                 self._enter(configuration, envelope.sender)
         elif configuration.epoch > self.newest.epoch:
             self._next, self._started = configuration, set()
+            self.refuse_reads(Code.NOTPRIMARY)
+            self._refuse_held(Code.NOTPRIMARY)
             if configuration.epoch > self.epoch + 1:
                 self._retire()
 

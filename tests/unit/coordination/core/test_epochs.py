@@ -5,6 +5,7 @@ from millstream.coordination.core.effects import Code, Message, MovePrimary, Tak
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import (
     Envelope,
+    EpochStarted,
     Learn,
     LearnOk,
     Prepare,
@@ -161,3 +162,18 @@ def test_a_late_start_view_is_no_log_for_who_began_the_epoch_with_a_later_snapsh
     group.tick(times=5)
     assert member.status is Status.NORMAL
     assert member.log.head == group.replicas[new].log.head
+
+
+def test_reads_at_a_primary_that_the_next_epoch_leaves_out_are_refused_at_once() -> None:
+    """They once waited for ever: its quorum lives, but nothing of its epoch is read any more."""
+    group = Group(3, learners=3)
+    group.tick(times=5)
+    group.passes = lambda sender, receiver, envelope: (
+        not isinstance(envelope.payload, StartEpoch | EpochStarted)
+    )
+    group.change(3, 4, 5)
+    group.tick(times=20)
+    leader = group.leader
+    assert group.replicas[leader].next_known is not None
+    group.get(leader, 77)
+    assert group.replies[77].code is Code.NOTPRIMARY
