@@ -6,7 +6,8 @@ Invariants:
 2. It never replaces a log by itself. What shows that the log is needed (a view's, an epoch's, the
    primary's) has to end at or behind it, and the entries from there to that end come with it, in
    one durable step. So nobody counts as having a view's log without all that it began with.
-3. What was fetched is used only if it still serves when a member says again that the log is gone.
+3. What was fetched is used only if it still serves when a member says again that the log is gone;
+   who gave it is asked first. One that comes is not left for another that somebody else has.
 4. A member whose state is missing has its log all the same: it votes and acknowledges. It applies
    nothing, answers no reads, and leads nobody.
 
@@ -24,7 +25,7 @@ from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import Envelope, GetSnapshot, SnapshotPart, TooOld
 from millstream.coordination.core.normal import SHARE_BYTES_MAX
 from millstream.coordination.core.register import StateMachine
-from millstream.coordination.core.repair import Repair
+from millstream.coordination.core.repair import AGAIN_MS_MAX, Repair
 from millstream.coordination.core.snapshots import (
     SLICE_STEPS_MAX,
     Pieces,
@@ -45,6 +46,8 @@ class _Fetch:
         self.hash = sha256()
         self.offset = 0
         self.stuck_at = -1
+        self.got_ms: float | None = None
+        """When its last part came."""
 
 
 class Fetching(Snapshotting):
@@ -144,9 +147,12 @@ class Fetching(Snapshotting):
         got = self._got
         if got is not None and need_lsn <= got.id.lsn <= offered.lsn:
             return got
-        if self._fetch is None or self._fetch.id != offered:
-            self._fetch = _Fetch(offered)
-        self._ask_part(sender)
+        fetch = self._fetch
+        moves = fetch and fetch.got_ms is not None and self.now_ms - fetch.got_ms < AGAIN_MS_MAX
+        if fetch is None or (fetch.id != offered and not moves):
+            self._fetch = fetch = _Fetch(offered)
+        if fetch.id == offered:
+            self._ask_part(sender)
         return None
 
     def _use(self, found: Snapshot) -> None:
@@ -174,12 +180,13 @@ class Fetching(Snapshotting):
             fetch.parts.append(part.data)
             fetch.hash.update(part.data)
             fetch.offset += len(part.data)
+            fetch.got_ms = self.now_ms
             self.got_ms = self.now_ms
         if fetch.offset < part.total:
             return self._ask_part(envelope.sender)
         self._fetch = None
         if fetch.hash.digest() == fetch.id.hash:
-            self._got = Snapshot(fetch.id, tuple(fetch.parts))
+            self._got, self.giver = Snapshot(fetch.id, tuple(fetch.parts)), envelope.sender
             self._have_got(self._got)
         return None
 
