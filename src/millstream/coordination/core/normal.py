@@ -268,7 +268,8 @@ class Normal(Member):
             self._prepared[member] = acked
             entries: list[Entry] = []
             if stuck and self.commit_lsn <= acked < self.flushed_lsn:
-                entries = self.log.after(acked, self.batch_entries_max, BATCH_BYTES_MAX)
+                sent = min(self.batch_entries_max, self.flushed_lsn - acked)
+                entries = self.log.after(acked, sent, BATCH_BYTES_MAX)
             if entries:
                 self.send(member, self._prepare(entries))
             else:

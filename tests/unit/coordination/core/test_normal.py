@@ -4,7 +4,7 @@ import pytest
 
 from coordination_group import Group
 from millstream.coordination.core import normal
-from millstream.coordination.core.effects import Code, Message, Request
+from millstream.coordination.core.effects import Code, Message, Request, Send
 from millstream.coordination.core.entries import Body, Kind
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import GetState, NewState, Prepare, PrepareOk, StartView
@@ -133,6 +133,26 @@ def test_a_lost_prepare_is_said_again() -> None:
     group.whole()
     group.tick(times=2)
     assert group.replies[1].code is Code.OK
+
+
+def test_what_is_said_again_is_what_was_said() -> None:
+    group = Group(3)
+    leader = group.leader
+    group.without(*{0, 1, 2} - {leader})
+    for ticket in range(normal.PIPELINE_MAX + 1):
+        group.set(leader, ticket)
+    group.settle()
+    replica = group.replicas[leader]
+    assert replica.log.op_lsn > replica.flushed_lsn
+    group.net.clear()
+    replica.remind()
+    replica.remind()
+    again = [
+        entry.lsn for effect in replica.effects
+        if isinstance(effect, Send) and isinstance(effect.envelope.payload, Prepare)
+        for entry in effect.envelope.payload.entries
+    ]  # fmt: skip
+    assert max(again) == replica.flushed_lsn
 
 
 def test_the_disk_learns_how_much_is_committed() -> None:
