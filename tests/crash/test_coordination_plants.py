@@ -15,7 +15,7 @@ FOUND_BY = {
 Only `longest` and `torn_install` took more than 200.
 """
 RARE = {"nonce_again", "read_leaving"}
-"""Found at 164 and at 1037 by an earlier revision; half a minute of schedules does not any more."""
+"""Found at 164 and at 1037 by an earlier revision; not in half a minute of schedules by now."""
 
 
 @pytest.mark.parametrize("plant", sorted(set(PLANTS) - RARE))
