@@ -81,7 +81,9 @@ class Network:
     # ---- cuts
 
     def cut(self, links: list[tuple[int, int]], for_ms: float) -> None:
-        """Lose all that is sent on these links for a time."""
+        """Lose all that is sent on these links for a time, unless all is mended by now."""
+        if self.calm:
+            return
         self.cuts.update(links)
         self.loop.after(for_ms, self.mend, links)
 
@@ -96,7 +98,9 @@ class Network:
                 self.cuts[link] -= 1
 
     def clog(self, links: list[tuple[int, int]], for_ms: float) -> None:
-        """Hold back all that is sent on these links for a time."""
+        """Hold back all that is sent on these links for a time, unless all is mended by now."""
+        if self.calm:
+            return
         until = self.loop.now + for_ms
         for link in links:
             self.clogs[link] = until

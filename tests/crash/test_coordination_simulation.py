@@ -30,6 +30,7 @@ REGRESSIONS = {
     59: "a learner whose log was lost has less than its superblock knew of",
     81: "a member that lost its log began its snapshot anew each 10 s, however far it was",
     123: "each copy of an answer was asked for more, so that messages bred without end",
+    1604: "the simulator's: a cut that began once all was mended never ended",
     5710: "who was offered two snapshots left each for the other, for ever",
     6010: "a primary said again what it had not said yet, and forgot it once it was committed",
     770_013: "a false alarm: a log that was begun by a snapshot of a later view than its own",
