@@ -55,6 +55,12 @@ class Backend(Protocol):
     def resume(self, gid: int, instance: bytes, session: int, secret: bytes, done: Done) -> None:
         """Ask what is known of a session (`effects.Resume`); it is a sign of life, too."""
 
+    def touch(self, gid: int, session: int) -> None:
+        """A sign of life of a session's client (`effects.Touch`)."""
+
+    def list_sessions(self, gid: int, after: int, done: Done) -> None:
+        """List sessions of higher numbers, as the primary knows them; the value is an array."""
+
     def where(self, gid: int) -> Where:
         """Return where the group's primary is; a group nobody knows is nowhere."""
 
@@ -82,5 +88,10 @@ class Guard(Protocol):
     def asks(self) -> bool:
         """Whether a connection has to log in: the node has users."""
 
-    def check(self, name: str, password: str, done: Callable[[Principal | None], None]) -> None:
-        """Find out whether this is a user with this password; None if not."""
+    def check(
+        self, name: str, password: str, done: Callable[[Principal | None], None]
+    ) -> Callable[[], object] | None:
+        """Find out whether this is a user with this password; None if not.
+
+        Returns what gives that up; None: too many are being checked, and `done` is not called.
+        """

@@ -8,7 +8,9 @@ Invariants:
 3. A session that is lost is told of, once; what was sent in it and not answered is unknown.
 4. At most `CALLS_MAX` calls wait, `FLIGHT_MAX` of them on the connection: fewer than the replies
    that a group keeps of a session.
-5. No clock, no dice: both are arguments.
+5. A node has `ATTEMPT_MS` for each sign that it gives: a reply, or a part of one, or that it takes
+   more of something long. So a long value comes and goes over a slow line, too.
+6. No clock, no dice: both are arguments.
 
 Elsewhere: sockets, and the calls that people make (`aio.client`); the other end (`front`).
 
@@ -43,6 +45,7 @@ __all__ = [
     "ErrorReply",
     "Finish",
     "Lost",
+    "Moving",
     "Outcome",
     "Received",
     "SessionLost",
@@ -56,7 +59,7 @@ CALLS_MAX: Final = 10_000
 FLIGHT_MAX: Final = 100
 """Of them, sent and not answered."""
 ATTEMPT_MS: Final = 1000.0
-"""So long one node may take for a reply, or to be connected to, before another one is asked."""
+"""So long one node may give no sign, or take to be connected to, before another one is asked."""
 BACK_OFF_MIN_MS: Final = 10.0
 """Before a second attempt; twice as long before each further one."""
 BACK_OFF_MAX_MS: Final = 100.0
@@ -106,6 +109,10 @@ class Received(NamedTuple):
     reply: Any
 
 
+class Moving(NamedTuple):
+    """A part of a reply has come, or more of something long has left."""
+
+
 class Lost(NamedTuple):
     """The connection is gone, or could not be made."""
 
@@ -114,7 +121,7 @@ class Tick(NamedTuple):
     """The time of the last Wake has come."""
 
 
-Event = Call | Connected | Received | Lost | Tick
+Event = Call | Connected | Received | Moving | Lost | Tick
 
 # ---- effects
 
@@ -254,6 +261,8 @@ class Caller:
                 self._receive(reply)
             case Connected():
                 self._greet()
+            case Moving():
+                self._since_ms = now_ms
             case Lost():
                 self._leave(None, is_told=False)
             case Tick():
@@ -478,7 +487,7 @@ class Caller:
         if is_owed and self._now - self._since_ms >= ATTEMPT_MS:
             self._leave(None)
         if self._link is _Link.READY:
-            if self._now >= self._beat_ms and not self._flight:
+            if self._now >= self._beat_ms:  # also while a long reply is under way
                 self._transmit(_Step.PING, (b"SESSION", b"PING"))
             if self._now >= self._map_ms:
                 self._ask_map()
@@ -491,10 +500,8 @@ class Caller:
         times = [self._deadlines[0][0]] if self._deadlines else []
         if self._flight or self._link is _Link.CONNECTING:
             times.append(self._since_ms + ATTEMPT_MS)
-        elif self._link is _Link.READY:
-            times.append(self._beat_ms)
         if self._link is _Link.READY:
-            times.append(self._map_ms)
+            times += [self._beat_ms, self._map_ms]
         if self._link is _Link.PAUSING or (self._pending and self._until_ms > self._now):
             times.append(self._until_ms)
         at_ms = min(times, default=float("inf"))

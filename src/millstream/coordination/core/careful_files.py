@@ -108,6 +108,16 @@ class CarefulFiles:
         self._try(read, name, is_final=True)
         return data
 
+    def peek(self, name: str, size: int) -> bytes:
+        """Return what a file begins with, as far as it can be read; an error is none of the disk.
+
+        What could not be read is found and mended at the next start.
+        """
+        try:
+            return self._file(name).read_at(0, size)
+        except OSError:
+            return b""
+
     def rename(self, source: str, target: str) -> None:
         """Give a file its name, durably."""
         self._forget(source)

@@ -70,11 +70,9 @@ class Changing(Epochs):
 
     def on_reconfigure(self, asked: Reconfigure) -> None:
         """End the epoch for one with these members, as soon as they are ready."""
-        refusal = self._refusal(asked.ticket) or self._unfit(asked)
-        if refusal is not None:
-            self.reply(asked.ticket, *refusal)
-        elif asked.members == self.members:
-            self.reply(asked.ticket, Code.OK, b"%d" % self.epoch)
+        answer = self._refusal(asked.ticket) or self._answer_at_once(asked)
+        if answer is not None:
+            self.reply(asked.ticket, *answer)
         else:
             self._change = _Change(asked.ticket, asked.members, self.now_ms, self.now_ms)
             self.teach(asked.members)
@@ -89,12 +87,14 @@ class Changing(Epochs):
             return Code.BUSY, b""
         return None
 
-    def _unfit(self, asked: Reconfigure) -> tuple[Code, bytes] | None:
+    def _answer_at_once(self, asked: Reconfigure) -> tuple[Code, bytes] | None:
+        if asked.members == self.members:  # said again, perhaps: the epoch may be a later one
+            return Code.OK, b"%d" % self.epoch
         if asked.expected_epoch not in (None, self.epoch):
             return Code.CONFLICT, b"%d" % self.epoch
         if list(asked.members) != sorted(set(asked.members)):
             return Code.BADCONFIG, b"members are not in order, or one is named twice"
-        if len(asked.members) not in SIZES and asked.members != self.members:
+        if len(asked.members) not in SIZES:
             return Code.BADCONFIG, b"a group has 3, 5 or 7 members"
         return None
 

@@ -6,7 +6,8 @@ Invariants:
 2. An entry is given up, with all behind it, only if it is above every known commit, nobody who
    voted has it whole, and so many whole records show something else there, or nothing, that it
    cannot have been committed. A damaged record shows nothing.
-3. What voters say is committed is in the chosen log, or somebody broke a promise.
+3. What voters say is committed is in the chosen log, or somebody broke a promise, and nothing is
+   chosen.
 
 Elsewhere: collecting votes and fetching entries (`views`, `repair`).
 
@@ -20,7 +21,7 @@ from typing import NamedTuple
 
 from millstream.coordination.core.messages import DoViewChange
 
-__all__ = ["Choice", "choose"]
+__all__ = ["Choice", "choose", "contradiction"]
 
 
 class Choice(NamedTuple):
@@ -35,13 +36,11 @@ def choose(votes: Sequence[DoViewChange], members: int) -> Choice | None:
     """Return the log to begin with; None if more members have to be heard.
 
     Args:
-        votes: one per member that voted, of one view, at least a quorum.
+        votes: one per member that voted, of one view, at least a quorum; no `contradiction`.
         members: how many the group has.
     """
-    best = max(votes, key=lambda vote: (vote.last_normal, vote.op_lsn))
+    best = _best(votes)
     commit_lsn = max(vote.commit_lsn for vote in votes)
-    assert commit_lsn <= best.op_lsn, "the chosen log is shorter than what is committed"
-    assert _agree(best, votes), "the chosen log lacks what is committed"
     nacks_needed = members - (members // 2 + 1) + 1
     for lsn in range(max(commit_lsn, best.commit_lsn) + 1, best.op_lsn + 1):
         digest = _hash_at(best, lsn)
@@ -54,6 +53,18 @@ def choose(votes: Sequence[DoViewChange], members: int) -> Choice | None:
         assert below is not None
         return Choice(lsn - 1, below, commit_lsn)
     return Choice(best.op_lsn, best.op_hash, commit_lsn)
+
+
+def contradiction(votes: Sequence[DoViewChange]) -> str:
+    """Return how votes contradict what their voters promised, empty if they do not."""
+    best = _best(votes)
+    if max(vote.commit_lsn for vote in votes) > best.op_lsn:
+        return "the chosen log is shorter than what is committed"
+    return "" if _agree(best, votes) else "the chosen log lacks what is committed"
+
+
+def _best(votes: Iterable[DoViewChange]) -> DoViewChange:
+    return max(votes, key=lambda vote: (vote.last_normal, vote.op_lsn))
 
 
 def _agree(best: DoViewChange, votes: Iterable[DoViewChange]) -> bool:

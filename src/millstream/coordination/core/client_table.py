@@ -15,7 +15,7 @@ Source: Liskov and Cowling 2012, section 4.1; V2R2, "Client Session".
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from struct import Struct
 from typing import Final, NamedTuple
@@ -193,6 +193,11 @@ class ClientTable:
         """Return how long its client may be silent; there has to be such a session."""
         return self._sessions[session].time_out_ms
 
+    def about(self, session: int) -> tuple[bytes, int, int]:
+        """Return its instance, time-out and highest number; there has to be such a session."""
+        known = self._sessions[session]
+        return known.instance, known.time_out_ms, known.highest
+
     def know(self, instance: bytes, session: int, secret: bytes) -> tuple[Code, bytes]:
         """Return what a client that goes on with its session is told."""
         known = self._sessions.get(session)
@@ -237,8 +242,10 @@ class ClientTable:
             yield
 
 
-def _pieces(sessions: Sequence[tuple[int, _Session]]) -> Iterator[bytes]:
+def _pieces(sessions: list[tuple[int, _Session]]) -> Iterator[bytes]:
     yield len(sessions).to_bytes(8, "big")
-    for number, session in sessions:
+    sessions.reverse()
+    while sessions:
+        number, session = sessions.pop()  # each goes when it is done: all at once would take long
         yield number.to_bytes(8, "big")
         yield from session.pieces()

@@ -14,9 +14,17 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from millstream.coordination.core.entries import GENESIS, ID_BYTES, Body, Entry, Kind
+from millstream.coordination.core.entries import (
+    GENESIS,
+    ID_BYTES,
+    Body,
+    Entry,
+    Kind,
+    argv_of,
+    number_in,
+)
 
-__all__ = ["MEMBERS_MAX", "SIZES", "Configuration", "closing_body", "successor"]
+__all__ = ["MEMBERS_MAX", "SIZES", "Configuration", "closing_body", "is_closing", "successor"]
 
 MEMBERS_MAX: Final = 7
 """Of one group; three of them may fail."""
@@ -63,12 +71,21 @@ def closing_body(members: tuple[bytes, ...], leader: bytes) -> Body:
     return Body(argv=(b"%d" % first_view, *members))
 
 
+def is_closing(entry: Entry) -> bool:
+    """Return whether a body says what `closing_body` says; who sent it may be wrong."""
+    first_view, *members = argv_of(entry) or (b"",)
+    number = number_in(first_view)
+    sizes = {len(member) for member in members}
+    is_list = members == sorted(set(members)) and sizes == {ID_BYTES}
+    return is_list and number is not None and number < len(members) <= MEMBERS_MAX
+
+
 def successor(current: Configuration, closing: Entry) -> Configuration:
     """Return the configuration that begins where `closing`, the end of `current`, is committed."""
     assert closing.header.kind is Kind.RECONFIG
     assert closing.header.epoch == current.epoch
+    assert is_closing(closing)
     first_view, *members = closing.content.argv
-    assert all(len(member) == ID_BYTES for member in members)
     return Configuration(
         current.epoch + 1, tuple(members), int(first_view), current.members,
         closing.lsn, closing.header.hash, current.journalled,

@@ -41,6 +41,7 @@ __all__ = [
     "Header",
     "Kind",
     "Link",
+    "argv_of",
     "chain",
     "check_chain",
     "decode_body",
@@ -51,6 +52,7 @@ __all__ = [
     "encode_entry",
     "hash_of",
     "is_body_of",
+    "number_in",
 ]
 
 HASH_BYTES: Final = 16
@@ -68,6 +70,7 @@ _FIELDS: Final = Struct(">BBHI16sIIQ16sQ16sQQ16s")
 HEADER_BYTES: Final = _FIELDS.size + HASH_BYTES
 """A header and its hash."""
 _COUNTS: Final = Struct(">HHH")
+_DIGITS_MAX: Final = 19
 
 
 class Kind(IntEnum):
@@ -157,6 +160,22 @@ class Entry(NamedTuple):
     def content(self) -> Body:
         """What it asks for; CorruptionError as `decode_body`."""
         return decode_body(self.body)
+
+
+def argv_of(entry: Entry) -> tuple[bytes, ...]:
+    """Return the words of its body; none if that is no body: who proposed it was wrong.
+
+    All members have the same bytes, so all find the same.
+    """
+    try:
+        return entry.content.argv
+    except CorruptionError:
+        return ()
+
+
+def number_in(text: bytes) -> int | None:
+    """Return the number of at most 8 bytes that an entry has as digits; None if it is none."""
+    return int(text) if text.isdigit() and len(text) <= _DIGITS_MAX else None
 
 
 def hash_of(data: bytes) -> bytes:

@@ -133,6 +133,11 @@ class Epochs(Learning):
         self.repair, self._repaired = fetching
         self._refuse_held(Code.NOTPRIMARY)
 
+    def give_up(self) -> None:
+        """Also enter no epoch; who tells of it again begins anew."""
+        self._entering = None
+        super().give_up()
+
     def release_held(self) -> None:
         """Go on with what waited: the epoch goes on."""
         for request in self._take_held():
@@ -169,7 +174,9 @@ class Epochs(Learning):
         reads: list[Read | Resume] = self.take_reads() if leads else []
         self._entering, self.entered_view = configuration, configuration.first_view
         self.stand_down()
-        self.repair = Repair(self.log, configuration.closed_lsn, configuration.closed_hash)
+        self.repair = Repair(
+            self.log, configuration.closed_lsn, configuration.closed_hash, self.spare
+        )
         self._repaired = lambda: self._install_epoch(configuration, held, reads)
         if self.status not in (Status.RETIRED, Status.LOST):
             self.status = Status.GAP if self.members else Status.INITIALIZATION
@@ -179,11 +186,14 @@ class Epochs(Learning):
         self, configuration: Configuration, held: list[Request], reads: list[Read | Resume]
     ) -> None:
         assert self.repair is not None
-        self.check_kept(configuration.closed_lsn)
+        if not self.keeps(configuration.closed_lsn):
+            return
         suffix = self.repair.result()
+        self.spare.clear()
         self._entering = None
         self.stand_down()
-        self.configuration, self.view = configuration, self.entered_view
+        self.belong_to(configuration)
+        self.view = self.entered_view
         self.last_normal = (configuration.epoch, configuration.first_view)
         self.retired = None
         self.begin_epochs()

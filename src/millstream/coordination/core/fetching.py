@@ -7,7 +7,9 @@ Invariants:
    primary's) has to end at or behind it, and the entries from there to that end come with it, in
    one durable step. So nobody counts as having a view's log without all that it began with.
 3. What was fetched is used only if it still serves when a member says again that the log is gone;
-   who gave it is asked first. One that comes is not left for another that somebody else has.
+   who gave it is asked first. One that comes is not left for another that somebody else has, and
+   who gives it keeps it until it is given: snapshots that follow one another faster than a slow
+   member can fetch them would keep it out for ever.
 4. A member whose state is missing has its log all the same: it votes and acknowledges. It applies
    nothing, answers no reads, and leads nobody.
 
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from hashlib import sha256
+from typing import Final
 
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import Envelope, GetSnapshot, SnapshotPart, TooOld
@@ -34,7 +37,14 @@ from millstream.coordination.core.snapshots import (
 )
 from millstream.coordination.core.snapshotting import Snapshotting
 
-__all__ = ["Fetching"]
+__all__ = ["GIVE_MS_MAX", "Fetching"]
+
+GIVE_MS_MAX: Final = 5000.0
+"""How long a snapshot that is not the newest any more is kept for who asked for a part of it."""
+
+
+_UNSETTLED: Final = (Status.GAP, Status.LOST, Status.VIEWCHANGE)
+"""What is being fetched may be needed once this is over: views may change faster than it comes."""
 
 
 class _Fetch:
@@ -58,6 +68,9 @@ class Fetching(Snapshotting):
         self._fetch: _Fetch | None = None
         self._got: Snapshot | None = None
         self._missing: SnapshotId | None = None
+        self._given: Snapshot | None = None
+        """What was last asked for, and when: kept beside the newest one for a while."""
+        self._given_ms = 0.0
         self._restoring: Iterator[None] | None = None
 
     # ---- giving
@@ -69,15 +82,24 @@ class Fetching(Snapshotting):
 
     def on_get_snapshot(self, envelope: Envelope, asked: GetSnapshot) -> None:
         """Give a part of it, say which one there is instead, or have one taken."""
+        self.fetches(envelope)
         stable = self.stable
         if stable is None or stable.id.number < asked.number:
             self.ask_if_leading()
-        elif (stable.id.number, stable.id.hash) != asked[:2]:
+            return
+        is_newest = (stable.id.number, stable.id.hash) == asked[:2]
+        if is_newest and self._given is None:
+            self._given = stable
+        given = stable if is_newest else self._given
+        if given is None or (given.id.number, given.id.hash) != asked[:2]:
             self.offer_snapshot(envelope.sender)
-        elif self.shared_bytes < SHARE_BYTES_MAX:
-            data = stable.part_at(asked.offset)
+            return
+        if given is self._given:
+            self._given_ms = self.now_ms
+        if self.shared_bytes < SHARE_BYTES_MAX:
+            data = given.part_at(asked.offset)
             self.shared_bytes += len(data)
-            self.send(envelope.sender, SnapshotPart(*asked, stable.size, data))
+            self.send(envelope.sender, SnapshotPart(*asked, given.size, data))
 
     # ---- what it is wanted for
 
@@ -95,7 +117,7 @@ class Fetching(Snapshotting):
         elif self._is_behind(envelope) and offered.lsn > self.log.op_lsn:
             found = self._got_or_get(offered, envelope.sender, self.log.op_lsn + 1)
             if found is not None:
-                self.repair = Repair(self.log, found.id.lsn, found.id.link.hash)
+                self.repair = Repair(self.log, found.id.lsn, found.id.link.hash, self.spare)
                 self._repaired = self._mended
                 self._use(found)
 
@@ -140,25 +162,35 @@ class Fetching(Snapshotting):
     def ask_for_goal(self) -> None:
         """Give up a goal that nobody has the log for any more, and learn a later one."""
         if not self.entering:
-            self.repair, self._repaired, self._adopting = None, None, None
-            self.forget_answers()
+            self.give_up()
+
+    def found_snapshot(self, named: SnapshotId, giver: bytes) -> Snapshot | None:
+        """Return what was fetched if it may stand for this; else fetch it, to be asked again."""
+        fetch = self._fetch
+        if fetch is not None and fetch.id == named and self.now_ms - self.got_ms < AGAIN_MS_MAX:
+            return None  # it comes; each answer asked for the same part once more
+        return self._got_or_get(named, giver, self.log.op_lsn + 1)
 
     def _got_or_get(self, offered: SnapshotId, sender: bytes, need_lsn: int) -> Snapshot | None:
         got = self._got
         if got is not None and need_lsn <= got.id.lsn <= offered.lsn:
             return got
         fetch = self._fetch
-        moves = fetch and fetch.got_ms is not None and self.now_ms - fetch.got_ms < AGAIN_MS_MAX
-        if fetch is None or (fetch.id != offered and not moves):
+        if fetch is None or (fetch.id != offered and not self._moves()):
             self._fetch = fetch = _Fetch(offered)
         if fetch.id == offered:
             self._ask_part(sender)
         return None
 
+    def _moves(self) -> bool:
+        """Whether parts of a snapshot are coming."""
+        came = self._fetch.got_ms if self._fetch is not None else None
+        return came is not None and self.now_ms - came < AGAIN_MS_MAX
+
     def _use(self, found: Snapshot) -> None:
         assert self.repair is not None
         if found.id.lsn > self.repair.lsn:
-            self.repair = Repair(self.log, found.id.lsn, found.id.link.hash)
+            self.repair = Repair(self.log, found.id.lsn, found.id.link.hash, self.spare)
         self.repair.use(found)
         self.go_on_repairing()
 
@@ -199,6 +231,10 @@ class Fetching(Snapshotting):
         elif self.repair is not None:
             self.repair.asking.forget()
             self.go_on_repairing()
+        elif self.status is Status.LOST:
+            self.forget_answers()
+        else:
+            self._asking.forget()
 
     def _adopt_again(self, found: SnapshotId) -> None:
         if self.stable_id == found:
@@ -207,14 +243,18 @@ class Fetching(Snapshotting):
     def tick_fetching(self) -> None:
         """Ask again for what did not come, each time somebody else."""
         self._restore_some()
+        if self.now_ms - self._given_ms >= GIVE_MS_MAX:
+            self._given = None
         if self._missing is not None and self._fetch is None:
             self._fetch = _Fetch(self._missing)
         fetch = self._fetch
+        if fetch is None:
+            return
         others = [member for member in self.sources if member != self.id]
-        if fetch is None or not others:
+        if not others:
             return
         wanted = self._missing is not None or self.repair is not None or self.may_learn
-        if not wanted and self.status not in (Status.GAP, Status.LOST):
+        if not wanted and self.status not in _UNSETTLED:
             self._fetch = None
         elif fetch.stuck_at == fetch.offset:
             self._asked += 1
@@ -258,22 +298,24 @@ class Fetching(Snapshotting):
     @property
     def has_work(self) -> bool:
         """Whether `work` would do something."""
-        return super().has_work or self._restoring is not None
+        works = self._restoring is not None or self._making is not None
+        return works or self._cut_lsn > self.log.base.lsn
 
     def lose_state(self, right: SnapshotId) -> None:
         """Serve nobody with a state that is not the others'; get theirs, and the log anew."""
         self.is_diverged = True
         self.forget_own_snapshots()
         self.stand_down()
+        self.forget_answers()
         self.has_state, self._restoring = False, None
-        self._missing = right
+        self._missing, self._fetch = right, None
         if self.status is not Status.RETIRED:
             self.status = Status.LOST
 
     def _miss_another(self, offered: SnapshotId, sender: bytes) -> None:
         """Content oneself with a later one, if it is of this log."""
         assert self._missing is not None
-        later = offered.number > self._missing.number
+        later = offered.number > self._missing.number and not self._moves()
         if later and self.log.hash_at(offered.lsn) == offered.link.hash:
             self._missing, self._fetch = offered, _Fetch(offered)
             self._ask_part(sender)

@@ -12,10 +12,12 @@ Invariants:
 3. At most `OUTSTANDING_MAX` requests wait for their replies, and no more are looked at while
    `OUT_BYTES_MAX` of replies wait to be sent, or for others before them. Only so many reads are
    under way as would make about as much, were all replies as long as the last ones; what is read
-   all the same while `REPLIES_BYTES_MAX` wait is refused.
+   all the same while `REPLIES_BYTES_MAX` wait is refused. Of who has not logged in where there are
+   users, no request of more than `LOGIN_BYTES_MAX` is waited for.
 4. A request that changes something carries its session and number if the connection has a
    session; a number without a session opens one first.
-5. A state that may be stale is never older than one that was shown on this connection before.
+5. What comes on a connection shows each group whose session is used there that its client lives.
+6. A state that may be stale is never older than one that was shown on this connection before.
 
 Elsewhere: bytes (`resp`), commands of clients (`front_commands`), of sessions (`front_sessions`),
 of the state machine (given as a table of parsers), sockets (`aio.resp_server`).
@@ -36,6 +38,7 @@ from millstream.coordination.core.resp import RequestCutter, render
 from millstream.coordination.core.values import error
 from millstream.coordination.core.versions import Version, parse_version
 from millstream.errors import RemoteProtocolError
+from millstream.model.limits import LOGIN_BYTES_MAX
 
 __all__ = [
     "CSN_MAX",
@@ -177,6 +180,8 @@ class Front:
         self.gid: int | None = None
         """The group used last."""
         self.is_blocked = self.is_closing = self.is_gone = False
+        self.give_up: Callable[[], object] | None = None
+        """Ends the check of a password."""
         self._vocabulary, self._handlers = vocabulary, handlers
         self._on_output = on_output
         self._cutter = RequestCutter()
@@ -185,6 +190,7 @@ class Front:
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._is_advancing = False
+        self._is_fresh = self._is_heard = False
         self._principal = b""
         self._flying = 0
         self._reads_max = READS_FIRST
@@ -197,6 +203,7 @@ class Front:
     def feed(self, data: bytes) -> None:
         """Take what came; `advance` looks at it."""
         self._cutter.feed(data)
+        self._is_fresh = True
 
     def advance(self) -> bool:
         """Go on with what came; return whether there may be more to do at once."""
@@ -212,6 +219,10 @@ class Front:
             self._run(queue.popleft())
             budget -= 1
         self._is_advancing = False
+        if self._is_fresh:
+            if self.sessions and not (self._is_heard and len(self.sessions) == 1):
+                self.show_life()
+            self._is_fresh = self._is_heard = False
         return not budget or (self._out_bytes >= OUT_BYTES_MAX and self.has_output)
 
     @property
@@ -223,13 +234,27 @@ class Front:
     def _has_to_wait(self) -> bool:
         return self.is_blocked or self.is_closing or self._out_bytes >= OUT_BYTES_MAX
 
+    def show_life(self) -> None:
+        """Tell the groups of the sessions used here that their client lives."""
+        for gid, session in self.sessions.items():
+            if not session.is_moved:
+                self.backend.touch(gid, session.number)
+
     def _cut(self, most: int) -> bool:
         try:
             self._queue.extend(self._cutter.cut(most))
         except RemoteProtocolError as failure:
-            self.say(error("TOOBIG" if failure.code == "too_large" else "ERR", str(failure)))
-            self.is_closing = True
-        return bool(self._queue)
+            self._refuse_for_good(failure.code, str(failure))
+        if self._queue:
+            return True
+        is_stranger = self.principal is None and self.guard.asks
+        if is_stranger and self._cutter.unfinished_bytes > LOGIN_BYTES_MAX:
+            self._refuse_for_good("too_large", f"at most {LOGIN_BYTES_MAX} bytes before a log-in")
+        return False
+
+    def _refuse_for_good(self, code: str, why: str) -> None:
+        self.say(error("TOOBIG" if code == "too_large" else "ERR", why))
+        self.is_closing = True
 
     @property
     def has_output(self) -> bool:
@@ -256,9 +281,12 @@ class Front:
     def close(self) -> None:
         """The connection is gone; replies to it are nobody's."""
         self.is_gone = self.is_closing = True
+        if self.give_up is not None:
+            self.give_up()
         self.detach()
         self._slots.clear()
         self._queue.clear()
+        self._out, self._out_bytes = [], 0
 
     # ---- replies
 
@@ -407,6 +435,7 @@ class Front:
                 return self.say(error("BADARG", "the session has no numbers left; open a new one"))
             session.csn = max(session.csn, csn)
         self._is_changing = wish.is_change
+        self._is_heard = session is not None  # it says so itself
         self._flying += 1
         body = Body(self._principal, (), wish.argv)
         slot = Slot(self, gid, self.protocol)

@@ -99,7 +99,10 @@ def _check(front: Front, name: bytes, password: bytes, then: Callable[[], None])
 
     front.is_blocked = True
     text = (name.decode("utf-8", "replace"), password.decode("utf-8", "replace"))
-    front.guard.check(*text, lambda found: front.unblock(lambda: checked(found)))
+    front.give_up = front.guard.check(*text, lambda found: front.unblock(lambda: checked(found)))
+    if front.give_up is None:
+        front.is_blocked = False
+        front.say(error("BUSY", "too many are logging in; try again, or another node"))
 
 
 # ---- the connection

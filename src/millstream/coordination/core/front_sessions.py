@@ -3,7 +3,8 @@
 Invariants:
 1. A session moves when its client asks for it here, not when that is answered; only who knows the
    secret can move it.
-2. A number that was given out is not given out again on the same session: it goes on behind the
+2. Sessions are opened, used and listed by administrators only, as long as registers are theirs.
+3. A number that was given out is not given out again on the same session: it goes on behind the
    highest that the group has executed or that was used here.
 
 Elsewhere: what the group keeps of a session (`client_table`), its time (the primary).
@@ -27,17 +28,23 @@ __all__ = ["session_command"]
 
 _CLIENT_ID: Final = re.compile(rb"([0-9a-f]{32})-(\d{1,20})\Z")
 _INSTANCE: Final = re.compile(rb"[0-9a-fA-F]{32}\Z")
-_USAGE: Final = "SESSION OPEN [INSTANCE hex] [TTL ms], RESUME id secret, PING, INFO or CLOSE"
+_USAGE: Final = (
+    "SESSION OPEN [INSTANCE hex] [TTL ms], RESUME id secret, PING, INFO, CLOSE or LIST [id]"
+)
 
 
 def session_command(front: Front, argv: list[bytes]) -> bytes | None:
     """Carry out SESSION."""
+    if front.principal is not None and not front.principal.is_admin:
+        return error("NOPERM", "in this version, sessions are for administrators")
     name = argv[1].upper() if len(argv) > 1 else b""
     gid = front.gid if front.gid is not None else front.backend.group_of(b"")
     if name == b"OPEN":
         return _open(front, gid, argv[2:])
     if name == b"RESUME" and len(argv) == 4:
         return _resume(front, gid, argv[2], argv[3])
+    if name == b"LIST" and len(argv) < 4:
+        return _list(front, gid, argv[2:])
     if name not in (b"PING", b"INFO", b"CLOSE") or len(argv) != 2:
         return error("BADARG", _USAGE)
     session = front.sessions.get(gid)
@@ -62,6 +69,20 @@ def _ping(front: Front, gid: int, session: Session) -> None:
         slot.fill(status(b"PONG") if is_there else front.refusal(gid, reply))
 
     front.backend.resume(gid, session.instance, session.number, session.secret, known)
+
+
+def _list(front: Front, gid: int, words: list[bytes]) -> bytes | None:
+    after = _CLIENT_ID.match(words[0]) if words else None
+    if words and after is None:
+        return error("BADARG", "SESSION LIST [client_id of the last one shown]")
+    slot = front.slot(gid)
+
+    def known(reply: Reply) -> None:
+        is_there = reply.code is Code.OK
+        slot.fill(reply.value if is_there else front.refusal(gid, reply))
+
+    front.backend.list_sessions(gid, int(after[2]) if after else 0, known)
+    return None
 
 
 def _shown(session: Session, *, is_whole: bool) -> bytes:

@@ -1,27 +1,43 @@
 """What a check of a group's files says to people.
 
 Invariants:
-1. Nothing is written. What the next start heals or cuts by itself is told and is no damage.
+1. Nothing is written. What the next start heals, cuts, finishes or removes by itself is told and
+   is no damage.
 
 Elsewhere: reading the files (`recovery`), what a start does about it (`journal`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from millstream.coordination.core.durable import SUPERBLOCK
+from millstream.coordination.core.pool_file import Phase
 from millstream.coordination.core.recovery import Survey, survey
 from millstream.errors import CorruptionError
 from millstream.ports.disk import Disk
 
-__all__ = ["GROUPS_FOLDER", "REMOVED", "GroupCheck", "check_group"]
+__all__ = ["GROUPS_FOLDER", "REMOVED", "RESTORED", "GroupCheck", "Known", "check_group"]
 
 GROUPS_FOLDER: Final = "coord"
 """Of a data directory: in it one folder for each group, named by its id in hex."""
 REMOVED: Final = ".removed"
 """Behind the name of a deleted group's folder; the next start removes it."""
+
+
+RESTORED: Final = ".restored"
+"""Behind the name of a folder that a restored group is made in. It is the group's once the node's
+pool file has the group; one that it does not have was never in force, and the next start removes
+it."""
+
+
+class Known(NamedTuple):
+    """What the node's pool file says of groups: those that it has, and those that were deleted."""
+
+    phases: Mapping[bytes, Phase]
+    tombstones: Container[bytes]
 
 
 @dataclass(slots=True)
@@ -46,6 +62,8 @@ class GroupCheck:
     """Headers and copies of the superblock that the next start writes again from their twins."""
     leftover_files: int = 0
     """What a crash left; the next start removes them."""
+    is_unfinished: bool = False
+    """It was being founded; the next start goes on with it."""
     damage: str = ""
     """Empty if all is well."""
 
@@ -55,11 +73,24 @@ class GroupCheck:
         return not self.damage
 
 
-def check_group(disk: Disk, folder: str) -> GroupCheck:
-    """Read all files of a group; OSError if that is not possible at all."""
-    found = GroupCheck(folder)
-    if folder.endswith(REMOVED):
+def check_group(disk: Disk, folder: str, known: Known | None = None) -> GroupCheck:
+    """Read all files of a group; OSError if that is not possible at all.
+
+    `known`: None: what the node knows cannot be read.
+    """
+    found, group_id = GroupCheck(folder), bytes.fromhex(folder.partition(".")[0])
+    if _goes_at_the_next_start(folder, group_id, known):
         found.leftover_files = len(disk.names())
+        return found
+    phase = None if known is None else known.phases.get(group_id)
+    if phase is Phase.FORMATTING:
+        found.is_unfinished = True
+        return found
+    if known is not None and phase is None:
+        found.damage = (
+            "the node's pool file does not know this group, so nothing opens it: bring back the "
+            "file that goes with it, or move the folder away if it was never this node's"
+        )
         return found
     if SUPERBLOCK not in disk.names():
         found.damage = "there is no superblock: this member was never made, or has to be replaced"
@@ -72,6 +103,13 @@ def check_group(disk: Disk, folder: str) -> GroupCheck:
     _fill(found, surveyed)
     found.damage = _damage(found, surveyed)
     return found
+
+
+def _goes_at_the_next_start(folder: str, group_id: bytes, known: Known | None) -> bool:
+    if folder.endswith(REMOVED) or known is None:
+        return folder.endswith(REMOVED)
+    is_new = folder.endswith(RESTORED) and group_id not in known.phases
+    return is_new or group_id in known.tombstones
 
 
 def _fill(found: GroupCheck, surveyed: Survey) -> None:
@@ -95,7 +133,7 @@ def _damage(found: GroupCheck, surveyed: Survey) -> str:
             "both copies of the superblock are damaged, and with them what this member has "
             "promised: replace it in its group by a new one, never bring back an older copy"
         )
-    if standing.group_id.hex() != found.folder:
+    if standing.group_id.hex() != found.folder.removesuffix(RESTORED):
         return f"these are the files of group {standing.group_id.hex()}: move them back"
     if image.is_journal_lost:
         return "the log is lost: the next start recovers it from the other members"

@@ -7,6 +7,8 @@ Invariants:
    take effect by one superblock write; the files they replace are removed only after it. An
    install that takes nothing away, and adds only what the view itself has brought, is a standing
    and an append: in between, the log is the one that the view began with, or more.
+   An install that finds many segments writes the entries of the last small ones into its new one,
+   too: so there are never more than `SEGMENTS_FEW` and what large ones hold the log.
 4. What the superblock's commit hint covers is never cut, and promises never go back.
 5. Lack of space passes: nothing counts, and the same call may be made again. After any other
    error, and after any error of a sync or of the superblock, nothing is written any more.
@@ -55,11 +57,7 @@ from millstream.coordination.core.effects import (
     WriteSnapshot,
     WriteStanding,
 )
-from millstream.coordination.core.entries import (
-    GENESIS,
-    Entry,
-    Link,
-)
+from millstream.coordination.core.entries import GENESIS, HEADER_BYTES, Entry, Link
 from millstream.coordination.core.recovery import Survey, survey
 from millstream.coordination.core.snapshots import Snapshot, SnapshotId
 from millstream.coordination.core.standing import Standing
@@ -68,6 +66,8 @@ from millstream.ports.disk import Disk
 
 __all__ = [
     "AHEAD_SHARE",
+    "MOVED_ENTRIES_MAX",
+    "SEGMENTS_FEW",
     "SEGMENT_BYTES_MAX",
     "Journal",
     "format_group",
@@ -80,6 +80,11 @@ SEGMENT_BYTES_MAX: Final = 16 * 1024 * 1024
 AHEAD_SHARE: Final = 16
 """At most this part of a segment is filled with zeros ahead. The header file is not: there, one
 damaged bit behind the last slot would look like a slot that was one."""
+SEGMENTS_FEW: Final = 64
+"""If a log has so many, an end of it that is replaced takes small ones before it along."""
+MOVED_ENTRIES_MAX: Final = 4096
+"""Of small segments that become one; and at most as many bytes as a segment has."""
+_MOVED_AT_ONCE: Final = 64
 _NUMBERED: Final = re.compile(r"(?:journal|headers)-([0-9]+)")
 _SNAPSHOT: Final = re.compile(r"snapshot-([0-9]+)")
 
@@ -107,6 +112,8 @@ def format_group(disk: Disk, standing: Standing) -> None:
 
 class Journal:
     """The files of a formatted group; all calls block."""
+
+    segments_few = SEGMENTS_FEW
 
     def __init__(self, disk: Disk, segment_bytes_max: int = SEGMENT_BYTES_MAX) -> None:
         """Make durable what a crash left, read it and heal it.
@@ -248,8 +255,33 @@ class Journal:
             return
         size = (keep_lsn - layout.base.lsn) * SLOT_BYTES
         kept = self._files.read(header_file_name(layout.headers), 0, size)
+        if moved := self._small_segments_up_to(keep_lsn, kept):
+            keep_lsn, suffix = keep_lsn - len(moved), (*moved, *suffix)
+            kept = kept[: -len(moved) * SLOT_BYTES]
         link = _slot_at(kept, keep_lsn - layout.base.lsn - 1).header.link if kept else layout.base
         self._replace_log(layout.base, kept, keep_lsn, link, suffix, standing, self.root.snapshot)
+
+    def _small_segments_up_to(self, lsn: int, slots: bytes) -> list[Entry]:
+        """Return what the last segments up to an LSN hold, of too many; what is whole of it."""
+        base, segments = self.root.layout.base.lsn, _closed_at(self.root.layout.segments, lsn)
+        moved: list[Entry] = []
+        left = self._segment_bytes_max if len(segments) >= self.segments_few else 0
+        for extent in reversed(segments):
+            begin, end = extent.first_lsn - base - 1, extent.last_lsn - base
+            part = slots[begin * SLOT_BYTES : end * SLOT_BYTES]
+            last = decode_slot(part[-SLOT_BYTES:])
+            size = last.place.offset + HEADER_BYTES + last.header.body_length if last else left + 1
+            if size > left or len(moved) + end - begin > MOVED_ENTRIES_MAX:
+                break
+            content = self._files.peek(segment_name(extent.segment), size)
+            found = list(_whole_entries(content, part))
+            is_next_whole = begin == 0 or decode_slot(
+                slots[(begin - 1) * SLOT_BYTES : begin * SLOT_BYTES]
+            )
+            if len(found) < end - begin or not is_next_whole:
+                break
+            moved, left = found + moved, left - size
+        return moved
 
     def begin_anew(
         self, snapshot: SnapshotId | None, suffix: Sequence[Entry], standing: Standing
@@ -400,6 +432,22 @@ def is_of_the_view(entries: Iterable[Entry], standing: Standing) -> bool:
     return standing.last_normal == view and all(
         (entry.header.epoch, entry.header.view) == view for entry in entries
     )
+
+
+def _whole_entries(content: bytes, slots: bytes) -> Iterator[Entry]:
+    """Yield the entries that a segment begins with, as far as they are whole and as slots say."""
+    at, index, count = 0, 0, len(slots) // SLOT_BYTES
+    while index < count:
+        try:
+            found, at = log_entries.decode_entries(content, at, min(_MOVED_AT_ONCE, count - index))
+        except CorruptionError:
+            return
+        for entry in found:
+            begin = index * SLOT_BYTES
+            if entry.header.encoded != slots[begin : begin + HEADER_BYTES]:
+                return
+            index += 1
+            yield entry
 
 
 def _slot_at(slots: bytes, index: int) -> Slot:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import dropwhile
 from typing import Final
 
-from millstream.coordination.core.entries import Entry
+from millstream.coordination.core.entries import Entry, check_chain
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import Envelope, Learn, LearnOk
 from millstream.coordination.core.normal import BATCH_BYTES_MAX
@@ -26,6 +26,7 @@ from millstream.coordination.core.reading import QUORUM_MS
 from millstream.coordination.core.recovering import Recovering
 from millstream.coordination.core.repair import NewEnd
 from millstream.coordination.core.snapshots import Snapshot
+from millstream.errors import CorruptionError
 
 __all__ = ["IDLE_MAX", "Learning"]
 
@@ -137,11 +138,8 @@ class Learning(Recovering):
         self._teacher = envelope.sender
         if self.disk_is_behind:
             return
-        new = list(dropwhile(self._is_here, learn.entries))
-        if new and self.log.hash_at(new[0].lsn - 1) != new[0].header.prev_hash:
-            new = []
+        new = self._chained(list(dropwhile(self._is_here, learn.entries)))
         if new and (self.lost or new[0].lsn <= self.log.op_lsn):
-            assert new[0].lsn > self.commit_lsn, "a teacher lacks what is committed"
             self.flip(self._learned(learn), NewEnd(new[0].lsn - 1, tuple(new)))
             return
         for entry in new:
@@ -149,6 +147,16 @@ class Learning(Recovering):
         if new:
             self._write(new)
         self._learned(learn)()
+
+    def _chained(self, entries: list[Entry]) -> list[Entry]:
+        """Return these if they are a chain that hangs on this log, else none."""
+        if not entries or not (link := self.log.link_at(entries[0].lsn - 1)):
+            return []
+        try:
+            check_chain(link, self.group_id, entries)
+        except CorruptionError:
+            return []
+        return entries
 
     def learn_from(self, snapshot: Snapshot) -> None:
         """Begin at a snapshot: the teacher's log is cut for it."""
@@ -186,7 +194,7 @@ class Learning(Recovering):
 
     def acknowledge(self) -> None:
         """Also tell a teacher how far this log is durable."""
-        if not self.is_learning:
+        if self._teacher == b"" or not self.may_learn:
             return super().acknowledge()
         lsn = min(self.durable_lsn, self.commit_lsn)
         digest = self.log.hash_at(lsn)

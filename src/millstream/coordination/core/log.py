@@ -33,7 +33,8 @@ class Log:
     """Entries above `base`; LSNs are the first argument everywhere."""
 
     def __init__(self, base: Link = GENESIS) -> None:
-        self._base = base
+        self.base = base
+        """The end of what a snapshot stands for."""
         self._hashes: list[bytes] = []
         self._headers: list[Header] = []
         self._entries: list[Entry | None] = []
@@ -44,11 +45,6 @@ class Log:
         """What the next entry hangs on."""
         self.size = 0
         """Bytes of all entries above `base`, as in a message."""
-
-    @property
-    def base(self) -> Link:
-        """The end of what a snapshot stands for."""
-        return self._base
 
     @property
     def last(self) -> Header | None:
@@ -67,16 +63,24 @@ class Log:
 
     def hash_at(self, lsn: int) -> bytes | None:
         """Return the hash of the entry there, None if it is not known here."""
-        if lsn == self._base.lsn:
-            return self._base.hash
-        if self._base.lsn < lsn <= self.op_lsn:
-            return self._hashes[lsn - self._base.lsn - 1]
+        if lsn == self.base.lsn:
+            return self.base.hash
+        if self.base.lsn < lsn <= self.op_lsn:
+            return self._hashes[lsn - self.base.lsn - 1]
+        return None
+
+    def link_at(self, lsn: int) -> Link | None:
+        """Return what hangs on the entry there, None if it is not known here."""
+        if lsn == self.base.lsn:
+            return self.base
+        if self.base.lsn < lsn <= self.op_lsn:
+            return self._headers[lsn - self.base.lsn - 1].link
         return None
 
     def entry_at(self, lsn: int) -> Entry | None:
         """Return the entry there if it is here and whole."""
-        if self._base.lsn < lsn <= self.op_lsn:
-            return self._entries[lsn - self._base.lsn - 1]
+        if self.base.lsn < lsn <= self.op_lsn:
+            return self._entries[lsn - self.base.lsn - 1]
         return None
 
     def append(self, entry: Entry) -> None:
@@ -100,13 +104,13 @@ class Log:
         self._entries.append(entry)
 
     def _find_end(self) -> None:
-        self.head = self._headers[-1].link if self._headers else self._base
+        self.head = self._headers[-1].link if self._headers else self.base
         self.op_lsn = self.head.lsn
 
     def replace_above(self, lsn: int, suffix: Iterable[Entry]) -> None:
         """Keep what is up to `lsn`, put `suffix` behind it."""
-        assert self._base.lsn <= lsn <= self.op_lsn
-        kept = lsn - self._base.lsn
+        assert self.base.lsn <= lsn <= self.op_lsn
+        kept = lsn - self.base.lsn
         self.size -= _size_of_all(self._headers[kept:])
         del self._hashes[kept:], self._headers[kept:], self._entries[kept:]
         self._holes = [hole for hole in self._holes if hole <= lsn]
@@ -116,20 +120,20 @@ class Log:
 
     def begin_at(self, base: Link) -> None:
         """Forget everything; a snapshot stands for all up to `base`."""
-        self._base, self.size = base, 0
+        self.base, self.size = base, 0
         self._hashes, self._headers, self._entries, self._holes = [], [], [], []
         self._find_end()
 
     def drop_prefix(self, lsn: int) -> None:
         """Forget what is up to `lsn`; a snapshot stands for it."""
-        dropped = lsn - self._base.lsn
+        dropped = lsn - self.base.lsn
         assert 0 <= dropped <= len(self._hashes)
         if dropped:
             link = Link(lsn, self._hashes[dropped - 1], self._headers[dropped - 1].ts_ms)
             self.size -= _size_of_all(self._headers[:dropped])
             del self._hashes[:dropped], self._headers[:dropped], self._entries[:dropped]
             self._holes = [hole for hole in self._holes if hole > lsn]
-            self._base = link
+            self.base = link
             self._find_end()
 
     def after(self, lsn: int, count_max: int, bytes_max: int) -> list[Entry]:
@@ -156,7 +160,7 @@ class Log:
 
     def marks(self, lsn: int) -> tuple[Mark, ...]:
         """Return what this log has above `lsn`."""
-        start = max(0, lsn - self._base.lsn)
+        start = max(0, lsn - self.base.lsn)
         return tuple(
             Mark(digest, entry is not None)
             for digest, entry in zip(self._hashes[start:], self._entries[start:], strict=True)

@@ -26,7 +26,7 @@ from typing import Final
 
 from millstream.coordination.core.client_table import ClientTable, Past, Verdict
 from millstream.coordination.core.clocks import Clocks
-from millstream.coordination.core.configuration import Configuration
+from millstream.coordination.core.configuration import Configuration, is_closing
 from millstream.coordination.core.effects import (
     Append,
     Code,
@@ -48,7 +48,9 @@ from millstream.coordination.core.entries import (
     Body,
     Entry,
     Kind,
+    argv_of,
     chain,
+    number_in,
 )
 from millstream.coordination.core.log import Log, size_of
 from millstream.coordination.core.messages import Envelope, Payload
@@ -56,6 +58,7 @@ from millstream.coordination.core.register import StateMachine
 from millstream.coordination.core.repair import NewEnd
 from millstream.coordination.core.snapshots import Pieces, Snapshot, SnapshotId, unknown_state
 from millstream.coordination.core.standing import Standing
+from millstream.errors import CorruptionError
 
 __all__ = ["HEARTBEAT_MS", "Member", "Status", "epoch_in"]
 
@@ -63,6 +66,8 @@ HEARTBEAT_MS: Final = 100
 """Between two signs of life of a primary, and two tries of whatever has to be tried again."""
 _STATE_VERSION: Final = 1
 _EPOCH: Final = Struct(">IQ16sI")
+_NO_BODY: Final = b"-BADARG the log has no request here"
+_WAKE: Final = SetTimer(HEARTBEAT_MS)
 _NOBODY: Final = Configuration(0, (bytes(ID_BYTES),))
 
 
@@ -88,7 +93,7 @@ class Member(ABC):
         self.wall_ms = 0
         self.group_id = self.id = bytes(ID_BYTES)
         self.incarnation = 0
-        self.configuration = _NOBODY
+        self.belong_to(_NOBODY)
         self.view = 0
         self.last_normal = (0, 0)
         self.retired: Configuration | None = None
@@ -119,6 +124,8 @@ class Member(ABC):
         self._epoch_record = _EPOCH.pack(0, 0, bytes(HASH_BYTES), 0)
         self.snapshot_number = 0
         self.is_diverged = False
+        self.contradiction = ""
+        """What was heard last that cannot be, and so was not taken."""
         self.repaired = 0
         self.view_changed_ms = 0.0
         self.view_reason = ""
@@ -195,20 +202,19 @@ class Member(ABC):
         """Keep a request until the next epoch runs."""
 
     @abstractmethod
+    def lose_log(self, what: str) -> None:
+        """Believe the own log no more: it differs from another one where none may."""
+
+    @abstractmethod
     def propose(self, at_least: int = 0) -> None:
         """Ask the others for a new view."""
 
     # ---- who
 
-    @property
-    def epoch(self) -> int:
-        """The epoch this member is in."""
-        return self.configuration.epoch
-
-    @property
-    def members(self) -> tuple[bytes, ...]:
-        """Of this epoch."""
-        return self.configuration.members
+    def belong_to(self, configuration: Configuration) -> None:
+        """Be in this epoch."""
+        self.configuration = configuration
+        self.epoch, self.members = configuration.epoch, configuration.members
 
     @property
     def quorum(self) -> int:
@@ -241,16 +247,18 @@ class Member(ABC):
     def send(self, receiver: bytes, payload: Payload) -> None:
         """Say it to one other member."""
         assert receiver != self.id
-        envelope = Envelope(
-            self.group_id, self.id, self.incarnation, self.epoch, self.view, payload
-        )
-        self.effects.append(Send(receiver, envelope))
+        self.effects.append(Send(receiver, self.sealed(payload)))
+
+    def sealed(self, payload: Payload) -> Envelope:
+        """Return a message from this member, for whomever."""
+        return Envelope(self.group_id, self.id, self.incarnation, self.epoch, self.view, payload)
 
     def broadcast(self, payload: Payload) -> None:
         """Say it to all other members."""
+        envelope = self.sealed(payload)
         for member in self.members:
             if member != self.id:
-                self.send(member, payload)
+                self.effects.append(Send(member, envelope))
 
     def reply(self, ticket: int, code: Code, value: bytes = b"", lsn: int = 0) -> None:
         """Answer a client."""
@@ -258,7 +266,7 @@ class Member(ABC):
 
     def wake_after(self, after_ms: float) -> None:
         """Ask for the next Timer."""
-        self.effects.append(SetTimer(after_ms))
+        self.effects.append(_WAKE if after_ms == HEARTBEAT_MS else SetTimer(after_ms))
 
     def write(self, entries: Iterable[Entry]) -> int:
         """Have entries at the log's end put on the disk; return the number that reports it."""
@@ -325,17 +333,24 @@ class Member(ABC):
         then()
         return True
 
+    def contradict(self, what: str) -> None:
+        """Note that what was heard cannot be, if all keep their promises; it is not taken."""
+        self.contradiction = what
+
     # ---- the log
 
     def load(self, image: Image) -> None:
         """Take over what a restart found."""
         (
             self.group_id, self.id, self.incarnation, self.view, self.last_normal,
-            self.configuration, self.retired, hint,
+            configuration, self.retired, hint,
         ) = image.standing  # fmt: skip
+        self.belong_to(configuration)
         self.incarnation += 1
         promised = self.members and (self.epoch, self.view) > (0, 0)
-        self.lost = image.lost or bool(promised and not self.configuration.journalled)
+        forgot = bool(promised and not self.configuration.journalled)
+        covered_lsn = 0 if image.stable is None else image.stable.lsn
+        self.lost = image.lost or forgot or image.base.lsn + len(image.log) < covered_lsn
         if not self.lost:
             self._load_log(image)
         self._commit_hint = min(hint, self.log.whole_lsn)
@@ -374,20 +389,26 @@ class Member(ABC):
 
     def advance(self, lsn: int) -> bool:
         """Commit and apply up to `lsn`, as far as the log is whole; return whether any was."""
-        if not self.has_state:
-            return False
         before = self.commit_lsn
+        if lsn <= before or not self.has_state:
+            return False
         end = min(lsn, self.log.whole_lsn)
         while self.commit_lsn < end and self.has_state:
             entry = self.log.entry_at(self.commit_lsn + 1)
             assert entry is not None
+            ends = self._ends_epoch(entry)
+            if ends and entry.lsn < self.log.op_lsn:
+                self.contradict("an entry behind the end of its epoch")
+                break
+            if ends and not is_closing(entry):
+                self.contradict("an end of an epoch that is none")
+                break
             self.commit_lsn += 1
             size = size_of(entry)
             self.bytes_since += size
             self.uncommitted_bytes = max(0, self.uncommitted_bytes - size)
             self._apply(entry)
-            if self._ends_epoch(entry):
-                assert self.commit_lsn == self.log.op_lsn, "an entry behind the end of its epoch"
+            if ends:
                 self.committed()
                 self.end_epoch(entry)
                 return True
@@ -405,7 +426,7 @@ class Member(ABC):
         if header.kind is Kind.REQUEST:
             code, value, lsn = self._execute(entry)
         elif header.kind is Kind.SESSION_OPEN:
-            opened = self.table.open(header.lsn, header.instance, *entry.content.argv[:2])
+            opened = self.table.open(header.lsn, header.instance, *argv_of(entry)[:2])
             code, value = (Code.OK, b"%d" % header.lsn) if opened else (Code.BUSY, b"")
             self.touch(header.lsn)
         elif header.kind is Kind.SESSION_CLOSE:
@@ -413,7 +434,8 @@ class Member(ABC):
                 code = Code.SESSIONEXPIRED
             self.ended((header.session,))
         elif header.kind is Kind.SESSION_EXPIRE:
-            sessions = [int(session) for session in entry.content.argv]
+            named = map(number_in, argv_of(entry))
+            sessions = [session for session in named if session is not None]
             self.table.expire(sessions)
             self.ended(sessions)
         else:
@@ -453,7 +475,10 @@ class Member(ABC):
         verdict = self.judge(header.instance, header.session, header.csn)
         if verdict.past is not Past.NEW:
             return outcome(verdict)
-        value = self.machine.apply(entry)
+        try:
+            value = self.machine.apply(entry)
+        except CorruptionError:  # it is no body; the same bytes are that to every member
+            value = _NO_BODY
         self.table.store(header.session, header.csn, value, header.lsn)
         return Code.OK, value, header.lsn
 

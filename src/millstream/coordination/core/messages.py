@@ -5,7 +5,8 @@
 
 Invariants:
 1. A frame is whole or refused: its length is bounded before it is read, its checksum covers all
-   behind the length, its payload has nothing too much, each list a bound.
+   behind the length, its payload has nothing too much, each list a bound, and a vote shows as
+   many marks as it says entries.
 2. Entries are checked one by one as they are decoded (`entries`); their chain, by who uses them.
 3. `epoch` and `view` are the sender's own durable ones. A view that is only proposed is payload.
 
@@ -39,8 +40,10 @@ __all__ = [
     "FRAME_BYTES_MAX",
     "FRAME_ENTRIES_MAX",
     "FRAME_MARKS_MAX",
+    "HEAD",
     "LENGTH",
     "MESSAGES",
+    "VIEW_MAX",
     "Commit",
     "DoViewChange",
     "Entries",
@@ -69,6 +72,9 @@ __all__ = [
     "TooOld",
     "decode",
     "encode",
+    "refused",
+    "sealed",
+    "unsealed",
 ]
 
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -77,6 +83,10 @@ FRAME_ENTRIES_MAX: Final = 4096
 """Log entries in one message."""
 FRAME_MARKS_MAX: Final = 512 * 1024
 """Places of a log in one vote; it grows by snapshots never being made."""
+
+
+VIEW_MAX: Final = 1 << 31
+"""Of what is listened to: whoever goes to a view has to have room for the next ones."""
 
 
 class Prepare(NamedTuple):
@@ -143,6 +153,12 @@ class DoViewChange(NamedTuple):
     def last_normal(self) -> tuple[int, int]:
         """Epoch and view whose log it is."""
         return self.last_normal_epoch, self.last_normal_view
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has a mark for each entry above the commit, the last one that of the end."""
+        last = self.marks[-1].hash if self.marks else self.commit_hash
+        return len(self.marks) == self.op_lsn - self.commit_lsn and last == self.op_hash
 
 
 class StartView(NamedTuple):
@@ -215,7 +231,10 @@ class Recovery(NamedTuple):
 
 
 class RecoveryResponse(NamedTuple):
-    """The sender is in this view; if it leads there, this is the end of its log."""
+    """The sender is in this view; if it leads there, this is the end of its log.
+
+    `snapshot`: the stable one in its log, for whom that begins too late.
+    """
 
     nonce: int
     view: int
@@ -224,6 +243,7 @@ class RecoveryResponse(NamedTuple):
     op_hash: bytes
     commit_lsn: int
     commit_hash: bytes
+    snapshot: SnapshotId | None = None
 
 
 class Learn(NamedTuple):
@@ -317,7 +337,7 @@ def _number(layout: str) -> _Field:
 
 def _upto(data: bytes, end: int) -> bytes:
     if end > len(data):
-        raise _refused("it ends within a field")
+        raise refused("it ends within a field")
     return data
 
 
@@ -331,7 +351,7 @@ def _fixed(size: int) -> _Field:
 def _read_part(data: bytes, at: int) -> tuple[bytes, int]:
     (size,) = _COUNT.unpack_from(_upto(data, at + _COUNT.size), at)
     if size > PART_BYTES:
-        raise _refused(f"{size} bytes of what may be {PART_BYTES}")
+        raise refused(f"{size} bytes of what may be {PART_BYTES}")
     at += _COUNT.size
     return _upto(data, at + size)[at : at + size], at + size
 
@@ -355,6 +375,15 @@ def _write_snapshot_id(value: SnapshotId) -> bytes:
     return b"".join(field.write(part) for field, part in zip(_SNAPSHOT_ID, values, strict=True))
 
 
+def _read_snapshot_if_any(data: bytes, at: int) -> tuple[SnapshotId | None, int]:
+    there, at = _read_bool(data, at)
+    return _read_snapshot_id(data, at) if there else (None, at)
+
+
+def _write_snapshot_if_any(value: SnapshotId | None) -> bytes:
+    return _write_bool(False) if value is None else _write_bool(True) + _write_snapshot_id(value)
+
+
 def _read_hash(data: bytes, at: int) -> tuple[bytes, int]:
     return _upto(data, at + HASH_BYTES)[at : at + HASH_BYTES], at + HASH_BYTES
 
@@ -372,7 +401,7 @@ def _listed(one: _Field, count_max: int) -> _Field:
     def read(data: bytes, at: int) -> tuple[tuple[Any, ...], int]:
         (count,) = _COUNT.unpack_from(_upto(data, at + _COUNT.size), at)
         if count > count_max:
-            raise _refused(f"{count} of what may be {count_max}")
+            raise refused(f"{count} of what may be {count_max}")
         at += _COUNT.size
         values = []
         for _ in range(count):
@@ -386,7 +415,7 @@ def _listed(one: _Field, count_max: int) -> _Field:
 def _read_entries(data: bytes, at: int) -> tuple[tuple[Entry, ...], int]:
     (count,) = _COUNT.unpack_from(_upto(data, at + _COUNT.size), at)
     if count > FRAME_ENTRIES_MAX:
-        raise _refused(f"{count} of what may be {FRAME_ENTRIES_MAX}")
+        raise refused(f"{count} of what may be {FRAME_ENTRIES_MAX}")
     return log_entries.decode_entries(data, at + _COUNT.size, count)
 
 
@@ -397,7 +426,7 @@ def _write_entries(entries: tuple[Entry, ...]) -> bytes:
 
 def _read_bool(data: bytes, at: int) -> tuple[bool, int]:
     if _upto(data, at + 1)[at] > 1:
-        raise _refused("a flag is neither 0 nor 1")
+        raise refused("a flag is neither 0 nor 1")
     return data[at] == 1, at + 1
 
 
@@ -423,9 +452,9 @@ def _read_configuration(data: bytes, at: int) -> tuple[Configuration, int]:
     configuration = Configuration(*values)
     for members in (configuration.members, configuration.old):
         if list(members) != sorted(set(members)):
-            raise _refused("members are not in order")
-    if not configuration.members:
-        raise _refused("a group without members")
+            raise refused("members are not in order")
+    if configuration.first_view >= len(configuration.members):
+        raise refused("a group without members, or its first view is none")
     return configuration, at
 
 
@@ -447,6 +476,7 @@ _LATER: Final = _Field(_write_configuration, _read_configuration)
 _SHA: Final = _fixed(SHA_BYTES)
 _SNAPSHOT_ID: Final = (_U64, _U64, _HASH, _U64, _SHA)
 _SNAPSHOT: Final = _Field(_write_snapshot_id, _read_snapshot_id)
+_SNAPSHOT_IF_ANY: Final = _Field(_write_snapshot_if_any, _read_snapshot_if_any)
 _PART: Final = _Field(_write_part, _read_part)
 
 MESSAGES: Final[dict[int, tuple[type[Any], tuple[_Field, ...]]]] = {
@@ -467,7 +497,7 @@ MESSAGES: Final[dict[int, tuple[type[Any], tuple[_Field, ...]]]] = {
     15: (EpochStarted, (_U32,)),
     16: (GetEpoch, ()),
     17: (Recovery, (_U64, _U32)),
-    18: (RecoveryResponse, (_U64, _U32, _BOOL, _U64, _HASH, _U64, _HASH)),
+    18: (RecoveryResponse, (_U64, _U32, _BOOL, _U64, _HASH, _U64, _HASH, _SNAPSHOT_IF_ANY)),
     19: (Learn, (_U64, _HASH, _ENTRIES)),
     20: (LearnOk, (_U64, _HASH)),
     21: (SnapshotDone, (_U64, _SHA)),
@@ -483,21 +513,20 @@ _NUMBERS: Final = {message: number for number, (message, _) in MESSAGES.items()}
 LENGTH: Final = Struct(">I")
 """What a frame begins with: how many bytes follow."""
 _VERSION: Final = 1
-_HEAD: Final = Struct(">BB16s16sQII")
+HEAD: Final = Struct(">BB16s16sQII")
+"""Type, version, group id, sender, incarnation, epoch, view."""
 _CHECKSUM_BYTES: Final = 8
+_VIEWS: Final = ("proposed", "min_view", "view")
 
 
 def encode(envelope: Envelope) -> bytes:
     """Return the frame, length included."""
     group_id, sender, incarnation, epoch, view, payload = envelope
     number = _NUMBERS[type(payload)]
-    parts = [_HEAD.pack(number, _VERSION, group_id, sender, incarnation, epoch, view)]
+    parts = [HEAD.pack(number, _VERSION, group_id, sender, incarnation, epoch, view)]
     fields = MESSAGES[number][1]
     parts += (field.write(value) for field, value in zip(fields, payload, strict=True))
-    data = b"".join(parts)
-    data += _checksum(data)
-    assert len(data) <= FRAME_BYTES_MAX
-    return LENGTH.pack(len(data)) + data
+    return sealed(b"".join(parts), FRAME_BYTES_MAX)
 
 
 def decode(frame: bytes) -> Envelope:
@@ -506,31 +535,54 @@ def decode(frame: bytes) -> Envelope:
     Raises:
         RemoteProtocolError: `bad_frame`: not what `encode` writes; drop the connection.
     """
-    end = len(frame) - _CHECKSUM_BYTES
-    if not _HEAD.size <= end <= FRAME_BYTES_MAX or frame[end:] != _checksum(frame[:end]):
-        raise _refused("its checksum is wrong")
-    number, version, group_id, sender, incarnation, epoch, view = _HEAD.unpack_from(frame)
+    body = unsealed(frame, FRAME_BYTES_MAX)
+    number, version, group_id, sender, incarnation, epoch, view = HEAD.unpack_from(body)
     if version != _VERSION or number not in MESSAGES:
-        raise _refused(f"type {number}, version {version} is not known here")
+        raise refused(f"type {number}, version {version} is not known here")
     message, fields = MESSAGES[number]
-    body, at, values = frame[:end], _HEAD.size, []
+    at, values = HEAD.size, []
     try:
         for field in fields:
             value, at = field.read(body, at)
             values.append(value)
     except CorruptionError as error:
-        raise _refused(str(error)) from error
-    if at != end:
-        raise _refused("its payload has another length than its fields")
-    return Envelope(group_id, sender, incarnation, epoch, view, message(*values))
+        raise refused(str(error)) from error
+    if at != len(body):
+        raise refused("its payload has another length than its fields")
+    payload = message(*values)
+    if isinstance(payload, DoViewChange) and not payload.is_whole:
+        raise refused("a vote has more or fewer marks than entries")
+    if max(view, *(getattr(payload, name, 0) for name in _VIEWS)) > VIEW_MAX:
+        raise refused("no group has had so many views")
+    return Envelope(group_id, sender, incarnation, epoch, view, payload)
+
+
+def sealed(data: bytes, bytes_max: int) -> bytes:
+    """Return head and payload as a frame: behind its length, and with a checksum."""
+    data += _checksum(data)
+    assert len(data) <= bytes_max
+    return LENGTH.pack(len(data)) + data
+
+
+def unsealed(frame: bytes, bytes_max: int) -> bytes:
+    """Return head and payload of a frame whose length is cut off.
+
+    Raises:
+        RemoteProtocolError: `bad_frame`: it is not whole.
+    """
+    end = len(frame) - _CHECKSUM_BYTES
+    if not HEAD.size <= end <= bytes_max or frame[end:] != _checksum(frame[:end]):
+        raise refused("its checksum is wrong")
+    return frame[:end]
 
 
 def _checksum(data: bytes) -> bytes:
     return blake2b(data, digest_size=_CHECKSUM_BYTES).digest()
 
 
-def _refused(reason: str) -> RemoteProtocolError:
+def refused(reason: str) -> RemoteProtocolError:
+    """Return the error for bytes that are no message."""
     return RemoteProtocolError(
-        f"a member sent what is no message: {reason}; the connection is closed and made anew",
+        f"a node sent what is no message: {reason}; the connection is closed and made anew",
         code="bad_frame",
     )

@@ -25,7 +25,7 @@ from __future__ import annotations
 from typing import Final
 
 from millstream.coordination.core.client_table import Past
-from millstream.coordination.core.effects import Code, Request
+from millstream.coordination.core.effects import Code, Request, Send
 from millstream.coordination.core.entries import GENESIS, Entry, Kind
 from millstream.coordination.core.log import size_of
 from millstream.coordination.core.member import Member, Status, outcome
@@ -99,6 +99,10 @@ class Normal(Member):
         self._open_bytes = self.uncommitted_bytes = self.unwritten_bytes = 0
         self._sizes: dict[int, int] = {}
         self.repair: Repair | None = None
+        self.is_short = False
+        """Nobody answers who is not still fetching: what came now would make that longer."""
+        self.spare: dict[int, Entry] = {}
+        """Fetched on the way to ends that were given up; none beyond the newest one's LSN."""
         self._asking = Asking()
 
     # ---- requests
@@ -107,7 +111,7 @@ class Normal(Member):
         """Order a client's request, or say why not."""
         if not self.leading:
             return self.reply(request.ticket, Code.NOTPRIMARY)
-        if self.suspended:
+        if self.suspended or self.is_short:
             return self.reply(request.ticket, Code.NOQUORUM)
         key = (request.session, request.csn)
         if request.kind is Kind.REQUEST and request.session:
@@ -128,6 +132,11 @@ class Normal(Member):
 
     @property
     def full(self) -> bool:
+        """Whether to refuse requests."""
+        return self.swamped
+
+    @property
+    def swamped(self) -> bool:
         """Whether too much is logged and not committed, or not on the own disk."""
         return self.disk_is_behind or (
             self.log.op_lsn - self.commit_lsn >= UNCOMMITTED_ENTRIES_MAX
@@ -228,16 +237,20 @@ class Normal(Member):
     def on_prepare_ok(self, envelope: Envelope, ok: PrepareOk) -> None:
         """Count an acknowledgement of this view."""
         if not self.leading or envelope.view != self.view:
-            return
-        assert self.log.hash_at(ok.lsn) in (None, ok.hash), "two logs in one view"
+            return None
+        if self.log.hash_at(ok.lsn) not in (None, ok.hash) or ok.lsn > self.log.op_lsn:
+            return self.contradict("an acknowledgement of another log in one view")
         self.acks[envelope.sender] = max(self.acks.get(envelope.sender, 0), ok.lsn)
         self.heard_from(envelope.sender)
         self.clocks.hear(envelope.sender, ok.wall_ms, self.now_ms)
-        self._count_acks()
+        if ok.lsn > self.commit_lsn:
+            self._count_acks()
+        return None
 
     def _count_acks(self) -> None:
-        lsns = sorted((self.acks.get(member, 0) for member in self.members), reverse=True)
-        self.advance(lsns[self.quorum - 1])
+        acks = self.acks
+        lsns = sorted([acks.get(member, 0) for member in self.members])
+        self.advance(lsns[-self.quorum])
 
     def committed(self) -> None:
         """Go on with what waits for a free place in the pipeline, or say that all is committed."""
@@ -260,6 +273,7 @@ class Normal(Member):
 
     def remind(self) -> None:
         """Say again what was not acknowledged, and that this primary lives."""
+        life = self.sealed(self.sign_of_life())
         for member in self.members:
             if member == self.id:
                 continue
@@ -273,7 +287,7 @@ class Normal(Member):
             if entries:
                 self.send(member, self._prepare(entries))
             else:
-                self.send(member, self.sign_of_life())
+                self.effects.append(Send(member, life))
 
     # ---- the others
 
@@ -305,7 +319,9 @@ class Normal(Member):
         if self.log.holes:
             self.status = Status.GAP
             return self.mend()
-        if not self.disk_is_behind:
+        if self._differs(entries):
+            return self.lose_log("two logs in one view")
+        if entries and not self.disk_is_behind:
             self._take(entries)
         if self.log.op_lsn < op_lsn:
             self.status = Status.GAP
@@ -316,18 +332,24 @@ class Normal(Member):
             self.status = Status.NORMAL
             if not self._writing:
                 self.acknowledge()
-        assert self.log.hash_at(commit_lsn) in (None, commit_hash), "two logs in one view"
+        if self.log.hash_at(commit_lsn) not in (None, commit_hash):
+            return self.lose_log("two logs in one view")
         self.advance(commit_lsn)
         return None
+
+    def _differs(self, entries: tuple[Entry, ...]) -> bool:
+        for header, _ in entries:
+            if header.lsn > self.log.op_lsn:
+                break
+            if self.log.hash_at(header.lsn) not in (None, header.hash):
+                return True
+        return False
 
     def _take(self, entries: tuple[Entry, ...]) -> None:
         new, log = [], self.log
         for entry in entries:
             header = entry.header
-            if header.lsn <= log.op_lsn:
-                known = log.hash_at(header.lsn)
-                assert known in (None, header.hash), "two logs in one view"
-            elif header.follows(log.head):
+            if header.follows(log.head) and header.group_id == self.group_id:
                 log.append(entry)
                 new.append(entry)
         if new:
@@ -353,7 +375,7 @@ class Normal(Member):
 
     def on_new_state(self, envelope: Envelope, state: NewState) -> None:
         """Append what was missed."""
-        if envelope.view == self.view and self.current and not self.leading:
+        if envelope.view == self.view and self.current and self.primary != self.id:
             self.extend(
                 envelope.sender, state.entries, state.op_lsn, state.commit_lsn, state.commit_hash
             )

@@ -2,8 +2,11 @@
 
 Invariants:
 1. What an event changes of what is to outlive the process is durable before anything is said or
-   done because of it; meanwhile other events wait, at most `DEFERRED_MAX` messages and commands.
+   done because of it; meanwhile other events wait, at most `DEFERRED_MAX` messages and commands,
+   and no command longer than `ADMIN_MS_MAX`.
+   Signs of life and questions of administrators need no disk and do not wait.
 2. A group's messages do not come here while it is open: only its own replica decides about them.
+3. Who is not of this pool has nothing founded or deleted here, nor its word counted.
 
 Elsewhere: every decision, in the classes this one stands on; `pool_state` names them.
 
@@ -12,12 +15,12 @@ Source: V2R2, "Initial Bootstrap" and "Administration".
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
 from millstream.coordination.core.effects import DiskDone, SetTimer, Timer
 from millstream.coordination.core.pool_admin import Administration
+from millstream.coordination.core.pool_asking import ADMIN_MS_MAX
 from millstream.coordination.core.pool_effects import (
     FIRST_GROUP,
     Admin,
@@ -30,13 +33,15 @@ from millstream.coordination.core.pool_effects import (
     PoolEvent,
     Stray,
     Told,
+    Warn,
 )
 from millstream.coordination.core.pool_file import (
     NodeFile,
     decode_node_file,
     encode_node_file,
+    lost_pool_file,
 )
-from millstream.coordination.core.pool_gossip import TICK_MS
+from millstream.coordination.core.pool_gossip import REMOVED, TICK_MS
 from millstream.coordination.core.pool_messages import (
     Address,
     Deleted,
@@ -53,12 +58,13 @@ from millstream.coordination.core.pool_messages import (
 )
 from millstream.coordination.core.pool_tables import PoolTables
 from millstream.coordination.core.values import error
-from millstream.errors import CorruptionError
 
 __all__ = ["DEFERRED_MAX", "Pool"]
 
 DEFERRED_MAX: Final = 1024
 """Messages and commands that wait while the node's file is written."""
+_FULL: Final = error("BUSY", "the node's disk is full: make room")
+_QUESTIONS: Final = (b"NODES", b"STATUS")
 
 
 class Pool(Administration):
@@ -67,7 +73,6 @@ class Pool(Administration):
     def __init__(self, chance: Callable[[], float]) -> None:
         super().__init__(chance)
         self._keeping = 0
-        self._deferred: deque[PoolEvent] = deque()
         self._held: list[PoolEffect] = []
         self._out: list[PoolEffect] = []
         self._handlers: dict[type[Any], Callable[[PoolEnvelope, Any], None]] = {
@@ -84,11 +89,11 @@ class Pool(Administration):
             self._out += self._held
             self._held = []
         elif self._keeping:
-            self._defer(event)
+            self._meanwhile(event)
         else:
             self._take(event)
-        while self._deferred and not self._keeping:
-            self._take(self._deferred.popleft())
+        while self.deferred and not self._keeping:
+            self._take(self.deferred.popleft()[1])
         out, self._out = self._out, []
         return out
 
@@ -97,14 +102,39 @@ class Pool(Administration):
         info = self.tables.node(node_id)
         return info.peer if info is not None and info.peer.port else None
 
+    def _meanwhile(self, event: PoolEvent) -> None:
+        """Do what needs no disk; the rest waits for it."""
+        match event:
+            case Timer():
+                self._out.append(SetTimer(TICK_MS))
+                self._give_up_waiting()
+            case Admin(argv=argv) if argv[:1] and argv[0].upper() in _QUESTIONS:
+                self.on_admin(event)
+            case Told(ticket, answer) if ticket in self.reports:
+                self.on_answer(ticket, answer)
+            case Heard(envelope):
+                if isinstance(envelope.payload, Ping) and envelope.sender != self.id:
+                    self.show_life(envelope, envelope.payload)
+                self._defer(event)
+            case _:
+                self._defer(event)
+        self._out += self.effects
+        self.effects = []
+
     def _defer(self, event: PoolEvent) -> None:
         """Keep an event for later; answers and reports are as many as were asked for."""
-        if not isinstance(event, Heard | Stray | Admin) or len(self._deferred) < DEFERRED_MAX:
-            self._deferred.append(event)
+        if not isinstance(event, Heard | Stray | Admin) or len(self.deferred) < DEFERRED_MAX:
+            self.deferred.append((self.now_ms, event))
         elif isinstance(event, Admin):
             self.answer(event.ticket, error("BUSY", "the disk is slow"))
-            self._out += self.effects
-            self.effects = []
+
+    def _give_up_waiting(self) -> None:
+        """Answer commands for which the disk has taken too long."""
+        self.give_up_pending(_FULL)
+        for since_ms, event in list(self.deferred):
+            if isinstance(event, Admin) and self.now_ms - since_ms >= ADMIN_MS_MAX:
+                self.deferred.remove((since_ms, event))
+                self.answer(event.ticket, _FULL)
 
     def _take(self, event: PoolEvent) -> None:
         self._handle(event)
@@ -123,7 +153,9 @@ class Pool(Administration):
             case NodeStart():
                 self._start(event)
             case Heard(envelope):
-                if envelope.sender != self.id:
+                if envelope.sender in self.tables.tombstones:
+                    self.on_removed(envelope)
+                elif envelope.sender != self.id and self._is_heeded(envelope):
                     self._handlers[type(envelope.payload)](envelope, envelope.payload)
             case Stray(envelope):
                 self.on_stray(envelope)
@@ -140,8 +172,20 @@ class Pool(Administration):
             case DiskDone(number):
                 self.on_disk_done(number)
 
+    def _is_heeded(self, envelope: PoolEnvelope) -> bool:
+        """Return whether it may say this: of groups, only nodes of this pool.
+
+        That this node was removed it is told by any that knows, also when it has forgotten all.
+        """
+        match envelope.payload:
+            case Deleted(group_id) if group_id == self.id:
+                return True
+            case Found() | Founded() | Deleted():
+                return self.tables.node(envelope.sender) is not None
+        return True
+
     def _tick(self) -> None:
-        self.effects.append(SetTimer(TICK_MS))
+        self._out.append(SetTimer(TICK_MS))
         self.tick_foundings()
         self.tick_admin()
         self.tick_gossip()
@@ -151,30 +195,27 @@ class Pool(Administration):
     def _start(self, start: NodeStart) -> None:
         me = NodeInfo(start.node_id, start.incarnation, 0, start.peer, start.coord)
         self.tables = PoolTables(me)
-        self.is_changed = True
+        self.is_changed = start.content is None
         if start.content is not None:
             self._load(start.content)
-        elif start.formatted:
-            raise CorruptionError(
-                "the node's pool file is gone, but there are groups beside it: bring it back from "
-                "a copy, or let a new node take this one's place (ADMIN GROUP REPLACE)",
-                code="bad_pool_file",
-            )
-        self.open_again(start.formatted)
+        elif start.here:
+            raise lost_pool_file("the node's pool file is gone, but there are groups beside it")
+        self.open_again(start.here)
         if start.content is None and not start.join:
             salt = int.from_bytes(start.node_id[:7], "big")
             self.take_founding(Founding(FIRST_GROUP, (start.node_id,), True, salt))
-        if start.join:
+        if self.tables.is_removed:
+            self.effects.append(Warn(REMOVED))
+        elif start.join:
+            is_changed = self.is_changed
             self.join(start.join)
+            self.is_changed = is_changed  # what a node says of itself begins anew at each start
         self.effects.append(SetTimer(TICK_MS * self.chance()))
 
     def _load(self, content: bytes) -> None:
         kept = decode_node_file(content)
         if kept.node_id != self.id:
-            raise CorruptionError(
-                "the node's pool file is of another node: each goes with its own directory",
-                code="bad_pool_file",
-            )
+            raise lost_pool_file("the node's pool file is of another node")
         tables = kept.tables
         self.tables.pool_ids = tables.pool_ids
         self.tables.tombstones = dict.fromkeys(tables.tombstones)

@@ -2,6 +2,8 @@
 
 Invariants:
 1. At most `ADMIN_MAX` commands are under way; what is not understood changes nothing.
+2. A node is removed only by one that hears the pool: since it was asked most of the nodes have
+   answered, and of each group a quorum, so that who has become a member is known.
 
 Elsewhere: groups (`pool_groups`), arguments and answers (`pool_asking`), who may ask (the front).
 
@@ -14,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from millstream.coordination.core.configuration import Configuration
 from millstream.coordination.core.effects import Reply, TakeSnapshot
 from millstream.coordination.core.pool_asking import (
     RefusedError,
@@ -31,10 +34,9 @@ from millstream.coordination.core.pool_effects import (
     Refusal,
 )
 from millstream.coordination.core.pool_file import Phase
+from millstream.coordination.core.pool_gossip import REMOVED, TICK_MS
 from millstream.coordination.core.pool_groups import GroupCommands
-from millstream.coordination.core.pool_messages import (
-    Address,
-)
+from millstream.coordination.core.pool_messages import Address
 from millstream.coordination.core.pool_replies import (
     header_row,
     node_row,
@@ -43,12 +45,17 @@ from millstream.coordination.core.pool_replies import (
 from millstream.coordination.core.report import Report
 from millstream.coordination.core.values import OK, error
 
-__all__ = ["ADMIN_MAX", "LOG_ROWS_MAX", "Administration"]
+__all__ = ["ADMIN_MAX", "FRESH_MS", "LOG_ROWS_MAX", "SILENT_MS", "Administration"]
 
 ADMIN_MAX: Final = 64
 """Commands of administrators that may be under way; further ones are refused."""
 LOG_ROWS_MAX: Final = 1000
 """Entries of a log that are shown at once."""
+SILENT_MS: Final = 3000
+"""A node that has not answered for so long may be removed: it is asked at each round of gossip,
+and rounds are counted, so that a node that stood still itself takes nobody for silent."""
+FRESH_MS: Final = 5000
+"""A node removes others only if it has heard of each group's primary within this time."""
 
 
 class Administration(GroupCommands):
@@ -56,6 +63,8 @@ class Administration(GroupCommands):
 
     def __init__(self, chance: Callable[[], float]) -> None:
         super().__init__(chance)
+        self._rounds: dict[int, int] = {}
+        """Of the commands that ask whether a node is alive: how often it was asked."""
         self._commands: Final[dict[bytes, Callable[[int, Words], bytes | None]]] = {
             b"JOIN": self._join, b"LEAVE": self._leave, b"NODES": self._nodes,
             b"STATUS": self._status, b"SNAPSHOT": self.snapshot, b"BACKUP": self._backup,
@@ -92,7 +101,10 @@ class Administration(GroupCommands):
         ]
         if addresses == [self.me.peer]:
             raise RefusedError("BADARG", "this is the node itself")
+        if self.tables.is_removed:
+            raise RefusedError("CONFLICT", REMOVED)
         self.join(tuple(addresses))
+        attempt = self.me.turn
 
         def done() -> bytes | None:
             if self.join_refusal:
@@ -100,14 +112,16 @@ class Administration(GroupCommands):
             return None if self.joining else OK
 
         def late() -> bytes:
-            self.joining = ()
+            if self.me.turn == attempt:  # else it was said again, and goes on
+                self.stop_joining()
             return error("ERR", "no node answers there; nothing has changed")
 
         self.wait(ticket, done, late)
         return None
 
-    def _leave(self, _: int, words: Words) -> bytes:
-        no_more(words)
+    def _leave(self, ticket: int, words: Words) -> bytes | None:
+        if words:
+            return self._remove(ticket, words)
         for group_id in sorted(self.hosted):
             if self.is_member(group_id):
                 number = self.tables.number_of(group_id)
@@ -116,6 +130,91 @@ class Administration(GroupCommands):
                 )
         self.leave()
         return OK
+
+    def _remove(self, ticket: int, words: Words) -> bytes | None:
+        """Refuse a node for ever that is in no group and does not answer."""
+        no_more(words[1:])
+        try:
+            node = self.node_named(words[0])
+        except RefusedError:
+            if self.was_removed(words[0]):
+                return OK
+            raise
+        if node == self.id:
+            return self._leave(ticket, ())
+        self.need_room_for_a_tombstone()
+        if groups := self._groups_of(node):
+            raise RefusedError(
+                "CONFLICT", f"it is in group {groups[0]}: GROUP REPLACE or REMOVE it first"
+            )
+        asked_ms = self.now_ms
+        self._rounds[ticket] = 0
+        self.spread()
+
+        def over(value: bytes) -> bytes:
+            del self._rounds[ticket]
+            return value
+
+        def done() -> bytes | None:
+            if self.tables.node(node) is None:
+                return over(OK)
+            if self.has_heard(node, asked_ms):
+                return over(error("CONFLICT", "it is alive: say LEAVE to it, or stop it before"))
+            # What waits to be taken may be its answer.
+            if self._rounds[ticket] <= SILENT_MS // TICK_MS or self.deferred:
+                return None
+            try:
+                self._bury_node(node, asked_ms)
+            except RefusedError as refused:
+                return over(refused.value)
+            return over(OK)
+
+        def late() -> bytes:
+            return over(error("BUSY", "this node was too slow to tell; nothing has changed"))
+
+        self.wait(ticket, done, late)
+        return None
+
+    def _bury_node(self, node: bytes, asked_ms: float) -> None:
+        if groups := self._groups_of(node):
+            raise RefusedError("CONFLICT", f"it is in group {groups[0]} now")
+        self.need_room_for_a_tombstone()
+        if missing := self._not_heard_of(node, asked_ms):
+            text = f"this node hears too little of the pool ({missing}); ask another one"
+            raise RefusedError("CONFLICT", text)
+        self.delete(node)
+        self.spread()
+
+    def _not_heard_of(self, node: bytes, asked_ms: float) -> str:
+        """Return what a node has to hear, and has not since then, to remove this one."""
+        nodes = [info.node_id for info in self.tables.others() if info.node_id != node]
+        if (sum(self.has_heard(one, asked_ms) for one in nodes) + 1) * 2 <= len(nodes) + 1:
+            return "most nodes are silent"
+        for group_id in self.tables.foundings:
+            seen, name = self.directory.get(group_id), self.name_of(group_id)
+            if seen is None or self.now_ms - seen.said_ms > FRESH_MS:
+                return f"nothing new of group {name}"
+            # A primary may be cut off from what its group has become; a quorum cannot be.
+            heard = sum(one == self.id or self.has_heard(one, asked_ms) for one in seen.members)
+            if heard < Configuration(seen.epoch, seen.members).quorum:
+                return f"most members of group {name} are silent"
+        return ""
+
+    def tick_admin(self) -> None:
+        """Also ask again who is to be removed, and all the others."""
+        super().tick_admin()
+        for ticket in self._rounds:
+            self._rounds[ticket] += 1
+        if self._rounds:
+            self.spread()
+
+    def _groups_of(self, node: bytes) -> list[int]:
+        """Return the numbers of the groups that a node is a member of, as far as is known."""
+        return sorted(
+            self.tables.number_of(group)
+            for group in self.tables.foundings
+            if node in self.entry_of(group)["nodes"]
+        )
 
     def _nodes(self, _: int, words: Words) -> bytes:
         no_more(words)
@@ -126,12 +225,7 @@ class Administration(GroupCommands):
                 continue
             heard_ms = self.heard_ms.get(node_id)
             ago = 0 if info is self.me else None if heard_ms is None else self.now_ms - heard_ms
-            groups = [
-                self.tables.number_of(group)
-                for group in sorted(self.tables.foundings)
-                if node_id in self.entry_of(group)["nodes"]
-            ]
-            rows.append(node_row(info, ago, sorted(groups), is_me=info is self.me))
+            rows.append(node_row(info, ago, self._groups_of(node_id), is_me=info is self.me))
         return value_of(rows)
 
     def _status(self, ticket: int, words: Words) -> None:
@@ -153,6 +247,7 @@ class Administration(GroupCommands):
                 "node": self.id,
                 "pool": min(tables.pool_ids),
                 "nodes": len(tables.others()) + 1,
+                "is_removed": tables.is_removed,
             }
             self.answer(ticket, value_of({**about, "groups": groups}))
 
@@ -177,7 +272,9 @@ class Administration(GroupCommands):
                 take(group_id, {**entry, "role": "none here"})
             else:
                 take_answer = partial(self._take_report, group_id, entry, take)
-                self.effects.append(AskReport(self.next_ticket(take_answer), group_id))
+                question = self.next_ticket(take_answer)
+                self.reports[question] = None
+                self.effects.append(AskReport(question, group_id))
 
     def _take_report(
         self,
@@ -194,7 +291,8 @@ class Administration(GroupCommands):
             own["nodes"], own["leader"] = own.pop("members"), own.pop("primary")
             take(group_id, {**entry, **own})
         else:
-            take(group_id, {**entry, "role": "none here"})
+            why = {"why": answer.text} if isinstance(answer, Refusal) else {}
+            take(group_id, {**entry, "role": "none here", **why})
 
     # ---- files and logs
 

@@ -21,6 +21,7 @@ from millstream.coordination.core.pool_effects import (
 )
 from millstream.coordination.core.pool_file import Phase
 from millstream.coordination.core.pool_gossip import Gossip
+from millstream.coordination.core.pool_messages import TOMBSTONES_MAX
 from millstream.coordination.core.pool_replies import (
     coord_of,
     group_entry,
@@ -90,11 +91,22 @@ class Asking(Gossip):
                 self.pending.remove(pending)
                 self.answer(pending.ticket, value)
 
+    def give_up_pending(self, value: bytes) -> None:
+        """Answer what has taken too long, whatever it was."""
+        for pending in [one for one in self.pending if self.now_ms >= one.until_ms]:
+            pending.late()
+            self.pending.remove(pending)
+            self.answer(pending.ticket, value)
+
     def wait(
-        self, ticket: int, done: Callable[[], bytes | None], late: Callable[[], bytes]
+        self,
+        ticket: int,
+        done: Callable[[], bytes | None],
+        late: Callable[[], bytes],
+        for_ms: float = ADMIN_MS_MAX,
     ) -> None:
         """Answer once `done` gives the answer, or with `late` after all time."""
-        self.pending.append(_Pending(ticket, self.now_ms + ADMIN_MS_MAX, done, late))
+        self.pending.append(_Pending(ticket, self.now_ms + for_ms, done, late))
 
     # ---- arguments
 
@@ -120,6 +132,18 @@ class Asking(Gossip):
                 f"{shown(text)} does not begin the id of one node: ADMIN NODES shows them",
             )
         return found[0]
+
+    def need_room_for_a_tombstone(self) -> None:
+        """Refuse if nothing more can be refused for ever."""
+        if len(self.tables.tombstones) >= TOMBSTONES_MAX:
+            text = f"a pool deletes at most {TOMBSTONES_MAX} groups and nodes"
+            raise RefusedError("QUOTA", text)
+
+    def was_removed(self, text: bytes) -> bool:
+        """Return whether the id of a node, or a group, that is to be no more begins so."""
+        wanted = shown(text.lower())
+        removed = sum(one.hex().startswith(wanted) for one in self.tables.tombstones)
+        return len(text) >= PREFIX_MIN and removed == 1
 
     def members_named(self, words: Words) -> tuple[bytes, ...]:
         """Return nodes in order, none of them twice."""

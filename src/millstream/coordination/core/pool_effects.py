@@ -59,6 +59,7 @@ __all__ = [
     "Say",
     "Stray",
     "Told",
+    "Warn",
 ]
 
 FIRST_GROUP: Final = 1
@@ -79,15 +80,15 @@ class NodeStart(NamedTuple):
     """The process begins.
 
     `content`: of the node's file as the last `KeepNode` wrote it; None if there never was one.
-    `formatted`: groups whose folders are formatted. `peer`, `coord`: where others reach this node
-    and its clients. `join`: nodes of the pool to join, tried until one answers; empty: a new node
-    founds group `FIRST_GROUP`, of itself alone.
+    `here`: groups that have a folder, formatted or not yet. `peer`, `coord`: where others reach
+    this node and its clients. `join`: nodes of the pool to join, tried until one answers; empty:
+    a new node founds group `FIRST_GROUP`, of itself alone.
     """
 
     content: bytes | None
     node_id: bytes
     incarnation: int
-    formatted: tuple[bytes, ...]
+    here: tuple[bytes, ...]
     peer: Address
     coord: Address
     join: tuple[Address, ...] = ()
@@ -246,7 +247,13 @@ class AdminReply(NamedTuple):
     value: bytes
 
 
+class Warn(NamedTuple):
+    """Tell whoever looks after this node, in its log."""
+
+    text: str
+
+
 PoolEffect = (
     Say | HangUp | KeepNode | FormatGroup | OpenGroup | DropGroup | AskGroup | AskReport | AskLog
-    | AskBackup | AskRestore | AdminReply | SetTimer
+    | AskBackup | AskRestore | AdminReply | SetTimer | Warn
 )  # fmt: skip

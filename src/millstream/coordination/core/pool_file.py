@@ -19,7 +19,7 @@ import msgspec
 from millstream.coordination.core.pool_messages import Id, Tables
 from millstream.errors import CorruptionError, UsageError
 
-__all__ = ["Hosted", "NodeFile", "Phase", "decode_node_file", "encode_node_file"]
+__all__ = ["Hosted", "NodeFile", "Phase", "decode_node_file", "encode_node_file", "lost_pool_file"]
 
 _MAGIC: Final = b"millstream pool\n"
 _VERSION: Final = 1
@@ -51,6 +51,12 @@ class NodeFile(NamedTuple):
     hosted: tuple[Hosted, ...]
 
 
+_WAY_ON: Final = (
+    ": the disk has lost which groups this node has. What they hold is on their other members. "
+    "Stop the node, move its coord directory aside, start it again with --join and the address of "
+    "a node of its pool, and have it take the lost one's place with ADMIN GROUP REPLACE <group> "
+    "<lost node> <new node>; a group that had no other member comes back with ADMIN RESTORE"
+)
 _DECODER: Final = msgspec.msgpack.Decoder(NodeFile)
 
 
@@ -58,6 +64,11 @@ def encode_node_file(content: NodeFile) -> bytes:
     """Return magic, version, hash and content."""
     body = bytes([_VERSION]) + msgspec.msgpack.encode(content)
     return _MAGIC + blake2b(body, digest_size=_HASH_BYTES).digest() + body
+
+
+def lost_pool_file(reason: str) -> CorruptionError:
+    """Return the error for a node that does not know which groups it has."""
+    return CorruptionError(reason + _WAY_ON, code="bad_pool_file")
 
 
 def decode_node_file(data: bytes) -> NodeFile:
@@ -71,7 +82,7 @@ def decode_node_file(data: bytes) -> NodeFile:
     body = data[at:]
     is_whole = data[len(_MAGIC) : at] == blake2b(body, digest_size=_HASH_BYTES).digest()
     if not data.startswith(_MAGIC) or not body or not is_whole:
-        raise _damaged()
+        raise lost_pool_file("both copies of the node's pool file are damaged")
     if body[0] != _VERSION:
         raise UsageError(
             f"the node's pool file has version {body[0]}; use the newer Millstream that wrote it",
@@ -80,13 +91,4 @@ def decode_node_file(data: bytes) -> NodeFile:
     try:
         return _DECODER.decode(body[1:])
     except msgspec.DecodeError as error:
-        raise _damaged() from error
-
-
-def _damaged() -> CorruptionError:
-    return CorruptionError(
-        "the node's pool file is damaged: bring it back from a copy, or move the node's "
-        "coordination directory aside and let a new node take this one's place in its groups "
-        "(ADMIN GROUP REPLACE)",
-        code="bad_pool_file",
-    )
+        raise lost_pool_file("both copies of the node's pool file are damaged") from error

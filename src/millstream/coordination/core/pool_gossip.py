@@ -5,6 +5,8 @@ Invariants:
    once per ping. So what one node knows all know soon, also if messages are lost.
 2. Nodes of another pool are not listened to, except that they are told so, until one of them asks
    to join: then both pools become one, whoever else joins whom at the same time.
+3. A removed node is not listened to, whoever speaks of it; it is told, and then is alone for ever:
+   what comes back in its place is a new node.
 
 Elsewhere: what is known (`pool_tables`, `pool_directory`), what follows for groups here
 (`pool_hosting`), the commands (`pool_admin`).
@@ -18,10 +20,11 @@ from collections.abc import Callable
 from typing import Final
 
 from millstream.coordination.core.entries import NOBODY
-from millstream.coordination.core.pool_effects import GroupChanged
+from millstream.coordination.core.pool_effects import GroupChanged, Warn
 from millstream.coordination.core.pool_hosting import Hosting
 from millstream.coordination.core.pool_messages import (
     Address,
+    Deleted,
     Founding,
     Hello,
     Join,
@@ -32,12 +35,17 @@ from millstream.coordination.core.pool_messages import (
 )
 from millstream.coordination.core.pool_tables import digest_of
 
-__all__ = ["FANOUT", "TICK_MS", "Gossip"]
+__all__ = ["FANOUT", "REMOVED", "TICK_MS", "Gossip"]
 
 TICK_MS: Final = 500
 """Between two rounds of gossip, and two tries of whatever has to be tried again."""
 FANOUT: Final = 3
 """Nodes that are pinged in a round."""
+REMOVED: Final = (
+    "this node was removed from its pool by an administrator (ADMIN LEAVE) and takes no part any "
+    "more; to come back, move its coord directory aside and start it with --join, as a new node"
+)
+"""What a removed node says."""
 
 
 class Gossip(Hosting):
@@ -52,21 +60,25 @@ class Gossip(Hosting):
 
     def tick_gossip(self) -> None:
         """Ping some nodes; try again to join."""
-        for group_id in sorted(self.states):
-            if self.states[group_id].leads:
-                self.note_state(self.states[group_id])
+        self._note_led()
         others = self.tables.others()
         for _ in range(min(FANOUT, len(others))):
             chosen = others.pop(int(self.chance() * len(others)))
-            self._ping(chosen.node_id)
+            self.ping(chosen.node_id)
         self._try_to_join()
+
+    def _note_led(self) -> None:
+        for group_id in sorted(self.states):
+            if self.states[group_id].leads:
+                self.note_state(self.states[group_id])
 
     def _try_to_join(self) -> None:
         for address in self.joining:
             own = tuple(self.tables.foundings[group] for group in sorted(self.tables.foundings))
             self.say_to(NOBODY, address, Join(self.me, own))
 
-    def _ping(self, receiver: bytes, *, is_answer: bool = False) -> None:
+    def ping(self, receiver: bytes, *, is_answer: bool = False) -> None:
+        """Give a node a sign of life, which asks for one."""
         self.say(receiver, self._sign_of_life(is_answer=is_answer))
 
     def _sign_of_life(self, *, is_answer: bool = False) -> Ping:
@@ -77,7 +89,7 @@ class Gossip(Hosting):
     def spread(self) -> None:
         """Tell all nodes at once what has changed."""
         for info in self.tables.others():
-            self._ping(info.node_id)
+            self.ping(info.node_id)
 
     def on_hello(self, envelope: PoolEnvelope, hello: Hello) -> None:
         """Learn where a node of the pool is now."""
@@ -95,9 +107,24 @@ class Gossip(Hosting):
         self.heard_ms[envelope.sender] = self.now_ms
         self.directory.hear(ping.sightings, self.tables.foundings, self.now_ms)
         if not ping.is_answer:
-            self._ping(envelope.sender, is_answer=True)
+            self.ping(envelope.sender, is_answer=True)
             if ping.digest != self.tables.digest:
                 self.say(envelope.sender, self.tables.message())
+
+    def show_life(self, envelope: PoolEnvelope, ping: Ping) -> None:
+        """Note that a node lives, and tell it so of this one: what can be done without the disk.
+
+        Nothing of the tables is told but their hash: they may not be durable.
+        """
+        if ping.info.is_gone or not self.tables.is_of(ping.pool_ids):
+            return
+        if self.tables.node(envelope.sender) is None:
+            return
+        self.heard_ms[envelope.sender] = self.now_ms
+        self.directory.hear(ping.sightings, self.tables.foundings, self.now_ms)
+        if not ping.is_answer:
+            self._note_led()
+            self.ping(envelope.sender, is_answer=True)
 
     def _say_gone(self, ping: Ping) -> None:
         """Tell a node that takes this one for one of its pool that it is none."""
@@ -111,7 +138,7 @@ class Gossip(Hosting):
         """Take what is news; give back what the sender lacks."""
         if not self.joining and not self.tables.is_of(tables.pool_ids):
             return
-        self.joining = ()
+        self.stop_joining()
         self._merge(tables)
         self.heard_ms[envelope.sender] = self.now_ms
         if not tables.is_answer and digest_of(tables) != self.tables.digest:
@@ -143,9 +170,18 @@ class Gossip(Hosting):
         self.is_changed = True
         self._try_to_join()
 
+    def stop_joining(self) -> None:
+        """Ask no more; pools that heard the question, and are not this node's, can be told so."""
+        if self.joining:
+            self.joining = ()
+            # What a node said last counts: word of being gone has to be newer than the question.
+            self.tables.say_of_me(self.me._replace(turn=self.me.turn + 1))
+            self.is_changed = True
+
     def on_join(self, envelope: PoolEnvelope, join: Join) -> None:
         """Let a node in, unless groups of its pool and of this are called the same."""
-        if refusal := self._clash(join.foundings):
+        removed = "the node there was removed from its pool" if self.tables.is_removed else ""
+        if refusal := removed or self._clash(join.foundings):
             self.say_to(envelope.sender, join.info.peer, JoinRefused(refusal))
             return
         self.note_node(join.info)
@@ -153,18 +189,20 @@ class Gossip(Hosting):
 
     def _clash(self, foundings: tuple[Founding, ...]) -> str:
         for founding in foundings:
-            for group_id in self.tables.numbered(founding.number):
-                if group_id != founding.group_id:
-                    return (
-                        f"both have a group {founding.number}; delete one of them, or let a node "
-                        "join that has none"
-                    )
+            # One that is known here is no news: its node was let in before, and asks again.
+            known = founding.group_id in self.tables.foundings
+            if not known and self.tables.numbered(founding.number):
+                return (
+                    f"both have a group {founding.number}; delete one of them, or let a node "
+                    "join that has none"
+                )
         return ""
 
     def on_join_refused(self, _: PoolEnvelope, refused: JoinRefused) -> None:
         """Give up."""
         if self.joining:
-            self.joining, self.join_refusal = (), refused.reason
+            self.stop_joining()
+            self.join_refusal = refused.reason
 
     # ---- leaving
 
@@ -173,7 +211,27 @@ class Gossip(Hosting):
         gone = self.me._replace(turn=self.me.turn + 1, is_gone=True)
         self.tables.say_of_me(gone)
         self.spread()
-        here = gone._replace(turn=gone.turn + 1, is_gone=False)
+        self._be_alone()
+
+    def _be_alone(self) -> None:
+        here = self.me._replace(turn=self.me.turn + 1, is_gone=False)
         self.tables.leave(here, self.hosted)
         self.heard_ms.clear()
         self.is_changed = True
+
+    # ---- being removed
+
+    def on_removed(self, envelope: PoolEnvelope) -> None:
+        """Tell a node that it was removed."""
+        said = envelope.payload
+        if isinstance(said, Join | Ping):
+            self.say_to(envelope.sender, said.info.peer, Deleted(envelope.sender, is_answer=False))
+
+    def part_with(self, node_id: bytes) -> None:
+        """Also be alone if it is this node that was removed."""
+        if node_id != self.id:
+            super().part_with(node_id)
+            return
+        self._be_alone()
+        self.joining, self.join_refusal = (), REMOVED
+        self.effects.append(Warn(REMOVED))

@@ -12,7 +12,8 @@ Source: V2R2, "Initial Bootstrap" and "Reconfiguration".
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from itertools import count
 from typing import Final
 
 from millstream.coordination.core.configuration import SIZES, Configuration
@@ -45,7 +46,6 @@ from millstream.coordination.core.pool_effects import (
 from millstream.coordination.core.pool_file import Hosted, Phase
 from millstream.coordination.core.pool_messages import (
     GROUPS_MAX,
-    TOMBSTONES_MAX,
     Deleted,
     Founding,
 )
@@ -111,7 +111,8 @@ class GroupCommands(Asking):
             if refusal := self.refusals.get(group_id):
                 return over(error("EXISTS", f"a member has not founded it: {refusal}"))
             formed = self.formed.get(group_id, {})
-            return over(OK) if all(member in formed for member in members) else None
+            is_done = all(member in formed for member in members)
+            return over(OK) if is_done or self.has_moved_on(group_id) else None
 
         def late() -> bytes:
             formed = self.formed.get(group_id, {})
@@ -137,7 +138,9 @@ class GroupCommands(Asking):
             return founding
         if len(self.tables.foundings) >= GROUPS_MAX:
             raise RefusedError("QUOTA", f"a pool has at most {GROUPS_MAX} groups")
-        return Founding(number, members, has_journal, int(self.chance() * _SALT_MAX))
+        # Who is asked again, or is asked by two, founds the same group.
+        salts = (Founding(number, members, has_journal, salt) for salt in count())
+        return next(one for one in salts if one.group_id not in self.tables.tombstones)
 
     def restore(self, ticket: int, words: Words) -> None:
         """Found a group of this node with the state in a file."""
@@ -147,6 +150,7 @@ class GroupCommands(Asking):
         if self.tables.numbered(number):
             raise RefusedError("EXISTS", f"there is a group {number}")
         founding = self._founding_of(number, (self.id,), has_journal=True)
+        founding = founding._replace(salt=int(self.chance() * _SALT_MAX))
         group_id = founding.group_id
 
         def restored(answer: object) -> None:
@@ -193,48 +197,57 @@ class GroupCommands(Asking):
     def reconfig(self, ticket: int, words: Words) -> None:
         """Change the members to these."""
         group_id, words = self.group_named(first_of(words)), words[1:]
-        epoch = self.led_here(group_id).epoch
-        expected: int | None = None
+        now = self.led_here(group_id)
+        expected = now.epoch
         if len(words) > 2 and words[-2].upper() == b"EPOCH":
             expected, words = number_in(words[-1], 0, 0xFFFFFFFF), words[:-2]
-        if expected is not None and expected != epoch:
-            raise RefusedError("CONFLICT", f"it is in epoch {epoch}")
-        self._change(ticket, group_id, self.members_named(words))
+        members = self.members_named(words)
+        if expected != now.epoch and members != now.members:
+            raise RefusedError("CONFLICT", f"it is in epoch {now.epoch}")
+        self._change(ticket, group_id, members)
 
     def replace(self, ticket: int, words: Words) -> None:
         """Put one node in the place of another."""
         if len(words) != 3:
             raise RefusedError("BADARG", "ADMIN GROUP REPLACE <group> <old node> <new node>")
         group_id = self.group_named(words[0])
-        old = self._old(group_id, words[1])
-        self._change(ticket, group_id, (*self._but(group_id, [old]), self.node_named(words[2])))
+        members, old = self.led_here(group_id).members, self._old(group_id, words[1])
+        new = self.node_named(words[2])
+        if old not in members and new not in members:
+            raise RefusedError("BADCONFIG", f"{shown(words[1])} is no member of this group")
+        if old != new and old in members and new in members:
+            raise RefusedError("BADCONFIG", f"{shown(words[2])} is a member already")
+        self._change(ticket, group_id, {*members, new} - ({old} - {new}))
 
     def add(self, ticket: int, words: Words) -> None:
         """Add members."""
         group_id = self.group_named(first_of(words))
-        self._change(ticket, group_id, self._but(group_id, []) + self.members_named(words[1:]))
+        members = self.led_here(group_id).members
+        self._change(ticket, group_id, {*members, *self.members_named(words[1:])})
 
     def remove(self, ticket: int, words: Words) -> None:
         """Remove members."""
         group_id = self.group_named(first_of(words))
-        old = [self._old(group_id, word) for word in words[1:]]
-        self._change(ticket, group_id, self._but(group_id, old))
+        members = self.led_here(group_id).members
+        if not words[1:]:
+            raise RefusedError("BADARG", "ADMIN GROUP REMOVE <group> <node> [<node> ...]")
+        old = {self._old(group_id, word) for word in words[1:]}
+        self._change(ticket, group_id, {*members} - old)
 
     def _old(self, group_id: bytes, text: bytes) -> bytes:
-        """Return a member by its id; it need not be in the pool any more."""
+        """Return who is to be no member any more: a member, or whoever was one or could be."""
         wanted = shown(text.lower())
-        found = [one for one in self.led_here(group_id).members if one.hex().startswith(wanted)]
-        if len(text) < PREFIX_MIN or len(found) != 1:
-            raise RefusedError("BADCONFIG", f"{wanted} is no member of this group")
-        return found[0]
+        members = self.led_here(group_id).members
+        for among in (members, self.tables.nodes, self.tables.tombstones):
+            found = [one for one in among if one.hex().startswith(wanted)]
+            if len(text) >= PREFIX_MIN and len(found) == 1:
+                return found[0]
+        raise RefusedError("BADCONFIG", f"{wanted} is no member of this group")
 
-    def _but(self, group_id: bytes, old: list[bytes]) -> tuple[bytes, ...]:
-        return tuple(one for one in self.led_here(group_id).members if one not in old)
-
-    def _change(self, ticket: int, group_id: bytes, members: tuple[bytes, ...]) -> None:
-        """Have the primary, which is here, change the members."""
+    def _change(self, ticket: int, group_id: bytes, wanted: Collection[bytes]) -> None:
+        """Have the primary, which is here, change the members, unless they are these already."""
         epoch = self.led_here(group_id).epoch
-        members = tuple(sorted(members))
+        members = tuple(sorted(wanted))
 
         def changed(reply: Reply) -> None:
             now = int(reply.value) if reply.value.isdigit() else epoch + 1
@@ -265,8 +278,7 @@ class GroupCommands(Asking):
         """Delete a group for ever."""
         if len(words) != 3 or words[1].upper() != b"CONFIRM" or words[0] != words[2]:
             raise RefusedError("BADARG", "ADMIN GROUP DELETE <group> CONFIRM <group>")
-        if len(self.tables.tombstones) >= TOMBSTONES_MAX:
-            raise RefusedError("QUOTA", f"a pool deletes at most {TOMBSTONES_MAX} groups")
+        self.need_room_for_a_tombstone()
         group_id = self.group_named(words[0])
         if self._has_lost_its_number(group_id):
             founding = self.tables.foundings[group_id]

@@ -28,6 +28,7 @@ from millstream.coordination.core.pool_effects import (
     DropGroup,
     FormatGroup,
     GroupChanged,
+    HangUp,
     OpenGroup,
 )
 from millstream.coordination.core.pool_file import Hosted, Phase
@@ -58,7 +59,7 @@ class Hosting(PoolState):
 
     # ---- after a start
 
-    def open_again(self, formatted: tuple[bytes, ...]) -> None:
+    def open_again(self, here: tuple[bytes, ...]) -> None:
         """Go on with every group where the last process of this node left it."""
         for group_id, hosted in sorted(self.hosted.items()):
             if hosted.phase is Phase.FORMATTING:
@@ -67,7 +68,7 @@ class Hosting(PoolState):
                 self._note_formed(group_id, self.id)
             else:
                 self._have_opened(group_id)
-        for group_id in formatted:
+        for group_id in here:
             if group_id in self.tables.tombstones:
                 self._drop(group_id)
 
@@ -80,12 +81,13 @@ class Hosting(PoolState):
             self.is_changed = True
         if group_id not in self.tables.foundings or group_id in self.hosted:
             return
-        if self.refusal_of(founding) or self._has_moved_on(group_id):
+        if self.refusal_of(founding) or self.has_moved_on(group_id):
             return
         if self.id in founding.members:
             self._format(group_id, is_founder=True)
 
-    def _has_moved_on(self, group_id: bytes) -> bool:
+    def has_moved_on(self, group_id: bytes) -> bool:
+        """Return whether it is known to have begun and changed its members."""
         seen = self.directory.get(group_id)
         return seen is not None and seen.epoch > 0
 
@@ -95,8 +97,9 @@ class Hosting(PoolState):
         if not is_founder:
             nobody = standing.configuration._replace(members=())
             standing = standing._replace(configuration=nobody)
-        self.hosted[group_id] = Hosted(group_id, Phase.FORMATTING, is_founder)
-        self.is_changed = True
+        hosted = Hosted(group_id, Phase.FORMATTING, is_founder)
+        self.is_changed |= self.hosted.get(group_id) != hosted
+        self.hosted[group_id] = hosted
         number = self.next_number(lambda: self._formatted(group_id))
         self.effects.append(FormatGroup(number, standing))
 
@@ -234,15 +237,23 @@ class Hosting(PoolState):
     # ---- deleting
 
     def delete(self, group_id: bytes) -> None:
-        """Refuse a group for ever, and remove what is here of it."""
+        """Refuse a group, or a node, for ever, and remove what is here of it."""
+        is_node = self.tables.node(group_id) is not None
         if not self.tables.bury(group_id):
             return
         self.is_changed = True
+        if is_node:
+            self.part_with(group_id)
         self.directory.forget(group_id)
         self.states.pop(group_id, None)
         self.formed.pop(group_id, None)
         if self.hosted.pop(group_id, None) is not None:
             self._drop(group_id)
+
+    def part_with(self, node_id: bytes) -> None:
+        """Have nothing to do with a node any more."""
+        self.heard_ms.pop(node_id, None)
+        self.effects.append(HangUp(node_id))
 
     def _drop(self, group_id: bytes) -> None:
         self.effects.append(DropGroup(self.next_number(lambda: None), group_id))

@@ -17,7 +17,6 @@ Source: V2R2, "Initial Bootstrap". docs/reference/coordination-messages.md.
 from __future__ import annotations
 
 from hashlib import blake2b
-from struct import Struct
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
@@ -25,8 +24,7 @@ from msgspec import Meta
 
 from millstream.coordination.core.configuration import MEMBERS_MAX
 from millstream.coordination.core.entries import ID_BYTES, NOBODY
-from millstream.coordination.core.messages import LENGTH
-from millstream.errors import RemoteProtocolError
+from millstream.coordination.core.messages import HEAD, refused, sealed, unsealed
 
 __all__ = [
     "GROUPS_MAX",
@@ -58,7 +56,7 @@ NODES_MAX: Final = 256
 GROUPS_MAX: Final = 256
 """Groups of one pool."""
 TOMBSTONES_MAX: Final = 4096
-"""Deleted groups that a pool remembers; each is refused for ever."""
+"""Deleted groups and removed nodes that a pool remembers; each is refused for ever."""
 POOL_IDS_MAX: Final = 64
 """Names of one pool: joining makes one pool of two, which has the names of both."""
 POOL_FRAME_BYTES_MAX: Final = 1024 * 1024
@@ -194,7 +192,10 @@ class Founded(NamedTuple):
 
 
 class Deleted(NamedTuple):
-    """The sender will refuse this group for ever; durably. So shall you, and answer."""
+    """The sender will refuse this group for ever; durably. So shall you, and answer.
+
+    The id of a node instead of a group's: it was removed, and so it is told itself, too.
+    """
 
     group_id: Id
     is_answer: bool
@@ -221,9 +222,7 @@ class PoolEnvelope(NamedTuple):
 
 
 _VERSION: Final = 1
-_HEAD: Final = Struct(">BB16s16sQII")
 _GROUP: Final = slice(2, 18)
-_CHECKSUM_BYTES: Final = 8
 
 
 def is_pool_frame(frame: bytes) -> bool:
@@ -234,13 +233,10 @@ def is_pool_frame(frame: bytes) -> bool:
 def encode_pool(envelope: PoolEnvelope) -> bytes:
     """Return the frame, length included."""
     payload = envelope.payload
-    head = _HEAD.pack(
+    head = HEAD.pack(
         _NUMBERS[type(payload)], _VERSION, NOBODY, envelope.sender, envelope.incarnation, 0, 0
     )
-    data = head + msgspec.msgpack.encode(payload)
-    data += _checksum(data)
-    assert len(data) <= POOL_FRAME_BYTES_MAX
-    return LENGTH.pack(len(data)) + data
+    return sealed(head + msgspec.msgpack.encode(payload), POOL_FRAME_BYTES_MAX)
 
 
 def decode_pool(frame: bytes) -> PoolEnvelope:
@@ -249,25 +245,12 @@ def decode_pool(frame: bytes) -> PoolEnvelope:
     Raises:
         RemoteProtocolError: `bad_frame`: not what `encode_pool` writes; drop the connection.
     """
-    end = len(frame) - _CHECKSUM_BYTES
-    if not _HEAD.size <= end <= POOL_FRAME_BYTES_MAX or frame[end:] != _checksum(frame[:end]):
-        raise _refused("its checksum is wrong")
-    number, version, group_id, sender, incarnation, _, _ = _HEAD.unpack_from(frame)
+    body = unsealed(frame, POOL_FRAME_BYTES_MAX)
+    number, version, group_id, sender, incarnation, _, _ = HEAD.unpack_from(body)
     if version != _VERSION or number not in _TYPES or group_id != NOBODY:
-        raise _refused(f"type {number}, version {version} is not known here")
+        raise refused(f"type {number}, version {version} is not known here")
     try:
-        payload = _DECODERS[number].decode(frame[_HEAD.size : end])
+        payload = _DECODERS[number].decode(body[HEAD.size :])
     except msgspec.DecodeError as error:
-        raise _refused(str(error)) from error
+        raise refused(str(error)) from error
     return PoolEnvelope(sender, incarnation, payload)
-
-
-def _checksum(data: bytes) -> bytes:
-    return blake2b(data, digest_size=_CHECKSUM_BYTES).digest()
-
-
-def _refused(reason: str) -> RemoteProtocolError:
-    return RemoteProtocolError(
-        f"a node sent what is no message: {reason}; the connection is closed and made anew",
-        code="bad_frame",
-    )

@@ -13,11 +13,18 @@ Elsewhere: everything that is decided (the classes above).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from millstream.coordination.core.pool_directory import Directory
-from millstream.coordination.core.pool_effects import GroupChanged, HangUp, PoolEffect, Say
+from millstream.coordination.core.pool_effects import (
+    GroupChanged,
+    HangUp,
+    PoolEffect,
+    PoolEvent,
+    Say,
+)
 from millstream.coordination.core.pool_file import Hosted
 from millstream.coordination.core.pool_messages import (
     Address,
@@ -44,6 +51,10 @@ class PoolState:
         self.hosted: dict[bytes, Hosted] = {}
         self.states: dict[bytes, GroupChanged] = {}
         self.heard_ms: dict[bytes, float] = {}
+        self.deferred: deque[tuple[float, PoolEvent]] = deque()
+        """What waits while the node's file is written, and since when."""
+        self.reports: dict[int, None] = {}
+        """Tickets of questions whose answers change nothing."""
         self._number = 0
         self._after_disk: dict[int, Callable[[], None]] = {}
         self._asked: dict[int, Callable[[Any], None]] = {}
@@ -57,6 +68,10 @@ class PoolState:
     def id(self) -> bytes:
         """Of this node."""
         return self.tables.me.node_id
+
+    def has_heard(self, node_id: bytes, since_ms: float) -> bool:
+        """Return whether a node has spoken since."""
+        return self.heard_ms.get(node_id, since_ms) > since_ms
 
     # ---- saying
 
@@ -101,5 +116,6 @@ class PoolState:
     def on_answer(self, ticket: int, answer: object) -> None:
         """Go on with what was waiting for an answer; of a second one there is no use."""
         then = self._asked.pop(ticket, None)
+        self.reports.pop(ticket, None)
         if then is not None:
             then(answer)

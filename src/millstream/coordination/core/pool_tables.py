@@ -1,8 +1,8 @@
-"""What every node of a pool is to know: the nodes, the groups, and the groups that are no more.
+"""What every node of a pool is to know: nodes, groups, and which of both are to be no more.
 
 Invariants:
 1. Merging is the same in any order and any number of times: of a node the latest it said of itself
-   counts, a founding record never changes, and a deleted group never comes back.
+   counts, a founding record never changes, and a deleted group or a removed node never comes back.
 2. What a node hears about itself from others changes nothing.
 3. Two pools that become one have the names of both, so it does not matter who joined whom.
 4. Each table has a bound; what does not fit is not taken, and nothing is dropped for it but nodes
@@ -72,7 +72,9 @@ class PoolTables:
     def note_node(self, info: NodeInfo) -> bool:
         """Take what a node said of itself; return whether it is news."""
         known = self.nodes.get(info.node_id)
-        if info.node_id == self.me.node_id or (known is not None and known.age >= info.age):
+        if info.node_id == self.me.node_id or info.node_id in self.tombstones:
+            return False
+        if known is not None and known.age >= info.age:
             return False
         if known is None and len(self.nodes) >= NODES_MAX and not self._forget_one():
             return False
@@ -126,16 +128,23 @@ class PoolTables:
         """Return what people call a group."""
         return self.foundings[group_id].number
 
-    def bury(self, group_id: bytes) -> bool:
-        """Refuse a group for ever; return whether that is news."""
-        if group_id in self.tombstones or len(self.tombstones) >= TOMBSTONES_MAX:
+    def bury(self, unwanted: bytes) -> bool:
+        """Refuse a group, or a node, for ever; return whether that is news."""
+        if unwanted in self.tombstones or len(self.tombstones) >= TOMBSTONES_MAX:
             return False
-        self.tombstones[group_id] = None
-        if self.foundings.pop(group_id, None) is not None:
+        self.tombstones[unwanted] = None
+        if self.foundings.pop(unwanted, None) is not None:
             self._number_them()
+        if unwanted != self.me.node_id:
+            self.nodes.pop(unwanted, None)
         return True
 
     # ---- all of it
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether this node is to be no more."""
+        return self.me.node_id in self.tombstones
 
     def leave(self, me: NodeInfo, hosted: Iterable[bytes]) -> None:
         """Be alone again, in a new pool, with what is here."""

@@ -9,6 +9,8 @@ Invariants:
    entry that ends the epoch is in its log.
 3. A suspended primary takes no requests, answers no reads and gives no sign of life. It goes on
    if a quorum answers a new check in the same view, and never once a member is in a higher one.
+   Members of the view that fetch what they lack keep it from being suspended, and count for
+   nothing else.
 4. A read that may be stale is answered from committed state no older than the client has seen.
 
 Elsewhere: what it proposes instead (`views`).
@@ -23,11 +25,26 @@ from typing import Final, NamedTuple
 
 from millstream.coordination.core.effects import Code, Read, Resume
 from millstream.coordination.core.member import HEARTBEAT_MS, Status
-from millstream.coordination.core.messages import Envelope, QuorumCheck, QuorumCheckOk
+from millstream.coordination.core.messages import (
+    Envelope,
+    GetEntries,
+    GetState,
+    QuorumCheck,
+    QuorumCheckOk,
+)
 from millstream.coordination.core.normal import Normal
 from millstream.coordination.core.register import StateMachine
+from millstream.coordination.core.repair import AGAIN_MS_MAX
 
-__all__ = ["QUORUM_MS", "READS_MAX", "RECHECK_MS", "STALE_WAIT_MS", "Reading"]
+__all__ = [
+    "FETCHING_MS",
+    "FETCHING_MS_MAX",
+    "QUORUM_MS",
+    "READS_MAX",
+    "RECHECK_MS",
+    "STALE_WAIT_MS",
+    "Reading",
+]
 
 READS_MAX: Final = 10_000
 """That wait for a check; beyond that they are refused."""
@@ -35,6 +52,10 @@ RECHECK_MS: Final = 2 * HEARTBEAT_MS
 """After so long an unanswered check is given up for a new one."""
 QUORUM_MS: Final = 2 * HEARTBEAT_MS + 400
 """A primary that no quorum answered for so long suspends."""
+FETCHING_MS: Final = QUORUM_MS + AGAIN_MS_MAX
+"""So long who asked for what it lacks counts as one that answers: it asks again by then."""
+FETCHING_MS_MAX: Final = 5000.0
+"""No longer than this after a quorum answered: perhaps another member could lead and commit."""
 
 
 _SERVING: Final = (Status.NORMAL, Status.GAP)
@@ -66,6 +87,8 @@ class Reading(Normal):
         self._resumes: list[tuple[int, Resume]] = []
         self._check: _Check | None = None
         self._answered_ms = dict.fromkeys(self.members, self.now_ms)
+        self._fetching_ms: dict[bytes, float] = {}
+        self._had_quorum_ms, self.is_short = self.now_ms, False
 
     @property
     def reads_waiting(self) -> int:
@@ -206,6 +229,38 @@ class Reading(Normal):
         """Return when a member answered last."""
         return self._answered_ms.get(member, -QUORUM_MS)
 
+    def fetches(self, envelope: Envelope) -> None:
+        """Note that a member of this view asks for what it lacks: it is there, and hears this one.
+
+        It acknowledges nothing yet. But were it not counted, a primary with just a quorum would
+        give up before the member has what it needs, and so would the next one, for ever.
+        """
+        if self.leading and (envelope.epoch, envelope.view) == (self.epoch, self.view):
+            self._fetching_ms[envelope.sender] = self.now_ms
+
+    def on_get_state(self, envelope: Envelope, asked: GetState) -> None:
+        """Also know that who asks is there."""
+        self.fetches(envelope)
+        super().on_get_state(envelope, asked)
+
+    def on_get_entries(self, envelope: Envelope, asked: GetEntries) -> None:
+        """Also know that who asks is there."""
+        self.fetches(envelope)
+        super().on_get_entries(envelope, asked)
+
+    def _hears_quorum(self) -> bool:
+        """Whether a quorum answers, or did lately and is completed by members that fetch."""
+        now, fetched = self.now_ms, self._fetching_ms
+        answers = {m for m in self.members if now - self.heard_at(m) <= QUORUM_MS}
+        self.is_short = len(answers) < self.quorum
+        if not self.is_short:
+            self._had_quorum_ms = now
+        elif now - self._had_quorum_ms <= FETCHING_MS_MAX:
+            answers.update(
+                m for m in self.members if now - fetched.get(m, -FETCHING_MS) < FETCHING_MS
+            )
+        return len(answers) >= self.quorum
+
     def resumed(self) -> None:
         """Go on: a quorum is in this view."""
         self.flush_if_due()
@@ -222,11 +277,7 @@ class Reading(Normal):
         self.heard_from(self.id)
         self.clocks.hear(self.id, self.wall_ms, self.now_ms)
         self.clocks.compare(self.members)
-        heard = sum(
-            1 for member in self.members
-            if self.now_ms - self.heard_at(member) <= QUORUM_MS
-        )  # fmt: skip
-        if heard < self.quorum:
+        if not self._hears_quorum():
             self.suspend()
         if self.suspended:
             self.propose()

@@ -5,6 +5,7 @@ Invariants:
    nothing, confirms nothing, and takes no log that somebody sent before it asked.
 2. It goes on only with the log that the primary of a view gave after it asked, once a quorum of
    other members answered and none is in a higher view; and that view is not below its promise.
+   The snapshot that a log begins with is the one that its primary named with the log's end.
 3. More than a minority of such members means that what is committed may be gone: they wait.
 4. In a group without a journal every restart is such a loss; nothing but standings is written.
 
@@ -16,11 +17,13 @@ Stable Storage", 2017, on the promise.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Final
 
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import Envelope, Recovery, RecoveryResponse
 from millstream.coordination.core.repair import Repair
+from millstream.coordination.core.snapshots import Snapshot, SnapshotId
 from millstream.coordination.core.views import Views
 
 __all__ = ["FETCH_MS", "RECOVERY_MS", "Recovering"]
@@ -60,9 +63,26 @@ class Recovering(Views):
             self._responses = {}
         return self.broadcast(Recovery(self._nonce, self.view))
 
+    def lose_log(self, what: str) -> None:
+        """Believe the own log no more: it differs from another one where none may."""
+        self.contradict(what)
+        self.stand_down()
+        self.status = Status.LOST
+        self.forget_answers()
+
+    def give_up(self) -> None:
+        """Also ask anew, if the log is lost."""
+        super().give_up()
+        self.forget_answers()
+
     def forget_answers(self) -> None:
         """Ask anew: what was answered is too old."""
         self._asked_ms = -RECOVERY_MS
+        self._nonce, self._responses = self.next_nonce(), {}
+
+    @abstractmethod
+    def found_snapshot(self, named: SnapshotId, giver: bytes) -> Snapshot | None:
+        """Return what was fetched if it may stand for this; else fetch it, to be asked again."""
 
     def on_recovery(self, envelope: Envelope, asked: Recovery) -> None:
         """Tell a member that lost its log which view there is, and as primary the log's end."""
@@ -76,7 +96,10 @@ class Recovering(Views):
         lsn = self.flushed_lsn if leads else self.log.base.lsn
         digest = self.log.hash_at(lsn)
         assert digest is not None
-        answer = RecoveryResponse(asked.nonce, self.view, leads, lsn, digest, *self.sign_of_life())
+        answer = RecoveryResponse(
+            asked.nonce, self.view, leads, lsn, digest, *self.sign_of_life(),
+            self.stable_id if leads and self.stable is not None else None,
+        )  # fmt: skip
         self.send(envelope.sender, answer)
 
     def on_recovery_response(self, envelope: Envelope, response: RecoveryResponse) -> None:
@@ -92,6 +115,13 @@ class Recovering(Views):
         ended = self._responses.get(self.configuration.primary(view))
         if view < self.view or ended is None or not ended.leads or ended.view != view:
             return
-        self.repair = Repair(self.log, ended.op_lsn, ended.op_hash)
+        found = None
+        if (named := ended.snapshot) is not None and self.log.op_lsn < named.lsn <= ended.op_lsn:
+            found = self.found_snapshot(named, self.configuration.primary(view))
+            if found is None:
+                return
+        self.repair = Repair(self.log, ended.op_lsn, ended.op_hash, self.spare)
         self._repaired = lambda: self._install_view(view, ended.commit_lsn)
+        if found is not None:
+            self.repair.use(found)
         self.go_on_repairing()

@@ -173,7 +173,7 @@ class _Reading:
         """Add one entry that is there, whole or not."""
         place = self._expected_place() if slot is None else slot.place
         header = None if slot is None else slot.header
-        written = self._header_at(place)
+        written = self._header_at(place, header)
         if header is None and written is not None and self._fits(index, written):
             header = written
         body = None
@@ -226,11 +226,15 @@ class _Reading:
             return Place(segment, 0)
         return _behind(self._places[-1], self._headers[-1])
 
-    def _header_at(self, place: Place | None) -> Header | None:
+    def _header_at(self, place: Place | None, slot: Header | None = None) -> Header | None:
+        """Return what is there; if it says the same as a slot that is whole, it is that."""
         if place is None:
             return None
+        content = self._segment_content(place.segment)
+        if slot is not None and content.startswith(slot.encoded, place.offset):
+            return slot
         try:
-            return decode_header(self._segment_content(place.segment), place.offset)
+            return decode_header(content, place.offset)
         except CorruptionError as error:
             if error.code == "unknown_entry":
                 raise

@@ -78,14 +78,21 @@ class NewEnd(NamedTuple):
 
 
 class Repair:
-    """The way from `log` to one that ends in (`lsn`, `digest`)."""
+    """The way from `log` to one that ends in (`lsn`, `digest`).
 
-    def __init__(self, log: Log, lsn: int, digest: bytes) -> None:
+    `spare` has entries that were fetched on the way to other ends: views may change faster than
+    entries come. What is fetched here is put there, too.
+    """
+
+    def __init__(
+        self, log: Log, lsn: int, digest: bytes, spare: dict[int, Entry] | None = None
+    ) -> None:
         self._log = log
         self.lsn = lsn
         self.hash = digest
         self.asking = Asking()
         self._found: dict[int, Entry] = {}
+        self._spare = {} if spare is None else spare
         self._next = (lsn, digest)
         self._snapshot: Snapshot | None = None
 
@@ -101,9 +108,32 @@ class Repair:
 
     def _is_known(self, lsn: int, digest: bytes) -> bool:
         if self._snapshot is not None and lsn == self._floor_lsn:
-            assert digest == self._snapshot.id.link.hash, "a snapshot of another log"
-            return True
+            return digest == self._snapshot.id.link.hash
         return self._log.hash_at(lsn) == digest
+
+    @property
+    def snapshot_lsn(self) -> int | None:
+        """Where the snapshot stands that the result begins at, None if there is none."""
+        return None if self._snapshot is None else self._snapshot.id.lsn
+
+    @property
+    def is_of_another_log(self) -> bool:
+        """Whether what was fetched comes down to something else than what it has to begin with.
+
+        That is the snapshot, or what the own log begins behind. Nothing more is wanted then, and
+        there is no result.
+        """
+        lsn, digest = self._meet()
+        return lsn <= self._floor_lsn and not self._is_known(lsn, digest)
+
+    def hash_at(self, lsn: int) -> bytes | None:
+        """Return the hash there in the result, None if it is not known or begins behind."""
+        if lsn < self._floor_lsn:
+            return None
+        if self._snapshot is not None and lsn == self._floor_lsn:
+            return self._snapshot.id.link.hash
+        entry = self._found.get(lsn)
+        return self._log.hash_at(lsn) if entry is None else entry.header.hash
 
     def offer(self, entries: Iterable[Entry]) -> None:
         """Take what is wanted of a chain of entries, its end first."""
@@ -112,26 +142,37 @@ class Repair:
             if wanted is None:
                 return
             if entry.lsn == wanted.lsn and entry.header.hash == wanted.hash:
-                self._found[entry.lsn] = entry
+                self._found[entry.lsn] = self._spare[entry.lsn] = entry
 
     @property
     def wanted(self) -> Wanted | None:
         """What to ask for next, None once nothing is missing."""
         lsn, digest = self._meet()
         if not self._is_known(lsn, digest):
-            assert lsn > self._floor_lsn
+            if lsn <= self._floor_lsn:
+                return None
             return Wanted(lsn, digest, lsn - self._floor_lsn)
         for hole in self._log.holes:
-            if self._floor_lsn < hole <= lsn and hole not in self._found:
+            if self._floor_lsn < hole <= lsn:
                 missing = self._log.hash_at(hole)
                 assert missing is not None
-                return Wanted(hole, missing, 1)
+                if self._fetched(hole, missing) is None:
+                    return Wanted(hole, missing, 1)
         return None
+
+    def _fetched(self, lsn: int, digest: bytes) -> Entry | None:
+        spare = self._spare.get(lsn)
+        if lsn not in self._found and spare is not None and spare.header.hash == digest:
+            self._found[lsn] = spare
+        return self._found.get(lsn)
 
     def _meet(self) -> tuple[int, bytes]:
         """Return where the entries found so far come down to."""
         lsn, digest = self._next
-        while not self._is_known(lsn, digest) and (entry := self._found.get(lsn)):
+        while not self._is_known(lsn, digest):
+            entry = self._fetched(lsn, digest) if lsn > self._floor_lsn else None
+            if entry is None:
+                break
             lsn, digest = lsn - 1, entry.header.prev_hash
         self._next = lsn, digest
         return self._next
@@ -139,6 +180,7 @@ class Repair:
     def result(self) -> NewEnd:
         """Return how the log is to be changed."""
         assert self.wanted is None
+        assert not self.is_of_another_log
         met, _ = self._meet()
         holes = self._log.holes
         keep_lsn = min(met, holes[0] - 1) if holes else met

@@ -77,6 +77,7 @@ from millstream.coordination.core.throttling import Throttling
 
 __all__ = ["DEFERRED_BYTES_MAX", "DEFERRED_MAX", "Replica"]
 
+_OF_RECOVERY: Final = (Recovery, RecoveryResponse)
 DEFERRED_MAX: Final = 4096
 """Events that wait for one disk operation."""
 DEFERRED_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -119,6 +120,20 @@ class Replica(Throttling):
             SnapshotPart: self.on_snapshot_part,
             TooOld: self.on_too_old,
         }
+        self._events: dict[type[Any], Callable[[Any], None]] = {
+            Start: self._start,
+            Message: self._receive,
+            Timer: self._tick,
+            Request: self._on_request,
+            Read: self._on_read,
+            Resume: self.on_read,
+            Touch: self._on_touch,
+            Reconfigure: self.on_reconfigure,
+            MovePrimary: self.on_move_primary,
+            TakeSnapshot: self.on_take_snapshot,
+            Soon: self._on_soon,
+        }
+        """The disk's reports never wait, and are not here."""
         self._begin_parts()
 
     def _begin_parts(self) -> None:
@@ -142,8 +157,9 @@ class Replica(Throttling):
         self.now_ms, self.wall_ms = now_ms, wall_ms
         for event in events:
             self._take_event(event)
-        if not self.flipping:
-            self.end_step()
+        if self._then is None:
+            if self._is_new or self._is_asked:
+                self.end_step()
             self.call_soon()
         effects, self.effects = self.effects, []
         return effects if self.configuration.journalled else self._without_journal(effects)
@@ -165,19 +181,19 @@ class Replica(Throttling):
         return kept + self._without_journal(effects) if effects else kept
 
     def _take_event(self, event: Event) -> None:
-        if isinstance(event, DiskDone):
+        if type(event) is DiskDone:
             if not self._flipped(event.op):
                 self.written(event.op)
-        elif isinstance(event, DiskGaveUp):
+        elif type(event) is DiskGaveUp:
             self.not_written(event.op)
-        elif self.flipping:
+        elif self._then is not None:
             self._defer(event)
         else:
-            self._handle(event)
-        while self._deferred and not self.flipping:
+            self._events[type(event)](event)
+        while self._deferred and self._then is None:
             waited = self._deferred.popleft()
             self._deferred_bytes -= _bytes_of(waited)
-            self._handle(waited)
+            self._events[type(waited)](waited)
 
     def _defer(self, event: Event) -> None:
         if isinstance(event, Timer) or (
@@ -192,38 +208,26 @@ class Replica(Throttling):
         """Receive this again once the disk is done."""
         self._defer(Message(envelope))
 
-    def _handle(self, event: Event) -> None:
-        match event:
-            case Message(envelope):
-                self._receive(envelope)
-            case Timer():
-                self._tick()
-            case Request():
-                self.touch(event.session)
-                self.on_request(event)
-            case Read():
-                self.touch(event.session)
-                self.on_read(event)
-            case Resume():
-                self.on_read(event)
-            case Touch(session):
-                self.touch(session)
-            case Reconfigure():
-                self.on_reconfigure(event)
-            case MovePrimary():
-                self.on_move_primary(event)
-            case TakeSnapshot():
-                self.on_take_snapshot(event)
-            case Soon():
-                self.on_soon()
-            case Start(image):
-                self.load(image)
-                self.restore_now()
-                self._begin_parts()
-                self.wake_after(HEARTBEAT_MS * self.chance())
-                self.flip(self._started_up)
-            case DiskDone() | DiskGaveUp():
-                raise AssertionError("reports of the disk never wait")
+    def _on_request(self, request: Request) -> None:
+        self.touch(request.session)
+        self.on_request(request)
+
+    def _on_read(self, read: Read) -> None:
+        self.touch(read.session)
+        self.on_read(read)
+
+    def _on_touch(self, touch: Touch) -> None:
+        self.touch(touch.session)
+
+    def _on_soon(self, _: Soon) -> None:
+        self.on_soon()
+
+    def _start(self, start: Start) -> None:
+        self.load(start.image)
+        self.restore_now()
+        self._begin_parts()
+        self.wake_after(HEARTBEAT_MS * self.chance())
+        self.flip(self._started_up)
 
     def _started_up(self) -> None:
         self.durable_lsn = self.log.op_lsn
@@ -242,12 +246,14 @@ class Replica(Throttling):
             if new or (len(self.members) == 1 and self.has_state):
                 self.leave(self.view + 1)
 
-    def _tick(self) -> None:
+    def _tick(self, _: Timer) -> None:
         self.wake_after(HEARTBEAT_MS)
         self.answer_stale_reads()
         self.tick_changes()
         self.tick_snapshots()
         self.tick_fetching()
+        if self.status is not Status.LOST:
+            self.advance(self._commit_hint)
         self.note_commit()
         if self.status not in (Status.INITIALIZATION, Status.RETIRED):
             self.tick_epoch()
@@ -260,32 +266,29 @@ class Replica(Throttling):
         elif self.repair is not None:
             self.go_on_repairing()
 
-    def _receive(self, envelope: Envelope) -> None:
-        sender, payload = envelope.sender, envelope.payload
-        if envelope.group_id != self.group_id or sender == self.id or self._is_late(envelope):
+    def _receive(self, message: Message) -> None:
+        (envelope,) = message
+        group_id, sender, incarnation, epoch, view, payload = envelope
+        known = self._incarnations.get(sender, 0)
+        if group_id != self.group_id or sender == self.id or incarnation < known:
             return
-        if handler := self._any_epoch.get(type(payload)):
+        if incarnation > known and self.is_source(sender):
+            self._incarnations[sender] = incarnation
+        kind = type(payload)
+        if handler := self._any_epoch.get(kind):
             handler(envelope, payload)
-        elif isinstance(payload, GetEpoch) or envelope.epoch < self.epoch:
-            self.answer_lower_epoch(sender, envelope.epoch)
-        elif envelope.epoch > self.epoch:
+        elif kind is GetEpoch or epoch < self.epoch:
+            self.answer_lower_epoch(sender, epoch)
+        elif epoch > self.epoch:
             self.ask_epoch(sender)
         elif self.status is Status.RETIRED:
-            self.answer_lower_epoch(sender, envelope.epoch)
+            self.answer_lower_epoch(sender, epoch)
         elif sender in self.members:
-            if self.status is Status.LOST and not isinstance(payload, RecoveryResponse | Recovery):
+            if self.status is Status.LOST and kind not in _OF_RECOVERY:
                 return
-            if self.leading and envelope.view > self.view:
-                self.hear_higher_view(envelope.view)
-            self._handlers[type(payload)](envelope, payload)
-
-    def _is_late(self, envelope: Envelope) -> bool:
-        sender = envelope.sender
-        if envelope.incarnation < self._incarnations.get(sender, 0):
-            return True
-        if self.is_source(sender):
-            self._incarnations[sender] = envelope.incarnation
-        return False
+            if self.leading and view > self.view:
+                self.hear_higher_view(view)
+            self._handlers[kind](envelope, payload)
 
     # ---- what it says about itself
 
@@ -300,6 +303,7 @@ class Replica(Throttling):
             self.snapshot_number, self._is_quorum_ok(), (len(members) - 1) // 2 if members else 0,
             len(self.table), self.reads_waiting + self.requests_waiting, self.view_changed_ms,
             self.view_reason, self.repaired, self.is_diverged, self.is_data_lost,
+            self.contradiction,
         )  # fmt: skip
 
     def _role(self) -> str:

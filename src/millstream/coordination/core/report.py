@@ -49,3 +49,5 @@ class Report(NamedTuple):
     """Its state was not the one of the others once; it fetched theirs, or is about to."""
     is_data_lost: bool
     """It and others have lost their logs, more than may: nothing goes on by itself."""
+    contradiction: str = ""
+    """What it heard last that cannot be if all keep their promises; it was not taken."""

@@ -59,6 +59,11 @@ class RequestCutter:
         self._pieces.append(data)
         self._size += len(data)
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """How long the request that has begun is at least, once `cut` finds nothing."""
+        return max(self._size, self._need)
+
     def cut(self, most: int) -> list[list[bytes]]:
         """Return whole requests, without those that ask for nothing; look at most at so many.
 

@@ -16,22 +16,34 @@ Source: V2R2, "Sessions and Heartbeating".
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
-from typing import Final
+from itertools import dropwhile, islice
+from typing import Final, NamedTuple
 
 from millstream.coordination.core.changing import Changing
-from millstream.coordination.core.client_table import ClientTable
+from millstream.coordination.core.client_table import TIME_OUT_MS_MIN, ClientTable
 from millstream.coordination.core.entries import Body, Kind
 from millstream.coordination.core.member import HEARTBEAT_MS
 
-__all__ = ["EXPIRED_MAX", "STEP_MS_MAX", "SWEEP_MAX", "Sessions", "Silence"]
+__all__ = ["EXPIRED_MAX", "LIST_MAX", "STEP_MS_MAX", "SWEEP_MAX", "Sessions", "Shown", "Silence"]
 
 SWEEP_MAX: Final = 10_000
 """Sessions looked at in one heartbeat; all that there may be are looked at within a second."""
 EXPIRED_MAX: Final = 1000
 """Sessions that one entry ends."""
+LIST_MAX: Final = 500
+"""Sessions that are shown at once."""
 STEP_MS_MAX: Final = 2.0 * HEARTBEAT_MS
 """More than this between two heartbeats is a pause, and the rest of it is not counted."""
+
+
+class Shown(NamedTuple):
+    """A session as its primary knows it."""
+
+    number: int
+    instance: bytes
+    time_out_ms: int
+    highest: int
+    silent_ms: float
 
 
 class Silence:
@@ -64,6 +76,10 @@ class Silence:
             self._worked_ms += min(now_ms - self._last_ms, STEP_MS_MAX)
         self._last_ms = now_ms
 
+    def silent_ms(self, session: int) -> float:
+        """Return for how long nothing was heard of it."""
+        return max(0.0, self._worked_ms - self._heard.get(session, 0.0))
+
     def silent(self, table: ClientTable) -> list[int]:
         """Return sessions that are to end now, each once."""
         looked_at = list(islice(self._sweep, SWEEP_MAX))
@@ -71,10 +87,11 @@ class Silence:
             self._sweep = iter(list(table))
             looked_at += islice(self._sweep, SWEEP_MAX - len(looked_at))
         found = []
+        worked_ms, heard = self._worked_ms, self._heard
         for session in dict.fromkeys(looked_at):
-            if session not in table or session in self._ending:
+            silent_ms = worked_ms - heard.get(session, 0.0)
+            if silent_ms < TIME_OUT_MS_MIN or session not in table or session in self._ending:
                 continue
-            silent_ms = self._worked_ms - self._heard.get(session, 0.0)
             if silent_ms > table.time_out_ms(session):
                 found.append(session)
         found = found[:EXPIRED_MAX]
@@ -94,6 +111,14 @@ class Sessions(Changing):
         if self.leading and not self.suspended and session in self.table:
             self._silence.hear(session, self.now_ms)
 
+    def sessions_after(self, number: int) -> list[Shown]:
+        """Return the first sessions that began later than that one, in their order."""
+        later = islice(dropwhile(number.__ge__, self.table), LIST_MAX)
+        return [
+            Shown(session, *self.table.about(session), self._silence.silent_ms(session))
+            for session in later
+        ]
+
     def ended(self, sessions: Iterable[int]) -> None:
         """Forget their time."""
         self._silence.forget(sessions)
@@ -108,7 +133,7 @@ class Sessions(Changing):
         super().tick_primary()
         works = self.leading and not self.suspended
         self._silence.pass_time(self.now_ms, works)
-        if works and not self.holding and not self.full and len(self.table):
+        if works and not self.holding and not self.swamped and len(self.table):
             silent = self._silence.silent(self.table)
             if silent:
                 self.add(Kind.SESSION_EXPIRE, Body(argv=tuple(b"%d" % n for n in silent)))

@@ -31,7 +31,7 @@ from millstream.coordination.core.effects import (
     TakeSnapshot,
     WriteSnapshot,
 )
-from millstream.coordination.core.entries import Body, Entry, Kind
+from millstream.coordination.core.entries import Body, Entry, Kind, argv_of, number_in
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import Envelope, SnapshotDone
 from millstream.coordination.core.register import StateMachine
@@ -107,7 +107,7 @@ class Snapshotting(Sessions):
 
     @property
     def _may_ask(self) -> bool:
-        ready = self.leading and not self.suspended and not self.holding and not self.full
+        ready = self.leading and not self.suspended and not self.holding and not self.swamped
         free = not self._is_asked_for or self.now_ms - self._asked_ms > GIVE_UP_MS
         return ready and free and self.commit_lsn >= self.noop_lsn
 
@@ -138,7 +138,10 @@ class Snapshotting(Sessions):
 
     def take_snapshot(self, asked: Entry) -> None:
         """Begin with it; one that is not stable yet is forgotten."""
-        self._asked_number = int(asked.content.argv[0])
+        number = number_in(next(iter(argv_of(asked)), b""))
+        if number is None:
+            return
+        self._asked_number = number
         self._is_asked_for, self._asked_ms = True, self.now_ms
         self._making = Making(
             self._asked_number, asked.header.link, self.freeze(), self.part_bytes
@@ -161,7 +164,7 @@ class Snapshotting(Sessions):
 
     def call_soon(self) -> None:
         """Ask to be called for more work, once."""
-        if self.has_work and not self._is_called_soon:
+        if not self._is_called_soon and self.has_work:
             self._is_called_soon = True
             self.effects.append(CallSoon())
 
@@ -231,16 +234,21 @@ class Snapshotting(Sessions):
 
     def hold_stable(self, named: Entry) -> None:
         """Hold it for the one in force, once it is made."""
-        number, digest = named.content.argv
-        self._named = int(number), digest
+        text, digest, *_ = (*argv_of(named), b"", b"")
+        number = number_in(text)
+        if number is None:
+            return
+        self._named = number, digest
         logged = self._logged_number if self.leading else 0
-        if int(number) == self._asked_number >= logged:
+        if number == self._asked_number >= logged:
             self._is_asked_for = False
-            self._answer_askers(Code.OK, number)
+            self._answer_askers(Code.OK, text)
         self._compare()
 
     def _compare(self) -> None:
         made = self._made
+        if self.flipping:
+            return  # what comes after the flip would not know; the next heartbeat compares
         if made is None or self._named is None or made.id.number != self._named[0]:
             return
         if made.id.hash != self._named[1]:
@@ -277,6 +285,7 @@ class Snapshotting(Sessions):
         self._is_called_soon = False
         self.work()
         self._say_done()
+        self._compare()
         if self._askers and self.now_ms - self._asked_ms > GIVE_UP_MS:
             self._answer_askers(Code.UNKNOWN)
 

@@ -90,5 +90,7 @@ class SortedMap(Generic[V]):
 
 
 def _items(chunks: list[_Chunk[V]]) -> Iterator[tuple[bytes, V]]:
-    for chunk in chunks:
+    chunks.reverse()
+    while chunks:
+        chunk = chunks.pop()  # each goes when it is done: all at once would take long
         yield from zip(chunk.keys, chunk.values, strict=True)

@@ -3,7 +3,9 @@
 Invariants:
 1. While a live member lacks more than half of what the log keeps, requests are let in at half the
    speed at which it comes nearer, never none at all.
-2. For one member at most `THROTTLE_MS`; after that it is left to get a snapshot.
+2. For one member at most `THROTTLE_MS` in all, however often it comes a little nearer, is not
+   heard, or another view begins, until it has caught up; after that it is left to get a snapshot.
+3. Sessions end and snapshots are asked for meanwhile as ever.
 
 Elsewhere: how a member catches up (`normal`, `fetching`).
 """
@@ -14,14 +16,17 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from millstream.coordination.core.fetching import Fetching
+from millstream.coordination.core.member import HEARTBEAT_MS
 from millstream.coordination.core.messages import Envelope, GetState
 from millstream.coordination.core.reading import QUORUM_MS
 from millstream.coordination.core.register import StateMachine
 
-__all__ = ["THROTTLED_ENTRIES_MIN", "THROTTLE_MS", "Throttling"]
+__all__ = ["CAUGHT_UP_PART", "THROTTLED_ENTRIES_MIN", "THROTTLE_MS", "Throttling"]
 
 THROTTLE_MS: Final = 30_000.0
-"""So long requests are held back for one member that lags."""
+"""So long requests are held back for one member that lags, in all, until it has caught up."""
+CAUGHT_UP_PART: Final = 20
+"""A member has caught up once it lacks no more than this part of what the log keeps."""
 THROTTLED_ENTRIES_MIN: Final = 32
 """Let in at least with each heartbeat meanwhile."""
 
@@ -36,16 +41,18 @@ class Throttling(Fetching):
 
     def __init__(self, machine: StateMachine, chance: Callable[[], float]) -> None:
         super().__init__(machine, chance)
+        self._waited_ms: dict[bytes, float] = {}
+        """For whom requests were held back how long, since it had caught up."""
         self._begin_throttling()
 
     def _begin_throttling(self) -> None:
+        self._ticked_ms = self.now_ms
         self._asked_from: dict[bytes, _Place] = {}
-        self._late_since: dict[bytes, float] = {}
         self._late_lsn = 0
         self._limit_lsn: int | None = None
 
     def lead(self, commit_lsn: int) -> None:
-        """Also know of nobody who lags."""
+        """Also know of nobody how far it is."""
         self._begin_throttling()
         super().lead(commit_lsn)
 
@@ -66,12 +73,14 @@ class Throttling(Fetching):
         super().tick_primary()
         if not self.leading:
             return
-        late = self._late()
-        self._late_since = {m: self._late_since.get(m, self.now_ms) for m in late}
-        waited_for = [
-            lsn for member, lsn in late.items()
-            if self.now_ms - self._late_since[member] <= THROTTLE_MS
-        ]  # fmt: skip
+        passed_ms = min(self.now_ms - self._ticked_ms, 2 * HEARTBEAT_MS)
+        self._ticked_ms = self.now_ms
+        waited_for = []
+        for member, lsn in self._late().items():
+            waited_ms = self._waited_ms.get(member, 0.0)
+            if waited_ms <= THROTTLE_MS:
+                self._waited_ms[member] = waited_ms + passed_ms
+                waited_for.append(lsn)
         if not waited_for:
             self._limit_lsn, self._late_lsn = None, 0
             return
@@ -84,6 +93,10 @@ class Throttling(Fetching):
         """Return the live members that lack too much, and where they are."""
         found = {}
         for member in self.members:
+            acked = self.acks.get(member)
+            if acked is not None and self._has_caught_up(acked):
+                self._waited_ms.pop(member, None)
+                continue
             place = self._place_of(member)
             lives = place is not None and self.now_ms - place.heard_ms <= QUORUM_MS
             if member != self.id and place is not None and lives:
@@ -91,6 +104,9 @@ class Throttling(Fetching):
                 if 2 * lag > self.retain_entries:
                     found[member] = place.lsn
         return found
+
+    def _has_caught_up(self, lsn: int) -> bool:
+        return CAUGHT_UP_PART * (self.commit_lsn - lsn) <= self.retain_entries
 
     def _place_of(self, member: bytes) -> _Place | None:
         acked, asked = self.acks.get(member), self._asked_from.get(member)

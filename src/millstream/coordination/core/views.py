@@ -16,14 +16,15 @@ Source: Liskov and Cowling 2012, sections 4.2, 4.3 and 5.2; V2R2, "View Change".
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
-from millstream.coordination.core.choosing import Choice, choose
+from millstream.coordination.core.choosing import Choice, choose, contradiction
 from millstream.coordination.core.effects import Code
 from millstream.coordination.core.entries import Kind
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import (
+    FRAME_MARKS_MAX,
     DoViewChange,
     Entries,
     Envelope,
@@ -171,6 +172,8 @@ class Views(Reading):
     def _vote(self) -> None:
         digest = self.log.hash_at(self.commit_lsn)
         assert digest is not None
+        if self.log.op_lsn - self.commit_lsn > FRAME_MARKS_MAX:
+            return  # the state is missing for very long, and nothing can be applied
         vote = DoViewChange(
             *self.last_normal, self.log.op_lsn, self.log.head.hash, self.commit_lsn, digest,
             self.log.marks(self.commit_lsn), self.wall_ms,
@@ -192,45 +195,60 @@ class Views(Reading):
 
     def _count_vote(self, sender: bytes, vote: DoViewChange) -> None:
         if self.status is not Status.VIEWCHANGE or self.primary != self.id or self.entering:
-            return
+            return None
         if not self.has_state:
-            return
+            return None
         self._votes[sender] = vote
         self.clocks.hear(sender, vote.wall_ms, self.now_ms)
         if len(self._votes) < self.quorum:
-            return
-        choice = choose(list(self._votes.values()), len(self.members))
+            return None
+        votes = list(self._votes.values())
+        if what := contradiction(votes):
+            return self.contradict(what)
+        choice = choose(votes, len(self.members))
         if choice is None:
-            return
+            return None
         known, self._choice = self._choice, choice
         if self.repair is None or known is None or known[:2] != choice[:2]:
-            self.repair = Repair(self.log, choice.lsn, choice.hash)
+            self.repair = Repair(self.log, choice.lsn, choice.hash, self.spare)
             self._repaired = self._install_choice
-        self.go_on_repairing()
+        return self.go_on_repairing()
 
     def _install_choice(self) -> None:
         assert self._choice is not None
         assert self.repair is not None
+        known = [(vote.commit_lsn, vote.commit_hash) for vote in self._votes.values()]
+        if not self.keeps(self._choice.lsn, known):
+            return
         suffix = self.repair.result()
+        self.spare.clear()
         commit_lsn = self._choice.commit_lsn
-        self.check_kept(self._choice.lsn)
         self.repair, self._repaired = None, None
         self.last_normal = (self.epoch, self.view)
         self.flip(lambda: self.lead(commit_lsn), suffix)
-        for vote in self._votes.values():
-            held = self.log.hash_at(vote.commit_lsn)
-            assert held in (None, vote.commit_hash), "the chosen log lacks what is committed"
 
-    def check_kept(self, met_lsn: int) -> None:
-        """Assert that a new end of the log cuts nothing that is committed here."""
+    def keeps(self, end_lsn: int, known: Iterable[tuple[int, bytes]] = ()) -> bool:
+        """Return whether the log that was fetched has what is committed; else give it up.
+
+        What is committed here, and what others said of it.
+        """
         assert self.repair is not None
-        assert met_lsn >= self.commit_lsn, "a new log is shorter than what is committed"
-        kept_lsn, suffix, snapshot = self.repair.result()
-        if snapshot is None and kept_lsn < self.commit_lsn:
-            entry = suffix[self.commit_lsn - kept_lsn - 1]
-            assert entry.header.hash == self.log.hash_at(self.commit_lsn), (
-                "a new log lacks what is committed"
-            )
+        if (self.repair.snapshot_lsn or self.commit_lsn) < self.commit_lsn:
+            self.give_up()  # more was committed here while the rest came
+            return False
+        committed = self.commit_lsn, self.log.hash_at(self.commit_lsn)
+        for lsn, digest in (committed, *known):
+            is_short = lsn > end_lsn
+            if is_short or self.repair.hash_at(lsn) not in (None, digest):
+                lacks = "is shorter than" if is_short else "lacks"
+                self.contradict(f"a log {lacks} what is committed")
+                self.give_up()
+                return False
+        return True
+
+    def give_up(self) -> None:
+        """Fetch no more what was fetched: it cannot be had, or is not what it was taken for."""
+        self.repair, self._repaired, self._adopting, self._choice = None, None, None, None
 
     def lead(self, commit_lsn: int) -> None:
         """Be this view's primary."""
@@ -281,9 +299,12 @@ class Views(Reading):
 
     # ---- following
 
+    def _is_of_primary(self, envelope: Envelope) -> bool:
+        return envelope.sender == self.configuration.primary(envelope.view)
+
     def follows(self, envelope: Envelope) -> bool:
         """Return whether to take entries of this primary; else ask for the view's log."""
-        if envelope.view < self.view or (self.leading and envelope.view == self.view):
+        if envelope.view < self.view or not self._is_of_primary(envelope):
             return False
         if envelope.view == self.view and self.current:
             self._hear_primary()
@@ -298,7 +319,7 @@ class Views(Reading):
 
     def on_start_view(self, envelope: Envelope, start: StartView) -> None:
         """Take over the log of this view or a higher one; add to it if that is done already."""
-        if envelope.view < self.view or (self.leading and envelope.view == self.view):
+        if envelope.view < self.view or not self._is_of_primary(envelope):
             return
         self._hear_primary()
         if envelope.view == self.view and self.current:
@@ -320,13 +341,15 @@ class Views(Reading):
         self.status = Status.GAP
         self._votes, self._choice = {}, None
         self._adopting = (self.epoch, view)
-        self.repair = Repair(self.log, start.op_lsn, start.op_hash)
+        self.repair = Repair(self.log, start.op_lsn, start.op_hash, self.spare)
         self._repaired = lambda: self._install_view(view, start.commit_lsn)
 
     def _install_view(self, view: int, commit_lsn: int) -> None:
         assert self.repair is not None
-        self.check_kept(self.repair.lsn)
+        if not self.keeps(self.repair.lsn):
+            return
         suffix = self.repair.result()
+        self.spare.clear()
         self.stand_down()
         self.view, self.last_normal = view, (self.epoch, view)
         self.flip(lambda: self.follow_on(commit_lsn), suffix)
@@ -349,13 +372,14 @@ class Views(Reading):
         """Fetch what is damaged here; the rest of the log stays as it is."""
         if self.repair is None:
             head = self.log.head
-            self.repair = Repair(self.log, head.lsn, head.hash)
+            self.repair = Repair(self.log, head.lsn, head.hash, self.spare)
             self._repaired = self._mended
             self.go_on_repairing()
 
     def _mended(self) -> None:
         assert self.repair is not None
         suffix = self.repair.result()
+        self.spare.clear()
         self.repair, self._repaired = None, None
         self.flip(self._whole_again, suffix)
 
@@ -376,6 +400,12 @@ class Views(Reading):
     def go_on_repairing(self) -> None:
         """Ask for what is missing next, if it is time, or do what all of it was for."""
         assert self.repair is not None
+        if self.repair.is_of_another_log:
+            if (
+                self.repair.snapshot_lsn is None
+            ):  # else a later view dropped the end that is fetched
+                self.contradict("a log lacks what a snapshot stands for")
+            return self.give_up()
         wanted = self.repair.wanted
         if wanted is None:
             assert self._repaired is not None

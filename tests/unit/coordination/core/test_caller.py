@@ -28,6 +28,7 @@ from millstream.coordination.core.caller import (
     Event,
     Finish,
     Lost,
+    Moving,
     Outcome,
     Received,
     SessionLost,
@@ -407,3 +408,30 @@ def test_a_hint_counts_even_where_all_places_are_taken() -> None:
     caller.step(1, Received({}))
     effects = caller.step(2, Received(ErrorReply("NOTPRIMARY 1 0:0 new:7")))
     assert Connect("new:7") in effects
+
+
+# ---- slow lines
+
+
+def test_who_gives_a_sign_is_waited_for() -> None:
+    script = Script()
+    script.call(1, within=50_000)
+    script.ready()
+    for _ in range(20):
+        assert Disconnect() not in script.pass_ms(ATTEMPT_MS * 0.9)
+        assert script.sent(Moving()) == []
+    script.step(Received(b"OK"))
+    assert script.finished == [Finish(1, Outcome.ANSWERED, b"OK")]
+    script.call(2)
+    assert script.pass_ms(ATTEMPT_MS)[0] == Disconnect()
+
+
+def test_a_long_reply_does_not_cost_the_session() -> None:
+    script = Script()
+    script.call(1, is_change=False, within=50_000)
+    script.ready()
+    sent: list[Effect] = []
+    for _ in range(11):
+        sent += script.pass_ms(ATTEMPT_MS * 0.9)
+        sent += script.step(Moving())
+    assert sent.count(Transmit((b"SESSION", b"PING"))) == 2

@@ -10,7 +10,7 @@ import pytest
 
 from millstream.coordination.core.careful_files import CarefulFiles
 from millstream.errors import UnavailableError
-from simulated_disk import REMOVE, SYNC, SYNC_DIRECTORY, WRITE, SimulatedDisk
+from simulated_disk import REMOVE, SYNC, SYNC_DIRECTORY, WRITE, SimulatedDisk, SimulatedFile
 
 
 class Failing:
@@ -126,3 +126,20 @@ def test_settling_keeps_what_a_killed_process_wrote(failing: Failing) -> None:
     CarefulFiles(failing.disk).settle()
     failing.disk.lose_power()
     assert failing.files.read("a", 0, 99) == b"written, not synced"
+
+
+def test_what_can_be_read_is_looked_at_and_an_error_ends_nothing(
+    failing: Failing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = failing.files
+    files.write("a", [(0, b"one")])
+    assert files.peek("a", 9) == b"one"
+
+    def fail(*_: object) -> bytes:
+        raise OSError(errno.EIO, "failed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SimulatedFile, "read_at", fail)
+        assert files.peek("a", 9) == b""
+    assert not files.has_failed
+    files.write("a", [(3, b"two")])

@@ -51,6 +51,7 @@ def test_a_node_whose_disk_is_lost_is_replaced_by_a_new_one() -> None:
         ((0,), None, Code.BADCONFIG, b"a group has 3, 5 or 7 members"),
         ((0, 0, 1), None, Code.BADCONFIG, b"members are not in order, or one is named twice"),
         ((0, 1, 3), 1, Code.CONFLICT, b"0"),
+        ((0, 1, 2), 1, Code.OK, b"0"),
         ((0, 1, 2), 0, Code.OK, b"0"),
     ],
 )

@@ -1,9 +1,7 @@
 """A new view begins with the log of the newest view; only what cannot be committed is given up."""
 
-import pytest
-
 from coordination_logs import log_of
-from millstream.coordination.core.choosing import choose
+from millstream.coordination.core.choosing import choose, contradiction
 from millstream.coordination.core.log import Log
 from millstream.coordination.core.messages import DoViewChange
 
@@ -49,7 +47,6 @@ def test_a_committed_entry_is_never_given_up() -> None:
 
 
 def test_a_broken_promise_is_not_built_upon() -> None:
-    with pytest.raises(AssertionError, match="shorter"):
-        choose([vote(log_of("ab"), 2), vote(log_of("abc"), 1, 3)], 3)
-    with pytest.raises(AssertionError, match="lacks"):
-        choose([vote(log_of("abc"), 2), vote(log_of("axx"), 1, 2)], 3)
+    assert "shorter" in contradiction([vote(log_of("ab"), 2), vote(log_of("abc"), 1, 3)])
+    assert "lacks" in contradiction([vote(log_of("abc"), 2), vote(log_of("axx"), 1, 2)])
+    assert contradiction([vote(log_of("abc"), 2), vote(log_of("abx"), 1, 2)]) == ""

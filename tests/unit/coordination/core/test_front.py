@@ -340,3 +340,80 @@ def test_replies_to_a_connection_that_is_gone_are_nobodys() -> None:
     client.backend.release(0)
     client.backend.release(0)
     assert (client.told, client.heard(), client.front.sessions) == (0, "", {})
+
+
+# ---- signs of life
+
+
+def test_whatever_comes_shows_that_the_client_of_each_session_lives() -> None:
+    client = Client()
+    client.say("PING")
+    assert client.backend.touched == []
+    client.say("SESSION OPEN")
+    for line in ("PING", "INFO", "VDS", "ADMIN STATUS", "GROUP 3 GET k"):
+        client.backend.touched.clear()
+        client.say(line)
+        assert client.backend.touched == [(0, 1)], line
+    client.say("GROUP 3 SESSION OPEN")
+    client.backend.touched.clear()
+    client.say("GROUP 3 SET k v")
+    assert client.backend.touched == [(0, 1), (3, 2)]
+
+
+def test_a_request_that_is_on_its_way_is_a_sign_of_life() -> None:
+    client = Client()
+    client.say("SESSION OPEN")
+    client.backend.touched.clear()
+    for part in (b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$9\r\n", b"123", b"456"):
+        client.front.feed(part)
+        client.front.advance()
+    assert client.backend.touched == [(0, 1)] * 3
+
+
+def test_what_names_its_session_says_no_more_and_an_answer_is_no_sign_of_life() -> None:
+    client = Client()
+    client.say("SESSION OPEN")
+    client.backend.touched.clear()
+    client.backend.holds = True
+    client.say("SET k v")
+    client.backend.release(0)
+    client.front.advance()
+    assert client.backend.touched == []
+
+
+def test_who_has_lost_its_session_to_another_connection_keeps_it_no_more() -> None:
+    client, attached = Client(), {}
+    client.front.attached = attached
+    client.say("SESSION OPEN")
+    client.front.note_moved(0)
+    client.backend.touched.clear()
+    client.say("PING")
+    assert client.backend.touched == []
+
+
+# ---- before a log-in
+
+
+@pytest.mark.parametrize("data", [b"*2\r\n$4\r\nECHO\r\n$65537\r\n", b"x" * 65_000 + b"y" * 600])
+def test_before_a_login_no_long_request_is_waited_for(data: bytes) -> None:
+    client = Client(guard=FakeGuard({"ada": ("pw", True)}))
+    client.front.feed(data)
+    client.front.advance()
+    assert client.heard().startswith("-TOOBIG ")
+    assert client.front.is_done
+    known = Client(guard=client.guard)
+    known.say("AUTH ada pw")
+    known.front.feed(data[:65_500])
+    known.front.advance()
+    assert (known.heard(), known.front.is_closing) == ("", False)
+
+
+def test_what_follows_a_login_may_be_long() -> None:
+    client = Client(guard=FakeGuard({"ada": ("pw", True)}))
+    client.guard.holds = True
+    client.front.feed(b"AUTH ada pw\r\n*2\r\n$4\r\nECHO\r\n$70000\r\n")
+    client.front.advance()
+    client.guard.held.pop()()
+    client.front.feed(b"x" * 70_000 + b"\r\n")
+    client.front.advance()
+    assert len(client.heard()) > 70_000

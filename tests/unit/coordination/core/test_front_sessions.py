@@ -2,7 +2,7 @@
 
 import pytest
 
-from coordination_backend import FrontClient, RegisterBackend
+from coordination_backend import FakeGuard, FrontClient, RegisterBackend
 from millstream.coordination.core.effects import Code
 from millstream.coordination.core.front import Front
 
@@ -42,7 +42,7 @@ def test_a_time_out_has_bounds(asked: str, given: str) -> None:
     [
         "SESSION", "SESSION START", "SESSION OPEN TTL", "SESSION OPEN TTL x", "SESSION INFO x",
         "SESSION OPEN INSTANCE abc", "SESSION OPEN COLOUR red", "SESSION RESUME a b",
-        "SESSION RESUME a", f"SESSION RESUME {INSTANCE}-x {SECRET}",
+        "SESSION RESUME a", "SESSION LIST x", f"SESSION RESUME {INSTANCE}-x {SECRET}",
     ],
 )  # fmt: skip
 def test_other_words_are_refused(line: str) -> None:
@@ -135,3 +135,22 @@ def test_a_connection_at_another_node_learns_that_its_session_moved() -> None:
     assert new.say("GET k").endswith("1\r\n")
     old.say(f"SESSION RESUME {INSTANCE}-1 {SECRET}")
     assert old.say("SET k 3") == "+OK\r\n"
+
+
+def test_whoever_may_change_nothing_opens_nothing() -> None:
+    guard = FakeGuard({"ada": ("pw", True), "plain": ("pw", False)})
+    client = FrontClient(guard=guard)
+    client.say("AUTH plain pw")
+    for line in ("SESSION OPEN", "SESSION LIST", f"SESSION RESUME {INSTANCE}-1 {SECRET}"):
+        assert client.say(line).startswith("-NOPERM")
+    assert client.backend.asked == []
+    assert client.say("AUTH ada pw", "SESSION OPEN").startswith("+OK\r\n*8")
+
+
+def test_sessions_are_listed_from_any_one_on() -> None:
+    client = FrontClient()
+    client.say("SESSION OPEN", "SESSION OPEN", "SESSION OPEN")
+    assert client.say("SESSION LIST") == "*3\r\n:1\r\n:2\r\n:3\r\n"
+    assert client.say(f"session list {INSTANCE}-2") == "*1\r\n:3\r\n"
+    client.backend.code = Code.NOTPRIMARY
+    assert client.say("SESSION LIST").startswith("-NOTPRIMARY")

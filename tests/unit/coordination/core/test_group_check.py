@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from millstream.coordination.core.durable import COPY_BYTES
-from millstream.coordination.core.group_check import REMOVED, GroupCheck, check_group
+from millstream.coordination.core.group_check import (
+    REMOVED,
+    RESTORED,
+    GroupCheck,
+    Known,
+    check_group,
+)
+from millstream.coordination.core.pool_file import Phase
 from simulated_journal import GROUP, NODE, JournalWorld
 
 
@@ -90,3 +97,31 @@ def test_what_is_left_of_a_deleted_group_is_no_damage(world: JournalWorld) -> No
     found = check_group(world.disk, GROUP.hex() + REMOVED)
     assert found.is_sound
     assert found.leftover_files == len(world.disk.names())
+
+
+def known(phase: Phase | None, *tombstones: bytes) -> Known:
+    return Known({} if phase is None else {GROUP: phase}, tombstones)
+
+
+def test_what_a_start_finishes_or_removes_is_no_damage(world: JournalWorld) -> None:
+    files = len(world.disk.names())
+    assert check_group(world.disk, GROUP.hex(), known(Phase.OPEN)) == check(world)
+    for folder, knows in (
+        (GROUP.hex() + RESTORED, known(None)),
+        (GROUP.hex() + RESTORED + REMOVED, known(None)),
+        (GROUP.hex(), known(None, GROUP)),
+    ):
+        found = check_group(world.disk, folder, knows)
+        assert (found.is_sound, found.leftover_files) == (True, files)
+    restored = check_group(world.disk, GROUP.hex() + RESTORED, known(Phase.FORMED))
+    assert restored.is_sound
+    assert restored.last_lsn == 4
+    world.disk.remove("superblock")
+    unfinished = check_group(world.disk, GROUP.hex(), known(Phase.FORMATTING))
+    assert unfinished.is_sound
+    assert unfinished.is_unfinished
+    assert "no superblock" in check_group(world.disk, GROUP.hex(), known(Phase.FORMED)).damage
+
+
+def test_a_group_that_the_node_does_not_know_is_told(world: JournalWorld) -> None:
+    assert "nothing opens it" in check_group(world.disk, GROUP.hex(), known(None)).damage

@@ -8,11 +8,12 @@ from itertools import count
 
 import pytest
 
+from millstream.coordination.core.durable import SLOT_BYTES, header_file_name, segment_name
 from millstream.coordination.core.entries import GENESIS, HEADER_BYTES
 from millstream.coordination.core.journal import Journal, format_group, is_formatted
 from millstream.errors import CorruptionError, UnavailableError
 from millstream.runtime.disk import OsDisk
-from simulated_disk import SYNC, WRITE, SimulatedDisk, nothing_happens
+from simulated_disk import SYNC, WRITE, SimulatedDisk, SimulatedFile, nothing_happens
 from simulated_journal import GROUP, SEGMENT_BYTES, STANDING, JournalWorld, found_in
 
 
@@ -240,3 +241,60 @@ def test_a_learner_that_lost_its_log_keeps_what_it_learns_anew(world: JournalWor
     image = Journal(disk).image
     assert not image.is_journal_lost
     assert image.op_lsn == 20
+
+
+def test_ends_that_are_replaced_again_and_again_leave_few_segments(world: JournalWorld) -> None:
+    world.open.segments_few = 8
+    most = 0
+    for _ in range(100):
+        world.install(1, 2)
+        most = max(most, len(world.open.root.layout.segments))
+    size = sum(len(world.disk.files[name].data) for name in names(world, "journal"))
+    assert most <= 8 + 2 * (size // SEGMENT_BYTES + 1)
+    assert len(names(world, "journal")) == len(world.open.root.layout.segments)
+    world.restart_cleanly()
+    assert world.open.op_lsn == world.state.op_lsn > 100
+
+
+def test_small_segments_go_along_when_an_end_is_cut(world: JournalWorld) -> None:
+    world.open.segments_few = 99
+    for _ in range(4):
+        world.install(0, 1)
+    world.open.segments_few = 3
+    assert len(world.open.root.layout.segments) == 4
+    world.install(1, 0)
+    assert [tuple(one)[1:] for one in world.open.root.layout.segments] == [(1, 0)]
+    world.append(1)
+    assert len(world.open.root.layout.segments) == 1
+    world.restart_cleanly()
+
+
+@pytest.mark.parametrize("harm", ["bit", "unreadable", "slot"])
+def test_what_is_damaged_is_not_taken_along_and_hides_nothing(
+    world: JournalWorld, harm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.open.segments_few = 99
+    for _ in range(4):
+        world.install(0, 2)
+    world.open.segments_few = 3
+    second = segment_name(world.open.root.layout.segments[1].segment)
+    if harm == "bit":
+        world.disk.files[second].data[HEADER_BYTES + 8] ^= 1
+    elif harm == "slot":
+        headers = header_file_name(world.open.root.layout.headers)
+        world.disk.files[headers].data[3 * SLOT_BYTES + 5] ^= 1
+    else:
+        read_at = SimulatedFile.read_at
+
+        def fail(file: SimulatedFile, offset: int, size: int) -> bytes:
+            if file.content.name == second:
+                raise OSError(errno.EIO, "Input/output error")
+            return read_at(file, offset, size)
+
+        monkeypatch.setattr(SimulatedFile, "read_at", fail)
+    world.install(0, 1)
+    monkeypatch.undo()
+    assert second in world.disk.names()
+    image = Journal(world.disk, SEGMENT_BYTES).image
+    assert list(image.faulty()) == ([3] if harm == "bit" else [])
+    assert image.op_lsn == 9

@@ -4,20 +4,21 @@ import contextlib
 import re
 from hashlib import blake2b
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.coordination.core.configuration import Configuration
-from millstream.coordination.core.entries import GENESIS, Body, Entry, Kind, chain
+from millstream.coordination.core.entries import GENESIS, Body, Entry, Kind, Link, chain
 from millstream.coordination.core.log import Mark
 from millstream.coordination.core.messages import (
     FRAME_BYTES_MAX,
     FRAME_MARKS_MAX,
     LENGTH,
     MESSAGES,
+    VIEW_MAX,
     Commit,
     DoViewChange,
     Entries,
@@ -40,13 +41,16 @@ from millstream.coordination.core.messages import (
     StartEpoch,
     StartView,
     StartViewChange,
+    TooOld,
     decode,
     encode,
 )
 from millstream.coordination.core.pool_messages import PoolPayload
+from millstream.coordination.core.snapshots import SnapshotId
 from millstream.errors import RemoteProtocolError
 
 U32 = st.integers(0, 2**32 - 1)
+VIEW = st.integers(0, VIEW_MAX)
 U64 = st.integers(0, 2**64 - 1)
 HASH = st.binary(min_size=16, max_size=16)
 
@@ -68,7 +72,19 @@ def entries(draw: st.DrawFn) -> tuple[Entry, ...]:
 members = st.sets(HASH, min_size=1, max_size=7).map(lambda found: tuple(sorted(found)))
 marks = st.lists(st.builds(Mark, HASH, st.booleans()), max_size=5).map(tuple)
 configurations = st.builds(
-    Configuration, U32, members, U32, members | st.just(()), U64, HASH, st.booleans()
+    Configuration, U32, members, st.just(0), members | st.just(()), U64, HASH, st.booleans()
+)
+
+
+def vote(*fields: Any) -> DoViewChange:
+    """Return a vote as members make it: one mark for each entry above the commit."""
+    *normal, lsn, digest, marks, wall_ms = fields
+    op_hash = marks[-1].hash if marks else digest
+    return DoViewChange(*normal, lsn + len(marks), op_hash, lsn, digest, marks, wall_ms)
+
+
+snapshots = st.builds(
+    SnapshotId, U64, st.builds(Link, U64, HASH, U64), st.binary(min_size=32, max_size=32)
 )
 payloads: st.SearchStrategy[Payload] = st.one_of(
     st.builds(Prepare, entries(), U64, HASH),
@@ -76,8 +92,8 @@ payloads: st.SearchStrategy[Payload] = st.one_of(
     st.builds(Commit, U64, HASH),
     st.builds(QuorumCheck, U64),
     st.builds(QuorumCheckOk, U64),
-    st.builds(StartViewChange, U32, st.booleans()),
-    st.builds(DoViewChange, U32, U32, U64, HASH, U64, HASH, marks, U64),
+    st.builds(StartViewChange, VIEW, st.booleans()),
+    st.builds(vote, U32, U32, U32, HASH, marks, U64),
     st.builds(StartView, U64, HASH, U64, HASH, entries()),
     st.builds(GetView, U64),
     st.builds(GetState, U64, HASH),
@@ -87,12 +103,15 @@ payloads: st.SearchStrategy[Payload] = st.one_of(
     st.builds(StartEpoch, configurations),
     st.builds(EpochStarted, U32),
     st.just(GetEpoch()),
-    st.builds(Recovery, U64, U32),
+    st.builds(Recovery, U64, VIEW),
     st.builds(Learn, U64, HASH, entries()),
     st.builds(LearnOk, U64, HASH),
-    st.builds(RecoveryResponse, U64, U32, st.booleans(), U64, HASH, U64, HASH),
+    st.builds(
+        RecoveryResponse, U64, VIEW, st.booleans(), U64, HASH, U64, HASH, st.none() | snapshots
+    ),
+    st.builds(TooOld, snapshots),
 )
-envelopes = st.builds(Envelope, HASH, HASH, U64, U32, U32, payloads)
+envelopes = st.builds(Envelope, HASH, HASH, U64, U32, VIEW, payloads)
 
 
 @given(envelopes)
@@ -121,6 +140,22 @@ def test_a_whole_frame_of_nonsense_is_refused_or_a_message(number: int, payload:
     frame = _with_checksum(bytes((number,)) + head[1:] + payload)
     with contextlib.suppress(RemoteProtocolError):
         assert encode(decode(frame))[LENGTH.size :] == frame
+
+
+@pytest.mark.parametrize("wrong", [
+    Envelope(b"g" * 16, b"s" * 16, 1, 2, VIEW_MAX + 1, GetEpoch()),
+    Envelope(b"g" * 16, b"s" * 16, 1, 2, 3, StartViewChange(VIEW_MAX + 1)),
+    Envelope(b"g" * 16, b"s" * 16, 1, 2, 3, Recovery(1, VIEW_MAX + 1)),
+    Envelope(b"g" * 16, b"s" * 16, 1, 2, 3, StartEpoch(Configuration(1, (b"a" * 16,), 1))),
+    Envelope(b"g" * 16, b"s" * 16, 1, 2, 3, DoViewChange(0, 1, 2, b"h" * 16, 1, b"c" * 16, ())),
+    Envelope(b"g" * 16, b"s" * 16, 1, 2, 3, DoViewChange(
+        0, 1, 2, b"h" * 16, 1, b"c" * 16, (Mark(b"i" * 16, whole=True),)
+    )),
+])  # fmt: skip
+def test_what_no_member_can_mean_is_refused(wrong: Envelope) -> None:
+    """Each of these ended the replica that took it, or all that followed it."""
+    with pytest.raises(RemoteProtocolError):
+        decode(encode(wrong)[LENGTH.size :])
 
 
 def _with_checksum(data: bytes) -> bytes:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from millstream.coordination.core.effects import Code
+import pytest
+
+from millstream.coordination.core import pool_asking
+from millstream.coordination.core.effects import Code, Timer
 from millstream.coordination.core.entries import GENESIS, Kind, chain
 from millstream.coordination.core.pool_admin import ADMIN_MAX, LOG_ROWS_MAX
-from millstream.coordination.core.pool_effects import AskBackup, AskLog, AskReport, Refusal, Told
+from millstream.coordination.core.pool_effects import (
+    AskBackup,
+    AskLog,
+    AskReport,
+    Heard,
+    Refusal,
+    Say,
+    Told,
+)
+from millstream.coordination.core.pool_messages import Hello, NodeInfo, PoolEnvelope
 from millstream.coordination.core.report import Report
 from millstream.coordination.core.values import OK, bulk, integer, items
-from pool_world import World, asked, group_of, joined, led
+from pool_world import Node, World, asked, group_of, joined, led
 
 REPORT = Report(
     "primary", "NORMAL", 0, 1, (b"m" * 16,), b"m" * 16, 9, 9, 9, ((b"x" * 16, 3),), 0, True, 0, 1,
@@ -120,6 +132,19 @@ def test_a_join_that_nobody_answers_changes_nothing() -> None:
         assert answer.startswith(b"-BADARG")
 
 
+def test_a_join_said_again_does_not_end_with_the_first_one() -> None:
+    world = joined(1)
+    (node,) = world.nodes
+    first = world.admin(node, "JOIN nowhere 1")
+    world.run(world.now_ms + 5000)
+    second = world.admin(node, "JOIN nowhere 1")
+    world.run(world.now_ms + 6000)
+    assert world.answers[first].startswith(b"-ERR no node answers")
+    assert second not in world.answers
+    world.run(world.now_ms + 6000)
+    assert world.answers[second].startswith(b"-ERR no node answers")
+
+
 def test_joining_the_pool_one_is_in_is_no_fault() -> None:
     world = joined(2)
     assert asked(world, world.nodes[1], "JOIN node1 7000") == OK
@@ -161,3 +186,116 @@ def test_a_backup_is_of_a_snapshot_taken_for_it() -> None:
     refused = world.admin(node, "BACKUP 1 there")
     world.answer_questions(Code.BUSY)
     assert world.answers[refused] == b"-BUSY"
+
+
+def cut(world: World, nodes: list[Node]) -> None:
+    """Have these hear one another only, and the others neither."""
+    inside = {node.address for node in nodes}
+    ids = {node.id for node in nodes}
+
+    def send(say: Say) -> None:
+        if (say.address in inside) is (say.envelope.sender in ids):
+            World._send(world, say)
+
+    world._send = send  # type: ignore[method-assign]
+
+
+def test_a_node_that_hears_too_little_removes_nobody() -> None:
+    """It may not know that the one it takes for dead has become a member."""
+    world = joined(4)
+    one, two, three, four = world.nodes
+    assert asked(world, two, "GROUP CREATE 2 0101 0202 0404") == OK
+    led(world, 2)
+    group_id = group_of(world, 2)
+    led(world, 1)
+    cut(world, [one])
+    world.views[group_id] = (1, (two.id, three.id, four.id), 1)
+    answer = asked(world, one, "LEAVE 0303", for_ms=9000)
+    assert answer is not None
+    assert answer.startswith(b"-CONFLICT this node hears too little of the pool (most nodes")
+    assert three.id not in one.running.tables.tombstones
+
+
+def test_a_node_that_hears_most_nodes_but_not_a_groups_members_removes_nobody() -> None:
+    world = joined(6)
+    one, two, three, *_ = world.nodes
+    assert asked(world, one, "GROUP CREATE 2 0101 0202 0303") == OK
+    led(world, 2)
+    led(world, 1)
+    world.crash(world.nodes[5])
+    cut(world, [one, world.nodes[3], world.nodes[4]])
+    answer = asked(world, one, "LEAVE 0606", for_ms=4000)
+    assert answer is not None
+    assert b"hears too little of the pool" in answer
+    del world._send
+    led(world, 2)
+    assert asked(world, one, "LEAVE 0606", for_ms=4000) == OK
+    for node in (two, three):
+        world.crash(node)
+    world.crash(world.nodes[4])
+    world.run(world.now_ms + 6000)
+    answer = asked(world, one, "LEAVE 0505", for_ms=4000)
+    assert answer is not None
+    assert b"hears too little of the pool" in answer
+
+
+def test_a_node_that_stood_still_takes_nobody_for_silent() -> None:
+    world = joined(3)
+    led(world, 1)
+    one, _, three = world.nodes
+    ticket = world.admin(one, "LEAVE 0303")
+    world.now_ms += 3100
+    one.timer_ms = None
+    world.step(one, Timer())
+    assert ticket not in world.answers
+    world.run(world.now_ms + 1000)
+    assert world.answers[ticket].startswith(b"-CONFLICT it is alive")
+    assert three.id not in one.running.tables.tombstones
+
+
+def test_an_answer_that_waits_for_the_disk_is_an_answer() -> None:
+    world = joined(3)
+    led(world, 1)
+    one, two, three = world.nodes
+    ticket = world.admin(one, "LEAVE 0303")
+    heard = world.now_ms
+    world.write = lambda _: None  # type: ignore[method-assign]
+    news = Hello(NodeInfo(two.id, 9, 0, two.address, two.coord), one.id)
+    world.step(one, Heard(PoolEnvelope(two.id, 9, news)))
+    assert one.disk
+    one.timer_ms = None
+    world.step(one, Timer())  # before the answer, which is on its way
+    world.run(heard + 3600)
+    assert three.id not in one.running.tables.tombstones
+    del world.write
+    world.run(world.now_ms + 1000)
+    assert world.answers[ticket].startswith(b"-CONFLICT it is alive")
+
+
+def test_a_removal_for_which_there_is_no_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = joined(3)
+    led(world, 1)
+    world.crash(world.nodes[2])
+    ticket = world.admin(world.nodes[0], "LEAVE 0303")
+    monkeypatch.setattr(pool_asking, "TOMBSTONES_MAX", 0)
+    world.run(world.now_ms + 4000)
+    assert world.answers[ticket].startswith(b"-QUOTA")
+
+
+def test_of_a_node_that_lives_and_one_that_was_removed_the_first_is_meant() -> None:
+    world = joined(2)
+    (one, two) = world.nodes
+    one.running.tables.bury(b"\x02\x02" + b"x" * 14)
+    one.running.is_changed = True
+    answer = asked(world, one, "LEAVE 0202")
+    assert answer is not None
+    assert answer.startswith(b"-CONFLICT it is alive")
+    assert one.running.tables.node(two.id) is not None
+
+
+def test_whom_to_remove_from_a_group_has_to_be_said() -> None:
+    world = joined(1)
+    leader = led(world, 1)
+    answer = asked(world, leader, "GROUP REMOVE 1")
+    assert answer is not None
+    assert answer.startswith(b"-BADARG ADMIN GROUP REMOVE")

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from millstream.coordination.core.values import OK
+import pytest
+
+from millstream.coordination.core.pool_gossip import REMOVED
+from millstream.coordination.core.values import OK, items
 from pool_world import Node, World, asked, group_of, joined, led
 
 
 def known(node: Node) -> list[bytes]:
     return [info.node_id for info in node.running.tables.others()]
+
+
+def fields(value: bytes) -> dict[bytes, bytes]:
+    parts = items(value)
+    return {name[1:]: part for name, part in zip(parts[::2], parts[1::2], strict=True)}
 
 
 def others(world: World, node: Node) -> list[bytes]:
@@ -57,6 +65,17 @@ def test_three_that_join_in_a_ring_are_one_pool() -> None:
     assert [known(node) for node in world.nodes] == [others(world, one) for one in world.nodes]
 
 
+def test_who_asked_two_pools_is_in_one_and_the_other_is_told_so() -> None:
+    world = World(1, 3, is_calm=True)
+    one, two, new = world.nodes
+    world.start(one)
+    world.start(two)
+    world.run(2000)
+    world.start(new, join=(one.address, two.address))
+    world.run(world.now_ms + 10_000)
+    assert sorted([known(one), known(two)]) == [[], [new.id]]
+
+
 def test_who_has_a_group_of_the_same_number_is_not_let_in() -> None:
     world = World(1, 2, is_calm=True)
     for node in world.nodes:
@@ -102,6 +121,100 @@ def test_who_was_not_told_of_a_leave_is_told_when_it_asks() -> None:
     world.loss = 0.0
     world.run(world.now_ms + 3000)
     assert known(one) == []
+
+
+def removed(loss: float = 0.0, seed: int = 1) -> tuple[World, Node]:
+    """Return a world whose last node was down when it was removed, at the first one."""
+    world = joined(4)
+    led(world, 1)
+    world.chance.seed(seed)
+    lost = world.nodes[-1]
+    world.crash(lost)
+    world.loss = loss
+    assert asked(world, world.nodes[0], "LEAVE 0404", for_ms=4000) == OK
+    return world, lost
+
+
+def test_a_dead_node_is_removed_everywhere() -> None:
+    world, lost = removed()
+    world.run(world.now_ms + 1000)
+    for node in world.nodes[:3]:
+        assert lost.id not in [node.id, *known(node)]
+        assert node.running.address_of(lost.id) is None
+    assert asked(world, world.nodes[1], "LEAVE 0404") == OK
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_removed_node_is_brought_back_by_nobody(seed: int) -> None:
+    world, lost = removed(0.5, seed)
+    away = world.nodes[2]
+    if seed % 2:
+        world.crash(away)
+        world.run(world.now_ms + 1000)
+        world.start(away)  # and speaks of it, as it does not know better
+    world.run(world.now_ms + 3000)
+    world.start(lost)
+    world.loss = 0.0
+    world.run(world.now_ms + 10_000)
+    for node in world.nodes[:3]:
+        assert lost.id not in known(node)
+        assert known(node) == [one.id for one in world.nodes[:3] if one is not node]
+
+
+def test_a_removed_node_that_comes_back_says_so_and_is_alone() -> None:
+    world, lost = removed()
+    world.start(lost)
+    world.run(world.now_ms + 3000)
+    assert lost.warnings == [REMOVED]
+    assert known(lost) == []
+    for words in ("JOIN node1 7000", "JOIN node2 7000"):
+        assert asked(world, lost, words) == b"-CONFLICT " + REMOVED.encode()
+    status = asked(world, lost, "STATUS", for_ms=0)
+    assert status is not None
+    assert fields(status)[b"is_removed"] == b"#t"
+    world.crash(lost)
+    world.start(lost)
+    world.run(world.now_ms + 3000)
+    assert lost.warnings == [REMOVED, REMOVED]
+    assert known(lost) == []
+    stranger = Node(5)
+    world.nodes.append(stranger)
+    world.start(stranger)
+    refused = asked(world, stranger, "JOIN node4 7000")
+    assert refused is not None
+    assert refused.startswith(b"-CONFLICT the node there was removed")
+
+
+def test_a_node_that_is_told_while_it_joins_again_says_so() -> None:
+    world, lost = removed()
+    lost.content = None  # all of its files but its id
+    world.start(lost)
+    assert asked(world, lost, "JOIN node1 7000") == b"-CONFLICT " + REMOVED.encode()
+
+
+def test_only_dead_nodes_that_are_in_no_group_are_removed() -> None:
+    world = joined(3)
+    led(world, 1)
+    one, two, three = world.nodes
+    alive = asked(world, one, "LEAVE 0303", for_ms=100)
+    assert alive is not None
+    assert alive.startswith(b"-CONFLICT it is alive")
+    itself = asked(world, one, "LEAVE 0101")
+    assert itself is not None
+    assert itself.startswith(b"-CONFLICT this node is in group 1")
+    world.crash(one)
+    member = asked(world, two, "LEAVE 0101")
+    assert member == b"-CONFLICT it is in group 1: GROUP REPLACE or REMOVE it first"
+    assert asked(world, three, "LEAVE 0303") == OK
+
+
+def test_a_node_that_joined_a_group_meanwhile_is_not_removed() -> None:
+    world = joined(3)
+    world.crash(world.nodes[2])
+    ticket = world.admin(world.nodes[0], "LEAVE 0303")
+    world.admin(world.nodes[1], "GROUP CREATE 7 0101 0202 0303")
+    world.run(world.now_ms + 4000)
+    assert world.answers[ticket] == b"-CONFLICT it is in group 7 now"
 
 
 def test_a_backup_makes_no_word_younger() -> None:

@@ -115,6 +115,47 @@ def test_members_are_changed_in_one_step_from_the_epoch_that_was_seen() -> None:
     refused = asked(world, leader, "GROUP REPLACE 1 0505 0404")
     assert refused is not None
     assert refused.startswith(b"-BADCONFIG")
+    refused = asked(world, leader, "GROUP REPLACE 1 0101 0202")
+    assert refused is not None
+    assert refused.startswith(b"-BADCONFIG")
+
+
+def test_a_change_of_members_that_is_done_is_done_again() -> None:
+    world = joined(5)
+    leader = led(world, 1)
+    event_of(world, "GROUP ADD 1 0202 0303", leader)
+    world.answer_questions(value=b"1")
+    leader = led(world, 1)
+    event_of(world, "GROUP REPLACE 1 0303 0404", leader)
+    world.answer_questions(value=b"2")
+    leader = led(world, 1)
+    now = tuple(world.nodes[at].id for at in (0, 1, 3))
+    for words in (
+        "GROUP REPLACE 1 0303 0404", "GROUP ADD 1 0202 0404", "GROUP REMOVE 1 0303 0505",
+        "GROUP RECONFIG 1 0404 0101 0202 EPOCH 0", "GROUP RECONFIG 1 0404 0101 0202",
+    ):  # fmt: skip
+        event = event_of(world, words, leader)
+        assert isinstance(event, Reconfigure)
+        assert event.members == now
+    lost = world.nodes[2]
+    world.crash(lost)
+    assert asked(world, leader, "LEAVE 0303", for_ms=4000) == OK
+    assert event_of(world, "GROUP REPLACE 1 0303 0404", leader).members == now
+    refused = asked(world, leader, "GROUP REMOVE 1 9999")
+    assert refused == b"-BADCONFIG 9999 is no member of this group"
+
+
+def test_a_creation_said_again_after_the_members_have_changed() -> None:
+    world = joined(4)
+    one = world.nodes[0]
+    assert asked(world, one, "GROUP CREATE 7 0101 0202 0303") == OK
+    leader = led(world, 7)
+    event_of(world, "GROUP REPLACE 7 0303 0404", leader)
+    world.answer_questions(value=b"1")
+    led(world, 7)
+    world.crash(world.nodes[2])
+    del one.running.formed[group_of(world, 7)]
+    assert asked(world, one, "GROUP CREATE 7 0101 0202 0303") == OK
 
 
 def test_a_member_that_is_nowhere_can_be_replaced() -> None:

@@ -113,10 +113,37 @@ def test_who_has_deleted_a_group_says_so_again() -> None:
     assert answer.envelope.payload == Deleted(gone, is_answer=True)
 
 
-def test_of_two_groups_of_one_number_with_the_same_members_one_begins() -> None:
+def test_who_is_asked_to_found_the_same_group_twice_in_two_places_founds_one() -> None:
     world = joined(3)
     ids = " ".join(node.id.hex() for node in world.nodes)
     tickets = [world.admin(node, f"GROUP CREATE 5 {ids}") for node in world.nodes[:2]]
+    world.run(world.now_ms + 3000)
+    assert [world.answers[ticket] for ticket in tickets] == [OK, OK]
+    (group_id,) = world.nodes[2].running.tables.numbered(5)
+    assert all(group_id in node.open for node in world.nodes)
+
+
+def test_a_number_of_a_deleted_group_is_another_groups() -> None:
+    world = joined(1)
+    (node,) = world.nodes
+    assert asked(world, node, "GROUP CREATE 5 0101") == OK
+    before = group_of(world, 5)
+    led(world, 5)
+    ticket = world.admin(node, "GROUP DELETE 5 CONFIRM 5")
+    world.answer_questions()
+    world.run(world.now_ms + 100)
+    assert world.answers[ticket] == OK
+    assert asked(world, node, "GROUP CREATE 5 0101") == OK
+    assert group_of(world, 5) != before
+
+
+def test_of_two_groups_of_one_number_with_the_same_members_one_begins() -> None:
+    world = joined(3)
+    ids = " ".join(node.id.hex() for node in world.nodes)
+    tickets = [
+        world.admin(node, f"GROUP CREATE 5 {ids} JOURNAL {journal}")
+        for node, journal in zip(world.nodes, ("fsync", "none"), strict=False)
+    ]
     world.run(world.now_ms + 20_000)
     assert [world.answers[ticket][:7] for ticket in tickets] == [b"-EXISTS"] * 2
     both = world.nodes[2].running.tables.numbered(5)
@@ -130,3 +157,17 @@ def test_of_two_groups_of_one_number_with_the_same_members_one_begins() -> None:
     deletion = f"GROUP DELETE {other.hex()} CONFIRM {other.hex()}"
     assert asked(world, world.nodes[2], deletion) == OK
     assert [node.running.tables.numbered(5) for node in world.nodes] == [list(begun)] * 3
+
+
+def test_who_has_left_founds_and_deletes_nothing_for_its_former_pool() -> None:
+    world = joined(3)
+    one, two, three = world.nodes
+    assert asked(world, three, "LEAVE", for_ms=10) == OK
+    founding = Founding(7, tuple(sorted((one.id, two.id, three.id))), True, 5)
+    other = Founding(9, (one.id,), True, 5).group_id
+    for payload in (Found(founding), Deleted(other, is_answer=False)):
+        world.step(three, Heard(PoolEnvelope(one.id, 1, payload)))
+    world.run(world.now_ms + 100)
+    assert founding.group_id not in three.folders
+    assert three.running.tables.numbered(7) == []
+    assert other not in three.running.tables.tombstones

@@ -4,7 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordination_logs import chained, log_of
+from millstream.coordination.core.entries import Entry, Link
 from millstream.coordination.core.repair import AGAIN_MS, AGAIN_MS_MAX, Asking, NewEnd, Repair
+from millstream.coordination.core.snapshots import snapshot_of
 
 
 def test_nothing_is_missing_of_a_log_that_has_the_end() -> None:
@@ -19,6 +21,19 @@ def test_entries_that_nobody_asked_for_are_not_taken() -> None:
     repair.offer(chained("axyz"))
     assert repair.wanted is not None
     assert repair.wanted[:2] == (3, wanted[2].header.hash)
+
+
+def test_what_was_fetched_for_another_end_is_not_asked_for_again() -> None:
+    spare: dict[int, Entry] = {}
+    first, later = chained("abcd"), chained("abcde")
+    Repair(log_of("axyz"), 4, first[3].header.hash, spare).offer(first[2:])
+    repair = Repair(log_of("axyz"), 5, later[4].header.hash, spare)
+    repair.offer(later[4:])
+    assert repair.wanted is not None
+    assert repair.wanted.lsn == 2
+    repair = Repair(log_of("axyz"), 4, chained("akmn")[3].header.hash, spare)
+    assert repair.wanted is not None
+    assert repair.wanted.lsn == 4
 
 
 def test_a_log_that_went_another_way_is_cut_where_they_part() -> None:
@@ -67,3 +82,23 @@ def test_an_answer_that_took_long_costs_a_bounded_wait_and_an_old_one_none() -> 
     assert asking.is_due("one", 190_000.0 + AGAIN_MS_MAX)
     assert asking.is_due("two", 900_000.0)
     assert asking.is_due("two", 900_000.0 + AGAIN_MS)
+
+
+def test_a_snapshot_of_another_log_is_told_of() -> None:
+    """It ended the process: a later view may have dropped the end that is fetched."""
+    wanted, other = chained("abcd"), chained("abx")
+    repair = Repair(log_of("a"), 4, wanted[3].header.hash)
+    repair.use(snapshot_of(1, other[2].header.link, b"state"))
+    assert repair.wanted is not None
+    repair.offer(wanted)
+    assert repair.is_of_another_log
+    assert repair.wanted is None
+
+
+def test_a_chain_that_begins_elsewhere_is_told_of() -> None:
+    wanted = chained("ab", Link(0, b"?" * 16, 0))
+    repair = Repair(log_of("x"), 2, wanted[1].header.hash)
+    assert not repair.is_of_another_log
+    repair.offer(wanted)
+    assert repair.is_of_another_log
+    assert repair.wanted is None

@@ -1,5 +1,7 @@
 """A session ends by an entry, after its client was silent for its whole time."""
 
+import pytest
+
 from coordination_group import Group
 from millstream.coordination.core import sessions
 from millstream.coordination.core.client_table import ClientTable
@@ -147,3 +149,27 @@ def test_many_sessions_are_looked_at_in_turns(monkeypatch) -> None:  # type: ign
         silence.hear(25, beat * 100.0)
         found += silence.silent(table)
     assert sorted(found) == list(range(1, 25))
+
+
+def test_a_primary_shows_its_sessions_and_how_long_they_were_silent() -> None:
+    group = Group(3)
+    first, second = opened(group, b"1000"), opened(group, b"9999", ticket=901)
+    group.tick(times=2)
+    leader = group.replicas[group.leader]
+    group.step(group.leader, Touch(second))
+    shown = leader.sessions_after(0)
+    assert [one[:4] for one in shown] == [(first, ME, 1000, 0), (second, ME, 9999, 0)]
+    assert shown[0].silent_ms > shown[1].silent_ms
+    assert leader.sessions_after(first) == shown[1:]
+    group.step(group.leader, Request(1, Body(argv=(b"SET", b"k", b"v")), ME, first, 7))
+    group.settle()
+    assert leader.sessions_after(0)[0].highest == 7
+
+
+def test_so_many_sessions_are_shown_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "LIST_MAX", 2)
+    group = Group(1)
+    numbers = [opened(group, ticket=900 + number) for number in range(3)]
+    leader = group.replicas[group.leader]
+    assert [one.number for one in leader.sessions_after(0)] == numbers[:2]
+    assert [one.number for one in leader.sessions_after(numbers[1])] == numbers[2:]

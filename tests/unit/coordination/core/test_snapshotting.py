@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coordination_group import Group
-from millstream.coordination.core.effects import Code, TakeSnapshot
+from millstream.coordination.core.effects import Code, DiskDone, Soon, TakeSnapshot
 from millstream.coordination.core.entries import Kind
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import SnapshotDone
@@ -168,3 +168,32 @@ def test_a_member_without_space_for_a_snapshot_goes_on_and_has_the_next_one() ->
     group.tick()
     assert stuck.stable_id == group.replicas[group.leader].stable_id is not None
     assert stuck.log.base.lsn > 0
+
+
+def test_a_wrong_state_is_not_found_in_the_middle_of_a_change_of_view(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was: the member became lost, and then went on as if it were not."""
+    group = Group(3)
+    written(group)
+    wrong = (group.leader + 1) % 3
+    member = group.replicas[wrong]
+    member.machine.values.put(b"other", (b"wrong", NEVER))  # type: ignore[attr-defined]
+    with monkeypatch.context() as slow:
+        slow.setattr(member, "work", lambda: None)
+        slow.setattr(member, "call_soon", lambda: None)
+        take(group, 1)
+        group.tick()
+    group.holds_disk = {wrong}
+    group.step(wrong, Soon())
+    member.leave(member.view + 1)
+    group.step(wrong)
+    written_down, *_ = group.held[wrong]
+    group.step(wrong, DiskDone(written_down))
+    assert member.status is Status.VIEWCHANGE
+    group.held[wrong].remove(written_down)
+    group.release_disk(wrong)
+    group.tick(times=60)
+    assert member.is_diverged
+    assert {replica.status for replica in group.replicas} == {Status.NORMAL}
+    assert all(replica.has_state for replica in group.replicas)
