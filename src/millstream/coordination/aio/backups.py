@@ -24,6 +24,7 @@ from millstream.coordination.core.pool_effects import Refusal
 from millstream.coordination.core.snapshots import Snapshot
 from millstream.coordination.core.standing import Standing
 from millstream.errors import MillstreamError
+from millstream.runtime.disk import OsDisk
 from millstream.runtime.files import sync_directory
 
 __all__ = ["RESTORED_BYTES_MAX", "back_up", "restore"]
@@ -80,10 +81,11 @@ def _restore(groups: Groups, standing: Standing, path: Path) -> int:
     if len(content) > RESTORED_BYTES_MAX:
         raise OSError(None, f"it has more than {RESTORED_BYTES_MAX} bytes")
     snapshot = read_backup(content)
+    path_made = groups.making(standing.group_id)
     try:
-        format_restored(groups.disk(standing.group_id), standing, snapshot)
+        format_restored(OsDisk(path_made), standing, snapshot)
     except (MillstreamError, OSError):
-        shutil.rmtree(groups.directory / standing.group_id.hex())
+        shutil.rmtree(path_made, ignore_errors=True)  # or the next start does
         raise
     return snapshot.id.lsn
 

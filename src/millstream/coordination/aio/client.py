@@ -15,8 +15,11 @@ Elsewhere: what is repeated, where and when (`core.caller`).
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import random
 import ssl
+import struct
+import termios
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -40,7 +43,7 @@ from millstream.errors import (
 from millstream.model.addresses import parse_address
 from millstream.runtime.tasks import Tasks
 
-__all__ = ["CLOSE_S", "DEADLINE_S", "PORT", "Client"]
+__all__ = ["CLOSE_S", "DEADLINE_S", "LONG_BYTES", "PORT", "Client"]
 
 PORT: Final = 7379
 """Where nodes serve clients of their groups, unless told otherwise."""
@@ -48,6 +51,8 @@ DEADLINE_S: Final = 10.0
 """How long a call may take, unless told otherwise."""
 CLOSE_S: Final = 1.0
 """How long closing may take to end the session; it ends by itself later."""
+LONG_BYTES: Final = 64 * 1024
+"""If more than this was sent since the last reply, it counts whether the node takes it."""
 _NOT_YET: Final = object()
 _REFUSED: Final = {
     "NOAUTH": AccessError, "NOPERM": AccessError, "NOTPRIMARY": UnavailableError,
@@ -236,7 +241,7 @@ class Client:
                 case core.SessionLost():
                     self._tell_of_loss()
         if commands and self._link is not None and not self._link.transport.is_closing():
-            self._link.transport.write(b"".join(commands))
+            self._link.send(b"".join(commands))
 
     def _tell_of_loss(self) -> None:
         assert self._loop is not None
@@ -251,14 +256,19 @@ class Client:
         assert self._loop is not None
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(at_ms / 1000, self._step, core.Tick())
+        self._timer = self._loop.call_at(at_ms / 1000, self._tick)
+
+    def _tick(self) -> None:
+        if self._link is not None and self._link.has_moved():
+            self._step(core.Moving())
+        self._step(core.Tick())
 
     async def _connect(self, address: str) -> None:
         assert self._loop is not None
         try:
             host, port = parse_address(address, default_port=PORT)
             _, link = await self._loop.create_connection(
-                lambda: _Link(self._received, self._lost), host, port, ssl=self._tls
+                lambda: _Link(self._received, self._moving, self._lost), host, port, ssl=self._tls
             )
         except (OSError, UsageError):
             self._connecting = None
@@ -279,6 +289,10 @@ class Client:
         if link is self._link:
             self._step(core.Received(reply))
 
+    def _moving(self, link: _Link) -> None:
+        if link is self._link:
+            self._step(core.Moving())
+
     def _lost(self, link: _Link) -> None:
         if link is self._link:
             self._link = None
@@ -291,9 +305,14 @@ class _Link(asyncio.Protocol):
     transport: asyncio.Transport
 
     def __init__(
-        self, received: Callable[[_Link, Any], None], lost: Callable[[_Link], None]
+        self,
+        received: Callable[[_Link, Any], None],
+        moving: Callable[[_Link], None],
+        lost: Callable[[_Link], None],
     ) -> None:
-        self._received, self._lost = received, lost
+        self._received, self._moving, self._lost = received, moving, lost
+        self._written = self._answered = self._left = 0
+        """How many bytes were written: all, before the last reply came, and taken when looked."""
         self._reader = hiredis.Reader(
             replyError=ErrorReply, protocolError=RemoteProtocolError, notEnoughData=_NOT_YET
         )
@@ -301,16 +320,44 @@ class _Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
 
+    def send(self, data: bytes) -> None:
+        """Send it, little at a time: of what TLS has encrypted nobody knows what has left."""
+        self._written += len(data)
+        for at in range(0, len(data), LONG_BYTES):
+            self.transport.write(data[at : at + LONG_BYTES])
+
+    def has_moved(self) -> bool:
+        """Return whether the node has taken some of what is long since this was asked last."""
+        waiting = self.transport.get_write_buffer_size()
+        left = self._written - waiting - _unacknowledged(self.transport)
+        is_long, has_moved = self._written - self._answered > LONG_BYTES, left != self._left
+        self._left = left
+        return is_long and has_moved
+
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
+        is_part = True
         try:
             while (reply := self._reader.gets()) is not _NOT_YET:
+                is_part, self._answered = False, self._written
                 self._received(self, reply)
         except RemoteProtocolError:
             self.transport.abort()  # told by connection_lost
+            return
+        if is_part:
+            self._moving(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost(self)
+
+
+def _unacknowledged(transport: asyncio.Transport) -> int:
+    """Return how many bytes the system keeps until the other side has them."""
+    found = transport.get_extra_info("socket")
+    size = struct.pack("i", 0)
+    with suppress(OSError, AttributeError):  # not every system tells
+        size = fcntl.ioctl(found.fileno(), termios.TIOCOUTQ, size)
+    return int(struct.unpack("i", size)[0])
 
 
 def _packed(argv: Sequence[bytes]) -> bytes:

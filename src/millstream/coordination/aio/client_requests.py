@@ -18,6 +18,8 @@ from millstream.coordination.core.effects import Code, Reply, Resume
 from millstream.coordination.core.entries import NOBODY, Body, Kind
 from millstream.coordination.core.pool_effects import FIRST_GROUP
 from millstream.coordination.core.pool_replies import coord_of
+from millstream.coordination.core.sessions import Shown
+from millstream.coordination.core.values import array, bulk, integer, mapping
 
 __all__ = ["ClientRequests"]
 
@@ -71,6 +73,18 @@ class ClientRequests:
         if runner := self._runner(gid, done):
             runner.ask(Resume(0, instance, session, secret), done)
 
+    def touch(self, gid: int, session: int) -> None:
+        """Note that a session's client lives."""
+        if runner := self._runner(gid, _nobody_asks):
+            runner.touch(session)
+
+    def list_sessions(self, gid: int, after: int, done: Done) -> None:
+        """List some sessions, if this node leads the group."""
+        if runner := self._runner(gid, done):
+            replica = runner.replica
+            rows = [_session_row(one) for one in replica.sessions_after(after)]
+            done(Reply(0, Code.OK, array(rows)) if replica.leading else _ELSEWHERE)
+
     def where(self, gid: int) -> Where:
         """Return where a group's primary is, as this node has heard."""
         pool = self._pool.pool
@@ -100,3 +114,15 @@ class ClientRequests:
                 f"sessions={report.sessions}"
             )
         return {"coordination": {"node_id": pool.id.hex(), **shown}}
+
+
+def _nobody_asks(_: Reply) -> None:
+    pass
+
+
+def _session_row(one: Shown) -> bytes:
+    client_id = b"%b-%d" % (one.instance.hex().encode(), one.number)
+    return mapping((
+        (b"client_id", bulk(client_id)), (b"ttl", integer(one.time_out_ms)),
+        (b"csn", integer(one.highest)), (b"silent_ms", integer(int(one.silent_ms))),
+    ))  # fmt: skip

@@ -1,10 +1,12 @@
 """The coordination of one node: its groups, the nodes it talks to, the clients it serves.
 
-Layout: `node.toml` (who it is), `pool` (what it knows of others), and the groups (`aio.groups`).
+Layout: `node.toml` (who it is) and `pool` (what it knows of others), each with a copy, and the
+groups (`aio.groups`).
 
 Invariants:
 1. Whatever of the disk fails, of any group, `on_fatal` is told once: the process has to end.
-2. Nobody is listened to, client or node, before all groups have read their files.
+2. Nobody is listened to, client or node, before all groups have read their files, but those that
+   wait for space to be healed.
 
 Elsewhere: what the node knows and decides (`aio.pool_runner`), a group (`aio.group_runner`),
 connections of nodes (`aio.peers`) and clients (`aio.resp_server`), what clients ask
@@ -28,8 +30,9 @@ from millstream.coordination.aio.client_requests import ClientRequests
 from millstream.coordination.aio.groups import Groups
 from millstream.coordination.aio.node_file import begin_incarnation
 from millstream.coordination.aio.peers import Peers
-from millstream.coordination.aio.pool_runner import PoolRunner, read_pool_file
-from millstream.coordination.aio.resp_server import RespServer, UserGuard
+from millstream.coordination.aio.pool_copies import mend_pool_file
+from millstream.coordination.aio.pool_runner import PoolRunner
+from millstream.coordination.aio.resp_server import LOGIN_S_MAX, RespServer, UserGuard
 from millstream.coordination.core.messages import Envelope, decode, encode
 from millstream.coordination.core.pool import Pool
 from millstream.coordination.core.pool_effects import GroupChanged, NodeStart, Stray
@@ -68,12 +71,13 @@ class Coordinator:
         users: UserStore,
         secret: str,
         on_fatal: Callable[[BaseException], None],
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self.node_id = node_id
         self.peers = Peers(
             self._on_frame, self._greeting, users=users, secret=secret, tls=listening.peer_tls
         )
-        self.groups = Groups(directory, self._send, self._changed, self._failed)
+        self.groups = Groups(directory, self._send, self._changed, self._failed, on_progress)
         pool = Pool(random.SystemRandom().random)
         self.pool = PoolRunner(pool, directory, self.groups, self.peers, self._failed)
         self.requests = ClientRequests(self.groups.running, self.pool)
@@ -95,6 +99,7 @@ class Coordinator:
         secret: str = "",
         join: tuple[Address, ...] = (),
         on_fatal: Callable[[BaseException], None] = lambda _: None,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> Coordinator:
         """Bring up all groups of this node.
 
@@ -105,6 +110,7 @@ class Coordinator:
             secret: with which nodes log in to each other.
             join: nodes of the pool that a new node is to join; else it begins with a group.
             on_fatal: called when the node must stop.
+            on_progress: called in any thread when files of groups are read.
 
         Raises:
             CorruptionError: `bad_node_file`, `bad_pool_file`, `promises_lost`.
@@ -112,19 +118,22 @@ class Coordinator:
         """
         node_id, incarnation = await asyncio.to_thread(begin_incarnation, directory)
         async with AsyncExitStack() as stack:
-            node = cls(directory, node_id, listening, users or UserStore(), secret, on_fatal)
+            node = cls(
+                directory, node_id, listening, users or UserStore(), secret, on_fatal, on_progress
+            )  # fmt: skip
             stack.push_async_callback(node.groups.close)
             stack.push_async_callback(node.peers.close)
             stack.push_async_callback(node.pool.close)
-            formatted = await asyncio.to_thread(node.groups.formatted)
-            content = await asyncio.to_thread(read_pool_file, directory)
+            here = await asyncio.to_thread(node.groups.here)
+            content = await asyncio.to_thread(mend_pool_file, directory)
             await node.pool.start(
                 NodeStart(
-                    content, node_id, incarnation, formatted,
+                    content, node_id, incarnation, here,
                     Address(listening.host, listening.peer_port),
                     Address(listening.host, listening.coord_port), join,
                 )
             )  # fmt: skip
+            await asyncio.to_thread(node.groups.remove_unknown, frozenset(node.pool.pool.hosted))
             await node._listen(stack)
             node._cleanup = stack.pop_all()
         return node
@@ -142,6 +151,7 @@ class Coordinator:
             server = await asyncio.get_running_loop().create_server(
                 self.clients.connection, sock=self._listening.coord, ssl=self._listening.tls,
                 backlog=BACKLOG,
+                ssl_handshake_timeout=LOGIN_S_MAX if self._listening.tls is not None else None,
             )  # fmt: skip
             stack.callback(server.close)
 
@@ -199,9 +209,12 @@ class Coordinator:
             "coord_repaired_total": sum(one.repaired for one in reports),
             "coord_sessions": sum(one.sessions for one in reports),
             "coord_waiting": sum(runner.waiting for runner in self.groups.running.values()),
-            "coord_disk_full": sum(runner.is_disk_full for runner in self.groups.running.values()),
+            "coord_disk_full": self.pool.is_disk_full
+            + sum(runner.is_disk_full for runner in self.groups.running.values()),
             "coord_connections": self.clients.connections,
             "coord_connections_accepted_total": self.clients.connections_total,
+            "coord_connections_cut_total": self.clients.cut_total,
+            "coord_replies_waiting_bytes": self.clients.waiting_bytes,
             "coord_nodes_connected": self.peers.connected,
             "coord_messages_sent_total": self.peers.sent_total,
             "coord_messages_received_total": self.peers.received_total,

@@ -44,6 +44,7 @@ from millstream.coordination.core.effects import (
     Start,
     TakeSnapshot,
     Timer,
+    Touch,
 )
 from millstream.coordination.core.entries import NOBODY, Body, Header, Kind
 from millstream.coordination.core.member import Status
@@ -62,6 +63,7 @@ STEP_EVENTS_MAX: Final = 128
 TURN_S: Final = 0.002
 """How long a replica takes events before others have their turn."""
 Asking = Read | Resume | Reconfigure | MovePrimary | TakeSnapshot
+_OfClients = Request | Read | Touch
 OnReply = Callable[[Reply], None]
 SendTo = Callable[[bytes, Envelope], None]
 
@@ -86,6 +88,7 @@ class GroupRunner:
         self.replica = Replica(machine, random.SystemRandom().random)
         self._send, self._on_fatal, self._on_change = send, on_fatal, on_change
         self._state: tuple[Status, Configuration, int, bool] | None = None
+        self._contradiction = ""
         self._journal: JournalThread | None = None
         self._loop = asyncio.get_running_loop()
         self._tickets = count(1)
@@ -153,6 +156,10 @@ class GroupRunner:
         """Have something else done; the event's own ticket means nothing."""
         self.take(event._replace(ticket=self._ticket(on_reply)))
 
+    def touch(self, session: int) -> None:
+        """Note that a session's client lives."""
+        self.take(Touch(session))
+
     def _ticket(self, on_reply: OnReply) -> int:
         ticket = next(self._tickets)
         self._waiting[ticket] = on_reply
@@ -213,8 +220,8 @@ class GroupRunner:
     def _take_some(self) -> None:
         """Have the replica take what clients want, or one other event, which may be long."""
         events, some = self._events, [self._events.popleft()]
-        if isinstance(some[0], Request | Read):
-            while events and isinstance(events[0], Request | Read) and len(some) < STEP_EVENTS_MAX:
+        if isinstance(some[0], _OfClients):
+            while events and isinstance(events[0], _OfClients) and len(some) < STEP_EVENTS_MAX:
                 some.append(events.popleft())
         now_ms, wall_ms = self._loop.time() * 1000, time.time_ns() // 1_000_000
         effects = self.replica.step(now_ms, wall_ms, *some)
@@ -224,6 +231,12 @@ class GroupRunner:
 
     def _tell_changes(self) -> None:
         replica = self.replica
+        if replica.contradiction != self._contradiction:
+            self._contradiction = replica.contradiction
+            _LOG.error(
+                "a member of coordination group %s heard what cannot be, and does not take it: %s",
+                replica.group_id.hex(), self._contradiction,
+            )  # fmt: skip
         leads = replica.leading and not replica.suspended
         state = replica.status, replica.configuration, replica.view, leads
         if state != self._state:

@@ -6,7 +6,8 @@ Invariants:
 1. A group is formatted once; who does it again changes nothing.
 2. A group runs at most once, and not while its directory is being removed.
 3. The name of a directory that is removed is changed first, so that a crash leaves no group of
-   which half is there.
+   which half is there. A restored one is made under another name, too, and gets its own when it
+   is opened for the first time; until the pool knows it, nobody does.
 
 Elsewhere: which groups there are to be (`core.pool`), one of them (`aio.group_runner`).
 """
@@ -14,22 +15,41 @@ Elsewhere: which groups there are to be (`core.pool`), one of them (`aio.group_r
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
+from typing import Final
 
 from millstream.coordination.aio.group_runner import GroupRunner, SendTo
 from millstream.coordination.core.careful_files import CarefulFiles
 from millstream.coordination.core.entries import ID_BYTES
-from millstream.coordination.core.group_check import REMOVED
+from millstream.coordination.core.group_check import REMOVED, RESTORED
 from millstream.coordination.core.journal import format_group, is_formatted
 from millstream.coordination.core.pool_effects import GroupChanged
 from millstream.coordination.core.register import Registers
 from millstream.coordination.core.standing import Standing
-from millstream.runtime.disk import OsDisk
+from millstream.runtime.disk import OsDisk, OsFile
 from millstream.runtime.files import sync_directory
 
 __all__ = ["Groups"]
+
+_LOG = logging.getLogger(__name__)
+_FOLDER: Final = re.compile(f"[0-9a-f]{{{2 * ID_BYTES}}}")
+
+
+class _WatchedDisk(OsDisk):
+    """A group's directory that says when a file is opened."""
+
+    def __init__(self, path: Path, on_open: Callable[[], None]) -> None:
+        super().__init__(path)
+        self._on_open = on_open
+
+    def open(self, name: str, *, create: bool = False) -> OsFile:
+        """Open a file as any disk does."""
+        self._on_open()
+        return super().open(name, create=create)
 
 
 class Groups:
@@ -40,6 +60,7 @@ class Groups:
         send: tries to deliver a message to a node.
         on_change: called when a group's standing has changed.
         on_fatal: called when the disk failed.
+        on_progress: called in any thread when a group's files are worked on.
     """
 
     def __init__(
@@ -48,25 +69,43 @@ class Groups:
         send: SendTo,
         on_change: Callable[[GroupChanged], None],
         on_fatal: Callable[[BaseException], None],
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self.directory = directory
+        self._on_progress = on_progress
         self.running: dict[bytes, GroupRunner] = {}
         self._numbers: dict[bytes, int] = {}
         self._send, self._on_change, self._on_fatal = send, on_change, on_fatal
 
-    def formatted(self) -> tuple[bytes, ...]:
-        """Return the groups whose files are here; remove what is left of others. Blocks."""
+    def here(self) -> tuple[bytes, ...]:
+        """Return the groups that have a folder, perhaps not formatted yet. Blocks.
+
+        Of groups that were being removed the rest is.
+        """
         found = []
         for path in sorted(self.directory.iterdir()):
             if path.name.endswith(REMOVED):
                 shutil.rmtree(path)
-            elif path.is_dir() and len(path.name) == 2 * ID_BYTES and is_formatted(OsDisk(path)):
+            elif path.is_dir() and _FOLDER.fullmatch(path.name):
                 found.append(bytes.fromhex(path.name))
         return tuple(found)
 
+    def remove_unknown(self, known: Container[bytes]) -> None:
+        """Remove what was restored of groups that are not known: a crash came between. Blocks."""
+        for path in sorted(self.directory.glob(f"*{RESTORED}")):
+            name = path.name.removesuffix(RESTORED)
+            is_group = path.is_dir() and _FOLDER.fullmatch(name)
+            if is_group and bytes.fromhex(name) not in known:
+                _LOG.warning("%s is removed: the restoring was not finished", path)
+                shutil.rmtree(path)
+
+    def making(self, group_id: bytes) -> Path:
+        """Return where a restored group is made, until it is opened."""
+        return self.directory / (group_id.hex() + RESTORED)
+
     def disk(self, group_id: bytes) -> OsDisk:
         """Return the directory of a group, made if it is missing. Blocks."""
-        return OsDisk(self.directory / group_id.hex())
+        return _WatchedDisk(self.directory / group_id.hex(), self._on_progress)
 
     async def format(self, standing: Standing) -> None:
         """Make the files of a group; harmless if they are there.
@@ -87,7 +126,7 @@ class Groups:
         sync_directory(self.directory)
 
     async def open(self, group_id: bytes, number: int) -> None:
-        """Have a formatted group run; harmless if it does.
+        """Have a formatted or restored group run; harmless if it does.
 
         Raises:
             CorruptionError: `promises_lost`.
@@ -96,10 +135,18 @@ class Groups:
         if group_id in self.running:
             return
         runner = await GroupRunner.open(
-            await asyncio.to_thread(self.disk, group_id), Registers(), send=self._send,
+            await asyncio.to_thread(self._place, group_id), Registers(), send=self._send,
             on_fatal=self._on_fatal, on_change=self._on_change,
         )  # fmt: skip
         self.running[group_id], self._numbers[group_id] = runner, number
+
+    def _place(self, group_id: bytes) -> OsDisk:
+        """Return the directory of a group; what was restored is that from now on."""
+        path, made = self.directory / group_id.hex(), self.making(group_id)
+        if made.exists() and not path.exists():
+            made.rename(path)
+            sync_directory(self.directory)
+        return self.disk(group_id)
 
     @property
     def numbered(self) -> dict[int, GroupRunner]:
@@ -117,7 +164,8 @@ class Groups:
         if runner is not None:
             del self._numbers[group_id]
             await runner.close()
-        await asyncio.to_thread(self._remove, self.directory / group_id.hex())
+        for path in (self.directory / group_id.hex(), self.making(group_id)):
+            await asyncio.to_thread(self._remove, path)
 
     @staticmethod
     def _remove(path: Path) -> None:

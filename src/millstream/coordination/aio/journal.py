@@ -92,7 +92,7 @@ class JournalThread:
         thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
         try:
             journal = await asyncio.get_running_loop().run_in_executor(thread, Journal, disk)
-        except BaseException:
+        except BaseException:  # also when cancelled: nobody else ends the thread
             thread.shutdown(wait=False)
             raise
         return cls(journal, thread, on_done, on_fatal, on_given_up)

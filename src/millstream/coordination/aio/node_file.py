@@ -1,10 +1,15 @@
-"""Who this node is among those that coordinate: `coord/node.toml`.
+"""Who this node is among those that coordinate: `coord/node.toml`, and `node.toml.copy`.
 
 Invariants:
 1. The id is random, made once, and never given to another directory; `incarnation` grows by one,
    durably, before a process says anything to another node.
-2. A directory that has groups and no such file is not served: a node that does not know what it
-   has promised as whom must not go on.
+2. Both files are written in place, one after the other, each synced, and only both make a start
+   count. So a start needs no free space, after a crash one is whole, and later damage to either
+   one brings back no older incarnation.
+3. What the system refuses to read is not lost: only a file that is not there, or that the disk
+   cannot give back, is.
+4. A directory that has groups, or a pool, and neither file whole is not served: a node that does
+   not know what it has promised as whom must not go on. Without them it has promised nothing.
 
 Elsewhere: what a member of a group has promised (its superblock), which groups there are
 (`aio.coordinator`).
@@ -12,19 +17,32 @@ Elsewhere: what a member of a group has promised (its superblock), which groups 
 
 from __future__ import annotations
 
+import errno
+import os
 import secrets
 import tomllib
+from hashlib import blake2b
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from millstream.coordination.core.entries import ID_BYTES
 from millstream.errors import CorruptionError, UnavailableError, UsageError
-from millstream.runtime.files import sync_directory, write_atomically
+from millstream.runtime.files import sync_directory
 
-__all__ = ["NODE_FILE", "Identity", "begin_incarnation"]
+__all__ = [
+    "NODE_FILE",
+    "NODE_FILES",
+    "Identity",
+    "begin_incarnation",
+    "directory_unusable",
+    "read_identity",
+]
 
 NODE_FILE: Final = "node.toml"
+NODE_FILES: Final = (NODE_FILE, NODE_FILE + ".copy")
 _FORMAT: Final = 1
+_FILE_BYTES: Final = 512
+"""Of each, filled with line ends, so that writing it anew changes no length."""
 
 
 class Identity(NamedTuple):
@@ -46,50 +64,102 @@ def begin_incarnation(directory: Path) -> Identity:
         if not directory.is_dir():
             directory.mkdir(mode=0o700, parents=True)
             sync_directory(directory.parent)
-        identity = _read(directory / NODE_FILE)
-        content = (
-            f'format = {_FORMAT}\nid = "{identity.node_id.hex()}"\n'
-            f"incarnation = {identity.incarnation}\n"
-        )
-        write_atomically(directory / NODE_FILE, content.encode())
+        last, _ = read_identity(directory)
+        identity = Identity(secrets.token_bytes(ID_BYTES), 1) if last is None else last
+        if last is not None:
+            identity = last._replace(incarnation=last.incarnation + 1)
+        for name in NODE_FILES:
+            _write(directory / name, _encoded(identity))
+        sync_directory(directory)
     except OSError as error:
-        raise UnavailableError(
-            f"{directory} cannot be used: {error.strerror or error}",
-            code="directory_unusable",
-            retry="never",
-        ) from error
+        raise directory_unusable(directory, error) from error
     return identity
 
 
-def _read(path: Path) -> Identity:
-    if not path.exists():
-        if any(each.is_dir() for each in path.parent.iterdir()):
-            raise CorruptionError(
-                f"{path} is gone, but there are groups beside it: bring it back from a copy, or "
-                "move the directory aside and let a new node take this one's place "
-                "(ADMIN GROUP REPLACE)",
-                code="bad_node_file",
-            )
-        return Identity(secrets.token_bytes(ID_BYTES), 1)
+def directory_unusable(directory: Path, error: OSError) -> UnavailableError:
+    """Return what is to be done about a directory that the system does not let us use."""
+    return UnavailableError(
+        f"{directory} cannot be used: {error}; make room there, or let the node read and write "
+        "it, and start it again",
+        code="directory_unusable",
+        retry="never",
+    )
+
+
+def read_identity(directory: Path) -> tuple[Identity | None, int]:
+    """Return the last process of a node, None if there was none, and how many files are not so.
+
+    Raises:
+        CorruptionError: `bad_node_file`: neither is whole.
+        UsageError: `newer_format`.
+        OSError: the directory or a file cannot be read.
+    """
+    found = [_read(directory / name) for name in NODE_FILES]
+    whole = [one for one in found if one is not None]
+    if len({one.node_id for one in whole}) > 1:
+        raise _damaged(directory, "are of two nodes")
+    newest = max(whole, key=lambda one: one.incarnation, default=None)
+    if newest is None and any(one.name not in NODE_FILES for one in directory.iterdir()):
+        raise _damaged(directory, "are gone or damaged")
+    return newest, sum(one != newest for one in found)
+
+
+def _encoded(identity: Identity) -> bytes:
+    content = (
+        f'format = {_FORMAT}\nid = "{identity.node_id.hex()}"\n'
+        f"incarnation = {identity.incarnation}\n"
+    )
+    return f'{content}hash = "{_hash_of(content)}"\n'.encode().ljust(_FILE_BYTES, b"\n")
+
+
+def _hash_of(content: str) -> str:
+    return blake2b(content.encode(), digest_size=16).hexdigest()
+
+
+def _write(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-        written, node_id = int(content["format"]), bytes.fromhex(content["id"])
-        incarnation = int(content["incarnation"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(path) from error
-    if written > _FORMAT:
-        raise UsageError(
-            f"{path} has format {written}; use the newer Millstream that wrote it",
-            code="newer_format",
-        )
-    if len(node_id) != ID_BYTES or incarnation < 1:
-        raise _damaged(path)
-    return Identity(node_id, incarnation + 1)
+        os.pwrite(descriptor, content, 0)
+        os.ftruncate(descriptor, len(content))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
-def _damaged(path: Path) -> CorruptionError:
+def _read(path: Path) -> Identity | None:
+    """Return what a file says; None if it is not there or not what was written.
+
+    Raises OSError if that is not known.
+    """
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.EIO):
+            return None
+        raise
+    try:
+        text = raw.decode()
+        said, _, rest = text.partition("hash = ")
+        if rest.strip() != f'"{_hash_of(said)}"':
+            return None
+        content = tomllib.loads(said)
+        if content["format"] > _FORMAT:
+            raise UsageError(
+                f"{path} has format {content['format']}; use the newer Millstream that wrote it",
+                code="newer_format",
+            )
+        return Identity(bytes.fromhex(content["id"]), int(content["incarnation"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _damaged(directory: Path, what: str) -> CorruptionError:
     return CorruptionError(
-        f"{path} is damaged: bring it back from a copy, or move the directory aside and let a new "
-        "node take this one's place (ADMIN GROUP REPLACE)",
+        f"{directory / NODE_FILE} and its copy {what}, but something of a pool is beside them: "
+        "the disk has lost who this node is and what it has promised. What its groups hold is on "
+        "their other members. Stop the node, move that directory aside, start it again with "
+        "--join and the address of a node of its pool, and have it take the lost one's place "
+        "with ADMIN GROUP REPLACE <group> <lost node> <new node>; a group that had no other "
+        "member comes back with ADMIN RESTORE",
         code="bad_node_file",
     )

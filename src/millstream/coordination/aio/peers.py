@@ -6,7 +6,8 @@ secret, and the answers to it; then come frames, the dialling node's greeting fi
 
 Invariants:
 1. Sending never waits: what finds no room, or no connection, is lost, as on any network.
-2. Nothing is received of who has not logged in, where a log-in is asked for.
+2. Nothing is received of who has not logged in, where a log-in is asked for, nor of a user who is
+   dropped. Who does not log in makes room for others that may.
 3. Bytes that are no message end their connection; its node dials anew.
 4. A node that cannot be reached is dialled at most once each `BACKOFF_S_MAX`, and only while
    there is something to send.
@@ -45,6 +46,7 @@ __all__ = [
     "LOGIN_S_MAX",
     "OUTGOING_BYTES_MAX",
     "OUTGOING_MAX",
+    "STRANGERS_MAX",
     "TURN_S",
     "UNACKNOWLEDGED_S",
     "Peers",
@@ -57,6 +59,8 @@ OUTGOING_MAX: Final = 256
 """Nodes that are dialled; to others nothing is sent."""
 INCOMING_MAX: Final = 512
 """Connections of other nodes; further ones are closed at once."""
+STRANGERS_MAX: Final = 64
+"""Of them, those that have not logged in yet; for a further one the oldest is closed."""
 CONNECT_S_MAX: Final = 2.0
 """How long a connection may take to be made."""
 LOGIN_S_MAX: Final = 5.0
@@ -111,7 +115,8 @@ class Peers:
         self.client_tls = tls[1] if tls is not None else None
         self._links: dict[Address, _Link] = {}
         self._server: asyncio.Server | None = None
-        self._incoming: set[asyncio.StreamWriter] = set()
+        self._incoming: dict[asyncio.StreamWriter, str] = {}
+        self._strangers: dict[asyncio.StreamWriter, None] = {}
         self.tasks = Tasks()
         self.dropped_total = 0
         """Messages that found no room or no connection."""
@@ -120,8 +125,9 @@ class Peers:
     async def listen(self, listening: socket.socket) -> None:
         """Take connections of other nodes."""
         self._server = await asyncio.start_server(
-            self._serve, sock=listening, ssl=self._server_tls, limit=_READ_BYTES
-        )
+            self._serve, sock=listening, ssl=self._server_tls, limit=_READ_BYTES,
+            ssl_handshake_timeout=LOGIN_S_MAX if self._server_tls is not None else None,
+        )  # fmt: skip
 
     async def close(self) -> None:
         """Close all connections."""
@@ -160,19 +166,35 @@ class Peers:
 
     # ---- receiving
 
+    def drop_user(self, name: str) -> None:
+        """Close the connections of nodes that logged in as a user whose rights changed."""
+        for writer, user in self._incoming.items():
+            if user == name:
+                writer.transport.abort()
+
     def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._incoming) >= INCOMING_MAX:
             writer.close()
             return
-        self._incoming.add(writer)
+        if len(self._strangers) >= STRANGERS_MAX:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.transport.abort()
+        self._incoming[writer], self._strangers[writer] = "", None
         _tune(writer)
         task = self.tasks.start(self._receive(reader, writer), name="messages of a node")
-        task.add_done_callback(lambda _: self._incoming.discard(writer))
+        task.add_done_callback(lambda _: self._forget(writer))
+
+    def _forget(self, writer: asyncio.StreamWriter) -> None:
+        self._incoming.pop(writer, None)
+        self._strangers.pop(writer, None)
 
     async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(LOGIN_S_MAX):
-                await self._welcome(reader, writer)
+                user = await self._welcome(reader, writer)
+            self._incoming[writer] = user
+            self._strangers.pop(writer, None)
             await self._read_messages(reader)
         except (OSError, RuntimeError, asyncio.IncompleteReadError):  # TimeoutError included
             pass
@@ -181,7 +203,8 @@ class Peers:
         finally:
             writer.close()
 
-    async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+        """Return who it is, if that was asked."""
         preface, _, first = (await _line(reader)).partition(b" n,,")
         if preface != _PREFACE:
             raise RemoteProtocolError("it does not speak as a node does", code="bad_greeting")
@@ -190,29 +213,30 @@ class Peers:
         )
         try:
             if first and self._users is not None:
-                await self._log_in(b"n,," + first, reader, writer)
-            elif wanted:
+                return await self._log_in(b"n,," + first, reader, writer)
+            if wanted:
                 raise AccessError(
                     "it must log in: start all nodes with the same cluster secret",
                     code="login_required",
                 )
-            else:
-                writer.write(_WELCOME + b"\n")
+            writer.write(_WELCOME + b"\n")
         except AccessError as error:
             writer.write(b"e=" + str(error).encode() + b"\n")
             raise
+        return ""
 
     async def _log_in(
         self, first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    ) -> str:
         assert self._users is not None
         server = self._users.scram_server(_MECHANISM)
         challenge, _ = server.step(first)
         writer.write(challenge + b"\n")
         final, user = server.step(await _line(reader))
-        if user is None or not user.is_admin:
+        if user is None or not user.is_admin or self._users.get(user.name) != user:
             raise AccessError("only nodes and administrators may", code="not_allowed")
         writer.write(final + b"\n")
+        return user.name
 
     async def _read_messages(self, reader: asyncio.StreamReader) -> None:
         buffer = bytearray()

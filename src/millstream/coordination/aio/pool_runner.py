@@ -3,7 +3,8 @@
 Invariants:
 1. One event at a time; its effects are carried out in order before the next one is looked at.
 2. What touches the disk is done one after the other, each reported before the next one begins.
-   While there is no space it waits and is tried again; any other error ends the process.
+   While there is no space it waits and is tried again, and a start does not wait for it; only a
+   group that cannot be formatted or opened lets others go first. Any other error ends the process.
 3. Every question and every command is answered, also about groups that are not here.
 
 Elsewhere: deciding (`core.pool`), the groups (`aio.groups`), connections (`aio.peers`).
@@ -12,18 +13,18 @@ Elsewhere: deciding (`core.pool`), the groups (`aio.groups`), connections (`aio.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from millstream.coordination.aio.backups import back_up, restore
 from millstream.coordination.aio.groups import Groups
 from millstream.coordination.aio.peers import Peers
+from millstream.coordination.aio.pool_copies import keep_pool_file
 from millstream.coordination.core.effects import Code, DiskDone, Reply, SetTimer, Timer
 from millstream.coordination.core.entries import NOBODY
 from millstream.coordination.core.pool import Pool
@@ -48,7 +49,9 @@ from millstream.coordination.core.pool_effects import (
     Refusal,
     Say,
     Told,
+    Warn,
 )
+from millstream.coordination.core.pool_file import Phase
 from millstream.coordination.core.pool_messages import (
     Address,
     Hello,
@@ -56,18 +59,31 @@ from millstream.coordination.core.pool_messages import (
     encode_pool,
 )
 from millstream.errors import MillstreamError, RemoteProtocolError, UnavailableError
-from millstream.runtime.files import write_atomically
 from millstream.runtime.tasks import Tasks
+from millstream.storage.core.disk_errors import is_full
 
-__all__ = ["DISK_FULL_RETRY_S", "POOL_FILE", "PoolRunner", "read_pool_file"]
+__all__ = ["DISK_FULL_RETRY_S", "OPEN_RETRY_S", "PoolRunner"]
 
 _LOG = logging.getLogger(__name__)
-POOL_FILE: Final = "pool"
 DISK_FULL_RETRY_S: Final = 1.0
 """How long what has to be written waits for space before it is tried again."""
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-_Work = Callable[[], Coroutine[Any, Any, None]]
+OPEN_RETRY_S: Final = 5.0
+"""The same for a group's folder, all of which is read again then."""
 _NOT_HERE: Final = Refusal("NOTPRIMARY", "the group is not open here")
+_NO_SPACE: Final = Refusal("NOTPRIMARY", "the group is opened here once the disk has space again")
+
+
+class _Work(NamedTuple):
+    """What is done on the disk, reported by a number unless that is 0.
+
+    `group_id`: without space others overtake it, and it is not wanted any more once the group's
+    phase is another one.
+    """
+
+    op: int
+    call: Callable[[], Coroutine[Any, Any, None]]
+    group_id: bytes = b""
+    phase: Phase | None = None
 
 
 class PoolRunner:
@@ -90,12 +106,14 @@ class PoolRunner:
         on_fatal: Callable[[BaseException], None],
     ) -> None:
         self.pool = pool
-        self._path = directory / POOL_FILE
+        self._directory = directory
         self._groups, self._peers, self._on_fatal = groups, peers, on_fatal
         self._loop = asyncio.get_running_loop()
         self._events: deque[PoolEvent] = deque()
         self._is_stepping = self._is_working = self._is_closed = False
-        self._work: deque[tuple[int, _Work]] = deque()
+        self._work: deque[_Work] = deque()
+        self._put_off: dict[bytes, asyncio.TimerHandle] = {}
+        self._waits = False
         self._idle = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._tickets = count(1)
@@ -105,8 +123,15 @@ class PoolRunner:
         self.who: dict[Address, bytes] = {}
         """Who was spoken to at an address last."""
 
+    @property
+    def is_disk_full(self) -> bool:
+        """Whether something waits for space."""
+        return self._waits or bool(self._put_off)
+
     async def start(self, begin: NodeStart) -> None:
         """Go on where the last process of this node was; return once that is done.
+
+        Or once something waits for space: what it stands for comes when there is some.
 
         Raises:
             CorruptionError: its file, or that of a group, is not what was written.
@@ -117,7 +142,7 @@ class PoolRunner:
         await self._until_idle()
 
     async def _until_idle(self) -> None:
-        while self._is_working:
+        while self._is_working and not self._waits:
             self._idle.clear()
             await self._idle.wait()
         if self._error is not None:
@@ -129,6 +154,8 @@ class PoolRunner:
         if self._timer is not None:
             self._timer.cancel()
         self._work.clear()
+        for timer in self._put_off.values():
+            timer.cancel()
         await self._tasks.stop()
 
     # ---- what others want
@@ -187,6 +214,8 @@ class PoolRunner:
                 if self._timer is not None:
                     self._timer.cancel()
                 self._timer = self._loop.call_later(after_ms / 1000, self.take, Timer())
+            case Warn(text):
+                _LOG.warning("%s", text)
             case AdminReply(ticket, value):
                 if done := self._commands.pop(ticket, None):
                     done(value)
@@ -201,22 +230,23 @@ class PoolRunner:
             made = restore(self._groups, asked.standing, asked.file)
             return self._tell_later(ticket, made, "restoring a group")
         runner = self._groups.running.get(asked.group_id)
+        not_here = _NO_SPACE if asked.group_id in self._put_off else _NOT_HERE
         match asked:
             case AskGroup(_, _, event):
                 if runner is None:
                     return self.take(GroupReplied(ticket, Reply(ticket, Code.NOTPRIMARY)))
                 return runner.ask(event, lambda reply: self.take(GroupReplied(ticket, reply)))
             case AskReport():
-                answer = runner.replica.report() if runner is not None else _NOT_HERE
+                answer = runner.replica.report() if runner is not None else not_here
                 return self.take(Told(ticket, answer))
             case AskBackup(file=file):
                 snapshot = runner.replica.stable if runner is not None else None
                 if snapshot is None:
-                    return self.take(Told(ticket, _NOT_HERE))
+                    return self.take(Told(ticket, not_here))
                 return self._tell_later(ticket, back_up(snapshot, file), "backing up a group")
             case AskLog(_, _, first_lsn, last_lsn):
                 if runner is None:
-                    return self.take(Told(ticket, _NOT_HERE))
+                    return self.take(Told(ticket, not_here))
                 return self.take(Told(ticket, runner.headers(first_lsn, last_lsn)))
 
     def _tell_later(
@@ -238,17 +268,20 @@ class PoolRunner:
         groups = self._groups
         match effect:
             case KeepNode(op, content):
-                keep = partial(write_atomically, self._path, content)
-                self._add(op, lambda: asyncio.to_thread(keep))
+                keep = partial(keep_pool_file, self._directory, content)
+                self._add(_Work(op, lambda: asyncio.to_thread(keep)))
             case FormatGroup(op, standing):
-                self._add(op, lambda: groups.format(standing))
+                group_id = standing.group_id
+                format_it = partial(groups.format, standing)
+                self._add(_Work(op, format_it, group_id, Phase.FORMATTING))
             case OpenGroup(group_id, number):
-                self._add(0, lambda: groups.open(group_id, number))
+                open_it = partial(groups.open, group_id, number)
+                self._add(_Work(0, open_it, group_id, Phase.OPEN))
             case DropGroup(op, group_id):
-                self._add(op, lambda: groups.drop(group_id))
+                self._add(_Work(op, lambda: groups.drop(group_id)))
 
-    def _add(self, op: int, work: _Work) -> None:
-        self._work.append((op, work))
+    def _add(self, work: _Work) -> None:
+        self._work.append(work)
         if not self._is_working:
             self._is_working = True
             self._tasks.start(self._do_all(), name="the pool's files")
@@ -256,36 +289,51 @@ class PoolRunner:
     async def _do_all(self) -> None:
         try:
             while self._work:
-                op, work = self._work.popleft()
-                await self._do(work)
-                if op:
-                    self.take(DiskDone(op))
+                work = self._work.popleft()
+                if await self._do(work) and work.op:
+                    self.take(DiskDone(work.op))
         except (MillstreamError, OSError) as error:
             self._failed(error)
         finally:
             self._is_working = False
             self._idle.set()
 
-    @staticmethod
-    async def _do(work: _Work) -> None:
-        while True:
+    async def _do(self, work: _Work) -> bool:
+        """Return whether it is done; False: it is put off."""
+        while self._is_wanted(work):
             try:
-                return await work()
+                await work.call()
+                break
             except (UnavailableError, OSError) as error:
-                if getattr(error, "errno", None) not in _FULL and _code(error) != "disk_full":
+                passes = isinstance(error, OSError) and is_full(error)
+                if not passes and _code(error) != "disk_full":
                     raise
-                _LOG.error("the groups of this node wait for space: %s", error)
+                if work.phase is not None:
+                    self._do_later(work, error)
+                    return False
+                if not self._waits:
+                    _LOG.error("this node's coordination waits for space: %s", error)
+            self._waits = True
+            self._idle.set()
             await asyncio.sleep(DISK_FULL_RETRY_S)
+        self._waits = False
+        if work.phase is not None:
+            self._put_off.pop(work.group_id, None)
+        return True
+
+    def _is_wanted(self, work: _Work) -> bool:
+        hosted = self.pool.hosted.get(work.group_id)
+        return work.phase is None or (hosted is not None and hosted.phase is work.phase)
+
+    def _do_later(self, work: _Work, error: Exception) -> None:
+        if work.group_id not in self._put_off:
+            _LOG.error("coordination group %s waits for space: %s", work.group_id.hex(), error)
+        timer = self._loop.call_later(OPEN_RETRY_S, self._add, work)
+        self._put_off[work.group_id] = timer
 
     def _failed(self, error: BaseException) -> None:
         self._is_closed, self._error = True, error
         self._on_fatal(error)
-
-
-def read_pool_file(directory: Path) -> bytes | None:
-    """Return what the pool kept; None if there is nothing yet. Blocks, raises OSError."""
-    path = directory / POOL_FILE
-    return path.read_bytes() if path.exists() else None
 
 
 def _code(error: Exception) -> str:

@@ -8,6 +8,11 @@ Invariants:
 2. A client that does not read, or asks faster than it is answered, is not read from.
 3. A connection has `TURN_REQUESTS_MAX` requests done in a turn; the next turn goes on.
 4. After `close` no connection is open.
+5. Where there are users, who has not logged in after `LOGIN_S_MAX` is cut off, and of more than
+   `STRANGERS_MAX` who has had longest. Passwords are checked in threads of their own,
+   `CHECKS_WAITING_MAX` at most wait for that, and none of a client that is gone.
+6. When more than `WAITING_BYTES_MAX` wait for all clients together, those that have let theirs
+   wait for longest are cut off. Who takes what waits lives, however slowly it does that.
 
 Elsewhere: everything a request means (`core.front`), who may connect from where (who listens).
 """
@@ -16,8 +21,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import secrets
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final, cast
 
 from millstream.access.users import UserStore
@@ -27,11 +34,40 @@ from millstream.coordination.core.front_commands import FRONT_COMMANDS
 from millstream.coordination.core.register_commands import REGISTER_COMMANDS, Parser
 from millstream.runtime.tasks import Tasks
 
-__all__ = ["CONNECTIONS_MAX", "RespServer", "UserGuard"]
+__all__ = [
+    "CHECKS_MAX",
+    "CHECKS_WAITING_MAX",
+    "CONNECTIONS_MAX",
+    "DESCRIPTORS_KEPT",
+    "LOGIN_S_MAX",
+    "LOOK_S",
+    "STRANGERS_MAX",
+    "WAITING_BYTES_MAX",
+    "RespServer",
+    "UserGuard",
+]
 
 _LOG = logging.getLogger(__name__)
 CONNECTIONS_MAX: Final = 10_000
 """Of clients of one node; more are told that it is busy, and closed."""
+DESCRIPTORS_KEPT: Final = 512
+"""Of those that a process may have, for files and other nodes: clients get no more than the rest,
+or half if that is more."""
+LOGIN_S_MAX: Final = 10.0
+"""How long a client may be connected without a log-in, where there are users."""
+STRANGERS_MAX: Final = 1000
+"""Clients without a log-in, where there are users; for a further one the oldest is cut off."""
+WAITING_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Replies that wait for clients to take them; beyond that the slowest are cut off."""
+LOOK_S: Final = 1.0
+"""How often it is looked at who has logged in, and who takes what waits."""
+CHECKS_MAX: Final = 2
+"""Passwords that are checked at the same time; others wait, one for each connection."""
+CHECKS_WAITING_MAX: Final = 200
+"""Password checks under way or waiting; who asks for one more is told that the node is busy."""
+_TLS_BYTES: Final = 64 * 1024
+"""Given to a connection with TLS at once."""
+_NEVER: Final = float("inf")
 _TOO_MANY: Final = b"-BUSY too many connections; try again, or another node\r\n"
 
 
@@ -41,20 +77,27 @@ class UserGuard:
     def __init__(self, users: UserStore) -> None:
         self._users = users
         self._tasks = Tasks()
+        self._threads = ThreadPoolExecutor(CHECKS_MAX, "coordination passwords")
 
     @property
     def asks(self) -> bool:
         """Whether there are users."""
         return not self._users.is_empty
 
-    def check(self, name: str, password: str, done: Callable[[Principal | None], None]) -> None:
-        """Find out whether this is a user with this password."""
-        self._tasks.start(self._check(name, password, done), name="coordination password check")
+    def check(
+        self, name: str, password: str, done: Callable[[Principal | None], None]
+    ) -> Callable[[], object] | None:
+        """Find out whether this is a user with this password; return what gives that up."""
+        if len(self._tasks) >= CHECKS_WAITING_MAX:
+            return None
+        check = self._check(name, password, done)
+        return self._tasks.start(check, name="coordination password check").cancel
 
     async def _check(
         self, name: str, password: str, done: Callable[[Principal | None], None]
     ) -> None:
-        user = await asyncio.to_thread(self._users.check_password, name, password)
+        loop, check = asyncio.get_running_loop(), self._users.check_password
+        user = await loop.run_in_executor(self._threads, check, name, password)
         if user is not None and self._users.get(user.name) != user:
             user = None  # changed or deleted while the password was checked
         done(Principal(user.name, user.is_admin) if user is not None else None)
@@ -62,6 +105,7 @@ class UserGuard:
     async def close(self) -> None:
         """Stop checking."""
         await self._tasks.stop()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 class RespServer:
@@ -78,8 +122,13 @@ class RespServer:
         self._connections: dict[Front, _Connection] = {}
         self._attached: dict[tuple[int, int], Front] = {}
         self._waiting: dict[_Connection, None] = {}
+        self._strangers: dict[_Connection, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
-        self.connections_total = 0
+        self._places = _places()
+        self.connections_total = self.cut_total = 0
+        self.waiting_bytes = 0
+        """What waited when it was looked at last; some of it may have been taken since."""
 
     @property
     def connections(self) -> int:
@@ -105,6 +154,8 @@ class RespServer:
     def close(self) -> None:
         """Close all connections, and those that are still being accepted."""
         self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
         for connection in list(self._connections.values()):
             connection.close()
 
@@ -112,15 +163,61 @@ class RespServer:
 
     def enter(self, connection: _Connection) -> bytes | None:
         """Take a connection in; return what it is told if there is no place."""
-        if self._is_closed or len(self._connections) >= CONNECTIONS_MAX:
+        if self._is_closed or len(self._connections) >= min(CONNECTIONS_MAX, self._places):
             return _TOO_MANY
+        if len(self._strangers) >= STRANGERS_MAX and self._guard.asks:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.cut()
         self._connections[connection.front] = connection
+        self._strangers[connection] = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_later(LOOK_S, self._look_around)
         return None
+
+    def recognise(self, connection: _Connection) -> None:
+        """A client has logged in."""
+        self._strangers.pop(connection, None)
 
     def leave(self, connection: _Connection) -> None:
         """A connection is gone."""
         self._connections.pop(connection.front, None)
         self._waiting.pop(connection, None)
+        self._strangers.pop(connection, None)
+        self.waiting_bytes -= connection.waiting_bytes
+        connection.waiting_bytes = 0
+
+    def note_waiting(self, connection: _Connection, waiting: int) -> None:
+        """Count what waits for a client; make room if it is too much for the node."""
+        self.waiting_bytes += waiting - connection.waiting_bytes
+        connection.waiting_bytes = waiting
+        if self.waiting_bytes > WAITING_BYTES_MAX:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        some = [one for one in self._connections.values() if one.waiting_bytes]
+        for one in some:
+            one.waiting_bytes = one.count()
+        self.waiting_bytes = sum(one.waiting_bytes for one in some)
+        for one in sorted(some, key=lambda one: (one.paused_at, -one.waiting_bytes)):
+            if self.waiting_bytes <= WAITING_BYTES_MAX:
+                return
+            self.waiting_bytes -= one.waiting_bytes
+            one.waiting_bytes = 0
+            self.cut_total += 1
+            _LOG.warning("client %d does not take its replies and is cut off", one.front.number)
+            one.cut()
+
+    def _look_around(self) -> None:
+        self._timer = None
+        if self._connections:
+            self._timer = self._loop.call_later(LOOK_S, self._look_around)
+        until = self._loop.time() - LOGIN_S_MAX
+        if self._guard.asks:
+            for stranger in [one for one, since in self._strangers.items() if since <= until]:
+                stranger.cut()
+        for connection in list(self._connections.values()):
+            connection.look()
 
     def go_on_soon(self, connection: _Connection) -> None:
         """Go on with a connection in the next turn of the loop."""
@@ -139,6 +236,14 @@ class RespServer:
             connection.go_on()
 
 
+def _places() -> int:
+    """Return how many clients the descriptors of this process are enough for."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most == resource.RLIM_INFINITY:
+        return CONNECTIONS_MAX
+    return max(most - DESCRIPTORS_KEPT, most // 2)
+
+
 class _Connection(asyncio.Protocol):
     """One socket."""
 
@@ -147,7 +252,13 @@ class _Connection(asyncio.Protocol):
         self._server = server
         self._transport: asyncio.Transport | None = None
         self._is_paused = False
-        self._is_reading = True
+        self._is_reading = self._is_stranger = True
+        self._is_tls = False
+        self._left_bytes = 0
+        self.paused_at = _NEVER
+        """When it ceased to take replies."""
+        self.waiting_bytes = 0
+        """As the server has counted them."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a new connection."""
@@ -159,6 +270,7 @@ class _Connection(asyncio.Protocol):
             return
         self._transport = transport
         transport.set_write_buffer_limits(high=OUT_BYTES_MAX)
+        self._is_tls = transport.get_extra_info("sslcontext") is not None
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone, or we closed."""
@@ -175,11 +287,30 @@ class _Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client does not read."""
         self._is_paused = True
+        self.paused_at = asyncio.get_running_loop().time()
+        self._left_bytes = self._transport.get_write_buffer_size() if self._transport else 0
 
     def resume_writing(self) -> None:
         """The client has caught up."""
-        self._is_paused = False
+        self._is_paused, self.paused_at = False, _NEVER
+        self.front.show_life()
         self._server.go_on_soon(self)
+
+    def count(self) -> int:
+        """Return how many bytes wait for the client."""
+        transport = self._transport
+        unsent = transport.get_write_buffer_size() if transport is not None else 0
+        return self.front.waiting_bytes + unsent
+
+    def look(self) -> None:
+        """See whether a client that is waited for takes anything."""
+        if self._is_paused and self._transport is not None:
+            left = self._transport.get_write_buffer_size()
+            if left < self._left_bytes:
+                self.front.show_life()
+            self._left_bytes = left
+        if self.waiting_bytes:
+            self._server.note_waiting(self, self.count())
 
     def go_on(self) -> None:
         """Do what can be done, and send what there is to send."""
@@ -187,19 +318,39 @@ class _Connection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         has_more = False if self._is_paused else front.advance()
+        if self._is_stranger and front.principal is not None:
+            self._is_stranger = False
+            self._server.recognise(self)
         if front.has_output and not self._is_paused:
-            transport.write(front.take_output())
+            self._write(front.take_output())
         if front.is_done:
             self.close()
             return
         if has_more and not self._is_paused:
             self._server.go_on_soon(self)
         self._read(not (has_more or self._is_paused or front.is_clogged))
+        waiting = self.count()
+        if waiting or self.waiting_bytes:
+            self._server.note_waiting(self, waiting)
 
     def close(self) -> None:
         """Close once what was written has left; at once if the client does not take it."""
         if self._transport is not None:
             (self._transport.abort if self._is_paused else self._transport.close)()
+
+    def _write(self, data: bytes) -> None:
+        assert self._transport is not None
+        if not self._is_tls:
+            self._transport.write(data)
+            return
+        # What it has encrypted is not counted among what waits, and it encrypts each write whole.
+        for at in range(0, len(data), _TLS_BYTES):
+            self._transport.write(data[at : at + _TLS_BYTES])
+
+    def cut(self) -> None:
+        """Close at once, whatever waits."""
+        if self._transport is not None:
+            self._transport.abort()
 
     def _read(self, is_wanted: bool) -> None:
         transport = self._transport

@@ -53,10 +53,9 @@ async def test_a_restored_group_has_the_state_and_grows_on(tmp_path: Path) -> No
 async def test_a_restored_group_is_given_to_new_members(tmp_path: Path) -> None:
     file = tmp_path / "backup"
     async with Nodes(tmp_path / "nodes", 3) as nodes:
-        leader = nodes.running[nodes.primary() or 0]
         for key, value in REGISTERS.items():
             assert (await nodes.ask(b"SET", key, value)).code is Code.OK
-        lsn = await admin(leader, b"BACKUP", b"1", str(file).encode())
+        leader, lsn = await nodes.admin(b"BACKUP", b"1", str(file).encode())
         assert await admin(leader, b"RESTORE", b"9", str(file).encode()) == lsn
         first = await until(lambda: leader.groups.numbered.get(9))
         await until(lambda: first.replica.leading and first.replica.commit_lsn > int(lsn[1:]))
@@ -64,7 +63,7 @@ async def test_a_restored_group_is_given_to_new_members(tmp_path: Path) -> None:
         others = [
             one.node_id.hex().encode() for one in nodes.running.values() if one is not leader
         ]
-        answer = await admin(leader, b"GROUP", b"ADD", b"9", *others)
+        _, answer = await nodes.admin(b"GROUP", b"ADD", b"9", *others)
         assert not answer.startswith(b"-"), answer
         for one in nodes.running.values():
             runner = await until(lambda one=one: one.groups.numbered.get(9))

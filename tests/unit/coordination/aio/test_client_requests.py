@@ -12,6 +12,7 @@ from millstream.coordination.core.effects import Code, Reply
 from millstream.coordination.core.entries import Body, Kind
 from millstream.coordination.core.pool_directory import Seen
 from millstream.coordination.core.pool_effects import FIRST_GROUP
+from millstream.coordination.core.values import bulk, integer, items
 
 
 async def test_a_group_that_runs_here(tmp_path: Path) -> None:
@@ -28,6 +29,11 @@ async def test_a_group_that_runs_here(tmp_path: Path) -> None:
     session = int((await replies.get()).value.lstrip(b":="))
     requests.resume(FIRST_GROUP, b"i" * 16, session, b"", replies.put_nowait)
     assert (await replies.get()).code is Code.OK
+    requests.touch(FIRST_GROUP, session)
+    requests.list_sessions(FIRST_GROUP, 0, replies.put_nowait)
+    (shown,) = items((await replies.get()).value)
+    shown_id = bulk(b"%b-%d" % ((b"i" * 16).hex().encode(), session))
+    assert items(shown)[:4] == [bulk(b"client_id"), shown_id, bulk(b"ttl"), integer(10_000)]
     assert requests.where(FIRST_GROUP) == Where(0, 1, "")
     assert requests.vds((b"VDS",)).startswith(b"%")
     assert "role=primary" in requests.figures()["coordination"][f"group_{FIRST_GROUP}"]
@@ -44,7 +50,9 @@ async def test_a_group_that_does_not(tmp_path: Path) -> None:
     requests.request(5, Body(argv=(b"SET", b"k", b"v")), replies.append)
     requests.read(5, Body(argv=(b"GET", b"k")), replies.append)
     requests.resume(5, b"i" * 16, 1, b"", replies.append)
-    assert [reply.code for reply in replies] == [Code.NOTPRIMARY] * 3
+    requests.list_sessions(5, 0, replies.append)
+    requests.touch(5, 1)
+    assert [reply.code for reply in replies] == [Code.NOTPRIMARY] * 4
     assert requests.where(5) == Where()
     await node.stop()
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import ssl
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from coordinators import Nodes, ask, until
-from millstream.coordination.aio import groups
-from millstream.coordination.aio.coordinator import Coordinator
+from coordinators import Nodes, ask, bound, until
+from millstream.coordination.aio import coordinator, groups, peers
+from millstream.coordination.aio.coordinator import Coordinator, Listening
 from millstream.coordination.core.durable import SUPERBLOCK
 from millstream.coordination.core.effects import Code
 from millstream.coordination.core.pool_effects import FIRST_GROUP
@@ -33,6 +36,16 @@ async def test_a_node_alone_is_a_group_of_one_and_stays_it(tmp_path: Path) -> No
     node = await leading(tmp_path)
     assert node.node_id == node_id
     assert (await ask(node.groups.numbered[FIRST_GROUP], b"GET", b"key")).value == b"=value"
+    await node.stop()
+
+
+async def test_that_files_are_read_is_told_while_it_starts(tmp_path: Path) -> None:
+    node = await leading(tmp_path)
+    files = len(list((tmp_path / next(iter(node.groups.running)).hex()).iterdir()))
+    await node.stop()
+    told: list[int] = []
+    node = await Coordinator.start(tmp_path, on_progress=lambda: told.append(1))
+    assert len(told) >= 2 * files
     await node.stop()
 
 
@@ -111,3 +124,25 @@ async def test_no_quorum_no_answer(tmp_path: Path) -> None:
         await nodes.start((primary + 1) % 3)
         await nodes.ask(b"SET", b"key", b"3")
         assert (await nodes.ask(b"GET", b"key")).value == b"=3"
+
+
+@pytest.mark.parametrize("port", ["clients", "nodes"])
+async def test_who_begins_no_handshake_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: str
+) -> None:
+    for module in (coordinator, peers):
+        monkeypatch.setattr(module, "LOGIN_S_MAX", 0.05)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    listening = bound()
+    place = listening.getsockname()
+    if port == "clients":
+        ends = Listening(coord=listening, tls=tls)
+    else:
+        ends = Listening(peer=listening, peer_tls=(tls, tls))
+    node = await Coordinator.start(tmp_path, ends)
+    reader, writer = await asyncio.open_connection(*place)
+    async with asyncio.timeout(20):
+        with suppress(ConnectionResetError):
+            assert await reader.read() == b""
+    writer.close()
+    await node.stop()

@@ -100,7 +100,7 @@ async def test_what_comes_in_one_turn_is_one_step_up_to_a_bound(
 ) -> None:
     async with opened() as process:
         runner = process.runner
-        await until(lambda: runner.replica.leading)
+        await until(lambda: runner.replica.leading and not runner._is_due)
         steps: list[int] = []
         step = runner.replica.step
 

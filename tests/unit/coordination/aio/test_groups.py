@@ -19,7 +19,7 @@ from millstream.coordination.core.pool_effects import GroupChanged
 from millstream.coordination.core.standing import founded
 from simulated_disk import SYNC_DIRECTORY, Crash, SimulatedDisk, nothing_happens
 
-NODE = b"n" * 16
+NODE, OTHER = b"n" * 16, b"o" * 16
 
 
 class Made:
@@ -38,7 +38,7 @@ async def test_a_group_is_formatted_opened_and_dropped(tmp_path: Path) -> None:
     groups = made.groups
     for _ in range(2):
         await groups.format(founded(GROUP, NODE, (NODE,)))
-    assert groups.formatted() == (GROUP,)
+    assert groups.here() == (GROUP,)
     for _ in range(2):
         await groups.open(GROUP, 7)
     runner = groups.numbered[7]
@@ -48,7 +48,7 @@ async def test_a_group_is_formatted_opened_and_dropped(tmp_path: Path) -> None:
     assert (await ask(runner, b"SET", b"k", b"v")).code is Code.OK
     for _ in range(2):
         await groups.drop(GROUP)
-    assert (groups.running, groups.numbered, groups.formatted()) == ({}, {}, ())
+    assert (groups.running, groups.numbered, groups.here()) == ({}, {}, ())
     assert os.listdir(tmp_path) == []
     assert not made.errors
 
@@ -66,15 +66,36 @@ async def test_what_was_half_removed_is_removed_at_the_next_start(
         patched.setattr(module.shutil, "rmtree", cut)
         with pytest.raises(OSError, match="ended"):
             await made.groups.drop(GROUP)
-    assert made.groups.formatted() == ()
+    assert made.groups.here() == ()
     assert os.listdir(tmp_path) == []
 
 
 async def test_what_is_no_group_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.restored").mkdir()
+    Made(tmp_path).groups.remove_unknown(())
+    (tmp_path / "notes.restored").rmdir()
     (tmp_path / ("0" * 32)).mkdir()
     (tmp_path / "notes").write_text("mine")
-    assert Made(tmp_path).groups.formatted() == ()
-    assert len(os.listdir(tmp_path)) == 2
+    (tmp_path / ("x" * 32)).mkdir()
+    assert Made(tmp_path).groups.here() == (bytes(16),)
+    assert len(os.listdir(tmp_path)) == 3
+
+
+async def test_what_was_restored_is_the_groups_once_it_is_opened(tmp_path: Path) -> None:
+    groups = Made(tmp_path).groups
+    await groups.format(founded(GROUP, NODE, (NODE,)))
+    (tmp_path / GROUP.hex()).rename(groups.making(GROUP))
+    groups.making(OTHER).mkdir()
+    assert groups.here() == ()
+    groups.remove_unknown((GROUP,))
+    assert os.listdir(tmp_path) == [groups.making(GROUP).name]
+    for _ in range(2):
+        await groups.open(GROUP, 1)
+    assert os.listdir(tmp_path) == [GROUP.hex()]
+    await groups.close()
+    groups.making(OTHER).mkdir()
+    await groups.drop(OTHER)
+    assert os.listdir(tmp_path) == [GROUP.hex()]
 
 
 async def test_all_are_closed(tmp_path: Path) -> None:
@@ -83,7 +104,7 @@ async def test_all_are_closed(tmp_path: Path) -> None:
     await groups.open(GROUP, 1)
     await groups.close()
     assert groups.running == {}
-    assert groups.formatted() == (GROUP,)
+    assert groups.here() == (GROUP,)
 
 
 async def test_what_a_killed_process_formatted_is_durable_once_that_is_said(

@@ -1,13 +1,22 @@
-"""Who a node is: made once, counted at each start, never guessed."""
+"""Who a node is: made once, counted at each start, kept twice, never guessed."""
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
-from millstream.coordination.aio.node_file import NODE_FILE, begin_incarnation
+from millstream.coordination.aio import node_file as module
+from millstream.coordination.aio.node_file import (
+    NODE_FILE,
+    NODE_FILES,
+    begin_incarnation,
+    read_identity,
+)
 from millstream.errors import CorruptionError, UnavailableError, UsageError
+from simulated_disk import Crash
 
 
 def test_an_id_is_made_once_and_incarnations_are_counted(tmp_path: Path) -> None:
@@ -20,31 +29,136 @@ def test_an_id_is_made_once_and_incarnations_are_counted(tmp_path: Path) -> None
 def test_no_second_id_beside_groups(tmp_path: Path) -> None:
     begin_incarnation(tmp_path)
     (tmp_path / ("0" * 32)).mkdir()
-    (tmp_path / NODE_FILE).unlink()
-    with pytest.raises(CorruptionError, match="is gone"):
+    for name in NODE_FILES:
+        (tmp_path / name).unlink()
+    with pytest.raises(CorruptionError, match="gone or damaged"):
         begin_incarnation(tmp_path)
     assert not (tmp_path / NODE_FILE).exists()
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "", "format = 1", "rubbish", 'format = 1\nid = "ab"\nincarnation = 1',
-        f'format = 1\nid = "{"a" * 32}"\nincarnation = 0',
-    ],
-)  # fmt: skip
-def test_a_damaged_file_is_not_guessed(tmp_path: Path, content: str) -> None:
-    (tmp_path / NODE_FILE).write_text(content)
-    with pytest.raises(CorruptionError) as caught:
+@pytest.mark.parametrize("name", NODE_FILES)
+@pytest.mark.parametrize("harm", ["gone", "cut", "bit", "empty"])
+def test_either_copy_may_be_lost(tmp_path: Path, name: str, harm: str) -> None:
+    first = begin_incarnation(tmp_path)
+    (tmp_path / "pool").touch()
+    path = tmp_path / name
+    content = path.read_bytes()
+    if harm == "gone":
+        path.unlink()
+    else:
+        at = content.index(b"incarnation = 1") + 14
+        harmed = content[:at] + bytes([content[at] ^ 8]) + content[at + 1 :]
+        path.write_bytes({"cut": content[:50], "bit": harmed, "empty": b""}[harm])
+    assert read_identity(tmp_path) == (first, 1)
+    assert begin_incarnation(tmp_path) == first._replace(incarnation=2)
+    assert read_identity(tmp_path) == (first._replace(incarnation=2), 0)
+    assert path.stat().st_size == len(content)
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_what_is_damaged_is_not_guessed(tmp_path: Path, *, is_alone: bool) -> None:
+    """A first start that was killed has promised nothing; beside a pool it may be anybody."""
+    first = begin_incarnation(tmp_path)
+    for name in NODE_FILES:
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:20])
+    if is_alone:
+        assert begin_incarnation(tmp_path).node_id != first.node_id
+        return
+    (tmp_path / "pool").touch()
+    with pytest.raises(CorruptionError, match="GROUP REPLACE") as caught:
         begin_incarnation(tmp_path)
     assert caught.value.code == "bad_node_file"
-    assert (tmp_path / NODE_FILE).read_text() == content
+    assert (tmp_path / NODE_FILE).stat().st_size == 20
 
 
-def test_a_newer_format_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES, errno.EIO])
+def test_what_the_system_refuses_to_read_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     begin_incarnation(tmp_path)
-    content = (tmp_path / NODE_FILE).read_text().replace("format = 1", "format = 2")
-    (tmp_path / NODE_FILE).write_text(content)
+    (tmp_path / "pool").touch()
+
+    def refused(_: Path) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    error = CorruptionError if number == errno.EIO else UnavailableError
+    with pytest.raises(error) as caught:
+        begin_incarnation(tmp_path)
+    assert caught.value.code == ("bad_node_file" if number == errno.EIO else "directory_unusable")
+
+
+def test_a_copy_of_another_node_is_not_believed(tmp_path: Path) -> None:
+    begin_incarnation(tmp_path / "one")
+    begin_incarnation(tmp_path / "other")
+    (tmp_path / "other" / NODE_FILE).replace(tmp_path / "one" / NODE_FILE)
+    with pytest.raises(CorruptionError, match="two nodes"):
+        begin_incarnation(tmp_path / "one")
+
+
+def test_no_incarnation_comes_twice_wherever_a_start_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before any of its calls, or in the middle of a write; then one copy is lost, too."""
+    first = begin_incarnation(tmp_path)
+    (tmp_path / "pool").touch()
+    used = {first.incarnation}
+    calls = ("open", "pwrite", "ftruncate", "fsync")
+    for cut_at in range(12):
+        left = cut_at
+        with monkeypatch.context() as patched:
+            for name in calls:
+                real = getattr(os, name)
+
+                def cut(*args: object, name: str = name, real: object = real) -> object:
+                    nonlocal left
+                    left -= 1
+                    if left < 0:
+                        if name == "pwrite":
+                            descriptor, content, offset = args
+                            real(descriptor, content[:40], offset)
+                        raise Crash
+                    return real(*args)
+
+                patched.setattr(module.os, name, cut)
+            try:
+                used.add(begin_incarnation(tmp_path).incarnation)
+            except Crash:
+                is_cut = True
+            else:
+                is_cut = False
+        assert is_cut == (cut_at < 10)
+        again = begin_incarnation(tmp_path)
+        assert again.node_id == first.node_id
+        assert again.incarnation not in used
+        used.add(again.incarnation)
+        (tmp_path / NODE_FILES[cut_at % 2]).write_bytes(b"")
+
+
+def test_a_start_needs_no_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = begin_incarnation(tmp_path)
+    sizes = [(tmp_path / name).stat() for name in NODE_FILES]
+    real = os.open
+
+    def opened(path: Path, flags: int, *mode: int) -> int:
+        if not os.path.exists(path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, flags, *mode)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module.os, "open", opened)
+        assert begin_incarnation(tmp_path) == first._replace(incarnation=2)
+        again = [(tmp_path / name).stat() for name in NODE_FILES]
+        assert [one.st_ino for one in again] == [one.st_ino for one in sizes]
+        assert [one.st_blocks for one in again] == [one.st_blocks for one in sizes]
+        with pytest.raises(UnavailableError, match="make room there"):
+            begin_incarnation(tmp_path / "new")
+
+
+def test_a_newer_format_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_FORMAT", 2)
+        begin_incarnation(tmp_path)
     with pytest.raises(UsageError) as caught:
         begin_incarnation(tmp_path)
     assert caught.value.code == "newer_format"

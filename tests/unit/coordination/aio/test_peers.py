@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 
 from coordinators import GROUP, bound, until
-from millstream.access.users import UserStore
+from millstream.access.scram_client import ScramClient
+from millstream.access.users import NODE_USER, UserStore
 from millstream.coordination.aio import peers as module
 from millstream.coordination.aio.peers import Peers
 from millstream.coordination.core.messages import (
@@ -279,6 +280,50 @@ async def test_too_many_connections_are_closed(monkeypatch: pytest.MonkeyPatch) 
         pair.send(1)
         await until(lambda: pair.got == [1])
         assert await talk(pair.place, b"millstream-peer 1\n") == b""
+
+
+async def test_who_does_not_log_in_makes_room_for_who_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "STRANGERS_MAX", 1)
+    users = UserStore(node_secret=SECRET)
+    async with ends({"users": users}, {"secret": SECRET}) as pair:
+        reader, writer = await asyncio.open_connection(*pair.place)
+        await until(lambda: len(pair.listener._strangers) == 1)
+        pair.send(1)
+        await until(lambda: pair.got == [1])
+        with suppress(ConnectionResetError):
+            assert await asyncio.wait_for(reader.read(), 40) == b""
+        writer.close()
+        assert not pair.listener._strangers
+
+
+async def test_whose_rights_change_logs_in_anew() -> None:
+    users = UserStore(node_secret=SECRET)
+    async with ends({"users": users}, {"secret": SECRET}) as pair:
+        pair.send(1)
+        await until(lambda: pair.got == [1])
+        (known,) = pair.listener._incoming
+        pair.listener.drop_user("ada")
+        pair.listener.drop_user(NODE_USER)
+        await until(lambda: known not in pair.listener._incoming)
+        pair.send(2)
+
+
+async def test_a_login_under_way_does_not_outlive_the_users_rights() -> None:
+    users = UserStore()
+    users.put("ada", "pw")
+    async with ends({"users": users}) as pair:
+        reader, writer = await asyncio.open_connection(*pair.place)
+        client = ScramClient("SCRAM-SHA256", "ada", "pw")
+        writer.write(b"millstream-peer 1 " + client.first() + b"\n")
+        challenge = await reader.readline()
+        users.put("ada", "another")
+        writer.write(client.next(challenge[:-1]) + b"\n" + encode(message(1)))
+        with suppress(ConnectionResetError):
+            assert (await asyncio.wait_for(reader.read(), 40)).startswith(b"e=")
+        writer.close()
+        assert pair.got == []
 
 
 @pytest.mark.parametrize("host", ["x..y", "a\0b"])

@@ -1,8 +1,9 @@
 """Sockets around connections: bytes in and out, bounded, closed when they should be."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import NamedTuple
 
 import pytest
@@ -12,6 +13,7 @@ from millstream.access.users import User, UserStore
 from millstream.coordination.aio import resp_server
 from millstream.coordination.aio.resp_server import RespServer, UserGuard
 from millstream.coordination.core.backend import Guard
+from millstream.coordination.core.entries import Body
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -148,6 +150,48 @@ async def test_a_login_under_way_does_not_outlive_the_users_rights() -> None:
     await guard.close()
 
 
+async def test_checks_of_who_is_gone_are_given_up_and_of_more_than_enough_none_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    users, go_on = UserStore(), threading.Event()
+    users.put("ada", "pw")
+    guard, check = UserGuard(users), users.check_password
+
+    def check_slowly(name: str, password: str) -> User | None:
+        go_on.wait(40)
+        return check(name, password)
+
+    users.check_password = check_slowly  # type: ignore[method-assign]
+    monkeypatch.setattr(resp_server, "CHECKS_WAITING_MAX", 5)
+    async with serving(guard) as running:
+        async with AsyncExitStack() as stack:
+            for _ in range(5):
+                _, asks = await stack.enter_async_context(running.client())
+                asks.write(b"AUTH ada pw\r\n")
+            await turns(lambda: len(guard._tasks) == 5)
+            async with running.client() as (reader, writer):
+                writer.write(b"AUTH ada pw\r\nPING\r\n")
+                assert (await reader.readline()).startswith(b"-BUSY")
+                assert await reader.readline() == b"+PONG\r\n"
+        await turns(lambda: not len(guard._tasks))
+        go_on.set()
+        async with running.client() as (reader, writer):
+            writer.write(b"AUTH ada pw\r\n")
+            assert await reader.readline() == b"+OK\r\n"
+    await guard.close()
+
+
+@pytest.mark.parametrize(("most", "places"), [(1024, 512), (600, 300), (8192, 7680)])
+async def test_clients_leave_descriptors_for_files(
+    monkeypatch: pytest.MonkeyPatch, most: int, places: int
+) -> None:
+    monkeypatch.setattr(resp_server.resource, "getrlimit", lambda _: (most, most))
+    assert RespServer(RegisterBackend(), FakeGuard())._places == places
+    unlimited = resp_server.resource.RLIM_INFINITY
+    monkeypatch.setattr(resp_server.resource, "getrlimit", lambda _: (unlimited, unlimited))
+    assert resp_server._places() == resp_server.CONNECTIONS_MAX
+
+
 async def test_nothing_is_open_after_the_end(running: Running) -> None:
     async with running.client() as (reader, writer):
         writer.write(b"PING\r\n")
@@ -167,6 +211,9 @@ class ClosingTransport(asyncio.Transport):
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         pass
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def write(self, data: object) -> None:
         raise RuntimeError("the handler is closed")
 
@@ -179,3 +226,137 @@ async def test_nothing_is_written_to_a_connection_that_was_just_reset(running: R
     assert running.server.connections == 1
     connection.connection_lost(None)
     assert running.server.connections == 0
+
+
+# ---- who has not logged in
+
+
+async def test_who_does_not_log_in_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resp_server, "LOOK_S", 0.01)
+    async with serving(FakeGuard({"ada": ("pw", True)})) as running, running.client() as ada:
+        ada[1].write(b"AUTH ada pw\r\n")
+        assert await ada[0].readexactly(5) == b"+OK\r\n"
+        async with running.client() as stranger:
+            stranger[1].write(b"PING\r\n")
+            assert await stranger[0].readexactly(7) == b"+PONG\r\n"
+            monkeypatch.setattr(resp_server, "LOGIN_S_MAX", 0.02)
+            with suppress(ConnectionResetError):
+                assert await stranger[0].read() == b""
+        ada[1].write(b"PING\r\n")
+        assert await ada[0].readexactly(7) == b"+PONG\r\n"
+
+
+async def test_without_users_nobody_has_to_log_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resp_server, "LOOK_S", 0.01)
+    monkeypatch.setattr(resp_server, "LOGIN_S_MAX", 0.0)
+    monkeypatch.setattr(resp_server, "STRANGERS_MAX", 1)
+    async with serving(FakeGuard()) as running, running.client() as one, running.client() as two:
+        looks = running.server._timer
+        await turns(lambda: running.server._timer is not looks)
+        for reader, writer in (one, two):
+            writer.write(b"PING\r\n")
+            assert await reader.readexactly(7) == b"+PONG\r\n"
+
+
+async def test_of_too_many_that_have_not_logged_in_the_oldest_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resp_server, "STRANGERS_MAX", 1)
+    async with serving(FakeGuard({"ada": ("pw", True)})) as running, running.client() as ada:
+        ada[1].write(b"AUTH ada pw\r\n")
+        assert await ada[0].readexactly(5) == b"+OK\r\n"
+        async with running.client() as first:
+            first[1].write(b"PING\r\n")
+            assert await first[0].readexactly(7) == b"+PONG\r\n"
+            async with running.client() as second:
+                second[1].write(b"AUTH ada pw\r\n")
+                assert await second[0].readexactly(5) == b"+OK\r\n"
+                with suppress(ConnectionResetError):
+                    assert await first[0].read() == b""
+                ada[1].write(b"PING\r\n")
+                assert await ada[0].readexactly(7) == b"+PONG\r\n"
+
+
+# ---- who does not take what waits
+
+
+def big_value(running: Running) -> bytes:
+    """Have a register of half a megabyte; return what a GET of it answers."""
+    value = b"v" * 500_000
+    body = Body(argv=(b"SET", b"k", value))
+    running.backend.request(0, body, lambda _: None)
+    return b"$500000\r\n" + value + b"\r\n"
+
+
+async def test_when_too_much_waits_in_all_the_slowest_is_cut_off(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resp_server, "WAITING_BYTES_MAX", 8_000_000)
+    answer = big_value(running)
+    async with running.client() as (slow, asks_slow), running.client() as (fast, asks_fast):
+        asks_slow.write(b"GET k\r\n" * 200)
+        await turns(lambda: running.server.waiting_bytes > 1_000_000)
+        monkeypatch.setattr(resp_server, "WAITING_BYTES_MAX", 1_000_000)
+        for _ in range(10):
+            asks_fast.write(b"GET k\r\n" * 10)
+            for _ in range(10):
+                assert await fast.readexactly(len(answer)) == answer
+        await turns(lambda: running.server.connections == 1)
+        assert running.server.cut_total == 1
+        assert running.server.waiting_bytes <= 1_000_000
+        with suppress(ConnectionResetError):
+            assert len(await slow.read()) < 200 * len(answer)
+
+
+class FakeTransport(asyncio.Transport):
+    """Remembers how much was written at once, and says how much of it waits."""
+
+    def __init__(self) -> None:
+        super().__init__({"sslcontext": "one"})
+        self.sizes: list[int] = []
+        self.waiting = 0
+
+    def is_closing(self) -> bool:
+        return False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return self.waiting
+
+    def write(self, data: object) -> None:
+        assert isinstance(data, bytes)
+        self.sizes.append(len(data))
+
+
+async def test_what_is_encrypted_is_written_in_pieces(running: Running) -> None:
+    answer = big_value(running)
+    connection, transport = running.server.connection(), FakeTransport()
+    connection.connection_made(transport)
+    assert isinstance(connection, asyncio.Protocol)
+    connection.data_received(b"GET k\r\n")
+    assert sum(transport.sizes) == len(answer)
+    assert max(transport.sizes) == resp_server._TLS_BYTES
+    connection.connection_lost(None)
+
+
+async def test_who_takes_what_waits_lives(running: Running) -> None:
+    connection, transport = running.server.connection(), FakeTransport()
+    connection.connection_made(transport)
+    assert isinstance(connection, resp_server._Connection)
+    connection.data_received(b"SESSION OPEN\r\n")
+    touched = running.backend.touched
+    touched.clear()
+    transport.waiting = 900_000
+    connection.pause_writing()
+    connection.look()
+    assert touched == []
+    transport.waiting -= 1
+    connection.look()
+    assert touched == [(0, 1)]
+    connection.look()
+    assert touched == [(0, 1)]
+    connection.resume_writing()
+    assert touched == [(0, 1)] * 2
+    connection.connection_lost(None)
