@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from millstream.coordination.aio.node_files_check import NodeFilesCheck
 from millstream.coordination.core.group_check import GroupCheck
 from millstream.errors import CorruptionError
 from millstream.node.check import BucketCheck, check_directory
@@ -43,8 +44,12 @@ def command(
             print(_line(bucket))
             for index in bucket.indexes:
                 print(_index_line(index))
+        if found.coordination is not None:
+            print(_coordination_line(found.coordination))
         for group in found.groups:
             print(_group_line(group))
+    if found.coordination is not None and not found.coordination.is_sound:
+        raise CorruptionError("the node's own files of coordination are damaged")
     for kind, checked in (("buckets", found.buckets), ("groups", found.groups)):
         if damaged := sum(not one.is_sound for one in checked):
             raise CorruptionError(f"{damaged} of {len(checked)} {kind} are damaged")
@@ -67,11 +72,13 @@ def _line(bucket: BucketCheck) -> str:
         line += f"; by-id {log.by_id}"
     if bucket.map_revision:
         line += f"; map {bucket.map_revision}, this is {bucket.node_name}"
-    if bucket.torn_bytes:
-        line += f", a torn tail of {bucket.torn_bytes:,} bytes that the next start cuts"
-    if bucket.leftover_files:
-        line += f", {bucket.leftover_files} files that the next start removes"
-    return line
+    return line + _left(bucket.torn_bytes, bucket.leftover_files)
+
+
+def _left(torn_bytes: int, files: int) -> str:
+    """Return what the next start takes away of an interrupted one."""
+    torn = f", a torn tail of {torn_bytes:,} bytes that the next start cuts" if torn_bytes else ""
+    return torn + (f", {files} files that the next start removes" if files else "")
 
 
 def _index_line(index: IndexCheck) -> str:
@@ -85,9 +92,23 @@ def _index_line(index: IndexCheck) -> str:
     return line + (f", {index.unused_nodes:,} of them unused" if index.unused_nodes else "")
 
 
+def _coordination_line(own: NodeFilesCheck) -> str:
+    if own.damage:
+        return f"coordination: DAMAGED: {own.damage}"
+    if not own.node_id:
+        return "coordination: ok, nothing was begun yet"
+    line = f"coordination: ok, node {own.node_id}, {own.incarnation:,} starts, {own.groups} groups"
+    return line + (f", {own.healed} files that the next start writes again" if own.healed else "")
+
+
 def _group_line(group: GroupCheck) -> str:
     if group.damage:
         return f"group {group.folder}: DAMAGED: {group.damage}"
+    if group.is_unfinished:
+        return f"group {group.folder}: ok, being founded; the next start goes on with it"
+    if not group.node_id:
+        gone = f"{group.leftover_files} files that the next start removes"
+        return f"group {group.folder}: ok, {gone}"
     line = (
         f"group {group.folder}: ok, epoch {group.epoch}, view {group.view}, entries "
         f"{group.first_lsn:,} to {group.last_lsn:,}"
@@ -96,8 +117,4 @@ def _group_line(group: GroupCheck) -> str:
         line += f", snapshot {group.snapshot}"
     if group.healed:
         line += f", {group.healed} damaged twins that the next start writes again"
-    if group.torn_bytes:
-        line += f", a torn tail of {group.torn_bytes:,} bytes that the next start cuts"
-    if group.leftover_files:
-        line += f", {group.leftover_files} files that the next start removes"
-    return line
+    return line + _left(group.torn_bytes, group.leftover_files)

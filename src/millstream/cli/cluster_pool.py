@@ -55,6 +55,8 @@ CHANGE_S: Final = 630.0
 POOL_S: Final = 15.0
 """How long nodes may take to learn of one another."""
 _PAUSE_S: Final = 0.2
+_WIDTH_MIN: Final = 120
+"""Characters of a line; a narrower terminal wraps it, and nothing is left out."""
 
 GroupOption = Annotated[
     int, typer.Option("--group", metavar="N", help="Which group.", show_default=True)
@@ -179,6 +181,7 @@ def _plain(thing: Any) -> Any:
 
 def _show(found: dict[str, Any]) -> None:
     console = Console(highlight=False)
+    console.width = max(console.width, _WIDTH_MIN)
     table = Table(
         Column("node", min_width=32), "for clients", "for nodes", "groups", "heard", box=None
     )

@@ -1,7 +1,8 @@
 """`millstream cluster up`: several nodes on this machine, for development.
 
 Invariants:
-1. The nodes end with the command, whatever ends it: SIGINT, SIGTERM, or one of them that stops.
+1. The nodes end with the command, whatever ends it: SIGINT, SIGTERM, or that no majority of them
+   lives. One that ends before is told of, with the command that starts it again.
 2. Run again over the same directory it brings up the same nodes, on other ports.
 
 Elsewhere: one node (`cli.serve`), making them one group (`cli.cluster_pool`).
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import json as json_module
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -78,6 +80,7 @@ class _Running:
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._again: dict[int, str] = {}
         self._ended = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             before = signal.signal(number, self._end)
@@ -92,6 +95,9 @@ class _Running:
         command = [sys.executable, "-m", "millstream", "serve", "--data", str(directory)]
         command += [word for name in _LISTENERS for word in (f"--{name}", _FREE)]
         command += ["--no-memcached", "--no-ninep", *options]
+        # Who it belongs to is in its directory: it needs nobody to join.
+        without = command[3 : len(command) - len(options)]
+        again = shlex.join(["millstream", *without])
         directory.parent.mkdir(parents=True, exist_ok=True)
         log = self._stack.enter_context((directory.parent / f"{directory.name}.log").open("ab"))
         # A session of its own: an interrupt from the keyboard reaches this process only.
@@ -99,6 +105,7 @@ class _Running:
             command, stdout=subprocess.PIPE, stderr=log, start_new_session=True
         )
         self._processes.append(process)
+        self._again[process.pid] = again
         return self._ready(process, directory)
 
     def _ready(self, process: subprocess.Popen[bytes], directory: Path) -> dict[str, Any]:
@@ -118,14 +125,16 @@ class _Running:
         """Return when interrupted.
 
         Raises:
-            UnavailableError: a node stopped by itself.
+            UnavailableError: no majority of the nodes lives any more.
         """
         while not self._ended.wait(_POLL_S):
             for process in self._processes:
-                if process.poll() is not None:
-                    raise UnavailableError(
-                        f"node {process.pid} has stopped with code {process.returncode}"
-                    )
+                if process.pid in self._again and process.poll() is not None:
+                    again = self._again.pop(process.pid)
+                    text = f"node {process.pid} has stopped with code {process.returncode}"
+                    print(f"{text}; to start it again: {again}", file=sys.stderr, flush=True)
+            if len(self._again) * 2 <= len(self._processes):
+                raise UnavailableError("most nodes have stopped; the others are stopped too")
 
     def _stop(self) -> None:
         for process in self._processes:

@@ -63,7 +63,7 @@ class Coordination:
         login = ("AUTH", who.user, who.password) if who.user is not None else ()
         try:
             self.ask("HELLO", "3", *login)
-        except BaseException:
+        except BaseException:  # also when interrupted: nobody else closes it
             self._socket.close()
             raise
 

@@ -52,15 +52,12 @@ def http_port_of(connection: Connection) -> int:
 
     Raises:
         AccessError: its statistics are shown after a log-in only.
-        UnavailableError: it has no HTTP listener.
+        UnavailableError: `no_http`.
     """
-    port = _port_of(connection, b"http_port")
-    if not port:
-        raise UnavailableError(
-            f"{connection.address} has no HTTP listener: nodes with copies need one",
-            code="no_http",
-        )
-    return port
+    none = UnavailableError(
+        f"{connection.address} has no HTTP listener: nodes with copies need one", code="no_http"
+    )
+    return _port_of(connection, b"http_port", none)
 
 
 def coord_port_of(connection: Connection) -> int:
@@ -68,18 +65,16 @@ def coord_port_of(connection: Connection) -> int:
 
     Raises:
         AccessError: its statistics are shown after a log-in only.
-        UnavailableError: it has no such listener.
+        UnavailableError: `no_coord`.
     """
-    port = _port_of(connection, b"coord_port")
-    if not port:
-        raise UnavailableError(
-            f"{connection.address} does not coordinate: it was started with --no-coord",
-            code="no_coord",
-        )
-    return port
+    none = UnavailableError(
+        f"{connection.address} does not coordinate: it was started with --no-coord",
+        code="no_coord",
+    )
+    return _port_of(connection, b"coord_port", none)
 
 
-def _port_of(connection: Connection, name: bytes) -> int:
+def _port_of(connection: Connection, name: bytes, none: UnavailableError) -> int:
     connection.send(request(Opcode.STAT, opaque=1))
     port, count, is_more = 0, 0, True
     while is_more:
@@ -90,4 +85,6 @@ def _port_of(connection: Connection, name: bytes) -> int:
             count += 1
             if packet.key == name:
                 port = int(packet.value)
+    if not port:
+        raise none
     return port

@@ -25,7 +25,17 @@ from pathlib import Path
 from typing import Final
 
 from millstream.access.users import UserStore
-from millstream.coordination.core.group_check import GROUPS_FOLDER, GroupCheck, check_group
+from millstream.coordination.aio.node_files_check import NodeFilesCheck, check_node_files
+from millstream.coordination.core.entries import ID_BYTES
+from millstream.coordination.core.group_check import (
+    GROUPS_FOLDER,
+    REMOVED,
+    RESTORED,
+    GroupCheck,
+    Known,
+    check_group,
+)
+from millstream.coordination.core.pool_file import Phase
 from millstream.errors import MillstreamError, UsageError
 from millstream.node.bucket_files import BucketRecord, find_map, find_records
 from millstream.node.data_directory import read_toml
@@ -41,6 +51,7 @@ from millstream.views.core.index_check import IndexCheck
 
 __all__ = ["BucketCheck", "DirectoryCheck", "check_directory"]
 
+_GROUP: Final = re.compile(f"[0-9a-f]{{{2 * ID_BYTES}}}(?:{REMOVED}|{RESTORED})*")
 _SEGMENT: Final = re.compile(r"[0-9]{8}\.seg")
 
 
@@ -85,10 +96,14 @@ class DirectoryCheck:
     users: int
     buckets: list[BucketCheck]
     groups: list[GroupCheck] = field(default_factory=list)
+    coordination: NodeFilesCheck | None = None
+    """None: it has never coordinated."""
 
     @property
     def is_sound(self) -> bool:
         """Whether no damage was found."""
+        if self.coordination is not None and not self.coordination.is_sound:
+            return False
         are_buckets = all(bucket.is_sound for bucket in self.buckets)
         return are_buckets and all(group.is_sound for group in self.groups)
 
@@ -127,9 +142,10 @@ def check_directory(
             progress(found)
             found.indexes = check_indexes(folder / "indexes")
             buckets.append(found)
+        coordination, groups = _check_coordination(path / GROUPS_FOLDER)
         return DirectoryCheck(
-            str(node.get("uuid")), int(str(node["format"])), len(users.names), buckets,
-            _check_groups(path / GROUPS_FOLDER),
+            str(node.get("uuid")), int(str(node["format"])), len(users.names), buckets, groups,
+            coordination,
         )  # fmt: skip
     finally:
         lock.release()
@@ -154,10 +170,26 @@ def _check_bucket(path: Path, record: BucketRecord, found: BucketCheck) -> None:
         found.damage = str(error)
 
 
-def _check_groups(path: Path) -> list[GroupCheck]:
-    found = sorted(path.iterdir()) if path.is_dir() else []
-    folders = [one for one in found if one.is_dir()]  # beside them is the file of the node
-    return [check_group(_UnchangedDisk(folder), folder.name) for folder in folders]
+def _check_coordination(path: Path) -> tuple[NodeFilesCheck | None, list[GroupCheck]]:
+    if not path.is_dir():
+        return None, []
+    own, known = check_node_files(path)
+    folders = [one for one in sorted(path.iterdir()) if _GROUP.fullmatch(one.name)]
+    found = [check_group(_UnchangedDisk(one), one.name, known) for one in folders if one.is_dir()]
+    return own, found + _missing(known, {one.name.removesuffix(RESTORED) for one in folders})
+
+
+def _missing(known: Known | None, names: set[str]) -> list[GroupCheck]:
+    """Return the groups that the node had, and of which there is nothing."""
+    damage = (
+        "its folder is gone, and with it what this member has promised: replace it in its group "
+        "by a new one"
+    )
+    return [
+        GroupCheck(group_id.hex(), damage=damage)
+        for group_id, phase in (known.phases if known is not None else {}).items()
+        if phase is not Phase.FORMATTING and group_id.hex() not in names
+    ]
 
 
 @contextmanager

@@ -37,6 +37,7 @@ _LOG = logging.getLogger(__name__)
 STOP_SECONDS: Final = 10.0
 """How long it may take to stop; then it is killed, which loses nothing that was committed."""
 START_S_MAX: Final = 30.0
+"""How long a process may take until it is ready, or until it says again that it goes on."""
 RESTARTS_MAX: Final = 5
 RESTART_WINDOW_S: Final = 600.0
 _BACKOFF_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
@@ -72,6 +73,9 @@ class ChildProcess:
         self.restarts_total = 0
 
     # ---- what becomes of it, for the kinds
+
+    def goes_on(self) -> None:
+        """It is not ready yet, and comes nearer."""
 
     def is_ready(self) -> None:
         """It runs and can be asked."""
@@ -216,10 +220,13 @@ class ChildProcess:
         with suppress(BrokenPipeError):
             child.stdin.write(msgspec.json.encode(self._order) + b"\n")
             child.stdin.flush()
-        async with asyncio.timeout(START_S_MAX):
-            line = await output.readline()
-        try:
-            event: dict[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
-        except msgspec.MsgspecError:
-            return {}
-        return event
+        while True:
+            async with asyncio.timeout(START_S_MAX):
+                line = await output.readline()
+            try:
+                event: dict[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
+            except msgspec.MsgspecError:
+                return {}
+            if event.get("event") != "starting":
+                return event
+            self.goes_on()

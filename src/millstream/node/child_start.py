@@ -1,7 +1,8 @@
 """The first steps of a process that the engine's process starts.
 
 It reads one line of JSON, its order, from stdin, which stays open, and writes one line:
-`{"event":"ready"}` or `{"event":"error","message":..}`; perhaps more later.
+`{"event":"ready"}` or `{"event":"error","message":..}`; perhaps `{"event":"starting"}` before it,
+as long as it comes nearer, and more later.
 
 Invariants:
 1. The process dies with the one that started it, at once, however that ends.

@@ -3,8 +3,10 @@
 Invariants:
 1. It listens on sockets that the engine's process has bound and keeps, so that their ports stay
    the same over its restarts.
-2. It says that it is ready once it listens, then its figures each `FIGURES_S`.
-3. It ends with `EXIT_DISK_FAILED` if its disk failed; nothing is tried again there.
+2. While it reads the groups' files it says so, once a `FIGURES_S`; that it is ready once it
+   listens, then its figures.
+3. It ends with `EXIT_DISK_FAILED` if its disk failed; nothing is tried again there. That it has
+   no descriptors left is nothing of the disk, and a figure that cannot be told ends nothing.
 
 Elsewhere: its first steps (`node.child_start`), who starts and watches it (`node.coord_process`),
 what it does (`coordination.aio.coordinator`).
@@ -17,6 +19,8 @@ import logging
 import socket
 import ssl
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +36,7 @@ from millstream.node.supervise import EXIT_DISK_FAILED
 from millstream.runtime.metrics import LoopLag, processor_seconds, resident_bytes
 from millstream.runtime.process import BRIEFLY, calm_collector
 from millstream.runtime.tasks import Tasks
+from millstream.storage.core.disk_errors import is_full
 
 __all__ = ["FIGURES_S", "USERS_S", "CoordOrder", "main"]
 
@@ -84,6 +89,7 @@ async def _run(order: CoordOrder, tell: Tell) -> int:
         coordinator = await Coordinator.start(
             Path(order.directory), _listening(order), users=users, secret=order.cluster_secret,
             join=(Address(*order.join),) if order.join is not None else (), on_fatal=fail,
+            on_progress=_progress(tell),
         )  # fmt: skip
     except (MillstreamError, OSError) as error:
         is_final = isinstance(error, MillstreamError) and error.retry == "never"
@@ -103,8 +109,24 @@ async def _run(order: CoordOrder, tell: Tell) -> int:
     return 0
 
 
+def _progress(tell: Tell) -> Callable[[], None]:
+    """Return what says that the start goes on; any thread may call it."""
+    said = 0.0
+
+    def say() -> None:
+        nonlocal said
+        now = time.monotonic()
+        if now - said >= FIGURES_S:
+            said = now
+            tell({"event": "starting"})
+
+    return say
+
+
 def _is_of_the_disk(error: BaseException) -> bool:
-    return isinstance(error, OSError) or getattr(error, "code", "") == "disk_failed"
+    if isinstance(error, OSError):
+        return not is_full(error)
+    return getattr(error, "code", "") == "disk_failed"
 
 
 def _listening(order: CoordOrder) -> Listening:
@@ -134,6 +156,7 @@ async def _keep_users(coordinator: Coordinator, users: UserStore) -> None:
         try:
             for name in await asyncio.to_thread(users.refresh):
                 coordinator.clients.drop_user(name)
+                coordinator.peers.drop_user(name)
         except (CorruptionError, OSError) as error:
             _LOG.error("the users' file cannot be read: %s", error)
 
@@ -144,8 +167,13 @@ async def _tell_figures(coordinator: Coordinator, tell: Tell) -> None:
     try:
         while True:
             await asyncio.sleep(FIGURES_S)
+            try:
+                occupied = resident_bytes()
+            except OSError as error:  # of descriptors or memory: no reason to end
+                _LOG.warning("the memory of this process cannot be read: %s", error)
+                occupied = 0
             figures: dict[str, Any] = {
-                "coord_process_resident_bytes": resident_bytes(),
+                "coord_process_resident_bytes": occupied,
                 "coord_process_processor_seconds_total": processor_seconds(),
                 "coord_process_loop_lag_worst_ms": lag.worst_ms,
                 **coordinator.figures(),

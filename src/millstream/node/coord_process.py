@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from millstream.errors import CorruptionError, UnavailableError
 from millstream.kv.core.statistics import NODE_FIGURES
-from millstream.node.child_process import START_S_MAX, ChildProcess
+from millstream.node.child_process import RESTARTS_MAX, START_S_MAX, ChildProcess
 from millstream.node.coord_child import CoordOrder
 from millstream.node.supervise import EXIT_DISK_FAILED
 
@@ -52,7 +52,7 @@ class CoordProcess(ChildProcess):
         self._on_fatal = on_fatal
         self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._said: Mapping[str, float] = {}
-        self._is_up = False
+        self._is_up = self._goes_on = False
 
     async def until_ready(self) -> None:
         """Return once it serves for the first time.
@@ -61,8 +61,16 @@ class CoordProcess(ChildProcess):
             CorruptionError: `cannot_start`: its files are not what was written.
             UnavailableError: it could not start, or the disk failed.
         """
-        async with asyncio.timeout(2 * START_S_MAX):
-            await asyncio.shield(self._first)
+        while not self._first.done():
+            self._goes_on = False
+            await asyncio.wait([self._first], timeout=2 * START_S_MAX)
+            if not self._first.done() and not self._goes_on:
+                raise UnavailableError("coordination does not start", code="cannot_start")
+        self._first.result()
+
+    def goes_on(self) -> None:
+        """It reads its files."""
+        self._goes_on = True
 
     def is_ready(self) -> None:
         """It serves."""
@@ -85,6 +93,14 @@ class CoordProcess(ChildProcess):
             self._first.set_exception(_as_error(event))
         elif code == EXIT_DISK_FAILED:
             self._on_fatal(UnavailableError("the disk of coordination failed", code="disk_failed"))
+        elif not self._first.done() and self.restarts_total >= RESTARTS_MAX:
+            self._first.set_exception(
+                UnavailableError(
+                    f"coordination ended {RESTARTS_MAX + 1} times before it served; "
+                    "the log says why",
+                    code="cannot_start",
+                )
+            )
 
     def figures(self) -> dict[str, float]:
         """Return its figures, and those of the process, as it said last."""

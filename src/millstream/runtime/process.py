@@ -33,8 +33,8 @@ __all__ = [
 
 SELDOM: Final = (50_000, 20, 100)
 """When the garbage collector runs, for `gc.set_threshold`: for few long walks."""
-BRIEFLY: Final = (5_000, 6, 3_000)
-"""The same: over the latest 35,000 objects or so, and over all only after 90 million more."""
+BRIEFLY: Final = (1_000, 1, 30_000)
+"""The same: over the latest 3,000 objects or so, and over all only after 90 million more."""
 _PR_SET_PDEATHSIG: Final = 1
 _LOCK_STEP_S: Final = 0.05
 

@@ -1,7 +1,8 @@
 """What an error of the disk means: wait for space, or stop.
 
 Invariants:
-1. Only a lack of space may pass by itself; every other error ends the writing, for good.
+1. Only a lack of space, or of descriptors, may pass by itself; every other error ends the
+   writing, for good.
 
 Elsewhere: who waits and who stops (`kv.aio.flusher`).
 """
@@ -15,11 +16,12 @@ from millstream.errors import UnavailableError
 
 __all__ = ["disk_error", "is_full"]
 
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT}) | _NO_DESCRIPTORS
 
 
 def is_full(error: OSError) -> bool:
-    """Return whether there is no space for now, also where a quota says so."""
+    """Return whether there is no space for now, also where a quota says so, or no descriptor."""
     return error.errno in _FULL
 
 
@@ -29,9 +31,8 @@ def disk_error(error: OSError, place: str, *, is_final: bool = False) -> Unavail
     `is_final`: it failed whatever the reason, as after a sync.
     """
     if is_full(error) and not is_final:
-        return UnavailableError(
-            f"{place} cannot be written: {error}; free space", code="disk_full"
-        )
+        cure = "have fewer files open" if error.errno in _NO_DESCRIPTORS else "free space"
+        return UnavailableError(f"{place} cannot be written: {error}; {cure}", code="disk_full")
     return UnavailableError(
         f"{place}: the disk failed: {error}; look after it, then restart", code="disk_failed"
     )
