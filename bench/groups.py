@@ -48,7 +48,7 @@ class Group(ABC):
                 member.start()
             self.form()
             until(lambda: self.primary() is not None, f"{self.name} does not serve")
-        except BaseException:
+        except BaseException:  # also when interrupted: no server is left behind
             self.__exit__()
             raise
         return self

@@ -12,7 +12,7 @@ from millstream.coordination.core.front import Front
 from millstream.coordination.core.front_commands import FRONT_COMMANDS
 from millstream.coordination.core.register import Registers
 from millstream.coordination.core.register_commands import REGISTER_COMMANDS
-from millstream.coordination.core.values import error, integer, mapping
+from millstream.coordination.core.values import array, error, integer, mapping
 
 
 class RegisterBackend:
@@ -30,6 +30,7 @@ class RegisterBackend:
         self.held: list[Callable[[], None]] = []
         self.asked: list[tuple[object, ...]] = []
         self.executed: list[Body] = []
+        self.touched: list[tuple[int, int]] = []
         self.sessions: dict[int, tuple[bytes, bytes, bytes]] = {}
         self.replies: dict[tuple[int, int], Reply] = {}
 
@@ -54,6 +55,13 @@ class RegisterBackend:
     def resume(self, gid: int, instance: bytes, session: int, secret: bytes, done: Done) -> None:
         self.asked.append((gid, "resume", instance, session, secret))
         self._answer(done, lambda: self._know(instance, session, secret))
+
+    def touch(self, gid: int, session: int) -> None:
+        self.touched.append((gid, session))
+
+    def list_sessions(self, gid: int, after: int, done: Done) -> None:
+        known = [number for number in self.sessions if number > after]
+        self._answer(done, lambda: Reply(0, Code.OK, array([integer(one) for one in known])))
 
     def _answer(self, done: Done, find: Callable[[], Reply]) -> None:
         def answer() -> None:
@@ -133,13 +141,16 @@ class FakeGuard:
     def asks(self) -> bool:
         return bool(self.users)
 
-    def check(self, name: str, password: str, done: Callable[[Principal | None], None]) -> None:
+    def check(
+        self, name: str, password: str, done: Callable[[Principal | None], None]
+    ) -> Callable[[], object]:
         known = self.users.get(name)
         found = Principal(name, known[1]) if known and known[0] == password else None
         if self.holds:
             self.held.append(lambda: done(found))
         else:
             done(found)
+        return lambda: None
 
 
 class FrontClient:

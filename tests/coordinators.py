@@ -73,7 +73,7 @@ class Nodes:
         await until(lambda: self.group(0).replica.leading)
         others = [self.running[number].node_id.hex().encode() for number in range(1, self.size)]
         answer = b"-BUSY"
-        while answer == b"-BUSY":  # its first entry is not committed yet
+        while _is_for_now(answer):  # its first entry is not committed yet
             answer = await admin(first, b"GROUP", b"ADD", b"%d" % FIRST_GROUP, *others)
         assert not answer.startswith(b"-"), answer
         await until(lambda: all(FIRST_GROUP in n.groups.numbered for n in self.running.values()))
@@ -115,9 +115,24 @@ class Nodes:
                     reply = await ask(self.group(number), *argv)
                     if reply.code is Code.OK:
                         return reply
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.02)  # nobody tells: asked again
+
+    async def admin(self, *argv: bytes) -> tuple[Coordinator, bytes]:
+        """Ask all in turn, until one does it or says why not; return which, and its answer."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                for node in list(self.running.values()):
+                    answer = await admin(node, *argv)
+                    if not _is_for_now(answer):
+                        return node, answer
+                await asyncio.sleep(0.02)  # nobody tells: asked again
 
     def primary(self) -> int | None:
         """Return which node leads, None unless it is one."""
         leading = [number for number in self.running if self.group(number).replica.leading]
         return leading[0] if len(leading) == 1 else None
+
+
+def _is_for_now(answer: bytes) -> bool:
+    """Whether a refusal says that another node, or the same one later, may do it."""
+    return answer.partition(b" ")[0] in (b"-NOTPRIMARY", b"-BUSY", b"-NOQUORUM", b"-NOTREADY")

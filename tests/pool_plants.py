@@ -59,12 +59,12 @@ def _on_ping(self: Gossip, _: PoolEnvelope, ping: Ping) -> None:
 
 
 PLANTS: Final[dict[str, tuple[type, str, Any, int]]] = {
-    "tombstones are not looked at": (PoolTables, "note_founding", _note_founding, 19),
+    "tombstones are not looked at": (PoolTables, "note_founding", _note_founding, 51),
     "effects do not wait for the disk": (Pool, "_take", _take, 1),
-    "a group opens before a quorum is formed": (Hosting, "_note_formed", _note_formed, 1),
+    "a group opens before a quorum is formed": (Hosting, "_note_formed", _note_formed, 2),
     "that a group is formatted is not kept": (Hosting, "_formatted", _formatted, 1),
     "older words of nodes count": (PoolTables, "note_node", _note_node, 1),
-    "older words of groups count": (Directory, "note", _note, 2),
+    "older words of groups count": (Directory, "note", _note, 5),
     "pings are not answered": (Gossip, "on_ping", _on_ping, 1),
 }
 """With a seed that finds it."""

@@ -50,6 +50,7 @@ from millstream.coordination.core.pool_effects import (
     Say,
     Stray,
     Told,
+    Warn,
 )
 from millstream.coordination.core.pool_file import Phase, decode_node_file
 from millstream.coordination.core.pool_messages import (
@@ -88,6 +89,7 @@ class Node:
         self.open: dict[bytes, None] = {}
         self.timer_ms: float | None = None
         self.join: tuple[Address, ...] = ()
+        self.warnings: list[str] = []
         self.places: dict[bytes, tuple[int, int]] = {}
         self.ages: dict[bytes, tuple[int, int]] = {}
         """What this process knew of groups and nodes before: it never goes back."""
@@ -191,6 +193,8 @@ class World:
                 self.answers[ticket] = value
             case AskGroup() | AskReport() | AskLog() | AskBackup() | AskRestore():
                 self.questions.append((node, effect))
+            case Warn(text):
+                node.warnings.append(text)
             case HangUp():
                 pass
 

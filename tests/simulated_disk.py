@@ -86,21 +86,28 @@ class Content:
     ctime: int
     data: bytearray = field(default_factory=bytearray)
     synced: bytearray = field(default_factory=bytearray)
-    dirty: set[int] = field(default_factory=set)
-    """Blocks that the next sync writes."""
+    dirty: tuple[int, int] | None = None
+    """From where to where the next sync writes, in whole blocks."""
 
     def touch(self, begin: int, end: int) -> None:
-        self.dirty.update(range(begin // BLOCK_BYTES, (end + BLOCK_BYTES - 1) // BLOCK_BYTES))
+        if begin < end or begin % BLOCK_BYTES:
+            begin -= begin % BLOCK_BYTES
+            end += -end % BLOCK_BYTES
+            known = self.dirty
+            self.dirty = (
+                (begin, end) if known is None else (min(begin, known[0]), max(end, known[1]))
+            )
 
     def sync(self) -> None:
         size = len(self.data)
-        del self.synced[size:]
-        self.synced.extend(bytes(size - len(self.synced)))
-        if self.dirty:  # what lies between them is equal
-            begin, end = min(self.dirty) * BLOCK_BYTES, (max(self.dirty) + 1) * BLOCK_BYTES
+        if len(self.synced) != size:
+            del self.synced[size:]
+            self.synced.extend(bytes(size - len(self.synced)))
+        if self.dirty is not None:
+            begin, end = self.dirty
             part = self.data[begin:end]
             self.synced[begin : begin + len(part)] = part
-        self.dirty.clear()
+        self.dirty = None
 
 
 class SimulatedFile:
@@ -118,9 +125,10 @@ class SimulatedFile:
     def _put(self, offset: int, data: bytes) -> None:
         content = self.content
         if data:
-            end = offset + len(data)
-            content.touch(min(offset, len(content.data)), end)
-            content.data.extend(bytes(max(0, end - len(content.data))))
+            end, size = offset + len(data), len(content.data)
+            content.touch(min(offset, size), end)
+            if end > size:
+                content.data.extend(bytes(end - size))
             content.data[offset:end] = data
             content.ctime = next(self.disk.numbers)
 
@@ -146,14 +154,14 @@ class SimulatedFile:
         try:
             self.disk.before(SYNC, self.content.name)
         except OSError:
-            self.content.dirty.clear()
+            self.content.dirty = None
             raise
         self.content.sync()
 
     def forget_cache(self) -> None:
         """What no sync will write any more turns out to be whatever is on the disk."""
         content = self.content
-        if not content.dirty:
+        if content.dirty is None:
             content.data = self.disk.mixed(content.data, content.synced)
             content.synced = content.data[:]
 
@@ -236,7 +244,7 @@ class SimulatedDisk:
         for content in self.files.values():
             content.data = self.mixed(content.data, content.synced)
             content.synced = content.data[:]
-            content.dirty.clear()
+            content.dirty = None
         del self.by_id[rng.randint(0, len(self.by_id)) :]
         if not self.by_id:
             self.by_id = [{}]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from itertools import count
 from typing import NamedTuple
 
@@ -57,6 +56,12 @@ def found_in(image: DurableImage) -> State:
     assert (image.snapshot and image.snapshot.id) == image.snapshot_id
     log = [image.entry(lsn) for lsn in range(image.base.lsn + 1, image.op_lsn + 1)]
     return State(image.standing, image.base, tuple(filter(None, log)), image.snapshot_id)
+
+
+class SmallJournal(Journal):
+    """One that takes small segments along soon, so that whatever strikes strikes there, too."""
+
+    segments_few = 3
 
 
 class JournalWorld:
@@ -121,7 +126,7 @@ class JournalWorld:
             if not is_formatted(self.disk):
                 assert self.state == State(STANDING)
                 format_group(self.disk, STANDING)
-            self.journal = Journal(self.disk, SEGMENT_BYTES)
+            self.journal = SmallJournal(self.disk, SEGMENT_BYTES)
             self.check(found_in(self.journal.image))
 
     def check(self, found: State) -> None:
@@ -282,8 +287,7 @@ def damage(rng: random.Random, disk: SimulatedDisk, names: Iterable[str], kind: 
         disk.files.pop(name)
         disk.synced.pop(name, None)
     content.synced = data[:]
-    with suppress(KeyError):
-        content.dirty.clear()
+    content.dirty = None
     return name
 
 

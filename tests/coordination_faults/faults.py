@@ -5,16 +5,19 @@ Elsewhere: doing it (`nodes`, `network`), in which order (`run`).
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Callable
 from typing import NamedTuple
 
 from coordination_faults.network import Network
-from coordination_faults.nodes import Nodes
-from coordination_faults.talk import Refused
+from coordination_faults.nodes import MEMBERS, Nodes
 
-__all__ = ["FAULTS", "Scene", "heal"]
+__all__ = ["CHANGES", "FAULTS", "Scene", "heal"]
+
+CHANGES = ("move", "members")
+"""What administrators do, which something else mostly goes wrong with."""
+ADD_SHARE = 0.4
+"""Of changes of members that make the group larger, where they can."""
 
 
 class Scene(NamedTuple):
@@ -86,10 +89,32 @@ def _clock(scene: Scene) -> None:
     )
 
 
+def _lose(scene: Scene) -> None:
+    scene.network.lose(scene.node)
+
+
 def _move(scene: Scene) -> None:
     """Have an administrator give the lead to another, perhaps in the wrong moment."""
-    with contextlib.suppress(Refused, OSError):
-        scene.nodes.ask(scene.node, "ADMIN", "GROUP", "MOVE-PRIMARY", "1")
+    chosen = scene.rng.random()
+
+    def words(members: list[str], _: list[str]) -> list[str]:
+        return ["MOVE-PRIMARY", "1", members[int(chosen * len(members))]]
+
+    scene.nodes.administer(words)
+
+
+def _members(scene: Scene) -> None:
+    """Have an administrator change the members of the group, whoever of them lives."""
+    rng = scene.rng
+
+    def words(members: list[str], others: list[str]) -> list[str]:
+        if len(members) > MEMBERS:
+            return ["REMOVE", "1", *rng.sample(members, 2)]
+        if len(others) > 1 and rng.random() < ADD_SHARE:
+            return ["ADD", "1", *rng.sample(others, 2)]
+        return ["REPLACE", "1", rng.choice(members), rng.choice(others)]
+
+    scene.nodes.administer(words)
 
 
 FAULTS: dict[str, Callable[[Scene], None]] = {
@@ -104,7 +129,9 @@ FAULTS: dict[str, Callable[[Scene], None]] = {
     "slow": _slow,
     "full": _full,
     "clock": _clock,
+    "lose": _lose,
     "move": _move,
+    "members": _members,
 }
 
 

@@ -1,8 +1,8 @@
 """The network between the nodes, and what can be done to it: real links, or proxies.
 
 A node's number is the last part of its address. `cut` has what one node sends to another vanish,
-`slow` has a node's link be slow, `heal` ends all of that. Clients reach all nodes at all times, so
-that one that is cut off may be asked, and must not lie.
+`slow` has a node's link be slow, `lose` has it lose some of what comes, `heal` ends all of that.
+Clients reach all nodes at all times, so that one that is cut off may be asked, and must not lie.
 
 Invariants:
 1. What is cut is silent: nobody is told that a connection has ended.
@@ -14,6 +14,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
+import re
 import subprocess
 import threading
 from collections.abc import Callable, Coroutine, Iterable
@@ -27,6 +29,11 @@ __all__ = ["Links", "Network", "Proxies", "has_namespaces", "run"]
 _COORD_PORT, _PEER_PORT = 7379, 7380
 _SLOW = ("rate", "512kbit", "burst", "8kb", "latency", "400ms")
 _SLOW_BYTES, _SLOW_S = 2048, 0.03
+_LOSSY = ("netem", "loss", "10%")
+_LOSSY_ELSE = ("tbf", "rate", "1mbit", "burst", "1600", "limit", "1600")
+"""Where the kernel has no netem: a queue that is too short, and drops what comes at once."""
+_BREAK_SHARE = 0.02
+"""Of what a proxy is given, where it breaks connections in the middle of it."""
 _NOBODY = "02:00:00:00:de:ad"
 _SUBNET = "10.77.0"
 _LINK = "eth0"
@@ -53,6 +60,13 @@ class Network(Protocol):
     def slow(self, node: int) -> None:
         """Make a node's link slow."""
 
+    def lose(self, node: int) -> None:
+        """Have a node's link lose some of what it is given."""
+
+    @property
+    def losses(self) -> int:
+        """How often that has happened, up to the last healing."""
+
     def heal(self) -> None:
         """End it all."""
 
@@ -60,10 +74,11 @@ class Network(Protocol):
         """Take everything away."""
 
 
-def run(*words: str) -> None:
-    """Run a command that has to succeed; say what it said if it does not."""
+def run(*words: str) -> str:
+    """Run a command that has to succeed, and return what it says."""
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(words)}: {done.stderr or done.stdout}"
+    return done.stdout
 
 
 def has_namespaces() -> bool:
@@ -84,6 +99,7 @@ class Links:
         self.hub, self.count = hub, count
         self._cut: set[tuple[int, int]] = set()
         self._slow: set[int] = set()
+        self.losses = 0
         run("ip", "link", "set", "lo", "up")
         run("ip", "link", "add", "bridge", "type", "bridge")
         run("ip", "link", "set", "bridge", "up")
@@ -130,13 +146,25 @@ class Links:
 
     def slow(self, node: int) -> None:
         self._slow.add(node)
-        run("tc", "-n", self._space(node), "qdisc", "replace", "dev", _LINK, "root", "tbf", *_SLOW)
+        self._shape(node, "tbf", *_SLOW)
+
+    def lose(self, node: int) -> None:
+        self._slow.add(node)
+        try:
+            self._shape(node, *_LOSSY)
+        except AssertionError:
+            self._shape(node, *_LOSSY_ELSE)
+
+    def _shape(self, node: int, *how: str) -> None:
+        run("tc", "-n", self._space(node), "qdisc", "replace", "dev", _LINK, "root", *how)
 
     def heal(self) -> None:
         for sender, receiver in self._cut:
             there = f"{_SUBNET}.{receiver}"
             run("ip", "-n", self._space(sender), "neigh", "del", there, "dev", _LINK)
         for node in self._slow:
+            told = run("tc", "-s", "-n", self._space(node), "qdisc", "show", "dev", _LINK)
+            self.losses += sum(map(int, re.findall(r"dropped (\d+)", told)))
             run("tc", "-n", self._space(node), "qdisc", "del", "dev", _LINK, "root")
         self._cut.clear()
         self._slow.clear()
@@ -159,6 +187,9 @@ class Proxies:
         self.count, self.port, self._pids = count, port, pids
         self._cut: set[tuple[int, int]] = set()
         self._slow: set[int] = set()
+        self._lossy: set[int] = set()
+        self.losses = 0
+        self._chance = random.Random(port)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -220,9 +251,19 @@ class Proxies:
                 while (sender, receiver) in self._cut:
                     await self._healed.wait()
                 if sender in self._slow or receiver in self._slow:
-                    await asyncio.sleep(_SLOW_S)
-                writer.write(data)
+                    await asyncio.sleep(_SLOW_S)  # a slow line is the fault itself
+                is_last = self._breaks(sender, receiver)
+                writer.write(data[: len(data) // 2] if is_last else data)
                 await writer.drain()
+                if is_last:
+                    return
+
+    def _breaks(self, sender: int, receiver: int) -> bool:
+        """Whether the connection ends now, perhaps in the middle of a message."""
+        lossy = bool({sender, receiver} & self._lossy)
+        breaks = lossy and self._chance.random() < _BREAK_SHARE
+        self.losses += breaks
+        return breaks
 
     def options(self, node: int) -> tuple[str, ...]:
         host = f"127.0.1.{node}"
@@ -246,10 +287,14 @@ class Proxies:
     def slow(self, node: int) -> None:
         self._loop.call_soon_threadsafe(self._slow.add, node)
 
+    def lose(self, node: int) -> None:
+        self._loop.call_soon_threadsafe(self._lossy.add, node)
+
     def heal(self) -> None:
         def now() -> None:
             self._cut.clear()
             self._slow.clear()
+            self._lossy.clear()
             self._healed.set()
             self._healed = asyncio.Event()
 

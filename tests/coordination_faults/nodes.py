@@ -15,8 +15,9 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from coordination_faults.talk import Connection, Refused
 from node_process import NodeProcess
 from waiting import until
 
-__all__ = ["LOGIN", "Nodes"]
+__all__ = ["LOGIN", "MEMBERS", "Nodes"]
 
 LOGIN = ("tester", "a word that only tests know")
 _SECRET = "a secret that only the nodes of a test share"
@@ -34,6 +35,9 @@ _DISK = "size=192m,mode=700"
 _INSIDE = Path(__file__).parent / "inside"
 _WAIT_S = 2.0
 _FORM_S = 60.0
+MEMBERS = 3
+"""Of the group when a run begins; the other nodes take no part until they are put in."""
+_TRIES = 8
 
 
 class Nodes:
@@ -46,6 +50,8 @@ class Nodes:
         self.has_disks = os.geteuid() == 0
         self._mounted: list[Path] = []
         self._stopped: dict[int, list[int]] = {}
+        self._administrators = ThreadPoolExecutor(4)
+        self._is_over = threading.Event()
         self.processes = {node: self._process(node) for node in self.numbers}
 
     def _process(self, node: int) -> NodeProcess:
@@ -140,7 +146,7 @@ class Nodes:
     # ---- their group
 
     def form(self) -> None:
-        """Start them all and make one group of them."""
+        """Start them all and make one group of some of them."""
         self._start(self.numbers)
         until(self._is_one_group, self.log_ends, _FORM_S)
 
@@ -149,22 +155,67 @@ class Nodes:
         for node in self.numbers:
             with contextlib.suppress(Refused, OSError):
                 told = _fields(self.ask(node, "ADMIN", "STATUS", "1"))
-                if len(told["nodes"]) == len(self.numbers) and told.get("is_quorum_ok"):
+                if len(told["nodes"]) == MEMBERS and told.get("is_quorum_ok"):
                     return True
                 ids = [_fields(row)["node"] for row in self.ask(node, "ADMIN", "NODES")]
                 wanted = [one for one in ids if one not in told["nodes"]]
                 if len(ids) == len(self.numbers) and wanted:
+                    wanted = wanted[: MEMBERS - 1]
                     self.ask(node, "ADMIN", "GROUP", "ADD", "1", *wanted, wait_s=_FORM_S)
         return False
+
+    def administer(self, words: Callable[[list[str], list[str]], list[str]]) -> None:
+        """Have an administrator say a command about the group until it is answered, or not.
+
+        `words` makes it of the ids of members and of the other nodes. Faults go on meanwhile.
+        """
+        self._administrators.submit(self._administer, words)
+
+    def _administer(self, words: Callable[[list[str], list[str]], list[str]]) -> None:
+        said: list[str] = []
+        for attempt in range(_TRIES):
+            node = list(self.numbers)[attempt % len(self.numbers)]
+            with contextlib.suppress(Refused, OSError):
+                told = self.status(node)
+                if not said:
+                    ids = [_fields(row)["node"] for row in self.ask(node, "ADMIN", "NODES")]
+                    members = told["nodes"]
+                    said = words(members, [one for one in ids if one not in members])
+                answer = self._said_to(_number_in(told["primary"] or ""), said)
+                self.counts[f"{said[0]} {answer}"] += 1
+                if answer not in ("NOTPRIMARY", "BUSY", "NOQUORUM", "UNKNOWN", "no answer"):
+                    return
+            if self._is_over.wait(0.3):
+                return
+
+    def _said_to(self, node: int, words: list[str]) -> str:
+        try:
+            self.ask(node, "ADMIN", "GROUP", *words, wait_s=2 * _WAIT_S)
+        except Refused as refused:
+            return refused.code
+        except OSError:
+            return "no answer"
+        return "OK"
 
     def ask(self, node: int, *words: str, wait_s: float = _WAIT_S) -> Any:
         """Ask a node as an administrator; Refused or OSError where it does not do it."""
         with _connected(self.network.clients_address(node), wait_s) as connection:
             return connection.call(*words)
 
-    def applied(self, node: int) -> int:
-        """Return up to where a node has applied the log of its group."""
-        return int(_fields(self.ask(node, "ADMIN", "STATUS", "1"))["applied_lsn"])
+    def status(self, node: int) -> dict[str, Any]:
+        """Return what a node says of the group."""
+        return _fields(self.ask(node, "ADMIN", "STATUS", "1"))
+
+    def is_one(self) -> bool:
+        """Whether all members of the newest epoch have applied the same."""
+        told = [self.status(node) for node in self.numbers]
+        newest = max(one["epoch"] for one in told)
+        there = [
+            one for one in told if one["epoch"] == newest and one["role"] in ("primary", "backup")
+        ]
+        if not there or len(there) < len(there[0]["nodes"]):
+            return False
+        return len({one["applied_lsn"] for one in there}) == 1
 
     def stop_and_check(self) -> list[str]:
         """Stop all; return what is wrong about how they end or about their files."""
@@ -185,6 +236,8 @@ class Nodes:
 
     def close(self) -> None:
         """End all of it."""
+        self._is_over.set()
+        self._administrators.shutdown()
         self.go_on()
         for process in self.processes.values():
             process.kill()
@@ -204,6 +257,12 @@ def _connected(address: tuple[str, int], wait_s: float) -> Iterator[Connection]:
 
 def _fields(row: list[Any]) -> dict[str, Any]:
     return dict(zip(row[::2], row[1::2], strict=True))
+
+
+def _number_in(address: str) -> int:
+    """Return which node is at an address; 1 if that is not known."""
+    part = address.rpartition(":")[0].rpartition(".")[2]
+    return int(part) if part.isdigit() else 1
 
 
 def _signal(pids: list[int], number: int) -> None:

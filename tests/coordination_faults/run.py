@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coordination_faults.clients import Client, Shared
-from coordination_faults.faults import FAULTS, Scene, heal
+from coordination_faults.faults import CHANGES, FAULTS, Scene, heal
 from coordination_faults.network import Links, Network, Proxies
 from coordination_faults.nodes import LOGIN, Nodes
 from coordination_faults.talk import Refused
@@ -29,7 +29,7 @@ from waiting import until
 
 __all__ = ["HEALED_S_MAX", "Outcome", "run_once"]
 
-NODES, CLIENTS = 3, 8
+NODES, CLIENTS = 5, 8
 FAULT_S, CALM_S = (1.0, 6.0), (1.0, 4.0)
 HEALED_S_MAX = 30.0
 ANSWERED_MIN_PER_S = 2.0
@@ -89,7 +89,12 @@ def _run(
     wrong: list[str] = []
     while time.monotonic() < started + seconds:
         shared.stop.wait(rng.uniform(*CALM_S))
+        name = ""
         for _ in range(2 if rng.random() < TWO_SHARE else 1):
+            name = next(names)
+            done[name] += 1
+            _begin(name, rng, nodes, network, shared)
+        if name in CHANGES:  # and something happens to it
             name = next(names)
             done[name] += 1
             _begin(name, rng, nodes, network, shared)
@@ -135,14 +140,13 @@ def _await_answer(shared: Shared, nodes: Nodes) -> list[str]:
 
 
 def _await_agreement(nodes: Nodes) -> list[str]:
-    """Wait until all nodes have applied the same."""
+    """Wait until all members have applied the same."""
 
     def is_one() -> bool:
         try:
-            told = [nodes.applied(node) for node in nodes.numbers]
+            return nodes.is_one()
         except (Refused, OSError):
             return False
-        return len(set(told)) == 1
 
     try:
         until(is_one, wait_s=HEALED_S_MAX)
@@ -175,6 +179,10 @@ def _judged(
             if name.startswith("refused ")
         },
         "nodes that ended by themselves": nodes.counts["ended by itself"],
+        "administrators": {
+            name: count for name, count in sorted(nodes.counts.items()) if name[0].isupper()
+        },
+        "packets lost, or connections broken": nodes.network.losses,
         "keys": verdict.keys,
         "undecided": verdict.undecided,
     }

@@ -4,9 +4,13 @@ Invariants:
 1. One thread, one heap of events, one random stream per purpose, all of them from the seed: a run
    is repeated by its seed, whatever else is in the process.
 2. A fault class that is left out moves no draw of the others, so that a failing run can be shrunk.
+3. More than may be is lost on purpose only (`lost_entry`, `forget_all`): then the group has to
+   stand still, and all else that is checked is checked on.
+4. Fault classes that came later (`LATER`) draw from streams of their own: without them a seed is
+   the run that it was before.
 
-Not here: pools of nodes, connections and RESP; groups without a journal; what a client's program
-does by itself (its retries are imitated).
+Not here: pools of nodes, connections and RESP; what a client's program does by itself (its retries
+are imitated).
 
 Elsewhere: replicas alone, without time and files (`coordination_world`).
 """

@@ -12,6 +12,7 @@ from coordination_sim.plants import PLANTS
 from coordination_sim.runs import command, run, say, shrink
 from coordination_sim.search import SEEDS_MAX, search_all
 from coordination_sim.weather import FAULTS, Options
+from coordination_sim.whole import run as run_whole
 
 LEDGER_SEEDS = 4
 
@@ -24,11 +25,13 @@ def main() -> int:
     parser.add_argument("--hours", type=float, help="simulated ones, instead of --count")
     parser.add_argument("--without", default="", help="fault classes to leave out")
     parser.add_argument("--only", help="a short run with these fault classes, or `nothing`")
+    parser.add_argument("--fix", default="", help="its weather: members=5,late=0.1,...")
     parser.add_argument("--clients", type=int, default=12, help="at most so many")
     parser.add_argument("--until", type=float, default=1e9, help="end there, in simulated seconds")
     parser.add_argument("--trace", help="print what this node does at the end, or all of them")
     parser.add_argument("--plant", choices=sorted(PLANTS), help="make this mistake")
     parser.add_argument("--all-plants", action="store_true", help="each of them in turn")
+    parser.add_argument("--whole", action="store_true", help="whole nodes, of several groups")
     parser.add_argument("--shrink", action="store_true", help="make a run that fails smaller")
     parser.add_argument(
         "--ledger", type=Path, help="go on with its seeds, for ever, and add lines"
@@ -40,7 +43,7 @@ def main() -> int:
     only = None if args.only is None else frozenset(args.only.split(",")) - {"nothing"}
     if unknown := (without | (only or frozenset())) - set(FAULTS):
         parser.error(f"no such faults: {sorted(unknown)}")
-    options = Options(without, args.clients, args.until, args.plant, only)
+    options = Options(without, args.clients, args.until, args.plant, only, fixed(args.fix))
     trace = int(args.trace) if (args.trace or "").isdigit() else args.trace
     if args.all_plants:
         return search_all(args.seed, args.count or SEEDS_MAX, args.table)
@@ -50,6 +53,12 @@ def main() -> int:
     if args.ledger:
         return keep_running(args.ledger, args.revision)
     return seeds(args, options, trace)
+
+
+def fixed(text: str) -> tuple[tuple[str, float], ...]:
+    """Return what `--fix` says."""
+    pairs = (part.split("=") for part in filter(None, text.split(",")))
+    return tuple((name, float(value) if "." in value else int(value)) for name, value in pairs)
 
 
 def keep_running(path: Path, revision: str) -> int:
@@ -69,9 +78,9 @@ def seeds(args: argparse.Namespace, options: Options, trace: int | str | None) -
     total, hours, processor = Counter[str](), 0.0, 0.0
     wanted = args.hours if args.hours is not None else 1e9
     count = (args.count or 1) if args.hours is None else 10**9
-    found = 0
+    found, run_one = 0, run_whole if args.whole else run
     for seed in range(args.seed, args.seed + count):
-        outcome = run(seed, options, trace)
+        outcome = run_one(seed, options, trace)
         say(*outcome.lines)
         total += outcome.counts
         hours += outcome.simulated_s / 3600
@@ -81,8 +90,8 @@ def seeds(args: argparse.Namespace, options: Options, trace: int | str | None) -
         if outcome.wrong:
             found += 1
             say(f"seed {seed}: {outcome.wrong}")
-            least = shrink(seed, options) if args.shrink else options
-            say(f"    {command(seed, least)}")
+            least = shrink(seed, options, run_one) if args.shrink else options
+            say(f"    {command(seed, least, is_whole=args.whole)}")
         if hours >= wanted:
             break
     rate = hours * 3600 / processor if processor else 0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from coordination_sim.loop import stream
 from histories.events import Operation
 from millstream.coordination.core.effects import Code, Read, Reply, Request, Touch
-from millstream.coordination.core.entries import Body, Kind
+from millstream.coordination.core.entries import NOTHING, Body, Kind
 
 if TYPE_CHECKING:
     from coordination_sim.machine import Machine
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SPAN = 40
 SIGN_OF_LIFE_MS = 2000.0
+SHORT_MS = (500, 1000, 3000)
+"""Time-outs of sessions that may be short; their clients show life more often."""
 BACK_OFF_MS = (10.0, 100.0)
 
 
@@ -64,6 +66,7 @@ class Client:
     target: int = 0
     seen: int = 0
     is_over: bool = False
+    time_out_ms: int = 0
     open: dict[int, Call] = field(default_factory=dict)
     known: dict[bytes, bytes] = field(default_factory=dict)
 
@@ -74,6 +77,7 @@ class Clients:
     def __init__(self, world: World) -> None:
         self.world, self.loop, self.weather = world, world.loop, world.weather
         self.rng = stream(world.seed, "workload")
+        self.short_rng = stream(world.seed, "short sessions")
         self.asked: dict[int, Asked] = {}
         self.history: list[tuple[float, int, str, Call, Any]] = []
         """(time, client, invoke/ok, call, result)"""
@@ -87,6 +91,20 @@ class Clients:
             self.clients.append(self.born())
             self._next(len(self.clients) - 1)
         self.loop.after(SIGN_OF_LIFE_MS, self.show_life)
+        if self.weather.short_sessions:
+            self.world.counts["short_sessions"] += 1
+            self.show_life_often()
+
+    def show_life_often(self) -> None:
+        """Have clients of short sessions say that they live, to whoever they take for primary."""
+        draw, machines = self.short_rng.random, self.world.machines
+        self.loop.after(SHORT_MS[0] / 3, self.show_life_often)
+        for client in self.clients:
+            if client.session and client.time_out_ms and draw() < self.weather.sign_of_life:
+                delay = self.weather.delay_ms * (0.5 + draw())
+                leader = next((m for m in machines if m.leads), None)
+                machine = leader or machines[client.target % len(machines)]
+                self.loop.after(delay, machine.receive, Touch(client.session))
 
     def show_life(self) -> None:
         """Have clients say that they live, as their connections do."""
@@ -102,6 +120,8 @@ class Clients:
         self._born += 1
         client = Client(self._born, self._born.to_bytes(16, "big"))
         client.target = self.rng.randrange(len(self.world.machines))
+        if self.weather.short_sessions and not self.world.calm:
+            client.time_out_ms = self.short_rng.choice((*SHORT_MS, 0))
         self._try(Call(client, "open"))
         return client
 
@@ -180,7 +200,8 @@ class Clients:
         """Return what a node's front makes of a request."""
         client = call.client
         if call.function == "open":
-            return Request(ticket, instance=client.instance, kind=Kind.SESSION_OPEN)
+            asked = Body(argv=(b"%d" % client.time_out_ms,)) if client.time_out_ms else NOTHING
+            return Request(ticket, asked, client.instance, kind=Kind.SESSION_OPEN)
         if call.csn:
             body = Body(argv=call.argv)
             return Request(ticket, body, client.instance, client.session, call.csn)

@@ -2,8 +2,8 @@
 
 Invariants:
 1. What is not mended stays as it is: down, deaf, or mute.
-2. It takes `CALM_MS` at most until a new request commits and all that are well are equal; then
-   nothing is left that would grow.
+2. It takes `CALM_MS` at most, and what messages take on their way, until a new request commits and
+   all that are well are equal; then nothing is left that would grow.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ ROUND_MS = 1000.0
 
 def heal(world: World) -> None:
     """Mend, wait, and look."""
+    if world.is_lost:
+        _look_at_ruins(world)
+        return
     broken, fault = _choose(world)
     world.calm = True
     world.network.heal()
@@ -33,7 +36,7 @@ def heal(world: World) -> None:
         _break(world, broken, fault)
     for client in world.clients.clients:
         client.target = 0
-    end = world.loop.now + CALM_MS + 4 * world.weather.delay_ms * 100
+    end = world.loop.now + CALM_MS + 4 * world.weather.delay_ms * (100 + 3 * _parts(world))
     goal = world.clients.born()
     asked = None
     while world.loop.now < end:
@@ -50,6 +53,35 @@ def heal(world: World) -> None:
     raise WrongError(f"stuck after healing, one {fault}: {what}: {states}")
 
 
+def _parts(world: World) -> int:
+    """Return how many questions and answers it takes to fetch a snapshot."""
+    known = [m.replica.stable for m in world.machines if m.replica and m.replica.stable]
+    return max((stable.size for stable in known), default=0) // world.weather.part
+
+
+def _look_at_ruins(world: World) -> None:
+    """What was committed is gone: the group stands still, says so if it can, and does not lie.
+
+    An entry that was on its way may have come back, and the group with it; if nobody has a log,
+    nobody can.
+    """
+    world.calm = True
+    world.network.heal()
+    for machine in world.machines:
+        machine.mend()
+    world.loop.run_until(world.loop.now + CALM_MS)
+    leads = any(machine.leads for machine in world.machines)
+    world.counts["ruins that stand still"] += not leads
+    if world.weather.journalled:
+        return
+    lost = [m for m in world.machines if m.replica and m.replica.status is Status.LOST]
+    if leads or not lost:
+        raise WrongError("a group goes on whose log nobody can know")
+    for machine in lost:
+        if not machine.replica.report().is_data_lost:
+            raise WrongError(f"node {machine.number} does not say that data is lost")
+
+
 def _choose(world: World) -> tuple[Machine | None, str]:
     """Return which machine stays broken, and how; none if another one's disk is not whole."""
     fault = world.rng.choice(("whole", "down", "deaf", "mute"))
@@ -61,7 +93,7 @@ def _choose(world: World) -> tuple[Machine | None, str]:
         world.may_harm(other)
     harmed = any(m.harmed for m in world.machines)
     lone = any(len(members) == 1 and machine.id in members for members in world.counted())
-    if fault == "whole" or harmed or lone or machine.dead:
+    if fault == "whole" or harmed or lone or machine.dead or not world.may_end(machine):
         return None, "whole"
     return machine, fault
 
@@ -69,8 +101,8 @@ def _choose(world: World) -> tuple[Machine | None, str]:
 def _break(world: World, machine: Machine, fault: str) -> None:
     numbers = [m.number for m in world.machines if m is not machine]
     if fault == "down":
+        machine.stays_down = True
         machine.crash()
-        machine.process += 1
     elif fault == "deaf":
         world.network.cuts.update((number, machine.number) for number in numbers)
     else:
@@ -78,10 +110,15 @@ def _break(world: World, machine: Machine, fault: str) -> None:
 
 
 def _operate(world: World) -> None:
-    """Do what an operator does about a member whose disk is lost: put another in its place."""
+    """Do what an operator does: replace a member whose disk is lost, find a wrong state."""
     for machine in world.machines:
         if machine.leads and any(world.network.machines[m].dead for m in machine.replica.members):
             world.reconfigure(machine, world.rng)
+            return
+    for machine in world.machines:
+        members = machine.replica.members if machine.leads else ()
+        if any(m.is_astray for m in map(world.network.machines.__getitem__, members)):
+            world.take_snapshot(world.rng)
             return
 
 

@@ -4,6 +4,8 @@ Invariants:
 1. The disks of so many members are harmed at once that every committed entry is whole somewhere:
    of no set of members that counts more than a minority is harmed or dead.
 2. One disk is harmed once between two whole starts.
+3. Links are gone through by the numbers of their nodes: sets have an order of their own in each
+   interpreter, and a seed has to be the same run in all of them.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ class Faults:
         return self.rng.uniform(low, high)
 
     def _links(self, ones: list[Machine], *, out: bool = True, into: bool = True) -> list:
-        mine = {machine.number for machine in ones}
+        mine = sorted({machine.number for machine in ones})
         numbers = range(len(self.world.machines))
         return [
             pair for a in mine for b in numbers if b not in mine
@@ -202,7 +204,7 @@ class Faults:
     def lost_log(self) -> bool:
         """Take the header file away and damage the log's end: nobody can tell what it was."""
         machine = self._one()
-        if not self.world.may_lose_log(machine):
+        if not self.world.weather.journalled or not self.world.may_lose_log(machine):
             return False
         machine.crash()
         layout = machine.layout()
@@ -226,6 +228,8 @@ class Faults:
         machine = self._one()
         if not self.world.may_harm(machine):
             return False
+        if not self.world.may_end(machine):
+            return False
         machine.crash()
         for name in machine.disk.names():
             machine.disk.remove(name)
@@ -234,6 +238,31 @@ class Faults:
         self.world.say(machine, "has lost its disk")
         self.world.add_machine()
         return True
+
+    def lost_entry(self) -> bool:
+        """Damage all copies of an entry: the group must stand still, and not go on without it."""
+        return self.world.destroy_entry(self.rng)
+
+    def forget_all(self) -> bool:
+        """Have so many forget at once that nobody can know what was committed."""
+        return self.world.forget_all(self.rng)
+
+    # ---- memory
+
+    def wrong_state(self) -> bool:
+        """Have one state go wrong, where no client looks."""
+        machine = self._one()
+        world = self.world
+        if not world.weather.journalled or not world.may_lose_log(machine):
+            return False
+        if len(machine.replica.members) < 3 or not machine.well or not machine.replica.has_state:
+            return False
+        machine.replica.machine.go_astray()
+        machine.harmed, machine.harm_run = True, machine.process - 1
+        world.say(machine, "has a wrong state")
+        return True
+
+    # ---- disks, once more
 
     def sync_error(self) -> None:
         self._one().fault = Fault(self.rng.choice(("sync", "write")), self.rng.randint(0, 9))
@@ -254,7 +283,7 @@ class Faults:
         self._one().run_at(self.rng.uniform(0.8, 1.2))
 
     def jump(self) -> None:
-        self._one().wall_ms += self.rng.randint(-20_000_000, 20_000_000)
+        self._one().jump(self.rng.randint(-20_000_000, 20_000_000))
 
     # ---- operations
 
@@ -267,6 +296,11 @@ class Faults:
         if leaders:
             self.world.move_primary(self.rng.choice(leaders), self.rng)
         return bool(leaders)
+
+    def snapshot_storm(self) -> None:
+        """Have one snapshot taken after the other, whether or not the last one is done."""
+        for _ in range(self.rng.randint(3, 30)):
+            self.loop.after(self.rng.uniform(0, 3000), self.world.take_snapshot, self.rng)
 
     def death_in_reconfigure(self) -> bool:
         """End an epoch, and its primary a moment later."""

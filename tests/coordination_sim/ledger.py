@@ -78,9 +78,25 @@ def table(lines: Iterable[dict[str, Any]]) -> list[str]:
     ]  # fmt: skip
 
 
+def revisions(lines: Iterable[dict[str, Any]]) -> list[str]:
+    """Return how long each revision ran, and how many of its runs failed, as a table."""
+    hours, runs, broken = Counter[str](), Counter[str](), Counter[str]()
+    for known in lines:
+        revision = known["revision"]
+        hours[revision] += known["hours"]["all"]
+        runs[revision] += known["seeds"]
+        broken[revision] += len(known["violations"])
+    return [
+        "| revision, the oldest first | hours | runs | broke an invariant |",
+        "| --- | ---: | ---: | ---: |",
+        *(f"| {name} | {hours[name]:,.1f} | {runs[name]:,} | {broken[name]:,} |" for name in runs),
+    ]
+
+
 def write_table(document: Path, ledger: Path) -> None:
     """Put the table where a document has its marks."""
-    write_between(document, BEGIN, END, table(read(ledger)))
+    lines = list(read(ledger))
+    write_between(document, BEGIN, END, [*table(lines), "", *revisions(lines)])
 
 
 def write_between(document: Path, begin: str, end: str, lines: list[str]) -> None:

@@ -17,6 +17,8 @@ from typing import Any
 from zlib import crc32
 
 DUE_MAX = 50_000
+MARKS = 512
+"""So many events are put into the digest at once."""
 _MARK = Struct("<dQ")
 
 
@@ -29,6 +31,7 @@ class Loop:
         self.digest = 0
         self._asked = 0
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._marks = bytearray(MARKS * _MARK.size)
 
     def at(self, when: float, what: Callable[..., None], *args: Any) -> None:
         """Have something happen then."""
@@ -42,16 +45,26 @@ class Loop:
 
     def run_until(self, end: float) -> None:
         """Let all happen that is due before `end`."""
-        heap, digest, pack = self._heap, self.digest, _MARK.pack
-        while heap and heap[0][0] <= end:
-            when, number, what, args = heappop(heap)
-            self.now = when
-            self.events += 1
-            digest = crc32(pack(when, number), digest)
-            self.digest = digest
-            what(*args)
-            assert len(heap) <= DUE_MAX, f"{len(heap)} calls are due: messages breed"
+        heap, marks, done = self._heap, self._marks, 0
+        pack_into, size = _MARK.pack_into, _MARK.size
+        try:
+            while heap and heap[0][0] <= end:
+                when, number, what, args = heappop(heap)
+                self.now = when
+                pack_into(marks, done * size, when, number)
+                done += 1
+                if done == MARKS:
+                    self._mark(done)
+                    done = 0
+                what(*args)
+                assert len(heap) <= DUE_MAX, f"{len(heap)} calls are due: messages breed"
+        finally:
+            self._mark(done)
         self.now = max(self.now, end)
+
+    def _mark(self, done: int) -> None:
+        self.events += done
+        self.digest = crc32(memoryview(self._marks)[: done * _MARK.size], self.digest)
 
     def waiting(self, what: str) -> int:
         """Return how many calls of that name are due some time."""

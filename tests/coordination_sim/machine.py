@@ -16,6 +16,9 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordination_sim.loop import stream
+from coordination_sim.states import RecordedRegisters
+from coordination_sim.times import Work
+from coordination_sim.truth import contradicted
 from millstream.coordination.core.durable import SUPERBLOCK, newest_root
 from millstream.coordination.core.effects import (
     AdoptSnapshot,
@@ -32,15 +35,17 @@ from millstream.coordination.core.effects import (
     Soon,
     Start,
     Timer,
+    WriteSnapshot,
 )
 from millstream.coordination.core.entries import Entry
 from millstream.coordination.core.journal import Journal, format_group
 from millstream.coordination.core.member import Status
-from millstream.coordination.core.register import Registers
-from millstream.coordination.core.snapshots import Pieces
+from millstream.coordination.core.messages import Envelope, SnapshotDone
+from millstream.coordination.core.snapshots import SnapshotId
 from millstream.coordination.core.standing import Standing
 from millstream.errors import CorruptionError, UnavailableError
 from simulated_disk import Crash, Fault, SimulatedDisk, nothing_happens
+from simulated_journal import SmallJournal
 
 if TYPE_CHECKING:
     from coordination_sim.world import World
@@ -48,25 +53,7 @@ if TYPE_CHECKING:
 SEGMENT_BYTES = 20_000
 FULL_RETRY_MS = 1000.0
 SOON_MS = 0.01
-
-
-class RecordedRegisters(Registers):
-    """Registers that say what they were told to execute."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.executed: dict[int, bytes] = {}
-        self.is_restored = False
-
-    def apply(self, entry: Entry) -> bytes:
-        reply = super().apply(entry)
-        self.executed[entry.lsn] = reply
-        return reply
-
-    def restore(self, pieces: Pieces) -> Iterator[None]:
-        self.executed.clear()
-        self.is_restored = True
-        return super().restore(pieces)
+TIMER, SOON = Timer(), Soon()
 
 
 class Step(NamedTuple):
@@ -96,18 +83,25 @@ class Machine:
         self.inbox: deque[tuple[Any, ...]] = deque()
         self.slowness = self.disk_slowness = 1.0
         self.rate, self.clock_ms, self.clock_since, self.wall_ms = 1.0, 0.0, 0.0, 0
-        self.dead = False
+        self.was_lost = False
+        """Before the last event the log was lost, or the state known to be wrong."""
+        self.dead = self.stays_down = False
         """The superblock is lost, and the node with it."""
         self.harmed = False
         """Something on the disk is not what was written, and may still be found."""
         self.harm_run = 0
         self.told = (0, 0)
+        self.said: Envelope | None = None
+        """What was looked at last of what it says."""
         self.seen_commit = 0
         self.seen_log: tuple[Any, ...] = ()
         self.hashes: dict[int, bytes] = {}
         """LSN -> hash of what is durable and whole."""
         self.base_lsn = 0
         """A durable snapshot stands for all before it."""
+        self.work = Work(0.0)
+        self.written_snapshot: SnapshotId | None = None
+        """The last one that this process has on its disk."""
         self._timer = 0
         self._before_fault = self._before
 
@@ -120,16 +114,24 @@ class Machine:
     def run_at(self, rate: float) -> None:
         """Have the clock run faster or slower from now on."""
         self.clock_ms, self.clock_since, self.rate = self.clock(), self.loop.now, rate
+        self.world.times.clock_moved(self)
+
+    def jump(self, by_ms: int) -> None:
+        """Have the clock that people see show something else."""
+        self.wall_ms += by_ms
+        self.world.times.clock_moved(self)
 
     # ---- life
 
     def start(self, process: int | None = None) -> None:
         """Begin a process, unless there is one, or the one meant is not the last one."""
-        if self.replica is not None or self.dead or process not in (None, self.process):
+        if self.replica is not None or process not in (None, self.process):
+            return
+        if self.dead or self.stays_down:
             return
         self.process += 1
         try:
-            self.journal = Journal(self.disk, SEGMENT_BYTES)
+            self.journal = SmallJournal(self.disk, SEGMENT_BYTES)
         except (UnavailableError, Crash) as error:
             self.world.say(self, f"does not start: {error!r}")
             self._end(power_lost=self.rng.random() < self.world.weather.power)
@@ -153,6 +155,7 @@ class Machine:
         machine = RecordedRegisters()
         chance = stream(world.seed, f"replica/{self.number}/{self.process}").random
         self.replica = world.replica_class(machine, chance)
+        self.replica.contradict = contradicted
         self.replica.hint_entries_max = world.weather.hint
         self.replica.batch_entries_max = world.weather.batch
         self.replica.snapshot_entries = world.weather.snapshot
@@ -160,12 +163,14 @@ class Machine:
         self.replica.part_bytes = world.weather.part
         self.seen_commit, self.seen_log = 0, ()
         self.clock_ms, self.clock_since = self.rng.random() * 1e6, self.loop.now
+        self.work, self.written_snapshot = Work(self.clock()), None
+        world.times.clock_moved(self)
         world.say(self, f"starts with {len(log)} entries, {standing}")
         self.step(Start(image.for_replica))
 
     def crash(self, *, power_lost: bool = False) -> None:
         """End the process here and now; what was being written may be there in part."""
-        if self.replica is None:
+        if self.replica is None or not self.world.may_end(self):
             return
         self.world.counts["crashes"] += 1
         self.world.say(self, f"crashes{' without power' if power_lost else ''}")
@@ -192,6 +197,7 @@ class Machine:
     def _end(self, *, power_lost: bool) -> None:
         """Have no process, and start one some time later."""
         self.disk.before = nothing_happens
+        self.world.forgets(self)
         if power_lost:
             self.world.counts["power losses"] += 1
             self.disk.lose_power()
@@ -244,17 +250,19 @@ class Machine:
             if self.paused:
                 self.inbox.append((self.on_timer, number))
             else:
-                self.step(Timer())
+                self.step(TIMER)
 
     def on_soon(self, process: int) -> None:
         """Others had their turn after a CallSoon."""
         if process == self.process:
-            self.receive(Soon())
+            self.receive(SOON)
 
     def step(self, *events: Any) -> None:
         """Let the replica take events, look at it, and do what it wants, as far as it lives."""
         world, process = self.world, self.process
         now = self.clock()
+        world.times.hear(self, now, events)
+        self.was_lost = self.replica.status is Status.LOST
         effects = self.replica.step(now, max(0, int(now) + self.wall_ms), *events)
         if world.trace is not None:
             world.say_step(self, events, effects)
@@ -262,19 +270,20 @@ class Machine:
         for effect in effects:
             if self.fuse is not None:
                 self.fuse -= 1
-                if self.fuse < 0:
+                if self.fuse < 0 and world.may_end(self):
                     self.crash(power_lost=self.rng.random() < world.weather.power)
                     return
+            if type(effect) is Send:
+                world.truth.check_said(self, effect.envelope)
+                world.network.send(self, effect.receiver, effect.envelope)
+                continue
             self._carry_out(effect)
             if process != self.process:
                 return
 
     def _carry_out(self, effect: Any) -> None:
         kind = type(effect)
-        if kind is Send:
-            self.world.truth.check_said(self, effect.envelope)
-            self.world.network.send(self, effect.receiver, effect.envelope)
-        elif kind is SetTimer:
+        if kind is SetTimer:
             self._timer += 1
             delay = effect.after_ms / self.rate * self.slowness
             self.loop.after(delay, self.on_timer, self._timer)
@@ -288,6 +297,8 @@ class Machine:
     # ---- the disk
 
     def _write(self, effect: DiskEffect) -> None:
+        if isinstance(effect, WriteSnapshot):
+            self.world.truth.states.made(self, effect.snapshot.id)
         steps = self.steps
         waiting = len(steps) > self.writing
         if waiting and isinstance(effect, Append) and isinstance(steps[-1].effect, Append):
@@ -340,8 +351,10 @@ class Machine:
             self._end(power_lost=self.rng.random() < 0.5)
 
     def _before(self, effect: str, name: str) -> None:
+        """Have a fault strike; a member that has no room for its superblock ends, too."""
         assert self.fault is not None
-        if self.fault.strikes(effect):
+        survives = self.fault.kind == "full" and name != SUPERBLOCK
+        if self.fault.strikes(effect) and (survives or self.world.may_end(self)):
             raise self.fault.error(effect)
 
     def _keep(self, effect: DiskEffect) -> None:
@@ -357,16 +370,31 @@ class Machine:
             self.hashes, self.base_lsn = {link.lsn: link.hash}, link.lsn
             self.hashes.update((entry.lsn, entry.header.hash) for entry in effect.suffix)
             self.world.counts["snapshots installed"] += 1
+        elif isinstance(effect, WriteSnapshot):
+            self.written_snapshot = effect.snapshot.id
         elif isinstance(effect, AdoptSnapshot):
             self.world.counts["snapshots adopted"] += 1
 
     def hash_on_disk(self, lsn: int) -> bytes | None:
-        """Return the hash of an entry that is durable and whole."""
+        """Return the hash of an entry that is durable and whole, or remembered where all are."""
+        if not self.world.weather.journalled:
+            found: bytes | None = self.replica.log.hash_at(lsn)
+            return found
         return self.hashes.get(lsn)
 
     def has_on_disk(self, lsn: int, digest: bytes) -> bool:
         """Return whether an entry, or a snapshot of what it did, is durable."""
+        if not self.world.weather.journalled:
+            log = self.replica.log if self.remembers else None
+            return log is not None and (lsn < log.base.lsn or log.hash_at(lsn) == digest)
         return lsn < self.base_lsn or self.hashes.get(lsn) == digest
+
+    def has_snapshot(self, done: SnapshotDone) -> bool:
+        """Return whether this snapshot of its own state was made durable."""
+        made = self.written_snapshot
+        return not self.world.weather.journalled or (
+            made is not None and (made.number, made.hash) == done
+        )
 
     # ---- what others ask
 
@@ -379,13 +407,39 @@ class Machine:
     def well(self) -> bool:
         """Whether it runs, is a member in full, and has all of its log."""
         r = self.replica
-        return r is not None and r.status is Status.NORMAL and r.current and not r.log.holes
+        if r is None or r.status is not Status.NORMAL or self.is_astray:
+            return False
+        return r.current and not r.log.holes
+
+    @property
+    def is_astray(self) -> bool:
+        """Whether its state went wrong."""
+        return self.replica is not None and self.replica.machine.is_astray
+
+    @property
+    def remembers(self) -> bool:
+        """Whether it runs, and has not lost its log."""
+        return self.replica is not None and self.replica.status is not Status.LOST
 
     def layout(self) -> Any:
         """Return which files are in force, of a machine that is down."""
-        data = bytes(self.disk.files[SUPERBLOCK].data) if SUPERBLOCK in self.disk.files else b""
-        root, _ = newest_root(data)
+        root, _ = newest_root(self.superblock())
         return None if root is None else root.layout
+
+    def superblock(self) -> bytes:
+        """Return what the disk has of it."""
+        found = self.disk.files.get(SUPERBLOCK)
+        return b"" if found is None else bytes(found.data)
+
+    def destroy(self, body: bytes) -> None:
+        """Damage all that the disk has of an entry, but for its header."""
+        for content in (*self.disk.files.values(), *self.disk.synced.values()):
+            for data in (content.data, content.synced):
+                at = data.find(body)
+                while at >= 0:
+                    data[at + len(body) // 2] ^= 1
+                    at = data.find(body, at)
+        self.harmed, self.harm_run = True, self.process
 
     def hurry(self) -> None:
         """Be as fast as others again."""

@@ -31,21 +31,21 @@ class Network:
         self.rng = stream(seed, "network")
         self.loop, self.weather, self.counts = loop, weather, counts
         self.machines: dict[bytes, Machine] = {}
+        self._message: Message | None = None
+        """The last one: what is said to several is one message."""
         self.cuts: Counter[tuple[int, int]] = Counter()
         self.clogs: dict[tuple[int, int], float] = {}
         self.calm = False
         self._last: dict[tuple[int, int], float] = {}
-
-    def delay(self) -> float:
-        """Draw how long one message takes."""
-        weather = self.weather
-        return weather.delay_ms * (1 + weather.jitter * self.rng.random() ** 3)
 
     def send(self, sender: Machine, receiver_id: bytes, envelope: Envelope) -> None:
         """Take a message to its receiver, or not."""
         receiver = self.machines.get(receiver_id)
         if receiver is None:
             return
+        message = self._message
+        if message is None or message[0] is not envelope:
+            message = self._message = Message(envelope)
         draw, weather, link = self.rng.random, self.weather, (sender.number, receiver.number)
         if self.cuts and self.cuts.get(link):
             return
@@ -55,28 +55,26 @@ class Network:
                 return
             if weather.duplicate and draw() < weather.duplicate:
                 self.counts["duplicate"] += 1
-                self._arrange(link, sender, receiver, envelope)
+                self._arrange(link, sender, receiver, message)
             if weather.late and draw() < weather.late:
                 self.counts["late"] += 1
-                self.loop.after(draw() * LATE_MS_MAX, self.arrive, receiver, envelope)
+                self.loop.after(draw() * LATE_MS_MAX, receiver.receive, message)
         if draw() < ENCODED:
-            envelope = decode(encode(envelope)[4:])
-        self._arrange(link, sender, receiver, envelope)
+            message = Message(decode(encode(envelope)[4:]))
+        self._arrange(link, sender, receiver, message)
 
     def _arrange(
-        self, link: tuple[int, int], sender: Machine, receiver: Machine, envelope: Envelope
+        self, link: tuple[int, int], sender: Machine, receiver: Machine, message: Message
     ) -> None:
-        when = self.loop.now + self.delay() * (sender.slowness + receiver.slowness) / 2
+        weather = self.weather
+        delay = weather.delay_ms * (1 + weather.jitter * self.rng.random() ** 3)
+        when = self.loop.now + delay * (sender.slowness + receiver.slowness) / 2
         if self.clogs and link in self.clogs:
             when = max(when, self.clogs[link])
-        if not self.weather.reorder:
+        if not weather.reorder:
             when = max(when, self._last.get(link, 0.0))
             self._last[link] = when
-        self.loop.at(when, self.arrive, receiver, envelope)
-
-    def arrive(self, receiver: Machine, envelope: Envelope) -> None:
-        """Hand a message over; a machine that is down does not notice."""
-        receiver.receive(Message(envelope))
+        self.loop.at(when, receiver.receive, message)
 
     # ---- cuts
 

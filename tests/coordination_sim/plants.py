@@ -15,11 +15,17 @@ from millstream.coordination.core.replica import Replica
 
 __all__ = ["OUT_OF_REACH", "PLANTS", "Plant"]
 
-LOST = ("committed twice", "begins without committed entry", "is committed, durable on")
-"""A committed entry is gone, or was never safe."""
+LOST = (
+    "committed twice", "begins without committed entry", "is committed, durable on",
+    "shorter than what is committed", "lacks what is committed",
+)  # fmt: skip
+"""A committed entry is gone, or was never safe; members look, too, before they lose one."""
 STALE = ("stale read", "a read of", "the history of the clients")
 """Somebody has read what was no longer so."""
-OTHER_STATE = ("takes back what it committed", ", entry ", "is answered", "a read of")
+OTHER_STATE = (
+    "takes back what it committed", ", entry ", "is answered", "a read of", "two states at",
+    "its state was right",
+)  # fmt: skip
 """A state is not what the entries make of it; members that see that of theirs begin anew."""
 CHANGES = ("reconfigure", "death_in_reconfigure")
 CUTS = ("isolate_primary", "partition", "one_way", "pause")
@@ -33,11 +39,14 @@ class Plant(NamedTuple):
     replica: type[Replica]
     signs: tuple[str, ...]
     faults: frozenset[str]
+    fixed: tuple[tuple[str, float], ...] = ()
+    """What of the weather is not drawn."""
 
 
-def _plant(name: str, signs: tuple[str, ...], *faults: str) -> Plant:
+def _plant(name: str, signs: tuple[str, ...], *faults: str, **fixed: float) -> Plant:
     replica = IN_REPLICAS[name]
-    return Plant((replica.__doc__ or "").strip(), replica, signs, frozenset(faults))
+    what = (replica.__doc__ or "").strip()
+    return Plant(what, replica, signs, frozenset(faults), tuple(fixed.items()))
 
 
 PLANTS: dict[str, Plant] = {
@@ -60,36 +69,59 @@ PLANTS: dict[str, Plant] = {
     ),
     "late_freeze": _plant("late_freeze", OTHER_STATE, *CRASHES),
     "bare_snapshot": _plant(
-        "bare_snapshot", ("shorter than what is committed", *LOST), *CHANGES, *CUTS
+        "bare_snapshot", LOST, "isolate_primary", "reconfigure",
+        snapshot=10, retain=0, rate_per_s=20,
     ),
-    "lost_is_gap": _plant("lost_is_gap", LOST, "lost_log", "crash", *CUTS),
+    "lost_is_gap": _plant("lost_is_gap", LOST, "lost_log", "isolate_primary", "slow_node", "loss"),
     "noop_any_epoch": _plant("noop_any_epoch", ("stuck after healing",), *CHANGES, "crash"),
     "no_check": _plant("no_check", STALE, *CUTS),
-    "ends_here": _plant("ends_here", OTHER_STATE, "client_silence", "client_restart", *CUTS),
+    "ends_here": _plant(
+        "ends_here", ("lives, and its client is told", *OTHER_STATE),
+        "short_sessions", "client_silence", "slow_disk", "isolate_primary",
+    ),
     "faulty_is_missing": _plant(
         "faulty_is_missing",
-        ("has committed more than it has", "shorter than what is committed", *LOST),
+        ("has committed more than it has", *LOST),
         *CRASHES, "damage", "rolling_restart",
     ),
-    "done_early": _plant("done_early", (*LOST, *OTHER_STATE), *CRASHES, "slow_disk"),
-    "cut_first": _plant("cut_first", LOST, *CUTS, "crash"),
-    "longest": _plant("longest", LOST, *CUTS, "crash"),
+    "done_early": _plant("done_early", ("says too early that it has a snapshot",), "slow_disk"),
+    "cut_first": _plant(
+        "cut_first", LOST, "isolate_primary", "restart_storm", "loss", "reorder",
+        loss=0.3, duration_ms=10_000,
+    ),
+    "longest": _plant(
+        "longest", LOST, "isolate_primary", "restart_storm", rate_per_s=10, window=40
+    ),
     "lead_blind": _plant("lead_blind", (*OTHER_STATE, *STALE), *CRASHES, "damage"),
-    "one_is_enough": _plant("one_is_enough", (*LOST, "stuck after healing"), *CUTS, "damage"),
+    "one_is_enough": _plant(
+        "one_is_enough", (*LOST, *OTHER_STATE), "wrong_state", "snapshot_storm", "slow_node"
+    ),
     "teach_all": _plant("teach_all", LOST, *CHANGES, *CUTS, "crash"),
     "late_start_view": _plant("late_start_view", LOST, *CUTS, "late", "duplicate", "reorder"),
     "loyal": _plant("loyal", ("stuck after healing",), *CUTS),
-    "nonce_again": _plant("nonce_again", STALE, *CUTS, "duplicate", "late", "reorder"),
-    "read_leaving": _plant("read_leaving", STALE, *CUTS, *CHANGES),
-    "read_before_noop": _plant("read_before_noop", STALE, *CUTS, "crash"),
+    "nonce_again": _plant(
+        "nonce_again", STALE, "isolate_primary", "late", "reorder", late=0.2, rate_per_s=50
+    ),
+    "own_clock": _plant("own_clock", ("the time of one wrong clock",), "jump"),
+    "no_grace": _plant(
+        "no_grace", ("of silence, it may be",), "short_sessions", "isolate_primary", "move_primary"
+    ),
+    "pause_is_silence": _plant(
+        "pause_is_silence", ("of silence, it may be",), "short_sessions", "pause"
+    ),
+    "blind_to_divergence": _plant(
+        "blind_to_divergence", ("goes on with another state", "gives no alarm"), "wrong_state"
+    ),
+    "forgetful": _plant("forgetful", LOST, "no_journal", *CUTS, *CRASHES, "rolling_restart"),
+    "read_before_noop": _plant(
+        "read_before_noop", STALE, "isolate_primary", "slow_disk", "loss", "reorder",
+        rate_per_s=50,
+    ),
 }  # fmt: skip
 """Name -> mistake; those found soonest come first."""
 OUT_OF_REACH = {
-    "own_clock": "the times that entries show are not looked at here yet",
-    "no_grace": "how long a client was silent before its session ended is not looked at here yet",
-    "pause_is_silence": "the same",
-    "blind_to_divergence": "nothing goes wrong in memory here yet",
-    "forgetful": "no groups without a journal here yet",
+    "read_leaving": "reads are refused already once the epoch has ended, and until then what a "
+    "quorum says of the view makes them true: the second lock keeps nothing shut any more",
     "torn_install": "it is the disk's, and made only by `tests/coordination_world.py`",
 }
 """Mistakes that are not searched for, and why."""

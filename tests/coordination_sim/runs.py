@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import NamedTuple
 
 from coordination_sim.weather import Options, Weather
@@ -43,7 +44,7 @@ def run(seed: int, options: Options = ALL, trace: int | str | None = None) -> Ou
     try:
         world.run()
     except WRONG as error:
-        wrong = f"{type(error).__name__}: {error or 'assertion'} ({_where(error)})"
+        wrong = f"{type(error).__name__}: {error or 'assertion'} ({where(error)})"
     last = world.truth.committed[-1].header.hash.hex() if world.truth.committed else ""
     return Outcome(
         seed, wrong, f"{world.loop.digest:08x}-{world.truth.end}-{last}", world.loop.now / 1000,
@@ -51,7 +52,7 @@ def run(seed: int, options: Options = ALL, trace: int | str | None = None) -> Ou
     )  # fmt: skip
 
 
-def _where(error: BaseException) -> str:
+def where(error: BaseException) -> str:
     frame, last = error.__traceback__, ""
     while frame is not None:
         last = f"{frame.tb_frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.tb_lineno}"
@@ -59,13 +60,16 @@ def _where(error: BaseException) -> str:
     return last
 
 
-def command(seed: int, options: Options) -> str:
+def command(seed: int, options: Options, *, is_whole: bool = False) -> str:
     """Return what repeats a run."""
-    arguments = f"--seed {seed} {options.as_arguments()}".strip()
+    arguments = f"--seed {seed}{' --whole' * is_whole} {options.as_arguments()}".strip()
     return f"PYTHONPATH=tests python -m coordination_sim {arguments}"
 
 
-def shrink(seed: int, options: Options) -> Options:
+Run = Callable[[int, Options], Outcome]
+
+
+def shrink(seed: int, options: Options, run: Run = run) -> Options:
     """Drop fault classes, then clients, then time, as long as something is still found."""
     for fault in Weather.drawn(seed, options).faults:
         fewer = options._replace(without=options.without | {fault})

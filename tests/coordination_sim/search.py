@@ -45,13 +45,14 @@ def search(name: str, first: int, count: int = SEEDS_MAX) -> Found:
     plant = PLANTS[name]
     others, processor = 0, 0.0
     for seed in range(first, first + count):
-        outcome = run(seed, Options(plant=name, only=plant.faults))
+        clean = Options(only=plant.faults, fixed=plant.fixed)
+        outcome = run(seed, clean._replace(plant=name))
         processor += outcome.processor_s
         if outcome.wrong is None:
             continue
         if outcome.wrong.startswith(OWN_ERRORS):
             return Found(seed - first + 1, None, others, processor, outcome.wrong)
-        if is_sign(plant, outcome.wrong) and not run(seed, Options(only=plant.faults)).wrong:
+        if is_sign(plant, outcome.wrong) and not run(seed, clean).wrong:
             return Found(seed - first + 1, _short(outcome.wrong), others, processor)
         others += 1
     return Found(count, None, others, processor)

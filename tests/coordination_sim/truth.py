@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from coordination_sim.states import States, weight
 from millstream.coordination.core.client_table import WINDOW_MAX
 from millstream.coordination.core.effects import Code, Reply
 from millstream.coordination.core.entries import Entry, Kind
@@ -20,19 +21,27 @@ from millstream.coordination.core.messages import (
     Envelope,
     PrepareOk,
     QuorumCheckOk,
+    SnapshotDone,
 )
 from millstream.coordination.core.standing import Standing
+from millstream.coordination.core.versions import version_of
 
 if TYPE_CHECKING:
     from coordination_sim.machine import Machine
     from coordination_sim.world import World
 
 NOBODY = (Status.INITIALIZATION, Status.LOST, Status.RETIRED)
+NOTHING = (None, 0)
 VOTES = (DoViewChange, PrepareOk, QuorumCheckOk)
 
 
 class WrongError(AssertionError):
     """An invariant does not hold."""
+
+
+def contradicted(what: str) -> None:
+    """Be no less strict than a member: it would go on."""
+    raise WrongError(what)
 
 
 class Executed(NamedTuple):
@@ -49,7 +58,10 @@ class Model:
         self.past: dict[bytes, tuple[list[int], list[bytes]]] = {}
         self.sessions: dict[int, tuple[bytes, set[int]]] = {}
         self.results: dict[tuple[int, int], Executed] = {}
-        self.at_lsn: dict[int, bytes] = {}
+        self.at_lsn: dict[int, tuple[bytes, int]] = {}
+        """LSN -> what a request was answered, and the number of the state after it."""
+        self.number = 0
+        self._weights: dict[bytes, int] = {}
 
     def value_at(self, key: bytes, lsn: int) -> bytes:
         """Return what a register held once this entry was applied."""
@@ -67,7 +79,7 @@ class Model:
                 self.sessions.pop(int(session), None)
         elif header.kind is Kind.REQUEST and self._counts(header):
             value = self._execute(entry)
-            self.at_lsn[entry.lsn] = value
+            self.at_lsn[entry.lsn] = value, self.number
             if header.session:
                 self.results[(header.session, header.csn)] = Executed(value, entry.lsn)
 
@@ -93,6 +105,9 @@ class Model:
         lsns, values = self.past.setdefault(key, ([], []))
         lsns.append(entry.lsn)
         values.append(value)
+        now = weight(key, value, version_of(entry.header))
+        self.number += now - self._weights.get(key, 0)
+        self._weights[key] = now
         return b"+OK"
 
 
@@ -104,6 +119,7 @@ class Truth:
         self.committed: list[Entry] = []
         self.committed_in: list[tuple[int, int]] = []
         self.model = Model()
+        self.states = States()
         self.leaders: dict[tuple[int, int], tuple[int, int]] = {}
         self.logs: dict[tuple[int, int], tuple[int, list[bytes | None]]] = {}
         """Epoch and view -> where the longest log of it that was seen begins, and its hashes."""
@@ -121,7 +137,12 @@ class Truth:
             raise WrongError(f"node {machine.number} said {machine.told}, found {standing}")
 
     def check_said(self, machine: Machine, envelope: Envelope) -> None:
-        """Nothing is said that is not durable, nor that breaks a promise."""
+        """Nothing is said that is not durable, nor that breaks a promise.
+
+        What is said to several at once, in one step, is looked at once.
+        """
+        if envelope is machine.said:
+            return
         journal = machine.journal
         assert journal is not None
         said, standing = (envelope.epoch, envelope.view), journal.root.standing
@@ -138,8 +159,14 @@ class Truth:
                 raise WrongError(f"node {machine.number} acknowledges what is not durable")
             if standing.last_normal != said:
                 raise WrongError(f"node {machine.number} acknowledges with an older log")
-        if machine.replica.status is Status.LOST and isinstance(payload, VOTES):
+        if isinstance(payload, SnapshotDone) and not machine.has_snapshot(payload):
+            raise WrongError(f"node {machine.number} says too early that it has a snapshot")
+        is_lost = machine.replica.status is Status.LOST and (
+            machine.was_lost or not machine.replica.is_diverged
+        )  # what it said until it saw that its state is wrong was right
+        if is_lost and isinstance(payload, VOTES):
             raise WrongError(f"node {machine.number} has lost its log and says {payload}")
+        machine.said = envelope
 
     # ---- after each event
 
@@ -147,12 +174,15 @@ class Truth:
         """Look at a replica that has just taken an event."""
         replica = machine.replica
         log = replica.log
+        self.states.check(machine)
         seen = (replica.last_normal, log.op_lsn, replica.commit_lsn, replica.leading)
         if seen == machine.seen_log:
             return
         machine.seen_log = seen
         if replica.commit_lsn > log.op_lsn:
             raise WrongError(f"node {machine.number} has committed more than it has")
+        if replica.commit_lsn < machine.seen_commit and replica.is_diverged:
+            machine.seen_commit = replica.commit_lsn  # it begins anew, with the others' state
         if replica.commit_lsn < machine.seen_commit:
             raise WrongError(f"node {machine.number} takes back what it committed")
         if machine.seen_commit < replica.commit_lsn:
@@ -165,6 +195,7 @@ class Truth:
             self._check_prefix(replica)
         if replica.leading:
             self._check_leader(machine)
+            self.world.times.check(machine)
 
     def _commit(self, machine: Machine, lsn: int) -> None:
         replica = machine.replica
@@ -180,9 +211,11 @@ class Truth:
         if entry is None or lsn != self.end + 1:
             raise WrongError(f"node {machine.number} commits entry {lsn} without having it")
         self._check_durable(replica, entry)
+        self.world.times.commit(entry, self.committed[-1] if self.committed else None)
         self.committed.append(entry)
         self.committed_in.append((replica.epoch, replica.view))
         self.model.commit(entry)
+        self.states.commit(entry)
         self.world.counts["commits"] += 1
 
     def _check_durable(self, replica: Any, entry: Entry) -> None:
@@ -190,6 +223,9 @@ class Truth:
         known, header = replica.configuration, entry.header
         members = known.members if header.epoch == known.epoch else known.old
         machines = [self.world.network.machines[member] for member in members]
+        if not self.world.weather.journalled:
+            for machine in machines:
+                self.world.is_harmed(machine)
         have = sum(m.harmed or m.dead or m.has_on_disk(entry.lsn, header.hash) for m in machines)
         if have < len(machines) // 2 + 1:
             raise WrongError(
@@ -202,9 +238,12 @@ class Truth:
         is_restored = registers.is_restored or not machine.replica.has_state
         registers.is_restored = False
         for lsn in range(begin + 1, machine.seen_commit + 1):
-            done, wanted = executed.pop(lsn, None), at_lsn.get(lsn)
+            done, number = executed.pop(lsn, NOTHING)
+            wanted, right = at_lsn.get(lsn, NOTHING)
             if done != wanted and (done is not None or not is_restored):
                 raise WrongError(f"node {machine.number}, entry {lsn}: {done!r}, not {wanted!r}")
+            if done is not None and number != right and not registers.is_astray:
+                raise WrongError(f"node {machine.number}, entry {lsn}: another state follows")
         if executed:
             raise WrongError(f"node {machine.number} executes {executed}, which is not committed")
 

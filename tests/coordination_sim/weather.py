@@ -30,20 +30,32 @@ FAULTS = (
     "reconfigure", "death_in_reconfigure", "move_primary", "rolling_restart",
     # clients
     "client_duplicate", "client_restart", "client_loss", "client_silence",
+    # those that came later, each drawn by itself
+    "short_sessions", "snapshot_storm", "wrong_state", "no_journal", "forget_all", "lost_entry",
 )  # fmt: skip
+LATER = {
+    "short_sessions": 0.3, "snapshot_storm": 0.2, "wrong_state": 0.25, "no_journal": 0.15,
+    "forget_all": 0.3, "lost_entry": 0.08,
+}  # fmt: skip
+"""How many runs have these. Without them a seed is the run that it was before there were any."""
 GROUPS = {
     "network faults": frozenset(FAULTS[: FAULTS.index("crash")]),
     "process faults": frozenset(FAULTS[FAULTS.index("crash") : FAULTS.index("power")]),
     "disk faults": frozenset(FAULTS[FAULTS.index("power") : FAULTS.index("drift")]),
     "changes of members": frozenset(("reconfigure", "death_in_reconfigure")),
+    "no journal": frozenset(("no_journal",)),
+    "states that go wrong": frozenset(("wrong_state",)),
+    "more lost than may be": frozenset(("forget_all", "lost_entry")),
 }
 """What the figures are given for."""
 OFTEN = ("crash", "crash_in_step", "isolate_primary", "reconfigure", "partition")
 """On in more runs than the others."""
 
 
-LARGE = ("restart_storm", "all_down", "rolling_restart")
-"""Each is many faults."""
+LARGE = (
+    "restart_storm", "all_down", "rolling_restart", "wrong_state", "forget_all", "lost_entry",
+)  # fmt: skip
+"""Each is many faults, or takes long to get over."""
 
 
 class Options(NamedTuple):
@@ -54,6 +66,8 @@ class Options(NamedTuple):
     until_s: float = 1e9
     plant: str | None = None
     only: frozenset[str] | None = None
+    fixed: tuple[tuple[str, float], ...] = ()
+    """Fields of a short run's weather that are not drawn."""
 
     def as_arguments(self) -> str:
         """Return them for the command line."""
@@ -68,6 +82,8 @@ class Options(NamedTuple):
             parts.append(f"--plant {self.plant}")
         if self.only is not None:
             parts.append(f"--only {','.join(sorted(self.only)) or 'nothing'}")
+        if self.fixed:
+            parts.append(f"--fix {','.join(f'{name}={value:g}' for name, value in self.fixed)}")
         return " ".join(parts)
 
 
@@ -103,13 +119,16 @@ class Weather(NamedTuple):
     sign_of_life: float
     power: float
     drift: float
+    journalled: bool
+    short_sessions: bool
     periods: dict[str, float]
 
     @classmethod
     def drawn(cls, seed: int, options: Options) -> Weather:
         """Return the weather of a run."""
         if options.only is not None:
-            return cls.drawn(seed, options._replace(only=None))._made_short(seed, options.only)
+            drawn = cls.drawn(seed, options._replace(only=None))._made_short(seed, options.only)
+            return drawn._replace(**dict(options.fixed))  # type: ignore[arg-type]
         rng = stream(seed, "weather")
         pick = rng.choice
         rate = _spread(rng, 0.2, 50)
@@ -121,8 +140,9 @@ class Weather(NamedTuple):
                 between = (40, 400) if fault in LARGE else (5, 100)
                 periods[fault] = 1000 * _spread(stream(seed, f"period/{fault}"), *between)
         small = rng.random() < 0.25 and rate < 5
+        members = pick((1, 3, 3, 3, 3, 3, 5, 5, 7))
         return cls(
-            members=pick((1, 3, 3, 3, 3, 3, 5, 5, 7)),
+            members=members,
             spares=pick((0, 1, 2, 3)),
             clients=min(rng.randint(2, 12), options.clients_max),
             duration_ms=duration * 1000,
@@ -146,6 +166,8 @@ class Weather(NamedTuple):
             sign_of_life=0.5 if "client_silence" in on else 1,
             power=pick((0.3, 1.0)) if "power" in on else 0,
             drift=0.2 if "drift" in on else 0,
+            journalled="no_journal" not in on or members == 1,
+            short_sessions="short_sessions" in on,
             periods=periods,
         )
 
@@ -165,6 +187,7 @@ class Weather(NamedTuple):
             sign_of_life=0.3 if "client_silence" in only else 1,
             power=pick((0.3, 1.0)) if "power" in only else 0,
             drift=0.2 if "drift" in only else 0,
+            journalled="no_journal" not in only, short_sessions="short_sessions" in only,
             periods={fault: 1000 * _spread(rng, 0.5, 8) for fault in FAULTS if fault in only},
         )  # fmt: skip
 
@@ -177,5 +200,7 @@ class Weather(NamedTuple):
 def _drawn_faults(seed: int) -> frozenset[str]:
     rng = stream(seed, "faults")
     share = rng.choice((0.1, 0.3, 0.3, 0.6))
-    chosen = (f for f in FAULTS if rng.random() < (max(share, 0.5) if f in OFTEN else share))
-    return frozenset(chosen)
+    first = (fault for fault in FAULTS if fault not in LATER)
+    chosen = {f for f in first if rng.random() < (max(share, 0.5) if f in OFTEN else share)}
+    later = {f for f, part in LATER.items() if stream(seed, f"on/{f}").random() < part}
+    return frozenset(chosen | later)

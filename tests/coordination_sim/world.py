@@ -18,11 +18,14 @@ from coordination_sim.loop import Loop, stream
 from coordination_sim.machine import Machine
 from coordination_sim.network import Network
 from coordination_sim.plants import PLANTS
+from coordination_sim.times import Times
 from coordination_sim.truth import Truth, WrongError
 from coordination_sim.weather import Options, Weather
 from histories.check import check
 from millstream.coordination.core.configuration import Configuration
-from millstream.coordination.core.effects import MovePrimary, Reconfigure
+from millstream.coordination.core.durable import newest_root
+from millstream.coordination.core.effects import MovePrimary, Reconfigure, TakeSnapshot
+from millstream.coordination.core.entries import Kind
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.replica import Replica
 from millstream.coordination.core.standing import founded
@@ -51,9 +54,12 @@ class World:
         self.trace = trace
         self.lines: deque[str] = deque(maxlen=TRACE_LINES)
         self.calm = False
+        self.is_lost = False
+        """What was committed is gone, on purpose: nothing may go on, and nobody may lie."""
         self.last_leader: tuple[Any, ...] = ()
         self.rng = stream(seed, "world")
         self.network = Network(seed, self.loop, self.weather, self.counts)
+        self.times = Times(self)
         self.truth = Truth(self)
         self.machines: list[Machine] = []
         self._found()
@@ -66,6 +72,7 @@ class World:
         self.rng.shuffle(ids)
         members = tuple(sorted(ids[: weather.members]))
         self.configurations: dict[int, set[tuple[bytes, ...]]] = {0: {members}}
+        self.counts["no_journal"] += not weather.journalled
         for node_id in ids:
             self._add(node_id, members)
 
@@ -74,7 +81,7 @@ class World:
         return bytes([number * 37 % 251 + 1]) * 16
 
     def _add(self, node_id: bytes, members: tuple[bytes, ...]) -> Machine:
-        standing = founded(GROUP, node_id, members)
+        standing = founded(GROUP, node_id, members, self.weather.journalled)
         if node_id not in members:
             standing = standing._replace(configuration=Configuration(0, ()))
         machine = Machine(self, len(self.machines), standing)
@@ -129,26 +136,25 @@ class World:
         """Return whether every entry is still whole somewhere if this disk is harmed."""
         if machine.harmed and machine.process > machine.harm_run and machine.well:
             machine.harmed = False
-        if machine.harmed or machine.dead:
+        if machine.harmed or machine.dead or self.is_lost:
             return False
         for members in self.counted():
             if machine.id in members:
-                harmed = 1 + sum(
-                    1 for m in self.machines if m.id in members and self._is_harmed(m)
-                )
+                harmed = 1 + sum(1 for m in self.machines if m.id in members and self.is_harmed(m))
                 if harmed > (len(members) - 1) // 2:
                     return False
         return True
 
     @staticmethod
-    def _is_harmed(machine: Machine) -> bool:
+    def is_harmed(machine: Machine) -> bool:
+        """Return whether something of a machine is not what it was, and may matter still."""
         if machine.harmed and machine.process > machine.harm_run and machine.well:
             machine.harmed = machine.dead
         return machine.harmed
 
     def may_lose_log(self, machine: Machine) -> bool:
         """Return whether the other members can tell a member that lost its log what it was."""
-        if not self.may_harm(machine) or machine.replica is None:
+        if machine.replica is None or not self.may_harm(machine):
             return False
         members = machine.replica.members
         others = [m for m in self.machines if m.id in members and m is not machine]
@@ -156,7 +162,75 @@ class World:
             m.well and m.replica.epoch == machine.replica.epoch for m in others
         )
 
+    def may_end(self, machine: Machine) -> bool:
+        """Return whether a process may end: without a journal it forgets the log.
+
+        No more than a minority may have forgotten it at once, and not while the epoch ends.
+        """
+        replica = machine.replica
+        if self.weather.journalled or replica is None or self.is_lost:
+            return True
+        if replica.flipping:
+            return False
+        members = replica.members
+        if machine.id not in members or replica.status is Status.RETIRED:
+            return True
+        forgotten = 1
+        for other in (self.network.machines[m] for m in members if m != machine.id):
+            r = other.replica
+            if other.told[0] > replica.epoch or (r and (r.flipping or r.epoch != replica.epoch)):
+                return False
+            forgotten += not other.remembers
+        return forgotten <= (len(members) - 1) // 2
+
+    def forgets(self, machine: Machine) -> None:
+        """Know that a process that ends forgets its log, if there is no journal."""
+        if not self.weather.journalled and machine.replica is not None:
+            machine.harmed, machine.harm_run = True, machine.process
+
+    def forget_all(self, rng: Random) -> bool:
+        """Have more members forget at once than may: what is committed is gone."""
+        leader = next((m for m in self.machines if m.leads), None)
+        if leader is None or self.weather.journalled or self.is_lost:
+            return False
+        members = [self.network.machines[m] for m in leader.replica.members]
+        if any(m.told[0] > leader.replica.epoch for m in self.machines) or not all(
+            m.well and m.replica.epoch == leader.replica.epoch
+            and not m.replica.flipping and not m.replica.closing for m in members
+        ):  # fmt: skip
+            return False
+        self.is_lost = True
+        for machine in rng.sample(members, rng.randint(len(members) // 2 + 1, len(members))):
+            machine.crash()
+        return True
+
+    def destroy_entry(self, rng: Random) -> bool:
+        """Damage all copies that there are of an entry that no snapshot stands for."""
+        if self.is_lost or not self.weather.journalled or not self.truth.end:
+            return False
+        for machine in self.machines:
+            machine.crash()
+        roots = [newest_root(machine.superblock())[0] for machine in self.machines]
+        begin = max((root.snapshot.lsn for root in roots if root and root.snapshot), default=0)
+        found = [e for e in self.truth.committed[begin:][-20:] if e.header.kind is Kind.REQUEST]
+        if not found:
+            return False
+        entry = rng.choice(found)
+        self.is_lost = True
+        for machine in self.machines:
+            self.say(machine, f"entry {entry.lsn} is destroyed")
+            machine.destroy(entry.body)
+        return True
+
     # ---- operations
+
+    def take_snapshot(self, rng: Random) -> None:
+        """Have one taken, by whoever may be asked."""
+        running = [m for m in self.machines if m.replica is not None]
+        leaders = [m for m in running if m.leads]
+        if running:
+            machine = rng.choice(leaders if leaders and rng.random() < 0.9 else running)
+            machine.receive(TakeSnapshot(self.clients.operator_ticket(machine)))
 
     def reconfigure(self, machine: Machine, rng: Random) -> bool:
         """Have the primary go to other members; the dead are no candidates."""

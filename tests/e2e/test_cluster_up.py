@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import select
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from millstream.cli import cluster_up
 from millstream.cli.connect import Who
 from millstream.cli.coord import Coordination, ask_primary
+from millstream.cli.main import EXIT_FAILED
 from millstream.model.addresses import parse_address
 
 READY_S = 90.0
@@ -24,13 +26,19 @@ STOP_S = 40.0
 
 
 @contextmanager
-def cluster(data: Path, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], Any]]:
-    """Run the command until it is interrupted, and see that it ends well."""
+def cluster(
+    data: Path, *options: str, code: int = 0
+) -> Iterator[tuple[subprocess.Popen[bytes], Any]]:
+    """Run the command until it is interrupted, and see that it ends well, or so."""
     command = [sys.executable, "-m", "millstream", "cluster", "up", "--data", str(data)]
     process = subprocess.Popen(
-        [*command, "--json", *options], stdout=subprocess.PIPE, start_new_session=True
+        [*command, "--json", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
     )
     assert process.stdout is not None
+    assert process.stderr is not None
     try:
         assert select.select([process.stdout], [], [], READY_S)[0], "it is not ready in time"
         yield process, json.loads(process.stdout.readline())
@@ -38,7 +46,8 @@ def cluster(data: Path, *options: str) -> Iterator[tuple[subprocess.Popen[bytes]
         process.send_signal(signal.SIGINT)
         process.wait(STOP_S)
         process.stdout.close()
-    assert process.returncode == 0
+        process.stderr.close()
+    assert process.returncode == code
 
 
 def asked(node: dict[str, Any], *words: str) -> Any:
@@ -73,3 +82,19 @@ def test_three_nodes_are_one_group_also_after_a_restart_on_other_ports(tmp_path:
         again = said["nodes"]
         assert asked(again[1], "GET", "greeting") == b"hello"
         assert asked(again[1], "VDS")[b"1"][b"epoch"] == 1
+
+
+@pytest.mark.timeout(240)
+def test_it_goes_on_while_a_majority_lives_and_says_so(tmp_path: Path) -> None:
+    with cluster(tmp_path / "nodes", code=EXIT_FAILED) as (process, said):
+        nodes = said["nodes"]
+        assert process.stderr is not None
+        os.kill(nodes[2]["pid"], signal.SIGKILL)
+        told = process.stderr.readline().decode()
+        assert f"node {nodes[2]['pid']} has stopped with code -9" in told
+        assert f"millstream serve --data {nodes[2]['data']} " in told
+        assert asked(nodes[0], "SET", "greeting", "hello") == b"OK"
+        assert process.poll() is None
+        os.kill(nodes[1]["pid"], signal.SIGKILL)
+        process.wait(STOP_S)
+        assert b"most nodes have stopped" in process.stderr.read()

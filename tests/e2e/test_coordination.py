@@ -1,5 +1,6 @@
-"""Coordination within whole nodes: three of them over TLS, a process that dies, a failed disk."""
+"""Coordination in whole nodes: over TLS, killed, without a disk, on a full one, without files."""
 
+import contextlib
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 from node_process import FREE, free_port
+from small_disk import in_small_disk
 from waiting import until
 
 TLS = Path(__file__).parent / "tls"
@@ -31,6 +33,21 @@ class Client:
 
     def until_said(self, answer, *words):
         until(lambda: answer in self.say(*words), lambda: self.say(*words))
+
+
+def coordination_of(node):
+    """The process id, None while there is none."""
+    for pid in node.pids():
+        with contextlib.suppress(OSError):
+            if "coord_child" in Path(f"/proc/{pid}/cmdline").read_text():
+                return pid
+    return None
+
+
+def fill(path):
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
+        while file.write(bytes(512)):
+            pass
 
 
 def test_three_nodes_over_tls(make_node):
@@ -65,9 +82,7 @@ def test_a_coordination_process_that_dies_comes_back(make_node):
     node = make_node("--coord", FREE, *OPEN).start()
     client = Client(node)
     client.until_said("OK", "SET", "key", "value")
-    [coordination] = [
-        pid for pid in node.pids() if "coord_child" in Path(f"/proc/{pid}/cmdline").read_text()
-    ]
+    coordination = coordination_of(node)
     os.kill(coordination, signal.SIGKILL)
     client.until_said("value", "GET", "key")
     assert "the coordination process was killed by signal 9" in node.log()
@@ -87,3 +102,57 @@ def test_a_coordination_disk_that_fails_ends_the_node(make_node):
     subprocess.run([*load, "key", value], capture_output=True, check=False, timeout=60)
     assert node.wait() == 1
     assert "its disk failed, the node must restart" in node.log()
+
+
+def test_nodes_start_again_on_a_full_disk_and_go_on_once_there_is_room(make_node, tmp_path):
+    node = make_node("--coord", FREE, *OPEN, prefix=in_small_disk(tmp_path / "node", "8m")).start()
+    client = Client(node)
+    client.until_said("OK", "SET", "key", "value")
+    filler = Path(f"/proc/{node.pid}/root/{tmp_path}/node/filler")
+    fill(filler)
+    engine, coordination = node.pids()[1], coordination_of(node)
+    os.kill(engine, signal.SIGKILL)  # the supervisor starts another one, in the same file system
+    until(lambda: coordination_of(node) not in (None, coordination))
+    client.until_said("group", "ADMIN", "STATUS", "1")
+    assert "cannot" not in node.log()
+    filler.unlink()
+    client.until_said("OK", "SET", "key", "other")
+    client.until_said("other", "GET", "key")
+    assert node.stop() == 0
+
+
+def test_a_node_that_lost_who_it_is_says_how_to_go_on_and_so_it_does(make_node):
+    peer = f"127.0.0.1:{free_port()}"
+    first = make_node("--coord", FREE, "--peer", peer, *OPEN, name="first").start()
+    join = ("--coord", FREE, "--peer", FREE, "--join", peer, *OPEN)
+    make_node(*join, name="second").start()
+    client = Client(first)
+
+    def others():
+        nodes = client.table("ADMIN", "NODES")
+        return {one["node"] for one in nodes if not one["is_here"]}
+
+    until(lambda: len(others()) == 1)
+    [second] = others()
+    lost = make_node(*join, name="lost").start()
+    until(lambda: len(others()) == 2)
+    [old] = others() - {second}
+    client.until_said("1", "ADMIN", "GROUP", "ADD", "1", second, old)
+    client.until_said("OK", "SET", "key", "value")
+    assert lost.stop() == 0
+    folder = lost.data_dir / "coord"
+    for name in ("pool", "node.toml"):
+        for path in (folder / name, folder / f"{name}.copy"):
+            path.write_bytes(path.read_bytes()[:-300])
+        lost.launch()
+        assert lost.wait() != 0
+        last = [line for line in lost.log().splitlines() if "coordination:" in line][-1]
+        assert name.partition(".")[0] in last
+        assert "ADMIN GROUP REPLACE" in last
+    folder.rename(lost.data_dir / "aside")
+    lost.start()
+    until(lambda: len(others()) == 3)
+    [new] = others() - {second, old}
+    client.until_said("2", "ADMIN", "GROUP", "REPLACE", "1", old, new)
+    client.until_said("value", "GET", "key")
+    until(lambda: client.table("ADMIN", "STATUS", "1")["fault_tolerance"] == 1)

@@ -22,6 +22,7 @@ import pytest
 from millstream.wire.mcbp import Opcode, Status, request
 from node_process import NodeProcess
 from raw_client import Closed, RawClient
+from small_disk import in_small_disk
 from waiting import until
 
 BUCKET = "default"
@@ -83,17 +84,6 @@ def send_durable(client: RawClient, key: bytes, value: bytes) -> None:
 
 
 # -- a disk that is full
-
-
-def in_small_disk(path: Path, size: str) -> tuple[str, ...]:
-    """A command that gives what comes after it a file system of its own at `path`."""
-    path.mkdir()
-    script = 'mount -t tmpfs -o "size=$1" tmpfs "$2" && shift 2 && exec "$@"'
-    command = ("unshare", "--mount", "sh", "-c", script, "sh", size, str(path))
-    done = subprocess.run([*command, "true"], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"no file system may be mounted here: {done.stderr.strip()}")
-    return command
 
 
 def resize(node: NodeProcess, path: Path, size: str) -> None:

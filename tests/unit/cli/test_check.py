@@ -4,7 +4,11 @@ import pytest
 
 from filled_index import SHAPE, filled_index
 from millstream.cli.main import main
+from millstream.coordination.aio.node_file import begin_incarnation
+from millstream.coordination.aio.pool_copies import keep_pool_file
 from millstream.coordination.core.journal import Journal, format_group
+from millstream.coordination.core.pool_file import Hosted, NodeFile, Phase, encode_node_file
+from millstream.coordination.core.pool_messages import Address, NodeInfo, Tables
 from millstream.node.embedded import EmbeddedNode
 from millstream.node.learned import Learned
 from millstream.node.learned_files import keep_learned
@@ -87,15 +91,25 @@ def test_no_directory(tmp_path, capsys):
     assert "no data directory" in capsys.readouterr().err
 
 
+def kept_by_node(directory, phase=Phase.OPEN):
+    node_id, _ = begin_incarnation(directory / "coord")
+    me = NodeInfo(node_id, 1, 0, Address("h", 1), Address("h", 0))
+    tables = Tables((b"p" * 16,), (me,), (), (), is_answer=False)
+    hosted = (Hosted(GROUP, phase, is_founder=True),)
+    keep_pool_file(directory / "coord", encode_node_file(NodeFile(node_id, tables, hosted)))
+    return node_id.hex()
+
+
 def test_coordination_groups_are_checked(directory, capsys):
     folder = directory / "coord" / GROUP.hex()
+    node_id = kept_by_node(directory)
     format_group(OsDisk(folder), STANDING)
     journal = Journal(OsDisk(folder))
     journal.append(JournalWorld(1).entries(journal.image.link, 3))
     journal.close()
-    (directory / "coord" / "node.toml").write_text("the node's, no group")
     assert run(directory) == 0
-    line = f"group {GROUP.hex()}: ok, epoch 0, view 0, entries 1 to 3\n"
+    own = f"coordination: ok, node {node_id}, 1 starts, 1 groups\n"
+    line = f"{own}group {GROUP.hex()}: ok, epoch 0, view 0, entries 1 to 3\n"
     assert line in capsys.readouterr().out
     segment, slots = folder / "journal-00000002", folder / "headers-00000001"
     whole = segment.read_bytes().rstrip(b"\0")  # zeros are room for what comes
@@ -117,3 +131,26 @@ def test_coordination_groups_are_checked(directory, capsys):
     assert run(directory, "--json") == 1
     (group,) = json.loads(capsys.readouterr().out)["groups"]
     assert group["folder"] == GROUP.hex()
+
+
+def test_a_nodes_own_files_and_what_the_next_start_does_about_groups(directory, capsys):
+    kept_by_node(directory, Phase.FORMATTING)
+    coord = directory / "coord"
+    (coord / GROUP.hex()).mkdir()
+    (coord / f"{'ab' * 16}.restored").mkdir()
+    (coord / "pool").write_bytes(b"rubbish")
+    assert run(directory) == 0
+    printed = capsys.readouterr().out
+    assert "1 groups, 1 files that the next start writes again" in printed
+    assert "being founded; the next start goes on with it" in printed
+    assert ".restored: ok, 0 files that the next start removes" in printed
+    kept_by_node(directory)
+    (coord / GROUP.hex()).rmdir()
+    assert run(directory) == 1
+    assert "its folder is gone" in capsys.readouterr().out
+    for name in ("pool", "pool.copy"):
+        (coord / name).write_bytes(b"rubbish")
+    assert run(directory) == 1
+    captured = capsys.readouterr()
+    assert "coordination: DAMAGED: both copies" in captured.out
+    assert captured.err.endswith("the node's own files of coordination are damaged\n")

@@ -55,7 +55,10 @@ def test_a_node_joins(call: Call, here: FalseCoordination) -> None:
     assert here.asked[0] == ("ADMIN", "JOIN", "node1", "7000")
 
 
-def test_a_status_shows_nodes_and_groups(call: Call, world: World) -> None:
+def test_a_status_shows_nodes_and_groups(
+    call: Call, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")  # nothing is left out where there is little room
     ended = call("cluster", "status")
     assert ended.code == 0
     lines = [line.split() for line in ended.out.decode().splitlines()]

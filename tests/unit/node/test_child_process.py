@@ -136,6 +136,23 @@ async def test_one_that_hangs_is_killed(make, monkeypatch):
     await process.stop()
 
 
+async def test_one_that_comes_nearer_is_waited_for(make, monkeypatch):
+    monkeypatch.setattr(child_process, "START_S_MAX", 1.0)
+    comes = """
+import sys, time
+for _ in range(8):
+    time.sleep(0.3)
+    print('{"event":"starting"}', flush=True)
+print('{"event":"ready"}', flush=True)
+sys.stdin.read()
+"""
+    process, ready = make(command=(sys.executable, "-c", comes))
+    process.start()
+    await ready.get()
+    assert process.restarts_total == 0
+    await process.stop()
+
+
 async def test_restarts_are_bounded_in_a_window(make):
     process, _ = make()
     now, waited = 0.0, []

@@ -1,3 +1,5 @@
+import asyncio
+import errno
 import json
 import os
 import signal
@@ -8,6 +10,9 @@ import pytest
 
 from coordinators import bound
 from millstream.access.users import UserStore
+from millstream.errors import UnavailableError
+from millstream.node import coord_child
+from millstream.runtime.tasks import Tasks
 
 COMMAND = [sys.executable, "-m", "millstream.node.coord_child"]
 
@@ -38,7 +43,9 @@ def start(tmp_path):
 
 
 def events(process):
-    return map(json.loads, process.stdout)
+    """What it tells once it has started: that it is getting on says no more."""
+    told = map(json.loads, process.stdout)
+    return (event for event in told if event != {"event": "starting"})
 
 
 def test_it_is_ready_tells_figures_and_stops(start):
@@ -52,6 +59,13 @@ def test_it_is_ready_tells_figures_and_stops(start):
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
         assert b"stopped" in process.stderr.read()
+
+
+def test_it_says_that_it_gets_on_before_it_is_ready(start):
+    with bound() as listening:
+        process = start(listening)
+        assert json.loads(process.stdout.readline()) == {"event": "starting"}
+        assert next(events(process)) == {"event": "ready"}
 
 
 def test_it_says_why_it_cannot_start(start, tmp_path):
@@ -86,3 +100,37 @@ def test_users_are_those_that_the_engine_makes(start, tmp_path):
         assert any(asks_for_a_login() for _ in told)
         known = f"redis-cli --no-auth-warning --user admin --pass secret {client[10:]}"
         assert b"NOAUTH" not in subprocess.check_output(known.split())
+
+
+async def test_no_descriptor_for_a_figure_ends_nothing(monkeypatch):
+    class Nothing:
+        def figures(self):
+            return {}
+
+    def no_descriptor():
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(coord_child, "FIGURES_S", 0.0)
+    monkeypatch.setattr(coord_child, "resident_bytes", no_descriptor)
+    said = asyncio.get_running_loop().create_future()
+    tasks = Tasks()
+    tasks.start(
+        coord_child._tell_figures(Nothing(), lambda event: said.done() or said.set_result(event)),
+        name="figures",
+    )
+    assert (await said)["figures"]["coord_process_resident_bytes"] == 0
+    await tasks.stop()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_so"),
+    [
+        (OSError(errno.EIO, ""), True),
+        (OSError(errno.EMFILE, ""), False),
+        (OSError(errno.ENFILE, ""), False),
+        (UnavailableError("", code="disk_failed"), True),
+        (ValueError(), False),
+    ],
+)
+def test_what_is_of_the_disk(error, is_so):
+    assert coord_child._is_of_the_disk(error) == is_so

@@ -8,7 +8,7 @@ import pytest
 
 from coordinators import bound
 from millstream.errors import CorruptionError, UnavailableError
-from millstream.node import child_process
+from millstream.node import child_process, coord_process
 from millstream.node.coord_child import CoordOrder
 from millstream.node.coord_process import NO_FIGURES, CoordProcess
 from millstream.node.supervise import EXIT_DISK_FAILED
@@ -36,7 +36,7 @@ def make(tmp_path):
 
 
 def script(text):
-    return sys.executable, "-c", "import sys; " + text
+    return sys.executable, "-c", "import sys\n" + text
 
 
 async def until(condition):
@@ -81,9 +81,10 @@ async def test_clients_are_served_once_it_is_ready_and_again_after_its_death(mak
 async def test_what_cannot_start_is_told_to_who_waits(make, tmp_path):
     (tmp_path / "coord").mkdir()
     (tmp_path / "coord" / "node.toml").write_text("rubbish")
+    (tmp_path / "coord" / "pool").write_text("rubbish")
     process, _, _ = make()
     process.start()
-    with pytest.raises(CorruptionError, match=r"node\.toml is damaged"):
+    with pytest.raises(CorruptionError, match=r"node\.toml and its copy are gone or damaged"):
         await process.until_ready()
     await process.stop()
 
@@ -96,6 +97,28 @@ async def test_one_that_is_only_late_is_waited_for(make):
     await process.stop()
 
 
+async def test_the_first_start_is_waited_for_as_long_as_it_comes_nearer(make, monkeypatch):
+    monkeypatch.setattr(coord_process, "START_S_MAX", 0.2)
+    comes = """
+import time
+for _ in range(6):
+    time.sleep(0.2)
+    print('{"event":"starting"}', flush=True)
+print('{"event":"ready"}', flush=True)
+sys.stdin.read()
+"""
+    process, _, _ = make(command=script(comes.strip()))
+    process.start()
+    await until(lambda: process._goes_on)
+    await process.until_ready()
+    await process.stop()
+    process, _, _ = make(command=script("sys.stdin.read()"))
+    process.start()
+    with pytest.raises(UnavailableError, match="does not start"):
+        await process.until_ready()
+    await process.stop()
+
+
 async def test_a_failed_disk_ends_the_node(make, monkeypatch):
     monkeypatch.setattr(child_process, "_BACKOFF_S", (20,))
     command = script(f"""print('{{"event":"ready"}}', flush=True); sys.exit({EXIT_DISK_FAILED})""")
@@ -103,4 +126,17 @@ async def test_a_failed_disk_ends_the_node(make, monkeypatch):
     process.start()
     await until(lambda: failures)
     assert failures[0].code == "disk_failed"
+    await process.stop()
+
+
+async def test_a_start_that_ends_again_and_again_is_given_up(make, monkeypatch):
+    monkeypatch.setattr(child_process, "_BACKOFF_S", (0.0,))
+    monkeypatch.setattr(child_process, "RESTARTS_MAX", 2)
+    monkeypatch.setattr(coord_process, "RESTARTS_MAX", 2)
+    process, _, failures = make(command=script("sys.exit(1)"))
+    process.start()
+    await until(lambda: process._first.done())
+    with pytest.raises(UnavailableError, match="3 times before it served; the log says why"):
+        await process.until_ready()
+    assert failures == []
     await process.stop()

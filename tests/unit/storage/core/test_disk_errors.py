@@ -11,6 +11,8 @@ from millstream.storage.core.disk_errors import disk_error, is_full
     [
         (errno.ENOSPC, "disk_full"),
         (errno.EDQUOT, "disk_full"),
+        (errno.EMFILE, "disk_full"),
+        (errno.ENFILE, "disk_full"),
         (errno.EIO, "disk_failed"),
         (errno.EROFS, "disk_failed"),
         (errno.EACCES, "disk_failed"),

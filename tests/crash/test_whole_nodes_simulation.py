@@ -1,0 +1,75 @@
+"""Whole nodes in false time: pools of several groups, with callers, operators and strangers.
+
+`make sim ARGS=--whole` runs more; a seed that fails says how to repeat it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from coordination_sim.runs import command
+from coordination_sim.weather import Options
+from coordination_sim.whole import WholeWorld, run
+from pool_plants import PLANTS as POOL_PLANTS
+
+TESTS = Path(__file__).parents[1]
+SEEDS, CASES = 8, 4
+"""About 15 s of processor time."""
+
+
+@pytest.mark.parametrize("case", range(CASES))
+def test_whatever_happens_all_groups_keep_their_word_and_come_back(case: int) -> None:
+    for seed in range(case, SEEDS, CASES):
+        outcome = run(seed)
+        assert outcome.wrong is None, f"{outcome.wrong}\n{command(seed, Options(), is_whole=True)}"
+
+
+def test_groups_come_and_go_and_clients_are_answered() -> None:
+    total: Counter[str] = Counter()
+    for seed in (0, 2):
+        total += run(seed).counts
+    for what in ("GROUP CREATE OK", "calls answered", "answers to strangers", "histories"):
+        assert total[what] > 0, total
+
+
+@pytest.mark.parametrize("plant", ["ack_early", "own_ack_early"])
+def test_a_mistake_of_a_replica_is_found(plant: str) -> None:
+    assert any(run(seed, Options(plant=plant)).wrong for seed in range(6))
+
+
+@pytest.mark.parametrize(
+    "name", ["effects do not wait for the disk", "that a group is formatted is not kept"]
+)
+def test_a_mistake_of_a_pool_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, method, mistake, _ = POOL_PLANTS[name]
+    monkeypatch.setattr(owner, method, mistake)
+    short = Options(only=frozenset(("crash", "reconfigure")))
+    assert any(run(seed, short).wrong for seed in range(4))
+
+
+def test_a_seed_is_the_same_run_in_every_process() -> None:
+    digests = set()
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent / 'src'}"}
+        found = subprocess.run(
+            [sys.executable, "-m", "coordination_sim", "--whole", "--seed", "2"],
+            env={**environment, "PYTHONHASHSEED": hash_seed}, capture_output=True, check=True,
+            text=True,
+        )  # fmt: skip
+        digests |= {line for line in found.stdout.splitlines() if line.startswith("digest")}
+    assert len(digests) == 1
+
+
+def test_a_trace_changes_nothing() -> None:
+    options = Options(only=frozenset(("crash",)))
+    plain, traced = WholeWorld(5, options), WholeWorld(5, options, trace="all")
+    plain.run()
+    traced.run()
+    assert traced.lines
+    assert plain.loop.digest == traced.loop.digest
