@@ -255,6 +255,8 @@ class Faults:
         world = self.world
         if not world.weather.journalled or not world.may_lose_log(machine):
             return False
+        if any(other.is_astray for other in world.machines):
+            return False  # a node that is no member now may come back as it is: two would be many
         if len(machine.replica.members) < 3 or not machine.well or not machine.replica.has_state:
             return False
         machine.replica.machine.go_astray()

@@ -5,7 +5,8 @@ Invariants:
    number for it is kept up to date, so that looking costs as little as the entry did.
 2. Snapshots of one entry are equal, byte for byte.
 3. A state that went wrong by itself is noticed once a quorum's snapshot shows it: its member gives
-   the alarm and stops serving; nobody gives it for nothing.
+   the alarm and stops serving, once a standing that is on its way to its disk is there; nobody
+   gives it for nothing.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class States:
             raise WrongStateError(f"node {machine.number} begins anew, and its state was right")
         if not registers.is_astray:
             return
-        if self._has_seen(machine, replica) and replica.has_state:
+        if replica.has_state and not replica.flipping and self._has_seen(machine, replica):
             raise WrongStateError(f"node {machine.number} goes on with another state")
         if replica.status is Status.LOST and not replica.report().is_diverged:
             raise WrongStateError(f"node {machine.number} gives no alarm")

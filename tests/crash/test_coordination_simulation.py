@@ -44,6 +44,8 @@ LATER_REGRESSIONS = {
     9514: "a log grew faster than it was fetched, and what was fetched of it went with each view",
     101_787: "the same over slow links, where who fetches asks again after a second only",
     100_298: "a primary gave up before the member had the log that completed its quorum, for ever",
+    11_630: "a state known to be wrong during a change of epoch served until a heartbeat",
+    106_803: "the simulator made the states of two of three members wrong",
 }
 """The same, with all faults there are."""
 SHORT_SEEDS = range(4)

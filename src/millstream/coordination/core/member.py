@@ -325,7 +325,7 @@ class Member(ABC):
         """Whether a standing is on its way to the disk."""
         return self._then is not None
 
-    def _flipped(self, op: int) -> bool:
+    def flipped(self, op: int) -> bool:
         """Go on if this is what `flip` waits for."""
         if self._then is None or op != self._flip_op:
             return False

@@ -182,7 +182,7 @@ class Replica(Throttling):
 
     def _take_event(self, event: Event) -> None:
         if type(event) is DiskDone:
-            if not self._flipped(event.op):
+            if not self.flipped(event.op):
                 self.written(event.op)
         elif type(event) is DiskGaveUp:
             self.not_written(event.op)

@@ -184,6 +184,13 @@ class Snapshotting(Sessions):
         self._steps[self._op] = lambda: None
         self.effects.append(AdoptSnapshot(self._op, found, cut_lsn))
 
+    def flipped(self, op: int) -> bool:
+        """Also compare what could not be compared before."""
+        if not super().flipped(op):
+            return False
+        self._compare()
+        return True
+
     def written(self, op: int) -> None:
         """Also go on with a snapshot that is on the disk now."""
         step = self._steps.pop(op, None)
@@ -248,7 +255,7 @@ class Snapshotting(Sessions):
     def _compare(self) -> None:
         made = self._made
         if self.flipping:
-            return  # what comes after the flip would not know; the next heartbeat compares
+            return  # what comes after the flip would not know
         if made is None or self._named is None or made.id.number != self._named[0]:
             return
         if made.id.hash != self._named[1]:
