@@ -7,18 +7,22 @@ import signal
 
 import pytest
 
-from millstream.errors import ConditionError, RoutingError, UnavailableError
-from millstream.node import child_process, index_node, neighbours
+from millstream.errors import ConditionError, MillstreamError, RoutingError, UnavailableError
+from millstream.node import child_process, index_node, indexes, neighbours
 from millstream.node.index_node import IndexNode
 from millstream.node.settings import Address, Credential
 from two_engines import BUCKET, FREE, asked_of, port_of, settings_at, two_engines, until
 
 VIEWS = {"views": {"v": {"map": "function (doc) { emit(doc.n); }"}}}
+NOT_YET = {
+    "bucket_not_found", "not_joined", "design_differs", "missing", "index_unavailable"
+}  # fmt: skip
 
 
 @pytest.fixture
 async def two(tmp_path, monkeypatch):
     monkeypatch.setattr(neighbours, "NODE_ASK_S", 0.02)
+    monkeypatch.setattr(indexes, "TOLD_S_MAX", 25.0)  # a busy machine is no fault
     async with two_engines(tmp_path) as made:
         yield made
 
@@ -46,9 +50,12 @@ async def rows(node, bucket, design, **options):
 
 
 async def knows(node, design, bucket=BUCKET):
+    """Whether it can be asked; until its nodes were heard it says by any code to ask again."""
     try:
         return bool(await node.indexes.info(bucket, design))
-    except (ConditionError, UnavailableError):
+    except MillstreamError as error:
+        if error.code not in NOT_YET:
+            raise
         return False
 
 
@@ -175,6 +182,27 @@ async def test_what_was_not_heard_yet_is_not_said_to_be_missing(two, tmp_path):
             assert raised.value.code == "design_differs"
     finally:
         await node.stop()
+
+
+async def test_who_refused_at_first_is_asked_again(two, tmp_path, monkeypatch):
+    names, answers, ask = list(map(two.design_of, "ab")), [], neighbours.Neighbours._decoded
+
+    async def refuse(self, node, *more):
+        if node.http == port_of(two.engines["b"], "http") and not answers:
+            raise UnavailableError("refused", code="node_failed")
+        return await ask(self, node, *more)
+
+    monkeypatch.setattr(neighbours.Neighbours, "_decoded", refuse)
+    for name in names:
+        await two.design(name, VIEWS)
+    made = await start(tmp_path, two)
+    try:
+        await until(lambda: knows(made, names[0]))
+        assert not await knows(made, names[1])
+        answers.append("from now on")
+        await until(lambda: knows(made, names[1]))
+    finally:
+        await made.stop()
 
 
 async def test_a_disk_that_is_full_is_no_end(two, tmp_path, monkeypatch, caplog):
