@@ -16,7 +16,7 @@ from typing import Any
 
 from millstream.model.partitions import partition_of
 from millstream.wire.mcbp import Opcode, Packet
-from node_process import NodeProcess
+from node_process import NodeProcess, kept_ports
 from nodes_with_map import ask, give_map, map_of
 from raw_client import RawClient
 from waiting import WAIT_S, until
@@ -32,8 +32,8 @@ class BucketNodes:
         self.nodes = {chr(ord("a") + n): node for n, node in enumerate(nodes)}
         self.partitions = len(rows)
         for node in nodes:
+            node.options += kept_ports()
             node.start()
-            node.options += ("--kv", str(node.ready["kv"]), "--http", str(node.ready["http"]))
         self.map = map_of(self.nodes, rows)
         give_map(self.nodes, BUCKET, rows)
 

@@ -14,17 +14,18 @@ from millstream.coordination.core.effects import Code, Reply
 from millstream.coordination.core.entries import Body
 from millstream.coordination.core.pool_effects import FIRST_GROUP
 from millstream.coordination.core.pool_messages import Address
+from node_process import free_port
 
 GROUP = b"group-of-the-test"[:16]
-WAIT_S = 40.0
+WAIT_S = 60.0
 """Far longer than anything takes; a busy machine may be slow."""
 
 
-def bound(port: int = 0) -> socket.socket:
-    """Return a socket of loopback that nobody listens on yet."""
+def bound(port: int | None = None) -> socket.socket:
+    """Return a socket of loopback that nobody listens on yet; its port can be had again."""
     found = socket.socket()
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    found.bind(("127.0.0.1", port))
+    found.bind(("127.0.0.1", free_port() if port is None else port))
     found.setblocking(False)
     return found
 
@@ -85,7 +86,7 @@ class Nodes:
 
     async def start(self, number: int) -> Coordinator:
         """Start a node, on the ports that it had before; all but the first join the first."""
-        listening, coord = bound(self.ports.get(number, 0)), bound(self.coord_ports.get(number, 0))
+        listening, coord = bound(self.ports.get(number)), bound(self.coord_ports.get(number))
         self.ports[number] = port = listening.getsockname()[1]
         self.coord_ports[number] = coord_port = coord.getsockname()[1]
         join = (Address("127.0.0.1", self.ports[0]),) if number else ()

@@ -2,8 +2,7 @@
 
 Invariants:
 1. Every listener takes a free port, those for coordination if a test asks for them; the ready
-   line says which. One that has to keep its port over
-   restarts takes it from `free_port`.
+   line says which. One that has to keep its port over restarts takes it from `free_port`.
 2. Whatever a test started is gone when the test ends, the supervisor's children included: the node
    has a process group of its own.
 3. A node that does not come up, or does not stop, fails the test with the end of its log.
@@ -19,23 +18,48 @@ import socket
 import subprocess
 import sys
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
-READY_S = 20.0
-STOP_S = 20.0
+from waiting import until
+
+READY_S = 60.0
+STOP_S = 60.0
 FREE = "127.0.0.1:0"
 LISTENERS = ("kv", "memcached", "http")
 COORDINATION = ("coord", "peer")
 """Closed unless a test opens them: a process less."""
 
 
+PORTS_OF_A_WORKER = 1_000
+_worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_ports = count(secrets.randbelow(PORTS_OF_A_WORKER))
+
+
 def free_port() -> int:
-    """Return a port that is free, and that the system gives to nobody by itself."""
+    """Return a port that is free, and that neither the system nor another worker gives away.
+
+    It stays so while nobody listens there, as when a node is stopped and started again.
+    """
     while True:
-        port = 10_000 + secrets.randbelow(20_000)  # tests at a time share the other dice
+        port = 10_000 + _worker % 20 * PORTS_OF_A_WORKER + next(_ports) % PORTS_OF_A_WORKER
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
+
+
+def kept_ports() -> tuple[str, ...]:
+    """Return the options of a node that is found under its addresses when it is started again."""
+    return ("--kv", f"127.0.0.1:{free_port()}", "--http", f"127.0.0.1:{free_port()}")
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, its files and sockets with it; nobody may have reaped it."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"
 
 
 class NodeProcess:
@@ -142,17 +166,16 @@ class NodeProcess:
         found = [self.pid]
         for pid in found:
             for path in Path(f"/proc/{pid}/task").glob("*/children"):
-                found += [int(word) for word in path.read_text().split()]
+                with contextlib.suppress(OSError):  # it has just ended
+                    found += [int(word) for word in path.read_text().split()]
         return found
 
     def resident_bytes(self) -> int:
         """Return the resident memory of the whole family."""
         pages = 0
         for pid in self.pids():
-            try:
+            with contextlib.suppress(OSError):  # it has just ended
                 pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-            except FileNotFoundError:
-                continue
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def stop(self) -> int:
@@ -176,13 +199,15 @@ class NodeProcess:
         return code
 
     def kill(self) -> None:
-        """SIGKILL the whole family; harmless if nothing runs."""
+        """SIGKILL the whole family, its ports are free then; harmless if nothing runs."""
         process = self._process
         if process is None:
             return
+        family = self.pids()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        until(lambda: all(map(is_gone, family)), lambda: f"{family}: one of them does not end")
         self._forget()
 
     def _forget(self) -> None:
@@ -196,9 +221,9 @@ class NodeProcess:
         assert process is not None
         assert process.stdout is not None
         line = b""
-        until = time.monotonic() + self.ready_s
+        end = time.monotonic() + self.ready_s
         while not line.endswith(b"\n"):
-            left = until - time.monotonic()
+            left = end - time.monotonic()
             if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
                 raise AssertionError(
                     f"no ready line within {self.ready_s:g} s; log:\n{self.log()[-4000:]}"

@@ -11,7 +11,7 @@ from millstream.pipelines.index.mapping import run_task
 from millstream.pipelines.index.setup import find_specs
 from millstream.pipelines.index.writer import IndexWriter
 from millstream.pipelines.options import parse_options
-from node_process import NodeProcess
+from node_process import NodeProcess, kept_ports
 
 BUCKETS = 24
 PARTITIONS = 4
@@ -108,9 +108,6 @@ def bucket(index_node, tmp_path):
 @pytest.fixture
 def own_bucket(tmp_path):
     """A bucket of a node that a test may kill and start again at the same address."""
-    options = ("--bucket=own:4", "--flush-interval", "1500")
+    options = ("--bucket=own:4", "--flush-interval", "1500", *kept_ports())
     with NodeProcess(tmp_path / "node", *options) as node:
-        for listener in ("kv", "http"):
-            options += (f"--{listener}", node.ready[listener])
-        node.options = options
         yield Bucket(node, "own", tmp_path)

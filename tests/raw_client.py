@@ -15,7 +15,7 @@ BODY_BYTES_MAX = 64 * 1024 * 1024
 FEATURES = (0x03, 0x04, 0x07, 0x08, 0x0B, 0x10, 0x11)
 EXTENSIONS = 0xFF00
 DURABLE = Struct(">BBH")
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 class Closed(Exception):

@@ -95,7 +95,7 @@ async def asked_of(indexes: Any) -> None:
 
 async def until(condition: Callable[[], Any]) -> None:
     """Wait until something is so; an awaitable condition is awaited."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             found = condition()
             if asyncio.iscoroutine(found):

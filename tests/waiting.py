@@ -8,7 +8,7 @@ from typing import TypeVar
 
 __all__ = ["WAIT_S", "until"]
 
-WAIT_S = 40.0
+WAIT_S = 60.0
 """Far longer than anything takes; a busy machine may be slow."""
 _BETWEEN_LOOKS_S = 0.02
 _Found = TypeVar("_Found")

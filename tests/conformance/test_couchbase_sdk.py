@@ -89,7 +89,7 @@ def key() -> str:
     return f"doc-{uuid4()}"
 
 
-def wait_until(is_true: Callable[[], bool], seconds: float = 10) -> None:
+def wait_until(is_true: Callable[[], bool], seconds: float = 60) -> None:
     until = time.monotonic() + seconds
     while not is_true():
         assert time.monotonic() < until, f"not within {seconds} s"

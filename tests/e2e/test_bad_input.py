@@ -134,7 +134,7 @@ def replies_until_noop(client: RawClient, data: bytes) -> list[Packet] | None:
     ],
 )
 def test_malformed_frame_closes_the_connection(connect: Connect, port: str, data: bytes) -> None:
-    client = connect(port, timeout_s=5)
+    client = connect(port, timeout_s=60)
     with contextlib.suppress(Closed):
         client.send(data)
     assert client.is_closed_by_server()
@@ -142,7 +142,7 @@ def test_malformed_frame_closes_the_connection(connect: Connect, port: str, data
 
 @pytest.mark.parametrize("port", PORTS)
 def test_requests_before_a_malformed_frame_are_answered(connect: Connect, port: str) -> None:
-    client = connect(port, timeout_s=5)
+    client = connect(port, timeout_s=60)
     client.send(request(Opcode.NOOP, opaque=1) + request(Opcode.NOOP, opaque=2) + b"\0" * 24)
     assert [client.receive().opaque for _ in range(2)] == [1, 2]
     assert client.is_closed_by_server()
@@ -161,7 +161,7 @@ def test_every_opcode_with_nonsense(
     for opcode in range(256):
         if opcode in FLUSHES and not key:
             continue  # no nonsense: it would do what it says
-        client = connect(port, timeout_s=10)
+        client = connect(port, timeout_s=60)
         frame = request(opcode, opaque=9, vbucket=0xFFFF, extras=extras, key=key, value=value)
         for reply in replies_until_noop(client, frame) or ():
             assert (reply.magic, reply.opaque, reply.opcode) == (RESPONSE, 9, opcode)
@@ -301,7 +301,7 @@ def test_reader_that_never_reads(connect: Connect, node: NodeProcess, port: str)
     assert node.resident_bytes() - before < GROWTH_BYTES_MAX
     started = time.monotonic()
     assert get(connect(port), b"megabyte").value == big
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
 
 
 def test_writer_that_never_reads(connect: Connect, node: NodeProcess) -> None:
@@ -377,7 +377,7 @@ def test_a_thousand_streams_opened_and_dropped(connect: Connect, node: NodeProce
         client.send(opened + b"".join(frames))
         assert client.receive().status == Status.SUCCESS
     client.close()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while _readers(watcher)["readers_connections"] != "0":
         assert time.monotonic() < deadline
     assert _readers(watcher)["readers_streams"] == "0"
@@ -448,7 +448,7 @@ def test_random_frames(node: NodeProcess, connect: Connect, port: str) -> None:
     sys.stdout.write(f"MILLSTREAM_SEED={SEED}\n")
     dice = random.Random(SEED)
     for _ in range(FUZZ_ROUNDS):
-        client = connect(port, timeout_s=10)
+        client = connect(port, timeout_s=60)
         frames = [_random_frame(dice) for _ in range(dice.randrange(1, 6))]
         if dice.random() < 0.3:
             producer = bytes((0, 0, 0, 0, 0, 0, 0, 1))
@@ -465,7 +465,7 @@ def test_random_frames(node: NodeProcess, connect: Connect, port: str) -> None:
 def test_random_bytes(connect: Connect, port: str) -> None:
     dice = random.Random(SEED)
     for _ in range(FUZZ_ROUNDS // 4):
-        client = connect(port, timeout_s=10)
+        client = connect(port, timeout_s=60)
         with contextlib.suppress(Closed):
             client.send(dice.randbytes(dice.randrange(1, 2000)))
         client.close_sending()

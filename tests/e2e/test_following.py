@@ -177,7 +177,7 @@ async def test_partitions_are_followed_to_the_node_that_has_them(
             assert not running.done(), running.exception()
             await asyncio.sleep(0.02)  # the table tells nobody: looked at again
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await wait_for(b"1")
         # Partition 0 moves: its new copy has a history of its own, without the old documents.
         owners[0] = 1

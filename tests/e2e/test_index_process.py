@@ -1,5 +1,6 @@
 """The index process in its family: killed, orphaned, stopped; and its indexes afterwards."""
 
+import contextlib
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ from typing import Any
 
 from http_calls import call
 from millstream import EmbeddedNode, connect
-from node_process import NodeProcess
+from node_process import NodeProcess, is_gone
 from waiting import until
 
 MakeNode = Callable[..., NodeProcess]
@@ -27,13 +28,12 @@ def children_of(pid: int, what: str) -> list[int]:
     found, family = [], [pid]
     for each in family:
         for path in Path(f"/proc/{each}/task").glob("*/children"):
-            family += [int(word) for word in path.read_text().split()]
+            with contextlib.suppress(OSError):  # it has just ended
+                family += [int(word) for word in path.read_text().split()]
     for each in family[1:]:
-        try:
+        with contextlib.suppress(OSError):
             if what in Path(f"/proc/{each}/cmdline").read_text():
                 found.append(each)
-        except FileNotFoundError:
-            continue
     return found
 
 
@@ -43,13 +43,6 @@ def index_pid(node: NodeProcess) -> int:
 
 def engine_pid(node: NodeProcess) -> int:
     return children_of(node.pid, "node.engine_process")[0]
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return True
 
 
 def put_design(base: str, bucket: str = "default", name: str = "d") -> None:

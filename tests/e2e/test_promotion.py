@@ -26,7 +26,7 @@ from millstream.errors import MillstreamError
 from millstream.model.partitions import partition_of
 from millstream.upr import BucketReader, SqliteSink
 from millstream.wire.mcbp import Status
-from node_process import NodeProcess
+from node_process import NodeProcess, kept_ports
 from nodes_with_map import map_of
 from waiting import until
 
@@ -333,13 +333,11 @@ class SafeNodes:
         self.nodes = {
             name: make_node(
                 "--no-memcached", "--user", "ada:secret", "--tls-cert", str(TLS / "node.pem"),
-                "--tls-ca", str(TLS / "authority.pem"),
+                "--tls-ca", str(TLS / "authority.pem"), *kept_ports(),
                 name=name, env={"MILLSTREAM_CLUSTER_SECRET": SECRET},
             ).start()
             for name in "ab"
         }  # fmt: skip
-        for node in self.nodes.values():
-            node.options += ("--kv", str(node.ready["kv"]), "--http", str(node.ready["http"]))
         self.passwords = {word: tmp_path / word for word in ("secret", "wrong")}
         for word, path in self.passwords.items():
             path.write_text(word)
@@ -348,7 +346,7 @@ class SafeNodes:
         self.pages = {
             name: Pages(
                 *node.address("http"), BUCKET,
-                user="ada", password="secret", tls=self.trust, timeout_s=20.0,
+                user="ada", password="secret", tls=self.trust, timeout_s=60.0,
             )
             for name, node in self.nodes.items()
         }  # fmt: skip
@@ -385,7 +383,7 @@ class SafeNodes:
     def client(self, at: str) -> millstream.Client:
         return millstream.connect(
             str(self.nodes[at].ready["kv"]), bucket=BUCKET, user="ada", password="secret",
-            tls=self.trust, timeout_s=20.0,
+            tls=self.trust, timeout_s=60.0,
         )  # fmt: skip
 
 

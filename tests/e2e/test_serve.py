@@ -16,7 +16,7 @@ import pytest
 
 from millstream.client.connection import Connection
 from millstream.errors import AccessError, UnavailableError
-from node_process import FREE
+from node_process import FREE, free_port
 from waiting import until
 
 TLS = Path(__file__).parent / "tls"
@@ -29,7 +29,7 @@ def serve(*options, env=None):
         [sys.executable, "-m", "millstream", "serve", *map(str, options)],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
         env={**os.environ, **(env or {})},
     )
@@ -46,7 +46,7 @@ def refused(done, code, *words):
 
 
 def fetch(node, path):
-    with urllib.request.urlopen(node.http + path, timeout=10) as answer:
+    with urllib.request.urlopen(node.http + path, timeout=60) as answer:
         return json.loads(answer.read())
 
 
@@ -292,24 +292,22 @@ def test_beyond_loopback_with_users_and_tls(make_node):
         config = json.loads(connection.request(0xB5).value)
     assert config["nodesExt"][0]["hostname"] == "localhost"
     with pytest.raises(UnavailableError):
-        Connection("localhost", port, timeout_s=5, **who)
+        Connection("localhost", port, timeout_s=60, **who)
     url = f"https://localhost:{node.address('http')[1]}/_up"
-    with urllib.request.urlopen(url, timeout=10, context=trust) as answer:
+    with urllib.request.urlopen(url, timeout=60, context=trust) as answer:
         assert answer.status == 200
     environment = {**os.environ, "MILLSTREAM_PASSWORD": "secret"}
     status = subprocess.run(
         [sys.executable, "-m", "millstream", "status", "--connect", f"localhost:{port}",
          "--user", "ada", "--tls-ca", str(TLS / "authority.pem")],
-        env=environment, capture_output=True, text=True, timeout=30, check=False,
+        env=environment, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert status.returncode == 0, status.stderr
     assert node.stop() == 0
 
 
 def test_a_node_runs_on_when_nobody_reads_its_ready_line(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     read, write = os.pipe()
     os.close(read)
     with subprocess.Popen(
@@ -328,6 +326,6 @@ def test_a_node_runs_on_when_nobody_reads_its_ready_line(tmp_path):
 
         until(answers, lambda: "the node does not answer")
         process.terminate()
-        _, log = process.communicate(timeout=20)
+        _, log = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "Traceback" not in log

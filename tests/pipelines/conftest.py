@@ -6,7 +6,6 @@ a test may stop, kill and start again at the same address.
 """
 
 import os
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from millstream.pipelines import local_session
-from node_process import NodeProcess
+from node_process import NodeProcess, free_port
 from spark_bucket import BucketUnderTest
 
 # Java that lives for a minute: half the time of a start on two busy processors is its compiler's.
@@ -52,8 +51,7 @@ def own_node(tmp_path: Path) -> Iterator[Callable[..., NodeProcess]]:
     made: list[NodeProcess] = []
 
     def make(*options: str, name: str = "node") -> NodeProcess:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
+        port = free_port()
         # One option and its value, so that the helper sees that the listener has an address.
         node = NodeProcess(tmp_path / name, "--kv", f"127.0.0.1:{port}", *options)
         made.append(node)

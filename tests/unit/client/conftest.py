@@ -143,5 +143,5 @@ def node(make_fake_node: Callable[[], FakeNode]) -> FakeNode:
 
 @pytest.fixture
 def client(node: FakeNode) -> Iterator[Client]:
-    with connect(node.address, bucket="flights", timeout_s=5) as made:
+    with connect(node.address, bucket="flights", timeout_s=60) as made:
         yield made

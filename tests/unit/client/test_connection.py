@@ -7,6 +7,7 @@ import pytest
 from millstream.client.connection import Connection
 from millstream.errors import AccessError, RemoteProtocolError, UnavailableError
 from millstream.wire.mcbp import Opcode, Status, request, response
+from node_process import free_port
 
 
 def test_features_and_bucket_are_asked_for(node: Any) -> None:
@@ -24,8 +25,7 @@ def test_unknown_bucket_is_named(node: Any) -> None:
 
 
 def test_unreachable_node_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     with pytest.raises(
         UnavailableError, match=rf"cannot connect to 127\.0\.0\.1:{port}"
     ) as failed:

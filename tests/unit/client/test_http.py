@@ -23,6 +23,7 @@ from millstream.errors import (
     UsageError,
 )
 from millstream.node.embedded import EmbeddedNode
+from node_process import free_port
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedNode]:
 
 def http(node: EmbeddedNode, password: str = "secret") -> HttpClient:
     host, _, port = str(node.http).rpartition(":")
-    return HttpClient(host, int(port), user="ada", password=password, tls=None, timeout_s=5.0)
+    return HttpClient(host, int(port), user="ada", password=password, tls=None, timeout_s=60.0)
 
 
 def path_of(bucket: str, page: str) -> str:
@@ -42,7 +43,7 @@ def path_of(bucket: str, page: str) -> str:
 
 
 def nobody(port: int) -> HttpClient:
-    return HttpClient("127.0.0.1", port, user=None, password="", tls=None, timeout_s=5.0)
+    return HttpClient("127.0.0.1", port, user=None, password="", tls=None, timeout_s=60.0)
 
 
 def test_answers_are_objects(node: EmbeddedNode) -> None:
@@ -137,8 +138,7 @@ def answering(answer: bytes) -> Iterator[int]:
 
 
 def test_nobody_there_is_unreachable() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     with pytest.raises(UnavailableError) as caught:
         nobody(port).request("GET", "/")
     assert caught.value.code == "unreachable"
@@ -147,14 +147,14 @@ def test_nobody_there_is_unreachable() -> None:
 def test_the_http_port_is_learned_from_the_kv_port(node: EmbeddedNode, tmp_path: Path) -> None:
     options: dict[str, Any] = {"user": "ada", "password": "secret", "tls": None}
     with connect(node.kv, bucket="a/b", **options) as client:
-        found = http_of(client, timeout_s=5.0, **options)
+        found = http_of(client, timeout_s=60.0, **options)
     assert found.address == node.http
     with (
         EmbeddedNode(tmp_path, http=None) as other,
         connect(other.kv, bucket="default") as client,
         pytest.raises(UnavailableError) as caught,
     ):
-        http_of(client, user=None, password="", tls=None, timeout_s=5.0)
+        http_of(client, user=None, password="", tls=None, timeout_s=60.0)
     assert caught.value.code == "no_http"
 
 

@@ -23,7 +23,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedNode]:
 def pages(node: EmbeddedNode, bucket: str = "a/b") -> Pages:
     host, _, port = str(node.http).rpartition(":")
     return Pages(
-        host, int(port), bucket, user="ada", password="secret", tls=None, timeout_s=5.0
+        host, int(port), bucket, user="ada", password="secret", tls=None, timeout_s=60.0
     )  # fmt: skip
 
 

@@ -55,7 +55,7 @@ time.sleep(600)
 def is_alive(process_id):
     try:
         stat = Path(f"/proc/{process_id}/stat").read_text()
-    except FileNotFoundError:
+    except OSError:
         return False
     return stat.rpartition(")")[2].split()[0] not in "ZX"  # an orphan may have no one to reap it
 

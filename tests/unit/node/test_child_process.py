@@ -32,7 +32,7 @@ def make(tmp_path):
 
 
 async def until(condition):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - several kinds of it
             await asyncio.sleep(0.005)
 

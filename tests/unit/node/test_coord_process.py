@@ -40,7 +40,7 @@ def script(text):
 
 
 async def until(condition):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - several kinds of it
             await asyncio.sleep(0.005)
 
@@ -53,7 +53,7 @@ def said(address, *words):
 
 
 async def ask(address, *words):
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(60):
         while True:
             answer = await asyncio.to_thread(said, address, *words)
             if not answer.startswith(b"-NOT"):

@@ -186,7 +186,7 @@ async def test_the_nodes_own_processes_read_every_bucket_without_a_password(make
         assert path.parent.stat().st_mode & 0o777 == 0o700
         engine.served["default"].partitions[0].put(b"k", b"v", 0, 0, 0, 0, 1)
         address = f"{UNIX}{path.absolute()}"
-        link = Link(Login(address, bucket="default"), address, 0, tls=None, timeout_s=10)
+        link = Link(Login(address, bucket="default"), address, 0, tls=None, timeout_s=60)
         features = await link.open()
         assert Feature.MILLSTREAM in features
         get = await link.ask(request(Opcode.GET, key=b"k"))

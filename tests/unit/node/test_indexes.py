@@ -32,7 +32,7 @@ async def put(engine, name, content, rev=None, *, is_durable=True):
 
 
 async def until(condition):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - several kinds of it
             await asyncio.sleep(0.005)
 
@@ -219,7 +219,7 @@ async def test_what_changes_while_it_is_told_is_told_at_once(engine, monkeypatch
 
     monkeypatch.setattr(link, "ask", ask_and_change)
     known.changed()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await known.is_told.wait()
     assert told == ["set_bucket", "set_bucket"]
 
@@ -239,7 +239,7 @@ async def test_what_cannot_be_told_is_tried_again_after_a_pause(engine, monkeypa
 
     monkeypatch.setattr(known, "order", fail_twice)
     known.changed()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await known.is_told.wait()
     assert len(failures) == 2
 

@@ -69,7 +69,7 @@ class Watching:
         await self.neighbours.stop()
 
     async def until(self, condition):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not condition():
                 self.news.clear()
                 await self.news.wait()
@@ -78,7 +78,7 @@ class Watching:
 async def rounds(node, count=3):
     """Wait until the node was asked so many times more."""
     wanted = node.asked.count("/_millstream/shared") + count
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while node.asked.count("/_millstream/shared") < wanted:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.002)
 

@@ -43,7 +43,7 @@ async def serving(
     listener.close()
     server.close()
     await listener.wait_closed()
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(60):
         while server.connections:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0)
 
@@ -151,7 +151,7 @@ async def test_what_a_callback_raises_holds_no_call_up(node: Node) -> None:
     def lost() -> None:
         raise ValueError("mine")
 
-    async with asyncio.timeout(10), Client([node.address], on_session_lost=lost) as client:
+    async with asyncio.timeout(60), Client([node.address], on_session_lost=lost) as client:
         await client.set("k", b"1")
         node.backend.sessions.clear()
         several = [client.set("k", b"%d" % number) for number in range(3)]
@@ -166,7 +166,7 @@ async def test_calls_that_wait_end_with_the_client(node: Node) -> None:
         await client.set("k", b"1")
         node.backend.holds = True
         waiting = asyncio.ensure_future(client.set("k", b"2"))
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(60):
             while not node.backend.held:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0)
         node.server.close()
@@ -268,7 +268,7 @@ async def test_who_gives_a_sign_is_not_left(node: Node, monkeypatch: pytest.Monk
         await client.get("k")
         node.backend.holds = True
         call = asyncio.gather(client.get("k"))
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(60):
             while not node.backend.held:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0)
         link = client._link

@@ -64,7 +64,7 @@ class Group:
         """Wait; something is reported, or an effect comes, before it is so."""
         while not is_so():
             self.news.clear()
-            await asyncio.wait_for(self.news.wait(), 20)
+            await asyncio.wait_for(self.news.wait(), 60)
 
     async def until_done(self, *done: int) -> None:
         await self.until(lambda: self.done == list(done) or bool(self.errors))
@@ -176,7 +176,7 @@ async def test_a_journal_that_waits_for_space_can_be_closed(
         group.failing = {WRITE: errno.ENOSPC}
         group.journal.carry_out(Append(1, tuple(group.entries(2))))
         await group.until(lambda: group.journal.is_full)
-        await asyncio.wait_for(group.journal.close(), 20)
+        await asyncio.wait_for(group.journal.close(), 60)
         group.is_closed = True
         group.journal.carry_out(Append(2, tuple(group.entries(2))))
         assert group.done == []
@@ -192,7 +192,7 @@ async def test_a_journal_can_be_closed_while_a_step_is_about_to_find_no_space() 
         await asyncio.sleep(0)
         group.is_closed = True
         group.gate.set()
-        await asyncio.wait_for(closing, 20)
+        await asyncio.wait_for(closing, 60)
         assert group.done == group.errors == []
 
 
@@ -251,7 +251,7 @@ async def test_on_real_files_the_image_is_given_once(tmp_path) -> None:
         disk, on_done=lambda _: done.set(), on_fatal=lambda error: None
     )
     journal.carry_out(Append(1, tuple(entries)))
-    await asyncio.wait_for(done.wait(), 20)
+    await asyncio.wait_for(done.wait(), 60)
     await journal.close()
     journal = await JournalThread.open(disk, on_done=lambda _: None, on_fatal=lambda _: None)
     image = journal.take_image()

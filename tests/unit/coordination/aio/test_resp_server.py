@@ -53,7 +53,7 @@ async def running() -> AsyncIterator[Running]:
 
 async def turns(is_so: Callable[[], bool]) -> None:
     """Let the loop turn until it is so."""
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(60):
         while not is_so():  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0)
 

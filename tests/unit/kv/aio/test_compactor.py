@@ -449,7 +449,7 @@ async def test_what_was_asked_for_is_done_once_the_disk_has_room(
         return opened(disk, name, create=create)
 
     monkeypatch.setattr(OsDisk, "open", full)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         compactor.ask()
         await refused.wait()
         await until(lambda: not compactor._is_passing)

@@ -79,7 +79,7 @@ class Peer:
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not is_so():  # noqa: ASYNC110 - the session's own turns are waited for
             await asyncio.sleep(0)
 

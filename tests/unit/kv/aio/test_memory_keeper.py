@@ -27,7 +27,7 @@ async def kept(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - the keeper's own timer is waited for
             await asyncio.sleep(0)
 
@@ -159,7 +159,7 @@ async def test_others_run_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> 
         assert memory.is_high
         bucket.changed()
         turns = 0
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while memory.used_bytes > memory.low_bytes:
                 turns += 1
                 await asyncio.sleep(0)

@@ -54,7 +54,7 @@ async def told(bucket: Bucket, is_true: Callable[[], bool]) -> None:
     changed = asyncio.Event()
     bucket.subscribe(changed.set)
     while not is_true():
-        await asyncio.wait_for(changed.wait(), 20)
+        await asyncio.wait_for(changed.wait(), 60)
         changed.clear()
 
 
@@ -182,8 +182,8 @@ async def test_damage_ends_the_search_but_not_the_bucket(
 
     bucket.partitions[0]._log.backfill = backfill  # type: ignore[method-assign]
     pager = make_pager(bucket)
-    await asyncio.wait_for(called.wait(), 20)
-    await asyncio.wait_for(asyncio.shield(pager._pager), 20)
+    await asyncio.wait_for(called.wait(), 60)
+    await asyncio.wait_for(asyncio.shield(pager._pager), 60)
     assert "segment 1 at 4096" in caplog.text
     assert bucket.partitions[0].expiries.needs_scan(NOW_S), "what the scan did not see is missing"
 
@@ -226,12 +226,12 @@ async def test_a_stop_waits_for_the_read_under_way(make_pager: MakePager) -> Non
 
     bucket.partitions[0]._log.backfill = backfill  # type: ignore[method-assign]
     pager = make_pager(bucket)
-    await asyncio.wait_for(reading.wait(), 20)
+    await asyncio.wait_for(reading.wait(), 60)
     stopping = asyncio.ensure_future(pager.stop())
     await asyncio.sleep(0)
     assert not stopping.done()
     go_on.set()
-    await asyncio.wait_for(stopping, 20)
+    await asyncio.wait_for(stopping, 60)
     assert read == ["done"]
 
 
@@ -246,7 +246,7 @@ async def test_everything_is_wiped_now_or_later(make_pager: MakePager, clock: Cl
     assert pager._wipe_timer is not None
     bucket.wipe(NOW, done.set)
     assert pager._wipe_timer is None, "the newest command counts"
-    await asyncio.wait_for(done.wait(), 20)
+    await asyncio.wait_for(done.wait(), 60)
     assert partition.live(b"k", NOW) is None
     put(partition, b"k", 0)
     bucket.wipe(NOW + 1_000_000, lambda: None)

@@ -191,7 +191,7 @@ async def _cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not is_so():  # noqa: ASYNC110 - the replicator's own timers are waited for
             await asyncio.sleep(0)
 

@@ -170,7 +170,7 @@ async def test_durable_writes_are_looked_at_without_any_news(
     assert transport.take() == []
     wrote, write = asyncio.Event(), transport.write
     transport.write = lambda data: (write(data), wrote.set())  # type: ignore[method-assign]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await wrote.wait()
     assert [packet.status for packet in transport.take()] == [Status.SYNC_WRITE_AMBIGUOUS]
     assert server.waiting == set()
@@ -314,7 +314,7 @@ async def test_a_change_of_state_is_answered_when_it_is_done_and_maps_grow() -> 
         )
         assert transport.take() == []
         replies: list[Packet] = []
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(replies) < 2:
                 await asyncio.sleep(0)
                 replies += transport.take()

@@ -40,7 +40,7 @@ async def peer() -> AsyncIterator[tuple[Peer, Link]]:
     made = Peer()
     server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    link = Link(Login("peer", bucket="b"), "127.0.0.1", port, tls=None, timeout_s=0.2)
+    link = Link(Login("peer", bucket="b"), "127.0.0.1", port, tls=None, timeout_s=60)
     await link.open()
     yield made, link
     await link.close()
@@ -64,6 +64,7 @@ async def test_a_refusal_names_what_was_asked(peer: tuple[Peer, Link]) -> None:
 async def test_silence_a_cut_and_a_closed_link_are_told_apart(peer: tuple[Peer, Link]) -> None:
     made, link = peer
     made.is_silent = True
+    link._timeout_s = 0.05
     with pytest.raises(UnavailableError) as silent:
         await link.ask(request(Opcode.GET, key=b"x"))
     assert silent.value.code == "timeout"
@@ -83,7 +84,7 @@ async def test_a_socket_of_this_machine_is_reached_by_its_path(tmp_path: Path) -
     path = tmp_path / "k.sock"
     server = await asyncio.start_unix_server(made.serve, path)
     address = f"{UNIX}{path}"
-    link = Link(Login(address, bucket="b"), address, 0, tls=None, timeout_s=5)
+    link = Link(Login(address, bucket="b"), address, 0, tls=None, timeout_s=60)
     await link.open()
     assert (await link.ask(request(Opcode.GET, key=b"k"))).value == b"k"
     await link.close()

@@ -48,7 +48,7 @@ class Connection:
         return found
 
     async def until(self, is_true: Callable[["Connection"], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not is_true(self):
                 self.changed.clear()
                 await self.changed.wait()
@@ -220,7 +220,7 @@ async def test_a_copy_is_stopped_though_the_connection_is_lost_meanwhile() -> No
     await peer.until_asked(1)
     peer.answer(Opcode.DCP_SET_VBUCKET_STATE)
     peer.session.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await peer.session._stops.finish()
     assert peer.bucket.partitions[0].state is PartitionState.DEAD
 

@@ -43,7 +43,7 @@ async def test_it_may_answer_from_what_there_is(hosted):
     assert await hosted.sums() == {"a": 1}
     hosted.put("k", kind="a", n=2)
     assert await hosted.sums(update="lazy") in ({"a": 1}, {"a": 2})
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await hosted.sums(update="false") != {"a": 2}:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
@@ -345,7 +345,7 @@ async def test_an_index_is_kept_fresh_as_its_documents_say_now(hosted):
     assert await hosted.sums() == {"a": 1}
     await hosted.apply({"e": SUM, "d": lazy})
     hosted.put("k", kind="a", n=2)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await hosted.sums(update="false") != {"a": 2}:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     await hosted.apply({"d": lazy})
@@ -508,5 +508,5 @@ async def test_readers_that_do_not_end_hold_up_a_stop_once_and_not_for_each_inde
     readers = list(hosted.bucket._open.values())
     assert len(readers) == 2
     with readers[0].used(), readers[1].used():
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await hosted.stop()

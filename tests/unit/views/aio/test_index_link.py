@@ -60,7 +60,7 @@ async def both(tmp_path):
 
 
 async def until(condition):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - several kinds of it
             await asyncio.sleep(0.001)
 

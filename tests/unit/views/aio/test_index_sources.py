@@ -163,7 +163,7 @@ async def test_a_dead_source_does_not_hold_up_the_ones_that_replace_it(
         monkeypatch.setattr(index_sources, "open_source", dead)
         halves = Halves(bucket)
         halves.down = {"low", "high"}
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await bucket.indexer.set_sources(halves.sources())
             waiting = asyncio.ensure_future(bucket.updated())
             await is_asked.wait()
@@ -224,7 +224,7 @@ async def test_whoever_asks_a_dead_node_does_not_hold_up_the_end(tmp_path: Path)
 
     async def end() -> None:
         await has_come.wait()
-        await asyncio.wait_for(asker.close(), 10)
+        await asyncio.wait_for(asker.close(), 60)
 
     told, ended = await asyncio.gather(asker.ask([0]), end(), return_exceptions=True)
     assert isinstance(told, UnavailableError)

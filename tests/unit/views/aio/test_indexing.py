@@ -56,7 +56,7 @@ async def test_first_build_then_changes(bucket: IndexedBucket) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - headers tell nobody
             await asyncio.sleep(0.005)
 
@@ -487,7 +487,7 @@ async def test_who_waits_for_an_index_that_is_removed_is_told(bucket: IndexedBuc
     for name, wait in waits.items():  # the first one is in company, the last one is not
         await bucket.indexer.remove(name)
         with pytest.raises(UnavailableError) as raised:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await wait
         assert raised.value.code == "index_unavailable"
 

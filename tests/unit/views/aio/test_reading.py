@@ -109,7 +109,7 @@ async def test_an_index_is_built_once_there_is_a_node_to_read(tmp_path: Path) ->
         await bucket.put(some(50))
         await bucket.indexer.set_sources([])
         await bucket.add()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not (error := bucket.indexer.progress()[0].error):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         assert "no node serves" in error
