@@ -28,6 +28,7 @@ class Countdown:
         self.left -= 1
         if self.left == 0:
             os.kill(self.victim, signal.SIGKILL)
+            sys.stdout.write("killed")
 
 
 def main() -> None:

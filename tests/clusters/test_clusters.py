@@ -26,7 +26,6 @@ KEYS = [f"k{n}" for n in range(3_000)]
 LOCAL_CLUSTER = "local-cluster[2,1,1024]"
 
 Targets = dict[str, BucketUnderTest]
-pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture

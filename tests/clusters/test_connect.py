@@ -25,8 +25,6 @@ DESIGN = {
 }
 SUMS = {f"[{parity}]": sum(range(parity, len(KEYS), 2)) for parity in (0, 1)}
 
-pytestmark = pytest.mark.timeout(300)
-
 
 class Client:
     """`connect_job.py`, asked for one step after the other."""

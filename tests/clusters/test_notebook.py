@@ -7,13 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 RUN_S = 270
 
 
-@pytest.mark.timeout(300)
 def test_the_notebook_shows_what_is_stored_in_it(tmp_path: Path) -> None:
     home = {
         "HOME": str(tmp_path),

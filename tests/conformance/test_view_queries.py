@@ -252,7 +252,6 @@ def many(node: NodeProcess) -> str:
     return path
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("query", ["", "?include_docs=true"])
 def test_long_answers_take_no_memory(node: NodeProcess, many: str, query: str) -> None:
     before = resident_bytes(node)
@@ -269,7 +268,6 @@ def test_long_answers_take_no_memory(node: NodeProcess, many: str, query: str) -
     assert most - before < GROWN_BYTES_MAX
 
 
-@pytest.mark.timeout(240)
 def test_clients_that_leave_harm_nobody(node: NodeProcess, many: str) -> None:
     host, port = urlsplit(node.http).netloc.split(":")
     for _ in range(80):  # more than there are connections to the index process

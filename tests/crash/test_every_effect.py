@@ -70,7 +70,6 @@ def live(engine: SimulatedEngine) -> None:
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-@pytest.mark.timeout(600)
 def test_every_effect_may_fail(kind: str) -> None:
     for left in range(EFFECTS_MAX):
         engine = SimulatedEngine(left)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
 from simulated_disk import Fault
 from simulated_engine import DELETE, KEYS, PUT, SimulatedEngine
 
@@ -29,7 +27,6 @@ def with_sealed_segments(seed: int) -> SimulatedEngine:
     return engine
 
 
-@pytest.mark.timeout(300)
 def test_marks_that_a_failed_sync_left_are_written_again() -> None:
     died = 0
     for seed in range(SEEDS):
@@ -50,7 +47,6 @@ def test_marks_that_a_failed_sync_left_are_written_again() -> None:
     assert died > SEEDS // 4
 
 
-@pytest.mark.timeout(300)
 def test_records_that_a_failed_sync_left_are_not_believed() -> None:
     for seed in range(SEEDS):
         rng = random.Random(seed)

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import millstream
 from backup_double import FalseSpark
 from bucket_nodes import BUCKET, BucketNodes
@@ -66,7 +64,6 @@ class BackedUp:
         return [part.kind for part in made.parts]
 
 
-@pytest.mark.timeout(240)
 def test_increments_are_right_across_fail_overs_and_restore_anywhere(
     make_node: Callable[..., NodeProcess], tmp_path: Path
 ) -> None:

@@ -51,7 +51,6 @@ def run(node: NodeProcess, *words: str, stdin: str = "") -> subprocess.Completed
     )  # fmt: skip
 
 
-@pytest.mark.timeout(300)  # a dozen commands, each a process of its own
 def test_commands_find_the_node_and_views_ask_both(nodes: Nodes) -> None:
     assert run(nodes["a"], "put", "shared", "k0", "{}").returncode == 0
     with millstream.connect(str(nodes["a"].ready["kv"]), bucket="shared") as client:

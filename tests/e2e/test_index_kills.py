@@ -39,7 +39,7 @@ def of_family(node: NodeProcess, module: str) -> list[int]:
         try:
             if module in Path(f"/proc/{pid}/cmdline").read_text():
                 found.append(pid)
-        except FileNotFoundError:
+        except OSError:  # it has just ended
             continue
     return found
 

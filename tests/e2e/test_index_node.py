@@ -25,7 +25,7 @@ TLS = Path(__file__).parent / "tls"
 ADMIN = ("ada", "secret word")
 SECRET = {"MILLSTREAM_CLUSTER_SECRET": "a secret of nodes"}
 DESIGN = {"views": {"by": {"map": "doc => emit(doc.n % 3, doc.n)", "reduce": "_sum"}}}
-FRESH = "/_design/d/_view/by?timeout=20000&update=true"
+FRESH = "/_design/d/_view/by?timeout=60000&update=true"
 
 
 def call(
@@ -172,8 +172,9 @@ def test_several_nodes_are_followed_where_partitions_are_active(make_node: MakeN
     assert rows(index, "shared") == list(range(40))
     status, answer = call(index, "GET", f"/shared{FRESH}&reduce=false&include_docs=true")
     assert sorted(row["doc"]["n"] for row in answer["rows"]) == list(range(40))
-    for node in nodes.values():  # each has the other's documents for its answers
+    for node in nodes.values():  # whoever is asked asks the other one
         until(lambda node=node: answers(node, "/shared/_design/d/_info"))
+    for node in nodes.values():  # each has the other's documents for its answers
         status, answer = call(node, "GET", f"/shared{FRESH}&reduce=false&include_docs=true")
         assert status == 200, answer
         assert sorted(row["doc"]["n"] for row in answer["rows"]) == list(range(40))

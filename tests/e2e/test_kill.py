@@ -160,7 +160,7 @@ class Trial:
         time.sleep(seconds)  # the moment of the end is drawn by the dice
         end()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
             assert not thread.is_alive(), "a client still waits for a node that is gone"
         self.witness.close()
         if self.failures:
@@ -223,7 +223,7 @@ def failover_logs(node: NodeProcess) -> list[bytes]:
         return [client.ask(Opcode.GET_FAILOVER_LOG, vbucket=p).value for p in range(PARTITIONS)]
 
 
-@pytest.mark.timeout(120 + KILLS * 20)
+@pytest.mark.timeout(600 + KILLS * 20)
 def test_nothing_persisted_is_lost_and_no_history_repeats(make_node: MakeNode) -> None:
     sys.stdout.write(f"MILLSTREAM_SEED={SEED}\n")
     dice = random.Random(SEED)

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from struct import Struct
 
-import pytest
-
 from millstream.model.partitions import partition_of
 from millstream.wire.mcbp import Opcode, Packet, Status, request
 from node_process import NodeProcess
@@ -141,7 +139,6 @@ def forget_pages(node: NodeProcess) -> None:
         os.close(descriptor)
 
 
-@pytest.mark.timeout(120)
 def test_documents_of_eight_times_the_quota(make_node: MakeNode) -> None:
     node = start(make_node)
     before = node.resident_bytes()

@@ -1,5 +1,6 @@
 """The cycle of the Spark pipelines, without Spark: whatever happens, the view is right."""
 
+import contextlib
 import os
 import random
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import millstream
 from millstream.client.databases import Database
 from millstream.client.http import http_of
-from millstream.errors import ConditionError, MillstreamError, UnavailableError
+from millstream.errors import ConditionError, UnavailableError
 from millstream.pipelines.index.offered import OfferedBuilds
 from millstream.pipelines.index.setup import index_state_of
 from millstream.views.core import indexer
@@ -203,13 +204,14 @@ def stored(bucket, keys):
 
 def _until(work):
     """Try until node and index process are there again."""
-    for _ in range(400):
-        try:
-            return work()
-        except MillstreamError as error:
-            if not isinstance(error, UnavailableError):
-                raise
-    raise AssertionError("the node does not come back")
+
+    def tried():
+        with contextlib.suppress(UnavailableError):
+            work()
+            return True
+        return False
+
+    until(tried, lambda: "the node does not come back")
 
 
 def test_an_index_that_lacks_far_more_than_it_has_is_built_anew(bucket, monkeypatch):

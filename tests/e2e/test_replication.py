@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
-import pytest
-
 import millstream
 from millstream.errors import MillstreamError
 from millstream.upr.core.consumer import ChangesReceived, ConsumerCore, StreamEnded, StreamOpened
@@ -152,8 +150,12 @@ def test_everything_that_is_written_is_on_the_replica(make_node: MakeNode) -> No
         pair.write(client, 400)
         until(lambda: client.get("gone soon") is None, lambda: "it does not expire")
     assert pair.check_equal() > 20
-    figures = {name: pair.figure(name) for name in ("sources", "following", "streams", "behind")}
-    assert figures == {"sources": 1, "following": PARTITIONS, "streams": PARTITIONS, "behind": 0}
+    wanted = {"sources": 1, "following": PARTITIONS, "streams": PARTITIONS, "behind": 0}
+
+    def figures() -> dict[str, int]:  # while something expires it is behind for a moment
+        return {name: pair.figure(name) for name in wanted}
+
+    until(lambda: figures() == wanted, figures)
     status, answer = ask(pair.b, "GET", "/buckets/shared/partitions/0")
     assert (status, answer["follows"]) == (200, {"node": "a", "is_streaming": True, "failure": ""})
 
@@ -200,7 +202,6 @@ def test_a_source_that_lost_its_tail_takes_it_from_the_replica_too(make_node: Ma
     assert pair.figure("rollbacks_total") > 0
 
 
-@pytest.mark.timeout(150)
 def test_a_first_load_larger_than_memory(make_node: MakeNode) -> None:
     pair = Pair(make_node, "--memory-quota", "16MiB")
     status, made = ask(pair.a, "PUT", "/buckets/shared", {"partitions": PARTITIONS})

@@ -125,7 +125,6 @@ def write(bucket: BucketUnderTest, rng: random.Random, turn: int) -> None:
                 client.upsert(f"flush{p}", turn, durability="persisted")
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_sinks_equal_the_node_whatever_is_lost(
     own_node: Callable[..., NodeProcess], tmp_path: Path, block: int

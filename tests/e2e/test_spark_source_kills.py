@@ -102,7 +102,7 @@ def test_the_state_is_right_at_rest_or_the_reader_refuses(
     own_node: Callable[..., NodeProcess], seed: int
 ) -> None:
     rng = random.Random(seed)
-    node = own_node("--bucket", "b:4", "--flush-interval", "1000")
+    node = own_node("--bucket", "b:4", "--flush-interval", "10000")
     bucket = BucketUnderTest(node.ready["kv"], "b")
     driver = Driver(bucket, rng)
     refused = rested = 0

@@ -182,13 +182,14 @@ def test_while_partitions_move_no_row_is_missing_or_there_twice(make_node: MakeN
     try:
         for turn in range(4):
             nodes.promote("a", "--to", "ba"[turn % 2], "--partition", str(turn % 4))
+        until(lambda: asker.answered > 5 or not asker.is_alive(), lambda: asker.refused)
     finally:
         asker.is_over = True
         asker.join()
     assert [nodes.actives(p) for p in range(4)] == [["b"], ["a"], ["b"], ["a"]]
+    assert asker.answered > 5
     assert asker.wrong == []
     assert asker.refused.keys() <= {"not_my_partition", "index_unavailable", "timeout"}
-    assert asker.answered > 5, asker.refused
 
 
 class Asker(threading.Thread):

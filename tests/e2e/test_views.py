@@ -11,8 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from node_process import NodeProcess
 
 MakeNode = Callable[..., NodeProcess]
@@ -39,7 +37,6 @@ def answered(node: NodeProcess, *words: str) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.timeout(300)  # fifteen commands, each a process of its own
 def test_from_the_first_document_to_bars(make_node: MakeNode, tmp_path: Path) -> None:
     node = make_node("--bucket", "b:8").start()
     rows = [{"id": f"f{n}", "carrier": "AB"[n % 2], "day": n % 7, "delay": n} for n in range(40)]

@@ -74,7 +74,6 @@ class Copying:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_each_failure_says_what_to_do_and_the_checkpoint_goes_on(
     spark: Any, own_node: Callable[..., NodeProcess], tmp_path: Path
 ) -> None:

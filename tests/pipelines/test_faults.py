@@ -35,7 +35,6 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     made.close()
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(("family", "seed"), FEW)
 def test_sinks_equal_the_source_after_all_that_goes_wrong(
     faulty: World, family: str, seed: int

@@ -24,7 +24,7 @@ from millstream.cli.main import application
 from node_process import NodeProcess, free_port
 from spark_bucket import BucketUnderTest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 BUCKETS = ("flights", "copy", "orders", "events", "flights-again")

@@ -20,7 +20,7 @@ from node_process import NodeProcess
 from pipeline_process import PipelineProcess
 from spark_bucket import BucketUnderTest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slow
 DOCUMENTS = {f"k{n}": {"n": n} for n in range(2000)}
 MANY = {f"k{n}": {"n": n} for n in range(40_000)}
 """Far more batches than a lake does while another process is started and refused."""

@@ -67,7 +67,6 @@ def view(driver, *options):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_listed_refused_killed_started_again_and_stopped(start):
     first = {f"k{n}": {"g": n % 5, "n": n} for n in range(600)}
     write(start.client, first)
