@@ -36,10 +36,10 @@ def heal(world: World) -> None:
         _break(world, broken, fault)
     for client in world.clients.clients:
         client.target = 0
-    end = world.loop.now + CALM_MS + 4 * world.weather.delay_ms * (100 + 3 * _parts(world))
+    begin = world.loop.now
     goal = world.clients.born()
     asked = None
-    while world.loop.now < end:
+    while world.loop.now < begin + _patience_ms(world):
         world.loop.run_until(world.loop.now + ROUND_MS)
         _operate(world)
         if goal.session and asked is None:
@@ -51,6 +51,11 @@ def heal(world: World) -> None:
     what = "differ" if asked is not None and asked.is_done else "no commit"
     states = "; ".join(world._state(m) for m in world.machines)
     raise WrongError(f"stuck after healing, one {fault}: {what}: {states}")
+
+
+def _patience_ms(world: World) -> float:
+    """Return how long it may take; longer once there is a snapshot that somebody may need."""
+    return CALM_MS + 4 * world.weather.delay_ms * (100 + 3 * _parts(world))
 
 
 def _parts(world: World) -> int:
