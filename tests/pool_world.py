@@ -117,6 +117,7 @@ class World:
         self.answers: dict[int, bytes] = {}
         self.asked: dict[int, int] = {}
         self.views: dict[bytes, tuple[int, tuple[bytes, ...], int]] = {}
+        self.olds: dict[bytes, tuple[bytes, ...]] = {}
         """What is true of each group: epoch, members, view."""
         self.questions: list[tuple[Node, Any]] = []
         """What replicas and the shell were asked and a test has to answer."""
@@ -244,7 +245,7 @@ class World:
     def tell(self, group_id: bytes) -> None:
         """Have those who have a group open say what is true of it, if a quorum could."""
         epoch, members, view = self.views[group_id]
-        configuration = Configuration(epoch, members)
+        configuration = Configuration(epoch, members, old=self.olds.get(group_id, ()))
         there = [one for one in members if self._has_open(one, group_id)]
         if len(there) < configuration.quorum:
             return
@@ -270,7 +271,7 @@ class World:
             if isinstance(asked, AskGroup):
                 event = asked.event
                 if code is Code.OK and isinstance(event, Reconfigure):
-                    epoch, _, view = self.views[asked.group_id]
+                    epoch, self.olds[asked.group_id], view = self.views[asked.group_id]
                     self.views[asked.group_id] = (epoch + 1, event.members, view)
                 elif code is Code.OK and isinstance(event, MovePrimary):
                     epoch, members, _ = self.views[asked.group_id]

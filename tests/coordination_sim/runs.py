@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
+from coordination_sim.loop import Loop
 from coordination_sim.weather import Options, Weather
 from coordination_sim.world import World
 from millstream.errors import MillstreamError
@@ -38,16 +39,38 @@ class Outcome(NamedTuple):
 
 def run(seed: int, options: Options = ALL, trace: int | str | None = None) -> Outcome:
     """Run one seed."""
-    began = time.process_time()
-    world = World(seed, options, trace=trace)
-    wrong = None
+    return outcome_of(seed, lambda: World(seed, options, trace=trace), _end)
+
+
+def _end(world: World) -> str:
+    committed = world.truth.committed
+    return f"{world.truth.end}-{committed[-1].header.hash.hex() if committed else ''}"
+
+
+class AnyWorld(Protocol):
+    """What is run."""
+
+    loop: Loop
+    lines: deque[str]
+
+    def run(self) -> None: ...
+
+    def summary(self) -> Counter[str]: ...
+
+
+W = TypeVar("W", bound=AnyWorld)
+
+
+def outcome_of(seed: int, make: Callable[[], W], end: Callable[[W], str]) -> Outcome:
+    """Run a world; `end` says what it came to, which is the same with each run of a seed."""
+    began, wrong = time.process_time(), None
+    world = make()
     try:
         world.run()
     except WRONG as error:
         wrong = f"{type(error).__name__}: {error or 'assertion'} ({where(error)})"
-    last = world.truth.committed[-1].header.hash.hex() if world.truth.committed else ""
     return Outcome(
-        seed, wrong, f"{world.loop.digest:08x}-{world.truth.end}-{last}", world.loop.now / 1000,
+        seed, wrong, f"{world.loop.digest:08x}-{end(world)}", world.loop.now / 1000,
         time.process_time() - began, world.summary(), tuple(world.lines),
     )  # fmt: skip
 

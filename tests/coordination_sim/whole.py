@@ -12,7 +12,6 @@ Invariants:
 
 from __future__ import annotations
 
-import time
 from collections import Counter, deque
 from collections.abc import Callable
 from itertools import count
@@ -27,7 +26,7 @@ from coordination_sim.nodes import Node
 from coordination_sim.operators import Operators
 from coordination_sim.plants import PLANTS
 from coordination_sim.pool_truth import PoolTruth
-from coordination_sim.runs import ALL, WRONG, Outcome, where
+from coordination_sim.runs import ALL, Outcome, outcome_of
 from coordination_sim.truth import WrongError
 from coordination_sim.weather import Options, Weather
 from coordination_sim.world import SEARCH_STEPS_MAX, TRACE_LINES, World
@@ -309,15 +308,8 @@ class WholeWorld:
 
 def run(seed: int, options: Options = ALL, trace: int | str | None = None) -> Outcome:
     """Run one seed."""
-    began = time.process_time()
-    world = WholeWorld(seed, options, trace=trace)
-    wrong = None
-    try:
-        world.run()
-    except WRONG as error:
-        wrong = f"{type(error).__name__}: {error or 'assertion'} ({where(error)})"
-    ends = "-".join(str(scope.truth.end) for _, scope in sorted(world.scopes.items()))
-    return Outcome(
-        seed, wrong, f"{world.loop.digest:08x}-{ends}", world.loop.now / 1000,
-        time.process_time() - began, world.summary(), tuple(world.lines),
-    )  # fmt: skip
+    return outcome_of(seed, lambda: WholeWorld(seed, options, trace=trace), _ends)
+
+
+def _ends(world: WholeWorld) -> str:
+    return "-".join(str(scope.truth.end) for _, scope in sorted(world.scopes.items()))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import shutil
 from collections.abc import Callable, Container
@@ -40,11 +41,25 @@ _FOLDER: Final = re.compile(f"[0-9a-f]{{{2 * ID_BYTES}}}")
 
 
 class _WatchedDisk(OsDisk):
-    """A group's directory that says when a file is opened."""
+    """A group's directory that says when a file is opened, and itself is open all the time.
+
+    So it can be synced where no descriptor is left, and that is never taken for a failed disk.
+    """
+
+    _descriptor = -1
 
     def __init__(self, path: Path, on_open: Callable[[], None]) -> None:
         super().__init__(path)
         self._on_open = on_open
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def sync_directory(self) -> None:
+        """Make creations, renames and removals durable."""
+        os.fsync(self._descriptor)
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
 
     def open(self, name: str, *, create: bool = False) -> OsFile:
         """Open a file as any disk does."""

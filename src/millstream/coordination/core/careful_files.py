@@ -98,13 +98,14 @@ class CarefulFiles:
         self._file(name).sync()
 
     def read(self, name: str, offset: int, size: int) -> bytes:
-        """Return bytes of a file; a disk that cannot give them has failed."""
+        """Return bytes of a file; a disk that opens it and cannot give them has failed."""
         data = b""
 
         def read(name: str) -> None:
             nonlocal data
             data = self._file(name).read_at(offset, size)
 
+        self._try(self._file, name)
         self._try(read, name, is_final=True)
         return data
 
@@ -152,7 +153,7 @@ class CarefulFiles:
             file.close()
 
     def _try(
-        self, call: Callable[..., None], name: str, *args: object, is_final: bool = False
+        self, call: Callable[..., object], name: str, *args: object, is_final: bool = False
     ) -> None:
         assert not self.has_failed, "the disk failed before"
         try:

@@ -88,8 +88,9 @@ def check_group(disk: Disk, folder: str, known: Known | None = None) -> GroupChe
         return found
     if known is not None and phase is None:
         found.damage = (
-            "the node's pool file does not know this group, so nothing opens it: bring back the "
-            "file that goes with it, or move the folder away if it was never this node's"
+            "the node's pool file does not know this group, so nothing opens it: it was brought "
+            "here, or the pool file is an older one. Move the folder away; if ADMIN STATUS of the "
+            "group names this node as a member, ADMIN GROUP REPLACE it by a new one"
         )
         return found
     if SUPERBLOCK not in disk.names():

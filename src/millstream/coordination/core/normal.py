@@ -102,7 +102,7 @@ class Normal(Member):
         self.is_short = False
         """Nobody answers who is not still fetching: what came now would make that longer."""
         self.spare: dict[int, Entry] = {}
-        """Fetched on the way to ends that were given up; none beyond the newest one's LSN."""
+        """Entries fetched of a log that outlive the view: the next end may need them, too."""
         self._asking = Asking()
 
     # ---- requests
@@ -330,6 +330,7 @@ class Normal(Member):
                 self.send(sender, GetState(head.lsn, head.hash))
         else:
             self.status = Status.NORMAL
+            self.spare.clear()
             if not self._writing:
                 self.acknowledge()
         if self.log.hash_at(commit_lsn) not in (None, commit_hash):

@@ -226,13 +226,15 @@ class GroupCommands(Asking):
         self._change(ticket, group_id, {*members, *self.members_named(words[1:])})
 
     def remove(self, ticket: int, words: Words) -> None:
-        """Remove members."""
+        """Remove members; those of the epoch before are: it is said again, perhaps."""
         group_id = self.group_named(first_of(words))
-        members = self.led_here(group_id).members
+        now = self.led_here(group_id)
         if not words[1:]:
             raise RefusedError("BADARG", "ADMIN GROUP REMOVE <group> <node> [<node> ...]")
         old = {self._old(group_id, word) for word in words[1:]}
-        self._change(ticket, group_id, {*members} - old)
+        if strangers := old.difference(now.everybody):
+            raise RefusedError("BADCONFIG", f"{min(strangers).hex()} is no member of this group")
+        self._change(ticket, group_id, {*now.members} - old)
 
     def _old(self, group_id: bytes, text: bytes) -> bytes:
         """Return who is to be no member any more: a member, or whoever was one or could be."""

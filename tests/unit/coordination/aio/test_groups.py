@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 from itertools import count
@@ -12,11 +13,13 @@ import pytest
 from coordinators import GROUP, ask, until
 from millstream.coordination.aio import groups as module
 from millstream.coordination.aio.groups import Groups
+from millstream.coordination.core.careful_files import CarefulFiles
 from millstream.coordination.core.durable import SUPERBLOCK
 from millstream.coordination.core.effects import Code
 from millstream.coordination.core.journal import is_formatted
 from millstream.coordination.core.pool_effects import GroupChanged
 from millstream.coordination.core.standing import founded
+from millstream.errors import UnavailableError
 from simulated_disk import SYNC_DIRECTORY, Crash, SimulatedDisk, nothing_happens
 
 NODE, OTHER = b"n" * 16, b"o" * 16
@@ -127,3 +130,23 @@ async def test_what_a_killed_process_formatted_is_durable_once_that_is_said(
         disk.lose_power()
         lost.append(not is_formatted(disk))
     assert not any(lost)
+
+
+async def test_no_descriptor_left_is_no_failed_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Made(tmp_path)
+    await made.groups.format(founded(GROUP, NODE, (NODE,)))
+    files = CarefulFiles(made.groups.disk(GROUP))
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "open", refuse)
+        files.rename(SUPERBLOCK, "moved")
+        with pytest.raises(UnavailableError) as told:
+            files.write("new", [(0, b"content")])
+    assert told.value.code == "disk_full"
+    files.rename("moved", SUPERBLOCK)
+    files.close()

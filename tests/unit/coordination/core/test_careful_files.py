@@ -143,3 +143,21 @@ def test_what_can_be_read_is_looked_at_and_an_error_ends_nothing(
         assert files.peek("a", 9) == b""
     assert not files.has_failed
     files.write("a", [(3, b"two")])
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_no_descriptor_for_what_is_read_is_no_failed_disk(
+    failing: Failing, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    failing.files.write("a", [(0, b"one")])
+    failing.files.close()
+
+    def refuse(name: str, *, create: bool = False) -> SimulatedFile:
+        raise OSError(number, "no descriptors")
+
+    with monkeypatch.context() as full:
+        full.setattr(failing.disk, "open", refuse)
+        with pytest.raises(UnavailableError) as told:
+            failing.files.read("a", 0, 3)
+    assert told.value.code == "disk_full"
+    assert failing.files.read("a", 0, 3) == b"one"

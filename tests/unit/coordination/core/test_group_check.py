@@ -124,4 +124,7 @@ def test_what_a_start_finishes_or_removes_is_no_damage(world: JournalWorld) -> N
 
 
 def test_a_group_that_the_node_does_not_know_is_told(world: JournalWorld) -> None:
-    assert "nothing opens it" in check_group(world.disk, GROUP.hex(), known(None)).damage
+    damage = check_group(world.disk, GROUP.hex(), known(None)).damage
+    assert "nothing opens it" in damage
+    assert "Move the folder away" in damage
+    assert "bring back" not in damage, "the pool file is there; an older one forgets promises"

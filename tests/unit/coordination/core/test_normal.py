@@ -117,8 +117,10 @@ def test_a_member_that_missed_entries_gets_them_and_is_normal_again() -> None:
     group.set(leader, 1)
     group.settle()
     group.whole()
+    group.replicas[behind].spare[1] = group.replicas[leader].log.after(0, 1, 1)[0]
     group.set(leader, 2)
     group.settle()
+    assert not group.replicas[behind].spare, "no other end is fetched any more"
     assert any(isinstance(envelope.payload, GetState) for _, _, envelope in group.sent)
     assert any(isinstance(envelope.payload, NewState) for _, _, envelope in group.sent)
     assert group.replicas[behind].status is Status.NORMAL

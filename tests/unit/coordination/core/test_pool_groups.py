@@ -131,12 +131,14 @@ def test_a_change_of_members_that_is_done_is_done_again() -> None:
     leader = led(world, 1)
     now = tuple(world.nodes[at].id for at in (0, 1, 3))
     for words in (
-        "GROUP REPLACE 1 0303 0404", "GROUP ADD 1 0202 0404", "GROUP REMOVE 1 0303 0505",
+        "GROUP REPLACE 1 0303 0404", "GROUP ADD 1 0202 0404", "GROUP REMOVE 1 0303",
         "GROUP RECONFIG 1 0404 0101 0202 EPOCH 0", "GROUP RECONFIG 1 0404 0101 0202",
     ):  # fmt: skip
         event = event_of(world, words, leader)
         assert isinstance(event, Reconfigure)
         assert event.members == now
+    refused = asked(world, leader, "GROUP REMOVE 1 0505")
+    assert refused == b"-BADCONFIG " + b"05" * 16 + b" is no member of this group"
     lost = world.nodes[2]
     world.crash(lost)
     assert asked(world, leader, "LEAVE 0303", for_ms=4000) == OK
