@@ -113,12 +113,13 @@ test: lint types accelerator java ## everything but the outside clients that are
 	@$(PYTEST) -m 'not slow' tests/pipelines
 
 ci: export MILLSTREAM_FORBID_SKIPS = 1
+ci: export PYTEST_ADDOPTS = --randomly-seed=1
 ci: test ## the same with every outside client, and slow Spark tests; a skipped test fails (some minutes more)
 	@$(PYTEST) -m slow tests/pipelines
 	@$(PYTEST) tests/clusters
 	@PYTHONPATH=tests $(PY) -m spark_faults --schedules 10
-	@PYTHONPATH=tests $(PY) -m coordination_faults --minutes 0.8
-	@PYTHONPATH=tests $(PY) -m coordination_faults --minutes 0.8 --proxies
+	@PYTHONPATH=tests $(PY) -m coordination_faults --minutes 0.8 --seed 1
+	@PYTHONPATH=tests $(PY) -m coordination_faults --minutes 0.8 --seed 1 --proxies
 
 faults: $(TEST) accelerator java ## Spark pipelines: 100 schedules of faults, 100 of rollbacks; ARGS="--family F --seed N" repeats one
 	@PYTHONPATH=tests $(PY) -m spark_faults --schedules $(or $(SCHEDULES),100) $(ARGS)

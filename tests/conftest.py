@@ -13,6 +13,7 @@ FORBID_SKIPS = os.environ.get("MILLSTREAM_FORBID_SKIPS") == "1"
 settings.register_profile(
     "millstream",
     deadline=None,  # two shared cores: a slow moment is no fault
+    derandomize=FORBID_SKIPS,  # the same examples in each `make ci`; everybody else's are new
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("millstream")

@@ -133,6 +133,13 @@ class Nodes:
         leading = [number for number in self.running if self.group(number).replica.leading]
         return leading[0] if len(leading) == 1 else None
 
+    async def leader(self) -> int:
+        """Wait until one node leads; return which."""
+        await until(lambda: self.primary() is not None)
+        number = self.primary()
+        assert number is not None
+        return number
+
 
 def _is_for_now(answer: bytes) -> bool:
     """Whether a refusal says that another node, or the same one later, may do it."""

@@ -203,9 +203,12 @@ class NodeProcess:
         process = self._process
         if process is None:
             return
-        family = self.pids()
+        family = self.pids()  # some have sessions of their own
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+        for pid in family[1:]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait()
         until(lambda: all(map(is_gone, family)), lambda: f"{family}: one of them does not end")
         self._forget()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import millstream
 
-TIMEOUT_S = 60
+TIMEOUT_S = 180
 
 
 class BucketUnderTest(NamedTuple):

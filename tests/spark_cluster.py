@@ -47,7 +47,7 @@ QUICK = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "2",
 }
-JOB_S = 240.0
+JOB_S = 480.0
 # Java that lives for a minute: half the time of a start is its compiler's.
 _JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _OURS = ("PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_REMOTE")

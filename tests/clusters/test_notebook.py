@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-RUN_S = 270
+RUN_S = 540
 
 
 def test_the_notebook_shows_what_is_stored_in_it(tmp_path: Path) -> None:

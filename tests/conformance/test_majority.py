@@ -82,7 +82,7 @@ def collection_of() -> Iterator[Callable[[NodeProcess], Collection]]:
     made: list[Cluster] = []
 
     def connected(node: NodeProcess) -> Collection:
-        limit = timedelta(seconds=20)
+        limit = timedelta(seconds=60)
         timeouts = ClusterTimeoutOptions(
             bootstrap_timeout=limit, connect_timeout=limit, kv_timeout=limit,
             kv_durable_timeout=limit,

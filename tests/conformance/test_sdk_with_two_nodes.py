@@ -48,7 +48,7 @@ def connect() -> Iterator[Callable[[NodeProcess], Cluster]]:
     made: list[Cluster] = []
 
     def connected(node: NodeProcess) -> Cluster:
-        limit = timedelta(seconds=20)
+        limit = timedelta(seconds=60)
         timeouts = ClusterTimeoutOptions(
             bootstrap_timeout=limit, connect_timeout=limit, kv_timeout=limit
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coordinators import Nodes, until
+from coordinators import Nodes
 from millstream.coordination import Client
 from millstream.errors import AccessError, UnavailableError
 from node_process import FREE, NodeProcess
@@ -38,9 +38,7 @@ async def test_clients_count_while_primaries_go_away(tmp_path: Path) -> None:
                 asyncio.ensure_future(count_up(client, "k", 60)) for client in (one, other, one)
             ]
             for _ in range(2):
-                await until(lambda: nodes.primary() is not None)
-                gone = nodes.primary()
-                assert gone is not None
+                gone = await nodes.leader()
                 await nodes.stop(gone)
                 await one.set("still", b"there")
                 await nodes.start(gone)

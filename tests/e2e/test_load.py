@@ -34,7 +34,7 @@ def test_interrupted_load_goes_on(node: NodeProcess, tmp_path: Path) -> None:
         else:
             raise AssertionError("the load was always quicker than the interruption")
         assert not client.exists(f"{rows}:{rows - 1}")
-        done = subprocess.run(command, capture_output=True, timeout=120, check=True)
+        done = subprocess.run(command, capture_output=True, timeout=300, check=True)
         assert json.loads(done.stdout)["rows"] <= rows
         assert len(client.get_many(f"{rows}:{n}" for n in range(rows))) == rows
     assert [found.name for found in tmp_path.glob("rows*")] == ["rows.jsonl"]
@@ -42,7 +42,7 @@ def test_interrupted_load_goes_on(node: NodeProcess, tmp_path: Path) -> None:
 
 def test_load_of_four_times_the_memory_quota(make_node: MakeNode, tmp_path: Path) -> None:
     """What is refused meanwhile is written again; no row is missed."""
-    node = make_node("--memory-quota", "16MiB", "--flush-interval", "1000").start()
+    node = make_node("--memory-quota", "16MiB", "--flush-interval", "5000").start()
     path = tmp_path / "rows.jsonl"
     with path.open("w") as file:
         file.writelines(
@@ -50,7 +50,7 @@ def test_load_of_four_times_the_memory_quota(make_node: MakeNode, tmp_path: Path
         )
     words = ["load", "default", str(path), "--json", "--connect", node.ready["kv"]]
     command = [sys.executable, "-m", "millstream", *words]
-    done = subprocess.run(command, capture_output=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, timeout=300, check=True)
     assert json.loads(done.stdout)["rows"] == QUOTA_ROWS
     with millstream.connect(node.ready["kv"], timeout_s=30) as client:
         found = client.get_many(f"k{n}" for n in range(QUOTA_ROWS))

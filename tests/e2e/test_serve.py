@@ -90,7 +90,7 @@ def test_closed_listeners_are_null_and_sigint_is_a_clean_stop(make_node):
     assert node.ready["http"] is None
     assert node.ready["memcached"] is None
     os.kill(node.pid, signal.SIGINT)
-    assert node._process.wait(20) == 0
+    assert node._process.wait(60) == 0
 
 
 def test_buckets_and_settings_survive_a_restart(make_node, tmp_path):
@@ -219,7 +219,7 @@ def test_one_directory_after_the_other_without_a_pause(make_node):
     first = make_node(name="a").start()
     first._process.send_signal(signal.SIGTERM)
     second = make_node(name="a").start()
-    assert first._process.wait(20) == 0
+    assert first._process.wait(60) == 0
     assert second.stop() == 0
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import millstream
-from node_process import NodeProcess
+from node_process import NodeProcess, kept_ports
 
 MakeNode = Callable[..., NodeProcess]
 MEMBERS = [
@@ -49,7 +49,7 @@ class Tail:
 
     def end(self, number: int) -> int:
         self.process.send_signal(number)
-        code = self.process.wait(20)
+        code = self.process.wait(60)
         for pipe in (self.process.stdout, self.process.stderr):
             assert pipe is not None
             pipe.close()
@@ -127,16 +127,15 @@ def test_being_stopped_is_no_failure_and_keeps_the_place(
 def test_rollback_is_told_and_the_lines_agree_with_the_bucket(
     make_node: MakeNode, tmp_path: Path, start_tail: Callable[..., Tail]
 ) -> None:
-    options = ("--bucket", "default:4", "--flush-interval", "600000")
+    options = ("--bucket", "default:4", "--flush-interval", "600000", *kept_ports())
     node = make_node(*options).start()
     write(node, {f"k{n}": "kept" for n in range(40)}, durability="persisted")
     running = start_tail(node, "--from-start", "--checkpoint", str(tmp_path / "place"))
     lines = running.take(40)
     write(node, {f"k{n}": "lost" for n in range(20, 60)})
     lines += running.take(40)
-    kv = address_of(node)
     node.kill()
-    node = make_node(*options, "--kv", kv).start()
+    node.start()
     write(node, {f"k{n}": "new" for n in range(50, 70)}, durability="persisted")
     while sum(line.get("value") == "new" for line in lines) < 20:
         lines += running.take(1)
@@ -144,7 +143,7 @@ def test_rollback_is_told_and_the_lines_agree_with_the_bucket(
     rollbacks = [line for line in lines if "event" in line]
     assert {line["partition"] for line in rollbacks} == set(range(4))
     assert len(rollbacks) == 4
-    with millstream.connect(kv) as client:
+    with millstream.connect(address_of(node)) as client:
         expected = {
             key: found.value for key, found in client.get_many(f"k{n}" for n in range(70)).items()
         }

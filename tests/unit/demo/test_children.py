@@ -18,7 +18,7 @@ def test_lines_and_exit_code(tmp_path):
     with Child(tmp_path, "helper", ["version", "--json"]) as child:
         (line,) = child.wait_for_lines(1, 30)
         assert line["millstream"] or line["version"]
-        child._process.wait(30)  # it ends by itself: a signal now would race with that
+        child._process.wait(60)  # it ends by itself: a signal now would race with that
     assert child.stop() == 0
 
 

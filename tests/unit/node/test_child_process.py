@@ -137,11 +137,11 @@ async def test_one_that_hangs_is_killed(make, monkeypatch):
 
 
 async def test_one_that_comes_nearer_is_waited_for(make, monkeypatch):
-    monkeypatch.setattr(child_process, "START_S_MAX", 1.0)
+    monkeypatch.setattr(child_process, "START_S_MAX", 4.0)
     comes = """
 import sys, time
-for _ in range(8):
-    time.sleep(0.3)
+for _ in range(10):
+    time.sleep(0.5)
     print('{"event":"starting"}', flush=True)
 print('{"event":"ready"}', flush=True)
 sys.stdin.read()

@@ -59,7 +59,7 @@ def test_it_says_what_it_has_to_say_and_nothing_else(start):
     assert json.loads(process.stdout.readline()) == {"event": "more"}
     process.send_signal(signal.SIGINT)  # is for who started it
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 7
+    assert process.wait(60) == 7
     assert process.stdout.read() == b""
     assert b"a stray print" in process.stderr.read()
 
@@ -69,22 +69,22 @@ def test_it_ends_with_the_pipe_of_who_started_it(start):
     assert process.stdout.readline()
     process.stdin.close()
     process.stdin = None
-    assert process.wait(20) == 1
+    assert process.wait(60) == 1
 
 
 def test_it_runs_for_nobody_else(start):
-    assert start(order(1)).wait(20) == 1
+    assert start(order(1)).wait(60) == 1
 
 
 def test_without_an_order_it_ends(start):
     process = start(b"")
     process.stdin.close()
     process.stdin = None
-    assert process.wait(20) == 1
+    assert process.wait(60) == 1
 
 
 def test_who_does_not_listen_holds_it_up_in_nothing(start):
     process = start(order(os.getpid(), more=100_000))
     assert json.loads(process.stdout.readline()) == {"event": "ready"}
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 7
+    assert process.wait(60) == 7

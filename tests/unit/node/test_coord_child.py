@@ -57,7 +57,7 @@ def test_it_is_ready_tells_figures_and_stops(start):
         assert figures["coord_groups"] == 1
         assert figures["coord_process_resident_bytes"] > 0
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         assert b"stopped" in process.stderr.read()
 
 
@@ -75,7 +75,7 @@ def test_it_says_why_it_cannot_start(start, tmp_path):
         event = next(events(process))
         assert event["event"] == "error"
         assert event["is_final"]
-        assert process.wait(20) == 1
+        assert process.wait(60) == 1
 
 
 def test_a_certificate_that_cannot_be_read_is_named(start):

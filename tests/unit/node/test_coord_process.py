@@ -97,20 +97,31 @@ async def test_one_that_is_only_late_is_waited_for(make):
     await process.stop()
 
 
-async def test_the_first_start_is_waited_for_as_long_as_it_comes_nearer(make, monkeypatch):
-    monkeypatch.setattr(coord_process, "START_S_MAX", 0.2)
-    comes = """
-import time
-for _ in range(6):
-    time.sleep(0.2)
-    print('{"event":"starting"}', flush=True)
-print('{"event":"ready"}', flush=True)
+async def test_the_first_start_is_waited_for_as_long_as_it_comes_nearer(
+    make, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(coord_process, "START_S_MAX", 0.05)
+    comes = f"""
+import pathlib, time
+print('{{"event":"starting"}}', flush=True)
+while not pathlib.Path({str(tmp_path / "go")!r}).exists():
+    time.sleep(0.01)
+print('{{"event":"ready"}}', flush=True)
 sys.stdin.read()
 """
     process, _, _ = make(command=script(comes.strip()))
     process.start()
     await until(lambda: process._goes_on)
-    await process.until_ready()
+    waiting = asyncio.ensure_future(process.until_ready())
+    for _ in range(50):  # far longer than one that says nothing is waited for
+        process.goes_on()
+        await asyncio.sleep(0.01)
+    assert not waiting.done()
+    (tmp_path / "go").touch()
+    while not waiting.done():
+        process.goes_on()
+        await asyncio.sleep(0.01)
+    await waiting
     await process.stop()
     process, _, _ = make(command=script("sys.stdin.read()"))
     process.start()

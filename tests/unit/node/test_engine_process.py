@@ -37,7 +37,7 @@ def test_it_tells_its_addresses_and_stops(start, make_settings):
     assert event["listeners"]["kv"].startswith("127.0.0.1:")
     process.send_signal(signal.SIGINT)  # is the supervisor's
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
 
 
 def test_it_tells_why_it_cannot_start(start, make_settings, tmp_path):
@@ -48,7 +48,7 @@ def test_it_tells_why_it_cannot_start(start, make_settings, tmp_path):
     assert event["event"] == "error"
     assert event["is_usage"]
     assert event["is_final"]
-    assert process.wait(20) == 1
+    assert process.wait(60) == 1
 
 
 def test_it_ends_with_its_supervisors_pipe(start, make_settings):
@@ -56,7 +56,7 @@ def test_it_ends_with_its_supervisors_pipe(start, make_settings):
     assert process.stdout.readline()
     process.stdin.close()
     process.stdin = None
-    assert process.wait(20) == 1
+    assert process.wait(60) == 1
 
 
 def test_without_an_order_it_does_nothing():

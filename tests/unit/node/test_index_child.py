@@ -39,7 +39,7 @@ def test_it_says_that_it_is_ready_and_stops(start, tmp_path):
     assert (tmp_path / "i.sock").is_socket()
     process.send_signal(signal.SIGINT)  # is for who started it
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     assert b"stopped" in process.stderr.read()
 
 
@@ -47,7 +47,7 @@ def test_it_says_why_it_cannot_start(start, tmp_path):
     process = start(socket=str(tmp_path / "no" / "directory.sock"))
     event = json.loads(process.stdout.readline())
     assert event["event"] == "error"
-    assert process.wait(20) == 1
+    assert process.wait(60) == 1
 
 
 def test_it_ends_with_the_pipe_of_who_started_it(start):
@@ -55,11 +55,11 @@ def test_it_ends_with_the_pipe_of_who_started_it(start):
     assert process.stdout.readline()
     process.stdin.close()
     process.stdin = None
-    assert process.wait(20) == 1
+    assert process.wait(60) == 1
 
 
 def test_it_runs_for_nobody_else(start):
-    assert start(parent_pid=1).wait(20) == 1
+    assert start(parent_pid=1).wait(60) == 1
 
 
 def test_it_imports_nothing_of_the_web_before_it_asks_another_node():

@@ -54,7 +54,7 @@ def test_a_stop_waits_for_the_batch_in_work_and_lets_no_other_through() -> None:
 
     def apply(_: Any, number: int) -> None:
         has_begun.set()
-        assert may_end.wait(20)
+        assert may_end.wait(60)
         applied.append(number)
 
     gate = BatchGate(apply, lambda: True)
@@ -63,7 +63,7 @@ def test_a_stop_waits_for_the_batch_in_work_and_lets_no_other_through() -> None:
     class BusyQuery(FalseQuery):
         def awaitTermination(self, timeout: float) -> bool:
             batch.start()
-            assert has_begun.wait(20)
+            assert has_begun.wait(60)
             Timer(0.05, may_end.set).start()
             return False
 
@@ -117,7 +117,7 @@ def test_a_batch_that_fails_while_a_stop_waits_for_it_is_told(error: Exception, 
 
     def fails(*_: object) -> None:
         has_begun.set()
-        assert may_end.wait(20)
+        assert may_end.wait(60)
         raise error
 
     gate = BatchGate(fails, lambda: True)
@@ -131,7 +131,7 @@ def test_a_batch_that_fails_while_a_stop_waits_for_it_is_told(error: Exception, 
     class BusyQuery(FalseQuery):
         def awaitTermination(self, timeout: float) -> bool:
             batch.start()
-            assert has_begun.wait(20)
+            assert has_begun.wait(60)
             Timer(0.05, may_end.set).start()
             return False
 

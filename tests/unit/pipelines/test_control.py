@@ -189,7 +189,7 @@ class Turns:
 def test_a_keeper_renews_until_it_is_stopped(client: FalseClient) -> None:
     turns = Turns(3)
     keeper = LeaseKeeper(OPTIONS, turns, every_s=0.001)
-    assert turns.done.wait(10)
+    assert turns.done.wait(60)
     keeper.stop()
     assert client.calls.count("renew_lease") >= 2
     count = len(client.calls)
@@ -203,7 +203,7 @@ def test_a_keeper_survives_a_node_that_is_away(
     client.failures = [UnavailableError("away")]
     turns = Turns(3)
     keeper = LeaseKeeper(OPTIONS, turns, every_s=0.001)
-    assert turns.done.wait(10)
+    assert turns.done.wait(60)
     keeper.stop()
     assert "leases were not renewed: away" in capsys.readouterr().err
 
@@ -231,7 +231,7 @@ def test_a_keeper_renews_what_other_nodes_have_than_the_one_that_is_away(
         return {}
 
     keeper = LeaseKeeper(OPTIONS, once, every_s=0.001)
-    assert is_over.wait(10)
+    assert is_over.wait(60)
     keeper.stop()
     assert sorted(asked) == [(7, [1]), (8, [2]), (9, [0]), (9, [1])], "it is asked once"
     assert "leases were not renewed: away" in capsys.readouterr().err
@@ -250,11 +250,11 @@ def test_a_dead_node_does_not_hold_up_the_end_of_a_keeper(
 
     monkeypatch.setattr(client, "renew_lease", silent)
     keeper = LeaseKeeper(OPTIONS, lambda: {9: [0]}, every_s=0.001)
-    assert asked.wait(10)
+    assert asked.wait(60)
     keeper.stop()
     assert not comes_back.is_set()
     comes_back.set()
-    keeper._thread.join(10)
+    keeper._thread.join(60)
     assert not keeper._thread.is_alive()
 
 
@@ -266,7 +266,7 @@ def test_a_keeper_with_nothing_to_renew_asks_nobody(client: FalseClient) -> None
         return {}
 
     keeper = LeaseKeeper(OPTIONS, nothing, every_s=0.001)
-    assert asked.wait(10)
+    assert asked.wait(60)
     keeper.stop()
     assert client.calls == []
 

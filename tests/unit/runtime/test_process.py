@@ -82,7 +82,7 @@ def test_a_child_ends_with_its_parents_pipe():
     )
     assert child.stdout.readline() == b"ready\n"
     child.stdin.close()
-    assert child.wait(10) == 1
+    assert child.wait(60) == 1
     child.stdout.close()
 
 

@@ -91,15 +91,15 @@ async def test_the_primary_is_found(node: Node) -> None:
 
 
 async def test_what_failed_and_what_may_have_been_done(node: Node) -> None:
-    async with Client([node.address], deadline_s=0.2) as client:
+    async with Client([node.address]) as client:
         await client.set("k", b"1")
         node.backend.code = Code.UNKNOWN
         with pytest.raises(OutcomeUnknownError) as unknown:
-            await client.set("k", b"3")
+            await client.set("k", b"3", deadline_s=1)
         assert unknown.value.code == "outcome_unknown"
         node.backend.code = Code.NOQUORUM
         with pytest.raises(UnavailableError) as caught:
-            await client.set("k", b"2")
+            await client.set("k", b"2", deadline_s=1)
         assert caught.value.code == "noquorum"
         node.backend.code = Code.OK
         assert await client.get("k") == b"3"

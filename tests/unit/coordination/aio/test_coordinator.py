@@ -85,17 +85,14 @@ async def test_lost_promises_are_said_at_the_start(tmp_path: Path) -> None:
 async def test_three_nodes_agree_and_survive_their_primary(tmp_path: Path) -> None:
     async with Nodes(tmp_path) as nodes:
         assert (await nodes.ask(b"SET", b"key", b"1")).value == b"+OK"
-        first = nodes.primary()
-        assert first is not None
+        first = await nodes.leader()
         await nodes.stop(first)
         assert (await nodes.ask(b"GET", b"key")).value == b"=1"
         await nodes.ask(b"SET", b"key", b"2")
         node = await nodes.start(first)
-        lsn = nodes.group(nodes.primary() or 0).replica.commit_lsn
+        lsn = nodes.group(await nodes.leader()).replica.commit_lsn
         await until(lambda: node.groups.numbered[FIRST_GROUP].replica.commit_lsn >= lsn)
-        await until(lambda: nodes.primary() is not None)
-        second = nodes.primary()
-        assert second is not None
+        second = await nodes.leader()
         await nodes.stop(second)
         assert (await nodes.ask(b"GET", b"key")).value == b"=2"
         assert not nodes.fatal
@@ -115,8 +112,7 @@ async def test_all_nodes_are_killed_and_nothing_is_lost(tmp_path: Path) -> None:
 async def test_no_quorum_no_answer(tmp_path: Path) -> None:
     async with Nodes(tmp_path) as nodes:
         await nodes.ask(b"SET", b"key", b"1")
-        primary = nodes.primary()
-        assert primary is not None
+        primary = await nodes.leader()
         for number in {0, 1, 2} - {primary}:
             await nodes.stop(number)
         reply = await ask(nodes.group(primary), b"SET", b"key", b"2")

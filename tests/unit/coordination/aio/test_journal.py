@@ -46,7 +46,7 @@ class Group:
 
     def before(self, kind: str, name: str) -> None:
         assert threading.current_thread() is not threading.main_thread()
-        assert self.gate.wait(20)
+        assert self.gate.wait(60)
         self.effects.append(kind)
         self.loop.call_soon_threadsafe(self.news.set)
         if kind in self.failing and self.failing_name in name:

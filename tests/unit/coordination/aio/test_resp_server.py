@@ -158,7 +158,7 @@ async def test_checks_of_who_is_gone_are_given_up_and_of_more_than_enough_none_b
     guard, check = UserGuard(users), users.check_password
 
     def check_slowly(name: str, password: str) -> User | None:
-        go_on.wait(40)
+        go_on.wait(60)
         return check(name, password)
 
     users.check_password = check_slowly  # type: ignore[method-assign]

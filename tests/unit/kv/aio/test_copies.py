@@ -403,7 +403,7 @@ async def test_documents_are_refused_while_it_lasts_and_the_flusher_waits(
 
     def slow(partition_id: int, seqno: int) -> object:
         begun.set()
-        assert may_end.wait(30)
+        assert may_end.wait(60)
         return roll_back(partition_id, seqno)
 
     monkeypatch.setattr(engine.store, "roll_back", slow)

@@ -220,7 +220,7 @@ async def test_a_stop_waits_for_the_read_under_way(make_pager: MakePager) -> Non
 
     def backfill(*_: object, **__: object) -> Iterator[tuple[list[bytes], int]]:
         loop.call_soon_threadsafe(reading.set)
-        go_on.wait(20)
+        go_on.wait(60)
         read.append("done")
         yield [], 1
 

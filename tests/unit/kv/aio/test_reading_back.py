@@ -116,7 +116,7 @@ async def test_what_happened_meanwhile_wins(
 
         def slow_read(*arguments: object) -> object:
             found = read(*arguments)  # type: ignore[arg-type]
-            may_read.wait(20)
+            may_read.wait(60)
             return found
 
         monkeypatch.setattr(store, "read", slow_read)
@@ -218,7 +218,7 @@ async def test_stop_gives_up_what_has_not_begun(
         def slow_read(*arguments: object) -> object:
             calls.append(arguments)
             begun.set()
-            may_read.wait(20)
+            may_read.wait(60)
             return read(*arguments)  # type: ignore[arg-type]
 
         monkeypatch.setattr(store, "read", slow_read)

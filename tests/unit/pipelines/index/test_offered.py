@@ -73,7 +73,7 @@ class World:
 
             def cycle(self, *, is_build):
                 assert is_build
-                assert world.may_go_on.wait(30)
+                assert world.may_go_on.wait(60)
                 return Cycle(None, 1, 1, True)
 
         return Writer()
@@ -108,12 +108,12 @@ def test_what_is_offered_is_built_one_at_a_time_by_node(world):
     builds.ask(None)
     assert not world.asked, "nothing more is begun for them"
     world.may_go_on.set()
-    builds.join(30)
+    builds.join(60)
     assert sorted(world.built) == [("a", "d"), ("b", "d")]
     world.offers = {"a": ["e"], "b": []}
     builds.ask(None)
     assert world.asked[-2:] == [("a", []), ("b", [])]
-    builds.join(30)
+    builds.join(60)
     assert world.built[-1] == ("a", "e")
 
 
@@ -122,16 +122,16 @@ def test_what_fails_is_given_up_and_told_once(world):
     world.offers = {"a": ["strange"], "b": None}
     for _ in range(3):
         builds.ask(None)
-        builds.join(30)
+        builds.join(60)
     assert world.failed == [("strange", "unknown_function")]
     world.offers = {"a": ["d"], "b": []}
     world.error = ConditionError("taken", code="not_spark_engine")
     builds.ask(None)
-    builds.join(30)
+    builds.join(60)
     builds.ask(None)
     assert world.asked[-2:] == [("a", []), ("b", [])], "not built any more"
     assert world.failed[-1] == ("d", "not_spark_engine")
-    builds.join(30)
+    builds.join(60)
     world.is_away = True
     world.asked.clear()
     builds.ask(None)

@@ -251,7 +251,7 @@ def test_the_node_hears_of_a_writer_whose_tasks_take_long(node, monkeypatch):
     monkeypatch.setattr(module, "KEEP_S", 0.001)
 
     def slow(spec, tasks):
-        assert node.kept.wait(30)
+        assert node.kept.wait(60)
         return [TaskDone(changes=1)]
 
     assert writer_of(slow).cycle().parts == 1

@@ -70,7 +70,7 @@ def test_a_stop_cancels_the_wave_under_way(is_asked: bool) -> None:
     def run() -> None:
         if is_asked:
             watch.stop()
-            assert spark.is_cancelled.wait(20)
+            assert spark.is_cancelled.wait(60)
         raise Py4JError("cancelled")
 
     with pytest.raises(ConditionError if is_asked else UnavailableError) as caught:
@@ -85,7 +85,7 @@ def test_a_stop_before_spark_has_the_job_is_repeated() -> None:
     def run() -> None:
         watch.stop()
         for _ in range(2):  # the first one finds no job
-            assert spark.is_cancelled.wait(20)
+            assert spark.is_cancelled.wait(60)
             spark.is_cancelled.clear()
         raise Py4JError("cancelled")
 
@@ -113,7 +113,7 @@ def test_a_session_that_is_gone_ends_no_stop() -> None:
 
     def run() -> None:
         watch.stop()
-        assert asked.wait(20)
+        assert asked.wait(60)
 
     with pytest.raises(ConditionError, match="stopped"):
         watch.wave(spark, run)

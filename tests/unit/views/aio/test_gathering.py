@@ -194,7 +194,7 @@ async def test_nodes_with_different_versions_of_the_design_are_asked_again():
                                    "ends later", "fails later"])  # fmt: skip
 @pytest.mark.parametrize("query", [Query(reduce=False), Query(group=True)])
 async def test_a_node_that_fails_is_an_error_or_is_named(fault, query, monkeypatch):
-    monkeypatch.setattr(gathering, "NODE_CHUNK_S_MAX", 0.01)
+    monkeypatch.setattr(gathering, "NODE_CHUNK_S_MAX", 0.1)
 
     def broken():
         nodes = Nodes()

@@ -122,7 +122,7 @@ async def test_a_query_that_was_given_up_leaves_no_process_behind(hosted, monkey
 
     def find_slowly(*arguments):
         is_asked.set()
-        may_go_on.wait(10)
+        may_go_on.wait(60)
         try:
             yield from find(*arguments)
         finally:

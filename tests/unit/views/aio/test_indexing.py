@@ -507,7 +507,7 @@ async def test_an_index_that_is_removed_beside_a_commit_is_not_committed(
 
     def slow(changes: Changes) -> MappedChanges:
         is_mapping.set()
-        may_go_on.wait(10)
+        may_go_on.wait(60)
         return map_(changes)
 
     monkeypatch.setattr(bucket.mappers["one"], "map", slow)
