@@ -28,6 +28,7 @@ from typing import Final, NamedTuple
 from millstream.access.users import UserStore
 from millstream.coordination.aio.client_requests import ClientRequests
 from millstream.coordination.aio.groups import Groups
+from millstream.coordination.aio.handshakes import Handshakes
 from millstream.coordination.aio.node_file import begin_incarnation
 from millstream.coordination.aio.peers import Peers
 from millstream.coordination.aio.pool_copies import mend_pool_file
@@ -38,11 +39,13 @@ from millstream.coordination.core.pool import Pool
 from millstream.coordination.core.pool_effects import GroupChanged, NodeStart, Stray
 from millstream.coordination.core.pool_messages import Address, decode_pool, is_pool_frame
 
-__all__ = ["BACKLOG", "Coordinator", "Listening"]
+__all__ = ["BACKLOG", "HANDSHAKES_MAX", "Coordinator", "Listening"]
 
 _LOG = logging.getLogger(__name__)
 BACKLOG: Final = 1024
 """Clients whose connections may wait to be taken."""
+HANDSHAKES_MAX: Final = 256
+"""Of clients whose TLS handshake is under way: half of the descriptors that clients leave."""
 
 
 class Listening(NamedTuple):
@@ -148,11 +151,17 @@ class Coordinator:
         if self._listening.coord is not None:
             stack.push_async_callback(self._guard.close)
             stack.callback(self.clients.close)
+            make, tls = self.clients.connection, self._listening.tls
+            if tls is not None:
+                handshakes = Handshakes(
+                    self._listening.coord, BACKLOG, make, tls,
+                    timeout_s=LOGIN_S_MAX, most=HANDSHAKES_MAX,
+                )  # fmt: skip
+                stack.push_async_callback(handshakes.close)
+                return
             server = await asyncio.get_running_loop().create_server(
-                self.clients.connection, sock=self._listening.coord, ssl=self._listening.tls,
-                backlog=BACKLOG,
-                ssl_handshake_timeout=LOGIN_S_MAX if self._listening.tls is not None else None,
-            )  # fmt: skip
+                make, sock=self._listening.coord, backlog=BACKLOG
+            )
             stack.callback(server.close)
 
     def _failed(self, error: BaseException) -> None:

@@ -31,6 +31,7 @@ from typing import Final
 
 from millstream.access.scram_client import ScramClient
 from millstream.access.users import NODE_USER, UserStore
+from millstream.coordination.aio.handshakes import Handshakes
 from millstream.coordination.core.messages import FRAME_BYTES_MAX, LENGTH
 from millstream.coordination.core.pool_messages import Address
 from millstream.errors import AccessError, MillstreamError, RemoteProtocolError
@@ -60,7 +61,8 @@ OUTGOING_MAX: Final = 256
 INCOMING_MAX: Final = 512
 """Connections of other nodes; further ones are closed at once."""
 STRANGERS_MAX: Final = 64
-"""Of them, those that have not logged in yet; for a further one the oldest is closed."""
+"""Of them, those that have not logged in yet; for a further one the oldest is closed. As many more
+may be in their TLS handshake."""
 CONNECT_S_MAX: Final = 2.0
 """How long a connection may take to be made."""
 LOGIN_S_MAX: Final = 5.0
@@ -115,6 +117,7 @@ class Peers:
         self.client_tls = tls[1] if tls is not None else None
         self._links: dict[Address, _Link] = {}
         self._server: asyncio.Server | None = None
+        self._handshakes: Handshakes | None = None
         self._incoming: dict[asyncio.StreamWriter, str] = {}
         self._strangers: dict[asyncio.StreamWriter, None] = {}
         self.tasks = Tasks()
@@ -124,15 +127,28 @@ class Peers:
 
     async def listen(self, listening: socket.socket) -> None:
         """Take connections of other nodes."""
-        self._server = await asyncio.start_server(
-            self._serve, sock=listening, ssl=self._server_tls, limit=_READ_BYTES,
-            ssl_handshake_timeout=LOGIN_S_MAX if self._server_tls is not None else None,
+        if self._server_tls is None:
+            self._server = await asyncio.start_server(
+                self._serve, sock=listening, limit=_READ_BYTES
+            )
+            return
+        loop = asyncio.get_running_loop()
+
+        def make() -> asyncio.Protocol:
+            reader = asyncio.StreamReader(_READ_BYTES, loop)
+            return asyncio.StreamReaderProtocol(reader, self._serve, loop)
+
+        self._handshakes = Handshakes(
+            listening, STRANGERS_MAX, make, self._server_tls,
+            timeout_s=LOGIN_S_MAX, most=STRANGERS_MAX,
         )  # fmt: skip
 
     async def close(self) -> None:
         """Close all connections."""
         if self._server is not None:
             self._server.close()
+        if self._handshakes is not None:
+            await self._handshakes.close()
         for writer in list(self._incoming):
             writer.close()
         await self.tasks.stop()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -272,6 +274,20 @@ async def test_who_does_not_log_in_is_cut_off(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(module, "LOGIN_S_MAX", 0.05)
     async with ends() as pair:
         assert await talk(pair.place, b"millstream-peer") == b""
+
+
+async def test_nodes_talk_over_tls() -> None:
+    listener, dialler = (
+        ssl.SSLContext(kind) for kind in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
+    )
+    listener.load_cert_chain(Path(__file__).parents[3] / "e2e" / "tls" / "node.pem")
+    dialler.check_hostname, dialler.verify_mode = False, ssl.CERT_NONE
+    tls = (listener, dialler)
+    async with ends({"tls": tls}, {"tls": tls}) as pair:
+        pair.send(*range(50))
+        await until(lambda: len(pair.got) == 50)
+        assert pair.got == list(range(50))
+        assert len(pair.listener._incoming) == 1
 
 
 async def test_too_many_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
