@@ -1,7 +1,7 @@
 """A map in the order of its keys, of which a frozen view costs next to nothing.
 
 Invariants:
-1. `items` gives keys ascending, whatever the order they came in.
+1. `items` and `after` give keys ascending, whatever the order they came in.
 2. A frozen view shows what was there when it was taken. It shares chunks of at most
    `CHUNK_KEYS_MAX` keys with the map, and a change copies the one chunk that it falls into, once
    for each view: no call does more work than that, but for a list of all chunks.
@@ -30,7 +30,11 @@ class _Chunk(Generic[V]):
 
 
 class SortedMap(Generic[V]):
-    """Keys are bytes."""
+    """Keys are bytes.
+
+    Chunks that become small are not joined: their number is bounded by that of the keys there ever
+    were at once.
+    """
 
     def __init__(self) -> None:
         self._age = 0
@@ -67,6 +71,34 @@ class SortedMap(Generic[V]):
         self._firsts[index] = chunk.keys[0]
         if len(chunk.keys) > CHUNK_KEYS_MAX:
             self._split(index, chunk)
+
+    def delete(self, key: bytes) -> V | None:
+        """Forget a key; return what was kept under it."""
+        index = bisect_right(self._firsts, key) - 1
+        if index < 0:
+            return None
+        chunk = self._chunks[index]
+        at = bisect_left(chunk.keys, key)
+        if at == len(chunk.keys) or chunk.keys[at] != key:
+            return None
+        chunk = self._own(index)
+        del chunk.keys[at]
+        gone = chunk.values.pop(at)
+        self._size -= 1
+        if chunk.keys:
+            self._firsts[index] = chunk.keys[0]
+        else:
+            del self._firsts[index], self._chunks[index]
+        return gone
+
+    def after(self, key: bytes) -> Iterator[tuple[bytes, V]]:
+        """Yield keys from this one on, and what they stand for; nothing may change meanwhile."""
+        index = max(bisect_right(self._firsts, key) - 1, 0)
+        while index < len(self._chunks):
+            chunk = self._chunks[index]
+            for at in range(bisect_left(chunk.keys, key), len(chunk.keys)):
+                yield chunk.keys[at], chunk.values[at]
+            index += 1
 
     def _own(self, index: int) -> _Chunk[V]:
         """Return a chunk that no frozen view shares."""

@@ -1,0 +1,1 @@
+"""The tree that a group replicates: elements, and what clients do with them."""

@@ -1,0 +1,329 @@
+"""Elements: the tree of a group's namespaces, by number, name and path.
+
+Invariants:
+1. An element has a number that no other one ever has, before or after it; it keeps it when it
+   moves. So what else there is about it is kept under its number, and a move changes two records.
+2. Each name below an element is there once; `nchildren` is how many there are.
+3. An element's version changes with its data and own attributes, its child version with which
+   children it has.
+4. One that is ephemeral has no children, and ends with its session, or with the last other session
+   that holds something on it or waits for it.
+
+Elsewhere: commands (`tree`), their data (`data`, and the modules of their types).
+
+Source: V2R2, "Namespace", "Elements".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from struct import Struct
+from typing import Final, NamedTuple
+
+from millstream.coordination.core.namespace.family import Family
+from millstream.coordination.core.namespace.paths import Path, joined
+from millstream.coordination.core.namespace.refused import Refused
+from millstream.coordination.core.namespace.run import Happened, Run
+from millstream.coordination.core.namespace.tables import Tables, as_bytes
+from millstream.coordination.core.versions import NEVER, Version
+
+__all__ = ["WORK_MAX", "Element", "Elements", "Type", "key_of"]
+
+WORK_MAX: Final = 10_000
+"""Elements that one command deletes; beyond that it is refused as TOOBIG."""
+_KEY: Final = Struct(">Q")
+_HEAD: Final = Struct(">QBBQQHHHIIQIIQIIQQQQQQQQ")
+_NUMBER: Final = b"number"
+_ALL: Final = 0
+
+
+class Type(IntEnum):
+    """What an element holds."""
+
+    ROOT = 0
+    BINARY = 1
+    LIST = 2
+    SET = 3
+    QUEUE = 4
+    COUNTER = 5
+
+    @property
+    def text(self) -> bytes:
+        """As clients see it."""
+        return self.name.encode()
+
+
+class Element(NamedTuple):
+    """What every element has. Times in ms: `ts` of the entry, `cts` as its client said, or 0."""
+
+    parent: int
+    name: bytes
+    type: Type
+    is_ephemeral: bool = False
+    is_sequential: bool = False
+    owner: int = 0
+    """The session that an ephemeral element ends with; 0 once that has ended."""
+    nchildren: int = 0
+    sequence: int = 0
+    """The number that the next sequential child gets."""
+    created_version: Version = NEVER
+    version: Version = NEVER
+    child_version: Version = NEVER
+    created_ts: int = 0
+    ts: int = 0
+    created_cts: int = 0
+    cts: int = 0
+    data_len: int = 0
+    created_client: bytes = b""
+    client: bytes = b""
+
+
+def key_of(number: int) -> bytes:
+    """Return the key of what there is once for an element, and the beginning of other keys."""
+    return _KEY.pack(number)
+
+
+def _encode(one: Element) -> bytes:
+    texts = one.name, one.created_client, one.client
+    flags = one.is_ephemeral | one.is_sequential << 1
+    return b"".join(
+        (
+            _HEAD.pack(
+                one.parent, one.type, flags, one.owner, one.nchildren, *map(len, texts),
+                *one.created_version, *one.version, *one.child_version, one.sequence,
+                one.created_ts, one.ts, one.created_cts, one.cts, one.data_len, 0,
+            ),
+            *texts,
+        )
+    )  # fmt: skip
+
+
+def _decode(text: bytes) -> Element:
+    parent, kind, flags, owner, nchildren, *rest = _HEAD.unpack_from(text)
+    sizes, numbers = rest[:3], rest[3:]
+    texts, at = [], _HEAD.size
+    for size in sizes:
+        texts.append(text[at : at + size])
+        at += size
+    if at != len(text):
+        raise ValueError("an element has another length")
+    created, version, child = (Version(*numbers[i : i + 3]) for i in (0, 3, 6))
+    sequence, created_ts, ts, created_cts, cts, data_len, _ = numbers[9:]
+    return Element(
+        parent, texts[0], Type(kind), bool(flags & 1), bool(flags & 2), owner, nchildren, sequence,
+        created, version, child, created_ts, ts, created_cts, cts, data_len, texts[1], texts[2],
+    )  # fmt: skip
+
+
+class Elements(Family):
+    """The tree. Number 0 stands for what is above the namespaces, and is no element."""
+
+    families: Sequence[Family] = ()
+    """All of the state, this one among them; known once all are made."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._elements = tables.add(_encode, _decode)
+        self._children = tables.add(as_bytes, as_bytes)
+        """Parent's number and name -> number."""
+        self._ephemeral = tables.add(as_bytes, as_bytes)
+        """Session and number -> nothing."""
+        self._counted = tables.add(as_bytes, as_bytes)
+
+    def __len__(self) -> int:
+        return len(self._elements)
+
+    # ---- finding
+
+    def find(self, path: Path) -> int | None:
+        """Return the number of what is there."""
+        number = _ALL
+        for name in path:
+            found = self._children.get(_KEY.pack(number) + name)
+            if found is None:
+                return None
+            (number,) = _KEY.unpack(found)
+        return number
+
+    def at(self, path: Path) -> int:
+        """Return the number of what has to be there.
+
+        Raises:
+            Refused: ERROR_DOES_NOT_EXISTS.
+        """
+        found = self.find(path)
+        if found is None:
+            raise Refused("ERROR_DOES_NOT_EXISTS", joined(path).decode())
+        return found
+
+    def deepest(self, path: Path) -> Path:
+        """Return as much of a path as is there."""
+        number, depth = _ALL, 0
+        for name in path:
+            found = self._children.get(_KEY.pack(number) + name)
+            if found is None:
+                break
+            (number,) = _KEY.unpack(found)
+            depth += 1
+        return path[:depth]
+
+    def there(self, number: int) -> Element:
+        """Return an element; there has to be one of this number."""
+        found = self._elements.get(_KEY.pack(number))
+        assert found is not None
+        return found
+
+    def get(self, number: int) -> Element | None:
+        """Return an element, if it is still there."""
+        return self._elements.get(_KEY.pack(number))
+
+    def line(self, number: int) -> tuple[int, ...]:
+        """Return an element and all above it, by number, itself first."""
+        found = []
+        while number != _ALL:
+            found.append(number)
+            number = self.there(number).parent
+        return tuple(found)
+
+    def path_of(self, line: tuple[int, ...]) -> bytes:
+        """Return the path of what `line` gave."""
+        return joined(tuple(self.there(number).name for number in reversed(line)))
+
+    def path(self, number: int) -> bytes:
+        """Return the path of an element."""
+        return self.path_of(self.line(number))
+
+    def child(self, number: int, name: bytes) -> int | None:
+        """Return what has this name below an element."""
+        found = self._children.get(_KEY.pack(number) + name)
+        return None if found is None else _KEY.unpack(found)[0]
+
+    def children(self, number: int, after: bytes | None = None) -> Iterator[tuple[bytes, int]]:
+        """Yield names and numbers below an element, by name; behind one, if it is given."""
+        start = b"" if after is None else after + b"\0"
+        prefix = _KEY.pack(number)
+        for key, found in self._children.under(prefix, start):
+            yield key[len(prefix) :], _KEY.unpack(found)[0]
+
+    def tree(self, number: int) -> list[int]:
+        """Return an element and all below it, each before what is above it, names descending.
+
+        Raises:
+            Refused: TOOBIG, if there are more than `WORK_MAX`.
+        """
+        found, at = [number], 0
+        while at < len(found):
+            if self.there(found[at]).nchildren:
+                found += [child for _, child in self.children(found[at])]
+            at += 1
+            if len(found) > WORK_MAX:
+                raise Refused("TOOBIG", f"at most {WORK_MAX} elements at once; delete some first")
+        found.reverse()
+        return found
+
+    # ---- changing
+
+    def create(self, run: Run, parent: int, name: bytes, one: Element) -> int:
+        """Have a new element below another one; name and parent are free and there."""
+        number = self._next_number()
+        asker, key = run.asker, _KEY.pack(number)
+        self._elements.put(key, one._replace(
+            parent=parent, name=name, created_version=run.version, version=run.version,
+            child_version=run.version, created_ts=run.ts_ms, ts=run.ts_ms,
+            created_cts=asker.stamp, cts=asker.stamp, created_client=asker.client,
+            client=asker.client,
+        ))  # fmt: skip
+        self._children.put(_KEY.pack(parent) + name, key)
+        if one.owner:
+            self._ephemeral.put(_KEY.pack(one.owner) + key, b"")
+        self._count_child(run, parent, 1)
+        for family in self.families:
+            family.created(run, number)
+        return number
+
+    def _next_number(self) -> int:
+        last = self._counted.get(_NUMBER)
+        number = 1 if last is None else _KEY.unpack(last)[0] + 1
+        self._counted.put(_NUMBER, _KEY.pack(number))
+        return number
+
+    def _count_child(self, run: Run, parent: int, more: int) -> None:
+        if parent != _ALL:
+            above = self.there(parent)
+            self.put(parent, above._replace(
+                nchildren=above.nchildren + more, child_version=run.version, ts=run.ts_ms,
+                client=run.asker.client,
+            ))  # fmt: skip
+
+    def put(self, number: int, one: Element) -> None:
+        """Change an element's record."""
+        self._elements.put(_KEY.pack(number), one)
+
+    def touch(self, run: Run, number: int, data_len: int | None = None) -> None:
+        """Note that its data or attributes change with this entry; now it has so many bytes.
+
+        Raises:
+            Refused: QUOTA.
+        """
+        one = self.there(number)
+        size = one.data_len if data_len is None else data_len
+        self.put(number, one._replace(
+            version=run.version, ts=run.ts_ms, cts=run.asker.stamp, client=run.asker.client,
+            data_len=size,
+        ))  # fmt: skip
+        if size != one.data_len:
+            for family in self.families:
+                family.resized(run, number, size - one.data_len)
+
+    def delete(self, run: Run, number: int) -> None:
+        """End an element that has no children."""
+        one = self.there(number)
+        self.tell(run, b"delete", number, is_deleted=True)
+        for family in self.families:
+            family.deleted(run, number)
+        key = _KEY.pack(number)
+        self._elements.delete(key)
+        self._children.delete(_KEY.pack(one.parent) + one.name)
+        if one.owner:
+            self._ephemeral.delete(_KEY.pack(one.owner) + key)
+        self._count_child(run, one.parent, -1)
+
+    def move(self, run: Run, number: int, parent: int, name: bytes) -> None:
+        """Put an element, with all below it, elsewhere."""
+        one = self.there(number)
+        self._children.delete(_KEY.pack(one.parent) + one.name)
+        self._children.put(_KEY.pack(parent) + name, _KEY.pack(number))
+        self.put(number, one._replace(parent=parent, name=name))
+        self._count_child(run, one.parent, -1)
+        self._count_child(run, parent, 1)
+        for family in self.families:
+            family.moved(run, number)
+
+    def tell(
+        self, run: Run, op: bytes, number: int, data: bytes | None = None, *,
+        is_deleted: bool = False,
+    ) -> None:  # fmt: skip
+        """Note what happens to an element, for subscribers."""
+        line = self.line(number)
+        run.happened.append(Happened(
+            op, self.path_of(line), self.there(number).type.text, line, data, is_deleted
+        ))  # fmt: skip
+
+    # ---- ephemeral ones
+
+    def session_ended(self, run: Run, session: int) -> None:
+        """End what ends with it, in the order of paths; what others want stays until they go."""
+        prefix = _KEY.pack(session)
+        owned = [_KEY.unpack(key[len(prefix) :])[0] for key, _ in self._ephemeral.under(prefix)]
+        for _, number in sorted((self.path(number), number) for number in owned):
+            self._ephemeral.delete(prefix + _KEY.pack(number))
+            self.put(number, self.there(number)._replace(owner=0))
+            self.drop_orphan(run, number)
+
+    def drop_orphan(self, run: Run, number: int) -> None:
+        """End an ephemeral element whose session has ended, unless somebody wants it still."""
+        one = self.get(number)
+        if one is None or not one.is_ephemeral or one.owner:
+            return
+        if not any(family.is_wanted(number) for family in self.families):
+            self.delete(run, number)

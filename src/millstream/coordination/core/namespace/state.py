@@ -1,0 +1,53 @@
+"""Everything that a group's members have in common, but the sessions.
+
+Invariants:
+1. Tables are added in one order; a new one comes behind the others, with a higher state format.
+2. Families are told things in the order that the end of a session is worked off: what waits and
+   what is held, what was taken, elements that end with it, subscriptions.
+
+Elsewhere: changing it (`machine`).
+"""
+
+from __future__ import annotations
+
+from millstream.coordination.core.namespace.data import Data
+from millstream.coordination.core.namespace.elements import Elements
+from millstream.coordination.core.namespace.family import Family, Want
+from millstream.coordination.core.namespace.run import Asker, Run
+from millstream.coordination.core.namespace.tables import Tables
+from millstream.coordination.core.versions import Version
+
+__all__ = ["Job", "State"]
+
+
+class State:
+    """The tables, and who reads and writes them."""
+
+    def __init__(self) -> None:
+        self.tables = Tables()
+        self.elements = Elements(self.tables)
+        self.data = Data(self.tables, self.elements)
+        self.families: tuple[Family, ...] = (self.elements, self.data)
+        self.elements.families = self.families
+
+    def guard(self, run: Run, element: int, want: Want) -> None:
+        """Raise Refused if the asker may not do this to an element now: NOPERM, LOCKED."""
+        for family in self.families:
+            family.guard(run, element, want)
+
+    def check_token(self, element: int, token: Version) -> None:
+        """Raise Refused (FENCED) unless this grant of a lock on the element is the current one."""
+
+
+class Job(Run):
+    """A command at work, with the state that it is for."""
+
+    def __init__(
+        self, state: State, asker: Asker, version: Version, ts_ms: int, *, is_reading: bool = False
+    ) -> None:
+        super().__init__(state.tables, asker, version, ts_ms, is_reading=is_reading)
+        self.state = state
+
+    def tell(self, op: bytes, number: int, data: bytes | None = None) -> None:
+        """Note what happens to an element, for subscribers."""
+        self.state.elements.tell(self, op, number, data)

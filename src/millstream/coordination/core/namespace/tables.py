@@ -1,0 +1,145 @@
+"""The state as tables of records, whose changes can be taken back.
+
+Invariants:
+1. Every change of a table is noted with what was there before, so `roll_back` makes the state
+   what it was at `mark`, byte for byte.
+2. Records never change: a change puts another one. So a frozen view is what it was.
+3. Equal states give equal bytes: tables in their order, keys ascending, lengths before texts.
+
+Elsewhere: what the records are (the modules of their commands), who marks (`machine`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import takewhile
+from struct import Struct
+from typing import Any, Final, Generic, TypeVar
+
+from millstream.coordination.core.snapshots import Pieces, unknown_state
+from millstream.coordination.core.sorted_map import SortedMap
+
+__all__ = ["Table", "Tables", "as_bytes"]
+
+_LENGTHS: Final = Struct(">II")
+V = TypeVar("V")
+_Undo = list[tuple["Table[Any]", bytes, Any]]
+
+
+def as_bytes(value: bytes) -> bytes:
+    """Encode or decode a record that is bytes already."""
+    return value
+
+
+class Table(Generic[V]):
+    """Records by key, in the order of their keys. Keys are bytes: numbers big-endian, 8 bytes."""
+
+    def __init__(
+        self, undo: _Undo, encode: Callable[[V], bytes], decode: Callable[[bytes], V]
+    ) -> None:
+        self._undo, self._encode, self._decode = undo, encode, decode
+        self._map = SortedMap[V]()
+
+    def __len__(self) -> int:
+        return len(self._map)
+
+    def get(self, key: bytes) -> V | None:
+        """Return the record of a key."""
+        return self._map.get(key)
+
+    def put(self, key: bytes, value: V) -> None:
+        """Have this record under a key."""
+        self._undo.append((self, key, self._map.get(key)))
+        self._map.put(key, value)
+
+    def delete(self, key: bytes) -> V | None:
+        """Have nothing under a key; return what was there."""
+        gone = self._map.delete(key)
+        if gone is not None:
+            self._undo.append((self, key, gone))
+        return gone
+
+    def after(self, key: bytes) -> Iterator[tuple[bytes, V]]:
+        """Yield keys from this one on, with their records; the table must not change meanwhile."""
+        return self._map.after(key)
+
+    def under(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, V]]:
+        """Yield keys that begin so, from `prefix + start` on; the same holds."""
+        found = self._map.after(prefix + start)
+        return takewhile(lambda item: item[0].startswith(prefix), found)
+
+    def revert(self, key: bytes, value: V | None) -> None:
+        """Have what was there before, and note nothing."""
+        if value is None:
+            self._map.delete(key)
+        else:
+            self._map.put(key, value)
+
+    def freeze(self) -> Iterator[bytes]:
+        """Return the bytes of this moment's records, in small pieces, while they change."""
+        return self._pieces(len(self._map), self._map.items())
+
+    def _pieces(self, count: int, items: Iterator[tuple[bytes, V]]) -> Iterator[bytes]:
+        yield count.to_bytes(8, "big")
+        for key, value in items:
+            text = self._encode(value)
+            yield b"".join((_LENGTHS.pack(len(key), len(text)), key, text))
+
+    def restore(self, pieces: Pieces) -> Iterator[None]:
+        """Let the records be what `freeze` wrote, one with each step.
+
+        Raises:
+            CorruptionError: `unknown_state`.
+        """
+        self._map = SortedMap()
+        for _ in range(pieces.number()):
+            size, length = pieces.number(4), pieces.number(4)
+            key = pieces.take(size)
+            try:
+                self._map.put(key, self._decode(pieces.take(length)))
+            except (ValueError, LookupError, TypeError) as wrong:
+                raise unknown_state(f"a record cannot be read ({wrong})") from wrong
+            yield
+
+
+class Tables:
+    """All tables of a state. They are made once, in a fixed order."""
+
+    def __init__(self) -> None:
+        self._undo: _Undo = []
+        self._tables: list[Table[Any]] = []
+
+    def add(self, encode: Callable[[V], bytes], decode: Callable[[bytes], V]) -> Table[V]:
+        """Return a new table, behind the others. `decode` raises ValueError for what is none."""
+        made = Table(self._undo, encode, decode)
+        self._tables.append(made)
+        return made
+
+    def mark(self) -> int:
+        """Return what `roll_back` goes back to."""
+        return len(self._undo)
+
+    def roll_back(self, mark: int) -> None:
+        """Undo every change since."""
+        while len(self._undo) > mark:
+            table, key, before = self._undo.pop()
+            table.revert(key, before)
+
+    def settle(self) -> None:
+        """Keep every change: nothing before this is undone any more."""
+        self._undo.clear()
+
+    def freeze(self) -> Iterator[bytes]:
+        """Return the bytes of all tables, of this moment."""
+        return _chained([table.freeze() for table in self._tables])
+
+    def restore(self, pieces: Pieces) -> Iterator[None]:
+        """Let all tables be what `freeze` wrote."""
+        self._undo.clear()
+        for table in self._tables:
+            yield from table.restore(pieces)
+
+
+def _chained(parts: list[Iterator[bytes]]) -> Iterator[bytes]:
+    for part in parts:
+        yield from part

@@ -1,0 +1,61 @@
+"""A state machine of namespaces that is given commands one after the other, as a group would."""
+
+from __future__ import annotations
+
+from millstream.coordination.core.entries import Body
+from millstream.coordination.core.namespace.machine import Namespace
+from millstream.coordination.core.namespace.run import Asker
+from millstream.coordination.core.namespace.state import Job
+from millstream.coordination.core.snapshots import Pieces
+from millstream.coordination.core.versions import NEVER, Version
+
+
+class Tree:
+    """One machine; each command is an entry of its own."""
+
+    def __init__(self) -> None:
+        self.machine = Namespace()
+        self.lsn = 0
+        self.last = Job(self.machine.state, Asker(), NEVER, 0)
+
+    def do(
+        self,
+        *words: bytes | str,
+        session: int = 7,
+        csn: int = 0,
+        user: bytes = b"",
+        claim: bool = False,
+    ) -> bytes:
+        """Have a command logged and executed."""
+        self.lsn += 1
+        asker = Asker(session, csn, b"i" * 16 if session else b"", user, (), 5, claim)
+        self.last = Job(self.machine.state, asker, Version(1, 2, self.lsn), 1000 + self.lsn)
+        return self.machine.execute(self.last, [_bytes(word) for word in words])
+
+    def read(self, *words: bytes | str, user: bytes = b"") -> bytes:
+        """Have something looked up."""
+        return self.machine.read(Body(user, (), tuple(_bytes(word) for word in words)))
+
+    def end(self, *sessions: int) -> Job:
+        """End sessions by one entry."""
+        self.lsn += 1
+        self.last = Job(self.machine.state, Asker(), Version(1, 2, self.lsn), 1000 + self.lsn)
+        self.machine.end_sessions(self.last, sessions)
+        return self.last
+
+    @property
+    def bytes(self) -> bytes:
+        """The whole state."""
+        return b"".join(self.machine.freeze())
+
+    def again(self) -> None:
+        """Go on with the state that a snapshot holds."""
+        before = self.bytes
+        self.machine = Namespace()
+        for _ in self.machine.restore(Pieces([before])):
+            pass
+        assert self.bytes == before
+
+
+def _bytes(word: bytes | str) -> bytes:
+    return word.encode() if isinstance(word, str) else word
