@@ -22,6 +22,13 @@ def chained(texts: str, link: Link = GENESIS, view: int = 1) -> list[Entry]:
     return made
 
 
+def entry_of(argv: tuple[bytes, ...]) -> Entry:
+    """Return an entry that asks for something, the first of a log."""
+    return chain(
+        GENESIS, group_id=GROUP, epoch=0, view=1, kind=Kind.REQUEST, ts_ms=0, body=Body(argv=argv)
+    )
+
+
 def log_of(texts: str, damaged: tuple[int, ...] = ()) -> Log:
     """Return a log with an entry for each letter; those LSNs are damaged."""
     log = Log()

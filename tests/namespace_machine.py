@@ -40,7 +40,7 @@ class Tree:
         """End sessions by one entry."""
         self.lsn += 1
         self.last = Job(self.machine.state, Asker(), Version(1, 2, self.lsn), 1000 + self.lsn)
-        self.machine.end_sessions(self.last, sessions)
+        self.machine.end(self.last, sessions)
         return self.last
 
     @property

@@ -115,6 +115,33 @@ def test_redis_py_pipelines(client: Any) -> None:
     assert replies == [True] * 300 + [b"299"]
 
 
+def test_redis_py_uses_namespaces(client: Any, node: NodeProcess, login: Login) -> None:
+    run = client.execute_command
+    root = f"/py{client.connection_pool.connection_kwargs['protocol']}"
+    assert run("CREATENAMESPACE", root, "data") in (b"OK", "OK")
+    assert run("CREATE", "BINARY", "PARENTS", f"{root}/a/b", b"\x00\xff") == b"OK"
+    assert run("CREATE", "BINARY", f"{root}/a/b", "other") == b"EXISTS"
+    assert client.get(f"{root}/a/b") == b"\x00\xff"
+    version, data = run("GET", f"{root}/a/b", "CAS")
+    assert data == b"\x00\xff"
+    assert run("PUT", f"{root}/a/b", "new", "CAS", version) == b"OK"
+    with pytest.raises(redis.ResponseError, match="CAS_MISMATCH"):
+        run("PUT", f"{root}/a/b", "newer", "CAS", version)
+    first = run("CREATE", "BINARY", "SEQUENTIAL", f"{root}/job-")
+    assert first == f"{root}/job-0000000000".encode()
+    assert run("LIST", root) == [None, [b"a", b"job-0000000000"]]
+    assert run("LOOKUP", f"{root}/a/b/c") == [b"NOTFOUND", f"{root}/a/b".encode()]
+    host, port = node.address("coord")
+    with redis.Redis(host=host, port=port, username=login[0], password=login[1]) as other:
+        mine = other.client()
+        assert mine.execute_command("CREATE", "BINARY", "EPHEMERAL", f"{root}/here") == b"OK"
+        assert client.get(f"{root}/here") == b""
+        assert mine.execute_command("SESSION", "CLOSE") == b"OK"
+    with pytest.raises(redis.ResponseError, match="ERROR_DOES_NOT_EXISTS"):
+        client.get(f"{root}/here")
+    assert run("DELETENAMESPACE", root, "FORCE") == b"OK"
+
+
 def test_redis_py_is_refused_without_a_user(node: NodeProcess, login: Login) -> None:
     host, port = node.address("coord")
     once = Retry(NoBackoff(), 0)

@@ -27,9 +27,9 @@ from millstream.coordination.aio.group_runner import GroupRunner, SendTo
 from millstream.coordination.core.careful_files import CarefulFiles
 from millstream.coordination.core.entries import ID_BYTES
 from millstream.coordination.core.group_check import REMOVED, RESTORED
+from millstream.coordination.core.group_state import GroupState
 from millstream.coordination.core.journal import format_group, is_formatted
 from millstream.coordination.core.pool_effects import GroupChanged
-from millstream.coordination.core.register import Registers
 from millstream.coordination.core.standing import Standing
 from millstream.runtime.disk import OsDisk, OsFile
 from millstream.runtime.files import sync_directory
@@ -150,7 +150,7 @@ class Groups:
         if group_id in self.running:
             return
         runner = await GroupRunner.open(
-            await asyncio.to_thread(self._place, group_id), Registers(), send=self._send,
+            await asyncio.to_thread(self._place, group_id), GroupState(), send=self._send,
             on_fatal=self._on_fatal, on_change=self._on_change,
         )  # fmt: skip
         self.running[group_id], self._numbers[group_id] = runner, number

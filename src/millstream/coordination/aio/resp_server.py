@@ -31,7 +31,8 @@ from millstream.access.users import UserStore
 from millstream.coordination.core.backend import Backend, Guard, Principal
 from millstream.coordination.core.front import OUT_BYTES_MAX, Front
 from millstream.coordination.core.front_commands import FRONT_COMMANDS
-from millstream.coordination.core.register_commands import REGISTER_COMMANDS, Parser
+from millstream.coordination.core.group_state import GROUP_COMMANDS
+from millstream.coordination.core.register_commands import Parser
 from millstream.runtime.tasks import Tasks
 
 __all__ = [
@@ -115,7 +116,7 @@ class RespServer:
         self,
         backend: Backend,
         guard: Guard,
-        vocabulary: Mapping[bytes, Parser] = REGISTER_COMMANDS,
+        vocabulary: Mapping[bytes, Parser] = GROUP_COMMANDS,
     ) -> None:
         self._backend, self._guard, self._vocabulary = backend, guard, vocabulary
         self._loop = asyncio.get_running_loop()

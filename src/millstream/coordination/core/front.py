@@ -420,7 +420,7 @@ class Front:
         session = self.sessions.get(gid)
         if session is not None and session.is_moved:
             return self.say(error("SESSIONMOVED", "another connection has resumed it"))
-        if session is None and prefixes.csn is not None:
+        if session is None and (prefixes.csn is not None or wish.needs_session):
             return self._open_first(gid, wish, prefixes)
         if self._flying and (
             wish.is_change is not self._is_changing

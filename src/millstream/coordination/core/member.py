@@ -430,12 +430,15 @@ class Member(ABC):
             code, value = (Code.OK, b"%d" % header.lsn) if opened else (Code.BUSY, b"")
             self.touch(header.lsn)
         elif header.kind is Kind.SESSION_CLOSE:
-            if not self.table.close(header.session, header.instance):
+            if self.table.close(header.session, header.instance):
+                self.machine.end_sessions(entry, (header.session,))
+            else:
                 code = Code.SESSIONEXPIRED
             self.ended((header.session,))
         elif header.kind is Kind.SESSION_EXPIRE:
             named = map(number_in, argv_of(entry))
             sessions = [session for session in named if session is not None]
+            self.machine.end_sessions(entry, [each for each in sessions if each in self.table])
             self.table.expire(sessions)
             self.ended(sessions)
         else:

@@ -175,7 +175,8 @@ class Reading(Normal):
                 self.touch(read.session)
             self.reply(read.ticket, *known, self.commit_lsn)
         else:
-            self.reply(read.ticket, Code.OK, self.machine.read(read.body), self.commit_lsn)
+            value = self.machine.read(read.body, read.session)
+            self.reply(read.ticket, Code.OK, value, self.commit_lsn)
 
     def _on_stale_read(self, read: Read) -> None:
         if len(self._stale) >= READS_MAX:
@@ -189,7 +190,8 @@ class Reading(Normal):
         for until_ms, read in self._stale:
             seen = read.seen or 0
             if self.has_state and self.status in _SERVING and self.commit_lsn >= seen:
-                self.reply(read.ticket, Code.OK, self.machine.read(read.body), self.commit_lsn)
+                value = self.machine.read(read.body, read.session)
+                self.reply(read.ticket, Code.OK, value, self.commit_lsn)
             elif self.now_ms >= until_ms:
                 self.reply(read.ticket, Code.BEHIND, lsn=self.commit_lsn)
             else:

@@ -33,8 +33,11 @@ class StateMachine(Protocol):
     def apply(self, entry: Entry) -> bytes:
         """Execute a committed request and return its reply."""
 
-    def read(self, body: Body) -> bytes:
-        """Return what is asked for, changing nothing."""
+    def end_sessions(self, entry: Entry, sessions: Sequence[int]) -> None:
+        """Let go what was of these sessions alone: this committed entry has ended them."""
+
+    def read(self, body: Body, session: int = 0) -> bytes:
+        """Return what this session asks for, changing nothing; 0: none."""
 
     def freeze(self) -> Iterator[bytes]:
         """Return the state of this moment, in small pieces, while changes go on.
@@ -71,7 +74,10 @@ class Registers:
     def _at(self, key: bytes) -> tuple[bytes, Version]:
         return self.values.get(key) or (b"", NEVER)
 
-    def read(self, body: Body) -> bytes:
+    def end_sessions(self, entry: Entry, sessions: Sequence[int]) -> None:
+        """Do nothing: registers are nobody's."""
+
+    def read(self, body: Body, session: int = 0) -> bytes:
         """Execute GET; a register that was never set is empty."""
         match body.argv:
             case (b"GET", key):

@@ -24,13 +24,15 @@ VALUE_BYTES_MAX: Final = 1024 * 1024
 class Wish(NamedTuple):
     """What a command asks of the group that has `key`.
 
-    `is_stale`: content with the state of whichever member was asked.
+    `is_stale`: content with the state of whichever member was asked. `needs_session`: one is
+    opened for it if the connection has none.
     """
 
     is_change: bool
     argv: tuple[bytes, ...]
     key: bytes
     is_stale: bool = False
+    needs_session: bool = False
 
 
 Parser = Callable[[Sequence[bytes], int], Wish | bytes]

@@ -132,6 +132,13 @@ class Pieces:
         self._parts: Iterator[bytes] = iter(parts)
         self._part, self._at = b"", 0
 
+    @property
+    def is_at_end(self) -> bool:
+        """Whether nothing is left."""
+        if self._at == len(self._part):
+            self._part, self._at = next(self._parts, b""), 0
+        return self._at == len(self._part)
+
     def take(self, size: int) -> bytes:
         """Return the next bytes.
 

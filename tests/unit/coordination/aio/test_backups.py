@@ -67,8 +67,8 @@ async def test_a_restored_group_is_given_to_new_members(tmp_path: Path) -> None:
         assert not answer.startswith(b"-"), answer
         for one in nodes.running.values():
             runner = await until(lambda one=one: one.groups.numbered.get(9))
-            await until(lambda runner=runner: runner.replica.machine.values.get(b"a"))
-            found = {key: runner.replica.machine.values.get(key)[0] for key in REGISTERS}
+            await until(lambda runner=runner: runner.replica.machine.registers.values.get(b"a"))
+            found = {key: runner.replica.machine.registers.values.get(key)[0] for key in REGISTERS}
             assert found == REGISTERS
 
 

@@ -36,3 +36,25 @@ def test_a_view_stays_as_it_was(changes: list[tuple[bytes, int]], when: list[int
         expected[key] = value
     for view, there in views:
         assert list(view) == there
+
+
+@given(puts, st.lists(st.binary(max_size=2), max_size=60), st.binary(max_size=2))
+def test_what_was_deleted_is_gone_and_ranges_begin_where_asked(
+    changes: list[tuple[bytes, int]], gone: list[bytes], start: bytes
+) -> None:
+    found, expected = SortedMap[int](), dict(changes)
+    for key, value in changes:
+        found.put(key, value)
+    view, before = found.items(), sorted(expected.items())
+    for key in gone:
+        assert found.delete(key) == expected.pop(key, None)
+    assert len(found) == len(expected)
+    assert list(found.after(b"")) == sorted(expected.items())
+    assert list(found.after(start)) == sorted(
+        (key, value) for key, value in expected.items() if key >= start
+    )
+    for key in gone:
+        found.put(key, 1)
+        expected[key] = 1
+    assert list(found.items()) == sorted(expected.items())
+    assert list(view) == before

@@ -17,7 +17,7 @@ Elsewhere: commands (the modules of this package), whose they are and how often 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from millstream.coordination.core.entries import Body, Entry
@@ -33,6 +33,7 @@ __all__ = ["COMMANDS", "Namespace"]
 
 COMMANDS: Final[Mapping[bytes, tuple[str, Command]]] = {**TREE_COMMANDS}
 """All commands: name -> how it is written, and how it is understood."""
+_DIGITS_MAX: Final = 20
 
 
 class Namespace:
@@ -44,10 +45,10 @@ class Namespace:
     def apply(self, entry: Entry) -> bytes:
         """Execute a logged command and return its reply."""
         header, body = entry.header, entry.content
-        stamp, *words = body.argv or (b"0",)
+        stamp, *words = body.argv or (b"",)
         asker = Asker(
             header.session, header.csn, header.instance, body.principal, body.groups,
-            int(stamp) if stamp.isdigit() and len(stamp) <= 20 else 0, header.claim,
+            int(stamp) if stamp.isdigit() and len(stamp) <= _DIGITS_MAX else 0, header.claim,
         )  # fmt: skip
         return self.execute(Job(self.state, asker, version_of(header), header.ts_ms), words)
 
@@ -70,17 +71,22 @@ class Namespace:
         for family in self.state.families:
             family.finished(job)
 
-    def end_sessions(self, job: Job, sessions: tuple[int, ...]) -> None:
+    def end_sessions(self, entry: Entry, sessions: Sequence[int]) -> None:
         """Let everything go that was of these sessions alone; then see who may have it."""
+        header = entry.header
+        self.end(Job(self.state, Asker(), version_of(header), header.ts_ms), sessions)
+
+    def end(self, job: Job, sessions: Sequence[int]) -> None:
+        """Do it, for an entry that ends sessions."""
         for session in sessions:
             for family in self.state.families:
                 family.session_ended(job, session)
         self._finish(job)
         self.state.tables.settle()
 
-    def read(self, body: Body) -> bytes:
-        """Return what is asked for, changing nothing."""
-        asker = Asker(principal=body.principal, groups=body.groups)
+    def read(self, body: Body, session: int = 0) -> bytes:
+        """Return what a session asks for, changing nothing."""
+        asker = Asker(session, principal=body.principal, groups=body.groups)
         job = Job(self.state, asker, NEVER, 0, is_reading=True)
         try:
             call = parse(body.argv, COMMANDS)
@@ -93,6 +99,10 @@ class Namespace:
     def freeze(self) -> Iterator[bytes]:
         """Return the state of this moment, in small pieces, while changes go on."""
         return self.state.tables.freeze()
+
+    def freeze_if_any(self) -> Iterator[bytes]:
+        """Return the same; nothing, if no entry has ever changed it."""
+        return self.freeze() if self.state.elements.is_used else iter(())
 
     def restore(self, pieces: Pieces) -> Iterator[None]:
         """Let the state be what `freeze` wrote."""

@@ -1,0 +1,83 @@
+"""What a group replicates: its namespaces, and the registers that there were before them.
+
+Invariants:
+1. A path begins with a slash and a register's key does not, so no command can mean both.
+2. A group without namespaces has the same bytes as one of a version that knew none.
+
+Elsewhere: namespaces (`namespace.machine`), registers (`register`), how their commands are written
+(`namespace.admission`, `register_commands`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from millstream.coordination.core.entries import Body, Entry
+from millstream.coordination.core.namespace.admission import NAMESPACE_COMMANDS, admit
+from millstream.coordination.core.namespace.machine import Namespace
+from millstream.coordination.core.register import Registers
+from millstream.coordination.core.register_commands import REGISTER_COMMANDS, Parser, Wish
+from millstream.coordination.core.snapshots import Pieces
+
+__all__ = ["GROUP_COMMANDS", "GroupState"]
+
+
+class GroupState:
+    """The state machine of a group (`register.StateMachine`)."""
+
+    def __init__(self) -> None:
+        self.registers = Registers()
+        self.namespace = Namespace()
+
+    def apply(self, entry: Entry) -> bytes:
+        """Execute a command; those of namespaces are logged with a number before their name."""
+        argv = entry.content.argv
+        of_namespace = bool(argv) and argv[0].isdigit()
+        return self.namespace.apply(entry) if of_namespace else self.registers.apply(entry)
+
+    def end_sessions(self, entry: Entry, sessions: Sequence[int]) -> None:
+        """Let go what was of these sessions alone."""
+        self.namespace.end_sessions(entry, sessions)
+
+    def read(self, body: Body, session: int = 0) -> bytes:
+        """Return what a session asks for, changing nothing."""
+        argv = body.argv
+        if len(argv) > 1 and argv[0] == b"GET" and not argv[1].startswith(b"/"):
+            return self.registers.read(body)
+        return self.namespace.read(body, session)
+
+    def freeze(self) -> Iterator[bytes]:
+        """Return the state of this moment, in small pieces, while changes go on."""
+        return _both(self.registers.freeze(), self.namespace.freeze_if_any())
+
+    def restore(self, pieces: Pieces) -> Iterator[None]:
+        """Let the state be what `freeze` wrote."""
+        yield from self.registers.restore(pieces)
+        self.namespace = Namespace()
+        if not pieces.is_at_end:
+            yield from self.namespace.restore(pieces)
+
+
+def _both(first: Iterator[bytes], second: Iterator[bytes]) -> Iterator[bytes]:
+    yield from first
+    yield from second
+
+
+def _of_either(name: bytes) -> Parser:
+    of_registers = REGISTER_COMMANDS[name]
+
+    def parse(argv: Sequence[bytes], stamp: int) -> Wish | bytes:
+        if any(word.startswith(b"/") for word in argv[1:3]):
+            return admit(argv, stamp)
+        return of_registers(argv, stamp)
+
+    return parse
+
+
+GROUP_COMMANDS: Final[Mapping[bytes, Parser]] = {
+    **REGISTER_COMMANDS,
+    **NAMESPACE_COMMANDS,
+    **{name: _of_either(name) for name in REGISTER_COMMANDS.keys() & NAMESPACE_COMMANDS.keys()},
+}
+"""By name."""

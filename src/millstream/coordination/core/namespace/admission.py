@@ -1,0 +1,36 @@
+"""How clients write the commands of namespaces: what is understood becomes a wish.
+
+Invariants:
+1. What is logged was understood, so at work it can only be refused for what there is by then.
+
+Elsewhere: understanding (`commands`), doing (`machine`), connections (`front`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from millstream.coordination.core.namespace.commands import parse
+from millstream.coordination.core.namespace.machine import COMMANDS
+from millstream.coordination.core.namespace.paths import joined
+from millstream.coordination.core.namespace.refused import Refused
+from millstream.coordination.core.register_commands import Parser, Wish
+
+__all__ = ["NAMESPACE_COMMANDS", "admit"]
+
+
+def admit(argv: Sequence[bytes], stamp: int) -> Wish | bytes:
+    """Return what a command asks for, or why it makes no sense; `stamp`: the client's ms."""
+    try:
+        call = parse(argv, COMMANDS)
+    except Refused as refused:
+        return refused.value
+    words = (argv[0].upper(), *argv[1:])
+    logged = (b"%d" % stamp, *words) if call.is_change else words
+    key = joined(call.paths[0]) if call.paths else b""
+    return Wish(call.is_change, logged, key, call.is_stale, call.needs_session)
+
+
+NAMESPACE_COMMANDS: Final[Mapping[bytes, Parser]] = dict.fromkeys(COMMANDS, admit)
+"""By name."""

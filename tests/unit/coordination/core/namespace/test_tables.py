@@ -1,0 +1,93 @@
+"""Tables take back what was changed, and are the same again after a snapshot."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millstream.coordination.core.namespace.tables import Tables, as_bytes
+from millstream.coordination.core.snapshots import Pieces
+from millstream.errors import CorruptionError
+
+KEYS = st.binary(max_size=2)
+CHANGES = st.lists(st.tuples(st.booleans(), KEYS, st.none() | st.binary(max_size=3)), max_size=30)
+
+
+def made() -> Tables:
+    tables = Tables()
+    tables.first = tables.add(as_bytes, as_bytes)  # type: ignore[attr-defined]
+    tables.second = tables.add(as_bytes, as_bytes)  # type: ignore[attr-defined]
+    return tables
+
+
+def change(tables: Tables, changes: list[tuple[bool, bytes, bytes | None]]) -> None:
+    for is_first, key, value in changes:
+        table = tables.first if is_first else tables.second  # type: ignore[attr-defined]
+        if value is None:
+            table.delete(key)
+        else:
+            table.put(key, value)
+
+
+def whole(tables: Tables) -> bytes:
+    return b"".join(tables.freeze())
+
+
+@given(CHANGES, CHANGES)
+def test_changes_are_taken_back(
+    kept: list[tuple[bool, bytes, bytes | None]], undone: list[tuple[bool, bytes, bytes | None]]
+) -> None:
+    tables = made()
+    change(tables, kept)
+    before, mark = whole(tables), tables.mark()
+    change(tables, undone)
+    tables.roll_back(mark)
+    assert whole(tables) == before
+
+
+@given(CHANGES)
+def test_what_is_settled_stays(kept: list[tuple[bool, bytes, bytes | None]]) -> None:
+    tables = made()
+    change(tables, kept)
+    before = whole(tables)
+    tables.settle()
+    tables.roll_back(0)
+    assert whole(tables) == before
+
+
+@given(CHANGES, CHANGES)
+def test_a_snapshot_is_of_its_moment_and_gives_the_state_again(
+    kept: list[tuple[bool, bytes, bytes | None]], later: list[tuple[bool, bytes, bytes | None]]
+) -> None:
+    tables = made()
+    change(tables, kept)
+    frozen, before = tables.freeze(), whole(tables)
+    change(tables, later)
+    assert b"".join(frozen) == before
+    other = made()
+    change(other, later)
+    for _ in other.restore(Pieces([before[:5], before[5:]])):
+        pass
+    assert whole(other) == before
+
+
+def test_keys_with_one_beginning_are_found_together() -> None:
+    tables = made()
+    change(tables, [(True, key, b"v") for key in (b"a", b"b1", b"b2", b"b3", b"c")])
+    table = tables.first  # type: ignore[attr-defined]
+    assert [key for key, _ in table.under(b"b")] == [b"b1", b"b2", b"b3"]
+    assert [key for key, _ in table.under(b"b", b"2")] == [b"b2", b"b3"]
+    assert [key for key, _ in table.after(b"b3")] == [b"b3", b"c"]
+
+
+def test_what_is_no_record_is_no_state() -> None:
+    def decode(text: bytes) -> int:
+        return int(text)
+
+    tables = Tables()
+    tables.add(str.encode, bytes.decode).put(b"k", "x")
+    other = Tables()
+    other.add(lambda number: b"%d" % number, decode)
+    with pytest.raises(CorruptionError, match="cannot be read"):
+        list(other.restore(Pieces([whole(tables)])))

@@ -1,0 +1,63 @@
+"""Registers and namespaces beside one another, in one log."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordination_logs import entry_of
+from millstream.coordination.core.entries import Body
+from millstream.coordination.core.group_state import GROUP_COMMANDS, GroupState
+from millstream.coordination.core.register import Registers
+from millstream.coordination.core.register_commands import Wish
+from millstream.coordination.core.snapshots import Pieces
+
+LINES = [
+    (b"SET", b"k", b"1"), (b"CAS", b"k", b"1", b"2"), (b"CREATENAMESPACE", b"/ns"),
+    (b"CREATE", b"BINARY", b"/ns/a", b"x"), (b"PUT", b"/ns/a", b"y"), (b"DELETE", b"/ns/a"),
+]  # fmt: skip
+
+
+def done(state: GroupState, line: tuple[bytes, ...]) -> bytes:
+    wish = GROUP_COMMANDS[line[0]](line, 3)
+    assert isinstance(wish, Wish)
+    return state.apply(entry_of(wish.argv))
+
+
+def asked(state: GroupState, *line: bytes) -> bytes:
+    wish = GROUP_COMMANDS[line[0]](line, 0)
+    assert isinstance(wish, Wish)
+    return state.read(Body(argv=wish.argv))
+
+
+def whole(state: GroupState) -> bytes:
+    return b"".join(state.freeze())
+
+
+def test_each_command_finds_its_own() -> None:
+    state = GroupState()
+    assert [done(state, line) for line in LINES[:4]] == [b"+OK"] * 4
+    assert asked(state, b"GET", b"k") == b"=2"
+    assert asked(state, b"GET", b"/ns/a") == b"=x"
+    assert asked(state, b"GET", b"/ns/none").startswith(b"-ERROR_DOES_NOT_EXISTS")
+    assert asked(state, b"LOOKUP", b"/ns/a") == b"+OK"
+
+
+@given(st.lists(st.sampled_from(LINES), max_size=12))
+def test_a_snapshot_gives_both_again(lines: list[tuple[bytes, ...]]) -> None:
+    state, other = GroupState(), GroupState()
+    for line in lines:
+        done(state, line)
+    done(other, LINES[2])
+    before = whole(state)
+    for _ in other.restore(Pieces([before[:3], before[3:]])):
+        pass
+    assert whole(other) == before
+
+
+def test_a_snapshot_of_registers_alone_is_that_of_a_version_without_namespaces() -> None:
+    state, registers = GroupState(), Registers()
+    for line in LINES[:2]:
+        done(state, line)
+        registers.apply(entry_of(line))
+    assert whole(state) == b"".join(registers.freeze())
