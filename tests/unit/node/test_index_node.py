@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from millstream.errors import ConditionError, MillstreamError, RoutingError, UnavailableError
-from millstream.node import child_process, index_node, indexes, neighbours
+from millstream.node import child_process, index_node, neighbours
 from millstream.node.index_node import IndexNode
 from millstream.node.settings import Address, Credential
 from two_engines import BUCKET, FREE, asked_of, port_of, settings_at, two_engines, until
@@ -22,7 +22,6 @@ NOT_YET = {
 @pytest.fixture
 async def two(tmp_path, monkeypatch):
     monkeypatch.setattr(neighbours, "NODE_ASK_S", 0.02)
-    monkeypatch.setattr(indexes, "TOLD_S_MAX", 25.0)  # a busy machine is no fault
     async with two_engines(tmp_path) as made:
         yield made
 

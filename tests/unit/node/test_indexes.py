@@ -20,7 +20,6 @@ VIEWS = {"views": {"v": {"map": "function (doc) { emit(doc._id); }"}}}
 async def engine(make_settings, monkeypatch):
     monkeypatch.setattr(child_process, "_BACKOFF_S", (0.01,))
     monkeypatch.setattr(indexes, "FIGURES_INTERVAL_S", 0.02)
-    monkeypatch.setattr(indexes, "TOLD_S_MAX", 25.0)  # a busy machine is no fault
     made = await Engine.start(make_settings())
     yield made
     await made.stop()
