@@ -25,11 +25,18 @@ class Client:
         self.command = ["redis-cli", "-h", host, "-p", str(port), *options]
 
     def say(self, *words):
-        run = subprocess.run([*self.command, *words], capture_output=True, check=False, timeout=30)
+        run = subprocess.run([*self.command, *words], capture_output=True, check=False, timeout=60)
         return (run.stdout + run.stderr).decode().strip()
 
     def table(self, *words):
-        return json.loads(self.say("--json", "-3", *words))
+        """What a command answers; asked again while that is a refusal, which is no JSON."""
+
+        def answer():
+            with contextlib.suppress(ValueError):
+                return [json.loads(self.say("--json", "-3", *words))]
+            return []
+
+        return until(answer, lambda: self.say(*words))[0]
 
     def until_said(self, answer, *words):
         until(lambda: answer in self.say(*words), lambda: self.say(*words))
@@ -70,7 +77,7 @@ def test_three_nodes_over_tls(make_node):
     others = [node["node"] for node in first.table("ADMIN", "NODES") if not node["is_here"]]
     first.until_said("1", "ADMIN", "GROUP", "ADD", "1", *others)
     first.until_said("OK", "SET", "key", "value")
-    assert first.table("ADMIN", "STATUS", "1")["fault_tolerance"] == 1
+    until(lambda: first.table("ADMIN", "STATUS", "1")["fault_tolerance"] == 1)
     nodes[0].kill()
     until(lambda: any(one.say("GET", "key") == "value" for one in clients[1:]))
     assert "NOAUTH" in Client(nodes[1], *login[:3]).say("GET", "key")
