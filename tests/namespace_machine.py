@@ -24,17 +24,25 @@ class Tree:
         session: int = 7,
         csn: int = 0,
         user: bytes = b"",
+        groups: tuple[bytes, ...] = (),
         claim: bool = False,
     ) -> bytes:
         """Have a command logged and executed."""
         self.lsn += 1
-        asker = Asker(session, csn, b"i" * 16 if session else b"", user, (), 5, claim)
+        asker = Asker(session, csn, b"i" * 16 if session else b"", user, groups, 5, claim)
         self.last = Job(self.machine.state, asker, Version(1, 2, self.lsn), 1000 + self.lsn)
         return self.machine.execute(self.last, [_bytes(word) for word in words])
 
-    def read(self, *words: bytes | str, user: bytes = b"") -> bytes:
+    def read(
+        self,
+        *words: bytes | str,
+        user: bytes = b"",
+        groups: tuple[bytes, ...] = (),
+        session: int = 0,
+    ) -> bytes:
         """Have something looked up."""
-        return self.machine.read(Body(user, (), tuple(_bytes(word) for word in words)))
+        body = Body(user, groups, tuple(_bytes(word) for word in words))
+        return self.machine.read(body, session)
 
     def end(self, *sessions: int) -> Job:
         """End sessions by one entry."""
@@ -42,6 +50,12 @@ class Tree:
         self.last = Job(self.machine.state, Asker(), Version(1, 2, self.lsn), 1000 + self.lsn)
         self.machine.end(self.last, sessions)
         return self.last
+
+    def lapse(self, *words: bytes | str | int) -> None:
+        """End offers by one entry: path, session and LSN of each."""
+        self.lsn += 1
+        self.last = Job(self.machine.state, Asker(), Version(1, 2, self.lsn), 1000 + self.lsn)
+        self.machine.lapse(self.last, [_bytes(str(w) if isinstance(w, int) else w) for w in words])
 
     @property
     def bytes(self) -> bytes:

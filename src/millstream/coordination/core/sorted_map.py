@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
-__all__ = ["CHUNK_KEYS_MAX", "SortedMap"]
+__all__ = ["CHUNK_KEYS_MAX", "Cut", "SortedMap"]
 
 CHUNK_KEYS_MAX: Final = 512
 """Of one chunk; a fuller one is split in two."""
@@ -27,6 +27,13 @@ class _Chunk(Generic[V]):
 
     def __init__(self, age: int, keys: list[bytes], values: list[V]) -> None:
         self.age, self.keys, self.values = age, keys, values
+
+
+class Cut(NamedTuple, Generic[V]):
+    """What was cut out of a map: chunks as they were, and the ends of those that stayed."""
+
+    chunks: list[_Chunk[V]]
+    items: list[tuple[bytes, V]]
 
 
 class SortedMap(Generic[V]):
@@ -99,6 +106,35 @@ class SortedMap(Generic[V]):
             for at in range(bisect_left(chunk.keys, key), len(chunk.keys)):
                 yield chunk.keys[at], chunk.values[at]
             index += 1
+
+    def cut(self, begin: bytes, end: bytes) -> Cut[V]:
+        """Forget the keys from one on up to, not including, another; whole chunks go at once."""
+        cut = Cut[V]([], [])
+        index = max(bisect_right(self._firsts, begin) - 1, 0)
+        while index < len(self._chunks) and self._firsts[index] < end:
+            keys = self._chunks[index].keys
+            first, last = bisect_left(keys, begin), bisect_left(keys, end)
+            if first == 0 and last == len(keys):
+                cut.chunks.append(self._chunks.pop(index))
+                del self._firsts[index]
+            else:
+                chunk = self._chunks[index]
+                values = chunk.values[first:last]
+                cut.items.extend(zip(keys[first:last], values, strict=True))
+                index += 1
+        for key, _ in cut.items:
+            self.delete(key)
+        self._size -= sum(len(chunk.keys) for chunk in cut.chunks)
+        return cut
+
+    def paste(self, cut: Cut[V]) -> None:
+        """Have again what was cut; nothing has changed since."""
+        at = bisect_left(self._firsts, cut.chunks[0].keys[0]) if cut.chunks else 0
+        self._chunks[at:at] = cut.chunks
+        self._firsts[at:at] = [chunk.keys[0] for chunk in cut.chunks]
+        self._size += sum(len(chunk.keys) for chunk in cut.chunks)
+        for key, value in cut.items:
+            self.put(key, value)
 
     def _own(self, index: int) -> _Chunk[V]:
         """Return a chunk that no frozen view shares."""

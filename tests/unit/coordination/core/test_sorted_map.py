@@ -58,3 +58,27 @@ def test_what_was_deleted_is_gone_and_ranges_begin_where_asked(
         expected[key] = 1
     assert list(found.items()) == sorted(expected.items())
     assert list(view) == before
+
+
+@given(puts, st.binary(max_size=2), st.binary(max_size=2), st.booleans())
+def test_what_is_cut_out_can_be_put_back(
+    changes: list[tuple[bytes, int]], begin: bytes, end: bytes, is_put_back: bool
+) -> None:
+    found, everything = SortedMap[int](), dict(changes)
+    for key, value in changes:
+        found.put(key, value)
+    view = found.items()
+    cut = found.cut(begin, end)
+    kept = {key: value for key, value in everything.items() if not begin <= key < end}
+    assert list(found.items()) == sorted(kept.items())
+    assert len(found) == len(kept)
+    assert all(found.get(key) == kept.get(key) for key in everything)
+    if is_put_back:
+        found.paste(cut)
+        kept = everything
+    for key, value in changes[:10]:
+        found.put(key, value + 1)
+        kept = kept | {key: value + 1}
+    assert list(found.items()) == sorted(kept.items())
+    assert len(found) == len(kept)
+    assert list(view) == sorted(everything.items())

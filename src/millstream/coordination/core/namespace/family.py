@@ -24,6 +24,8 @@ class Want(Enum):
     """Its data, or names below it."""
     WRITE = "w"
     """Its data or attributes, or which children it has."""
+    PLACE = "p"
+    """What is moved shall be below it: as WRITE, and what locks are offered counts, too."""
     SYNC = "s"
     """Locks, semaphores and barriers: `w` is needed, and no lock keeps it from being asked for."""
     LOOK = "l"

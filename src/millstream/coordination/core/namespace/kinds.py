@@ -12,14 +12,26 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from millstream.coordination.core.namespace.commands import Words
+from millstream.coordination.core.namespace.counters import (
+    fill_counter,
+    show_counter,
+    taken_options,
+)
 from millstream.coordination.core.namespace.elements import Type
+from millstream.coordination.core.namespace.lists import fill_list, show_list
+from millstream.coordination.core.namespace.queues import fill_queue, show_queue
+from millstream.coordination.core.namespace.sets import fill_set, show_set
 from millstream.coordination.core.namespace.state import Job
 from millstream.coordination.core.values import bulk
 
-__all__ = ["DATA_BYTES_MAX", "KINDS", "Kind", "checked_data"]
+__all__ = ["DATA_BYTES_MAX", "KINDS", "VALUES_MAX", "Kind", "checked_data"]
 
 DATA_BYTES_MAX: Final = 1024 * 1024
 """Of what a binary element holds, or one item of another."""
+
+
+VALUES_MAX: Final = 1024
+"""Initial ones of an element: a request has no more words."""
 
 
 class Kind(NamedTuple):
@@ -66,5 +78,9 @@ def _show_binary(job: Job, number: int) -> bytes:
 
 KINDS: Final[Mapping[bytes, Kind]] = {
     b"BINARY": Kind(Type.BINARY, _no_options, _fill_binary, _show_binary, 1),
+    b"LIST": Kind(Type.LIST, _no_options, fill_list, show_list, VALUES_MAX),
+    b"SET": Kind(Type.SET, _no_options, fill_set, show_set, VALUES_MAX),
+    b"QUEUE": Kind(Type.QUEUE, _no_options, fill_queue, show_queue, VALUES_MAX),
+    b"COUNTER": Kind(Type.COUNTER, taken_options, fill_counter, show_counter, 0),
 }
 """By the word that CREATE takes."""

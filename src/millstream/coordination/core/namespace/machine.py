@@ -21,17 +21,49 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from millstream.coordination.core.entries import Body, Entry
-from millstream.coordination.core.namespace.commands import Command, parse
+from millstream.coordination.core.namespace.acl import ACL
+from millstream.coordination.core.namespace.barriers import BARRIER_COMMANDS
+from millstream.coordination.core.namespace.commands import Call, Command, Words, parse
+from millstream.coordination.core.namespace.configuring import CONFIG
+from millstream.coordination.core.namespace.counters import COUNTER
+from millstream.coordination.core.namespace.lists import LIST
+from millstream.coordination.core.namespace.locks import LOCK_COMMANDS
+from millstream.coordination.core.namespace.paths import parse_path
+from millstream.coordination.core.namespace.queues import QUEUE
 from millstream.coordination.core.namespace.refused import Refused
 from millstream.coordination.core.namespace.run import Asker
+from millstream.coordination.core.namespace.semaphores import SEMAPHORE_COMMANDS
+from millstream.coordination.core.namespace.sets import SET
 from millstream.coordination.core.namespace.state import Job, State
-from millstream.coordination.core.namespace.tree import TREE_COMMANDS
+from millstream.coordination.core.namespace.transactions import CHECK, exec_of
+from millstream.coordination.core.namespace.tree import TREE_COMMANDS, list_names
 from millstream.coordination.core.snapshots import Pieces
 from millstream.coordination.core.versions import NEVER, version_of
 
-__all__ = ["COMMANDS", "Namespace"]
+__all__ = ["COMMANDS", "QUEUED", "Namespace"]
 
-COMMANDS: Final[Mapping[bytes, tuple[str, Command]]] = {**TREE_COMMANDS}
+
+def _list(words: Words) -> Call:
+    """LIST is about names if a path follows, else about the items of a list."""
+    is_about_names = words.peek().startswith(b"/") or not len(words)
+    return list_names(words) if is_about_names else LIST[1](words)
+
+
+QUEUED: Final[Mapping[bytes, tuple[str, Command]]] = {
+    **TREE_COMMANDS,
+    **LOCK_COMMANDS,
+    **SEMAPHORE_COMMANDS,
+    **BARRIER_COMMANDS,
+    b"ACL": ACL,
+    b"CHECK": CHECK,
+    b"CONFIG": CONFIG,
+    b"COUNTER": COUNTER,
+    b"LIST": (f"{TREE_COMMANDS[b'LIST'][0]}, or {LIST[0]}", _list),
+    b"QUEUE": QUEUE,
+    b"SET": SET,
+}
+"""What a transaction may have."""
+COMMANDS: Final[Mapping[bytes, tuple[str, Command]]] = {**QUEUED, b"EXEC": exec_of(QUEUED)}
 """All commands: name -> how it is written, and how it is understood."""
 _DIGITS_MAX: Final = 20
 
@@ -56,16 +88,23 @@ class Namespace:
         """Carry out a command that changes something, and what follows from it."""
         mark = job.mark()
         try:
-            call = parse(words, COMMANDS)
-            if not call.is_change:
-                raise Refused("BADARG", "this command changes nothing, and is not logged")
-            reply = call.execute(job)
+            reply = self._executed(job, words)
             self._finish(job)
         except Refused as refused:
             job.roll_back(mark)
             reply = refused.value
         self.state.tables.settle()
         return reply
+
+    def _executed(self, job: Job, words: list[bytes]) -> bytes:
+        sync, asker = self.state.synchronisation, job.asker
+        waiting = sync.waits.opened(asker.session, asker.csn)
+        if waiting is not None:
+            return sync.come_again(job, waiting)
+        call = parse(words, COMMANDS)
+        if not call.is_change:
+            raise Refused("BADARG", "this command changes nothing, and is not logged")
+        return call.execute(job)
 
     def _finish(self, job: Job) -> None:
         for family in self.state.families:
@@ -81,6 +120,28 @@ class Namespace:
         for session in sessions:
             for family in self.state.families:
                 family.session_ended(job, session)
+        self._finish(job)
+        self.state.tables.settle()
+
+    def tick(self, entry: Entry) -> None:
+        """End the offers that an entry names: their time is over."""
+        header = entry.header
+        job = Job(self.state, Asker(), version_of(header), header.ts_ms)
+        self.lapse(job, entry.content.argv)
+
+    def lapse(self, job: Job, named: Sequence[bytes]) -> None:
+        """End offers whose time is over: path, session and LSN of each, the numbers in digits.
+
+        One that is no more, or is elsewhere by now, is passed over.
+        """
+        for path, session, offer in zip(named[::3], named[1::3], named[2::3], strict=False):
+            numbers = [int(n) for n in (session, offer) if n.isdigit() and len(n) < _DIGITS_MAX]
+            try:
+                where = parse_path(path)
+            except Refused:
+                continue
+            if len(numbers) == 2:
+                self.state.synchronisation.lapse(numbers[0], where, numbers[1])
         self._finish(job)
         self.state.tables.settle()
 

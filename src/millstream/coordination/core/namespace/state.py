@@ -10,10 +10,18 @@ Elsewhere: changing it (`machine`).
 
 from __future__ import annotations
 
+from millstream.coordination.core.namespace.configuration import Settings
+from millstream.coordination.core.namespace.counter_values import Counters
 from millstream.coordination.core.namespace.data import Data
 from millstream.coordination.core.namespace.elements import Elements
 from millstream.coordination.core.namespace.family import Family, Want
+from millstream.coordination.core.namespace.limits import Limits
+from millstream.coordination.core.namespace.list_items import Lists
+from millstream.coordination.core.namespace.permissions import Permissions
+from millstream.coordination.core.namespace.queue_items import Queues
 from millstream.coordination.core.namespace.run import Asker, Run
+from millstream.coordination.core.namespace.set_members import Sets
+from millstream.coordination.core.namespace.synchronisation import Synchronisation
 from millstream.coordination.core.namespace.tables import Tables
 from millstream.coordination.core.versions import Version
 
@@ -27,7 +35,18 @@ class State:
         self.tables = Tables()
         self.elements = Elements(self.tables)
         self.data = Data(self.tables, self.elements)
-        self.families: tuple[Family, ...] = (self.elements, self.data)
+        self.permissions = Permissions(self.tables, self.elements)
+        self.settings = Settings(self.tables, self.elements)
+        self.limits = Limits(self.tables, self.elements, self.settings)
+        self.counters = Counters(self.tables, self.elements)
+        self.lists = Lists(self.tables)
+        self.sets = Sets(self.tables, self.elements)
+        self.queues = Queues(self.tables, self.elements)
+        self.synchronisation = Synchronisation(self.tables, self.elements, self.data)
+        self.families: tuple[Family, ...] = (
+            self.permissions, self.synchronisation, self.queues, self.elements, self.data,
+            self.counters, self.lists, self.sets, self.settings, self.limits,
+        )  # fmt: skip
         self.elements.families = self.families
 
     def guard(self, run: Run, element: int, want: Want) -> None:
@@ -35,8 +54,13 @@ class State:
         for family in self.families:
             family.guard(run, element, want)
 
+    def items_max(self, element: int) -> int:
+        """Return how many items an element may have."""
+        return self.settings.number(element, b"LIMIT.ITEMS")
+
     def check_token(self, element: int, token: Version) -> None:
         """Raise Refused (FENCED) unless this grant of a lock on the element is the current one."""
+        self.synchronisation.check_token(element, token)
 
 
 class Job(Run):

@@ -17,7 +17,7 @@ from struct import Struct
 from typing import Any, Final, Generic, TypeVar
 
 from millstream.coordination.core.snapshots import Pieces, unknown_state
-from millstream.coordination.core.sorted_map import SortedMap
+from millstream.coordination.core.sorted_map import Cut, SortedMap
 
 __all__ = ["Table", "Tables", "as_bytes"]
 
@@ -68,9 +68,18 @@ class Table(Generic[V]):
         found = self._map.after(prefix + start)
         return takewhile(lambda item: item[0].startswith(prefix), found)
 
-    def revert(self, key: bytes, value: V | None) -> None:
+    def clear(self, prefix: bytes) -> None:
+        """Have nothing under keys that begin so, at little cost however many they are.
+
+        What they begin with is a number, and not the largest there is.
+        """
+        self._undo.append((self, prefix, self._map.cut(prefix, _end_of(prefix))))
+
+    def revert(self, key: bytes, value: V | Cut[V] | None) -> None:
         """Have what was there before, and note nothing."""
-        if value is None:
+        if isinstance(value, Cut):
+            self._map.paste(value)
+        elif value is None:
             self._map.delete(key)
         else:
             self._map.put(key, value)
@@ -143,3 +152,9 @@ class Tables:
 def _chained(parts: list[Iterator[bytes]]) -> Iterator[bytes]:
     for part in parts:
         yield from part
+
+
+def _end_of(prefix: bytes) -> bytes:
+    """Return the least key behind all that begin so."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1])

@@ -63,6 +63,7 @@ def _create_namespace(words: Words) -> Call:
 
     def execute(job: Job) -> bytes:
         elements = job.state.elements
+        job.state.permissions.check_admin(job, joined(path))
         if elements.find(path) is not None:
             return EXISTS
         number = elements.create(job, 0, path[0], _TOP)
@@ -155,8 +156,8 @@ def _parent(job: Job, path: Path, *, may_make: bool) -> int:
     return parent
 
 
-def _guard_parent(job: Job, parent: int) -> None:
-    job.state.guard(job, parent, Want.WRITE)
+def _guard_parent(job: Job, parent: int, want: Want = Want.WRITE) -> None:
+    job.state.guard(job, parent, want)
     if job.state.elements.there(parent).is_ephemeral:
         raise Refused("EPHEMERAL_PARENT", "an ephemeral element has no children")
 
@@ -236,7 +237,7 @@ def _moved(job: Job, source: Path, target: Path, *, is_forced: bool) -> bytes:
     if target[: len(source)] == source:
         raise Refused("LOOP", "the target is below the source")
     parent = elements.at(target[:-1])
-    _guard_parent(job, parent)
+    _guard_parent(job, parent, Want.PLACE)
     there = elements.find(target)
     if there is not None:
         if not is_forced:

@@ -1,7 +1,11 @@
 """What clients write becomes a wish, or an error at once."""
 
-from millstream.coordination.core.namespace.admission import NAMESPACE_COMMANDS, admit
-from millstream.coordination.core.namespace.machine import COMMANDS
+from millstream.coordination.core.namespace.admission import (
+    NAMESPACE_COMMANDS,
+    admit,
+    begin_transaction,
+)
+from millstream.coordination.core.namespace.transactions import pack_command
 from millstream.coordination.core.register_commands import Wish
 
 
@@ -26,4 +30,28 @@ def test_what_makes_no_sense_is_answered() -> None:
     asked = admit([b"PUT", b"ns"], 0)
     assert isinstance(asked, bytes)
     assert asked.startswith(b"-BADPATH")
-    assert NAMESPACE_COMMANDS.keys() == COMMANDS.keys()
+
+
+def test_commands_that_wait_are_not_let_in_yet() -> None:
+    for words in ([b"LOCK", b"/ns/a"], [b"SEMAPHORE", b"ACQUIRE", b"/ns/a"]):
+        refused = admit(words, 0)
+        assert isinstance(refused, bytes)
+        assert refused.startswith(b"-UNKNOWN_COMMAND")
+        assert words[0] not in NAMESPACE_COMMANDS
+        assert begin_transaction().queue(words).startswith(b"-UNKNOWN_COMMAND")
+
+
+def test_configuration_of_no_element_is_none_of_ours() -> None:
+    assert NAMESPACE_COMMANDS[b"CONFIG"]([b"CONFIG", b"GET", b"save"], 0) is None
+    assert isinstance(NAMESPACE_COMMANDS[b"CONFIG"]([b"CONFIG", b"GET", b"/ns", b"*"], 0), Wish)
+
+
+def test_a_transaction_looks_at_its_commands() -> None:
+    transaction = begin_transaction()
+    assert transaction.queue([b"PUT", b"/ns/a", b"x"]) == b"+QUEUED"
+    assert transaction.words() == (b"EXEC", pack_command([b"PUT", b"/ns/a", b"x"]))
+    assert transaction.queue([b"EXEC"]).startswith(b"-UNKNOWN_COMMAND")
+    assert transaction.queue([b"PUT"]).startswith(b"-BADARG")
+    words = transaction.words()
+    assert isinstance(words, bytes)
+    assert words.startswith(b"-EXECABORT 1 UNKNOWN_COMMAND")

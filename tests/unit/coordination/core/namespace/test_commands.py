@@ -9,14 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.coordination.core.namespace.commands import Call, Words, parse, sub_commands
-from millstream.coordination.core.namespace.machine import COMMANDS
+from millstream.coordination.core.namespace.machine import QUEUED
 from millstream.coordination.core.namespace.refused import Refused
 from millstream.coordination.core.values import OK
 
 WORDS = st.lists(
-    st.sampled_from(
-        [*COMMANDS, b"/ns", b"/ns/a", b"ATTR", b"CAS", b"1:2:3", b"-1", b"9" * 30, b""]
-    )
+    st.sampled_from([*QUEUED, b"/ns", b"/ns/a", b"ATTR", b"CAS", b"1:2:3", b"-1", b"9" * 30, b""])
     | st.binary(max_size=6),
     max_size=8,
 )
@@ -25,7 +23,7 @@ WORDS = st.lists(
 @given(WORDS)
 def test_any_words_are_a_command_or_refused(words: list[bytes]) -> None:
     with suppress(Refused):
-        assert parse(words, COMMANDS).paths
+        assert parse(words, QUEUED).paths
 
 
 def test_words_are_taken_in_order() -> None:

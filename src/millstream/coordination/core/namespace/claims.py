@@ -1,0 +1,279 @@
+"""Who holds, is offered or waits for what on which elements; which of that forbids a lock.
+
+A claim is on one element. A lock is a claim on everything below its element, too; a unit of a
+semaphore, a place at a barrier and the others are not.
+
+Invariants:
+1. A session holds at most one thing on an element.
+2. `_nodes` knows every element with claims on it or below it, with their number: so who looks
+   below an element meets none but those. Elements that move take this with them.
+3. `number` is the number of claims that `of` gives.
+
+Elsewhere: what waits (`waits`), what becomes of claims (`synchronisation`).
+
+Source: V2R2, "LOCK".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import IntEnum
+from itertools import chain, pairwise
+from struct import Struct
+from typing import Final, NamedTuple
+
+from millstream.coordination.core.namespace.elements import Elements, key_of
+from millstream.coordination.core.namespace.tables import Tables, as_bytes
+from millstream.coordination.core.versions import NEVER, Version
+
+__all__ = ["LOCKS", "Claim", "Claims", "Hold", "Mode", "Phase", "Rival"]
+
+_NUMBER: Final = Struct(">Q")
+_CLAIM: Final = Struct(">QIIQ")
+_HOLD: Final = Struct(">BIIQ")
+_NODE: Final = Struct(">QQQ")
+
+
+class Mode(IntEnum):
+    """What is claimed."""
+
+    WRITE = 0
+    READ = 1
+    UNIT = 2
+    """Of a semaphore."""
+    PLACE = 3
+    """At a barrier."""
+    ITEM = 4
+    """Of a queue: to be told that there is one."""
+    END = 5
+    """Of a semaphore that is being destroyed."""
+
+
+LOCKS: Final = (Mode.WRITE, Mode.READ)
+
+
+class Phase(IntEnum):
+    """How far a claim is."""
+
+    HELD = 0
+    OFFERED = 1
+    """Reserved for the session, which has yet to come for it."""
+    WAITING = 2
+
+
+class Claim(NamedTuple):
+    """Whose it is; `token` is the version that made it be held."""
+
+    session: int
+    client: bytes
+    token: Version = NEVER
+
+
+class Hold(NamedTuple):
+    """What a session holds on an element."""
+
+    mode: Mode
+    token: Version
+
+
+class Rival(NamedTuple):
+    """A claim that is in another one's way."""
+
+    element: int
+    phase: Phase
+    mode: Mode
+    claim: Claim
+
+
+class _Node(NamedTuple):
+    """How many claims there are on an element and below it; `writes`: of WRITE."""
+
+    parent: int
+    claims: int
+    writes: int
+
+
+def _encode_claim(claim: Claim) -> bytes:
+    return _CLAIM.pack(claim.session, *claim.token) + claim.client
+
+
+def _decode_claim(text: bytes) -> Claim:
+    session, *token = _CLAIM.unpack_from(text)
+    return Claim(session, text[_CLAIM.size :], Version(*token))
+
+
+def _decode_hold(text: bytes) -> Hold:
+    mode, *token = _HOLD.unpack(text)
+    return Hold(Mode(mode), Version(*token))
+
+
+def _at(element: int, phase: Phase, mode: Mode) -> bytes:
+    return key_of(element) + bytes((phase, mode))
+
+
+class Claims:
+    """All claims of a state. What is held is named by its session, the others by their wait."""
+
+    def __init__(self, tables: Tables, elements: Elements) -> None:
+        self._elements = elements
+        self._claims = tables.add(_encode_claim, _decode_claim)
+        """Element, phase, mode, name -> claim."""
+        self._numbers = tables.add(_NUMBER.pack, lambda text: _NUMBER.unpack(text)[0])
+        """Element, phase, mode -> how many."""
+        self._held = tables.add(lambda hold: _HOLD.pack(hold.mode, *hold.token), _decode_hold)
+        """Session, element -> hold."""
+        self._nodes = tables.add(lambda node: _NODE.pack(*node), lambda t: _Node(*_NODE.unpack(t)))
+        self._below = tables.add(as_bytes, as_bytes)
+        """Parent, element -> nothing, for those of `_nodes`."""
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+    # ---- what there is
+
+    def of(self, element: int, phase: Phase, mode: Mode) -> Iterator[tuple[bytes, Claim]]:
+        """Yield name and claim, waits in their order; none may change meanwhile."""
+        prefix = _at(element, phase, mode)
+        for key, claim in self._claims.under(prefix):
+            yield key[len(prefix) :], claim
+
+    def number(self, element: int, phase: Phase, mode: Mode) -> int:
+        """Return how many there are."""
+        return self._numbers.get(_at(element, phase, mode)) or 0
+
+    def any_on(self, element: int) -> bool:
+        """Return whether there are any on this element."""
+        return next(self._claims.under(key_of(element)), None) is not None
+
+    def held_by(self, session: int, element: int) -> Hold | None:
+        """Return what a session holds on an element."""
+        return self._held.get(key_of(session) + key_of(element))
+
+    def elements_of(self, session: int) -> list[int]:
+        """Return the elements on which a session holds something."""
+        prefix = key_of(session)
+        return [_NUMBER.unpack(key[len(prefix) :])[0] for key, _ in self._held.under(prefix)]
+
+    def waits_on(self, element: int) -> list[bytes]:
+        """Return the names of waits that have an offer or wait here."""
+        prefix = key_of(element)
+        first = len(prefix) + 2
+        return [key[first:] for key, _ in self._claims.under(prefix, bytes((Phase.OFFERED,)))]
+
+    def below(self, element: int, *, only_writes: bool = False) -> Iterator[int]:
+        """Yield what has claims below an element, not itself; none may change meanwhile."""
+        heap = [element]
+        while heap:
+            above = key_of(heap.pop())
+            for key, _ in self._below.under(above):
+                node = self._nodes.get(key[len(above) :])
+                assert node is not None
+                if node.writes or not only_writes:
+                    (found,) = _NUMBER.unpack(key[len(above) :])
+                    yield found
+                    heap.append(found)
+
+    def around(self, element: int, *, only_writes: bool = False) -> Iterable[int]:
+        """Yield an element, what is above it, and what has claims below it."""
+        return chain(self._elements.line(element), self.below(element, only_writes=only_writes))
+
+    def rival(
+        self, elements: Iterable[int], mode: Mode, session: int, before: bytes | None = None
+    ) -> Rival | None:
+        """Return a claim of another session that forbids a lock on these elements.
+
+        Of those that wait, only who waits for longer than the wait `before` counts; None: all.
+        """
+        modes = (Mode.WRITE,) if mode is Mode.READ else LOCKS
+        for element in elements:
+            for number in self.around(element, only_writes=mode is Mode.READ):
+                for phase in Phase:
+                    for other in modes:
+                        for name, claim in self.of(number, phase, other):
+                            if phase is Phase.WAITING and before is not None and name >= before:
+                                break
+                            if claim.session != session:
+                                return Rival(number, phase, other, claim)
+        return None
+
+    def covers(self, session: int, element: int, mode: Mode) -> bool:
+        """Return whether a session's own locks allow it as much already."""
+        for number in self._elements.line(element):
+            hold = self.held_by(session, number)
+            if hold is not None and hold.mode in LOCKS and hold.mode <= mode:
+                return True
+        return False
+
+    # ---- changing
+
+    def put(self, element: int, phase: Phase, mode: Mode, name: bytes, claim: Claim) -> None:
+        """Have a new claim."""
+        at = _at(element, phase, mode)
+        self._claims.put(at + name, claim)
+        self._numbers.put(at, self.number(element, phase, mode) + 1)
+        self._count(self._elements.line(element), 1, int(mode is Mode.WRITE))
+
+    def remove(self, element: int, phase: Phase, mode: Mode, name: bytes) -> Claim:
+        """Have a claim no more; return it."""
+        at = _at(element, phase, mode)
+        claim, left = self._claims.delete(at + name), self.number(element, phase, mode) - 1
+        assert claim is not None
+        if left:
+            self._numbers.put(at, left)
+        else:
+            self._numbers.delete(at)
+        self._count(self._elements.line(element), -1, -int(mode is Mode.WRITE))
+        return claim
+
+    def hold(self, element: int, mode: Mode, claim: Claim) -> None:
+        """Let a session hold something; what it held there before, it holds no more."""
+        key = key_of(claim.session) + key_of(element)
+        self.release(claim.session, element)
+        self._held.put(key, Hold(mode, claim.token))
+        self.put(element, Phase.HELD, mode, key_of(claim.session), claim)
+
+    def release(self, session: int, element: int) -> Hold | None:
+        """Let a session hold nothing on an element; return what it held."""
+        hold = self._held.delete(key_of(session) + key_of(element))
+        if hold is not None:
+            self.remove(element, Phase.HELD, hold.mode, key_of(session))
+        return hold
+
+    def moved(self, element: int) -> tuple[int, ...] | None:
+        """Count what moved with an element where it is now; return what it was below.
+
+        None: there is no claim on it or below it.
+        """
+        key = key_of(element)
+        node = self._nodes.get(key)
+        if node is None:
+            return None
+        self._below.delete(key_of(node.parent) + key)
+        before, number = [], node.parent
+        while number:
+            before.append(number)
+            above = self._nodes.get(key_of(number))
+            assert above is not None
+            number = above.parent
+        self._count(before, -node.claims, -node.writes)
+        line = self._elements.line(element)
+        parent = self._elements.there(element).parent
+        self._nodes.put(key, node._replace(parent=parent))
+        self._below.put(key_of(parent) + key, b"")
+        self._count(line[1:], node.claims, node.writes)
+        return tuple(before)
+
+    def _count(self, line: Iterable[int], claims: int, writes: int) -> None:
+        numbers = (*line, 0)
+        for number, parent in pairwise(numbers):
+            key = key_of(number)
+            node = self._nodes.get(key)
+            if node is None:
+                self._below.put(key_of(parent) + key, b"")
+                node = _Node(parent, 0, 0)
+            node = _Node(parent, node.claims + claims, node.writes + writes)
+            if node.claims:
+                self._nodes.put(key, node)
+            else:
+                self._nodes.delete(key)
+                self._below.delete(key_of(parent) + key)
