@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from coordination_logs import GROUP
 from millstream.coordination.core.backend import Done, Principal, ValueDone, Where
@@ -10,8 +10,8 @@ from millstream.coordination.core.effects import Code, Reply
 from millstream.coordination.core.entries import GENESIS, NOBODY, Body, Kind, chain
 from millstream.coordination.core.front import Front
 from millstream.coordination.core.front_commands import FRONT_COMMANDS
-from millstream.coordination.core.register import Registers
-from millstream.coordination.core.register_commands import REGISTER_COMMANDS
+from millstream.coordination.core.register import Registers, StateMachine
+from millstream.coordination.core.register_commands import REGISTER_COMMANDS, Parser
 from millstream.coordination.core.values import array, error, integer, mapping
 
 
@@ -21,8 +21,8 @@ class RegisterBackend:
     `code`: the answer to all, which are not done; UNKNOWN: they are, all the same.
     """
 
-    def __init__(self) -> None:
-        self.machine = Registers()
+    def __init__(self, machine: StateMachine | None = None) -> None:
+        self.machine = machine or Registers()
         self.link = GENESIS
         self.holds = False
         self.code = Code.OK
@@ -161,12 +161,13 @@ class FrontClient:
         backend: RegisterBackend | None = None,
         guard: FakeGuard | None = None,
         attached: dict[tuple[int, int], Front] | None = None,
+        vocabulary: Mapping[bytes, Parser] = REGISTER_COMMANDS,
     ) -> None:
         self.backend = backend or RegisterBackend()
         self.guard = guard or FakeGuard()
         self.told = 0
         self.front = Front(
-            self.backend, self.guard, REGISTER_COMMANDS, FRONT_COMMANDS, number=1,
+            self.backend, self.guard, vocabulary, FRONT_COMMANDS, number=1,
             attached=attached if attached is not None else {},
             chance_bytes=lambda size: b"\xab" * size, on_output=self._tell,
         )  # fmt: skip

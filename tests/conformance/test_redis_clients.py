@@ -139,6 +139,23 @@ def test_redis_py_uses_namespaces(client: Any, node: NodeProcess, login: Login) 
         assert mine.execute_command("SESSION", "CLOSE") == b"OK"
     with pytest.raises(redis.ResponseError, match="ERROR_DOES_NOT_EXISTS"):
         client.get(f"{root}/here")
+    assert run("CREATE", "COUNTER", "UNSIGNED", f"{root}/n") == b"OK"
+    assert run("COUNTER", "INC", 5, f"{root}/n") == 5
+    assert run("COUNTER", "DEC", 7, f"{root}/n") == [0, b"NOWRAP"]
+    assert run("CREATE", "QUEUE", f"{root}/q") == b"OK"
+    [item] = run("QUEUE", "PUSH", f"{root}/q", "job")
+    assert run("QUEUE", "TAKE", f"{root}/q") == [[item, b"job", 1]]
+    assert run("QUEUE", "ACK", f"{root}/q", item) == 1
+    with client.pipeline(transaction=True) as pipeline:
+        pipeline.execute_command("CREATE", "LIST", f"{root}/l", "a", "b")
+        pipeline.execute_command("LIST", "RANGE", f"{root}/l", 0, -1)
+        assert pipeline.execute() == [b"OK", [b"a", b"b"]]
+    with client.pipeline(transaction=True) as pipeline:
+        pipeline.execute_command("LIST", "APPEND", f"{root}/l", "c")
+        pipeline.execute_command("CHECK", f"{root}/none", "EXISTS")
+        with pytest.raises(redis.ResponseError, match=r"EXECABORT|CHECK_FAILED"):
+            pipeline.execute()
+    assert run("LIST", "LEN", f"{root}/l") == 2
     assert run("DELETENAMESPACE", root, "FORCE") == b"OK"
 
 

@@ -33,6 +33,8 @@ from millstream.coordination.core.backend import Backend, Guard, Principal
 from millstream.coordination.core.client_table import TIME_OUT_MS
 from millstream.coordination.core.effects import Code, Reply
 from millstream.coordination.core.entries import ID_BYTES, Body, Kind
+from millstream.coordination.core.namespace.permissions import ADMINS
+from millstream.coordination.core.namespace.transactions import Transaction
 from millstream.coordination.core.register_commands import Parser, Wish
 from millstream.coordination.core.resp import RequestCutter, render
 from millstream.coordination.core.values import error
@@ -75,6 +77,9 @@ _PREFIXES: Final = frozenset(_FIELDS)
 _OF_BROWSERS: Final = frozenset((b"POST", b"HOST:"))
 """What begins lines of HTTP: behind them comes what a page had a browser say, not its user."""
 _BEFORE_LOGIN: Final = _OF_BROWSERS | {b"HELLO", b"AUTH", b"PING", b"VDS", b"QUIT", b"RESET"}
+_NO_GROUPS: Final[tuple[bytes, ...]] = ()
+_OF_ADMINS: Final = (ADMINS,)
+_BESIDE_TRANSACTION: Final = frozenset((b"EXEC", b"DISCARD", b"MULTI", b"RESET", b"QUIT"))
 _WHY: Final = {
     Code.NOQUORUM: "too few members answer; try again",
     Code.BUSY: "too much is under way; try again",
@@ -177,6 +182,8 @@ class Front:
         self.protocol = 2
         self.principal: Principal | None = None
         self.sessions: dict[int, Session] = {}
+        self.prefixes = _NO_PREFIXES
+        """Of the command in hand, if it is none of a state machine."""
         self.gid: int | None = None
         """The group used last."""
         self.is_blocked = self.is_closing = self.is_gone = False
@@ -191,11 +198,13 @@ class Front:
         self._out_bytes = 0
         self._is_advancing = False
         self._is_fresh = self._is_heard = False
-        self._principal = b""
+        self._principal, self._groups = b"", _NO_GROUPS
         self._flying = 0
         self._reads_max = READS_FIRST
         self._is_changing = False
         self._held: tuple[Wish, Prefixes] | None = None
+        self.transaction: Transaction | None = None
+        """What is collected since MULTI."""
         self._seen: dict[int, int] = {}
 
     # ---- bytes in and out
@@ -340,7 +349,7 @@ class Front:
             self._reads_max = min(self._reads_max + 1, OUT_BYTES_MAX // (size + 1) + 1)
         if self._held is not None and not self._flying:
             held, self._held = self._held, None
-            self.unblock(lambda: self._wish(*held))
+            self.unblock(lambda: self.wish(*held))
 
     def note_seen(self, gid: int, lsn: int) -> None:
         """Remember how new a state this client has been shown."""
@@ -373,9 +382,10 @@ class Front:
             return self._run_prefixed(argv)
         if self.principal is None and self.guard.asks and name not in _BEFORE_LOGIN:
             return self.say(error("NOAUTH", "log in with AUTH name password"))
-        if (parse := self._vocabulary.get(name)) is not None:
-            return self._wish(parse(argv, 0), _NO_PREFIXES)
-        return self._handle(name, argv)
+        if self.transaction is not None and name not in _BESIDE_TRANSACTION:
+            return self.say(self.transaction.queue(argv))
+        wish = parse(argv, 0) if (parse := self._vocabulary.get(name)) is not None else None
+        return self._handle(name, argv) if wish is None else self.wish(wish)
 
     def _handle(self, name: bytes, argv: list[bytes]) -> None:
         handler = self._handlers.get(name)
@@ -397,18 +407,32 @@ class Front:
             return self.say(error("BADARG", "CSN number, CTS ms, SEEN version, GROUP gid"))
         prefixes, at = found
         name = argv[at].upper()
-        if (parse := self._vocabulary.get(name)) is None:
-            if prefixes.gid is not None:
-                self.gid = prefixes.gid
+        if self.transaction is not None and name not in _BESIDE_TRANSACTION:
+            refused = error("BADARG", "in a transaction only EXEC has anything before it")
+            self.transaction.spoil(refused)
+            return self.say(refused)
+        parse = self._vocabulary.get(name)
+        wish = None
+        if parse is not None:
+            if self.principal is None and self.guard.asks:
+                return self.say(error("NOAUTH", "log in with AUTH name password"))
+            wish = parse(argv[at:], prefixes.stamp)
+        if wish is not None:
+            return self.wish(wish, prefixes)
+        if prefixes.gid is not None:
+            self.gid = prefixes.gid
+        self.prefixes = prefixes
+        try:
             return self._run(argv[at:])
-        if self.principal is None and self.guard.asks:
-            return self.say(error("NOAUTH", "log in with AUTH name password"))
-        return self._wish(parse(argv[at:], prefixes.stamp), prefixes)
+        finally:
+            self.prefixes = _NO_PREFIXES
 
-    def _wish(self, wish: Wish | bytes, prefixes: Prefixes) -> None:
+    def wish(self, wish: Wish | bytes, prefixes: Prefixes = _NO_PREFIXES) -> None:
+        """Have a group do what was understood, or answer what was not."""
         if isinstance(wish, bytes):
             return self.say(wish)
-        if self.principal is not None and not self.principal.is_admin:
+        is_of_namespace = wish.key.startswith(b"/")  # there, access lists decide
+        if self.principal is not None and not self.principal.is_admin and not is_of_namespace:
             return self.say(
                 error("NOPERM", f"{_shown(wish.key)} {'w' if wish.is_change else 'r'}")
             )
@@ -437,7 +461,7 @@ class Front:
         self._is_changing = wish.is_change
         self._is_heard = session is not None  # it says so itself
         self._flying += 1
-        body = Body(self._principal, (), wish.argv)
+        body = Body(self._principal, self._groups, wish.argv)
         slot = Slot(self, gid, self.protocol)
         self._slots.append(slot)
         if wish.is_change:
@@ -455,7 +479,7 @@ class Front:
 
         def opened(refused: bytes | None) -> None:
             if refused is None:
-                self._wish(wish, prefixes)
+                self.wish(wish, prefixes)
             else:
                 self.say(refused)
 
@@ -505,6 +529,7 @@ class Front:
         """Be this user from now on, or nobody."""
         self.principal = principal
         self._principal = principal.name.encode() if principal else b""
+        self._groups = _OF_ADMINS if principal is not None and principal.is_admin else _NO_GROUPS
 
 
 def _prefixes(argv: list[bytes]) -> tuple[Prefixes, int] | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from millstream.coordination.core.backend import Principal
 from millstream.coordination.core.front_sessions import session_command
+from millstream.coordination.core.namespace.admission import admit, begin_transaction
 from millstream.coordination.core.values import (
     NULL,
     OK,
@@ -125,9 +126,46 @@ def _quit(front: Front, _argv: list[bytes]) -> bytes:
 
 def _reset(front: Front, _argv: list[bytes]) -> bytes:
     front.detach()
+    front.transaction = None
     front.log_in(None)
     front.protocol, front.name, front.gid = 2, b"", None
     return status(b"RESET")
+
+
+# ---- transactions
+
+
+def _multi(front: Front, argv: list[bytes]) -> bytes:
+    if len(argv) > 1:
+        return error("BADARG", "MULTI")
+    if front.transaction is not None:
+        return error("ERR", "MULTI within MULTI; EXEC or DISCARD ends it")
+    front.transaction = begin_transaction()
+    return OK
+
+
+def _discard(front: Front, _argv: list[bytes]) -> bytes:
+    if front.transaction is None:
+        return error("ERR", "DISCARD without MULTI")
+    front.transaction = None
+    return OK
+
+
+def _exec(front: Front, argv: list[bytes]) -> bytes | None:
+    if front.transaction is None:
+        return error("ERR", "EXEC without MULTI")
+    if len(argv) > 1:
+        return error("BADARG", "EXEC")
+    words, front.transaction = front.transaction.words(), None
+    if isinstance(words, bytes):
+        return words
+    if len(words) == 1:
+        return array(())
+    front.wish(admit(words, front.prefixes.stamp), front.prefixes)
+    return None
+
+
+# ---- compatibility
 
 
 def _select(_front: Front, argv: list[bytes]) -> bytes:
@@ -211,6 +249,9 @@ FRONT_COMMANDS: Final[Mapping[bytes, Handler]] = {
     b"PING": _ping,
     b"ECHO": _echo,
     b"QUIT": _quit,
+    b"MULTI": _multi,
+    b"DISCARD": _discard,
+    b"EXEC": _exec,
     b"RESET": _reset,
     b"SELECT": _select,
     b"CLIENT": _client,

@@ -67,7 +67,7 @@ def _both(first: Iterator[bytes], second: Iterator[bytes]) -> Iterator[bytes]:
 def _of_either(name: bytes) -> Parser:
     of_registers = REGISTER_COMMANDS[name]
 
-    def parse(argv: Sequence[bytes], stamp: int) -> Wish | bytes:
+    def parse(argv: Sequence[bytes], stamp: int) -> Wish | bytes | None:
         if any(word.startswith(b"/") for word in argv[1:3]):
             return admit(argv, stamp)
         return of_registers(argv, stamp)

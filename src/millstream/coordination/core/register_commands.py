@@ -35,8 +35,9 @@ class Wish(NamedTuple):
     needs_session: bool = False
 
 
-Parser = Callable[[Sequence[bytes], int], Wish | bytes]
-"""Takes a command's words and its client's time stamp (0: none); gives the wish, or an error."""
+Parser = Callable[[Sequence[bytes], int], Wish | bytes | None]
+"""Takes a command's words and its client's time stamp (0: none); gives the wish, an error, or None
+if the connection itself answers these words."""
 
 
 def _set(argv: Sequence[bytes], _stamp: int) -> Wish | bytes:

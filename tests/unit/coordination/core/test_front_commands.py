@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordination_backend import FakeGuard, FrontClient
+from coordination_backend import FakeGuard, FrontClient, RegisterBackend
 from millstream.coordination.core.front_commands import FRONT_COMMANDS
+from millstream.coordination.core.group_state import GROUP_COMMANDS, GroupState
 from millstream.coordination.core.register_commands import REGISTER_COMMANDS
 
 SAID = [
@@ -102,6 +103,89 @@ def test_all_figures() -> None:
     shown = FrontClient().say("INFO")
     assert "# Server\r\nserver_name:millstream\r\nversion:" in shown
     assert shown.endswith("# Groups\r\ngroups:1\r\n\r\n")
+
+
+# ---- namespaces
+
+
+@pytest.fixture
+def tree() -> FrontClient:
+    made = FrontClient(RegisterBackend(GroupState()), vocabulary=GROUP_COMMANDS)
+    assert made.say("CREATENAMESPACE /ns", "CREATE BINARY /ns/a one") == "+OK\r\n" * 2
+    return made
+
+
+def test_commands_between_multi_and_exec_are_one_entry(tree: FrontClient) -> None:
+    before = len(tree.backend.executed)
+    said = tree.say("MULTI", "PUT /ns/a two", "GET /ns/a", "CHECK /ns/b ABSENT", "EXEC")
+    assert said == "+OK\r\n" + "+QUEUED\r\n" * 3 + "*3\r\n+OK\r\n$3\r\ntwo\r\n+OK\r\n"
+    assert len(tree.backend.executed) == before + 1
+    assert tree.say("GET /ns/a") == "$3\r\ntwo\r\n"
+
+
+def test_the_first_error_takes_all_of_them_back(tree: FrontClient) -> None:
+    tree.say("MULTI", "PUT /ns/a two", "CHECK /ns/b EXISTS")
+    assert tree.say("EXEC").startswith("-EXECABORT 1 CHECK_FAILED")
+    assert tree.say("GET /ns/a") == "$3\r\none\r\n"
+
+
+def test_what_makes_no_sense_is_said_at_once_and_spoils_all(tree: FrontClient) -> None:
+    before = len(tree.backend.executed)
+    assert tree.say("MULTI", "PUT /ns/a").startswith("+OK\r\n-BADARG")
+    assert tree.say("PUT /ns/a two") == "+QUEUED\r\n"
+    assert tree.say("EXEC").startswith("-EXECABORT 0 BADARG")
+    assert len(tree.backend.executed) == before
+
+
+def test_a_transaction_may_have_a_number(tree: FrontClient) -> None:
+    tree.say("MULTI", "PUT /ns/a two")
+    assert tree.say("CSN 1 CTS 77 EXEC") == "*1\r\n+OK\r\n"
+    tree.say("MULTI", "PUT /ns/a three")
+    assert tree.say("CSN 1 EXEC") == "*1\r\n+OK\r\n"
+    assert tree.say("GET /ns/a") == "$3\r\ntwo\r\n"
+    assert ":77\r\n" in tree.say("GET /ns/a ATTR NODATA")
+
+
+def test_a_command_in_a_transaction_has_none(tree: FrontClient) -> None:
+    tree.say("MULTI")
+    assert tree.say("CSN 1 PUT /ns/a two").startswith("-BADARG")
+    assert tree.say("EXEC").startswith("-EXECABORT 0 BADARG")
+
+
+def test_transactions_begin_and_end_once(tree: FrontClient) -> None:
+    assert tree.say("EXEC").startswith("-ERR EXEC without MULTI")
+    assert tree.say("DISCARD").startswith("-ERR DISCARD without MULTI")
+    assert tree.say("MULTI", "EXEC") == "+OK\r\n*0\r\n"
+    assert tree.say("MULTI", "MULTI").startswith("+OK\r\n-ERR MULTI within MULTI")
+    assert tree.say("PUT /ns/a two", "RESET") == "+QUEUED\r\n+RESET\r\n"
+    assert tree.say("GET /ns/a") == "$3\r\none\r\n"
+
+
+def test_what_is_ephemeral_opens_a_session(tree: FrontClient) -> None:
+    assert tree.say("CREATE BINARY EPHEMERAL /ns/e") == "+OK\r\n"
+    assert len(tree.backend.sessions) == 1
+
+
+def test_access_lists_decide_who_may_what_in_a_namespace() -> None:
+    guard = FakeGuard({"ada": ("pw", True), "bob": ("pw", False)})
+    backend = RegisterBackend(GroupState())
+    ada, bob = (FrontClient(backend, guard, vocabulary=GROUP_COMMANDS) for _ in range(2))
+    ada.say("AUTH ada pw")
+    bob.say("AUTH bob pw")
+    assert bob.say("CREATENAMESPACE /ns").startswith("-NOPERM")
+    ada.say("CREATENAMESPACE /ns", "CREATE BINARY /ns/a one")
+    assert bob.say("GET /ns/a") == "$3\r\none\r\n"
+    assert bob.say("PUT /ns/a two").startswith("-NOPERM /ns/a w")
+    assert ada.say("ACL SET /ns/a ENTRY user:bob:rw-") == "+OK\r\n"
+    assert bob.say("PUT /ns/a two") == "+OK\r\n"
+    assert ada.say("PUT /ns/a three") == "+OK\r\n"
+    assert bob.say("SESSION OPEN").startswith("*8")
+    assert bob.say("SESSION LIST").startswith("-NOPERM")
+
+
+def test_configuration_is_of_elements_or_of_nothing(tree: FrontClient) -> None:
+    assert tree.say("CONFIG GET save") == "*0\r\n"
+    assert "SUBS.MIN.HISTORY" in tree.say("CONFIG GET /ns/a *")
 
 
 WORDS = [
