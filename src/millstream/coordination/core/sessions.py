@@ -131,7 +131,7 @@ class Sessions(Changing):
     def tick_primary(self) -> None:
         """Also end the sessions of clients that were silent for too long."""
         super().tick_primary()
-        works = self.leading and not self.suspended
+        works = self.leading and not self.suspended and not self.is_short
         self._silence.pass_time(self.now_ms, works)
         if works and not self.holding and not self.swamped and len(self.table):
             silent = self._silence.silent(self.table)

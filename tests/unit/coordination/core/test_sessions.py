@@ -5,8 +5,9 @@ import pytest
 from coordination_group import Group
 from millstream.coordination.core import sessions
 from millstream.coordination.core.client_table import ClientTable
-from millstream.coordination.core.effects import Code, Read, Request, Resume, Timer, Touch
-from millstream.coordination.core.entries import Body, Kind
+from millstream.coordination.core.effects import Code, Message, Read, Request, Resume, Timer, Touch
+from millstream.coordination.core.entries import GENESIS, Body, Kind
+from millstream.coordination.core.messages import GetState
 from millstream.coordination.core.sessions import Silence
 
 ME = b"i" * 16
@@ -99,6 +100,23 @@ def test_without_a_quorum_no_time_passes() -> None:
     assert group.replicas[leader].log.last is not None
     assert group.replicas[leader].log.last.kind is Kind.SESSION_OPEN
     assert session in group.replicas[leader].table
+
+
+def test_no_time_passes_while_a_quorum_is_only_fetching() -> None:
+    group = Group(3)
+    session = opened(group, b"1000", b"s")
+    leader = group.leader
+    fetching = group.replicas[(leader + 1) % 3]
+    group.passes = lambda sender, receiver, envelope: False
+    asked = Message(fetching.sealed(GetState(0, GENESIS.hash)))
+    for ticket in range(40):  # a client that gets no answer, nor can have one
+        group.step(leader, asked, Resume(ticket, ME, session, b"s"))
+        group.tick(leader)
+    assert group.replicas[leader].is_short
+    assert not group.replicas[leader].suspended
+    group.whole()
+    group.tick(times=5)
+    assert lives(group, session)
 
 
 def test_a_client_goes_on_with_its_session_and_its_secret() -> None:
