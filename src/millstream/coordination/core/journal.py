@@ -410,11 +410,20 @@ class Journal:
         self._files.write(SUPERBLOCK, [(copy * COPY_BYTES, data)], is_final=True)
 
     def _remove_old(self) -> None:
-        """Remove what the superblock has replaced; of snapshots only those before the stable."""
+        """Remove what the superblock has replaced; of snapshots only those before the stable.
+
+        Where no descriptor is left to see what there is, the next time or the next start does it.
+        """
+        try:
+            names = self._files.names()
+        except UnavailableError:
+            if self.has_failed:
+                raise
+            return
         layout, stable = self.root.layout, self.root.snapshot
         used = {extent.segment for extent in layout.segments} | {layout.headers}
         old: list[str] = []
-        for name in self._files.names():
+        for name in names:
             if found := _NUMBERED.fullmatch(name):
                 old += [name] if int(found[1]) not in used else []
             elif (found := _SNAPSHOT.fullmatch(name)) and stable is not None:

@@ -222,6 +222,33 @@ def test_steps_that_find_no_space_leave_no_files(world: JournalWorld, full: str)
     assert world.open.op_lsn == 5
 
 
+def test_steps_that_find_no_descriptor_are_done_or_wait(
+    world: JournalWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.append(9)
+    journal = world.open
+    standing = world.promised()._replace(last_normal=(0, 1))
+    suffix = world.entries(world.state.link(2), 3)
+
+    def refuse(*_: object, **__: object) -> list[str]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as full:
+        full.setattr(world.disk, "names", refuse)
+        with monkeypatch.context() as fuller:
+            fuller.setattr(world.disk, "open", refuse)
+            with pytest.raises(UnavailableError, match="have fewer files open"):
+                journal.install(2, suffix, standing)
+        journal.install(2, suffix, standing)
+        made = world.make_snapshot(3)
+        journal.write_snapshot(made)
+        with pytest.raises(UnavailableError, match="have fewer files open"):
+            journal.adopt_snapshot(made.id)
+    journal.adopt_snapshot(made.id)
+    assert journal.op_lsn == 5
+    assert len(names(world, "headers")) == 1
+
+
 def test_a_learner_that_lost_its_log_keeps_what_it_learns_anew(world: JournalWorld) -> None:
     idle = STANDING._replace(configuration=STANDING.configuration._replace(members=()))
     disk = SimulatedDisk(random.Random(1), count(1))
