@@ -164,6 +164,10 @@ class ChildProcess:
                 self.is_ready()
             if event.get("event") != "error":
                 await self._listen(output)
+            else:  # it ends by itself now, and its exit code says more
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(STOP_SECONDS):
+                        await self._listen(output)
         except TimeoutError:
             event = {"event": "error", "message": f"it was not ready within {START_S_MAX:g} s"}
         finally:

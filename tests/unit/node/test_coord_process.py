@@ -151,3 +151,23 @@ async def test_a_start_that_ends_again_and_again_is_given_up(make, monkeypatch):
         await process.until_ready()
     assert failures == []
     await process.stop()
+
+
+async def test_a_disk_that_failed_before_another_start_ends_the_node(make, monkeypatch, tmp_path):
+    monkeypatch.setattr(child_process, "_BACKOFF_S", (0.01, 20))
+    command = script(f"""
+import pathlib
+marker = pathlib.Path({str(tmp_path / "began")!r})
+if not marker.exists():
+    marker.touch()
+    print('{{"event":"ready"}}', flush=True)
+    sys.exit(1)
+print('{{"event":"error","message":"the disk failed"}}', flush=True)
+sys.exit({EXIT_DISK_FAILED})
+""")
+    process, _, failures = make(command=command)
+    process.start()
+    await process.until_ready()
+    await until(lambda: failures)
+    assert failures[0].code == "disk_failed"
+    await process.stop()
