@@ -34,12 +34,9 @@ class Tree:
         return self.machine.execute(self.last, [_bytes(word) for word in words])
 
     def read(
-        self,
-        *words: bytes | str,
-        user: bytes = b"",
-        groups: tuple[bytes, ...] = (),
+        self, *words: bytes | str, user: bytes = b"", groups: tuple[bytes, ...] = (),
         session: int = 0,
-    ) -> bytes:
+    ) -> bytes:  # fmt: skip
         """Have something looked up."""
         body = Body(user, groups, tuple(_bytes(word) for word in words))
         return self.machine.read(body, session)

@@ -43,6 +43,10 @@ class State:
         self.sets = Sets(self.tables, self.elements)
         self.queues = Queues(self.tables, self.elements)
         self.synchronisation = Synchronisation(self.tables, self.elements, self.data)
+        self.synchronisation.ready = self.queues.ready
+        self.synchronisation.is_read_open = self._is_read_open
+        self.queues.freed = self.synchronisation.waits.free
+        self.queues.wait = self.synchronisation.queue_wait
         self.families: tuple[Family, ...] = (
             self.permissions, self.synchronisation, self.queues, self.elements, self.data,
             self.counters, self.lists, self.sets, self.settings, self.limits,
@@ -57,6 +61,9 @@ class State:
     def items_max(self, element: int) -> int:
         """Return how many items an element may have."""
         return self.settings.number(element, b"LIMIT.ITEMS")
+
+    def _is_read_open(self, element: int) -> bool:
+        return self.settings.truth(element, b"LOCK.READ.OPEN")
 
     def check_token(self, element: int, token: Version) -> None:
         """Raise Refused (FENCED) unless this grant of a lock on the element is the current one."""

@@ -182,6 +182,8 @@ class Synchronisation(Family):
     def claim(self, run: Run, name: bytes) -> bytes:
         """Let the session have what it was offered; return the reply."""
         wait = self.waits.there(name)
+        if wait.mode is Mode.ITEM and not self.ready(wait.elements[0]):
+            return self.waits.withdraw(name)  # others were quicker
         if wait.mode in (Mode.PLACE, Mode.ITEM, Mode.END):
             return self.waits.finish(run, name, lambda _asked: OK)
         token = self.hold(run, wait.elements, wait.mode)

@@ -187,6 +187,16 @@ class Waits:
             self._offers.put(name, b"")
         self._notify(run, wait)
 
+    def withdraw(self, name: bytes) -> bytes:
+        """Let an offer be a wait again, in its place; return the reply."""
+        wait = self.there(name)
+        for element in wait.elements:
+            claim = self._claims.remove(element, Phase.OFFERED, wait.mode, name)
+            self._claims.put(element, Phase.WAITING, wait.mode, name, claim)
+        self._waits.put(name, wait._replace(offer=0))
+        self._offers.delete(name)
+        return PENDING
+
     def _notify(self, run: Run, wait: Wait) -> None:
         path = self._elements.path(wait.elements[0])
         run.notices.append(Notice(wait.session, path, _COMMANDS[wait.mode]))

@@ -150,7 +150,11 @@ def test_what_a_read_lock_forbids(group: Group, ann: Client, bob: Client) -> Non
     assert word(group.read("GET", "/ns/a/x", session=12)) == "LOCKED"
     assert word(ann.do("PUT", "/ns/a/x", "y")) == "LOCKED"
     assert word(bob.do("PUT", "/ns/a/x", "y")) == "LOCKED"
-    group.machine.state.synchronisation.is_read_open = lambda _element: True
+    opened = "CONFIG", "SET", "/ns/a", "LOCK.READ.OPEN", "true"
+    assert word(ann.do(*opened)) == "LOCKED"
+    ann.do("LOCK", "RELEASE", "/ns/a")
+    assert ann.do(*opened) == b"+OK"
+    ann.do("LOCK", "READ", "/ns/a")
     assert group.read("GET", "/ns/a/x", session=12) == b"="
     assert word(bob.do("PUT", "/ns/a/x", "y")) == "LOCKED"
     ann.do("LOCK", "WRITE", "/ns/a")

@@ -10,7 +10,7 @@ from millstream.coordination.core.namespace.run import Asker
 from millstream.coordination.core.namespace.state import Job
 from millstream.coordination.core.namespace.waits import OPEN_MAX, PENDING, Wait
 from millstream.coordination.core.versions import Version
-from namespace_clients import Client, Group, word
+from namespace_clients import Client, Group
 
 
 @pytest.fixture
@@ -58,31 +58,21 @@ def test_a_transaction_does_not_wait(group: Group) -> None:
 
 
 def test_items_are_told_of_one_by_one(group: Group) -> None:
-    """A queue calls `queue_wait`, and `free` when there are items."""
-    sync = group.machine.state.synchronisation
-    group.do("CREATE", "BINARY", "/n/q", session=0)
-    element = group.machine.state.elements.at((b"n", b"q"))
-    clients = [Client(group, n) for n in (1, 2, 3)]
-    ready = 0
-    sync.ready = lambda number: ready if number == element else 0
-
-    def wait(client: Client) -> bytes:
-        client.csn += 1
-        group.lsn += 1
-        asker = Asker(client.session, client.csn)
-        group.last = Job(group.machine.state, asker, Version(1, 2, group.lsn), 0)
-        return sync.queue_wait(group.last, element)
-
-    assert [wait(client) for client in clients] == [PENDING] * 3
-    assert wait(clients[0]) == PENDING
-    ready = 1
-    sync.waits.free(element)
-    group.lapse()
+    group.do("CREATE", "QUEUE", "/n/q", session=0)
+    one, two, three = (Client(group, n) for n in (1, 2, 3))
+    for client in (one, two, three, one):
+        assert client.do("QUEUE", "WAIT", "/n/q") == PENDING
+    one.do("QUEUE", "PUSH", "/n/q", "item")
     assert group.retried == [(1, b"/n/q", b"QUEUE WAIT")]
-    assert wait(clients[0]) == b"+OK"
-    group.lapse()
-    assert [notice[0] for notice in group.retried] == [1, 2]
+    assert one.do("QUEUE", "WAIT", "/n/q") == b"+OK"
+    assert one.final(1) == b"+OK"
+    assert [notice[0] for notice in group.retried] == [1, 2]  # one has not taken it so far
     group.lapse("/n/q", 2, group.lsn)
     assert [notice[0] for notice in group.retried] == [1, 2, 3]
-    assert wait(clients[1]) == b"+OK"  # there is one, for whoever is quicker
-    assert word(clients[2].group.read("LOCK", "INFO", "/n/q")) == ""
+    assert two.do("QUEUE", "WAIT", "/n/q") == b"+OK"  # it is for whoever is quicker
+    two.do("QUEUE", "POP", "/n/q")
+    assert three.repeat(1) == PENDING
+    assert three.do("QUEUE", "WAIT", "/n/q") == PENDING
+    one.do("QUEUE", "PUSH", "/n/q", "item")
+    assert three.repeat(2) == b"+OK"
+    assert three.final(1) == b"+OK"
