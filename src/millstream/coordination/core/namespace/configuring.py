@@ -119,7 +119,13 @@ def _set(words: Words) -> Call:
     value = key.read(text) if len(text) <= VALUE_BYTES_MAX else None
     if value is None:
         raise words.wrong(f"{key.name.decode()} is {key.range}")
-    return _change(place, lambda job, number: job.state.settings.put(number, key, value))
+    return _change(place, lambda job, number: _put(job, number, key, value))
+
+
+def _put(job: Job, number: int, key: Key, value: bytes) -> None:
+    job.state.settings.put(number, key, value)
+    if key.name == b"SUBS.MIN.HISTORY" and value == b"0":
+        job.state.marks.end_of(number)
 
 
 def _unset(words: Words) -> Call:

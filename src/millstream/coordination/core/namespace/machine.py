@@ -22,12 +22,14 @@ from typing import Final
 
 from millstream.coordination.core.entries import Body, Entry
 from millstream.coordination.core.namespace.acl import ACL
+from millstream.coordination.core.namespace.audience import Audience
 from millstream.coordination.core.namespace.barriers import BARRIER_COMMANDS
 from millstream.coordination.core.namespace.commands import Call, Command, Words, parse
 from millstream.coordination.core.namespace.configuring import CONFIG
 from millstream.coordination.core.namespace.counters import COUNTER
 from millstream.coordination.core.namespace.lists import LIST
 from millstream.coordination.core.namespace.locks import LOCK_COMMANDS
+from millstream.coordination.core.namespace.naming import NAMESPACE
 from millstream.coordination.core.namespace.paths import parse_path
 from millstream.coordination.core.namespace.queues import QUEUE
 from millstream.coordination.core.namespace.refused import Refused
@@ -35,6 +37,7 @@ from millstream.coordination.core.namespace.run import Asker
 from millstream.coordination.core.namespace.semaphores import SEMAPHORE_COMMANDS
 from millstream.coordination.core.namespace.sets import SET
 from millstream.coordination.core.namespace.state import Job, State
+from millstream.coordination.core.namespace.subscribing import SUBSCRIBE_COMMANDS, announce
 from millstream.coordination.core.namespace.transactions import CHECK, exec_of
 from millstream.coordination.core.namespace.tree import TREE_COMMANDS, list_names
 from millstream.coordination.core.snapshots import Pieces
@@ -63,7 +66,12 @@ QUEUED: Final[Mapping[bytes, tuple[str, Command]]] = {
     b"SET": SET,
 }
 """What a transaction may have."""
-COMMANDS: Final[Mapping[bytes, tuple[str, Command]]] = {**QUEUED, b"EXEC": exec_of(QUEUED)}
+COMMANDS: Final[Mapping[bytes, tuple[str, Command]]] = {
+    **QUEUED,
+    **SUBSCRIBE_COMMANDS,
+    b"EXEC": exec_of(QUEUED),
+    b"NAMESPACE": NAMESPACE,
+}
 """All commands: name -> how it is written, and how it is understood."""
 _DIGITS_MAX: Final = 20
 
@@ -73,6 +81,8 @@ class Namespace:
 
     def __init__(self) -> None:
         self.state = State()
+        self.audience = Audience()
+        """Who listens on this member; that is no part of the state."""
 
     def apply(self, entry: Entry) -> bytes:
         """Execute a logged command and return its reply."""
@@ -94,6 +104,7 @@ class Namespace:
             job.roll_back(mark)
             reply = refused.value
         self.state.tables.settle()
+        announce(self.state, self.audience, job)
         return reply
 
     def _executed(self, job: Job, words: list[bytes]) -> bytes:
@@ -122,6 +133,7 @@ class Namespace:
                 family.session_ended(job, session)
         self._finish(job)
         self.state.tables.settle()
+        announce(self.state, self.audience, job)
 
     def tick(self, entry: Entry) -> None:
         """End the offers that an entry names: their time is over."""
@@ -144,6 +156,7 @@ class Namespace:
                 self.state.synchronisation.lapse(numbers[0], where, numbers[1])
         self._finish(job)
         self.state.tables.settle()
+        announce(self.state, self.audience, job)
 
     def read(self, body: Body, session: int = 0) -> bytes:
         """Return what a session asks for, changing nothing."""

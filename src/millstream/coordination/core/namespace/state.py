@@ -17,8 +17,10 @@ from millstream.coordination.core.namespace.elements import Elements
 from millstream.coordination.core.namespace.family import Family, Want
 from millstream.coordination.core.namespace.limits import Limits
 from millstream.coordination.core.namespace.list_items import Lists
+from millstream.coordination.core.namespace.marks import Marks
 from millstream.coordination.core.namespace.permissions import Permissions
 from millstream.coordination.core.namespace.queue_items import Queues
+from millstream.coordination.core.namespace.registry import Registry
 from millstream.coordination.core.namespace.run import Asker, Run
 from millstream.coordination.core.namespace.set_members import Sets
 from millstream.coordination.core.namespace.synchronisation import Synchronisation
@@ -47,9 +49,12 @@ class State:
         self.synchronisation.is_read_open = self._is_read_open
         self.queues.freed = self.synchronisation.waits.free
         self.queues.wait = self.synchronisation.queue_wait
+        self.marks = Marks(self.tables, self.elements, self.settings)
+        self.registry = Registry(self.tables, self.elements)
         self.families: tuple[Family, ...] = (
             self.permissions, self.synchronisation, self.queues, self.elements, self.data,
             self.counters, self.lists, self.sets, self.settings, self.limits,
+            self.registry, self.marks,
         )  # fmt: skip
         self.elements.families = self.families
 

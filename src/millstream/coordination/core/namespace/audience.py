@@ -1,0 +1,275 @@
+"""Who listens on this member: committed updates become messages, in order, each once.
+
+Nothing here is replicated. A connection has a `Subscriber`, a group's state an `Audience`; what an
+entry did comes in with `on_entry`, messages go out with `Subscriber.take`.
+
+Invariants:
+1. A subscription hears the updates of its element and scope from one LSN on, by LSN and within an
+   entry in the order they happened, each once, all of them; or it ends, and the last message says
+   so.
+2. What waits on a connection is at most `QUEUED_MAX` messages with `QUEUED_BYTES_MAX` bytes, or
+   those of one entry; behind them, one last message for each subscription.
+3. It ends between two entries: the LSN in an `overrun` is that of the last one queued whole.
+
+Elsewhere: updates kept to go on from (`marks`), who may subscribe (`subscriptions`), how messages
+look on the wire (the front).
+
+Source: V2R2, "Subscribe to an element".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from millstream.coordination.core.namespace.run import Asker
+from millstream.coordination.core.namespace.updates import Place, Update, payload, remark
+
+__all__ = [
+    "PROGRESS_MS",
+    "QUEUED_BYTES_MAX",
+    "QUEUED_MAX",
+    "SUBSCRIPTIONS_MAX",
+    "Audience",
+    "Message",
+    "Subscriber",
+    "Subscription",
+]
+
+QUEUED_MAX: Final = 10_000
+"""Messages that wait on one connection."""
+QUEUED_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Of them."""
+SUBSCRIPTIONS_MAX: Final = 1000
+"""Of one connection."""
+PROGRESS_MS: Final = 10_000.0
+"""After so long without a message one says how far the state is."""
+
+
+class Message(NamedTuple):
+    """What one subscription is told; `path` is the one that was asked for."""
+
+    path: bytes
+    payload: bytes
+
+
+@dataclass(slots=True, eq=False)
+class Subscription:
+    """One path of one connection; messages are about what is later than `after_lsn`."""
+
+    number: int
+    subscriber: Subscriber
+    path: bytes
+    place: Place
+    with_data: bool
+    after_lsn: int
+    is_heard: bool = True
+    """It got a message since it was last looked at, or has just begun."""
+    quiet_since_ms: float = 0.0
+
+
+class Subscriber:
+    """One connection: its subscriptions, and the messages that wait to be sent.
+
+    `wake` is called when there is something to take where there was nothing. `asker`: whose
+    connection it is; if that changes, `Audience.deny` looks again.
+    """
+
+    def __init__(self, wake: Callable[[], None], asker: Asker) -> None:
+        self.asker = asker
+        self.subscriptions: dict[bytes, tuple[Audience, Subscription]] = {}
+        self._wake = wake
+        self._waiting: deque[Message] = deque()
+        self._waiting_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self.subscriptions)
+
+    def take(self, bytes_max: int) -> list[Message]:
+        """Return messages to be sent, about so many bytes of them; they wait no more."""
+        taken, size = [], 0
+        while self._waiting and size < bytes_max:
+            message = self._waiting.popleft()
+            size += len(message.payload)
+            taken.append(message)
+        self._waiting_bytes -= size
+        return taken
+
+    @property
+    def waiting(self) -> int:
+        """How many messages wait."""
+        return len(self._waiting)
+
+    def has_room_for(self, payloads: Sequence[bytes]) -> bool:
+        """Return whether so much more may wait; to one that has nothing, all may be said."""
+        return not self._waiting or (
+            len(self._waiting) + len(payloads) <= QUEUED_MAX
+            and self._waiting_bytes + sum(map(len, payloads)) <= QUEUED_BYTES_MAX
+        )
+
+    def say(self, path: bytes, payload: bytes) -> None:
+        """Let a message wait."""
+        self._waiting.append(Message(path, payload))
+        self._waiting_bytes += len(payload)
+        if len(self._waiting) == 1:
+            self._wake()
+
+    def end(self, path: bytes | None = None) -> list[bytes]:
+        """End the subscription of a path, or all; return the paths that were ended.
+
+        What waits of them is not sent any more, nor of one that has ended before.
+        """
+        paths = list(self.subscriptions) if path is None else [path]
+        ended = [each for each in paths if each in self.subscriptions]
+        for each in ended:
+            audience, subscription = self.subscriptions[each]
+            audience.remove(subscription)
+        kept = [message for message in self._waiting if path not in (None, message.path)]
+        self._waiting = deque(kept)
+        self._waiting_bytes = sum(len(message.payload) for message in kept)
+        return ended
+
+
+class Audience:
+    """All subscriptions to the state of one group on this member."""
+
+    def __init__(self) -> None:
+        self._at: dict[Place, dict[int, Subscription]] = {}
+        self._lsn = 0
+        self._number = 0
+
+    @property
+    def lsn(self) -> int:
+        """The last entry of which all that happened was told."""
+        return self._lsn
+
+    def reach(self, lsn: int) -> None:
+        """Note up to where the state is: entries that did nothing, or nobody listened to."""
+        self._lsn = max(self._lsn, lsn)
+
+    def __contains__(self, place: Place) -> bool:
+        return place in self._at
+
+    def __bool__(self) -> bool:
+        return bool(self._at)
+
+    def begin(self, lsn: int) -> None:
+        """Let the state be that of an LSN that was not reached entry by entry.
+
+        What was skipped cannot be told, so all subscriptions end: they can be resumed.
+        """
+        for place in list(self._at):
+            for subscription in list(self._at[place].values()):
+                self._end(subscription, remark("overrun", self._lsn))
+        self._lsn = lsn
+
+    def add(
+        self,
+        subscriber: Subscriber,
+        path: bytes,
+        place: Place,
+        *,
+        with_data: bool,
+        after_lsn: int | None,
+        kept: Sequence[Update] = (),
+    ) -> None:
+        """Begin a subscription with what happened after an LSN; `kept` is what is known of it.
+
+        Without an LSN it begins now, and says so. One to the same path is replaced.
+        """
+        subscriber.end(path)
+        begin_lsn = self._lsn if after_lsn is None else after_lsn
+        self._number += 1
+        subscription = Subscription(self._number, subscriber, path, place, with_data, begin_lsn)
+        subscriber.subscriptions[path] = (self, subscription)
+        self._at.setdefault(place, {})[self._number] = subscription
+        if after_lsn is None:
+            subscriber.say(path, remark("start", begin_lsn))
+        self._resume(subscription, [update for update in kept if update.lsn > begin_lsn])
+
+    def _resume(self, subscription: Subscription, kept: Sequence[Update]) -> None:
+        last_lsn, at = subscription.after_lsn, 0
+        while at < len(kept):
+            lsn, end = kept[at].lsn, at
+            while end < len(kept) and kept[end].lsn == lsn:
+                end += 1
+            if not self._tell(subscription, _payloads(kept[at:end], subscription.with_data)):
+                return self._end(subscription, remark("overrun", last_lsn))
+            last_lsn, at = lsn, end
+        return None
+
+    def remove(self, subscription: Subscription) -> None:
+        """Forget a subscription; what waits of it stays."""
+        there = self._at.get(subscription.place, {})
+        there.pop(subscription.number, None)
+        if not there:
+            self._at.pop(subscription.place, None)
+        subscription.subscriber.subscriptions.pop(subscription.path, None)
+
+    def _end(self, subscription: Subscription, last_words: bytes) -> None:
+        self.remove(subscription)
+        subscription.subscriber.say(subscription.path, last_words)
+
+    def on_entry(self, lsn: int, heard: Mapping[Place, Sequence[Update]]) -> None:
+        """Tell what an entry did; those that did something come by in order."""
+        assert lsn > self._lsn
+        for place, updates in heard.items() if self._at else ():
+            there = self._at.get(place)
+            if there is None:
+                continue
+            made: dict[bool, list[bytes]] = {}
+            for subscription in list(there.values()):
+                if subscription.after_lsn >= lsn:
+                    continue
+                mode = subscription.with_data
+                if mode not in made:
+                    made[mode] = _payloads(updates, mode)
+                if not self._tell(subscription, made[mode]):
+                    last_lsn = max(self._lsn, subscription.after_lsn)
+                    self._end(subscription, remark("overrun", last_lsn))
+        self._lsn = lsn
+
+    @staticmethod
+    def _tell(subscription: Subscription, payloads: Sequence[bytes]) -> bool:
+        subscriber = subscription.subscriber
+        if not subscriber.has_room_for(payloads):
+            return False
+        for text in payloads:
+            subscriber.say(subscription.path, text)
+        subscription.is_heard = True
+        return True
+
+    def forget(self, places: Iterable[Place]) -> None:
+        """End what is about elements that are gone: their last messages said so."""
+        for place in places:
+            for subscription in list(self._at.get(place, {}).values()):
+                self.remove(subscription)
+
+    def deny(
+        self, may_hear: Callable[[Subscription], bool], places: Iterable[Place] | None = None
+    ) -> None:
+        """End those of these places, or of all, that may hear no more."""
+        for place in list(self._at) if places is None else places:
+            for subscription in list(self._at.get(place, {}).values()):
+                if not may_hear(subscription):
+                    self._end(subscription, remark("denied", self._lsn))
+
+    def tick(self, now_ms: float, lsn: int) -> None:
+        """Say how far the state is, which is up to `lsn`, where nothing was said for long."""
+        self.reach(lsn)
+        for there in self._at.values():
+            for subscription in there.values():
+                if subscription.is_heard:
+                    subscription.is_heard, subscription.quiet_since_ms = False, now_ms
+                elif now_ms - subscription.quiet_since_ms >= PROGRESS_MS:
+                    subscription.quiet_since_ms = now_ms
+                    text = remark("progress", max(self._lsn, subscription.after_lsn))
+                    if subscription.subscriber.has_room_for((text,)):
+                        subscription.subscriber.say(subscription.path, text)
+
+
+def _payloads(updates: Sequence[Update], with_data: bool) -> list[bytes]:
+    parts = len(updates)
+    return [payload(update, part, parts, with_data) for part, update in enumerate(updates)]

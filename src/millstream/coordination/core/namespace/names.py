@@ -1,0 +1,284 @@
+"""Names of namespaces: unique over all groups, whoever dies in between.
+
+The system group keeps for each name the group it lives in. A root is created there by an entry
+that carries the reservation's id; each group remembers the ids that it refuses for ever.
+
+    reserve (system group), create (target), confirm (system group)
+    reserve, nothing for `UNDO_MS`, undo (target), confirm or free (system group)
+    delete (system group), drop (target), free or keep (system group)
+
+Invariants:
+1. A name lives in one group at most, and a root exists only under the id of its reservation.
+2. A name is freed only after its target has refused its id for ever: what comes late finds that.
+3. Any step may come late, twice or never. What is next depends only on what the system group has
+   and on what the target answers, so any primary of the system group can go on.
+4. A deletion that was refused, since there are elements, is refused for ever: it has an id too.
+
+Elsewhere: where it is kept (`registry`), the commands (`naming`), who sends the steps (the node).
+
+Source: V2R2, "CREATENAMESPACE"; Gray and Lamport 2006 on who may decide in place of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from typing import Final, NamedTuple, Protocol
+
+from millstream.coordination.core.versions import NEVER, Version
+
+__all__ = [
+    "STEPS_MAX",
+    "UNDO_MS",
+    "Answer",
+    "Do",
+    "Name",
+    "NameKeeper",
+    "Names",
+    "Roots",
+    "Standing",
+    "Step",
+    "begin_deletion",
+    "confirm",
+    "create",
+    "drop",
+    "free",
+    "keep",
+    "reserve",
+    "step_after",
+    "step_of",
+    "undo",
+]
+
+UNDO_MS: Final = 60_000.0
+"""After so long a reservation that nobody has confirmed is undone."""
+AGAIN_MS: Final = 5000.0
+"""So long an answer is waited for before a step is said again."""
+STEPS_MAX: Final = 100
+"""That are on their way at once."""
+
+
+class Standing(Enum):
+    """Of a name, in the system group."""
+
+    RESERVED = b"reserved"
+    CONFIRMED = b"confirmed"
+    DELETING = b"deleting"
+
+
+class Name(NamedTuple):
+    """What the system group knows of a name. `deletion` is the id of the last attempt at one."""
+
+    gid: int
+    id: Version
+    standing: Standing
+    deletion: Version = NEVER
+    is_forced: bool = False
+
+
+class Names(Protocol):
+    """The table of the system group, by name of the root."""
+
+    def get(self, key: bytes, /) -> Name | None:
+        """Return what is known of it."""
+
+    def put(self, key: bytes, name: Name, /) -> None:
+        """Know that of it."""
+
+    def delete(self, key: bytes, /) -> object:
+        """Know nothing of it."""
+
+
+class Roots(Protocol):
+    """The roots of a target group, and the ids that it refuses."""
+
+    def id_of(self, root: bytes) -> Version | None:
+        """Return under which id a root was created; None if there is none of this name."""
+
+    def refusal_of(self, refused: Version) -> Answer | None:
+        """Return what is answered to an id that is refused; None if it is not."""
+
+    def refuse(self, refused: Version, answer: Answer) -> None:
+        """Refuse an id for ever."""
+
+    def create(self, root: bytes, reservation: Version) -> None:
+        """Create a root that is not there."""
+
+    def remove(self, root: bytes, is_forced: bool) -> Answer:
+        """Remove a root with all that is below (GONE), or say what stands in the way."""
+
+
+class Answer(Enum):
+    """Of a target group."""
+
+    CREATED = b"CREATED"
+    """The root is there, under this id."""
+    GONE = b"GONE"
+    """It is not, and never will be."""
+    NOTEMPTY = b"NOTEMPTY"
+    """It stays, and this deletion is refused: there are elements."""
+    LOCKED = b"LOCKED"
+    """The same: somebody holds a lock."""
+    TOOBIG = b"TOOBIG"
+    """The same: there are more elements than one entry deletes."""
+
+
+class Do(Enum):
+    """What is asked of a group: the first three of a target, the rest of the system group."""
+
+    CREATE = b"CREATE"
+    UNDO = b"UNDO"
+    DROP = b"DROP"
+    CONFIRM = b"CONFIRM"
+    FREE = b"FREE"
+    KEEP = b"KEEP"
+
+
+class Step(NamedTuple):
+    """One thing to be asked of a group (None: the system group)."""
+
+    gid: int | None
+    do: Do
+    root: bytes
+    id: Version
+    deletion: Version = NEVER
+    is_forced: bool = False
+
+
+# ---- entries of the system group; each gives what is known of the name after it
+
+
+def reserve(names: Names, root: bytes, gid: int, version: Version) -> Name:
+    """Reserve a name that nobody has; the reservation's id is the version of the entry."""
+    known = names.get(root)
+    if known is None:
+        known = Name(gid, version, Standing.RESERVED)
+        names.put(root, known)
+    return known
+
+
+def begin_deletion(names: Names, root: bytes, is_forced: bool, version: Version) -> Name | None:
+    """Note that a namespace is being deleted; a name that is only reserved stays what it is."""
+    known = names.get(root)
+    if known and known.standing is Standing.CONFIRMED:
+        known = known._replace(standing=Standing.DELETING, deletion=version, is_forced=is_forced)
+        names.put(root, known)
+    return known
+
+
+def confirm(names: Names, root: bytes, reservation: Version) -> Name | None:
+    """Note that the root exists."""
+    known = names.get(root)
+    if known and known.id == reservation and known.standing is Standing.RESERVED:
+        known = known._replace(standing=Standing.CONFIRMED)
+        names.put(root, known)
+    return known
+
+
+def free(names: Names, root: bytes, reservation: Version) -> Name | None:
+    """Forget a name whose target said that it is gone."""
+    known = names.get(root)
+    if known and known.id == reservation:
+        names.delete(root)
+        return None
+    return known
+
+
+def keep(names: Names, root: bytes, reservation: Version, deletion: Version) -> Name | None:
+    """Note that a deletion was refused."""
+    known = names.get(root)
+    if known and (known.id, known.deletion) == (reservation, deletion):
+        known = known._replace(standing=Standing.CONFIRMED)
+        names.put(root, known)
+    return known
+
+
+# ---- entries of a target group
+
+
+def create(roots: Roots, root: bytes, reservation: Version) -> Answer:
+    """Create the root, unless the id is refused; said again, it changes nothing."""
+    if refusal := roots.refusal_of(reservation):
+        return refusal
+    there = roots.id_of(root)
+    if there is None:
+        roots.create(root, reservation)
+    elif there != reservation:
+        return _refuse(roots, reservation, Answer.GONE)
+    return Answer.CREATED
+
+
+def undo(roots: Roots, root: bytes, reservation: Version) -> Answer:
+    """Refuse the id, unless the root is there already."""
+    if roots.id_of(root) == reservation:
+        return Answer.CREATED
+    return _refuse(roots, reservation, Answer.GONE)
+
+
+def drop(
+    roots: Roots, root: bytes, reservation: Version, deletion: Version, is_forced: bool
+) -> Answer:
+    """Remove the root and refuse its id, or refuse the deletion."""
+    if refusal := roots.refusal_of(deletion):
+        return refusal
+    if roots.id_of(root) == reservation:
+        answer = roots.remove(root, is_forced)
+        if answer is not Answer.GONE:
+            return _refuse(roots, deletion, answer)
+    return _refuse(roots, reservation, Answer.GONE)
+
+
+def _refuse(roots: Roots, refused: Version, answer: Answer) -> Answer:
+    roots.refuse(refused, answer)
+    return answer
+
+
+# ---- what is next
+
+
+def step_of(root: bytes, name: Name, is_late: bool) -> Step | None:
+    """Return what has to be asked of the target; `is_late`: nobody confirmed it in time."""
+    if name.standing is Standing.DELETING:
+        return Step(name.gid, Do.DROP, root, name.id, name.deletion, name.is_forced)
+    if name.standing is Standing.RESERVED and is_late:
+        return Step(name.gid, Do.UNDO, root, name.id)
+    return None
+
+
+def step_after(asked: Step, answer: Answer) -> Step:
+    """Return what the system group has to be told once the target has answered."""
+    do = {Answer.CREATED: Do.CONFIRM, Answer.GONE: Do.FREE}.get(answer, Do.KEEP)
+    return asked._replace(gid=None, do=do)
+
+
+class NameKeeper:
+    """The primary of the system group: it repeats the steps of names that are unfinished.
+
+    A new one begins to count anew: a reservation has its full time again.
+    """
+
+    def __init__(self) -> None:
+        self._since_ms: dict[tuple[bytes, Name], float] = {}
+        self._asked_ms: dict[tuple[bytes, Name], float] = {}
+
+    def tick(self, unfinished: Iterable[tuple[bytes, Name]], now_ms: float) -> list[Step]:
+        """Return what to ask now; `unfinished` are the names that are not confirmed, in order."""
+        items = list(unfinished)
+        self._since_ms = {item: self._since_ms.get(item, now_ms) for item in items}
+        self._asked_ms = {
+            item: at for item, at in self._asked_ms.items() if item in self._since_ms
+        }
+        return list(self._due(items, now_ms))
+
+    def _due(self, items: list[tuple[bytes, Name]], now_ms: float) -> Iterator[Step]:
+        room = STEPS_MAX
+        for item in items:
+            step = step_of(*item, now_ms - self._since_ms[item] >= UNDO_MS)
+            asked_ms = self._asked_ms.get(item)
+            if step is None or (asked_ms is not None and now_ms - asked_ms < AGAIN_MS):
+                continue
+            if room == 0:
+                return
+            room -= 1
+            self._asked_ms[item] = now_ms
+            yield step

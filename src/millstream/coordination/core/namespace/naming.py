@@ -1,0 +1,219 @@
+"""Commands that keep names of namespaces unique over all groups: NAMESPACE and a step.
+
+Of the system group: RESERVE, CONFIRM, DELETE, KEEP, FREE. They answer what is known of the name
+after it: `[standing, gid, id, deletion]`, or nothing. Of a target: CREATE, UNDO, DROP; CREATED,
+GONE, or what keeps the root: NOTEMPTY, LOCKED, TOOBIG.
+
+Invariants:
+1. They are for administrators: nodes ask them of groups in place of clients.
+
+Elsewhere: what the steps are for (`names`).
+
+Source: V2R2, "CREATENAMESPACE", uniqueness within an instance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from millstream.coordination.core.namespace import names
+from millstream.coordination.core.namespace.commands import Call, Command, Words, sub_commands
+from millstream.coordination.core.namespace.elements import Element, Type
+from millstream.coordination.core.namespace.family import Want
+from millstream.coordination.core.namespace.kinds import checked_data
+from millstream.coordination.core.namespace.names import Answer, Do, Name, Step
+from millstream.coordination.core.namespace.paths import Path, parse_root
+from millstream.coordination.core.namespace.permissions import NAME_BYTES_MAX
+from millstream.coordination.core.namespace.refused import Refused
+from millstream.coordination.core.namespace.state import Job
+from millstream.coordination.core.namespace.tree import taken_version
+from millstream.coordination.core.values import NULL, array, bulk, integer, status
+from millstream.coordination.core.versions import Version
+
+__all__ = ["GID_MAX", "NAMESPACE", "answer_in", "words_of"]
+
+GID_MAX: Final = (1 << 63) - 1
+_TOP: Final = Element(0, b"", Type.ROOT)
+
+
+def words_of(step: Step) -> tuple[bytes, ...]:
+    """Return the command for a step; not of CREATE, which says more."""
+    root, words = b"/" + step.root, [step.id.text]
+    if step.do in (Do.DROP, Do.KEEP):
+        words.append(step.deletion.text)
+    if step.do is Do.DROP and step.is_forced:
+        words.append(b"FORCE")
+    return (b"NAMESPACE", step.do.value, root, *words)
+
+
+def answer_in(reply: bytes) -> Answer | None:
+    """Return what a target answered; None if that is no answer, but an error."""
+    try:
+        return Answer(reply[1:])
+    except ValueError:
+        return None
+
+
+class _Roots:
+    """The roots of this group, for one step."""
+
+    def __init__(self, job: Job, owner: bytes = b"", data: bytes = b"") -> None:
+        self._job, self._owner, self._data = job, owner, data
+        registry = job.state.registry
+        self.refusal_of, self.refuse = registry.refusal_of, registry.refuse
+
+    def id_of(self, root: bytes) -> Version | None:
+        number = self._job.state.elements.find((root,))
+        return None if number is None else self._job.state.registry.id_of(number)
+
+    def create(self, root: bytes, reservation: Version) -> None:
+        job, state = self._job, self._job.state
+        number = state.elements.create(job, 0, root, _TOP)
+        state.registry.set_id(number, reservation)
+        acl = state.permissions.of(number)
+        state.permissions.put(number, acl._replace(owner=self._owner))
+        if self._data:
+            state.data.put(job, number, self._data)
+        job.tell(b"create", number, self._data)
+
+    def remove(self, root: bytes, is_forced: bool) -> Answer:
+        job, state = self._job, self._job.state
+        number = state.elements.at((root,))
+        if state.elements.there(number).nchildren and not is_forced:
+            return Answer.NOTEMPTY
+        try:
+            state.guard(job, number, Want.TREE)
+            tree = state.elements.tree(number)
+        except Refused as refused:
+            return Answer.TOOBIG if refused.code == "TOOBIG" else Answer.LOCKED
+        for each in tree:
+            state.elements.delete(job, each)
+        return Answer.GONE
+
+
+# ---- commands
+
+
+def _step(path: Path, execute: Callable[[Job], bytes]) -> Call:
+    def checked(job: Job) -> bytes:
+        job.state.permissions.check_admin(job, b"NAMESPACE")
+        return execute(job)
+
+    return Call(checked, (path,))
+
+
+def _shown(name: Name | None) -> bytes:
+    if name is None:
+        return NULL
+    return array(
+        (
+            bulk(name.standing.value), integer(name.gid), bulk(name.id.text),
+            bulk(name.deletion.text),
+        )
+    )  # fmt: skip
+
+
+def _reserve(words: Words) -> Call:
+    path, gid = parse_root(words.take()), words.number(0, GID_MAX)
+    words.end()
+    return _step(
+        path,
+        lambda job: _shown(names.reserve(job.state.registry.names, path[0], gid, job.version)),
+    )
+
+
+def _begin_deletion(words: Words) -> Call:
+    path, is_forced = parse_root(words.take()), words.has(b"FORCE")
+    words.end()
+
+    def execute(job: Job) -> bytes:
+        table = job.state.registry.names
+        return _shown(names.begin_deletion(table, path[0], is_forced, job.version))
+
+    return _step(path, execute)
+
+
+def _confirm(words: Words) -> Call:
+    path, reservation = _root_and_id(words)
+    words.end()
+    return _step(
+        path,
+        lambda job: _shown(names.confirm(job.state.registry.names, path[0], reservation)),
+    )
+
+
+def _free(words: Words) -> Call:
+    path, reservation = _root_and_id(words)
+    words.end()
+    return _step(
+        path, lambda job: _shown(names.free(job.state.registry.names, path[0], reservation))
+    )
+
+
+def _keep(words: Words) -> Call:
+    path, reservation = _root_and_id(words)
+    deletion = taken_version(words)
+    words.end()
+
+    def execute(job: Job) -> bytes:
+        table = job.state.registry.names
+        return _shown(names.keep(table, path[0], reservation, deletion))
+
+    return _step(path, execute)
+
+
+def _root_and_id(words: Words) -> tuple[Path, Version]:
+    return parse_root(words.take()), taken_version(words)
+
+
+def _create(words: Words) -> Call:
+    path, reservation = _root_and_id(words)
+    owner = words.take()
+    data = checked_data(words, words.take()) if len(words) else b""
+    words.end()
+    if len(owner) > NAME_BYTES_MAX:
+        raise words.wrong(f"a name has at most {NAME_BYTES_MAX} bytes")
+
+    def execute(job: Job) -> bytes:
+        answer = names.create(_Roots(job, owner, data), path[0], reservation)
+        return status(answer.value)
+
+    return _step(path, execute)
+
+
+def _undo(words: Words) -> Call:
+    path, reservation = _root_and_id(words)
+    words.end()
+    return _step(path, lambda job: status(names.undo(_Roots(job), path[0], reservation).value))
+
+
+def _drop(words: Words) -> Call:
+    path, reservation = _root_and_id(words)
+    deletion = taken_version(words)
+    is_forced = words.has(b"FORCE")
+    words.end()
+
+    def execute(job: Job) -> bytes:
+        answer = names.drop(_Roots(job), path[0], reservation, deletion, is_forced)
+        return status(answer.value)
+
+    return _step(path, execute)
+
+
+NAMESPACE: Final[tuple[str, Command]] = (
+    "NAMESPACE step root ...",
+    sub_commands(
+        {
+            b"RESERVE": ("NAMESPACE RESERVE root gid", _reserve),
+            b"CONFIRM": ("NAMESPACE CONFIRM root id", _confirm),
+            b"DELETE": ("NAMESPACE DELETE root [FORCE]", _begin_deletion),
+            b"KEEP": ("NAMESPACE KEEP root id deletion", _keep),
+            b"FREE": ("NAMESPACE FREE root id", _free),
+            b"CREATE": ("NAMESPACE CREATE root id owner [data]", _create),
+            b"UNDO": ("NAMESPACE UNDO root id", _undo),
+            b"DROP": ("NAMESPACE DROP root id deletion [FORCE]", _drop),
+        }
+    ),
+)
+"""How NAMESPACE is written, and how it is understood."""
