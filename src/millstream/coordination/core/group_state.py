@@ -54,7 +54,9 @@ class GroupState:
     def restore(self, pieces: Pieces) -> Iterator[None]:
         """Let the state be what `freeze` wrote."""
         yield from self.registers.restore(pieces)
-        self.namespace = Namespace()
+        audience = self.namespace.audience
+        audience.skip()
+        self.namespace = Namespace(audience)
         if not pieces.is_at_end:
             yield from self.namespace.restore(pieces)
 

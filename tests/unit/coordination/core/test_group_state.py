@@ -8,6 +8,9 @@ from hypothesis import strategies as st
 from coordination_logs import entry_of
 from millstream.coordination.core.entries import Body
 from millstream.coordination.core.group_state import GROUP_COMMANDS, GroupState
+from millstream.coordination.core.namespace.audience import Subscriber
+from millstream.coordination.core.namespace.run import Asker
+from millstream.coordination.core.namespace.updates import Place, Scope
 from millstream.coordination.core.register import Registers
 from millstream.coordination.core.register_commands import Wish
 from millstream.coordination.core.snapshots import Pieces
@@ -53,6 +56,29 @@ def test_a_snapshot_gives_both_again(lines: list[tuple[bytes, ...]]) -> None:
     for _ in other.restore(Pieces([before[:3], before[3:]])):
         pass
     assert whole(other) == before
+
+
+def test_what_is_set_for_a_group_without_namespaces_is_kept_too() -> None:
+    state, other = GroupState(), GroupState()
+    done(state, (b"CONFIG", b"SET", b"GROUP", b"SUBS.MIN.HISTORY", b"5"))
+    for _ in other.restore(Pieces([whole(state)])):
+        pass
+    assert whole(other) == whole(state)
+    assert asked(other, b"CONFIG", b"GET", b"GROUP", b"SUBS.*").endswith(b"=5")
+
+
+def test_who_listens_is_told_that_the_state_went_on_elsewhere() -> None:
+    state = GroupState()
+    done(state, LINES[2])
+    audience, woken = state.namespace.audience, []
+    subscriber = Subscriber(lambda: woken.append(1), Asker())
+    audience.add(subscriber, b"/ns", Place(1, Scope.TREE), with_data=False, after_lsn=None)
+    for _ in state.restore(Pieces([whole(state)])):
+        pass
+    assert state.namespace.audience is audience
+    assert audience.is_empty
+    assert woken
+    assert [b"overrun" in message.payload for message in subscriber.take(1000)] == [False, True]
 
 
 def test_a_snapshot_of_registers_alone_is_that_of_a_version_without_namespaces() -> None:

@@ -149,21 +149,23 @@ class Audience:
         """Note up to where the state is: entries that did nothing, or nobody listened to."""
         self._lsn = max(self._lsn, lsn)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody listens."""
+        return not self._at
+
     def __contains__(self, place: Place) -> bool:
         return place in self._at
 
-    def __bool__(self) -> bool:
-        return bool(self._at)
-
-    def begin(self, lsn: int) -> None:
-        """Let the state be that of an LSN that was not reached entry by entry.
+    def skip(self) -> None:
+        """Have the state go on where it was not reached entry by entry.
 
         What was skipped cannot be told, so all subscriptions end: they can be resumed.
         """
         for place in list(self._at):
             for subscription in list(self._at[place].values()):
-                self._end(subscription, remark("overrun", self._lsn))
-        self._lsn = lsn
+                last_lsn = max(self._lsn, subscription.after_lsn)
+                self._end(subscription, remark("overrun", last_lsn))
 
     def add(
         self,

@@ -133,11 +133,6 @@ class Elements(Family):
     def __len__(self) -> int:
         return len(self._elements)
 
-    @property
-    def is_used(self) -> bool:
-        """Whether there ever was an element."""
-        return len(self._counted) > 0
-
     # ---- finding
 
     def find(self, path: Path) -> int | None:

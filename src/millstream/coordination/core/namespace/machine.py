@@ -79,9 +79,9 @@ _DIGITS_MAX: Final = 20
 class Namespace:
     """The state machine (`register.StateMachine`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, audience: Audience | None = None) -> None:
         self.state = State()
-        self.audience = Audience()
+        self.audience = audience or Audience()
         """Who listens on this member; that is no part of the state."""
 
     def apply(self, entry: Entry) -> bytes:
@@ -175,8 +175,8 @@ class Namespace:
         return self.state.tables.freeze()
 
     def freeze_if_any(self) -> Iterator[bytes]:
-        """Return the same; nothing, if no entry has ever changed it."""
-        return self.freeze() if self.state.elements.is_used else iter(())
+        """Return the same; nothing, if there is nothing in it."""
+        return iter(()) if self.state.tables.is_empty else self.freeze()
 
     def restore(self, pieces: Pieces) -> Iterator[None]:
         """Let the state be what `freeze` wrote."""

@@ -250,7 +250,7 @@ def _behind() -> Refused:
 
 def announce(state: State, audience: Audience, job: Job) -> None:
     """Tell those who listen on this member what an entry did."""
-    if not audience:
+    if audience.is_empty:
         return
     audience.on_entry(job.version.lsn, updates_of(job, state.elements, audience.__contains__))
     audience.forget(

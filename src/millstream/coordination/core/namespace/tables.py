@@ -124,6 +124,11 @@ class Tables:
         self._tables.append(made)
         return made
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no record in any of them."""
+        return not any(map(len, self._tables))
+
     def mark(self) -> int:
         """Return what `roll_back` goes back to."""
         return len(self._undo)

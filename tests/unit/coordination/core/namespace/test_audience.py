@@ -72,7 +72,7 @@ def test_it_begins_now_and_misses_nothing_after() -> None:
 
 def test_it_goes_on_from_an_lsn_with_what_was_kept() -> None:
     world = World()
-    world.audience.begin(5)
+    world.audience.reach(5)
     world.listen(after=2, kept=[update(2), update(3), update(4), update(4)])
     world.entry(6, update(6))
     assert world.told() == [("put", 3, None), ("put", 4, 0), ("put", 4, 1), ("put", 6, None)]
@@ -96,7 +96,7 @@ def test_who_does_not_read_is_told_where_to_go_on() -> None:
     world.entry(QUEUED_MAX)
     world.entry(QUEUED_MAX + 1, update(QUEUED_MAX + 1))
     world.entry(QUEUED_MAX + 2, update(QUEUED_MAX + 2))
-    assert not world.audience
+    assert world.audience.is_empty
     assert not world.subscriber.subscriptions
     assert world.told()[-2:] == [("put", QUEUED_MAX - 1, None), ("overrun", QUEUED_MAX, None)]
 
@@ -115,7 +115,7 @@ def test_bytes_count_too_and_an_entry_is_told_whole_or_not_at_all() -> None:
 def test_a_resume_that_is_too_long_ends_behind_a_whole_entry_and_can_be_taken_up() -> None:
     kept = [update(lsn) for lsn in range(1, 6000) for _ in range(2)]
     world, heard, after = World(), [], 0
-    world.audience.begin(6000)
+    world.audience.reach(6000)
     for _ in range(3):
         world.listen(after=after, kept=kept)
         told = world.told()
@@ -163,7 +163,7 @@ def test_what_is_gone_is_forgotten() -> None:
     world.listen()
     world.entry(1, update(1))
     world.audience.forget([OTHER, TREE])
-    assert not world.audience
+    assert world.audience.is_empty
     assert not world.subscriber.subscriptions
     assert world.told() == [("start", 0, None), ("put", 1, None)]
 
@@ -172,9 +172,9 @@ def test_a_state_that_jumps_ends_what_cannot_be_told() -> None:
     world = World()
     world.listen()
     world.entry(1, update(1))
-    world.audience.begin(50)
+    world.audience.skip()
     assert world.told() == [("start", 0, None), ("put", 1, None), ("overrun", 1, None)]
-    assert not world.audience
+    assert world.audience.is_empty
 
 
 def test_who_ends_a_subscription_hears_no_more_of_it() -> None:
@@ -191,7 +191,7 @@ def test_who_ends_a_subscription_hears_no_more_of_it() -> None:
     assert world.told() == [("start", 2, None)]
     world.entry(3, update(3))
     assert world.subscriber.end() == [b"/a"]
-    assert not world.audience
+    assert world.audience.is_empty
     assert world.told() == []
 
 

@@ -123,7 +123,7 @@ def test_a_scope_is_what_one_hears_of(tree: Tree, scope: str, told: str) -> None
     assert client.told() == [("start", ""), *expected]
     assert later.told() == expected
     assert not client.subscriber.subscriptions
-    assert not tree.machine.audience
+    assert tree.machine.audience.is_empty
 
 
 def test_a_move_is_heard_where_it_came_from_and_where_it_went_once(tree: Tree) -> None:
