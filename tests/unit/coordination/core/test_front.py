@@ -15,6 +15,7 @@ from millstream.coordination.core.front import (
     REPLIES_BYTES_MAX,
     TURN_REQUESTS_MAX,
 )
+from millstream.coordination.core.namespace.permissions import ADMINS
 from millstream.coordination.core.versions import NEVER
 
 
@@ -206,7 +207,8 @@ def test_a_login_under_way_holds_the_rest() -> None:
 def test_a_principal_is_in_the_log() -> None:
     client = Client(guard=FakeGuard({"ada": ("pw", True)}))
     client.say("AUTH ada pw", "SET k v")
-    assert client.backend.asked[0][2].principal == b"ada"  # type: ignore[attr-defined]
+    asked = client.backend.asked[0][2]  # type: ignore[attr-defined]
+    assert (asked.principal, asked.groups) == (b"ada", (ADMINS,))
 
 
 # ---- bounds and ends

@@ -28,7 +28,8 @@ _DIGITS_MAX: Final = 20
 class Call(NamedTuple):
     """A command that was understood.
 
-    `is_change`: it is logged. `paths`: what it is about; the first one says of which group.
+    `is_change`: it is logged. `paths`: what it is about; the first one says of which group,
+    none: of the one that is asked.
     `is_stale`: any member's state will do. `needs_session`: one is opened for it if there is none.
     """
 

@@ -382,10 +382,13 @@ class Listening(RuleBasedStateMachine):
     def nothing_happens(self) -> None:
         self.tree.do("PUT", "/ns/no", "x")
 
-    @rule()
+    @rule(is_read=st.booleans())
     @precondition(lambda self: not self.plain.is_over)
-    def resume(self) -> None:
-        self.listen_again()
+    def resume(self, is_read: bool) -> None:
+        """Be cut off, perhaps with messages that were not read, and go on."""
+        if is_read:
+            self.listen_again()
+        self.cut.subscriber.end()
         reply = self.cut.subscribe(f"{self.plain.top} TREE FROM {self.at}")
         if reply.startswith(b"-HISTORY_LOST "):
             later = [each for each in self.plain.heard if each[0] > self.at]
