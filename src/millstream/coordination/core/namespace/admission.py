@@ -18,6 +18,7 @@ from millstream.coordination.core.namespace.paths import joined
 from millstream.coordination.core.namespace.refused import Refused
 from millstream.coordination.core.namespace.transactions import Transaction, look_at
 from millstream.coordination.core.register_commands import Parser, Wish
+from millstream.coordination.core.values import error
 
 __all__ = ["NAMESPACE_COMMANDS", "admit", "begin_transaction"]
 
@@ -35,8 +36,15 @@ def admit(argv: Sequence[bytes], stamp: int) -> Wish | bytes:
 
 
 def _admit_config(argv: Sequence[bytes], stamp: int) -> Wish | bytes | None:
-    """CONFIG of elements; that of a Redis server names no element, and is none of ours."""
-    return admit(argv, stamp) if len(argv) > 2 and argv[2].startswith(b"/") else None
+    """CONFIG of elements; that of a Redis server names none, and is not ours."""
+    return admit(argv, stamp) if len(argv) > 3 and argv[2].startswith(b"/") else None
+
+
+def _admit_queue(argv: Sequence[bytes], stamp: int) -> Wish | bytes:
+    """QUEUE, but for WAIT."""
+    if len(argv) > 1 and argv[1].upper() == b"WAIT":
+        return error("UNKNOWN_COMMAND", "QUEUE WAIT is to come")
+    return admit(argv, stamp)
 
 
 def begin_transaction() -> Transaction:
@@ -59,5 +67,6 @@ _ALL: Final = {**_OFFERED, b"EXEC": COMMANDS[b"EXEC"]}
 NAMESPACE_COMMANDS: Final[Mapping[bytes, Parser]] = {
     **dict.fromkeys(_OFFERED, admit),
     b"CONFIG": _admit_config,
+    b"QUEUE": _admit_queue,
 }
 """By name."""

@@ -153,6 +153,18 @@ def test_what_one_entry_does_comes_in_parts(tree: Tree) -> None:
     ]  # fmt: skip
 
 
+def test_locks_are_heard_of_and_keep_others_from_subscribing(tree: Tree) -> None:
+    client = Client(tree, session=9)
+    assert client.subscribe("/ns/a TREE") == b"+OK"
+    client.take()
+    tree.do("LOCK", "/ns/a", session=8)
+    tree.do("PUT", "/ns/a/b", "x", session=8)
+    assert client.told() == [("lock", "/ns/a"), ("put", "/ns/a/b")]
+    assert Client(tree, session=9).subscribe("/ns/a").startswith(b"-LOCKED /ns/a WRITE ")
+    tree.end(8)
+    assert client.told() == [("unlock", "/ns/a")]
+
+
 def test_the_end_of_a_session_is_one_entry(tree: Tree) -> None:
     client = Client(tree)
     client.subscribe("/ns TREE")

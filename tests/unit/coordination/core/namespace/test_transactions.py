@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from millstream.coordination.core.namespace.commands import Call, Words
 from millstream.coordination.core.namespace.machine import COMMANDS
 from millstream.coordination.core.namespace.refused import Refused
-from millstream.coordination.core.namespace.state import State
 from millstream.coordination.core.namespace.transactions import (
     COMMANDS_MAX,
     QUEUED_BYTES_MAX,
@@ -19,7 +18,6 @@ from millstream.coordination.core.namespace.transactions import (
     unpack_command,
 )
 from millstream.coordination.core.values import array, bulk, items, status
-from millstream.coordination.core.versions import Version
 from namespace_machine import Tree
 
 QUEUED = b"+QUEUED"
@@ -152,16 +150,22 @@ def test_conditions_hold_or_nothing_is_done(tree: Tree) -> None:
     assert tree.read("CHECK", "/ns/a", "ABSENT") == b"-CHECK_FAILED /ns/a ABSENT"
 
 
-def test_a_condition_on_a_lock_asks_the_lock(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert tree.read("CHECK", "/ns/a", "IFLOCK", "1:2:3") == b"-CHECK_FAILED /ns/a IFLOCK"
+def test_a_condition_on_a_lock_asks_the_lock(tree: Tree) -> None:
+    status_and_token = items(tree.do("LOCK", "/ns/a", "TOKEN", session=8))
+    token = status_and_token[1][1:].decode()
+    assert tree.read("CHECK", "/ns/a", "IFLOCK", token) == b"+OK"
+    assert tree.read("CHECK", "/ns/a", "IFLOCK", "1:2:9") == b"-CHECK_FAILED /ns/a IFLOCK"
+    tree.do("LOCK", "RELEASE", "/ns/a", session=8)
+    assert tree.read("CHECK", "/ns/a", "IFLOCK", token) == b"-CHECK_FAILED /ns/a IFLOCK"
 
-    def fenced(_state: object, _element: int, token: Version) -> None:
-        if token != Version(1, 2, 4):
-            raise Refused("FENCED")
 
-    monkeypatch.setattr(State, "check_token", fenced)
-    assert tree.read("CHECK", "/ns/a", "IFLOCK", "1:2:4") == b"+OK"
-    assert tree.read("CHECK", "/ns/a", "IFLOCK", "1:2:3") == b"-CHECK_FAILED /ns/a IFLOCK"
+def test_a_lock_that_would_have_to_be_waited_for_ends_it(tree: Tree) -> None:
+    tree.do("LOCK", "/ns/a", session=8)
+    before = tree.bytes
+    reply = execute(tree, "CREATE BINARY /ns/b", "LOCK /ns/a")
+    assert reply.startswith(b"-EXECABORT 1 WOULDBLOCK ")
+    assert tree.bytes == before
+    assert execute(tree, "PUT /ns/a x").startswith(b"-EXECABORT 0 LOCKED /ns/a WRITE ")
 
 
 @pytest.mark.parametrize(
