@@ -60,11 +60,12 @@ def test_a_snapshot_gives_both_again(lines: list[tuple[bytes, ...]]) -> None:
 
 def test_what_is_set_for_a_group_without_namespaces_is_kept_too() -> None:
     state, other = GroupState(), GroupState()
-    done(state, (b"CONFIG", b"SET", b"GROUP", b"SUBS.MIN.HISTORY", b"5"))
+    state.apply(entry_of((b"3", b"CONFIG", b"SET", b"GROUP", b"SUBS.MIN.HISTORY", b"5")))
     for _ in other.restore(Pieces([whole(state)])):
         pass
     assert whole(other) == whole(state)
-    assert asked(other, b"CONFIG", b"GET", b"GROUP", b"SUBS.*").endswith(b"=5")
+    found = other.read(Body(argv=(b"CONFIG", b"GET", b"GROUP", b"SUBS.*")))
+    assert found.endswith(b"=5")
 
 
 def test_who_listens_is_told_that_the_state_went_on_elsewhere() -> None:
