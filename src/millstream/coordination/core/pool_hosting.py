@@ -220,8 +220,11 @@ class Hosting(PoolState):
     def is_member(self, group_id: bytes) -> bool:
         """Return whether this node has a part in a group, or may have."""
         state = self.states.get(group_id)
-        if state is None or state.status is Status.INITIALIZATION:
+        if state is None:
             return group_id in self.hosted
+        if state.status is Status.INITIALIZATION:  # invited; perhaps nothing came of it
+            seen = self.directory.get(group_id)
+            return seen is not None and self.id in seen.members
         return state.status is not Status.RETIRED
 
     def on_stray(self, envelope: Envelope) -> None:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import pytest
 
 from millstream.coordination.core import pool_asking
+from millstream.coordination.core.configuration import Configuration
 from millstream.coordination.core.effects import Code, Timer
 from millstream.coordination.core.entries import GENESIS, Kind, chain
+from millstream.coordination.core.member import Status
+from millstream.coordination.core.messages import Envelope, GetEpoch
 from millstream.coordination.core.pool_admin import ADMIN_MAX, LOG_ROWS_MAX
 from millstream.coordination.core.pool_effects import (
     AskBackup,
     AskLog,
     AskReport,
+    GroupChanged,
     Heard,
     Refusal,
     Say,
+    Stray,
     Told,
 )
 from millstream.coordination.core.pool_messages import Hello, NodeInfo, PoolEnvelope
@@ -116,6 +121,31 @@ def test_a_node_of_a_group_may_not_leave() -> None:
     answer = asked(world, world.nodes[0], "LEAVE")
     assert answer is not None
     assert answer.startswith(b"-CONFLICT this node is in group 1")
+
+
+def test_who_was_invited_to_a_group_and_is_no_member_may_leave() -> None:
+    world = joined(2)
+    one, two = world.nodes
+    led(world, 1)
+    group_id = group_of(world, 1)
+    world.step(two, Stray(Envelope(group_id, one.id, 1, 1, 1, GetEpoch())))
+    world.run(world.now_ms + 100)
+    assert group_id in two.open
+    early = asked(world, two, "LEAVE", for_ms=10)
+    assert early is not None
+    assert early.startswith(b"-CONFLICT")  # its replica has not said what it is
+    nobody = Configuration(0, ())
+    world.step(two, GroupChanged(group_id, Status.INITIALIZATION, nobody, 0, leads=False))
+    members = Configuration(1, (one.id, two.id))
+    world.step(one, GroupChanged(group_id, Status.NORMAL, members, 0, leads=True))
+    world.run(world.now_ms + 1000)
+    became = asked(world, two, "LEAVE", for_ms=10)
+    assert became is not None
+    assert became.startswith(b"-CONFLICT")  # the group says that it is one
+    alone = Configuration(2, (one.id,))
+    world.step(one, GroupChanged(group_id, Status.NORMAL, alone, 0, leads=True))
+    world.run(world.now_ms + 1000)
+    assert asked(world, two, "LEAVE", for_ms=10) == OK
 
 
 def test_a_join_that_nobody_answers_changes_nothing() -> None:
