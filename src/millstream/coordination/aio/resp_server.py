@@ -9,8 +9,9 @@ Invariants:
 3. A connection has `TURN_REQUESTS_MAX` requests done in a turn; the next turn goes on.
 4. After `close` no connection is open.
 5. Where there are users, who has not logged in after `LOGIN_S_MAX` is cut off, and of more than
-   `STRANGERS_MAX` who has had longest. Passwords are checked in threads of their own,
-   `CHECKS_WAITING_MAX` at most wait for that, and none of a client that is gone.
+   `STRANGERS_MAX`, or than half of the places, who has had longest. Passwords are checked in
+   threads of their own, `CHECKS_WAITING_MAX` at most wait for that, and none of a client that is
+   gone.
 6. When more than `WAITING_BYTES_MAX` wait for all clients together, those that have let theirs
    wait for longest are cut off. Who takes what waits lives, however slowly it does that.
 
@@ -57,7 +58,8 @@ or half if that is more."""
 LOGIN_S_MAX: Final = 10.0
 """How long a client may be connected without a log-in, where there are users."""
 STRANGERS_MAX: Final = 1000
-"""Clients without a log-in, where there are users; for a further one the oldest is cut off."""
+"""Clients without a log-in, where there are users, or half of the places if those are fewer; for a
+further one the oldest is cut off."""
 WAITING_BYTES_MAX: Final = 256 * 1024 * 1024
 """Replies that wait for clients to take them; beyond that the slowest are cut off."""
 LOOK_S: Final = 1.0
@@ -164,9 +166,10 @@ class RespServer:
 
     def enter(self, connection: _Connection) -> bytes | None:
         """Take a connection in; return what it is told if there is no place."""
-        if self._is_closed or len(self._connections) >= min(CONNECTIONS_MAX, self._places):
+        most = min(CONNECTIONS_MAX, self._places)
+        if self._is_closed or len(self._connections) >= most:
             return _TOO_MANY
-        if len(self._strangers) >= STRANGERS_MAX and self._guard.asks:
+        if len(self._strangers) >= min(STRANGERS_MAX, most // 2) and self._guard.asks:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
             oldest.cut()

@@ -277,6 +277,18 @@ async def test_of_too_many_that_have_not_logged_in_the_oldest_goes(
                 assert await ada[0].readexactly(7) == b"+PONG\r\n"
 
 
+async def test_who_has_not_logged_in_takes_half_of_the_places_at_most() -> None:
+    async with serving(FakeGuard({"ada": ("pw", True)})) as running, AsyncExitStack() as stack:
+        running.server._places = 4
+        for _ in range(6):
+            reader, writer = await stack.enter_async_context(running.client())
+            writer.write(b"PING\r\n")
+            assert await reader.readexactly(7) == b"+PONG\r\n"
+        reader, writer = await stack.enter_async_context(running.client())
+        writer.write(b"AUTH ada pw\r\n")
+        assert await reader.readexactly(5) == b"+OK\r\n"
+
+
 # ---- who does not take what waits
 
 
