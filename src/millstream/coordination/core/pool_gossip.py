@@ -193,8 +193,8 @@ class Gossip(Hosting):
             known = founding.group_id in self.tables.foundings
             if not known and self.tables.numbered(founding.number):
                 return (
-                    f"both have a group {founding.number}; delete one of them, or let a node "
-                    "join that has none"
+                    f"both have a group {founding.number}; let a node join that never was in one, "
+                    "or delete one of the groups if nobody uses it"
                 )
         return ""
 
