@@ -4,10 +4,12 @@ Invariants:
 1. It changes at apply only, so all members have the same, and a view change that drops a request
    drops all traces of it.
 2. A request number is executed at most once. What was executed stays known as such until
-   `WINDOW_MAX` larger numbers make it gone; what is gone is never executed.
+   `WINDOW_MAX` larger numbers make it gone; what is gone is never executed. A request that waits
+   counts as neither, whatever its number.
 3. A session's number is the LSN of the entry that opened it: never used again.
 
-Elsewhere: requests that are logged but not committed (`normal`), a session's time (the primary).
+Elsewhere: requests that are logged but not committed (`normal`), what a request waits for (the
+state machine), a session's time (the primary).
 
 Source: Liskov and Cowling 2012, section 4.1; V2R2, "Client Session".
 """
@@ -62,6 +64,8 @@ class Past(Enum):
     """Of a request number."""
 
     NEW = "never executed"
+    WAITING = "executed, and waits for its reply"
+    OFFERED = "what it waits for is there, if it comes for it"
     STORED = "executed, the reply is kept"
     GONE = "too old to be known"
     EXPIRED = "there is no such session"
@@ -96,13 +100,16 @@ class _Session:
             return Verdict(Past.GONE)
         return _NEW
 
-    def store(self, csn: int, value: bytes, lsn: int) -> None:
-        self.executed.add(csn)
+    def reach(self, csn: int) -> None:
         if csn > self.highest:
             self.highest = csn
             floor = csn - WINDOW_MAX
             if len(self.executed) > 2 * WINDOW_MAX:
                 self.executed = {known for known in self.executed if known > floor}
+
+    def store(self, csn: int, value: bytes, lsn: int) -> None:
+        self.executed.add(csn)
+        self.reach(csn)
         self.replies[csn] = (value, lsn)
         self.reply_bytes += len(value)
         while len(self.replies) > REPLIES_MAX or (
@@ -219,10 +226,17 @@ class ClientTable:
     def store(self, session: int, csn: int, value: bytes, lsn: int) -> None:
         """Keep the reply of a request that was just executed for the first time."""
         if session:
-            known = self._sessions[session]
-            if known.age != self._age:
-                known = self._sessions[session] = known.copy(self._age)
-            known.store(csn, value, lsn)
+            self._own(session).store(csn, value, lsn)
+
+    def wait(self, session: int, csn: int) -> None:
+        """Note a request that was executed, and waits for its reply: it has none yet."""
+        self._own(session).reach(csn)
+
+    def _own(self, session: int) -> _Session:
+        known = self._sessions[session]
+        if known.age != self._age:
+            known = self._sessions[session] = known.copy(self._age)
+        return known
 
     def freeze(self) -> Iterator[bytes]:
         """Return the table of this moment, in small pieces, while it changes.

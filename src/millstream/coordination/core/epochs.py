@@ -20,11 +20,12 @@ from __future__ import annotations
 from typing import Final
 
 from millstream.coordination.core.configuration import Configuration, closing_body, successor
-from millstream.coordination.core.effects import Code, Read, Request, Resume
+from millstream.coordination.core.effects import Code, Read, Request
 from millstream.coordination.core.entries import Entry, Kind
 from millstream.coordination.core.learning import Learning
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import Envelope, EpochStarted, GetEpoch, StartEpoch
+from millstream.coordination.core.reading import Asked
 from millstream.coordination.core.repair import Repair
 
 __all__ = ["HELD_BYTES_MAX", "HELD_REQUESTS_MAX", "Epochs"]
@@ -105,7 +106,7 @@ class Epochs(Learning):
             self._held.append(request)
             self._held_bytes += size
 
-    def on_read(self, read: Read | Resume) -> None:
+    def on_read(self, read: Asked) -> None:
         """Also refuse a read that no quorum of this epoch will answer any more."""
         stale = isinstance(read, Read) and read.seen is not None
         if self.leading and self._next is not None and not stale:
@@ -171,7 +172,7 @@ class Epochs(Learning):
         self.giver = giver
         leads = configuration.primary(configuration.first_view) == self.id and self.leading
         held: list[Request] = self._take_held() if leads else []
-        reads: list[Read | Resume] = self.take_reads() if leads else []
+        reads: list[Asked] = self.take_reads() if leads else []
         self._entering, self.entered_view = configuration, configuration.first_view
         self.stand_down()
         self.repair = Repair(
@@ -183,7 +184,7 @@ class Epochs(Learning):
         self.go_on_repairing()
 
     def _install_epoch(
-        self, configuration: Configuration, held: list[Request], reads: list[Read | Resume]
+        self, configuration: Configuration, held: list[Request], reads: list[Asked]
     ) -> None:
         assert self.repair is not None
         if not self.keeps(configuration.closed_lsn):
@@ -202,7 +203,7 @@ class Epochs(Learning):
         self.status = Status.GAP
         self.flip(lambda: self._begin(held, reads), suffix)
 
-    def _begin(self, held: list[Request], reads: list[Read | Resume]) -> None:
+    def _begin(self, held: list[Request], reads: list[Asked]) -> None:
         self._why = "a new epoch began"
         self.durable_lsn = self.log.op_lsn
         for member in self.configuration.old:

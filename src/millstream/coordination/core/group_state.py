@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from millstream.coordination.core.client_table import Verdict
 from millstream.coordination.core.entries import Body, Entry
 from millstream.coordination.core.namespace.admission import NAMESPACE_COMMANDS, admit
 from millstream.coordination.core.namespace.machine import Namespace
-from millstream.coordination.core.register import Registers
+from millstream.coordination.core.register import Answer, Offer, Registers
 from millstream.coordination.core.register_commands import REGISTER_COMMANDS, Parser, Wish
 from millstream.coordination.core.snapshots import Pieces
 
@@ -39,6 +40,22 @@ class GroupState:
     def end_sessions(self, entry: Entry, sessions: Sequence[int]) -> None:
         """Let go what was of these sessions alone."""
         self.namespace.end_sessions(entry, sessions)
+
+    def end_offers(self, entry: Entry) -> None:
+        """End the offers that it names."""
+        self.namespace.end_offers(entry)
+
+    def waiting(self, session: int, csn: int) -> Verdict | None:
+        """Return whether a request waits, and for what is there."""
+        return self.namespace.waiting(session, csn)
+
+    def take_answers(self) -> list[Answer]:
+        """Return the final replies of requests that waited."""
+        return self.namespace.take_answers()
+
+    def offers(self) -> Iterator[Offer]:
+        """Yield what ends if nobody comes for it."""
+        return self.namespace.offers()
 
     def read(self, body: Body, session: int = 0) -> bytes:
         """Return what a session asks for, changing nothing."""

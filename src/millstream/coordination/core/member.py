@@ -68,6 +68,8 @@ _STATE_VERSION: Final = 1
 _EPOCH: Final = Struct(">IQ16sI")
 _NO_BODY: Final = b"-BADARG the log has no request here"
 _WAKE: Final = SetTimer(HEARTBEAT_MS)
+_MAY_WAIT: Final = (Past.NEW, Past.GONE)
+_TO_EXECUTE: Final = (Past.NEW, Past.WAITING, Past.OFFERED)
 _NOBODY: Final = Configuration(0, (bytes(ID_BYTES),))
 
 
@@ -375,13 +377,13 @@ class Member(ABC):
 
     def next_entry(
         self, kind: Kind, body: Body = NOTHING, instance: bytes = NOBODY,
-        session: int = 0, csn: int = 0,
+        session: int = 0, csn: int = 0, claim: bool = False,
     ) -> Entry:  # fmt: skip
         """Put a new entry at the log's end."""
         entry = chain(
             self.log.head, group_id=self.group_id, epoch=self.epoch, view=self.view, kind=kind,
             ts_ms=self.clocks.stamp_ms(self.wall_ms, self.now_ms), body=body,
-            instance=instance, session=session, csn=csn,
+            instance=instance, session=session, csn=csn, claim=claim,
         )  # fmt: skip
         self.log.append(entry)
         self.uncommitted_bytes += size_of(entry)
@@ -443,6 +445,8 @@ class Member(ABC):
             self.ended(sessions)
         else:
             self._apply_other(entry)
+        for answer in self.machine.take_answers():
+            self.table.store(*answer, header.lsn)
         for ticket in self._waiting.pop(header.lsn, ()):
             self.reply(ticket, code, value, lsn)
         if header.session:
@@ -453,6 +457,8 @@ class Member(ABC):
         if header.kind is Kind.SNAPSHOT:
             self.asked_lsn, self.bytes_since = header.lsn, 0
             self.take_snapshot(entry)
+        elif header.kind is Kind.TICK:
+            self.machine.end_offers(entry)
         elif header.kind is Kind.SNAPSHOT_STABLE:
             self.hold_stable(entry)
         elif header.kind is Kind.RECONFIG:
@@ -475,19 +481,26 @@ class Member(ABC):
 
     def _execute(self, entry: Entry) -> tuple[Code, bytes, int]:
         header = entry.header
-        verdict = self.judge(header.instance, header.session, header.csn)
-        if verdict.past is not Past.NEW:
+        session, csn = header.session, header.csn
+        verdict = self.judge(header.instance, session, csn)
+        if verdict.past not in _TO_EXECUTE:
             return outcome(verdict)
         try:
             value = self.machine.apply(entry)
         except CorruptionError:  # it is no body; the same bytes are that to every member
             value = _NO_BODY
-        self.table.store(header.session, header.csn, value, header.lsn)
+        if self.machine.waiting(session, csn) is not None:
+            self.table.wait(session, csn)
+        else:
+            self.table.store(session, csn, value, header.lsn)
         return Code.OK, value, header.lsn
 
     def judge(self, instance: bytes, session: int, csn: int) -> Verdict:
-        """Return what the client table says of a request."""
-        return self.table.judge(instance, session, csn)
+        """Return what client table and state say of a request."""
+        verdict = self.table.judge(instance, session, csn)
+        if session and verdict.past in _MAY_WAIT:
+            verdict = self.machine.waiting(session, csn) or verdict
+        return verdict
 
     def forget_clients(self) -> None:
         """Answer those whose requests are logged that nobody here will tell them the result."""

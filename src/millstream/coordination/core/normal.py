@@ -22,6 +22,7 @@ Source: Liskov and Cowling 2012, section 4.1; V2R2, "Request Processing".
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Final
 
 from millstream.coordination.core.client_table import Past
@@ -54,6 +55,7 @@ __all__ = [
     "Normal",
 ]
 
+_USED: Final = (Past.STORED, Past.WAITING, Past.OFFERED)
 BATCH_ENTRIES_MAX: Final = 512
 """Entries of one batch."""
 BATCH_BYTES_MAX: Final = 1024 * 1024
@@ -117,18 +119,24 @@ class Normal(Member):
         if request.kind is Kind.REQUEST and request.session:
             verdict = self.judge(request.instance, *key)
             lsn = self._in_flight.get(key)
-            if request.is_counted and (lsn is not None or verdict.past is Past.STORED):
+            if request.is_counted and (lsn is not None or verdict.past in _USED):
                 return self.reply(request.ticket, Code.SESSIONMOVED)
             if verdict.past is Past.STORED:
                 return self.reply(request.ticket, *outcome(verdict))
             if lsn is not None:
                 self._waiting.setdefault(lsn, []).append(request.ticket)
                 return None
+            if verdict.past is Past.WAITING:
+                return self.look_again(request)
         if self.holding:
             return self.hold(request)
         if self.full:
             return self.reply(request.ticket, Code.BUSY)
         return self.order(request)
+
+    @abstractmethod
+    def look_again(self, request: Request) -> None:
+        """Answer a request that waits: nothing is logged as long as it does."""
 
     @property
     def full(self) -> bool:
@@ -153,9 +161,9 @@ class Normal(Member):
 
     def order(self, request: Request) -> None:
         """Put a request into the log."""
-        entry = self.add(
-            request.kind, request.body, request.instance, request.session, request.csn
-        )
+        session, csn = request.session, request.csn
+        is_open = bool(session) and self.machine.waiting(session, csn) is not None
+        entry = self.add(request.kind, request.body, request.instance, session, csn, is_open)
         self._waiting.setdefault(entry.lsn, []).append(request.ticket)
 
     def add(self, kind: Kind, *of_request: object) -> Entry:

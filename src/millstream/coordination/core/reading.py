@@ -21,9 +21,10 @@ Source: Liskov and Cowling 2012, section 6.3; V2R2, "Reads".
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
-from millstream.coordination.core.effects import Code, Read, Resume
+from millstream.coordination.core.client_table import Past
+from millstream.coordination.core.effects import Code, Read, Request, Resume
 from millstream.coordination.core.member import HEARTBEAT_MS, Status
 from millstream.coordination.core.messages import (
     Envelope,
@@ -43,6 +44,7 @@ __all__ = [
     "READS_MAX",
     "RECHECK_MS",
     "STALE_WAIT_MS",
+    "Asked",
     "Reading",
 ]
 
@@ -63,11 +65,15 @@ STALE_WAIT_MS: Final = 1000.0
 """So long a member may take to reach what a client has seen elsewhere."""
 
 
+Asked: TypeAlias = Read | Resume | Request
+"""What a quorum is asked for; of requests, those that wait."""
+
+
 class _Check(NamedTuple):
     nonce: int
     since_ms: float
     answered: set[bytes]
-    batch: list[Read | Resume]
+    batch: list[Asked]
 
 
 class Reading(Normal):
@@ -83,7 +89,7 @@ class Reading(Normal):
 
     def begin_reading(self) -> None:
         """Have no reads, and take it that everybody answered just now."""
-        self._reads: list[Read | Resume] = []
+        self._reads: list[Asked] = []
         self._resumes: list[tuple[int, Resume]] = []
         self._check: _Check | None = None
         self._answered_ms = dict.fromkeys(self.members, self.now_ms)
@@ -96,7 +102,11 @@ class Reading(Normal):
         under_way = len(self._check.batch) if self._check else 0
         return len(self._reads) + under_way + len(self._resumes) + len(self._stale)
 
-    def on_read(self, read: Read | Resume) -> None:
+    def look_again(self, request: Request) -> None:
+        """Answer a request that waits like a read, if it waits still."""
+        self.on_read(request)
+
+    def on_read(self, read: Asked) -> None:
         """Answer a read once it is known to be true."""
         if isinstance(read, Read) and read.seen is not None:
             return self._on_stale_read(read)
@@ -166,7 +176,7 @@ class Reading(Normal):
         if self._reads and self._may_read:
             self._quorum_check()
 
-    def _answer(self, read: Read | Resume) -> None:
+    def _answer(self, read: Asked) -> None:
         if self.suspended:
             self.reply(read.ticket, Code.NOQUORUM)
         elif isinstance(read, Resume):
@@ -174,6 +184,12 @@ class Reading(Normal):
             if known[0] is Code.OK:
                 self.touch(read.session)
             self.reply(read.ticket, *known, self.commit_lsn)
+        elif isinstance(read, Request):
+            verdict = self.judge(read.instance, read.session, read.csn)
+            if verdict.past is Past.WAITING:
+                self.reply(read.ticket, Code.OK, verdict.value, self.commit_lsn)
+            else:
+                self.on_request(read)
         else:
             value = self.machine.read(read.body, read.session)
             self.reply(read.ticket, Code.OK, value, self.commit_lsn)
@@ -214,7 +230,7 @@ class Reading(Normal):
         for read in self.take_reads():
             self.reply(read.ticket, code)
 
-    def take_reads(self) -> list[Read | Resume]:
+    def take_reads(self) -> list[Asked]:
         """Return the reads that wait, and forget them."""
         reads = (self._check.batch if self._check else []) + self._reads
         reads += [asked for _, asked in self._resumes]

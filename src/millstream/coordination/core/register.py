@@ -13,18 +13,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from struct import Struct
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
+from millstream.coordination.core.client_table import Verdict
 from millstream.coordination.core.entries import Body, Entry
 from millstream.coordination.core.snapshots import Pieces
 from millstream.coordination.core.sorted_map import SortedMap
 from millstream.coordination.core.values import array
 from millstream.coordination.core.versions import NEVER, Version, version_of
 
-__all__ = ["Registers", "StateMachine"]
+__all__ = ["Answer", "Offer", "Registers", "StateMachine"]
 
 _LENGTH: Final = Struct(">I")
 _VERSION: Final = Struct(">IIQ")
+
+
+class Answer(NamedTuple):
+    """The final reply of a request that waited."""
+
+    session: int
+    csn: int
+    value: bytes
+
+
+class Offer(NamedTuple):
+    """What a session waited for is there for it: since the entry with this LSN."""
+
+    path: bytes
+    session: int
+    lsn: int
 
 
 class StateMachine(Protocol):
@@ -35,6 +52,18 @@ class StateMachine(Protocol):
 
     def end_sessions(self, entry: Entry, sessions: Sequence[int]) -> None:
         """Let go what was of these sessions alone: this committed entry has ended them."""
+
+    def end_offers(self, entry: Entry) -> None:
+        """End the offers that this committed entry names."""
+
+    def waiting(self, session: int, csn: int) -> Verdict | None:
+        """Return WAITING with a reply for now, or OFFERED; None: the request waits for nothing."""
+
+    def take_answers(self) -> list[Answer]:
+        """Return the final replies of requests that waited until the last entry, each once."""
+
+    def offers(self) -> Iterator[Offer]:
+        """Yield what ends if nobody comes for it in time; nothing may change meanwhile."""
 
     def read(self, body: Body, session: int = 0) -> bytes:
         """Return what this session asks for, changing nothing; 0: none."""
@@ -76,6 +105,20 @@ class Registers:
 
     def end_sessions(self, entry: Entry, sessions: Sequence[int]) -> None:
         """Do nothing: registers are nobody's."""
+
+    def end_offers(self, entry: Entry) -> None:
+        """Do nothing: nobody waits for a register."""
+
+    def waiting(self, session: int, csn: int) -> Verdict | None:
+        """Return None: nobody waits."""
+
+    def take_answers(self) -> list[Answer]:
+        """Return nothing: nobody waits."""
+        return []
+
+    def offers(self) -> Iterator[Offer]:
+        """Yield nothing: nobody waits."""
+        return iter(())
 
     def read(self, body: Body, session: int = 0) -> bytes:
         """Execute GET; a register that was never set is empty."""

@@ -6,6 +6,8 @@ Invariants:
 2. Silence is counted by the clock of the primary, which only grows, and only while it works: a
    pause of its process, and time without a quorum, are nobody's silence.
 3. A new primary begins to count at its first entry: every session gets its full time again.
+4. The same counts for offers: one that nobody came for during its session's time-out ends by an
+   entry, too.
 
 Elsewhere: what ends with a session (`client_table`, the state machine), who says that a client
 lives (whoever has its connection).
@@ -16,20 +18,32 @@ Source: V2R2, "Sessions and Heartbeating".
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import dropwhile, islice
+from itertools import chain, dropwhile, islice
 from typing import Final, NamedTuple
 
 from millstream.coordination.core.changing import Changing
 from millstream.coordination.core.client_table import TIME_OUT_MS_MIN, ClientTable
 from millstream.coordination.core.entries import Body, Kind
 from millstream.coordination.core.member import HEARTBEAT_MS
+from millstream.coordination.core.register import Offer
 
-__all__ = ["EXPIRED_MAX", "LIST_MAX", "STEP_MS_MAX", "SWEEP_MAX", "Sessions", "Shown", "Silence"]
+__all__ = [
+    "ENDED_MAX",
+    "EXPIRED_MAX",
+    "LIST_MAX",
+    "STEP_MS_MAX",
+    "SWEEP_MAX",
+    "Sessions",
+    "Shown",
+    "Silence",
+]
 
 SWEEP_MAX: Final = 10_000
 """Sessions looked at in one heartbeat; all that there may be are looked at within a second."""
 EXPIRED_MAX: Final = 1000
 """Sessions that one entry ends."""
+ENDED_MAX: Final = 1000
+"""Offers that one entry ends, and that are counted at a time."""
 LIST_MAX: Final = 500
 """Sessions that are shown at once."""
 STEP_MS_MAX: Final = 2.0 * HEARTBEAT_MS
@@ -59,6 +73,7 @@ class Silence:
         self._heard: dict[int, float] = {}
         self._ending: set[int] = set()
         self._sweep: Iterator[int] = iter(())
+        self._offered: dict[Offer, float] = {}
 
     def hear(self, session: int, now_ms: float) -> None:
         """Note that a client lives."""
@@ -96,6 +111,18 @@ class Silence:
                 found.append(session)
         found = found[:EXPIRED_MAX]
         self._ending.update(found)
+        return found
+
+    def late(self, offers: Iterable[Offer], table: ClientTable) -> list[Offer]:
+        """Return which of these are to end now: since when each is there is counted here."""
+        worked_ms, known = self._worked_ms, self._offered
+        self._offered = {offer: known.get(offer, worked_ms) for offer in offers}
+        found = [
+            offer
+            for offer, since_ms in self._offered.items()
+            if offer.session in table and worked_ms - since_ms > table.time_out_ms(offer.session)
+        ]
+        self._offered.update(dict.fromkeys(found, worked_ms))
         return found
 
 
@@ -137,3 +164,7 @@ class Sessions(Changing):
             silent = self._silence.silent(self.table)
             if silent:
                 self.add(Kind.SESSION_EXPIRE, Body(argv=tuple(b"%d" % n for n in silent)))
+            late = self._silence.late(islice(self.machine.offers(), ENDED_MAX), self.table)
+            if late:
+                named = [(path, b"%d" % session, b"%d" % lsn) for path, session, lsn in late]
+                self.add(Kind.TICK, Body(argv=tuple(chain.from_iterable(named))))

@@ -20,7 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from millstream.coordination.core.entries import Body, Entry
+from millstream.coordination.core.client_table import Past, Verdict
+from millstream.coordination.core.entries import Body, Entry, argv_of
 from millstream.coordination.core.namespace.acl import ACL
 from millstream.coordination.core.namespace.audience import Audience
 from millstream.coordination.core.namespace.barriers import BARRIER_COMMANDS
@@ -40,6 +41,7 @@ from millstream.coordination.core.namespace.state import Job, State
 from millstream.coordination.core.namespace.subscribing import SUBSCRIBE_COMMANDS, announce
 from millstream.coordination.core.namespace.transactions import CHECK, exec_of
 from millstream.coordination.core.namespace.tree import TREE_COMMANDS, list_names
+from millstream.coordination.core.register import Answer, Offer
 from millstream.coordination.core.snapshots import Pieces
 from millstream.coordination.core.versions import NEVER, version_of
 
@@ -83,6 +85,7 @@ class Namespace:
         self.state = State()
         self.audience = audience or Audience()
         """Who listens on this member; that is no part of the state."""
+        self._answers: list[Answer] = []
 
     def apply(self, entry: Entry) -> bytes:
         """Execute a logged command and return its reply."""
@@ -103,9 +106,13 @@ class Namespace:
         except Refused as refused:
             job.roll_back(mark)
             reply = refused.value
+        self._settle(job)
+        return reply
+
+    def _settle(self, job: Job) -> None:
+        self._answers += job.answers
         self.state.tables.settle()
         announce(self.state, self.audience, job)
-        return reply
 
     def _executed(self, job: Job, words: list[bytes]) -> bytes:
         sync, asker = self.state.synchronisation, job.asker
@@ -132,14 +139,13 @@ class Namespace:
             for family in self.state.families:
                 family.session_ended(job, session)
         self._finish(job)
-        self.state.tables.settle()
-        announce(self.state, self.audience, job)
+        self._settle(job)
 
-    def tick(self, entry: Entry) -> None:
+    def end_offers(self, entry: Entry) -> None:
         """End the offers that an entry names: their time is over."""
         header = entry.header
         job = Job(self.state, Asker(), version_of(header), header.ts_ms)
-        self.lapse(job, entry.content.argv)
+        self.lapse(job, argv_of(entry))
 
     def lapse(self, job: Job, named: Sequence[bytes]) -> None:
         """End offers whose time is over: path, session and LSN of each, the numbers in digits.
@@ -155,8 +161,27 @@ class Namespace:
             if len(numbers) == 2:
                 self.state.synchronisation.lapse(numbers[0], where, numbers[1])
         self._finish(job)
-        self.state.tables.settle()
-        announce(self.state, self.audience, job)
+        self._settle(job)
+
+    def waiting(self, session: int, csn: int) -> Verdict | None:
+        """Return whether a request waits: with a reply for now, or for what is there."""
+        sync = self.state.synchronisation
+        name = sync.waits.opened(session, csn)
+        if name is None:
+            return None
+        wait = sync.waits.there(name)
+        return Verdict(Past.OFFERED) if wait.offer else Verdict(Past.WAITING, sync.pending(wait))
+
+    def take_answers(self) -> list[Answer]:
+        """Return the final replies that the last entry brought requests that waited."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    def offers(self) -> Iterator[Offer]:
+        """Yield what ends if nobody comes for it in time."""
+        elements = self.state.elements
+        for _, wait in self.state.synchronisation.waits.offers():
+            yield Offer(elements.path(wait.elements[0]), wait.session, wait.offer)
 
     def read(self, body: Body, session: int = 0) -> bytes:
         """Return what a session asks for, changing nothing."""

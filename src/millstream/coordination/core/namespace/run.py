@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from millstream.coordination.core.namespace.tables import Tables
+from millstream.coordination.core.register import Answer
 from millstream.coordination.core.versions import Version
 
 __all__ = ["Answer", "Asker", "Happened", "Notice", "Run"]
@@ -61,14 +62,6 @@ class Notice(NamedTuple):
     session: int
     path: bytes
     command: bytes
-
-
-class Answer(NamedTuple):
-    """The final reply of a request that waited."""
-
-    session: int
-    csn: int
-    value: bytes
 
 
 class Run:
