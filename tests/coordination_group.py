@@ -29,7 +29,7 @@ from millstream.coordination.core.effects import (
 )
 from millstream.coordination.core.entries import GENESIS, Body, Entry
 from millstream.coordination.core.messages import Envelope, Payload
-from millstream.coordination.core.register import Registers
+from millstream.coordination.core.register import Registers, StateMachine
 from millstream.coordination.core.replica import Replica
 from millstream.coordination.core.snapshots import Snapshot
 from millstream.coordination.core.standing import Standing, founded
@@ -40,7 +40,11 @@ Filter = Callable[[int, int, Envelope], bool]
 class Group:
     """`replicas[i]` with node id i+1; `passes` says which messages are delivered."""
 
-    def __init__(self, size: int, learners: int = 0, journalled: bool = True) -> None:
+    def __init__(
+        self, size: int, learners: int = 0, journalled: bool = True,
+        machine: Callable[[], StateMachine] = Registers,
+    ) -> None:  # fmt: skip
+        self.machine = machine
         self.ids = [bytes([number + 1]) * 16 for number in range(size + learners)]
         members = tuple(self.ids[:size])
         self.now = 0.0
@@ -65,7 +69,7 @@ class Group:
                 empty = standing.configuration._replace(members=())
                 standing = standing._replace(configuration=empty)
             self.standings.append(standing)
-            self.replicas.append(Replica(Registers(), lambda: 0.5))
+            self.replicas.append(Replica(self.machine(), lambda: 0.5))
             self.start(number)
         self.settle()
 
@@ -73,7 +77,7 @@ class Group:
         """Start a process of this node on what its disk has."""
         if lost:
             self.disks[number], self.bases[number] = [], GENESIS
-        self.replicas[number] = Replica(Registers(), lambda: 0.5)
+        self.replicas[number] = Replica(self.machine(), lambda: 0.5)
         self.held.pop(number, None)
         stable = self.stables[number]
         image = Image(

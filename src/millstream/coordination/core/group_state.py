@@ -33,8 +33,10 @@ class GroupState:
 
     def apply(self, entry: Entry) -> bytes:
         """Execute a command; those of namespaces are logged with a number before their name."""
-        argv = entry.content.argv
+        header, argv = entry.header, entry.content.argv
         of_namespace = bool(argv) and argv[0].isdigit()
+        if self.namespace.waiting(header.session, header.csn) is not None:
+            of_namespace = True  # its number has been used: it is what waits that is meant
         return self.namespace.apply(entry) if of_namespace else self.registers.apply(entry)
 
     def end_sessions(self, entry: Entry, sessions: Sequence[int]) -> None:
