@@ -32,13 +32,12 @@ def test_what_makes_no_sense_is_answered() -> None:
     assert asked.startswith(b"-BADPATH")
 
 
-def test_commands_that_wait_are_not_let_in_yet() -> None:
+def test_commands_that_may_wait_need_a_session() -> None:
     for words in ([b"LOCK", b"/ns/a"], [b"SEMAPHORE", b"ACQUIRE", b"/ns/a"]):
-        refused = admit(words, 0)
-        assert isinstance(refused, bytes)
-        assert refused.startswith(b"-UNKNOWN_COMMAND")
-        assert words[0] not in NAMESPACE_COMMANDS
-        assert begin_transaction().queue(words).startswith(b"-UNKNOWN_COMMAND")
+        asked = NAMESPACE_COMMANDS[words[0]](words, 0)
+        assert isinstance(asked, Wish)
+        assert asked.needs_session
+        assert begin_transaction().queue(words) == b"+QUEUED"
 
 
 def test_configuration_of_no_element_is_none_of_ours() -> None:
