@@ -159,6 +159,31 @@ def test_redis_py_uses_namespaces(client: Any, node: NodeProcess, login: Login) 
     assert run("DELETENAMESPACE", root, "FORCE") == b"OK"
 
 
+def test_redis_py_takes_turns_with_a_lock(client: Any, node: NodeProcess, login: Login) -> None:
+    root = f"/turns{client.connection_pool.connection_kwargs['protocol']}"
+    client.execute_command("CREATENAMESPACE", root)
+    client.execute_command("CREATE", "BINARY", f"{root}/leader")
+    host, port = node.address("coord")
+    with redis.Redis(host=host, port=port, username=login[0], password=login[1]) as other:
+        one, two = client.client().execute_command, other.client().execute_command
+        status, first = one("LOCK", f"{root}/leader", "TOKEN")
+        assert status == b"OK"
+        assert two("LOCK", f"{root}/leader") == b"PENDING"
+        with pytest.raises(redis.ResponseError, match="LOCKED"):
+            two("PUT", f"{root}/leader", "two")
+        assert one("PUT", f"{root}/leader", "one", "IFLOCK", first) == b"OK"
+        assert one("LOCK", "RELEASE", f"{root}/leader") == b"OK"
+        status, second = two("LOCK", f"{root}/leader", "TOKEN")
+        assert status == b"OK"
+        assert [int(part) for part in second.split(b":")] > [
+            int(part) for part in first.split(b":")
+        ]
+        assert two("SESSION", "CLOSE") == b"OK"
+    with pytest.raises(redis.ResponseError, match="FENCED"):
+        client.execute_command("PUT", f"{root}/leader", "late", "IFLOCK", second)
+    assert client.execute_command("PUT", f"{root}/leader", "free") == b"OK"
+
+
 def test_redis_py_is_refused_without_a_user(node: NodeProcess, login: Login) -> None:
     host, port = node.address("coord")
     once = Retry(NoBackoff(), 0)
