@@ -33,10 +33,16 @@ class RawClient:
         self._rest = b""
         self._packets: list[Packet] = []
         if bucket is not None:
-            features = (*FEATURES, EXTENSIONS) if extended else FEATURES
-            codes = b"".join(code.to_bytes(2, "big") for code in features)
-            assert self.ask(Opcode.HELLO, key=b"raw", value=codes).status == 0
-            assert self.ask(Opcode.SELECT_BUCKET, key=bucket.encode()).status == 0
+            try:
+                self._greet(bucket, (*FEATURES, EXTENSIONS) if extended else FEATURES)
+            except BaseException:  # a server that is killed meanwhile leaves nobody to close it
+                self._socket.close()
+                raise
+
+    def _greet(self, bucket: str, features: tuple[int, ...]) -> None:
+        codes = b"".join(code.to_bytes(2, "big") for code in features)
+        assert self.ask(Opcode.HELLO, key=b"raw", value=codes).status == 0
+        assert self.ask(Opcode.SELECT_BUCKET, key=bucket.encode()).status == 0
 
     def __enter__(self) -> Self:
         return self
