@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from coordination_logs import GROUP
 from millstream.coordination.core.backend import Done, Principal, ValueDone, Where
@@ -130,22 +131,35 @@ class RegisterBackend:
 
 
 class FakeGuard:
-    """Knows `users` by name and password; `holds` their checks."""
+    """Knows `users` by name and password, and `bearers` by token; `holds` their checks."""
 
-    def __init__(self, users: dict[str, tuple[str, bool]] | None = None) -> None:
-        self.users = users or {}
+    def __init__(
+        self,
+        users: dict[str, tuple[str, bool]] | None = None,
+        bearers: dict[bytes, Principal] | None = None,
+    ) -> None:
+        self.users, self.bearers = users or {}, bearers or {}
         self.holds = False
         self.held: list[Callable[[], None]] = []
 
     @property
     def asks(self) -> bool:
-        return bool(self.users)
+        return bool(self.users or self.bearers)
 
     def check(
         self, name: str, password: str, done: Callable[[Principal | None], None]
     ) -> Callable[[], object]:
         known = self.users.get(name)
-        found = Principal(name, known[1]) if known and known[0] == password else None
+        return self._answer(
+            Principal(name, known[1]) if known and known[0] == password else None, done
+        )
+
+    def check_token(
+        self, token: bytes, done: Callable[[Principal | str], None]
+    ) -> Callable[[], object]:
+        return self._answer(self.bearers.get(token, "the token is a bad one"), done)
+
+    def _answer(self, found: Any, done: Callable[[Any], None]) -> Callable[[], object]:
         if self.holds:
             self.held.append(lambda: done(found))
         else:

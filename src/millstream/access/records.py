@@ -2,7 +2,7 @@
 
 Invariants:
 1. A role is `admin`, or `RIGHT:BUCKET` with RIGHT one of read, write, stream, design and BUCKET a
-   bucket's name or `*` for all.
+   bucket's name or `*` for all, or `group:NAME`: one of those whom access lists call so.
 2. `admin` implies every right; no other right implies another.
 
 Elsewhere: the store (`access.users`).
@@ -10,6 +10,7 @@ Elsewhere: the store (`access.users`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
@@ -19,6 +20,7 @@ from millstream.errors import UsageError
 
 __all__ = [
     "ADMIN",
+    "GROUPS_MAX",
     "ITERATIONS",
     "NAME_BYTES_MAX",
     "Right",
@@ -37,7 +39,11 @@ ADMIN: Final = "admin"
 ITERATIONS: Final = 15_000
 """PBKDF2 rounds of a new verifier: 3 ms of one core with SHA-256, 8 ms with SHA-512."""
 NAME_BYTES_MAX: Final = 128
+GROUPS_MAX: Final = 32
+"""Of one user: every change of coordination is logged with them."""
 _BUCKET_RIGHTS: Final = ("read", "write", "stream", "design")
+_GROUP: Final = "group:"
+_GROUP_NAME: Final = re.compile(r"[^\x00-\x20\x7f]+")
 
 
 class Verifier(NamedTuple):
@@ -62,6 +68,11 @@ class User:
     def is_admin(self) -> bool:
         """Whether the user may do everything."""
         return ADMIN in self.roles
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The groups the user is in, as access lists of coordination name them."""
+        return tuple(role.removeprefix(_GROUP) for role in self.roles if role.startswith(_GROUP))
 
     def may(self, right: Right, bucket: str) -> bool:
         """Return whether the user has a right in a bucket (`admin`: anywhere)."""
@@ -115,13 +126,26 @@ def checked_roles(roles: list[str] | tuple[str, ...]) -> tuple[str, ...]:
     """
     for role in roles:
         right, colon, bucket = role.partition(":")
-        if role != ADMIN and not (right in _BUCKET_RIGHTS and colon and bucket):
+        if role.startswith(_GROUP):
+            _check_group(role)
+        elif role != ADMIN and not (right in _BUCKET_RIGHTS and colon and bucket):
             raise UsageError(
-                f"role {role!r} is neither {ADMIN} nor RIGHT:BUCKET with RIGHT one of "
-                f"{', '.join(_BUCKET_RIGHTS)} (BUCKET * means all)",
+                f"role {role!r} is neither {ADMIN}, nor RIGHT:BUCKET with RIGHT one of "
+                f"{', '.join(_BUCKET_RIGHTS)} (BUCKET * means all), nor group:NAME",
                 code="bad_role",
             )
+    if sum(role.startswith(_GROUP) for role in roles) > GROUPS_MAX:
+        raise UsageError(f"a user is in at most {GROUPS_MAX} groups", code="bad_role")
     return tuple(sorted(set(roles)))
+
+
+def _check_group(role: str) -> None:
+    name = role.removeprefix(_GROUP)
+    if not _GROUP_NAME.fullmatch(name) or len(name.encode()) > NAME_BYTES_MAX:
+        raise UsageError(
+            f"role {role!r}: a group's name has 1 to {NAME_BYTES_MAX} bytes and no spaces",
+            code="bad_role",
+        )
 
 
 def user_to_json(user: User) -> dict[str, Any]:

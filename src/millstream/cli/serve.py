@@ -117,6 +117,34 @@ def command(
             rich_help_panel=_SAFE,
         ),
     ] = None,
+    oidc_issuer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ISSUER",
+            help="Coordination takes its tokens: exactly what they say as iss.",
+            rich_help_panel=_SAFE,
+        ),
+    ] = None,
+    oidc_audience: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Whom tokens are for: one of their aud.", rich_help_panel=_SAFE
+        ),
+    ] = None,
+    oidc_jwks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|URL", help="The issuer's public keys (JWKS).", rich_help_panel=_SAFE
+        ),
+    ] = None,
+    oidc_groups_claim: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLAIM",
+            help="Where tokens say the groups of a user. Default groups.",
+            rich_help_panel=_SAFE,
+        ),
+    ] = None,
     insecure_plaintext: Annotated[
         bool | None,
         typer.Option(

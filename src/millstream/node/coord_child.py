@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -38,7 +38,10 @@ from millstream.runtime.process import BRIEFLY, calm_collector
 from millstream.runtime.tasks import Tasks
 from millstream.storage.core.disk_errors import is_full
 
-__all__ = ["FIGURES_S", "USERS_S", "CoordOrder", "main"]
+if TYPE_CHECKING:
+    from millstream.access.token_keys import TokenKeys
+
+__all__ = ["FIGURES_S", "USERS_S", "CoordOrder", "TokenOrder", "main"]
 
 _LOG = logging.getLogger("millstream.node.coord_child")
 FIGURES_S: Final = 1.0
@@ -46,6 +49,16 @@ FIGURES_S: Final = 1.0
 USERS_S: Final = 1.0
 """How long a change of a user may go unnoticed here."""
 EXIT_FAILED: Final = 1
+
+
+class TokenOrder(msgspec.Struct, frozen=True):
+    """Whose tokens are taken."""
+
+    issuer: str
+    audience: str
+    groups_claim: str
+    source: str
+    """Of the issuer's keys."""
 
 
 class CoordOrder(msgspec.Struct, frozen=True):
@@ -70,6 +83,7 @@ class CoordOrder(msgspec.Struct, frozen=True):
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_ca: str | None = None
+    tokens: TokenOrder | None = None
 
 
 def main() -> int:
@@ -86,10 +100,11 @@ async def _run(order: CoordOrder, tell: Tell) -> int:
 
     try:
         users = UserStore(Path(order.users), node_secret=order.cluster_secret)
+        tokens = _tokens(order.tokens)
         coordinator = await Coordinator.start(
             Path(order.directory), _listening(order), users=users, secret=order.cluster_secret,
             join=(Address(*order.join),) if order.join is not None else (), on_fatal=fail,
-            on_progress=_progress(tell),
+            on_progress=_progress(tell), tokens=tokens,
         )  # fmt: skip
     except (MillstreamError, OSError) as error:
         is_final = isinstance(error, MillstreamError) and error.retry == "never"
@@ -100,13 +115,27 @@ async def _run(order: CoordOrder, tell: Tell) -> int:
     tasks = Tasks(fail)
     tasks.start(_tell_figures(coordinator, tell), name="figures for the engine")
     tasks.start(_keep_users(coordinator, users), name="users of the node")
+    if tokens is not None:
+        tokens.start()
     await stop.wait()
     await tasks.stop()
     await coordinator.stop()
+    if tokens is not None:
+        await tokens.close()
     _LOG.info("stopped")
     if failures:
         return EXIT_DISK_FAILED if _is_of_the_disk(failures[0]) else EXIT_FAILED
     return 0
+
+
+def _tokens(order: TokenOrder | None) -> TokenKeys | None:
+    if order is None:
+        return None
+    from millstream.access.token_keys import TokenKeys  # its libraries are needed by nobody else
+    from millstream.access.tokens import TokenRules
+
+    rules = TokenRules(order.issuer, order.audience, order.groups_claim)
+    return TokenKeys(rules, order.source)
 
 
 def _progress(tell: Tell) -> Callable[[], None]:

@@ -37,7 +37,7 @@ from millstream.model.limits import PARTITIONS_DEFAULT
 from millstream.model.partitions import PartitionState
 from millstream.model.standing import Standing
 from millstream.node.buckets import Buckets
-from millstream.node.coord_child import CoordOrder
+from millstream.node.coord_child import CoordOrder, TokenOrder
 from millstream.node.coord_process import NO_FIGURES, CoordProcess
 from millstream.node.data_directory import DataDirectory
 from millstream.node.design_documents import Designs
@@ -321,6 +321,7 @@ class Engine:
             (settings.coordination_host, self._port("coord"), self._port("peer")),
             (settings.join.host, settings.join.port) if settings.join is not None else None,
             settings.cluster_secret, settings.tls_cert, settings.tls_key, settings.tls_ca,
+            _token_order(settings),
         )  # fmt: skip
         self.coordination = CoordProcess(order, tuple(sockets.values()), self._coordination_failed)
         stack.push_async_callback(self.coordination.stop)
@@ -406,6 +407,13 @@ class Engine:
     def _coordination_failed(self, error: Exception) -> None:
         _LOG.critical("coordination: its disk failed, the node must restart")
         self._on_fatal(error)
+
+
+def _token_order(settings: Settings) -> TokenOrder | None:
+    issuer, audience = settings.oidc_issuer, settings.oidc_audience
+    if issuer is None or audience is None or settings.oidc_jwks is None:
+        return None
+    return TokenOrder(issuer, audience, settings.oidc_groups_claim, settings.oidc_jwks)
 
 
 def _warn_of_what_is_not_built(settings: Settings) -> None:

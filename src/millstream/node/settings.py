@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
 
 from millstream.errors import UsageError
 from millstream.kv.core.memory import MEMORY_QUOTA_BYTES_MIN
@@ -138,6 +139,12 @@ class Settings:
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_ca: str | None = None
+    oidc_issuer: str | None = None
+    """Whose tokens coordination takes; with it go the next two."""
+    oidc_audience: str | None = None
+    oidc_jwks: str | None = None
+    """A file or a URL of the issuer's keys."""
+    oidc_groups_claim: str = "groups"
     roles: tuple[str, ...] = _ROLES
     python_modules: tuple[str, ...] = ()
     """Imported by the index process: they register the Python functions of views."""
@@ -208,6 +215,23 @@ def _cluster_secret(option: str, value: object) -> str:
             code="bad_option",
         )
     return str(value)
+
+
+def _key_source(option: str, value: object) -> str:
+    source = _text(option, value)
+    scheme, is_url, _ = source.partition("://")
+    if not is_url:
+        return str(Path(source).absolute())
+    try:
+        host = urlsplit(source).hostname
+    except ValueError:
+        host = None
+    if not host or (scheme != "https" and (scheme != "http" or not Address(host, 0).is_loopback)):
+        raise _bad(
+            option, source,
+            "a file is wanted, or a URL with https (with http only of this machine)",
+        )  # fmt: skip
+    return source
 
 
 def _list(value: object) -> list[object]:
@@ -293,6 +317,10 @@ _OPTIONS: Final[Mapping[str, tuple[str, _Parser]]] = {
     "tls-cert": ("tls_cert", _text),
     "tls-key": ("tls_key", _text),
     "tls-ca": ("tls_ca", _text),
+    "oidc-issuer": ("oidc_issuer", _text),
+    "oidc-audience": ("oidc_audience", _text),
+    "oidc-jwks": ("oidc_jwks", _key_source),
+    "oidc-groups-claim": ("oidc_groups_claim", _text),
     "roles": ("roles", _roles),
     "python-module": ("python_modules", _modules),
     "reduce-limit": ("reduce_limit", _reduce_limit),
@@ -442,6 +470,12 @@ def _credentials(items: list[object], environment: Mapping[str, str]) -> tuple[C
 def _checked(settings: Settings) -> Settings:
     if settings.tls_key is not None and settings.tls_cert is None:
         raise UsageError("--tls-key needs --tls-cert", code="bad_option")
+    of_tokens = settings.oidc_issuer, settings.oidc_audience, settings.oidc_jwks
+    if any(of_tokens) and not all(of_tokens):
+        raise UsageError(
+            "tokens are taken if all are said: --oidc-issuer, --oidc-audience, --oidc-jwks",
+            code="bad_option",
+        )
     for name in ("kv", "coord", "peer"):
         address: Address | None = getattr(settings, name)
         if address is not None and address.is_wildcard and settings.advertise is None:

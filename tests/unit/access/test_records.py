@@ -1,6 +1,7 @@
 import pytest
 
 from millstream.access.records import (
+    GROUPS_MAX,
     User,
     checked_roles,
     make_verifiers,
@@ -8,6 +9,7 @@ from millstream.access.records import (
     user_to_json,
 )
 from millstream.access.scram import HASHES
+from millstream.errors import UsageError
 
 
 def test_a_record_survives_its_json_form():
@@ -18,6 +20,13 @@ def test_a_record_survives_its_json_form():
 
 def test_roles_are_sorted_and_single():
     assert checked_roles(["read:b", "admin", "read:b"]) == ("admin", "read:b")
+
+
+def test_roles_that_are_groups():
+    roles = checked_roles(["group:staff", "group:a:b", "admin", "read:group"])
+    assert User("ada", roles, {}).groups == ("a:b", "staff")
+    with pytest.raises(UsageError, match="groups"):
+        checked_roles([f"group:{number}" for number in range(GROUPS_MAX + 1)])
 
 
 def test_a_record_without_verifiers_is_refused():

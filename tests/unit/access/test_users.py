@@ -99,7 +99,9 @@ def test_bad_names(name):
         UserStore().put(name, "x")
 
 
-@pytest.mark.parametrize("role", ["root", "read", "read:", "admin:x", ":x"])
+@pytest.mark.parametrize(
+    "role", ["root", "read", "read:", "admin:x", ":x", "group:", "group:a b", "group:" + "x" * 200]
+)
 def test_bad_roles(role):
     with pytest.raises(UsageError, match="role"):
         UserStore().put("ada", "x", [role])

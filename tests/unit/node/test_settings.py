@@ -67,6 +67,15 @@ def test_everything_at_once():
     assert settings.advertised_host == "here"
 
 
+@pytest.mark.parametrize(
+    "source", ["https://id.test/keys", "http://127.0.0.1:1/k", "http://[::1]/k", "/etc/keys"]
+)
+def test_where_keys_of_tokens_may_come_from(source):
+    settings = load(oidc_issuer="i", oidc_audience="a", oidc_jwks=source)
+    assert settings.oidc_jwks == source
+    assert settings.oidc_groups_claim == "groups"
+
+
 def test_the_line_wins_over_the_environment_and_that_over_the_file(tmp_path):
     config = tmp_path / "node.toml"
     config.write_text(
@@ -148,6 +157,11 @@ def test_without_a_memory_quota_it_is_a_share_of_the_machine():
         ({"log-json": "perhaps"}, "true or false"),
         ({"data": ""}, "some text"),
         ({"tls-key": "k"}, "--tls-cert"),
+        ({"oidc-issuer": "i", "oidc-audience": "a"}, "all are said"),
+        ({"oidc-jwks": "http://id.test/keys"}, "https"),
+        ({"oidc-jwks": "ftp://127.0.0.1/keys"}, "https"),
+        ({"oidc-jwks": "https://"}, "https"),
+        ({"oidc-jwks": "https://[x"}, "https"),
         ({"kv": "0.0.0.0:0"}, "--advertise"),
         ({"coord": "0.0.0.0:0"}, "--advertise"),
         ({"peer": "[::]:0"}, "--advertise"),

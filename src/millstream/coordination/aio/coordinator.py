@@ -23,7 +23,7 @@ import ssl
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from millstream.access.users import UserStore
 from millstream.coordination.aio.client_requests import ClientRequests
@@ -38,6 +38,9 @@ from millstream.coordination.core.messages import Envelope, decode, encode
 from millstream.coordination.core.pool import Pool
 from millstream.coordination.core.pool_effects import GroupChanged, NodeStart, Stray
 from millstream.coordination.core.pool_messages import Address, decode_pool, is_pool_frame
+
+if TYPE_CHECKING:
+    from millstream.access.token_keys import TokenKeys
 
 __all__ = ["BACKLOG", "HANDSHAKES_MAX", "Coordinator", "Listening"]
 
@@ -75,6 +78,7 @@ class Coordinator:
         secret: str,
         on_fatal: Callable[[BaseException], None],
         on_progress: Callable[[], None] = lambda: None,
+        tokens: TokenKeys | None = None,
     ) -> None:
         self.node_id = node_id
         self.peers = Peers(
@@ -84,7 +88,7 @@ class Coordinator:
         pool = Pool(random.SystemRandom().random)
         self.pool = PoolRunner(pool, directory, self.groups, self.peers, self._failed)
         self.requests = ClientRequests(self.groups.running, self.pool)
-        self._guard = UserGuard(users)
+        self._guard = UserGuard(users, tokens)
         self.clients = RespServer(self.requests, self._guard)
         self._listening = listening
         self._on_fatal = on_fatal
@@ -103,6 +107,7 @@ class Coordinator:
         join: tuple[Address, ...] = (),
         on_fatal: Callable[[BaseException], None] = lambda _: None,
         on_progress: Callable[[], None] = lambda: None,
+        tokens: TokenKeys | None = None,
     ) -> Coordinator:
         """Bring up all groups of this node.
 
@@ -114,6 +119,7 @@ class Coordinator:
             join: nodes of the pool that a new node is to join; else it begins with a group.
             on_fatal: called when the node must stop.
             on_progress: called in any thread when files of groups are read.
+            tokens: what judges those of clients; None: they are not taken.
 
         Raises:
             CorruptionError: `bad_node_file`, `bad_pool_file`, `promises_lost`.
@@ -122,7 +128,8 @@ class Coordinator:
         node_id, incarnation = await asyncio.to_thread(begin_incarnation, directory)
         async with AsyncExitStack() as stack:
             node = cls(
-                directory, node_id, listening, users or UserStore(), secret, on_fatal, on_progress
+                directory, node_id, listening, users or UserStore(), secret, on_fatal,
+                on_progress, tokens,
             )  # fmt: skip
             stack.push_async_callback(node.groups.close)
             stack.push_async_callback(node.peers.close)

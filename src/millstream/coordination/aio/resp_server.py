@@ -11,7 +11,8 @@ Invariants:
 5. Where there are users, who has not logged in after `LOGIN_S_MAX` is cut off, and of more than
    `STRANGERS_MAX`, or than half of the places, who has had longest. Passwords are checked in
    threads of their own, `CHECKS_WAITING_MAX` at most wait for that, and none of a client that is
-   gone.
+   gone. Who logged in with a token is nobody again `LOOK_S` after its end at the latest, and has
+   that time to log in anew.
 6. When more than `WAITING_BYTES_MAX` wait for all clients together, those that have let theirs
    wait for longest are cut off. Who takes what waits lives, however slowly it does that.
 
@@ -24,9 +25,10 @@ import asyncio
 import logging
 import resource
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from millstream.access.users import UserStore
 from millstream.coordination.core.backend import Backend, Guard, Principal
@@ -34,7 +36,11 @@ from millstream.coordination.core.front import OUT_BYTES_MAX, Front
 from millstream.coordination.core.front_commands import FRONT_COMMANDS
 from millstream.coordination.core.group_state import GROUP_COMMANDS
 from millstream.coordination.core.register_commands import Parser
+from millstream.errors import AccessError
 from millstream.runtime.tasks import Tasks
+
+if TYPE_CHECKING:
+    from millstream.access.token_keys import TokenKeys
 
 __all__ = [
     "CHECKS_MAX",
@@ -63,7 +69,7 @@ further one the oldest is cut off."""
 WAITING_BYTES_MAX: Final = 256 * 1024 * 1024
 """Replies that wait for clients to take them; beyond that the slowest are cut off."""
 LOOK_S: Final = 1.0
-"""How often it is looked at who has logged in, and who takes what waits."""
+"""How often it is looked at who has logged in, whose token has ended, who takes what waits."""
 CHECKS_MAX: Final = 2
 """Passwords that are checked at the same time; others wait, one for each connection."""
 CHECKS_WAITING_MAX: Final = 200
@@ -75,17 +81,17 @@ _TOO_MANY: Final = b"-BUSY too many connections; try again, or another node\r\n"
 
 
 class UserGuard:
-    """The users of the node, checked off the loop: that is slow on purpose."""
+    """The users of the node, checked off the loop: that is slow on purpose; and tokens, if any."""
 
-    def __init__(self, users: UserStore) -> None:
-        self._users = users
+    def __init__(self, users: UserStore, tokens: TokenKeys | None = None) -> None:
+        self._users, self._tokens = users, tokens
         self._tasks = Tasks()
         self._threads = ThreadPoolExecutor(CHECKS_MAX, "coordination passwords")
 
     @property
     def asks(self) -> bool:
-        """Whether there are users."""
-        return not self._users.is_empty
+        """Whether there are users, or tokens are taken."""
+        return self._tokens is not None or not self._users.is_empty
 
     def check(
         self, name: str, password: str, done: Callable[[Principal | None], None]
@@ -103,7 +109,25 @@ class UserGuard:
         user = await loop.run_in_executor(self._threads, check, name, password)
         if user is not None and self._users.get(user.name) != user:
             user = None  # changed or deleted while the password was checked
-        done(Principal(user.name, user.is_admin) if user is not None else None)
+        done(Principal(user.name, user.is_admin, user.groups) if user is not None else None)
+
+    def check_token(
+        self, token: bytes, done: Callable[[Principal | str], None]
+    ) -> Callable[[], object] | None:
+        """Find out whom a token is about, or why it is not believed."""
+        if len(self._tasks) >= CHECKS_WAITING_MAX:
+            return None
+        check = self._check_token(token, done)
+        return self._tasks.start(check, name="coordination token check").cancel
+
+    async def _check_token(self, token: bytes, done: Callable[[Principal | str], None]) -> None:
+        if self._tokens is None:
+            return done("this node takes names and passwords, no tokens")
+        try:
+            bearer = await self._tokens.check(token)
+        except AccessError as error:
+            return done(str(error))
+        return done(Principal(bearer.name, False, bearer.groups, bearer.until_s))
 
     async def close(self) -> None:
         """Stop checking."""
@@ -119,13 +143,17 @@ class RespServer:
         backend: Backend,
         guard: Guard,
         vocabulary: Mapping[bytes, Parser] = GROUP_COMMANDS,
+        *,
+        now_s: Callable[[], float] = lambda: time.time_ns() / 1e9,
     ) -> None:
         self._backend, self._guard, self._vocabulary = backend, guard, vocabulary
+        self._now_s = now_s
         self._loop = asyncio.get_running_loop()
         self._connections: dict[Front, _Connection] = {}
         self._attached: dict[tuple[int, int], Front] = {}
         self._waiting: dict[_Connection, None] = {}
         self._strangers: dict[_Connection, float] = {}
+        self._passing: dict[_Connection, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._places = _places()
@@ -179,15 +207,21 @@ class RespServer:
             self._timer = self._loop.call_later(LOOK_S, self._look_around)
         return None
 
-    def recognise(self, connection: _Connection) -> None:
-        """A client has logged in."""
+    def recognise(self, connection: _Connection, principal: Principal | None) -> None:
+        """A client has logged in, as this user until that ends, or is nobody any more."""
         self._strangers.pop(connection, None)
+        self._passing.pop(connection, None)
+        if principal is None:
+            self._strangers[connection] = self._loop.time()
+        elif principal.until_s < _NEVER:
+            self._passing[connection] = principal.until_s
 
     def leave(self, connection: _Connection) -> None:
         """A connection is gone."""
         self._connections.pop(connection.front, None)
         self._waiting.pop(connection, None)
         self._strangers.pop(connection, None)
+        self._passing.pop(connection, None)
         self.waiting_bytes -= connection.waiting_bytes
         connection.waiting_bytes = 0
 
@@ -220,6 +254,10 @@ class RespServer:
         if self._guard.asks:
             for stranger in [one for one, since in self._strangers.items() if since <= until]:
                 stranger.cut()
+        now_s = self._now_s()
+        for connection in [one for one, until_s in self._passing.items() if until_s <= now_s]:
+            connection.front.log_in(None)
+            connection.go_on()
         for connection in list(self._connections.values()):
             connection.look()
 
@@ -256,7 +294,9 @@ class _Connection(asyncio.Protocol):
         self._server = server
         self._transport: asyncio.Transport | None = None
         self._is_paused = False
-        self._is_reading = self._is_stranger = True
+        self._is_reading = True
+        self._principal: Principal | None = None
+        """As the server knows."""
         self._is_tls = False
         self._left_bytes = 0
         self.paused_at = _NEVER
@@ -322,9 +362,9 @@ class _Connection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         has_more = False if self._is_paused else front.advance()
-        if self._is_stranger and front.principal is not None:
-            self._is_stranger = False
-            self._server.recognise(self)
+        if front.principal is not self._principal:
+            self._principal = front.principal
+            self._server.recognise(self, front.principal)
         if front.has_output and not self._is_paused:
             self._write(front.take_output())
         if front.is_done:

@@ -75,10 +75,16 @@ class Backend(Protocol):
 
 
 class Principal(NamedTuple):
-    """Who is logged in."""
+    """Who is logged in.
+
+    `groups`: as access lists name them; administrators are told by `is_admin` alone. `until_s`: in
+    seconds of the epoch; from then on it is nobody any more.
+    """
 
     name: str
     is_admin: bool
+    groups: tuple[str, ...] = ()
+    until_s: float = float("inf")
 
 
 class Guard(Protocol):
@@ -86,7 +92,7 @@ class Guard(Protocol):
 
     @property
     def asks(self) -> bool:
-        """Whether a connection has to log in: the node has users."""
+        """Whether a connection has to log in: there are users, or tokens are taken."""
 
     def check(
         self, name: str, password: str, done: Callable[[Principal | None], None]
@@ -95,3 +101,8 @@ class Guard(Protocol):
 
         Returns what gives that up; None: too many are being checked, and `done` is not called.
         """
+
+    def check_token(
+        self, token: bytes, done: Callable[[Principal | str], None]
+    ) -> Callable[[], object] | None:
+        """Find out whom a token is about, or why it is not believed; otherwise as `check`."""

@@ -44,6 +44,7 @@ from millstream.model.limits import LOGIN_BYTES_MAX
 
 __all__ = [
     "CSN_MAX",
+    "NO_LOGIN",
     "OUTSTANDING_MAX",
     "OUT_BYTES_MAX",
     "READS_FIRST",
@@ -133,6 +134,7 @@ class Slot:
 
 
 _NOT_READ: Final = Reply(0, Code.BUSY)
+NO_LOGIN: Final = error("NOAUTH", "log in with AUTH name password, or AUTH TOKEN token")
 
 
 class Prefixes(NamedTuple):
@@ -256,8 +258,7 @@ class Front:
             self._refuse_for_good(failure.code, str(failure))
         if self._queue:
             return True
-        is_stranger = self.principal is None and self.guard.asks
-        if is_stranger and self._cutter.unfinished_bytes > LOGIN_BYTES_MAX:
+        if self.is_stranger and self._cutter.unfinished_bytes > LOGIN_BYTES_MAX:
             self._refuse_for_good("too_large", f"at most {LOGIN_BYTES_MAX} bytes before a log-in")
         return False
 
@@ -380,8 +381,8 @@ class Front:
         name = argv[0].upper()
         if name in _PREFIXES:
             return self._run_prefixed(argv)
-        if self.principal is None and self.guard.asks and name not in _BEFORE_LOGIN:
-            return self.say(error("NOAUTH", "log in with AUTH name password"))
+        if self.is_stranger and name not in _BEFORE_LOGIN:
+            return self.say(NO_LOGIN)
         if self.transaction is not None and name not in _BESIDE_TRANSACTION:
             return self.say(self.transaction.queue(argv))
         wish = parse(argv, 0) if (parse := self._vocabulary.get(name)) is not None else None
@@ -414,8 +415,8 @@ class Front:
         parse = self._vocabulary.get(name)
         wish = None
         if parse is not None:
-            if self.principal is None and self.guard.asks:
-                return self.say(error("NOAUTH", "log in with AUTH name password"))
+            if self.is_stranger:
+                return self.say(NO_LOGIN)
             wish = parse(argv[at:], prefixes.stamp)
         if wish is not None:
             return self.wish(wish, prefixes)
@@ -431,7 +432,10 @@ class Front:
         """Have a group do what was understood, or answer what was not."""
         if isinstance(wish, bytes):
             return self.say(wish)
-        is_of_namespace = wish.key.startswith(b"/")  # there, access lists decide
+        if self.is_stranger:  # perhaps since it waits
+            return self.say(NO_LOGIN)
+        # There, access lists decide; and everybody may ask who they are.
+        is_of_namespace = wish.key.startswith(b"/") or wish.argv[0] == b"ACL"
         if self.principal is not None and not self.principal.is_admin and not is_of_namespace:
             return self.say(
                 error("NOPERM", f"{_shown(wish.key)} {'w' if wish.is_change else 'r'}")
@@ -495,7 +499,9 @@ class Front:
         self.is_blocked = True
 
         def opened(reply: Reply) -> None:
-            if reply.code is Code.OK:
+            if self.is_stranger:
+                then(NO_LOGIN)
+            elif reply.code is Code.OK:
                 self.attach(gid, Session(instance, reply.lsn, secret, ttl_ms))
                 then(None)
             else:
@@ -525,11 +531,24 @@ class Front:
 
     # ---- users
 
+    @property
+    def is_stranger(self) -> bool:
+        """Whether nobody is logged in where somebody has to be."""
+        return self.principal is None and self.guard.asks
+
     def log_in(self, principal: Principal | None) -> None:
-        """Be this user from now on, or nobody."""
-        self.principal = principal
-        self._principal = principal.name.encode() if principal else b""
-        self._groups = _OF_ADMINS if principal is not None and principal.is_admin else _NO_GROUPS
+        """Be this user from now on, or nobody; another one's sessions are not used any more."""
+        before, self.principal = self.principal, principal
+        self._principal, self._groups = b"", _NO_GROUPS
+        if principal is not None:
+            self._principal = principal.name.encode()
+            named = (name.encode() for name in principal.groups)
+            self._groups = tuple(name for name in named if name != ADMINS)
+            if principal.is_admin:
+                self._groups += _OF_ADMINS
+        if (before.name if before else "") != (principal.name if principal else ""):
+            self.detach()
+            self.transaction = None
 
 
 def _prefixes(argv: list[bytes]) -> tuple[Prefixes, int] | None:

@@ -2,7 +2,8 @@
 
 Invariants:
 1. Stock clients and tools get along: what they ask on connecting is answered, if only by nothing.
-2. A password is checked by the guard alone, and nothing else is done on the connection meanwhile.
+2. A password or a token is checked by the guard alone, and nothing else is done on the connection
+   meanwhile.
 
 Elsewhere: sessions (`front_sessions`), the state machine's commands (`register_commands`).
 """
@@ -30,10 +31,12 @@ from millstream.version import __version__
 if TYPE_CHECKING:
     from millstream.coordination.core.front import Front, Handler
 
-__all__ = ["FRONT_COMMANDS", "NAME_BYTES_MAX"]
+__all__ = ["FRONT_COMMANDS", "NAME_BYTES_MAX", "TOKEN_NAME"]
 
 NAME_BYTES_MAX: Final = 256
 """Of a connection's name."""
+TOKEN_NAME: Final = b"TOKEN"
+"""Who logs in by this name, in small letters or large, has a token for a password."""
 
 
 # ---- greeting and log-in
@@ -83,24 +86,30 @@ def _greeting(front: Front) -> bytes:
 
 def _auth(front: Front, argv: list[bytes]) -> bytes | None:
     if len(argv) != 3:
-        return error("BADARG", "AUTH name password")
-    if argv[1].upper() == b"TOKEN":
-        return error("NOAUTH", "this node takes names and passwords, no tokens")
+        return error("BADARG", "AUTH name password, or AUTH TOKEN token")
     _check(front, argv[1], argv[2], lambda: front.say(OK))
     return None
 
 
-def _check(front: Front, name: bytes, password: bytes, then: Callable[[], None]) -> None:
-    def checked(principal: Principal | None) -> None:
-        if principal is None:
-            front.say(error("NOAUTH", "there is no such user with this password"))
+def _check(front: Front, name: bytes, secret: bytes, then: Callable[[], None]) -> None:
+    """Have a password checked, or a token: that is what a user called so has."""
+
+    def checked(found: Principal | str) -> None:
+        if isinstance(found, str):
+            front.say(error("NOAUTH", found))
         else:
-            front.log_in(principal)
+            front.log_in(found)
             then()
 
+    def known(found: Principal | str | None) -> None:
+        front.unblock(lambda: checked(found or "there is no such user with this password"))
+
     front.is_blocked = True
-    text = (name.decode("utf-8", "replace"), password.decode("utf-8", "replace"))
-    front.give_up = front.guard.check(*text, lambda found: front.unblock(lambda: checked(found)))
+    if name.upper() == TOKEN_NAME:
+        front.give_up = front.guard.check_token(secret, known)
+    else:
+        text = (name.decode("utf-8", "replace"), secret.decode("utf-8", "replace"))
+        front.give_up = front.guard.check(*text, known)
     if front.give_up is None:
         front.is_blocked = False
         front.say(error("BUSY", "too many are logging in; try again, or another node"))

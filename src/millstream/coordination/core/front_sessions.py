@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from millstream.coordination.core.client_table import TIME_OUT_MS, TIME_OUT_MS_MIN
 from millstream.coordination.core.effects import Code, Reply
 from millstream.coordination.core.entries import ID_BYTES, Body, Kind
-from millstream.coordination.core.front import Session
+from millstream.coordination.core.front import NO_LOGIN, Session
 from millstream.coordination.core.values import bulk, error, integer, mapping, status
 
 if TYPE_CHECKING:
@@ -123,7 +123,9 @@ def _resume(front: Front, gid: int, client_id: bytes, secret: bytes) -> bytes | 
         front.attach(gid, Session(instance, number, secret, used.ttl_ms, used.csn))
 
     def resumed(reply: Reply) -> None:
-        if reply.code is Code.OK:
+        if front.is_stranger:
+            front.say(NO_LOGIN)
+        elif reply.code is Code.OK:
             ttl, csn = map(int, reply.value.split())
             here = front.sessions.get(gid)
             used_csn = here.csn if here is not None and here.number == number else 0

@@ -9,11 +9,15 @@ from typing import NamedTuple
 import pytest
 
 from coordination_backend import FakeGuard, RegisterBackend
+from millstream.access import token_keys
+from millstream.access.token_keys import TokenKeys
+from millstream.access.tokens import LEEWAY_S
 from millstream.access.users import User, UserStore
 from millstream.coordination.aio import resp_server
 from millstream.coordination.aio.resp_server import RespServer, UserGuard
 from millstream.coordination.core.backend import Guard
 from millstream.coordination.core.entries import Body
+from token_issuer import NOW_S, RULES, jwks, token
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -129,6 +133,42 @@ async def test_users_log_in_and_are_dropped() -> None:
         assert await reader.readexactly(7) == b"+PONG\r\n"
         running.server.drop_user("ada")
         assert await reader.read() == b""
+    await guard.close()
+
+
+async def test_who_has_a_token_is_nobody_after_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resp_server, "LOOK_S", 0.01)
+    monkeypatch.setattr(token_keys, "RETRY_S", 0.0)
+    now_s, keys = NOW_S, [jwks()]
+
+    async def fetch() -> bytes:
+        return keys[0]
+
+    tokens = TokenKeys(RULES, "", now_s=lambda: now_s, fetch=fetch)
+    guard = UserGuard(UserStore(), tokens)
+    async with serving(guard) as running, running.client() as (reader, writer):
+        running.server._now_s = lambda: now_s
+        writer.write(b"GET k\r\nAUTH TOKEN x\r\nAUTH TOKEN " + token() + b"\r\nCLIENT INFO\r\n")
+        for said in (b"-NOAUTH log in", b"-NOAUTH the token", b"+OK", b"$", b"id=1 user=ada"):
+            assert (await reader.readline()).strip().startswith(said)
+        await turns(lambda: not running.server._strangers)
+        now_s += 600 + LEEWAY_S
+        await turns(lambda: bool(running.server._strangers))
+        writer.write(b"SET k v\r\nAUTH TOKEN " + token() + b"\r\n")
+        assert (await reader.readline()).startswith(b"-NOAUTH")
+        assert b"expired" in await reader.readline()
+        monkeypatch.setattr(resp_server, "LOGIN_S_MAX", 0.0)
+        assert await reader.read() == b""
+    await guard.close()
+    await tokens.close()
+
+
+async def test_tokens_where_none_are_taken() -> None:
+    guard = UserGuard(UserStore())
+    async with serving(guard) as running, running.client() as (reader, writer):
+        writer.write(b"AUTH TOKEN abc\r\nPING\r\n")
+        assert (await reader.readline()).startswith(b"-NOAUTH this node takes names")
+        assert await reader.readline() == b"+PONG\r\n"
     await guard.close()
 
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordination_backend import FakeGuard, FrontClient, RegisterBackend
+from millstream.coordination.core.backend import Principal
 from millstream.coordination.core.front_commands import FRONT_COMMANDS
 from millstream.coordination.core.group_state import GROUP_COMMANDS, GroupState
 from millstream.coordination.core.register_commands import REGISTER_COMMANDS
@@ -80,8 +81,82 @@ def test_hello_logs_in() -> None:
     assert client.say("CLIENT INFO").endswith("user=ada resp=3 name=x\r\n")
 
 
-def test_tokens_are_refused() -> None:
-    assert FrontClient().say("AUTH TOKEN abc").startswith("-NOAUTH")
+def test_a_token_logs_in() -> None:
+    bearers = {b"jwt": Principal("ada", is_admin=False, groups=("staff",))}
+    for words in ("AUTH TOKEN jwt", "AUTH token jwt", "HELLO 3 AUTH token jwt"):
+        client = FrontClient(guard=FakeGuard(bearers=bearers))
+        assert client.say("AUTH token no") == "-NOAUTH the token is a bad one\r\n"
+        assert client.say("AUTH jwt token").startswith("-NOAUTH")
+        assert not client.say(words).startswith("-")
+        assert "user=ada " in client.say("CLIENT INFO")
+
+
+def who(client: FrontClient) -> str:
+    return client.say("ACL WHOAMI").replace("\r\n", " ")
+
+
+def test_groups_are_of_who_is_logged_in() -> None:
+    bearers = {
+        b"admins": Principal("eve", is_admin=False, groups=("admins", "staff")),
+        b"root": Principal("root", is_admin=True, groups=("ops",)),
+        b"bob": Principal("bob", is_admin=False),
+    }
+    client = FrontClient(
+        RegisterBackend(GroupState()), FakeGuard(bearers=bearers), vocabulary=GROUP_COMMANDS
+    )
+    assert client.say("ACL WHOAMI").startswith("-NOAUTH")
+    client.say("AUTH TOKEN admins")
+    assert "*1 $5 staff " in who(client)
+    assert who(client).endswith(":0 ")
+    assert client.say("CREATENAMESPACE /ns").startswith("-NOPERM")
+    client.say("AUTH TOKEN root")
+    assert "*2 $3 ops $6 admins " in who(client)
+    client.say("CREATENAMESPACE /ns", "ACL SET /ns ENTRY group:staff:rw-")
+    client.say("AUTH TOKEN bob")
+    assert client.say("CREATE BINARY /ns/a") == "-NOPERM /ns w\r\n"
+    client.say("AUTH TOKEN admins")
+    assert client.say("ACL CHECK /ns w", "CREATE BINARY /ns/a") == ":1\r\n+OK\r\n"
+
+
+def test_another_user_has_other_sessions() -> None:
+    bearers = {
+        b"a": Principal("ada", is_admin=True), b"a2": Principal("ada", is_admin=True),
+        b"b": Principal("bob", is_admin=True),
+    }  # fmt: skip
+    client = FrontClient(guard=FakeGuard(bearers=bearers))
+    client.say("AUTH TOKEN a", "SESSION OPEN", "AUTH TOKEN a2")
+    assert client.say("SESSION INFO").startswith("*8")
+    client.say("MULTI", "DISCARD", "AUTH TOKEN b")
+    assert client.say("SESSION INFO").startswith("-SESSIONEXPIRED")
+
+
+def test_who_is_nobody_any_more_gets_nothing_done() -> None:
+    """Whatever waited for something when the end came, too: nobody is asked for as nobody."""
+    bearers = {b"a": Principal("ada", is_admin=True)}
+    client = FrontClient(guard=FakeGuard(bearers=bearers))
+    client.say("AUTH TOKEN a", "SET k v", "SESSION OPEN")
+    client.backend.holds = True
+    client.say("SET k w", "GET k", "SET k x")
+    client.front.log_in(None)
+    assert not client.front.sessions
+    client.backend.release(0)
+    assert client.heard().startswith("+OK\r\n-NOAUTH")
+    assert client.say("SET k y", "SESSION PING").count("-NOAUTH") >= 2
+    client.backend.holds = False
+    assert client.say("AUTH TOKEN a", "GET k").endswith("$1\r\nw\r\n")
+
+
+@pytest.mark.parametrize("words", ["SESSION OPEN", "CSN 1 SET k v"])
+def test_a_session_that_comes_too_late_is_nobodys(words: str) -> None:
+    bearers = {b"a": Principal("ada", is_admin=True)}
+    client = FrontClient(guard=FakeGuard(bearers=bearers))
+    client.say("AUTH TOKEN a")
+    client.backend.holds = True
+    client.say(words)
+    client.front.log_in(None)
+    client.backend.release(0)
+    assert client.heard().startswith("-NOAUTH")
+    assert not client.front.sessions
 
 
 def test_a_login_on_a_connection_that_is_gone() -> None:
