@@ -11,6 +11,7 @@ from millstream.coordination.core.effects import Code, Reply
 from millstream.coordination.core.entries import GENESIS, NOBODY, Body, Kind, chain
 from millstream.coordination.core.front import Front
 from millstream.coordination.core.front_commands import FRONT_COMMANDS
+from millstream.coordination.core.front_users import UserChange
 from millstream.coordination.core.register import Registers, StateMachine
 from millstream.coordination.core.register_commands import REGISTER_COMMANDS, Parser
 from millstream.coordination.core.values import array, error, integer, mapping
@@ -139,6 +140,7 @@ class FakeGuard:
         bearers: dict[bytes, Principal] | None = None,
     ) -> None:
         self.users, self.bearers = users or {}, bearers or {}
+        self.changes: list[UserChange | str] = []
         self.holds = False
         self.held: list[Callable[[], None]] = []
 
@@ -147,17 +149,27 @@ class FakeGuard:
         return bool(self.users or self.bearers)
 
     def check(
-        self, name: str, password: str, done: Callable[[Principal | None], None]
+        self, name: str, password: str, done: Callable[[Principal | str], None], source: str = ""
     ) -> Callable[[], object]:
         known = self.users.get(name)
-        return self._answer(
-            Principal(name, known[1]) if known and known[0] == password else None, done
-        )
+        is_right = known is not None and known[0] == password
+        return self._answer(Principal(name, known[1]) if is_right else "no such user", done)
 
     def check_token(
         self, token: bytes, done: Callable[[Principal | str], None]
     ) -> Callable[[], object]:
         return self._answer(self.bearers.get(token, "the token is a bad one"), done)
+
+    def set_user(self, change: UserChange, done: ValueDone) -> None:
+        self.changes.append(change)
+        done(b"+OK")
+
+    def delete_user(self, name: str, done: ValueDone) -> None:
+        self.changes.append(name)
+        done(b"+OK")
+
+    def list_users(self, done: ValueDone) -> None:
+        done(array(()))
 
     def _answer(self, found: Any, done: Callable[[Any], None]) -> Callable[[], object]:
         if self.holds:

@@ -1,6 +1,9 @@
 """Who may what in coordination: users, groups and tokens, with redis-py over TLS."""
 
+import base64
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,3 +81,35 @@ def test_a_client_without_tls_gets_nothing(tmp_path: Path) -> None:
         host, port = node.address("coord")
         with redis.Redis(host, port, socket_timeout=60) as client, pytest.raises(redis.RedisError):
             client.ping()
+
+
+def test_one_record_for_all_listeners(tmp_path: Path) -> None:
+    """A user made by RESP logs in over HTTP, one made over HTTP by RESP; both within seconds."""
+    with NodeProcess(tmp_path / "node", "--coord", FREE, "--user", "ada:secret") as node:
+        host, port = node.address("coord")
+
+        def logs_in(name: str, password: str) -> bool:
+            basic = base64.b64encode(f"{name}:{password}".encode()).decode()
+            request = urllib.request.Request(
+                f"{node.http}/_millstream/users", headers={"Authorization": f"Basic {basic}"}
+            )
+            try:
+                with urllib.request.urlopen(request, timeout=60):
+                    return True
+            except urllib.error.HTTPError as error:
+                error.close()
+                return error.code == 403  # known, but no administrator
+
+        with redis.Redis(host, port, username="ada", password="secret") as ada:
+            until(lambda: ada.execute_command("SET", "ready", "yes"))
+            ada.execute_command("ADMIN USER SET", "bob", "PASSWORD", "s3cret", "GROUPS", "staff")
+            rows = ada.execute_command("ADMIN USER LIST")
+            assert b"staff" in str(rows).encode()
+            until(lambda: logs_in("bob", "s3cret"))
+            with redis.Redis(host, port, username="bob", password="s3cret") as bob:
+                assert b"staff" in str(bob.execute_command("ACL WHOAMI")).encode()
+                assert ada.execute_command("ADMIN USER DEL", "bob") in (b"OK", True)
+                with pytest.raises(redis.RedisError):
+                    bob.execute_command("ACL WHOAMI")
+            until(lambda: not logs_in("bob", "s3cret"))
+    assert "s3cret" not in node.log()

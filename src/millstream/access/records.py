@@ -11,7 +11,7 @@ Elsewhere: the store (`access.users`).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
@@ -26,6 +26,7 @@ __all__ = [
     "Right",
     "User",
     "Verifier",
+    "changed_user",
     "checked_name",
     "checked_roles",
     "make_verifiers",
@@ -146,6 +147,31 @@ def _check_group(role: str) -> None:
             f"role {role!r}: a group's name has 1 to {NAME_BYTES_MAX} bytes and no spaces",
             code="bad_role",
         )
+
+
+def changed_user(
+    before: User | None,
+    name: str,
+    *,
+    verifiers: Mapping[str, Verifier] | None,
+    rights: Sequence[str] | None,
+    groups: Sequence[str] | None,
+) -> User:
+    """Return a user with what is said; the rest stays as it was, a new one has none.
+
+    Raises:
+        UsageError: `bad_password`: nobody can be made without; `bad_role`.
+    """
+    if verifiers is None:
+        if before is None:
+            raise UsageError(f"there is no user {name!r}; say a password", code="bad_password")
+        verifiers = before.verifiers
+    kept = before.roles if before is not None else ()
+    roles = [role for role in kept if not role.startswith(_GROUP)] if rights is None else rights
+    named = [role for role in kept if role.startswith(_GROUP)]
+    if groups is not None:
+        named = [_GROUP + group for group in groups]
+    return User(name, checked_roles([*roles, *named]), verifiers)
 
 
 def user_to_json(user: User) -> dict[str, Any]:

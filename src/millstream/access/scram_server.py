@@ -38,9 +38,21 @@ Lookup = Callable[[str], tuple[User | None, Verifier]]
 
 
 class ScramServer:
-    """One log-in attempt: `step` is called with each message of the client."""
+    """One log-in attempt: `step` is called with each message of the client.
 
-    def __init__(self, mechanism: str, lookup: Lookup, *, nonce: str = "") -> None:
+    `on_end` is told a name, and whether its password was shown to be known.
+    """
+
+    def __init__(
+        self,
+        mechanism: str,
+        lookup: Lookup,
+        on_end: Callable[[str, bool], None] = lambda name, is_right: None,
+        *,
+        nonce: str = "",
+    ) -> None:
+        self._on_end = on_end
+        self._name = ""
         self.mechanism = mechanism
         self._hash = HASHES[mechanism]
         self._lookup = lookup
@@ -79,7 +91,8 @@ class ScramServer:
         name, nonce = unescaped_name(found.get("n", "")), found.get("r", "")
         if not name or not nonce or len(nonce) > NONCE_BYTES_MAX or "m" in found:
             raise RemoteProtocolError("the first message must hold a name and a nonce")
-        self._user, self._verifier = self._lookup(prepared(name))
+        self._name = prepared(name)
+        self._user, self._verifier = self._lookup(self._name)
         self._gs2_header = f"{flag},,"
         self._nonce = nonce + self._own_nonce
         salt, iterations = self._verifier.salt, self._verifier.iterations
@@ -96,6 +109,7 @@ class ScramServer:
             raise RemoteProtocolError("the two messages disagree on channel binding")
         exchange = f"{self._exchange},{message[: message.rindex(',p=')]}"
         is_proven = self._proves(decoded(found["p"]), exchange)
+        self._on_end(self._name, self._user is not None and is_proven)
         if self._user is None or not is_proven:
             raise AccessError("wrong user name or password")
         signature = sign(self._hash, self._verifier.server_key, exchange)

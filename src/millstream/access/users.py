@@ -2,12 +2,14 @@
 
 Invariants:
 1. users.json is replaced atomically and durably, mode 0600; a change counts once it is written.
+   Several processes of a node may change it: one at a time, each from what the file says then.
 2. PLAIN and HTTP Basic are checked against the same verifier as SCRAM.
 3. An unknown name costs as long as a known one, and shows a salt that stays the same.
 4. Once there are users, one of them is an administrator.
 5. The nodes' own user is in no file: it has a secret iff the node was started with one. It does
    not make a node without users ask for log-ins.
 6. A remembered check is forgotten after `REMEMBERED_SECONDS`, and at once when the user changes.
+7. Who fails too often to log in by a name, from one place, has to wait (`failed_logins`).
 
 Elsewhere: records (`access.records`), the exchange (`access.scram_server`). All calls may come
 from any thread; changes are made one after the other.
@@ -19,18 +21,21 @@ import hmac
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from millstream.access.failed_logins import FailedLogins
 from millstream.access.records import (
     ADMIN,
     ITERATIONS,
     Right,
     User,
     Verifier,
+    changed_user,
     checked_name,
     checked_roles,
     make_verifiers,
@@ -46,7 +51,7 @@ from millstream.errors import (
     MillstreamError,
     UsageError,
 )
-from millstream.runtime.files import write_atomically
+from millstream.runtime.files import alone_in, write_atomically
 
 __all__ = [
     "NODE_USER",
@@ -57,6 +62,7 @@ __all__ = [
     "ScramServer",
     "User",
     "UserStore",
+    "fresh_verifiers",
 ]
 
 NODE_USER: Final = "@node"
@@ -103,9 +109,12 @@ class UserStore:
         self._stamp: object = None
         """Of the file as it was read."""
         if node_secret:
-            self._node = User(NODE_USER, (ADMIN,), _fresh_verifiers(node_secret))
+            self._node = User(NODE_USER, (ADMIN,), fresh_verifiers(node_secret))
+        self._failures = FailedLogins()
         if path is not None and path.exists():
             self._load(path)
+        self._told = self._users
+        """Those whose changes are known to who asked `refresh`, or made them."""
 
     @property
     def is_empty(self) -> bool:
@@ -118,22 +127,36 @@ class UserStore:
         return sorted(self._users)
 
     def refresh(self) -> list[str]:
-        """Read the file again if another process has replaced it; return who changed. Blocks.
+        """Read the file again if another process has replaced it; return whom others changed.
+
+        Blocks.
 
         Raises:
             CorruptionError: `bad_users_file`; nothing changes.
             OSError: it cannot be read.
         """
-        if self._path is None or not self._path.exists():
-            return []
-        before = self._users
-        if _stamp(self._path) != self._stamp:
-            self._load(self._path)
+        with self._change:
+            self._read_again()
+            before, self._told = self._told, self._users
+        return sorted(
+            name for name in {*before, *self._told} if before.get(name) != self._told.get(name)
+        )
+
+    def _read_again(self) -> None:
+        path = self._path
+        if path is not None and path.exists() and _stamp(path) != self._stamp:
+            self._load(path)
             with self._lock:
                 self._remembered.clear()
-        return sorted(
-            name for name in {*before, *self._users} if before.get(name) != self._users.get(name)
-        )
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Change users as nobody else does meanwhile, from what others made of them."""
+        with self._change, ExitStack() as stack:
+            if self._path is not None:
+                stack.enter_context(alone_in(self._path.parent))
+            self._read_again()
+            yield
 
     def get(self, name: str) -> User | None:
         """Return one user."""
@@ -148,16 +171,33 @@ class UserStore:
             ConditionError: `last_admin`, nobody could administer the node any more.
         """
         name = checked_name(name)
-        if len(password.encode()) > PASSWORD_BYTES_MAX:
-            raise UsageError(
-                f"a password has at most {PASSWORD_BYTES_MAX} bytes", code="bad_password"
-            )
-        user = User(name, checked_roles(roles), _fresh_verifiers(password))
-        with self._change:
-            if name not in self._users and len(self._users) >= USERS_MAX:
-                raise UsageError(f"a node has at most {USERS_MAX} users", code="too_many_users")
-            self._replace({**self._users, name: user})
+        user = User(name, checked_roles(roles), fresh_verifiers(password))
+        with self._alone():
+            self._put(user)
         return user
+
+    def change(
+        self,
+        name: str,
+        *,
+        password: str | None = None,
+        rights: Sequence[str] | None = None,
+        groups: Sequence[str] | None = None,
+    ) -> User:
+        """Create a user, or change what is said of one, durably; errors as `put`."""
+        name = checked_name(name)
+        verifiers = fresh_verifiers(password) if password is not None else None
+        with self._alone():
+            user = changed_user(
+                self._users.get(name), name, verifiers=verifiers, rights=rights, groups=groups
+            )
+            self._put(user)
+        return user
+
+    def _put(self, user: User) -> None:
+        if user.name not in self._users and len(self._users) >= USERS_MAX:
+            raise UsageError(f"a node has at most {USERS_MAX} users", code="too_many_users")
+        self._replace({**self._users, user.name: user}, user.name)
 
     def ensure_admin(self, name: str, password: str) -> None:
         """Make sure that an administrator of this name and password exists.
@@ -175,14 +215,40 @@ class UserStore:
         Raises:
             ConditionError: `last_admin`.
         """
-        with self._change:
+        with self._alone():
             if name not in self._users:
                 return False
-            self._replace({other: user for other, user in self._users.items() if other != name})
+            others = {other: user for other, user in self._users.items() if other != name}
+            self._replace(others, name)
         return True
 
-    def check_password(self, name: str, password: str) -> User | None:
-        """Return the user if the password is right; 3 ms, less if checked a moment ago."""
+    def check_password(self, name: str, password: str, source: str = "") -> User | None:
+        """Return the user if the password is right; 3 ms, less if checked a moment ago.
+
+        Args:
+            name: as it was said.
+            password: the same.
+            source: where that came from, as an address; empty: failures are not counted.
+
+        Raises:
+            AccessError: `too_many_failures`.
+        """
+        if source:
+            self._may_try(name, source)
+        user = self._checked(name, password)
+        if source:
+            self._tried(name, source, is_right=user is not None)
+        return user
+
+    def _may_try(self, name: str, source: str) -> None:
+        with self._lock:
+            self._failures.check(name, source, self._now())
+
+    def _tried(self, name: str, source: str, *, is_right: bool) -> None:
+        with self._lock:
+            self._failures.ended(name, source, self._now(), is_right=is_right)
+
+    def _checked(self, name: str, password: str) -> User | None:
         try:
             name = prepared(name)
         except AccessError:
@@ -206,8 +272,8 @@ class UserStore:
         self._remember(fingerprint, user)
         return user
 
-    def scram_server(self, mechanism: str) -> ScramServer:
-        """Begin a SCRAM log-in.
+    def scram_server(self, mechanism: str, source: str = "") -> ScramServer:
+        """Begin a SCRAM log-in; `source` as of `check_password`, errors like its come from `step`.
 
         Raises:
             AccessError: `unknown_mechanism`.
@@ -217,7 +283,16 @@ class UserStore:
                 f"mechanism {mechanism!r} is not offered; offered are {' '.join(MECHANISMS)}",
                 code="unknown_mechanism",
             )
-        return ScramServer(mechanism, lambda name: self._find(name, mechanism))
+
+        def find(name: str) -> tuple[User | None, Verifier]:
+            self._may_try(name, source)
+            return self._find(name, mechanism)
+
+        if not source:
+            return ScramServer(mechanism, lambda name: self._find(name, mechanism))
+        return ScramServer(
+            mechanism, find, lambda name, is_right: self._tried(name, source, is_right=is_right)
+        )
 
     def _find(self, name: str, mechanism: str) -> tuple[User | None, Verifier]:
         user = self.get(name)
@@ -240,7 +315,7 @@ class UserStore:
                 del self._remembered[next(iter(self._remembered))]
             self._remembered[fingerprint] = (user, self._now() + REMEMBERED_SECONDS)
 
-    def _replace(self, users: dict[str, User]) -> None:
+    def _replace(self, users: dict[str, User], changed: str) -> None:
         if not any(user.is_admin for user in users.values()):
             raise ConditionError(
                 "one user must be an administrator; create another one first", code="last_admin"
@@ -253,7 +328,11 @@ class UserStore:
             }
             encoder = msgspec.json.encode(content)
             write_atomically(self._path, msgspec.json.format(encoder, indent=2) + b"\n")
+            self._stamp = _stamp(self._path)
         self._users = users
+        self._told = {name: user for name, user in self._told.items() if name != changed}
+        if changed in users:
+            self._told[changed] = users[changed]
         with self._lock:
             self._remembered.clear()
 
@@ -286,5 +365,13 @@ def _stamp(path: Path) -> tuple[int, int, int]:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _fresh_verifiers(password: str) -> dict[str, Verifier]:
+def fresh_verifiers(password: str) -> dict[str, Verifier]:
+    """Return new verifiers of a password; about 15 ms.
+
+    Raises:
+        UsageError: `bad_password`.
+        AccessError: `bad_characters`.
+    """
+    if len(password.encode(errors="surrogatepass")) > PASSWORD_BYTES_MAX:
+        raise UsageError(f"a password has at most {PASSWORD_BYTES_MAX} bytes", code="bad_password")
     return make_verifiers(password, {name: secrets.token_bytes(16) for name in HASHES})

@@ -29,8 +29,9 @@ import msgspec
 from millstream.access.users import UserStore
 from millstream.coordination.aio.coordinator import Coordinator, Listening
 from millstream.coordination.core.pool_messages import Address
-from millstream.errors import CorruptionError, MillstreamError, UsageError
+from millstream.errors import MillstreamError, UsageError
 from millstream.node.child_start import EXIT_NOT_STARTED, Tell, run_child, stop_signal
+from millstream.node.known_users import keep_users
 from millstream.node.listeners import peer_context, peer_server_context, server_context
 from millstream.node.supervise import EXIT_DISK_FAILED
 from millstream.runtime.metrics import LoopLag, processor_seconds, resident_bytes
@@ -41,13 +42,11 @@ from millstream.storage.core.disk_errors import is_full
 if TYPE_CHECKING:
     from millstream.access.token_keys import TokenKeys
 
-__all__ = ["FIGURES_S", "USERS_S", "CoordOrder", "TokenOrder", "main"]
+__all__ = ["FIGURES_S", "CoordOrder", "TokenOrder", "main"]
 
 _LOG = logging.getLogger("millstream.node.coord_child")
 FIGURES_S: Final = 1.0
 """How often the engine is told the figures."""
-USERS_S: Final = 1.0
-"""How long a change of a user may go unnoticed here."""
 EXIT_FAILED: Final = 1
 
 
@@ -114,7 +113,7 @@ async def _run(order: CoordOrder, tell: Tell) -> int:
     tell({"event": "ready"})
     tasks = Tasks(fail)
     tasks.start(_tell_figures(coordinator, tell), name="figures for the engine")
-    tasks.start(_keep_users(coordinator, users), name="users of the node")
+    tasks.start(keep_users(users, coordinator.drop_user), name="users of the node")
     if tokens is not None:
         tokens.start()
     await stop.wait()
@@ -176,18 +175,6 @@ def _listening(order: CoordOrder) -> Listening:
 
 def _socket(descriptor: int | None) -> socket.socket | None:
     return None if descriptor is None else socket.socket(fileno=descriptor)
-
-
-async def _keep_users(coordinator: Coordinator, users: UserStore) -> None:
-    """See what the engine's process makes of the users; who changed logs in anew."""
-    while True:
-        await asyncio.sleep(USERS_S)
-        try:
-            for name in await asyncio.to_thread(users.refresh):
-                coordinator.clients.drop_user(name)
-                coordinator.peers.drop_user(name)
-        except (CorruptionError, OSError) as error:
-            _LOG.error("the users' file cannot be read: %s", error)
 
 
 async def _tell_figures(coordinator: Coordinator, tell: Tell) -> None:

@@ -43,6 +43,7 @@ from millstream.node.data_directory import DataDirectory
 from millstream.node.design_documents import Designs
 from millstream.node.index_child import IndexOrder
 from millstream.node.indexes import Indexes
+from millstream.node.known_users import keep_users
 from millstream.node.listeners import (
     BUILT,
     COORDINATION,
@@ -302,6 +303,7 @@ class Engine:
         self._lag.start()
         stack.push_async_callback(self._tasks.stop)
         self._tasks.start(self._keep_house(), name="housekeeping")
+        self._tasks.start(keep_users(self.users, self.drop_user), name="users of the node")
         await self._listen(bound, tls, stack)
         if self.coordination is not None:
             await self.coordination.until_ready()

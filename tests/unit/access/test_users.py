@@ -3,6 +3,7 @@ import stat
 
 import pytest
 
+from millstream.access.failed_logins import FAILED_LOGINS_MAX, FAILED_LOGINS_S
 from millstream.access.scram_client import ScramClient
 from millstream.access.users import NODE_USER, REMEMBERED_MAX, UserStore
 from millstream.errors import AccessError, ConditionError, CorruptionError, UsageError
@@ -199,3 +200,61 @@ def test_what_another_process_made_of_the_users_is_read_again(tmp_path):
     with pytest.raises(CorruptionError):
         mine.refresh()
     assert mine.names == ["admin"]
+
+
+def test_a_user_is_changed_in_part():
+    store = UserStore()
+    store.change("ada", password="pw", rights=["admin"])
+    store.change("bob", password="pw", groups=["staff"])
+    store.change("bob", rights=["read:b"])
+    assert store.get("bob").roles == ("group:staff", "read:b")
+    store.change("bob", groups=[])
+    assert store.get("bob").roles == ("read:b",)
+    assert store.check_password("bob", "pw").name == "bob"
+    store.change("bob", password="other")
+    assert store.check_password("bob", "pw") is None
+    with pytest.raises(UsageError, match="password"):
+        store.change("eve", rights=["admin"])
+    with pytest.raises(ConditionError):
+        store.change("ada", rights=[])
+
+
+def test_two_processes_change_users(tmp_path):
+    one, other = (UserStore(tmp_path / "users.json") for _ in range(2))
+    one.put("ada", "pw")
+    other.put("bob", "pw")
+    one.delete("bob")
+    other.put("eve", "pw")
+    one.put("joe", "pw")
+    assert one.names == ["ada", "eve", "joe"]
+    assert other.refresh() == ["ada", "bob", "joe"]
+    assert one.refresh() == ["eve"]
+    assert (one.refresh(), other.refresh()) == ([], [])
+    assert other.check_password("joe", "pw").name == "joe"
+
+
+def test_who_guesses_waits_over_scram_and_in_clear():
+    store, now_s = UserStore(now=lambda: now_s), 0.0
+    store.put("ada", "pw")
+
+    def scram(password):
+        client = ScramClient("SCRAM-SHA256", "ada", password)
+        server = store.scram_server("SCRAM-SHA256", "here")
+        challenge, _ = server.step(client.first())
+        return server.step(client.next(challenge))[1]
+
+    for number in range(FAILED_LOGINS_MAX):
+        if number % 2:
+            assert store.check_password("ada", "no", "here") is None
+        else:
+            with pytest.raises(AccessError, match="wrong"):
+                scram("no")
+    with pytest.raises(AccessError, match="wait"):
+        store.check_password("ada", "pw", "here")
+    with pytest.raises(AccessError, match="wait"):
+        scram("pw")
+    assert store.check_password("ada", "pw", "there").name == "ada"
+    assert store.check_password("ada", "pw").name == "ada"
+    now_s = FAILED_LOGINS_S
+    assert scram("pw").name == "ada"
+    assert store.check_password("ada", "pw", "here").name == "ada"

@@ -33,7 +33,8 @@ from millstream.coordination.aio.node_file import begin_incarnation
 from millstream.coordination.aio.peers import Peers
 from millstream.coordination.aio.pool_copies import mend_pool_file
 from millstream.coordination.aio.pool_runner import PoolRunner
-from millstream.coordination.aio.resp_server import LOGIN_S_MAX, RespServer, UserGuard
+from millstream.coordination.aio.resp_server import LOGIN_S_MAX, RespServer
+from millstream.coordination.aio.user_guard import UserGuard
 from millstream.coordination.core.messages import Envelope, decode, encode
 from millstream.coordination.core.pool import Pool
 from millstream.coordination.core.pool_effects import GroupChanged, NodeStart, Stray
@@ -90,6 +91,7 @@ class Coordinator:
         self.requests = ClientRequests(self.groups.running, self.pool)
         self._guard = UserGuard(users, tokens)
         self.clients = RespServer(self.requests, self._guard)
+        self._guard.on_user_changed = self.drop_user
         self._listening = listening
         self._on_fatal = on_fatal
         self._has_failed = False
@@ -170,6 +172,11 @@ class Coordinator:
                 make, sock=self._listening.coord, backlog=BACKLOG
             )
             stack.callback(server.close)
+
+    def drop_user(self, name: str) -> None:
+        """Close the connections of a user whose record changed."""
+        self.clients.drop_user(name)
+        self.peers.drop_user(name)
 
     def _failed(self, error: BaseException) -> None:
         if not self._has_failed:

@@ -245,7 +245,8 @@ class Peers:
         self, first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> str:
         assert self._users is not None
-        server = self._users.scram_server(_MECHANISM)
+        peer = writer.get_extra_info("peername")
+        server = self._users.scram_server(_MECHANISM, str(peer[0]) if peer else "?")
         challenge, _ = server.step(first)
         writer.write(challenge + b"\n")
         final, user = server.step(await _line(reader))

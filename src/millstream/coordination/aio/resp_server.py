@@ -9,14 +9,13 @@ Invariants:
 3. A connection has `TURN_REQUESTS_MAX` requests done in a turn; the next turn goes on.
 4. After `close` no connection is open.
 5. Where there are users, who has not logged in after `LOGIN_S_MAX` is cut off, and of more than
-   `STRANGERS_MAX`, or than half of the places, who has had longest. Passwords are checked in
-   threads of their own, `CHECKS_WAITING_MAX` at most wait for that, and none of a client that is
-   gone. Who logged in with a token is nobody again `LOOK_S` after its end at the latest, and has
-   that time to log in anew.
+   `STRANGERS_MAX`, or than half of the places, who has had longest. Who logged in with a token is
+   nobody again `LOOK_S` after its end at the latest, and has that time to log in anew.
 6. When more than `WAITING_BYTES_MAX` wait for all clients together, those that have let theirs
    wait for longest are cut off. Who takes what waits lives, however slowly it does that.
 
-Elsewhere: everything a request means (`core.front`), who may connect from where (who listens).
+Elsewhere: everything a request means (`core.front`), log-ins (`aio.user_guard`), who may connect
+from where (who listens).
 """
 
 from __future__ import annotations
@@ -27,24 +26,15 @@ import resource
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
-from millstream.access.users import UserStore
 from millstream.coordination.core.backend import Backend, Guard, Principal
 from millstream.coordination.core.front import OUT_BYTES_MAX, Front
 from millstream.coordination.core.front_commands import FRONT_COMMANDS
 from millstream.coordination.core.group_state import GROUP_COMMANDS
 from millstream.coordination.core.register_commands import Parser
-from millstream.errors import AccessError
-from millstream.runtime.tasks import Tasks
-
-if TYPE_CHECKING:
-    from millstream.access.token_keys import TokenKeys
 
 __all__ = [
-    "CHECKS_MAX",
-    "CHECKS_WAITING_MAX",
     "CONNECTIONS_MAX",
     "DESCRIPTORS_KEPT",
     "LOGIN_S_MAX",
@@ -52,7 +42,6 @@ __all__ = [
     "STRANGERS_MAX",
     "WAITING_BYTES_MAX",
     "RespServer",
-    "UserGuard",
 ]
 
 _LOG = logging.getLogger(__name__)
@@ -70,69 +59,10 @@ WAITING_BYTES_MAX: Final = 256 * 1024 * 1024
 """Replies that wait for clients to take them; beyond that the slowest are cut off."""
 LOOK_S: Final = 1.0
 """How often it is looked at who has logged in, whose token has ended, who takes what waits."""
-CHECKS_MAX: Final = 2
-"""Passwords that are checked at the same time; others wait, one for each connection."""
-CHECKS_WAITING_MAX: Final = 200
-"""Password checks under way or waiting; who asks for one more is told that the node is busy."""
 _TLS_BYTES: Final = 64 * 1024
 """Given to a connection with TLS at once."""
 _NEVER: Final = float("inf")
 _TOO_MANY: Final = b"-BUSY too many connections; try again, or another node\r\n"
-
-
-class UserGuard:
-    """The users of the node, checked off the loop: that is slow on purpose; and tokens, if any."""
-
-    def __init__(self, users: UserStore, tokens: TokenKeys | None = None) -> None:
-        self._users, self._tokens = users, tokens
-        self._tasks = Tasks()
-        self._threads = ThreadPoolExecutor(CHECKS_MAX, "coordination passwords")
-
-    @property
-    def asks(self) -> bool:
-        """Whether there are users, or tokens are taken."""
-        return self._tokens is not None or not self._users.is_empty
-
-    def check(
-        self, name: str, password: str, done: Callable[[Principal | None], None]
-    ) -> Callable[[], object] | None:
-        """Find out whether this is a user with this password; return what gives that up."""
-        if len(self._tasks) >= CHECKS_WAITING_MAX:
-            return None
-        check = self._check(name, password, done)
-        return self._tasks.start(check, name="coordination password check").cancel
-
-    async def _check(
-        self, name: str, password: str, done: Callable[[Principal | None], None]
-    ) -> None:
-        loop, check = asyncio.get_running_loop(), self._users.check_password
-        user = await loop.run_in_executor(self._threads, check, name, password)
-        if user is not None and self._users.get(user.name) != user:
-            user = None  # changed or deleted while the password was checked
-        done(Principal(user.name, user.is_admin, user.groups) if user is not None else None)
-
-    def check_token(
-        self, token: bytes, done: Callable[[Principal | str], None]
-    ) -> Callable[[], object] | None:
-        """Find out whom a token is about, or why it is not believed."""
-        if len(self._tasks) >= CHECKS_WAITING_MAX:
-            return None
-        check = self._check_token(token, done)
-        return self._tasks.start(check, name="coordination token check").cancel
-
-    async def _check_token(self, token: bytes, done: Callable[[Principal | str], None]) -> None:
-        if self._tokens is None:
-            return done("this node takes names and passwords, no tokens")
-        try:
-            bearer = await self._tokens.check(token)
-        except AccessError as error:
-            return done(str(error))
-        return done(Principal(bearer.name, False, bearer.groups, bearer.until_s))
-
-    async def close(self) -> None:
-        """Stop checking."""
-        await self._tasks.stop()
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 class RespServer:
@@ -315,6 +245,8 @@ class _Connection(asyncio.Protocol):
         self._transport = transport
         transport.set_write_buffer_limits(high=OUT_BYTES_MAX)
         self._is_tls = transport.get_extra_info("sslcontext") is not None
+        peer = transport.get_extra_info("peername")
+        self.front.source = str(peer[0]) if isinstance(peer, tuple) else "?"
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone, or we closed."""

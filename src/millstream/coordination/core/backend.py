@@ -11,12 +11,15 @@ Elsewhere: who asks (`front`), who answers (the shell with its groups, and the p
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from millstream.coordination.core.effects import Reply
 from millstream.coordination.core.entries import NOBODY, Body, Kind
 
-__all__ = ["Backend", "Done", "Guard", "Principal", "ValueDone", "Where"]
+if TYPE_CHECKING:
+    from millstream.coordination.core.front_users import UserChange
+
+__all__ = ["Backend", "Checked", "Done", "Guard", "Principal", "ValueDone", "Where"]
 
 Done = Callable[[Reply], None]
 """Takes the reply of a group; its ticket means nothing here."""
@@ -87,6 +90,10 @@ class Principal(NamedTuple):
     until_s: float = float("inf")
 
 
+Checked = Callable[[Principal | str], None]
+"""Takes who logged in, or why nobody did."""
+
+
 class Guard(Protocol):
     """The users of the node."""
 
@@ -95,14 +102,21 @@ class Guard(Protocol):
         """Whether a connection has to log in: there are users, or tokens are taken."""
 
     def check(
-        self, name: str, password: str, done: Callable[[Principal | None], None]
+        self, name: str, password: str, done: Checked, source: str = ""
     ) -> Callable[[], object] | None:
-        """Find out whether this is a user with this password; None if not.
+        """Find out whether this is a user with this password, or why not; `source`: an address.
 
         Returns what gives that up; None: too many are being checked, and `done` is not called.
         """
 
-    def check_token(
-        self, token: bytes, done: Callable[[Principal | str], None]
-    ) -> Callable[[], object] | None:
+    def check_token(self, token: bytes, done: Checked) -> Callable[[], object] | None:
         """Find out whom a token is about, or why it is not believed; otherwise as `check`."""
+
+    def set_user(self, change: UserChange, done: ValueDone) -> None:
+        """Make a user, or change one."""
+
+    def delete_user(self, name: str, done: ValueDone) -> None:
+        """Remove a user."""
+
+    def list_users(self, done: ValueDone) -> None:
+        """List the users, with roles and groups."""

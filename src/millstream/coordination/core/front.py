@@ -181,6 +181,8 @@ class Front:
         self.attached = attached
         self.chance_bytes = chance_bytes
         self.name = b""
+        self.source = ""
+        """Where it comes from: an address, without a port."""
         self.protocol = 2
         self.principal: Principal | None = None
         self.sessions: dict[int, Session] = {}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from millstream.coordination.core.backend import Principal
 from millstream.coordination.core.front_sessions import session_command
+from millstream.coordination.core.front_users import user_command
 from millstream.coordination.core.namespace.admission import admit, begin_transaction
 from millstream.coordination.core.values import (
     NULL,
@@ -101,15 +102,15 @@ def _check(front: Front, name: bytes, secret: bytes, then: Callable[[], None]) -
             front.log_in(found)
             then()
 
-    def known(found: Principal | str | None) -> None:
-        front.unblock(lambda: checked(found or "there is no such user with this password"))
+    def known(found: Principal | str) -> None:
+        front.unblock(lambda: checked(found))
 
     front.is_blocked = True
     if name.upper() == TOKEN_NAME:
         front.give_up = front.guard.check_token(secret, known)
     else:
         text = (name.decode("utf-8", "replace"), secret.decode("utf-8", "replace"))
-        front.give_up = front.guard.check(*text, known)
+        front.give_up = front.guard.check(*text, known, front.source)
     if front.give_up is None:
         front.is_blocked = False
         front.say(error("BUSY", "too many are logging in; try again, or another node"))
@@ -248,6 +249,8 @@ def _vds(front: Front, argv: list[bytes]) -> bytes:
 def _admin(front: Front, argv: list[bytes]) -> bytes | None:
     if front.principal is not None and not front.principal.is_admin:
         return error("NOPERM", "ADMIN is for administrators")
+    if [word.upper() for word in argv[1:2]] == [b"USER"]:
+        return user_command(front, argv[2:])
     front.backend.admin(tuple(argv), front.slot().fill)
     return None
 

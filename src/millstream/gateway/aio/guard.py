@@ -72,7 +72,8 @@ async def _user_of(request: web.Request, users: UserStore) -> User | None:
     authorization = request.headers.get("Authorization")
     if authorization is not None:
         name, password = _basic(authorization)
-        user = await asyncio.to_thread(users.check_password, name, password)
+        source = request.remote or "?"
+        user = await asyncio.to_thread(users.check_password, name, password, source)
         if user is None:
             raise AccessError("wrong user name or password", code="unauthorized")
         return user

@@ -44,7 +44,8 @@ async def _log_in(request: web.Request) -> web.Response:
     if not isinstance(name, str) or not isinstance(password, str):
         raise UsageError('the body must hold "name" and "password"')
     users = request.app[HOST].users
-    user = await asyncio.to_thread(users.check_password, name, password)
+    source = request.remote or "?"
+    user = await asyncio.to_thread(users.check_password, name, password, source)
     if user is None:
         raise AccessError("wrong user name or password", code="unauthorized")
     response = answer({"ok": True, "name": user.name, "roles": _roles(user)})

@@ -37,6 +37,7 @@ _BY_CODE: Final = {
     "body_timeout": 408,
     "too_large": 413,
     "bad_content_type": 415,
+    "too_many_failures": 429,
     "missing": 404,
     "seq_unreachable": 412,
     "timeout": 504,

@@ -13,6 +13,7 @@ Elsewhere: every decision (`kv.core`), the streams themselves (`upr`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -24,6 +25,7 @@ from weakref import WeakKeyDictionary
 from millstream import accelerated
 from millstream.access.users import NODE_USER, User
 from millstream.errors import (
+    AccessError,
     CorruptionError,
     MillstreamError,
     RemoteProtocolError,
@@ -232,7 +234,10 @@ class KvServer:
         session.bucket.wipe(at_ns, go_on)
 
     async def _check(self, connection: KvConnection, name: str, password: str) -> None:
-        user: User | None = await asyncio.to_thread(self.users.check_password, name, password)
+        user: User | None = None
+        source = connection.session.source
+        with contextlib.suppress(AccessError):  # too many failures: it is not tried
+            user = await asyncio.to_thread(self.users.check_password, name, password, source)
         if connection in self.connections:
             connection.session.on_password_checked(user)
             connection.advance()
@@ -342,6 +347,7 @@ class KvConnection(asyncio.Protocol):
         self.session = KvSession(
             self._server, COMMANDS, open_commands=BEFORE_LOGIN, hashes_keys=is_plain,
             peer=str(peer) if self._user is None else "the node's own process",
+            source=str(peer[0]) if isinstance(peer, tuple) else "",
         )  # fmt: skip
         self.session.user = self._user
         if self._default_bucket is not None:

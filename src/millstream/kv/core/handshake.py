@@ -128,7 +128,7 @@ def _sasl_auth(session: KvSession, packet: Packet, _: int) -> bytes | None:
         return _plain(session, packet)
     if mechanism not in _SCRAM_NAMES:
         return session.refusal(packet, Status.AUTH_ERROR)
-    session.scram = session.host.users.scram_server(mechanism)
+    session.scram = session.host.users.scram_server(mechanism, session.source)
     return _sasl_step(session, packet, _)
 
 

@@ -108,7 +108,7 @@ class KvSession:
         "_open_tables", "_pieces", "_read_partitions", "_rest", "_write_partitions", "absent",
         "bucket", "client_name", "commands", "datatype_mask", "features", "has_changes",
         "hashes_keys", "host", "is_closing", "is_waiting", "needs_care", "open_commands", "out",
-        "password_reply", "peer", "scram", "stream", "user", "wants_tokens",
+        "password_reply", "peer", "scram", "source", "stream", "user", "wants_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -119,9 +119,12 @@ class KvSession:
         open_commands: frozenset[int],
         hashes_keys: bool,
         peer: str,
+        source: str = "",
     ) -> None:
         self.host = host
         self.peer = peer
+        self.source = source
+        """The address of it alone, as failed log-ins are counted by."""
         self.commands = commands
         self.open_commands = open_commands
         """What is answered before a login, where there are users."""

@@ -13,8 +13,9 @@ from millstream.access import token_keys
 from millstream.access.token_keys import TokenKeys
 from millstream.access.tokens import LEEWAY_S
 from millstream.access.users import User, UserStore
-from millstream.coordination.aio import resp_server
-from millstream.coordination.aio.resp_server import RespServer, UserGuard
+from millstream.coordination.aio import resp_server, user_guard
+from millstream.coordination.aio.resp_server import RespServer
+from millstream.coordination.aio.user_guard import UserGuard
 from millstream.coordination.core.backend import Guard
 from millstream.coordination.core.entries import Body
 from token_issuer import NOW_S, RULES, jwks, token
@@ -178,7 +179,7 @@ async def test_a_login_under_way_does_not_outlive_the_users_rights() -> None:
     guard = UserGuard(users)
     check = users.check_password
 
-    def check_slowly(name: str, password: str) -> User | None:
+    def check_slowly(name: str, password: str, source: str) -> User | None:
         user = check(name, password)
         users.put("ada", "another")
         return user
@@ -186,7 +187,7 @@ async def test_a_login_under_way_does_not_outlive_the_users_rights() -> None:
     users.check_password = check_slowly  # type: ignore[method-assign]
     guard.check("ada", "pw", found.append)
     await turns(lambda: bool(found))
-    assert found == [None]
+    assert found == ["there is no such user with this password"]
     await guard.close()
 
 
@@ -197,12 +198,12 @@ async def test_checks_of_who_is_gone_are_given_up_and_of_more_than_enough_none_b
     users.put("ada", "pw")
     guard, check = UserGuard(users), users.check_password
 
-    def check_slowly(name: str, password: str) -> User | None:
+    def check_slowly(name: str, password: str, source: str) -> User | None:
         go_on.wait(60)
         return check(name, password)
 
     users.check_password = check_slowly  # type: ignore[method-assign]
-    monkeypatch.setattr(resp_server, "CHECKS_WAITING_MAX", 5)
+    monkeypatch.setattr(user_guard, "CHECKS_WAITING_MAX", 5)
     async with serving(guard) as running:
         async with AsyncExitStack() as stack:
             for _ in range(5):

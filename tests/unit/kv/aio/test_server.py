@@ -91,7 +91,7 @@ class StreamerDouble:
 class SlowUsers(UsersDouble):
     is_empty = False
 
-    def check_password(self, name: str, password: str) -> UserDouble | None:
+    def check_password(self, name: str, password: str, source: str = "") -> UserDouble | None:
         return UserDouble("read") if password == "right" else None
 
 

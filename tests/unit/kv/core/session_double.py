@@ -40,7 +40,7 @@ class ScramDouble:
 class UsersDouble:
     is_empty = True
 
-    def scram_server(self, mechanism: str) -> ScramDouble:
+    def scram_server(self, mechanism: str, source: str = "") -> ScramDouble:
         return ScramDouble()
 
 

@@ -1,0 +1,155 @@
+"""The users of a node, as its clients of coordination log in, and as administrators change them.
+
+Invariants:
+1. Passwords are checked, and made into what is kept of them, in threads of their own.
+   `CHECKS_WAITING_MAX` wait at most, and none of a client that is gone.
+2. A user who was changed or removed while a password was checked is not let in.
+3. Whoever's record was changed here is told of (`on_user_changed`) behind the reply.
+
+Elsewhere: the record (`access.users`), tokens (`access.token_keys`), connections
+(`aio.resp_server`), commands (`core.front_commands`, `core.front_users`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from millstream.access.users import User, UserStore
+from millstream.coordination.core.backend import Checked, Principal, ValueDone
+from millstream.coordination.core.values import OK, array, bulk, error, mapping
+from millstream.errors import AccessError, ConditionError, MillstreamError, UsageError
+from millstream.runtime.tasks import Tasks
+
+if TYPE_CHECKING:
+    from millstream.access.token_keys import TokenKeys
+    from millstream.coordination.core.front_users import UserChange
+
+__all__ = ["CHECKS_MAX", "CHECKS_WAITING_MAX", "UserGuard"]
+
+CHECKS_MAX: Final = 2
+"""Passwords that are checked at the same time; others wait, one for each connection."""
+CHECKS_WAITING_MAX: Final = 200
+"""Password checks under way or waiting; who asks for one more is told that the node is busy."""
+_Result = TypeVar("_Result")
+_CODES: Final[tuple[tuple[type[Exception], str], ...]] = (
+    (UsageError, "BADARG"), (AccessError, "BADARG"), (ConditionError, "CONFLICT"),
+)  # fmt: skip
+
+
+class UserGuard:
+    """The users of the node, checked off the loop: that is slow on purpose; and tokens, if any."""
+
+    def __init__(self, users: UserStore, tokens: TokenKeys | None = None) -> None:
+        self._users, self._tokens = users, tokens
+        self._tasks = Tasks()
+        self._threads = ThreadPoolExecutor(CHECKS_MAX, "coordination passwords")
+        self.on_user_changed: Callable[[str], None] = lambda name: None
+        """Told in the loop whose connections are to be closed."""
+
+    @property
+    def asks(self) -> bool:
+        """Whether there are users, or tokens are taken."""
+        return self._tokens is not None or not self._users.is_empty
+
+    def check(
+        self, name: str, password: str, done: Checked, source: str = ""
+    ) -> Callable[[], object] | None:
+        """Find out whether this is a user with this password; return what gives that up."""
+        return self._start(self._check(name, password, done, source), "password check")
+
+    def check_token(self, token: bytes, done: Checked) -> Callable[[], object] | None:
+        """Find out whom a token is about, or why it is not believed."""
+        return self._start(self._check_token(token, done), "token check")
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> Callable[[], object] | None:
+        if len(self._tasks) >= CHECKS_WAITING_MAX:
+            work.close()
+            return None
+        return self._tasks.start(work, name=f"coordination {name}").cancel
+
+    async def _check(self, name: str, password: str, done: Checked, source: str) -> None:
+        try:
+            user = await self._run(self._users.check_password, name, password, source)
+        except AccessError as error:
+            return done(str(error))
+        if user is None or self._users.get(user.name) != user:  # perhaps changed meanwhile
+            return done("there is no such user with this password")
+        return done(Principal(user.name, user.is_admin, user.groups))
+
+    async def _check_token(self, token: bytes, done: Checked) -> None:
+        if self._tokens is None:
+            return done("this node takes names and passwords, no tokens")
+        try:
+            bearer = await self._tokens.check(token)
+        except AccessError as error:
+            return done(str(error))
+        return done(Principal(bearer.name, False, bearer.groups, bearer.until_s))
+
+    async def _run(self, call: Callable[..., _Result], *words: Any) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *words)
+
+    # ---- users
+
+    def set_user(self, change: UserChange, done: ValueDone) -> None:
+        """Make a user, or change one; durable when it is said to be done."""
+
+        def work() -> None:
+            name, password, rights, groups = change
+            self._users.change(name, password=password, rights=rights, groups=groups)
+
+        self._change(change.name, work, done)
+
+    def delete_user(self, name: str, done: ValueDone) -> None:
+        """Remove a user, durably."""
+
+        def work() -> None:
+            if not self._users.delete(name):
+                raise ConditionError(f"there is no user {name!r}", code="user_not_found")
+
+        self._change(name, work, done)
+
+    def list_users(self, done: ValueDone) -> None:
+        """List the users, with roles and groups."""
+        found = (self._users.get(name) for name in self._users.names)
+        done(array([_user_row(user) for user in found if user is not None]))
+
+    def _change(self, name: str, work: Callable[[], None], done: ValueDone) -> None:
+        async def change() -> None:
+            try:
+                await self._run(work)
+            except (MillstreamError, OSError) as failure:
+                return done(_refusal(failure))
+            done(OK)
+            return self._drop_soon(name)
+
+        if self._start(change(), "change of a user") is None:
+            done(error("BUSY", "too many are logging in; try again"))
+
+    def _drop_soon(self, name: str) -> None:
+        """Have the user log in anew, once the reply that it has changed is on its way."""
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, self.on_user_changed, name)
+
+    async def close(self) -> None:
+        """Stop checking."""
+        await self._tasks.stop()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _refusal(failure: Exception) -> bytes:
+    if isinstance(failure, ConditionError) and failure.code == "user_not_found":
+        return error("ERROR_DOES_NOT_EXISTS", str(failure))
+    code = next((code for kind, code in _CODES if isinstance(failure, kind)), "ERR")
+    return error(code, str(failure))
+
+
+def _user_row(user: User) -> bytes:
+    rights = [role for role in user.roles if not role.startswith("group:")]
+    return mapping((
+        (b"name", bulk(user.name.encode())),
+        (b"roles", array([bulk(role.encode()) for role in rights])),
+        (b"groups", array([bulk(group.encode()) for group in user.groups])),
+    ))  # fmt: skip

@@ -1,0 +1,79 @@
+"""Users as clients of coordination see them: changed, listed, and told of."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from millstream.access.failed_logins import FAILED_LOGINS_MAX
+from millstream.access.users import UserStore
+from millstream.coordination.aio.user_guard import UserGuard
+from millstream.coordination.core.backend import Principal
+from millstream.coordination.core.front_users import UserChange
+
+
+@pytest.fixture
+async def guard() -> AsyncIterator[UserGuard]:
+    found = UserGuard(UserStore())
+    yield found
+    await found.close()
+
+
+async def said(ask: Callable[[Callable[[object], None]], object]) -> object:
+    answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    ask(answer.set_result)
+    return await asyncio.wait_for(answer, 60)
+
+
+async def put(guard: UserGuard, change: UserChange) -> bytes:
+    reply = await said(lambda done: guard.set_user(change, done))
+    assert isinstance(reply, bytes)
+    return reply
+
+
+async def test_users_are_made_changed_and_removed(guard: UserGuard) -> None:
+    changed: list[str] = []
+    guard.on_user_changed = changed.append
+    assert (await put(guard, UserChange("bob", "pw"))).startswith(b"-CONFLICT")
+    assert await put(guard, UserChange("ada", "pw", ("admin",))) == b"+OK"
+    assert await put(guard, UserChange("bob", "pw", groups=("staff",))) == b"+OK"
+    assert await said(lambda done: guard.check("bob", "pw", done)) == Principal(
+        "bob", is_admin=False, groups=("staff",)
+    )  # fmt: skip
+    assert await put(guard, UserChange("bob", None, ("read:b",))) == b"+OK"
+    listed = await said(guard.list_users)
+    assert isinstance(listed, bytes)
+    assert listed.count(b"staff") == listed.count(b"read:b") == 1
+    assert await said(lambda done: guard.delete_user("bob", done)) == b"+OK"
+    gone = await said(lambda done: guard.delete_user("bob", done))
+    assert isinstance(gone, bytes)
+    assert gone.startswith(b"-ERROR_DOES_NOT_EXISTS")
+    while len(changed) < 4:  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0)
+    assert changed == ["ada", "bob", "bob", "bob"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        UserChange("@node", "s3cret", ("admin",)), UserChange("a:b", "s3cret", ("admin",)),
+        UserChange("ada", "s3cret", ("root",)), UserChange("ada", None, ("admin",)),
+        UserChange("ada", "s3cret" * 1000, ("admin",)),
+        UserChange("ada", "s3cret\x01", ("admin",)),
+        UserChange("ada", "s3cret", ("admin",), ("a b",)), UserChange("ada", "", ("admin",)),
+    ],
+)  # fmt: skip
+async def test_what_is_refused_says_no_password(guard: UserGuard, change: UserChange) -> None:
+    reply = await put(guard, change)
+    assert reply.startswith(b"-BADARG")
+    assert b"s3cret" not in reply
+
+
+async def test_who_guesses_waits(guard: UserGuard) -> None:
+    await put(guard, UserChange("ada", "pw", ("admin",)))
+    for _ in range(FAILED_LOGINS_MAX):
+        await said(lambda done: guard.check("ada", "no", done, "here"))
+    assert "wait" in str(await said(lambda done: guard.check("ada", "pw", done, "here")))
+    assert isinstance(
+        await said(lambda done: guard.check("ada", "pw", done, "there")), Principal
+    )  # fmt: skip
