@@ -16,11 +16,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coordination_faults.clients import Client, Shared
+from coordination_faults.callers import Shared
+from coordination_faults.clients import Client
 from coordination_faults.faults import CHANGES, FAULTS, Scene, heal
 from coordination_faults.network import Links, Network, Proxies
 from coordination_faults.nodes import LOGIN, Nodes
 from coordination_faults.talk import Refused
+from coordination_faults.workloads import WORKLOADS, Counting, Queueing
 from histories.check import Verdict, check
 from histories.events import Recorder, operations
 from histories.versions import pinned
@@ -29,7 +31,9 @@ from waiting import until
 
 __all__ = ["HEALED_S_MAX", "Outcome", "run_once"]
 
-NODES, CLIENTS = 5, 8
+NODES, CLIENTS = 5, 6
+WORKERS = 3
+"""Of each kind of work in namespaces."""
 FAULT_S, CALM_S = (1.0, 6.0), (1.0, 4.0)
 HEALED_S_MAX = 30.0
 ANSWERED_MIN_PER_S = 2.0
@@ -79,7 +83,8 @@ def _run(
 ) -> Outcome:
     addresses = [network.clients_address(node) for node in nodes.numbers]
     shared = Shared(recorder, lambda: addresses, LOGIN)
-    clients = [Client(shared, f"{rng.random()}") for _ in range(CLIENTS)]
+    kinds = [Client] * CLIENTS + [kind for kind in WORKLOADS for _ in range(WORKERS)]
+    clients = [kind(shared, f"{rng.random()}") for kind in kinds]
     for client in clients:
         client.start()
     started = time.monotonic()
@@ -109,6 +114,7 @@ def _run(
         if client.failure is not None:
             wrong.append(f"a client failed: {client.failure!r}")
     if not wrong:
+        wrong += _last_looks(shared)
         wrong += _await_agreement(nodes)
         wrong += nodes.stop_and_check()
     return _judged(shared, nodes, recorder, Counter(done), wrong, time.monotonic() - started)
@@ -137,6 +143,20 @@ def _await_answer(shared: Shared, nodes: Nodes) -> list[str]:
             ]
         shared.stop.wait(0.05)
     return []
+
+
+def _last_looks(shared: Shared) -> list[str]:
+    """See what is left when nobody does anything any more."""
+    shared.go_on()
+    counting, queueing = Counting(shared, "last"), Queueing(shared, "last")
+    try:
+        counting.count()
+        if queueing.rest(HEALED_S_MAX):
+            return []
+        return ["what sessions had taken does not come back to the queue"]
+    finally:
+        counting.hang_up()
+        queueing.hang_up()
 
 
 def _await_agreement(nodes: Nodes) -> list[str]:

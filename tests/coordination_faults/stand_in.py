@@ -1,6 +1,6 @@
-"""A server of registers without any replication, honest or not: what the clients must see through.
+"""A server without any replication, honest or not: what the clients must see through.
 
-Elsewhere: real nodes (`nodes`).
+Elsewhere: what it knows of namespaces (`stand_in_tree`), real nodes (`nodes`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import random
 import socketserver
 import threading
 from typing import Any
+
+from coordination_faults.stand_in_tree import Refusal, Tree
 
 __all__ = ["LIES", "StandIn"]
 
@@ -28,14 +30,21 @@ class StandIn(socketserver.ThreadingTCPServer):
         self.lie, self.rng, self.lock = lie, random.Random(seed), threading.Lock()
         self.values: dict[str, tuple[str, int]] = {}
         self.before: dict[str, tuple[str, int]] = {}
+        self.tree = Tree(lie, lambda: self.rng.random() < _LIE_SHARE)
         self.version = 0
         self.sessions = 0
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
-    def answer(self, words: list[str]) -> bytes:
+    def answer(self, connection: _Connection, words: list[str]) -> bytes:
         """Do what is asked for, or nearly."""
         if words[0] == "CSN":
             words = words[2:]
+        if words[0] == "MULTI":
+            connection.collected = []
+            return b"+OK\r\n"
+        if connection.collected is not None and words[0] != "EXEC":
+            connection.collected.append(words)
+            return b"+QUEUED\r\n"
         with self.lock:
             lies = self.rng.random() < _LIE_SHARE
             match words:
@@ -43,18 +52,30 @@ class StandIn(socketserver.ThreadingTCPServer):
                     return b"+OK\r\n"
                 case ("SESSION", "OPEN", *_):
                     self.sessions += 1
-                    return _array("client_id", f"s{self.sessions}", "secret", "x")
-                case ("GET", key, "META"):
+                    connection.session = f"s{self.sessions}"
+                    return _bytes(["client_id", connection.session, "secret", "x"])
+                case ("GET", key, "META") if not key.startswith("/"):
                     is_stale = lies and self.lie == "stale" and key in self.before
                     value, version = (self.before if is_stale else self.values).get(key, ("", 0))
-                    return _array(value, f"0:1:{version}")
+                    return _bytes([value, f"0:1:{version}"])
                 case ("CAS", key, expected, value):
                     if self.values.get(key, ("", 0))[0] != expected:
                         return b"-CAS_MISMATCH it has another value\r\n"
                     return self._write(key, value, lies)
                 case ("SET", key, value):
                     return self._write(key, value, lies)
-        return b"-BADARG not understood\r\n"
+            return self._in_tree(connection, words)
+
+    def _in_tree(self, connection: _Connection, words: list[str]) -> bytes:
+        self.tree.version += 1
+        try:
+            if words[0] != "EXEC":
+                return _bytes(self.tree.run(connection.session, words))
+            collected, connection.collected = connection.collected or [], None
+            return _bytes([self.tree.run(connection.session, each) for each in collected])
+        except Refusal as refusal:
+            # What fails does so before anything is done: with the first command.
+            return f"-{'EXECABORT 0 ' if words[0] == 'EXEC' else ''}{refusal}\r\n".encode()
 
     def _write(self, key: str, value: str, lies: bool) -> bytes:
         if not (lies and self.lie == "lost"):
@@ -70,6 +91,8 @@ class StandIn(socketserver.ThreadingTCPServer):
 
 class _Connection(socketserver.StreamRequestHandler):
     server: StandIn
+    session = ""
+    collected: list[list[str]] | None = None
 
     def handle(self) -> None:
         while line := self.rfile.readline():
@@ -77,10 +100,14 @@ class _Connection(socketserver.StreamRequestHandler):
             for _ in range(int(line[1:])):
                 size = int(self.rfile.readline()[1:])
                 words.append(self.rfile.read(size + 2)[:-2].decode())
-            self.wfile.write(self.server.answer(words))
+            self.wfile.write(self.server.answer(self, words))
+        with self.server.lock:
+            self.server.tree.end(self.session)
 
 
-def _array(*texts: Any) -> bytes:
-    return b"*%d\r\n" % len(texts) + b"".join(
-        b"$%d\r\n%b\r\n" % (len(text), text.encode()) for text in texts
-    )
+def _bytes(answer: Any) -> bytes:
+    if isinstance(answer, list):
+        return b"*%d\r\n" % len(answer) + b"".join(map(_bytes, answer))
+    if isinstance(answer, int):
+        return b":%d\r\n" % answer
+    return b"$%d\r\n%b\r\n" % (len(answer), answer.encode())

@@ -8,23 +8,27 @@ from pathlib import Path
 
 import pytest
 
-from coordination_faults.clients import Client, Shared
+from coordination_faults.callers import Shared
+from coordination_faults.clients import Client
 from coordination_faults.network import Proxies
 from coordination_faults.stand_in import LIES, StandIn
+from coordination_faults.stand_in_tree import TREE_LIES
+from coordination_faults.workloads import WORKLOADS, Queueing
 from histories.check import Verdict, check
 from histories.events import Recorder, operations, read_events
 from histories.versions import pinned
 from node_process import free_port
 from waiting import until
 
-ANSWERS = 700
+ANSWERS = 1_200
 
 
 def seen_through(server: StandIn, path: Path) -> Verdict:
     host, port = server.server_address[:2]
     recorder = Recorder(path)
     shared = Shared(recorder, lambda: [(str(host), int(port))], ("tester", "word"))
-    clients = [Client(shared, f"{number}") for number in range(6)]
+    kinds = [Client] * 6 + [kind for kind in WORKLOADS for _ in range(3)]
+    clients = [kind(shared, f"{number}") for number, kind in enumerate(kinds)]
     for client in clients:
         client.start()
     until(lambda: shared.counts["ok"] >= ANSWERS or any(one.failure for one in clients))
@@ -32,6 +36,10 @@ def seen_through(server: StandIn, path: Path) -> Verdict:
     for client in clients:
         client.join()
         assert client.failure is None
+    shared.go_on()
+    queueing = Queueing(shared, "last")
+    assert queueing.rest(60)
+    queueing.hang_up()
     recorder.close()
     with path.open() as lines:
         events = list(read_events(lines))
@@ -47,7 +55,7 @@ def test_an_honest_server_is_right(tmp_path: Path) -> None:
     assert verdict.operations >= ANSWERS
 
 
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("lie", [*LIES, *TREE_LIES])
 def test_lies_are_found(lie: str, tmp_path: Path) -> None:
     with StandIn(lie) as server:
         verdict = seen_through(server, tmp_path / "history.jsonl")

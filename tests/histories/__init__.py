@@ -2,5 +2,6 @@
 
 `events` is the format and who writes it, `registers` says what a register may answer, `versions`
 compares the order that replies tell with what was seen, `search` looks for an order without being
-told one, `check` does both; `python -m histories FILE...` checks files.
+told one. `locks`, `queues` and `tickets` say what those may answer. `check` looks at all of it;
+`python -m histories FILE...` checks files.
 """

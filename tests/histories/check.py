@@ -1,16 +1,18 @@
-"""Checks a history: by the versions it tells, then by a search, for every key by itself.
+"""Checks a history, for every key by itself; what a key is is told by what is done with it.
 
 An operation touches one key, so a history is right if each key's part of it is (Herlihy and
-Wing 1990); parts are small, and a search grows quickly with what it searches.
+Wing 1990); parts are small, and a search grows quickly with what it searches. Registers are
+checked by the versions told, then by a search; what says more about itself needs no search.
 
-Elsewhere: the two checks (`versions`, `search`), the format (`events`).
+Elsewhere: the checks (`versions`, `search`; `locks`, `queues`, `tickets`), the format (`events`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
 
+from histories import locks, queues, tickets
 from histories.events import Operation
 from histories.search import STEPS_MAX, Answer, search
 from histories.versions import disorders
@@ -24,6 +26,12 @@ CLIENTS_MAX = 12
 UNDECIDED_MAX = 0.01
 """So great a part of all keys may be undecided."""
 _WRONG_MAX = 20
+_CHECKS: Final[dict[str, Callable[[Sequence[Operation]], Iterable[str]]]] = {
+    **dict.fromkeys(("next", "count"), tickets.disorders),
+    **dict.fromkeys(("lock", "release", "put"), locks.disorders),
+    **dict.fromkeys(("push", "take", "ack", "nack", "rest"), queues.disorders),
+}
+"""Of what is no register, by what is done with it."""
 
 
 class Verdict(NamedTuple):
@@ -49,12 +57,15 @@ class Verdict(NamedTuple):
 
 
 def check(operations: Sequence[Operation], steps_max: int = STEPS_MAX) -> Verdict:
-    """Check operations on any number of registers."""
+    """Check operations on any number of things."""
     parts: dict[str, list[Operation]] = {}
     for operation in operations:
         parts.setdefault(operation.key, []).append(operation)
     undecided, wrong = 0, []
     for key, part in parts.items():
+        if other := _CHECKS.get(part[0].function):
+            wrong += [f"key {key}: {line}" for line in other(part)]
+            continue
         wrong += [f"key {key}: {line}" for line in disorders(part)]
         found = search(part, steps_max)
         if found.answer is Answer.UNDECIDED:

@@ -1,0 +1,82 @@
+"""Checkers of locks, queues and numbers: what they must find, and what they must not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from histories.check import check
+from histories.events import Operation, Version
+
+Row = tuple[str, tuple[str, ...], Any, int, int | None]
+
+
+def wrong(*rows: Row, version: Version | None = None) -> list[str]:
+    """Each row: function, argument behind the key, result, begin, end."""
+    found = [
+        Operation(f"p{number}", function, ("k", *argument), result, begin, end, version)
+        for number, (function, argument, result, begin, end) in enumerate(rows)
+    ]
+    return list(check(found).wrong)
+
+
+LOCKED = ("lock", ("s1",), "0:1:5", 0, 10)
+LATER = ("lock", ("s2",), "0:1:9", 20, 30)
+RELEASED = ("release", ("s1", "0:1:5"), True, 12, 14)
+ALIVE = ("lock", ("s1",), None, 40, 50)
+PUSHED = ("push", ("v1",), "0:1:3:0", 0, 10)
+TAKEN = ("take", ("s1",), [["0:1:3:0", "v1", 1]], 12, 14)
+AGAIN = ("take", ("s2",), [["0:1:3:0", "v1", 2]], 16, 18)
+DONE = ("ack", ("s1", "0:1:3:0", "1"), True, 20, 22)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [LOCKED, RELEASED, LATER, ALIVE],
+        [LOCKED, LATER],  # the first session may have ended
+        [LOCKED, ("release", ("s1", "0:1:5"), None, 12, None), LATER, ALIVE],
+        [LOCKED, ("lock", ("s1",), "0:1:5", 12, 14)],
+        [PUSHED, TAKEN, DONE, ("rest", (), [], 30, 40)],
+        [PUSHED, TAKEN, ("rest", (), ["v1"], 30, 40)],
+        [PUSHED, ("take", ("s1",), [["0:1:3:0", "v1", 1]], 5, 20)],
+        [PUSHED, TAKEN, ("ack", ("s1", "0:1:3:0", "1"), None, 20, None), ("rest", (), [], 30, 40)],
+        [("next", (), 1, 0, 10), ("next", (), 3, 12, 20), ("next", (), None, 2, None)],
+        [("next", (), 2, 0, 10), ("next", (), 1, 2, 20), ("count", (), 1, 3, 30)],
+    ],
+)
+def test_what_can_be_is_right(rows: list[Row]) -> None:
+    assert wrong(*rows) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([LOCKED, LATER, ALIVE], "while"),
+        ([LOCKED, ("lock", ("s2",), "0:1:5", 20, 30)], "token of another session"),
+        ([LOCKED, RELEASED, ("lock", ("s2",), "0:1:4", 20, 30)], "its token is smaller"),
+        ([PUSHED, ("rest", (), [], 30, 40)], "is lost"),
+        ([PUSHED, TAKEN, DONE, ("rest", (), ["v1"], 30, 40)], "still there"),
+        ([PUSHED, TAKEN, AGAIN, DONE], "delivered to another since"),
+        ([PUSHED, TAKEN, ("take", ("s2",), TAKEN[2], 16, 18)], "what was given to"),
+        ([PUSHED, TAKEN, DONE, ("ack", ("s1", "0:1:3:0", "1"), True, 30, 40)], "what was done"),
+        ([PUSHED, TAKEN, DONE, ("take", ("s2",), AGAIN[2], 24, 26)], "which was done"),
+        ([TAKEN, ("push", ("v1",), "0:1:3:0", 20, 30)], "nobody had pushed"),
+        ([PUSHED, ("take", ("s1",), [["0:1:4:0", "v1", 1]], 12, 14)], "under another id"),
+        ([("next", (), 1, 0, 10), ("next", (), 1, 2, 12)], "was given to"),
+        ([("next", (), 2, 0, 10)], "1 at most"),
+        ([("next", (), 2, 0, 10), ("next", (), 1, 12, 20)], "comes after"),
+        ([("next", (), 1, 0, 10), ("count", (), 0, 12, 20)], "comes after"),
+    ],
+)
+def test_what_cannot_be_is_found(rows: list[Row], says: str) -> None:
+    assert any(says in line for line in wrong(*rows))
+
+
+@pytest.mark.parametrize(("lsn", "is_wrong"), [(4, True), (6, False), (10, True)])
+def test_what_is_written_under_a_token_is_in_its_turn(lsn: int, is_wrong: bool) -> None:
+    put = ("put", ("s1", "0:1:5", "v"), True, 0, 90)
+    found = wrong(LOCKED, RELEASED, LATER, put, version=(0, 1, lsn))
+    assert bool(found) is is_wrong
+    assert not found or "in the turn of" in found[0]
