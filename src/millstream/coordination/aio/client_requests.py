@@ -3,8 +3,11 @@
 Invariants:
 1. A group that is not here is answered as by a node that does not lead it.
 2. Nothing waits here: each question goes to a replica, or is answered at once.
+3. That there is no such element is said only by the group that has the namespace, or by the system
+   group if none has.
 
-Elsewhere: who asks (`core.front`), who answers (`aio.group_runner`).
+Elsewhere: who asks (`core.front`), who answers (`aio.group_runner`, for names of namespaces
+`aio.namespaces`).
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from millstream.coordination.aio.group_runner import GroupRunner
+from millstream.coordination.aio.namespaces import Namespaces
 from millstream.coordination.aio.pool_runner import PoolRunner
 from millstream.coordination.core.backend import Done, ValueDone, Where
 from millstream.coordination.core.effects import Code, Reply, Resume
@@ -19,12 +23,18 @@ from millstream.coordination.core.entries import NOBODY, Body, Kind
 from millstream.coordination.core.pool_effects import FIRST_GROUP
 from millstream.coordination.core.pool_replies import coord_of
 from millstream.coordination.core.sessions import Shown
-from millstream.coordination.core.values import array, bulk, integer, mapping
+from millstream.coordination.core.values import array, bulk, error, integer, mapping
 
 __all__ = ["ClientRequests"]
 
 _ELSEWHERE = Reply(0, Code.NOTPRIMARY)
 _AMBIGUOUS = Reply(0, Code.CONFLICT)
+_NAMING = (b"CREATENAMESPACE", b"DELETENAMESPACE")
+_NOT_HERE = Reply(
+    0, Code.OK,
+    error("BADARG", "it is for the system group: no GROUP before it; one to create in is behind"),
+)  # fmt: skip
+_ABSENT = (b"-ERROR_DOES_NOT_EXISTS", array((bulk(b"NOTFOUND"), bulk(b""))))
 
 
 class ClientRequests:
@@ -33,14 +43,17 @@ class ClientRequests:
     Args:
         groups: those that run here, by id.
         pool: what the node knows of groups.
+        namespaces: which group has which, and how they are made.
     """
 
-    def __init__(self, groups: Mapping[bytes, GroupRunner], pool: PoolRunner) -> None:
-        self._groups, self._pool = groups, pool
+    def __init__(
+        self, groups: Mapping[bytes, GroupRunner], pool: PoolRunner, namespaces: Namespaces
+    ) -> None:
+        self._groups, self._pool, self._namespaces = groups, pool, namespaces
 
     def group_of(self, key: bytes) -> int:
         """Return the group that has a key."""
-        return FIRST_GROUP
+        return self._namespaces.group_of(key)
 
     def _runner(self, gid: int, done: Done) -> GroupRunner | None:
         """Return the group that is called so, or say that it is not here, or which one it is."""
@@ -55,7 +68,18 @@ class ClientRequests:
         instance: bytes = NOBODY, session: int = 0, csn: int = 0, *, is_counted: bool = False,
     ) -> None:  # fmt: skip
         """Have something changed."""
+        if kind is Kind.REQUEST and _is_of_system(body.argv[1:]):
+            if gid != FIRST_GROUP:
+                done(_NOT_HERE)
+                return
+            if body.argv[1] in _NAMING:
+                placed = self._placed(body)
+                if isinstance(placed, bytes):
+                    done(Reply(0, Code.OK, placed))
+                    return
+                body, done = placed, self._settling(placed, done)
         if runner := self._runner(gid, done):
+            done = self._doubting(gid, body.argv[1:], done)
             runner.request(
                 body, done, instance=instance, session=session, csn=csn, kind=kind,
                 is_counted=is_counted,
@@ -65,8 +89,35 @@ class ClientRequests:
         self, gid: int, body: Body, done: Done, seen: int | None = None, session: int = 0
     ) -> None:
         """Have something read."""
+        if gid != FIRST_GROUP and _is_of_system(body.argv):
+            done(_NOT_HERE)
+            return
         if runner := self._runner(gid, done):
+            done = self._doubting(gid, body.argv, done)
             runner.read(body, done, seen, session)
+
+    def _placed(self, body: Body) -> Body | bytes:
+        """Return a request for a name with the group of a new one, or why it makes no sense."""
+        return self._namespaces.placed(body) if body.argv[1] == b"CREATENAMESPACE" else body
+
+    def _settling(self, body: Body, done: Done) -> Done:
+        return lambda reply: self._namespaces.settle(body, reply, done)
+
+    def _doubting(self, gid: int, words: tuple[bytes, ...], done: Done) -> Done:
+        """Return who takes replies of a group that may have a namespace no more."""
+        if gid == FIRST_GROUP:
+            return done
+
+        def look(reply: Reply) -> None:
+            if reply.value.startswith(_ABSENT):
+                path = next((word for word in words if word.startswith(b"/")), None)
+                if path is not None and not self._namespaces.has_root(gid, path):
+                    epoch, view, address = self.where(FIRST_GROUP)
+                    text = f"{FIRST_GROUP} {epoch}:{view} {address or '?'}"
+                    reply = reply._replace(value=error("NOTPRIMARY", text))
+            done(reply)
+
+        return look
 
     def resume(self, gid: int, instance: bytes, session: int, secret: bytes, done: Done) -> None:
         """Ask what is known of a session."""
@@ -114,6 +165,13 @@ class ClientRequests:
                 f"sessions={report.sessions}"
             )
         return {"coordination": {"node_id": pool.id.hex(), **shown}}
+
+
+def _is_of_system(words: tuple[bytes, ...]) -> bool:
+    """Return whether a command is the system group's whatever it is about."""
+    if words[:1] == (b"CONFIG",):
+        return words[2:3] != () and words[2].upper() == b"GLOBAL"
+    return words[:1] != () and words[0] in _NAMING
 
 
 def _nobody_asks(_: Reply) -> None:

@@ -8,9 +8,9 @@ Invariants:
 2. Nobody is listened to, client or node, before all groups have read their files, but those that
    wait for space to be healed.
 
-Elsewhere: what the node knows and decides (`aio.pool_runner`), a group (`aio.group_runner`),
-connections of nodes (`aio.peers`) and clients (`aio.resp_server`), what clients ask
-(`aio.client_requests`).
+Elsewhere: what the node knows and decides (`aio.pool_runner`), a group (`aio.group_runner`), names
+of namespaces (`aio.namespaces`), connections of nodes (`aio.peers`) and clients
+(`aio.resp_server`), what clients ask (`aio.client_requests`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from millstream.access.users import UserStore
 from millstream.coordination.aio.client_requests import ClientRequests
 from millstream.coordination.aio.groups import Groups
 from millstream.coordination.aio.handshakes import Handshakes
+from millstream.coordination.aio.namespaces import Namespaces
 from millstream.coordination.aio.node_file import begin_incarnation
 from millstream.coordination.aio.peers import Peers
 from millstream.coordination.aio.pool_copies import mend_pool_file
@@ -88,7 +89,8 @@ class Coordinator:
         self.groups = Groups(directory, self._send, self._changed, self._failed, on_progress)
         pool = Pool(random.SystemRandom().random)
         self.pool = PoolRunner(pool, directory, self.groups, self.peers, self._failed)
-        self.requests = ClientRequests(self.groups.running, self.pool)
+        self.namespaces = Namespaces(self.groups.running, self.pool, self.peers)
+        self.requests = ClientRequests(self.groups.running, self.pool, self.namespaces)
         self._guard = UserGuard(users, tokens)
         self.clients = RespServer(self.requests, self._guard)
         self._guard.on_user_changed = self.drop_user
@@ -136,6 +138,7 @@ class Coordinator:
             stack.push_async_callback(node.groups.close)
             stack.push_async_callback(node.peers.close)
             stack.push_async_callback(node.pool.close)
+            stack.callback(node.namespaces.close)
             here = await asyncio.to_thread(node.groups.here)
             content = await asyncio.to_thread(mend_pool_file, directory)
             await node.pool.start(
@@ -208,7 +211,9 @@ class Coordinator:
 
     def _on_frame(self, frame: bytes) -> None:
         if is_pool_frame(frame):
-            self.pool.hear(decode_pool(frame))
+            said = decode_pool(frame)
+            if not self.namespaces.hear(said):
+                self.pool.hear(said)
             return
         envelope = decode(frame)
         if runner := self.groups.running.get(envelope.group_id):

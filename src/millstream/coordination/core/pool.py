@@ -31,6 +31,7 @@ from millstream.coordination.core.pool_effects import (
     NodeStart,
     PoolEffect,
     PoolEvent,
+    Posted,
     Stray,
     Told,
     Warn,
@@ -44,6 +45,9 @@ from millstream.coordination.core.pool_file import (
 from millstream.coordination.core.pool_gossip import REMOVED, TICK_MS
 from millstream.coordination.core.pool_messages import (
     Address,
+    Board,
+    Carried,
+    Carry,
     Deleted,
     Found,
     Founded,
@@ -78,7 +82,7 @@ class Pool(Administration):
         self._handlers: dict[type[Any], Callable[[PoolEnvelope, Any], None]] = {
             Hello: self.on_hello, Ping: self.on_ping, Tables: self.on_tables, Join: self.on_join,
             JoinRefused: self.on_join_refused, Found: self.on_found, Founded: self.on_founded,
-            Deleted: self.on_deleted,
+            Deleted: self.on_deleted, Board: self.on_board,
         }  # fmt: skip
 
     def step(self, now_ms: float, event: PoolEvent) -> list[PoolEffect]:
@@ -112,6 +116,8 @@ class Pool(Administration):
                 self.on_admin(event)
             case Told(ticket, answer) if ticket in self.reports:
                 self.on_answer(ticket, answer)
+            case Posted():
+                self.post(event)
             case Heard(envelope):
                 if isinstance(envelope.payload, Ping) and envelope.sender != self.id:
                     self.show_life(envelope, envelope.payload)
@@ -167,6 +173,8 @@ class Pool(Administration):
                 self.on_answer(ticket, reply)
             case Told(ticket, answer):
                 self.on_answer(ticket, answer)
+            case Posted():
+                self.on_posted(event)
             case Timer():
                 self._tick()
             case DiskDone(number):
@@ -180,7 +188,9 @@ class Pool(Administration):
         match envelope.payload:
             case Deleted(group_id) if group_id == self.id:
                 return True
-            case Found() | Founded() | Deleted():
+            case Carry() | Carried():  # they are about names, and not the pool's
+                return False
+            case Found() | Founded() | Deleted() | Board():
                 return self.tables.node(envelope.sender) is not None
         return True
 

@@ -27,7 +27,7 @@ from millstream.coordination.core.pool_replies import (
     group_entry,
     value_of,
 )
-from millstream.coordination.core.values import error
+from millstream.coordination.core.values import error, integer, mapping
 
 __all__ = [
     "ADMIN_MS_MAX",
@@ -177,14 +177,31 @@ class Asking(Gossip):
         return f"{number} {seen.epoch}:{seen.view} {coord_of(self.tables, seen.primary) or '?'}"
 
     def vds(self, argv: Words) -> bytes:
-        """Return the map of groups, or of the one named; `argv` begins with VDS."""
+        """Return the map of groups, or of the one named; `argv` begins with VDS.
+
+        Of a path: where its namespace is; of `/`: which group has which namespace.
+        """
         try:
+            if argv[1:2] == (b"/",):
+                return mapping((b"/" + root, integer(n)) for root, n in self.namespaces.items())
+            if argv[1:2] and argv[1].startswith(b"/"):
+                return self._vds_of(argv[1])
             groups = [self.group_named(word) for word in argv[1:2]] or sorted(
                 self.tables.foundings, key=lambda group: (self.tables.number_of(group), group)
             )
         except RefusedError as refused:
             return refused.value
         return value_of({self.name_of(group): self.entry_of(group) for group in groups})
+
+    def _vds_of(self, path: bytes) -> bytes:
+        """Return where the namespace of a path is."""
+        root = path[1:].partition(b"/")[0]
+        number = self.group_with(root)
+        if number is None:
+            text = f"no namespace /{shown(root)} is known here"
+            raise RefusedError("ERROR_DOES_NOT_EXISTS", text)
+        group_id = self.group_named(b"%d" % number)
+        return mapping(((b"/" + root, value_of(self.entry_of(group_id))),))
 
     def name_of(self, group_id: bytes) -> str:
         """Return what a group is called, so that it is told from others."""

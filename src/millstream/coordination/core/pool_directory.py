@@ -28,6 +28,7 @@ class Seen(NamedTuple):
     view: int
     members: tuple[bytes, ...]
     said_ms: float
+    elements: int = 0
 
     @property
     def primary(self) -> bytes:
@@ -63,7 +64,12 @@ class Directory:
         """Return all of it, to be passed on."""
         return tuple(
             Sighting(
-                group_id, seen.epoch, seen.view, seen.members, max(0, int(now_ms - seen.said_ms))
+                group_id,
+                seen.epoch,
+                seen.view,
+                seen.members,
+                max(0, int(now_ms - seen.said_ms)),
+                seen.elements,
             )
             for group_id, seen in sorted(self._seen.items())
         )
@@ -72,6 +78,6 @@ class Directory:
         self, sightings: tuple[Sighting, ...], groups: Container[bytes], now_ms: float
     ) -> None:
         """Take what another node has heard of groups that are known here."""
-        for group_id, epoch, view, members, age_ms in sightings:
+        for group_id, epoch, view, members, age_ms, elements in sightings:
             if group_id in groups and members:
-                self.note(group_id, Seen(epoch, view, members, now_ms - age_ms))
+                self.note(group_id, Seen(epoch, view, members, now_ms - age_ms, elements))

@@ -32,7 +32,7 @@ from millstream.coordination.core.effects import (
 )
 from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import Envelope
-from millstream.coordination.core.pool_messages import Address, Founding, PoolEnvelope
+from millstream.coordination.core.pool_messages import Address, Board, Founding, PoolEnvelope
 from millstream.coordination.core.standing import Standing
 
 __all__ = [
@@ -55,6 +55,7 @@ __all__ = [
     "OpenGroup",
     "PoolEffect",
     "PoolEvent",
+    "Posted",
     "Refusal",
     "Say",
     "Stray",
@@ -143,9 +144,17 @@ class Told(NamedTuple):
     answer: object
 
 
+class Posted(NamedTuple):
+    """What members here have: a board, if one is of the system group, and elements by group."""
+
+    board: Board | None
+    elements: dict[bytes, int]
+
+
 PoolEvent = (
-    NodeStart | Heard | Stray | GroupChanged | Admin | GroupReplied | Told | Timer | DiskDone
-)
+    NodeStart | Heard | Stray | GroupChanged | Admin | GroupReplied | Told | Posted | Timer
+    | DiskDone
+)  # fmt: skip
 
 # ---- effects; and SetTimer, as replicas have it
 

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from typing import Final
 
 from millstream.coordination.core.entries import NOBODY
-from millstream.coordination.core.pool_effects import GroupChanged, Warn
-from millstream.coordination.core.pool_hosting import Hosting
+from millstream.coordination.core.pool_board import Boards
+from millstream.coordination.core.pool_effects import GroupChanged, Posted, Warn
 from millstream.coordination.core.pool_messages import (
     Address,
     Deleted,
@@ -48,7 +48,7 @@ REMOVED: Final = (
 """What a removed node says."""
 
 
-class Gossip(Hosting):
+class Gossip(Boards):
     """Hello, Ping, Tables, Join, JoinRefused."""
 
     def __init__(self, chance: Callable[[], float]) -> None:
@@ -84,12 +84,19 @@ class Gossip(Hosting):
     def _sign_of_life(self, *, is_answer: bool = False) -> Ping:
         sightings = self.directory.sightings(self.now_ms)
         tables = self.tables
-        return Ping(tables.pool_ids, self.me, tables.digest, sightings, is_answer)
+        return Ping(
+            tables.pool_ids, self.me, tables.digest, sightings, is_answer, self.board_lsn
+        )  # fmt: skip
 
     def spread(self) -> None:
         """Tell all nodes at once what has changed."""
         for info in self.tables.others():
             self.ping(info.node_id)
+
+    def on_posted(self, posted: Posted) -> None:
+        """Note what members here have; of news all nodes are told at once."""
+        if self.post(posted):
+            self.spread()
 
     def on_hello(self, envelope: PoolEnvelope, hello: Hello) -> None:
         """Learn where a node of the pool is now."""
@@ -106,6 +113,8 @@ class Gossip(Hosting):
             return
         self.heard_ms[envelope.sender] = self.now_ms
         self.directory.hear(ping.sightings, self.tables.foundings, self.now_ms)
+        if self.board is not None and ping.board_lsn < self.board.lsn:
+            self.say(envelope.sender, self.board)
         if not ping.is_answer:
             self.ping(envelope.sender, is_answer=True)
             if ping.digest != self.tables.digest:
@@ -217,6 +226,7 @@ class Gossip(Hosting):
         here = self.me._replace(turn=self.me.turn + 1, is_gone=False)
         self.tables.leave(here, self.hosted)
         self.heard_ms.clear()
+        self.forget_board()
         self.is_changed = True
 
     # ---- being removed

@@ -38,6 +38,7 @@ from millstream.coordination.core.pool_asking import (
     shown,
 )
 from millstream.coordination.core.pool_effects import (
+    FIRST_GROUP,
     AskGroup,
     AskRestore,
     DropGroup,
@@ -287,6 +288,8 @@ class GroupCommands(Asking):
             self._bury(ticket, group_id, Configuration(0, founding.members))
             return
         configuration = self.led_here(group_id)
+        if self.tables.number_of(group_id) != FIRST_GROUP:
+            self._need_no_namespaces(group_id)
 
         def confirmed(reply: object) -> None:
             assert isinstance(reply, Reply)
@@ -299,6 +302,14 @@ class GroupCommands(Asking):
 
         question = self.next_ticket(confirmed)
         self.effects.append(AskGroup(question, group_id, Read(question, NOTHING)))
+
+    def _need_no_namespaces(self, group_id: bytes) -> None:
+        """Refuse if there are namespaces in a group: their names would be nobody's for ever."""
+        number = self.tables.number_of(group_id)
+        found = [root for root, group in self.namespaces.items() if group == number]
+        if found:
+            text = f"/{shown(found[0])} is in it; {len(found)} in all: DELETENAMESPACE first"
+            raise RefusedError("NOTEMPTY", text)
 
     def _has_lost_its_number(self, group_id: bytes) -> bool:
         """Return whether it never began, and another group is called the same: nobody leads it."""

@@ -214,7 +214,8 @@ class Hosting(PoolState):
         if not state.leads and not is_new:
             return False
         members = state.configuration.members
-        seen = Seen(state.configuration.epoch, state.view, members, self.now_ms)
+        elements = self.elements.get(state.group_id, 0)
+        seen = Seen(state.configuration.epoch, state.view, members, self.now_ms, elements)
         return self.directory.note(state.group_id, seen)
 
     def is_member(self, group_id: bytes) -> bool:

@@ -27,12 +27,17 @@ from millstream.coordination.core.entries import ID_BYTES, NOBODY
 from millstream.coordination.core.messages import HEAD, refused, sealed, unsealed
 
 __all__ = [
+    "BOARD_NAMES_MAX",
     "GROUPS_MAX",
     "NODES_MAX",
     "POOL_FRAME_BYTES_MAX",
     "POOL_IDS_MAX",
+    "SETTINGS_MAX",
     "TOMBSTONES_MAX",
     "Address",
+    "Board",
+    "Carried",
+    "Carry",
     "Deleted",
     "Found",
     "Founded",
@@ -59,16 +64,24 @@ TOMBSTONES_MAX: Final = 4096
 """Deleted groups and removed nodes that a pool remembers; each is refused for ever."""
 POOL_IDS_MAX: Final = 64
 """Names of one pool: joining makes one pool of two, which has the names of both."""
-POOL_FRAME_BYTES_MAX: Final = 1024 * 1024
+BOARD_NAMES_MAX: Final = 2048
+"""Namespaces that a board has."""
+SETTINGS_MAX: Final = 64
+"""Keys that are set for all groups."""
+POOL_FRAME_BYTES_MAX: Final = 2 * 1024 * 1024
 """Of one frame of the pool."""
 _TEXT_CHARS_MAX: Final = 1024
 _NUMBER_MAX: Final = (1 << 63) - 1
+_WORDS_MAX: Final = 8
+_NAME_BYTES_MAX: Final = 255
+_VALUE_BYTES_MAX: Final = 1024
 
 Id = Annotated[bytes, Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
 Ids = Annotated[tuple[Id, ...], Meta(max_length=MEMBERS_MAX)]
 U32 = Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
 U63 = Annotated[int, Meta(ge=0, le=_NUMBER_MAX)]
 Text = Annotated[str, Meta(max_length=_TEXT_CHARS_MAX)]
+Value = Annotated[bytes, Meta(max_length=_VALUE_BYTES_MAX)]
 
 
 class Address(NamedTuple):
@@ -118,13 +131,14 @@ class Founding(NamedTuple):
 
 
 class Sighting(NamedTuple):
-    """Where a group is: its primary said so `age_ms` ago."""
+    """Where a group is, and how many elements it has: its primary said so `age_ms` ago."""
 
     group_id: Id
     epoch: U32
     view: U32
     members: Ids
     age_ms: U63
+    elements: U63 = 0
 
 
 Nodes = Annotated[tuple[NodeInfo, ...], Meta(max_length=NODES_MAX)]
@@ -159,13 +173,17 @@ class JoinRefused(NamedTuple):
 
 
 class Ping(NamedTuple):
-    """A sign of life, where the groups are, and a digest of the sender's `Tables`."""
+    """A sign of life, where the groups are, and a digest of the sender's `Tables`.
+
+    `board_lsn`: of the `Board` that the sender has; 0: none.
+    """
 
     pool_ids: PoolIds
     info: NodeInfo
     digest: Id
     sightings: Sightings
     is_answer: bool
+    board_lsn: U63 = 0
 
 
 class Tables(NamedTuple):
@@ -201,13 +219,48 @@ class Deleted(NamedTuple):
     is_answer: bool
 
 
+class Board(NamedTuple):
+    """What the system group, as of an LSN, has for everybody.
+
+    `names`: namespaces in order, and the number of the group that has each. `settings`: keys that
+    are set for all groups, in order, and their values.
+    """
+
+    group_id: Id
+    lsn: U63
+    names: Annotated[
+        tuple[tuple[Annotated[bytes, Meta(max_length=_NAME_BYTES_MAX)], U63], ...],
+        Meta(max_length=BOARD_NAMES_MAX),
+    ]
+    settings: Annotated[
+        tuple[tuple[Value, Value], ...],
+        Meta(max_length=SETTINGS_MAX),
+    ]
+
+
+class Carry(NamedTuple):
+    """Have the group of this number, which the receiver leads, execute this; then answer."""
+
+    number: U63
+    group: U63
+    words: Annotated[tuple[bytes, ...], Meta(max_length=_WORDS_MAX)]
+
+
+class Carried(NamedTuple):
+    """What the group said; None: it may have been executed or not, and can be said again."""
+
+    number: U63
+    value: bytes | None
+
+
 PoolPayload = (
-    Hello | Join | JoinRefused | Ping | Tables | Found | Founded | Deleted
+    Hello | Join | JoinRefused | Ping | Tables | Found | Founded | Deleted | Board | Carry
+    | Carried
 )  # fmt: skip
 
 _TYPES: Final[dict[int, type[Any]]] = {
     64: Hello, 65: Join, 66: JoinRefused, 67: Ping, 68: Tables, 69: Found, 70: Founded,
-    71: Deleted,
+    71: Deleted, 72: Board, 73: Carry, 74: Carried,
 }  # fmt: skip
 _NUMBERS: Final = {message: number for number, message in _TYPES.items()}
 _DECODERS: Final = {n: msgspec.msgpack.Decoder(message) for n, message in _TYPES.items()}

@@ -53,6 +53,8 @@ class PoolState:
         self.heard_ms: dict[bytes, float] = {}
         self.deferred: deque[tuple[float, PoolEvent]] = deque()
         """What waits while the node's file is written, and since when."""
+        self.elements: dict[bytes, int] = {}
+        """How many each group here has."""
         self.reports: dict[int, None] = {}
         """Tickets of questions whose answers change nothing."""
         self._number = 0

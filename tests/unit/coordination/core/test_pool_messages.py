@@ -13,6 +13,9 @@ from millstream.coordination.core.pool import Pool
 from millstream.coordination.core.pool_effects import Heard, KeepNode, NodeStart
 from millstream.coordination.core.pool_messages import (
     Address,
+    Board,
+    Carried,
+    Carry,
     Deleted,
     Found,
     Founded,
@@ -42,7 +45,8 @@ members = st.lists(ids, max_size=7).map(tuple)
 foundings = st.builds(
     Founding, st.integers(1, 1 << 62), members | st.just((b"m" * 16,) * 2), flags, numbers
 )
-sightings = st.builds(Sighting, ids, small, small, members, numbers)
+sightings = st.builds(Sighting, ids, small, small, members, numbers, numbers)
+texts = st.binary(max_size=20)
 
 
 def some(one: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, ...]]:
@@ -53,11 +57,14 @@ payloads: st.SearchStrategy[PoolPayload] = st.one_of(
     st.builds(Hello, infos, ids),
     st.builds(Join, infos, some(foundings)),
     st.builds(JoinRefused, st.text(max_size=100)),
-    st.builds(Ping, some(ids), infos, ids, some(sightings), flags),
+    st.builds(Ping, some(ids), infos, ids, some(sightings), flags, numbers),
     st.builds(Tables, some(ids), some(infos), some(foundings), some(ids), flags),
     st.builds(Found, foundings),
     st.builds(Founded, ids, st.text(max_size=100)),
     st.builds(Deleted, ids, flags),
+    st.builds(Board, ids, numbers, some(st.tuples(texts, numbers)), some(st.tuples(texts, texts))),
+    st.builds(Carry, numbers, numbers, some(texts)),
+    st.builds(Carried, numbers, st.none() | texts),
 )
 envelopes = st.builds(PoolEnvelope, ids, numbers, payloads)
 

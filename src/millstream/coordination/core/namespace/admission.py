@@ -34,8 +34,9 @@ def admit(argv: Sequence[bytes], stamp: int) -> Wish | bytes:
 
 
 def _admit_config(argv: Sequence[bytes], stamp: int) -> Wish | bytes | None:
-    """CONFIG of elements; that of a Redis server names none, and is not ours."""
-    return admit(argv, stamp) if len(argv) > 3 and argv[2].startswith(b"/") else None
+    """CONFIG of elements, the group or all groups; that of a Redis server names none of them."""
+    is_ours = len(argv) > 3 and (argv[2].startswith(b"/") or argv[2].upper() in _SETS)
+    return admit(argv, stamp) if is_ours else None
 
 
 def begin_transaction() -> Transaction:
@@ -51,6 +52,7 @@ def _look_at(argv: Sequence[bytes]) -> bytes:
     return b""
 
 
+_SETS: Final = (b"GROUP", b"GLOBAL")
 _ALL: Final = {**QUEUED, b"EXEC": COMMANDS[b"EXEC"]}
 NAMESPACE_COMMANDS: Final[Mapping[bytes, Parser]] = {
     **dict.fromkeys(QUEUED, admit),

@@ -54,6 +54,11 @@ class Settings(Family):
         self._elements = elements
         self._values = tables.add(as_bytes, as_bytes)
 
+    @property
+    def changes(self) -> int:
+        """How often something was set, on this member."""
+        return self._values.changes
+
     def put(self, where: int, key: Key, value: bytes) -> None:
         """Keep a value that the key has read."""
         self._values.put(key_of(where) + key.name, value)

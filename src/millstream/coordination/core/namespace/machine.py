@@ -30,7 +30,7 @@ from millstream.coordination.core.namespace.configuring import CONFIG
 from millstream.coordination.core.namespace.counters import COUNTER
 from millstream.coordination.core.namespace.lists import LIST
 from millstream.coordination.core.namespace.locks import LOCK_COMMANDS
-from millstream.coordination.core.namespace.naming import NAMESPACE
+from millstream.coordination.core.namespace.naming import NAMESPACE, NAMING_COMMANDS
 from millstream.coordination.core.namespace.paths import parse_path
 from millstream.coordination.core.namespace.queues import QUEUE
 from millstream.coordination.core.namespace.refused import Refused
@@ -55,6 +55,7 @@ def _list(words: Words) -> Call:
 
 
 QUEUED: Final[Mapping[bytes, tuple[str, Command]]] = {
+    **NAMING_COMMANDS,
     **TREE_COMMANDS,
     **LOCK_COMMANDS,
     **SEMAPHORE_COMMANDS,
@@ -67,7 +68,7 @@ QUEUED: Final[Mapping[bytes, tuple[str, Command]]] = {
     b"QUEUE": QUEUE,
     b"SET": SET,
 }
-"""What a transaction may have."""
+"""What a client may send, and but for a few a transaction may have."""
 COMMANDS: Final[Mapping[bytes, tuple[str, Command]]] = {
     **QUEUED,
     **SUBSCRIBE_COMMANDS,

@@ -13,8 +13,10 @@ Invariants:
 3. Any step may come late, twice or never. What is next depends only on what the system group has
    and on what the target answers, so any primary of the system group can go on.
 4. A deletion that was refused, since there are elements, is refused for ever: it has an id too.
+5. The names of the system group's own roots are in the same table: nothing else has to be asked.
 
-Elsewhere: where it is kept (`registry`), the commands (`naming`), who sends the steps (the node).
+Elsewhere: where it is kept (`registry`), the commands (`naming`), who carries steps from group to
+group and answers clients (`settling`).
 
 Source: V2R2, "CREATENAMESPACE"; Gray and Lamport 2006 on who may decide in place of the first.
 """
@@ -28,6 +30,8 @@ from typing import Final, NamedTuple, Protocol
 from millstream.coordination.core.versions import NEVER, Version
 
 __all__ = [
+    "NAMES_MAX",
+    "OWN",
     "STEPS_MAX",
     "UNDO_MS",
     "Answer",
@@ -56,6 +60,10 @@ AGAIN_MS: Final = 5000.0
 """So long an answer is waited for before a step is said again."""
 STEPS_MAX: Final = 100
 """That are on their way at once."""
+NAMES_MAX: Final = 2048
+"""Of namespaces of an instance: every node is told of all of them."""
+OWN: Final = 0
+"""Stands for the system group where others have a group's number; no group has it."""
 
 
 class Standing(Enum):
@@ -121,6 +129,8 @@ class Answer(Enum):
     """The same: somebody holds a lock."""
     TOOBIG = b"TOOBIG"
     """The same: there are more elements than one entry deletes."""
+    DELETED = b"DELETED"
+    """It was there under this id, and was deleted."""
 
 
 class Do(Enum):
@@ -210,6 +220,8 @@ def create(roots: Roots, root: bytes, reservation: Version) -> Answer:
 
 def undo(roots: Roots, root: bytes, reservation: Version) -> Answer:
     """Refuse the id, unless the root is there already."""
+    if refusal := roots.refusal_of(reservation):
+        return refusal
     if roots.id_of(root) == reservation:
         return Answer.CREATED
     return _refuse(roots, reservation, Answer.GONE)
@@ -225,7 +237,10 @@ def drop(
         answer = roots.remove(root, is_forced)
         if answer is not Answer.GONE:
             return _refuse(roots, deletion, answer)
-    return _refuse(roots, reservation, Answer.GONE)
+        _refuse(roots, reservation, Answer.DELETED)
+    elif roots.refusal_of(reservation) is None:
+        _refuse(roots, reservation, Answer.GONE)
+    return Answer.GONE
 
 
 def _refuse(roots: Roots, refused: Version, answer: Answer) -> Answer:
@@ -247,8 +262,12 @@ def step_of(root: bytes, name: Name, is_late: bool) -> Step | None:
 
 def step_after(asked: Step, answer: Answer) -> Step:
     """Return what the system group has to be told once the target has answered."""
-    do = {Answer.CREATED: Do.CONFIRM, Answer.GONE: Do.FREE}.get(answer, Do.KEEP)
-    return asked._replace(gid=None, do=do)
+    return asked._replace(gid=None, do=_NEXT.get(answer, Do.KEEP))
+
+
+_NEXT: Final = {
+    Answer.CREATED: Do.CONFIRM, Answer.GONE: Do.FREE, Answer.DELETED: Do.FREE,
+}  # fmt: skip
 
 
 class NameKeeper:

@@ -1,20 +1,24 @@
-"""Commands that keep names of namespaces unique over all groups: NAMESPACE and a step.
+"""Commands that keep names of namespaces unique over all groups.
 
-Of the system group: RESERVE, CONFIRM, DELETE, KEEP, FREE. They answer what is known of the name
-after it: `[standing, gid, id, deletion]`, or nothing. Of a target: CREATE, UNDO, DROP; CREATED,
-GONE, or what keeps the root: NOTEMPTY, LOCKED, TOOBIG.
+CREATENAMESPACE and DELETENAMESPACE are executed by the system group. In one entry, if the root is
+one of its own; else that entry only begins it, and its reply says how: RESERVED or DELETING and
+the ids, or AWAITED: another one is not settled. Then steps go on with it: NAMESPACE and the step.
+
+Steps of the system group: RESERVE, CONFIRM, DELETE, KEEP, FREE. They answer what is known of the
+name after it: `[standing, gid, id, deletion]`, or nothing. Of a target: CREATE, UNDO, DROP;
+CREATED, GONE, DELETED, or what keeps the root: NOTEMPTY, LOCKED, TOOBIG.
 
 Invariants:
-1. They are for administrators: nodes ask them of groups in place of clients.
+1. They are for administrators: nodes ask the steps of groups in place of clients.
 
-Elsewhere: what the steps are for (`names`).
+Elsewhere: what the steps are for (`names`), carrying them (`settling`).
 
 Source: V2R2, "CREATENAMESPACE", uniqueness within an instance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from millstream.coordination.core.namespace import names
@@ -22,18 +26,41 @@ from millstream.coordination.core.namespace.commands import Call, Command, Words
 from millstream.coordination.core.namespace.elements import Element, Type
 from millstream.coordination.core.namespace.family import Want
 from millstream.coordination.core.namespace.kinds import checked_data
-from millstream.coordination.core.namespace.names import Answer, Do, Name, Step
-from millstream.coordination.core.namespace.paths import Path, parse_root
+from millstream.coordination.core.namespace.names import (
+    NAMES_MAX,
+    OWN,
+    Answer,
+    Do,
+    Name,
+    Standing,
+    Step,
+)
+from millstream.coordination.core.namespace.paths import Path, joined, parse_root
 from millstream.coordination.core.namespace.permissions import NAME_BYTES_MAX
 from millstream.coordination.core.namespace.refused import Refused
 from millstream.coordination.core.namespace.state import Job
-from millstream.coordination.core.namespace.tree import taken_version
-from millstream.coordination.core.values import NULL, array, bulk, integer, status
+from millstream.coordination.core.namespace.tree import EXISTS, delete_tree, taken_version
+from millstream.coordination.core.values import NULL, OK, array, bulk, integer, status
 from millstream.coordination.core.versions import Version
 
-__all__ = ["GID_MAX", "NAMESPACE", "answer_in", "words_of"]
+__all__ = [
+    "AWAITED",
+    "DELETING",
+    "GID_MAX",
+    "NAMESPACE",
+    "NAMING_COMMANDS",
+    "RESERVED",
+    "answer_in",
+    "words_of",
+]
 
 GID_MAX: Final = (1 << 63) - 1
+RESERVED: Final = b"RESERVED"
+"""The first word of a reply: by this request; group, id follow."""
+DELETING: Final = b"DELETING"
+"""The same: by this request or an earlier one; group, id, deletion's id, 1 if forced follow."""
+AWAITED: Final = b"AWAITED"
+"""The same: by an earlier request that is not settled; group, id follow."""
 _TOP: Final = Element(0, b"", Type.ROOT)
 
 
@@ -92,7 +119,83 @@ class _Roots:
         return Answer.GONE
 
 
-# ---- commands
+# ---- commands of clients
+
+
+def _create_namespace(words: Words) -> Call:
+    path, data, gid = parse_root(words.take()), b"", OWN
+    if len(words) in (1, 3):
+        data = checked_data(words, words.take())
+    if words.has(b"GROUP"):
+        gid = words.number(0, GID_MAX)
+    words.end()
+
+    def execute(job: Job) -> bytes:
+        job.state.permissions.check_admin(job, joined(path))
+        table = job.state.registry.names
+        known = table.get(path[0])
+        if known is not None:
+            is_settled = known.standing is not Standing.RESERVED
+            return EXISTS if is_settled else _begun(AWAITED, known)
+        if job.state.elements.find(path) is not None:
+            return EXISTS
+        if len(table) >= NAMES_MAX:
+            raise Refused("QUOTA", f"there are {NAMES_MAX} namespaces; delete some")
+        if gid != OWN:
+            return _begun(RESERVED, names.reserve(table, path[0], gid, job.version))
+        table.put(path[0], Name(OWN, job.version, Standing.CONFIRMED))
+        return _create_own(job, path, data)
+
+    return Call(execute, ())
+
+
+def _create_own(job: Job, path: Path, data: bytes) -> bytes:
+    number = job.state.elements.create(job, 0, path[0], _TOP)
+    if data:
+        job.state.data.put(job, number, data)
+    job.tell(b"create", number, data)
+    return OK
+
+
+def _delete_namespace(words: Words) -> Call:
+    path = parse_root(words.take())
+    is_forced = words.has(b"FORCE")
+    words.end()
+
+    def execute(job: Job) -> bytes:
+        table = job.state.registry.names
+        known = table.get(path[0])
+        if known is None or known.gid == OWN:
+            number = job.state.elements.at(path)
+            job.state.guard(job, number, Want.TREE)
+            table.delete(path[0])
+            return delete_tree(job, number, is_recursive=is_forced)
+        job.state.permissions.check_admin(job, joined(path))
+        if known.standing is Standing.RESERVED:
+            return _begun(AWAITED, known)
+        return _begun(
+            DELETING, names.begin_deletion(table, path[0], is_forced, job.version) or known
+        )
+
+    return Call(execute, ())
+
+
+def _begun(word: bytes, name: Name) -> bytes:
+    """Return what is said of a namespace of another group; a node goes on with it."""
+    words = [word, b"%d" % name.gid, name.id.text]
+    if word == DELETING:
+        words += [name.deletion.text, b"%d" % name.is_forced]
+    return status(b" ".join(words))
+
+
+NAMING_COMMANDS: Final[Mapping[bytes, tuple[str, Command]]] = {
+    b"CREATENAMESPACE": ("CREATENAMESPACE root [data] [GROUP group]", _create_namespace),
+    b"DELETENAMESPACE": ("DELETENAMESPACE root [FORCE]", _delete_namespace),
+}
+"""How clients write them; their key is empty: they are the system group's, whatever the name."""
+
+
+# ---- steps
 
 
 def _step(path: Path, execute: Callable[[Job], bytes]) -> Call:

@@ -68,6 +68,12 @@ class Registry(Family):
             if name.standing is not Standing.CONFIRMED:
                 yield root, name
 
+    def settled(self) -> Iterator[tuple[bytes, int]]:
+        """Yield names that are there, and the number of the group of each, in order."""
+        for root, name in self.names.after(b""):
+            if name.standing is not Standing.RESERVED:
+                yield root, name.gid
+
     def id_of(self, element: int) -> Version | None:
         """Return the id of a root."""
         return self._ids.get(key_of(element))

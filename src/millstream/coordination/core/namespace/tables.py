@@ -39,6 +39,8 @@ class Table(Generic[V]):
     ) -> None:
         self._undo, self._encode, self._decode = undo, encode, decode
         self._map = SortedMap[V]()
+        self.changes = 0
+        """How often it has been changed, on this member."""
 
     def __len__(self) -> int:
         return len(self._map)
@@ -49,6 +51,7 @@ class Table(Generic[V]):
 
     def put(self, key: bytes, value: V) -> None:
         """Have this record under a key."""
+        self.changes += 1
         self._undo.append((self, key, self._map.get(key)))
         self._map.put(key, value)
 
@@ -56,6 +59,7 @@ class Table(Generic[V]):
         """Have nothing under a key; return what was there."""
         gone = self._map.delete(key)
         if gone is not None:
+            self.changes += 1
             self._undo.append((self, key, gone))
         return gone
 
@@ -77,6 +81,7 @@ class Table(Generic[V]):
 
     def revert(self, key: bytes, value: V | Cut[V] | None) -> None:
         """Have what was there before, and note nothing."""
+        self.changes += 1
         if isinstance(value, Cut):
             self._map.paste(value)
         elif value is None:
@@ -101,6 +106,7 @@ class Table(Generic[V]):
             CorruptionError: `unknown_state`.
         """
         self._map = SortedMap()
+        self.changes += 1
         for _ in range(pieces.number()):
             size, length = pieces.number(4), pieces.number(4)
             key = pieces.take(size)

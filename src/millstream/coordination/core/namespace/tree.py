@@ -1,5 +1,7 @@
 """Commands for elements of all types: making, finding, reading, writing, moving, deleting.
 
+Namespaces are made and deleted elsewhere (`naming`): their names are unique over all groups.
+
 Invariants:
 1. A command asks `State.guard` before it looks at data or changes anything.
 2. What is there already is never an error of CREATE, and is not changed by it.
@@ -25,7 +27,6 @@ from millstream.coordination.core.namespace.paths import (
     Path,
     joined,
     parse_path,
-    parse_root,
 )
 from millstream.coordination.core.namespace.refused import Refused
 from millstream.coordination.core.namespace.run import Happened
@@ -41,7 +42,7 @@ from millstream.coordination.core.values import (
 )
 from millstream.coordination.core.versions import Version, parse_version
 
-__all__ = ["LIST_COUNT", "LIST_COUNT_MAX", "TREE_COMMANDS", "shown"]
+__all__ = ["EXISTS", "LIST_COUNT", "LIST_COUNT_MAX", "TREE_COMMANDS", "delete_tree", "shown"]
 
 LIST_COUNT: Final = 1000
 """Names on a page, if a client does not say."""
@@ -49,43 +50,7 @@ LIST_COUNT_MAX: Final = 10_000
 ATTRIBUTE_NAME_BYTES_MAX: Final = 64
 """Behind `u.`"""
 EXISTS: Final = status(b"EXISTS")
-_TOP: Final = Element(0, b"", Type.ROOT)
 _SEQUENCE_DIGITS: Final = 10
-
-
-# ---- namespaces
-
-
-def _create_namespace(words: Words) -> Call:
-    path = parse_root(words.take())
-    data = checked_data(words, words.take()) if len(words) else b""
-    words.end()
-
-    def execute(job: Job) -> bytes:
-        elements = job.state.elements
-        job.state.permissions.check_admin(job, joined(path))
-        if elements.find(path) is not None:
-            return EXISTS
-        number = elements.create(job, 0, path[0], _TOP)
-        if data:
-            job.state.data.put(job, number, data)
-        job.tell(b"create", number, data)
-        return OK
-
-    return Call(execute, (path,))
-
-
-def _delete_namespace(words: Words) -> Call:
-    path = parse_root(words.take())
-    is_forced = words.has(b"FORCE")
-    words.end()
-
-    def execute(job: Job) -> bytes:
-        number = job.state.elements.at(path)
-        job.state.guard(job, number, Want.TREE)
-        return _delete_tree(job, number, is_recursive=is_forced)
-
-    return Call(execute, (path,))
 
 
 # ---- CREATE, DELETE, MOVE
@@ -197,12 +162,17 @@ def _delete(words: Words) -> Call:
         job.state.guard(job, number, Want.TREE)
         if version is not None and version != one.version:
             raise Refused("CAS_MISMATCH", one.version.text.decode())
-        return _delete_tree(job, number, is_recursive=is_recursive)
+        return delete_tree(job, number, is_recursive=is_recursive)
 
     return Call(execute, (path,))
 
 
-def _delete_tree(job: Job, number: int, *, is_recursive: bool) -> bytes:
+def delete_tree(job: Job, number: int, *, is_recursive: bool) -> bytes:
+    """Delete an element, and what is below it if there may be something.
+
+    Raises:
+        Refused: NOTEMPTY, TOOBIG.
+    """
     elements = job.state.elements
     if elements.there(number).nchildren and not is_recursive:
         raise Refused("NOTEMPTY", elements.path(number).decode())
@@ -245,7 +215,7 @@ def _moved(job: Job, source: Path, target: Path, *, is_forced: bool) -> bytes:
         if source[: len(target)] == target:
             raise Refused("LOOP", "the source is below the target")
         state.guard(job, there, Want.TREE)
-        _delete_tree(job, there, is_recursive=True)
+        delete_tree(job, there, is_recursive=True)
     line = elements.line(number)
     path = elements.path_of(line)
     elements.move(job, number, parent, target[-1])
@@ -450,8 +420,6 @@ def _lookup(words: Words) -> Call:
 
 
 TREE_COMMANDS: Final[Mapping[bytes, tuple[str, Command]]] = {
-    b"CREATENAMESPACE": ("CREATENAMESPACE root [data]", _create_namespace),
-    b"DELETENAMESPACE": ("DELETENAMESPACE root [FORCE]", _delete_namespace),
     b"CREATE": (
         "CREATE BINARY|LIST|SET|QUEUE|COUNTER [EPHEMERAL] [SEQUENTIAL] [PARENTS] [UNSIGNED] "
         "[BIT bits] [WRAP] path [data ...]",

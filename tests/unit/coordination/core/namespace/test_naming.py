@@ -97,7 +97,7 @@ def test_a_deletion_is_worked_off_by_whoever_leads(groups: Groups) -> None:
     assert list(groups.system.machine.state.registry.names.after(b"")) == []
     assert groups.target.read("LOOKUP", "/ns/a") != b"+OK"
     create = ("NAMESPACE", "CREATE", "/ns", reservation, "ann")
-    assert groups.target.do(*create) == b"+GONE"
+    assert groups.target.do(*create) == b"+DELETED"
 
 
 def test_what_is_too_big_is_kept(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:

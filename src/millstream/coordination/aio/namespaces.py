@@ -1,0 +1,259 @@
+"""Namespaces over all groups: this node's part in making, deleting and finding them.
+
+Whoever leads the system group carries each name through (`core.namespace.settling`): it asks its
+own groups, and of others the nodes that lead them. Each member of the system group posts what
+everybody is to know.
+
+Invariants:
+1. Every request gets one answer, at the latest when the settler gives up.
+2. Nodes have only steps of names carried, and only those of this pool.
+3. Nothing waits here: what is not answered is asked again.
+
+Elsewhere: what is asked next (`core.namespace.settling`), what nodes know (`core.pool_board`),
+requests of clients (`aio.client_requests`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from millstream.coordination.aio.group_runner import GroupRunner
+from millstream.coordination.aio.peers import Peers
+from millstream.coordination.aio.pool_runner import PoolRunner
+from millstream.coordination.core.backend import Done
+from millstream.coordination.core.effects import Code, Reply
+from millstream.coordination.core.entries import Body
+from millstream.coordination.core.group_state import GroupState
+from millstream.coordination.core.namespace.configuration import GLOBAL
+from millstream.coordination.core.namespace.names import NAMES_MAX, OWN, Standing
+from millstream.coordination.core.namespace.settling import Ask, Settled, Settler, wanted_of
+from millstream.coordination.core.namespace.state import State
+from millstream.coordination.core.pool_effects import FIRST_GROUP, Posted
+from millstream.coordination.core.pool_messages import (
+    BOARD_NAMES_MAX,
+    Board,
+    Carried,
+    Carry,
+    PoolEnvelope,
+    PoolPayload,
+    encode_pool,
+)
+from millstream.coordination.core.values import error
+
+__all__ = ["TICK_S", "Namespaces", "state_of"]
+
+TICK_S: Final = 0.1
+"""Between two looks at what is to be asked again, and at what is news."""
+assert NAMES_MAX <= BOARD_NAMES_MAX
+_CARRIED: Final = (b"CREATE", b"UNDO", b"DROP")
+_UNKNOWN: Final = Reply(0, Code.UNKNOWN)
+_Told = Callable[[bytes | None], None]
+
+
+class Namespaces:
+    """Ended by `close`.
+
+    Args:
+        groups: those that run here, by id.
+        pool: what the node knows of others.
+        peers: its connections to them.
+    """
+
+    def __init__(
+        self, groups: Mapping[bytes, GroupRunner], pool: PoolRunner, peers: Peers
+    ) -> None:
+        self._groups, self._pool, self._peers = groups, pool, peers
+        self._loop = asyncio.get_running_loop()
+        self._settler = Settler()
+        self._waiting: dict[int, Done] = {}
+        self._ticket = 0
+        self._posted: Posted | None = None
+        self._board: Board | None = None
+        self._seen: tuple[State | None, int, int] = (None, 0, 0)
+        self._timer = self._loop.call_later(TICK_S, self._tick)
+
+    def close(self) -> None:
+        """End it; who waits is told that nobody knows."""
+        self._timer.cancel()
+        self._settler.stop()
+        self._carry_out()
+
+    # ---- where namespaces are
+
+    def group_of(self, key: bytes) -> int:
+        """Return the group that has a path's namespace; of what nobody knows, the system group."""
+        if not key.startswith(b"/"):
+            return FIRST_GROUP
+        root = key[1:].partition(b"/")[0]
+        runner = self._system()
+        if runner is not None and runner.replica.leading:
+            name = state_of(runner).registry.names.get(root)
+            is_there = name is not None and name.standing is not Standing.RESERVED
+            return name.gid or FIRST_GROUP if name is not None and is_there else FIRST_GROUP
+        return self._pool.pool.group_with(root) or FIRST_GROUP
+
+    def has_root(self, gid: int, path: bytes) -> bool:
+        """Return whether a group has a path's namespace, as its member here knows."""
+        runner = self._called(gid)
+        root = path[1:].partition(b"/")[0]
+        return runner is None or state_of(runner).elements.find((root,)) is not None
+
+    def _called(self, gid: int) -> GroupRunner | None:
+        called = self._pool.pool.called(gid)
+        return self._groups.get(called[0]) if len(called) == 1 else None
+
+    def _system(self) -> GroupRunner | None:
+        return self._called(FIRST_GROUP)
+
+    # ---- what clients want
+
+    def placed(self, body: Body) -> Body | bytes:
+        """Return a CREATENAMESPACE with the group that it is for, or why it can be in none."""
+        stamp, name, *words = body.argv
+        if len(words) < 3:
+            words += [b"GROUP", b"%d" % self._choose()]
+        gid = int(words[-1])
+        if gid in (FIRST_GROUP, OWN):
+            words = words[:-2]
+        elif len(self._pool.pool.called(gid)) != 1:
+            return error("ERROR_DOES_NOT_EXISTS", f"no group {gid} is known here, or several are")
+        return body._replace(argv=(stamp, name, *words))
+
+    def _choose(self) -> int:
+        """Return the group with the fewest elements."""
+        pool = self._pool.pool
+        found = []
+        for group_id, founding in pool.tables.foundings.items():
+            seen = pool.directory.get(group_id)
+            if seen is not None and len(pool.called(founding.number)) == 1:
+                found.append((seen.elements, founding.number))
+        return min(found, default=(0, FIRST_GROUP))[1]
+
+    def settle(self, body: Body, reply: Reply, done: Done) -> None:
+        """Answer a request for a name that the system group has replied to, once it is settled."""
+        wanted = None
+        if reply.code is Code.OK:
+            wanted = wanted_of(body.argv[1:], body.principal, reply.value)
+        if wanted is None:
+            done(reply)
+            return
+        self._ticket += 1
+        self._waiting[self._ticket] = lambda settled: done(settled._replace(lsn=reply.lsn))
+        self._settler.ask(self._ticket, wanted, self._now_ms)
+        self._carry_out()
+
+    # ---- steps
+
+    @property
+    def _now_ms(self) -> float:
+        return self._loop.time() * 1000
+
+    def _tick(self) -> None:
+        self._timer = self._loop.call_later(TICK_S, self._tick)
+        runner = self._system()
+        if runner is not None and runner.replica.leading:
+            registry = state_of(runner).registry
+            self._settler.tick(registry.unfinished(), registry.names.get, self._now_ms)
+        elif self._settler.is_busy:
+            self._settler.stop()
+        self._carry_out()
+        self._post()
+
+    def _carry_out(self) -> None:
+        for effect in self._settler.take():
+            match effect:
+                case Settled(ticket, value):
+                    done = self._waiting.pop(ticket)
+                    done(_UNKNOWN if value is None else Reply(0, Code.OK, value))
+                case Ask(number, gid, words):
+                    self._ask(number, gid, words)
+
+    def _ask(self, number: int, gid: int | None, words: tuple[bytes, ...]) -> None:
+        runner = self._called(FIRST_GROUP if gid is None else gid)
+        if runner is not None and (runner.replica.leading or gid is None):
+            self._execute(runner, words, lambda value: self._answered(number, value))
+            return
+        for group_id in self._pool.pool.called(gid or FIRST_GROUP)[:1]:
+            seen = self._pool.pool.directory.get(group_id)
+            if seen is not None:
+                self._say(seen.primary, Carry(number, gid or FIRST_GROUP, words))
+
+    def _answered(self, number: int, value: bytes | None) -> None:
+        self._settler.answered(number, value, self._now_ms)
+        self._carry_out()
+
+    @staticmethod
+    def _execute(runner: GroupRunner, words: tuple[bytes, ...], done: _Told) -> None:
+        def replied(reply: Reply) -> None:
+            done(reply.value if reply.code is Code.OK else None)
+
+        runner.request(Body(argv=(b"0", *words)), replied)
+
+    # ---- other nodes
+
+    def hear(self, envelope: PoolEnvelope) -> bool:
+        """Take what a node says, if it is about steps; return whether it is."""
+        said = envelope.payload
+        if not isinstance(said, Carry | Carried):
+            return False
+        sender = envelope.sender
+        if self._pool.pool.tables.node(sender) is None:
+            return True
+        if isinstance(said, Carried):
+            self._answered(said.number, said.value)
+            return True
+        runner = self._called(said.group)
+        if runner is None or said.words[:1] != (b"NAMESPACE",) or said.words[1] not in _CARRIED:
+            self._say(sender, Carried(said.number, None))
+        else:
+            number = said.number
+            self._execute(
+                runner, said.words, lambda value: self._say(sender, Carried(number, value))
+            )
+        return True
+
+    def _say(self, receiver: bytes, payload: PoolPayload) -> None:
+        pool = self._pool.pool
+        address = pool.address_of(receiver)
+        if address is not None and receiver != pool.id:
+            self._pool.who[address] = receiver
+            envelope = PoolEnvelope(pool.id, pool.me.incarnation, payload)
+            self._peers.send(address, encode_pool(envelope))
+
+    # ---- what everybody is to know
+
+    def _post(self) -> None:
+        elements = {
+            group_id: len(state_of(runner).elements) for group_id, runner in self._groups.items()
+        }
+        board = self._make_board()
+        posted = Posted(board, elements)
+        if posted != self._posted:
+            self._posted = posted
+            self._pool.take(posted)
+
+    def _make_board(self) -> Board | None:
+        """Return what is news of the system group, or what was the last time; None: not here."""
+        runner = self._system()
+        if runner is None:
+            return None
+        state = state_of(runner)
+        seen = (state, state.registry.names.changes, state.settings.changes)
+        if seen != self._seen:
+            names = state.registry.settled()
+            self._seen = seen
+            self._board = Board(
+                runner.replica.group_id, runner.replica.report().applied_lsn,
+                tuple((root, gid or FIRST_GROUP) for root, gid in names),
+                tuple(state.settings.own(GLOBAL)),
+            )  # fmt: skip
+        return self._board
+
+
+def state_of(runner: GroupRunner) -> State:
+    """Return the namespaces of a group that runs here."""
+    machine = runner.replica.machine
+    assert isinstance(machine, GroupState)
+    return machine.namespace.state

@@ -1,0 +1,117 @@
+"""Namespaces in two groups of one pool, found from any node, also from one without a group."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from coordinators import Nodes, until
+from talking import follow, once
+
+
+async def two_groups(nodes: Nodes) -> None:
+    """Found a second group, of the last node alone."""
+    last = nodes.running[2].node_id.hex().encode()
+    await nodes.admin(b"GROUP", b"CREATE", b"2", last)
+    await until(lambda: 2 in nodes.running[2].groups.numbered)
+    await until(lambda: nodes.running[2].groups.numbered[2].replica.leading)
+    await until(lambda: all(node.pool.pool.called(2) for node in nodes.running.values()))
+
+
+async def test_names_are_unique_over_groups_and_found_from_any_node(tmp_path: Path) -> None:
+    async with Nodes(tmp_path) as nodes:
+        await two_groups(nodes)
+        assert await follow(nodes, "CREATENAMESPACE", "/here", "one") == b"OK"
+        assert await follow(nodes, "CREATENAMESPACE", "/there", "two", "GROUP", "2") == b"OK"
+        for group in ("1", "2"):
+            assert await follow(nodes, "CREATENAMESPACE", "/there", "GROUP", group) == b"EXISTS"
+            assert await follow(nodes, "CREATENAMESPACE", "/here", "GROUP", group) == b"EXISTS"
+        assert await follow(nodes, "GET", "/here") == b"one"
+        assert await follow(nodes, "GET", "/there") == b"two"
+        assert await follow(nodes, "CREATE", "BINARY", "/there/a", "x") == b"OK"
+        assert await follow(nodes, "GET", "/there/a") == b"x"
+        absent = await follow(nodes, "GET", "/nowhere/a")
+        assert absent.startswith("ERROR_DOES_NOT_EXISTS")
+        assert await follow(nodes, "GROUP", "2", "LIST", "/") == [None, [b"there"]]
+        pools = [node.pool.pool for node in nodes.running.values()]
+        await until(lambda: all(pool.group_with(b"there") == 2 for pool in pools))
+        for node in nodes.running.values():
+            assert b"/here" in node.requests.vds((b"VDS", b"/"))
+            assert node.requests.vds((b"VDS", b"/there/a")).startswith(b"%")
+            assert node.requests.vds((b"VDS", b"/gone")).startswith(b"-ERROR_DOES_NOT_EXISTS")
+        assert (await follow(nodes, "DELETENAMESPACE", "/there")).startswith("NOTEMPTY")
+        assert (await nodes.admin(b"GROUP", b"DELETE", b"2", b"CONFIRM", b"2"))[1].startswith(
+            b"-NOTEMPTY"
+        )
+        assert await follow(nodes, "DELETENAMESPACE", "/there", "FORCE") == b"OK"
+        assert (await follow(nodes, "GET", "/there")).startswith("ERROR_DOES_NOT_EXISTS")
+        assert await follow(nodes, "CREATENAMESPACE", "/there") == b"OK"
+        assert await follow(nodes, "DELETENAMESPACE", "/here") == b"OK"
+        assert nodes.fatal == []
+
+
+async def test_without_a_word_the_smallest_group_gets_it(tmp_path: Path) -> None:
+    async with Nodes(tmp_path) as nodes:
+        await two_groups(nodes)
+        assert await follow(nodes, "CREATENAMESPACE", "/a") == b"OK"
+        leader = nodes.running[await nodes.leader()].pool.pool
+        first = leader.called(1)[0]
+        await until(lambda: (seen := leader.directory.get(first)) and seen.elements)
+        assert await follow(nodes, "CREATENAMESPACE", "/b") == b"OK"
+        assert await follow(nodes, "GROUP", "2", "LIST", "/") == [None, [b"b"]]
+        unknown = await follow(nodes, "CREATENAMESPACE", "/c", "GROUP", "9")
+        assert unknown.startswith("ERROR_DOES_NOT_EXISTS")
+        misplaced = await follow(nodes, "GROUP", "2", "CREATENAMESPACE", "/c")
+        assert misplaced.startswith("BADARG")
+
+
+async def test_settings_of_all_groups_are_known_to_all_nodes(tmp_path: Path) -> None:
+    async with Nodes(tmp_path) as nodes:
+        said = ("CONFIG", "SET", "GLOBAL", "GLOBAL.VDS.INTERVAL", "2", "seconds")
+        assert await follow(nodes, *said) == b"OK"
+        pools, key = [node.pool.pool for node in nodes.running.values()], b"GLOBAL.VDS.INTERVAL"
+        await until(lambda: all(pool.setting(key) == b"2000 ms" for pool in pools))
+        shown = await follow(nodes, "CONFIG", "GET", "GLOBAL", "GLOBAL.VDS.*")
+        assert shown == [b"GLOBAL.VDS.INTERVAL", b"2000 ms"]
+        misplaced = await follow(nodes, "GROUP", "2", "CONFIG", "GET", "GLOBAL", "*")
+        assert misplaced.startswith("BADARG")
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+async def test_whoever_leads_goes_on_with_what_the_last_one_began(
+    tmp_path: Path, is_early: bool
+) -> None:
+    """The node that leads is stopped while it creates; each name is there once, or nowhere."""
+    async with Nodes(tmp_path) as nodes:
+        await two_groups(nodes)
+        group = nodes.running[await nodes.leader()].pool.pool.called(1)[0]
+        answers: dict[str, object] = {}
+
+        async def create(root: str) -> None:
+            reply: object = "UNKNOWN"
+            while isinstance(reply, str) and reply.startswith("UNKNOWN"):
+                reply = await follow(nodes, "CREATENAMESPACE", root, "GROUP", "2")
+            answers[root] = reply
+
+        roots = [f"/n{number}" for number in range(20)]
+        making = [asyncio.ensure_future(create(root)) for root in roots]
+        await until(lambda: is_early or len(answers) > 3)
+        gone = await nodes.leader()
+        if gone == 2:  # it is the other group, too: that one has to stay
+            moved = await nodes.admin(
+                b"GROUP", b"MOVE-PRIMARY", b"1", nodes.running[0].node_id.hex().encode()
+            )
+            assert moved[1] == b"+OK"
+            gone = await nodes.leader()
+        await nodes.stop(gone)
+        await asyncio.gather(*making)
+        assert all(answer in (b"OK", b"EXISTS") for answer in answers.values()), answers
+        for root in roots:
+            assert await follow(nodes, "LOOKUP", root) == b"OK"
+            assert await follow(nodes, "CREATENAMESPACE", root, "GROUP", "1") == b"EXISTS"
+        listed = await once(nodes.coord_ports[2], "GROUP", "2", "LIST", "/")
+        assert listed == [None, sorted(root[1:].encode() for root in roots)]
+        left = nodes.running[await nodes.leader()].pool.pool
+        assert left.called(1) == [group]
