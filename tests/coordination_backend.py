@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from coordination_logs import GROUP
-from millstream.coordination.core.backend import Done, Principal, ValueDone, Where
+from millstream.coordination.core.backend import Done, Principal, UserChange, ValueDone, Where
 from millstream.coordination.core.effects import Code, Reply
 from millstream.coordination.core.entries import GENESIS, NOBODY, Body, Kind, chain
 from millstream.coordination.core.front import Front
 from millstream.coordination.core.front_commands import FRONT_COMMANDS
-from millstream.coordination.core.front_users import UserChange
 from millstream.coordination.core.register import Registers, StateMachine
 from millstream.coordination.core.register_commands import REGISTER_COMMANDS, Parser
 from millstream.coordination.core.values import array, error, integer, mapping

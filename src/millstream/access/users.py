@@ -21,7 +21,7 @@ import hmac
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -138,9 +138,7 @@ class UserStore:
         with self._change:
             self._read_again()
             before, self._told = self._told, self._users
-        return sorted(
-            name for name in {*before, *self._told} if before.get(name) != self._told.get(name)
-        )
+        return _differing(before, self._told)
 
     def _read_again(self) -> None:
         path = self._path
@@ -197,7 +195,7 @@ class UserStore:
     def _put(self, user: User) -> None:
         if user.name not in self._users and len(self._users) >= USERS_MAX:
             raise UsageError(f"a node has at most {USERS_MAX} users", code="too_many_users")
-        self._replace({**self._users, user.name: user}, user.name)
+        self._replace({**self._users, user.name: user})
 
     def ensure_admin(self, name: str, password: str) -> None:
         """Make sure that an administrator of this name and password exists.
@@ -209,6 +207,27 @@ class UserStore:
         if user is None or not user.is_admin or self.check_password(name, password) is None:
             self.put(name, password, (ADMIN,))
 
+    def adopt(self, record: Mapping[str, User | None]) -> list[str]:
+        """Let users be as said, None: none; others stay. Durable; return who changed.
+
+        Raises:
+            ConditionError: `last_admin`; nothing changes.
+        """
+        with self._alone():
+            before = self._users
+            users = {**before, **{name: user for name, user in record.items() if user}}
+            for name, user in record.items():
+                if user is None:
+                    users.pop(name, None)
+            changed = _differing(before, users)
+            if changed:
+                self._replace(users)
+        return changed
+
+    def all(self) -> Mapping[str, User]:
+        """Return the users, by name, as they are now."""
+        return self._users
+
     def delete(self, name: str) -> bool:
         """Remove a user, durably; False if there is none of this name.
 
@@ -219,7 +238,7 @@ class UserStore:
             if name not in self._users:
                 return False
             others = {other: user for other, user in self._users.items() if other != name}
-            self._replace(others, name)
+            self._replace(others)
         return True
 
     def check_password(self, name: str, password: str, source: str = "") -> User | None:
@@ -315,7 +334,7 @@ class UserStore:
                 del self._remembered[next(iter(self._remembered))]
             self._remembered[fingerprint] = (user, self._now() + REMEMBERED_SECONDS)
 
-    def _replace(self, users: dict[str, User], changed: str) -> None:
+    def _replace(self, users: dict[str, User]) -> None:
         if not any(user.is_admin for user in users.values()):
             raise ConditionError(
                 "one user must be an administrator; create another one first", code="last_admin"
@@ -329,10 +348,12 @@ class UserStore:
             encoder = msgspec.json.encode(content)
             write_atomically(self._path, msgspec.json.format(encoder, indent=2) + b"\n")
             self._stamp = _stamp(self._path)
-        self._users = users
-        self._told = {name: user for name, user in self._told.items() if name != changed}
-        if changed in users:
-            self._told[changed] = users[changed]
+        told = dict(self._told)
+        for name in _differing(self._users, users):
+            told.pop(name, None)
+            if name in users:
+                told[name] = users[name]
+        self._users, self._told = users, told
         with self._lock:
             self._remembered.clear()
 
@@ -357,6 +378,10 @@ class UserStore:
                 f"{path} is not a users file; restore it, or remove it and create users anew",
                 code="bad_users_file",
             ) from error
+
+
+def _differing(one: Mapping[str, User], other: Mapping[str, User]) -> list[str]:
+    return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:

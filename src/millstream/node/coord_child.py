@@ -113,7 +113,7 @@ async def _run(order: CoordOrder, tell: Tell) -> int:
     tell({"event": "ready"})
     tasks = Tasks(fail)
     tasks.start(_tell_figures(coordinator, tell), name="figures for the engine")
-    tasks.start(keep_users(users, coordinator.drop_user), name="users of the node")
+    tasks.start(keep_users(users, coordinator.user_changed), name="users of the node")
     if tokens is not None:
         tokens.start()
     await stop.wait()

@@ -294,6 +294,8 @@ class Engine:
             self._addresses[name] = bound_address(getattr(settings, name), listening)
         for credential in settings.users:
             await asyncio.to_thread(self.users.ensure_admin, credential.name, credential.password)
+        if self.users.is_empty:
+            _LOG.info("there are no users: on this machine everybody may do everything here")
         self._start_coordination(bound, stack)
         stack.push_async_callback(self._buckets.stop)
         stack.push_async_callback(self.others.stop)

@@ -22,10 +22,12 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from millstream.access.users import UserStore
+from millstream.access.users import NODE_USER, UserStore
+from millstream.coordination.aio.client import Client
 from millstream.coordination.aio.client_requests import ClientRequests
 from millstream.coordination.aio.groups import Groups
 from millstream.coordination.aio.handshakes import Handshakes
@@ -35,6 +37,7 @@ from millstream.coordination.aio.peers import Peers
 from millstream.coordination.aio.pool_copies import mend_pool_file
 from millstream.coordination.aio.pool_runner import PoolRunner
 from millstream.coordination.aio.resp_server import LOGIN_S_MAX, RespServer
+from millstream.coordination.aio.shared_users import SharedUsers
 from millstream.coordination.aio.user_guard import UserGuard
 from millstream.coordination.core.messages import Envelope, decode, encode
 from millstream.coordination.core.pool import Pool
@@ -44,11 +47,13 @@ from millstream.coordination.core.pool_messages import Address, decode_pool, is_
 if TYPE_CHECKING:
     from millstream.access.token_keys import TokenKeys
 
-__all__ = ["BACKLOG", "HANDSHAKES_MAX", "Coordinator", "Listening"]
+__all__ = ["BACKLOG", "HANDSHAKES_MAX", "SHARING_S", "Coordinator", "Listening"]
 
 _LOG = logging.getLogger(__name__)
 BACKLOG: Final = 1024
 """Clients whose connections may wait to be taken."""
+SHARING_S: Final = 5.0
+"""How long the group is asked about users of the cluster."""
 HANDSHAKES_MAX: Final = 256
 """Of clients whose TLS handshake is under way: half of the descriptors that clients leave."""
 
@@ -91,6 +96,7 @@ class Coordinator:
         self.pool = PoolRunner(pool, directory, self.groups, self.peers, self._failed)
         self.namespaces = Namespaces(self.groups.running, self.pool, self.peers)
         self.requests = ClientRequests(self.groups.running, self.pool, self.namespaces)
+        self._users, self._secret = users, secret
         self._guard = UserGuard(users, tokens)
         self.clients = RespServer(self.requests, self._guard)
         self._guard.on_user_changed = self.drop_user
@@ -150,6 +156,7 @@ class Coordinator:
             )  # fmt: skip
             await asyncio.to_thread(node.groups.remove_unknown, frozenset(node.pool.pool.hosted))
             await node._listen(stack)
+            node._share_users(stack)
             node._cleanup = stack.pop_all()
         return node
 
@@ -175,6 +182,31 @@ class Coordinator:
                 make, sock=self._listening.coord, backlog=BACKLOG
             )
             stack.callback(server.close)
+
+    def _share_users(self, stack: AsyncExitStack) -> None:
+        """Have the users of this node and of others be the same, if it is reached by both."""
+        host, port, _ = self._listening[4:]
+        if self._listening.coord is None or self._listening.peer is None or not host:
+            return
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        user, tls = NODE_USER if self._secret else None, self._listening.peer_tls
+        connect = partial(
+            Client, [address], user=user, password=self._secret, deadline_s=SHARING_S,
+            tls=tls[1] if tls is not None else None,
+        )  # fmt: skip
+        shared = SharedUsers(
+            self._users, self.requests, connect, lambda: bool(self.pool.pool.tables.others()),
+            self._guard.drop_soon, has_secret=bool(self._secret),
+        )  # fmt: skip
+        stack.push_async_callback(shared.close)
+        self._guard.shared = shared
+        shared.start()
+
+    def user_changed(self, name: str) -> None:
+        """Take note that another process of the node has changed a user."""
+        if self._guard.shared is not None:
+            self._guard.shared.changed_here(name)
+        self.drop_user(name)
 
     def drop_user(self, name: str) -> None:
         """Close the connections of a user whose record changed."""

@@ -4,7 +4,7 @@ Invariants:
 1. Passwords are checked, and made into what is kept of them, in threads of their own.
    `CHECKS_WAITING_MAX` wait at most, and none of a client that is gone.
 2. A user who was changed or removed while a password was checked is not let in.
-3. Whoever's record was changed here is told of (`on_user_changed`) behind the reply.
+3. Whoever's record was changed is told of (`on_user_changed`) `DROP_S` later: behind the reply.
 
 Elsewhere: the record (`access.users`), tokens (`access.token_keys`), connections
 (`aio.resp_server`), commands (`core.front_commands`, `core.front_users`).
@@ -18,21 +18,30 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from millstream.access.users import User, UserStore
-from millstream.coordination.core.backend import Checked, Principal, ValueDone
+from millstream.coordination.core.backend import Checked, Principal, UserChange, ValueDone
 from millstream.coordination.core.values import OK, array, bulk, error, mapping
-from millstream.errors import AccessError, ConditionError, MillstreamError, UsageError
+from millstream.errors import (
+    AccessError,
+    ConditionError,
+    MillstreamError,
+    UnavailableError,
+    UsageError,
+)
 from millstream.runtime.tasks import Tasks
 
 if TYPE_CHECKING:
     from millstream.access.token_keys import TokenKeys
-    from millstream.coordination.core.front_users import UserChange
+    from millstream.coordination.aio.shared_users import SharedUsers
 
-__all__ = ["CHECKS_MAX", "CHECKS_WAITING_MAX", "UserGuard"]
+__all__ = ["CHECKS_MAX", "CHECKS_WAITING_MAX", "DROP_S", "UserGuard"]
 
 CHECKS_MAX: Final = 2
 """Passwords that are checked at the same time; others wait, one for each connection."""
 CHECKS_WAITING_MAX: Final = 200
-"""Password checks under way or waiting; who asks for one more is told that the node is busy."""
+"""Checks under way or waiting, of passwords, and as many of tokens, which may wait for keys; who
+asks for one more is told that the node is busy."""
+DROP_S: Final = 0.1
+"""From a change of a user to the end of the connections of that user; the reply leaves before."""
 _Result = TypeVar("_Result")
 _CODES: Final[tuple[tuple[type[Exception], str], ...]] = (
     (UsageError, "BADARG"), (AccessError, "BADARG"), (ConditionError, "CONFLICT"),
@@ -44,10 +53,12 @@ class UserGuard:
 
     def __init__(self, users: UserStore, tokens: TokenKeys | None = None) -> None:
         self._users, self._tokens = users, tokens
-        self._tasks = Tasks()
+        self._tasks, self._token_tasks = Tasks(), Tasks()
         self._threads = ThreadPoolExecutor(CHECKS_MAX, "coordination passwords")
         self.on_user_changed: Callable[[str], None] = lambda name: None
         """Told in the loop whose connections are to be closed."""
+        self.shared: SharedUsers | None = None
+        """Asked in place of the node's record, where nodes share one."""
 
     @property
     def asks(self) -> bool:
@@ -62,13 +73,16 @@ class UserGuard:
 
     def check_token(self, token: bytes, done: Checked) -> Callable[[], object] | None:
         """Find out whom a token is about, or why it is not believed."""
-        return self._start(self._check_token(token, done), "token check")
+        return self._start(self._check_token(token, done), "token check", self._token_tasks)
 
-    def _start(self, work: Coroutine[Any, Any, None], name: str) -> Callable[[], object] | None:
-        if len(self._tasks) >= CHECKS_WAITING_MAX:
+    def _start(
+        self, work: Coroutine[Any, Any, None], name: str, tasks: Tasks | None = None
+    ) -> Callable[[], object] | None:
+        tasks = tasks if tasks is not None else self._tasks
+        if len(tasks) >= CHECKS_WAITING_MAX:
             work.close()
             return None
-        return self._tasks.start(work, name=f"coordination {name}").cancel
+        return tasks.start(work, name=f"coordination {name}").cancel
 
     async def _check(self, name: str, password: str, done: Checked, source: str) -> None:
         try:
@@ -95,53 +109,66 @@ class UserGuard:
 
     def set_user(self, change: UserChange, done: ValueDone) -> None:
         """Make a user, or change one; durable when it is said to be done."""
-
-        def work() -> None:
-            name, password, rights, groups = change
-            self._users.change(name, password=password, rights=rights, groups=groups)
-
-        self._change(change.name, work, done)
+        shared = self.shared
+        if shared is not None and shared.is_shared():
+            self._change(shared.change(*change), done)
+        else:
+            self._change(self._change_here(change), done)
 
     def delete_user(self, name: str, done: ValueDone) -> None:
         """Remove a user, durably."""
+        shared = self.shared
+        if shared is not None and shared.is_shared():
+            self._change(shared.delete(name), done)
+        else:
+            self._change(self._delete_here(name), done)
 
-        def work() -> None:
-            if not self._users.delete(name):
-                raise ConditionError(f"there is no user {name!r}", code="user_not_found")
+    async def _change_here(self, change: UserChange) -> None:
+        name, password, rights, groups = change
 
-        self._change(name, work, done)
+        def work() -> User:
+            return self._users.change(name, password=password, rights=rights, groups=groups)
+
+        self.drop_soon((await self._run(work)).name)
+
+    async def _delete_here(self, name: str) -> None:
+        if not await self._run(self._users.delete, name):
+            raise ConditionError(f"there is no user {name!r}", code="user_not_found")
+        self.drop_soon(name)
 
     def list_users(self, done: ValueDone) -> None:
         """List the users, with roles and groups."""
         found = (self._users.get(name) for name in self._users.names)
         done(array([_user_row(user) for user in found if user is not None]))
 
-    def _change(self, name: str, work: Callable[[], None], done: ValueDone) -> None:
+    def _change(self, work: Coroutine[Any, Any, None], done: ValueDone) -> None:
         async def change() -> None:
             try:
-                await self._run(work)
+                await work
             except (MillstreamError, OSError) as failure:
                 return done(_refusal(failure))
-            done(OK)
-            return self._drop_soon(name)
+            return done(OK)
 
         if self._start(change(), "change of a user") is None:
+            work.close()
             done(error("BUSY", "too many are logging in; try again"))
 
-    def _drop_soon(self, name: str) -> None:
+    def drop_soon(self, name: str) -> None:
         """Have the user log in anew, once the reply that it has changed is on its way."""
-        loop = asyncio.get_running_loop()
-        loop.call_soon(loop.call_soon, self.on_user_changed, name)
+        asyncio.get_running_loop().call_later(DROP_S, self.on_user_changed, name)
 
     async def close(self) -> None:
         """Stop checking."""
         await self._tasks.stop()
+        await self._token_tasks.stop()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _refusal(failure: Exception) -> bytes:
     if isinstance(failure, ConditionError) and failure.code == "user_not_found":
         return error("ERROR_DOES_NOT_EXISTS", str(failure))
+    if isinstance(failure, UnavailableError):
+        return error("NOQUORUM", str(failure))
     code = next((code for kind, code in _CODES if isinstance(failure, kind)), "ERR")
     return error(code, str(failure))
 

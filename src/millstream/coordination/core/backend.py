@@ -11,15 +11,12 @@ Elsewhere: who asks (`front`), who answers (the shell with its groups, and the p
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from millstream.coordination.core.effects import Reply
 from millstream.coordination.core.entries import NOBODY, Body, Kind
 
-if TYPE_CHECKING:
-    from millstream.coordination.core.front_users import UserChange
-
-__all__ = ["Backend", "Checked", "Done", "Guard", "Principal", "ValueDone", "Where"]
+__all__ = ["Backend", "Checked", "Done", "Guard", "Principal", "UserChange", "ValueDone", "Where"]
 
 Done = Callable[[Reply], None]
 """Takes the reply of a group; its ticket means nothing here."""
@@ -92,6 +89,15 @@ class Principal(NamedTuple):
 
 Checked = Callable[[Principal | str], None]
 """Takes who logged in, or why nobody did."""
+
+
+class UserChange(NamedTuple):
+    """What is said of a user; None stays as it is."""
+
+    name: str
+    password: str | None = None
+    roles: tuple[str, ...] | None = None
+    groups: tuple[str, ...] | None = None
 
 
 class Guard(Protocol):

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from enum import Enum
+from hmac import compare_digest
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -210,7 +211,7 @@ class ClientTable:
         known = self._sessions.get(session)
         if known is None or known.instance != instance:
             return Code.SESSIONEXPIRED, b""
-        if known.secret != secret[:SECRET_BYTES_MAX]:
+        if not compare_digest(known.secret, secret[:SECRET_BYTES_MAX]):
             return Code.NOPERM, b""
         return Code.OK, b"%d %d" % (known.time_out_ms, known.highest)
 

@@ -13,6 +13,7 @@ Elsewhere: what the group keeps of a session (`client_table`), its time (the pri
 from __future__ import annotations
 
 import re
+from hmac import compare_digest
 from typing import TYPE_CHECKING, Final
 
 from millstream.coordination.core.client_table import TIME_OUT_MS, TIME_OUT_MS_MIN
@@ -119,7 +120,7 @@ def _resume(front: Front, gid: int, client_id: bytes, secret: bytes) -> bytes | 
     instance, number = bytes.fromhex(found[1].decode()), int(found[2])
     used_at = front.attached.get((gid, number))
     used = used_at.sessions[gid] if used_at else None
-    if used is not None and (used.instance, used.secret) == (instance, secret):
+    if used is not None and used.instance == instance and compare_digest(used.secret, secret):
         front.attach(gid, Session(instance, number, secret, used.ttl_ms, used.csn))
 
     def resumed(reply: Reply) -> None:

@@ -10,29 +10,21 @@ Elsewhere: the record (`access.users`), reached by the guard.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
+from millstream.coordination.core.backend import UserChange
 from millstream.coordination.core.values import error
 
 if TYPE_CHECKING:
     from millstream.coordination.core.front import Front
 
-__all__ = ["UserChange", "user_command"]
+__all__ = ["user_command"]
 
 _USAGE: Final = (
     "ADMIN USER SET name [PASSWORD password] [ROLES role...] [GROUPS group...], USER DEL name or "
     "USER LIST"
 )
 _OPTIONS: Final = (b"PASSWORD", b"ROLES", b"GROUPS")
-
-
-class UserChange(NamedTuple):
-    """What SET says of a user; None stays as it is."""
-
-    name: str
-    password: str | None = None
-    roles: tuple[str, ...] | None = None
-    groups: tuple[str, ...] | None = None
 
 
 def user_command(front: Front, words: Sequence[bytes]) -> bytes | None:

@@ -6,10 +6,12 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from millstream.access.failed_logins import FAILED_LOGINS_MAX
+from millstream.access.token_keys import TokenKeys
 from millstream.access.users import UserStore
+from millstream.coordination.aio import user_guard
 from millstream.coordination.aio.user_guard import UserGuard
-from millstream.coordination.core.backend import Principal
-from millstream.coordination.core.front_users import UserChange
+from millstream.coordination.core.backend import Principal, UserChange
+from token_issuer import RULES, token
 
 
 @pytest.fixture
@@ -77,3 +79,24 @@ async def test_who_guesses_waits(guard: UserGuard) -> None:
     assert isinstance(
         await said(lambda done: guard.check("ada", "pw", done, "there")), Principal
     )  # fmt: skip
+
+
+async def test_tokens_that_wait_for_keys_keep_no_password_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def never() -> bytes:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(user_guard, "CHECKS_WAITING_MAX", 3)
+    tokens = TokenKeys(RULES, "", fetch=never)
+    guard = UserGuard(UserStore(), tokens)
+    await put(guard, UserChange("ada", "pw", ("admin",)))
+    heard: list[Principal | str] = []
+    unknown = token(kid="unknown")
+    waiting = [guard.check_token(unknown, heard.append) for _ in range(4)]
+    assert [give_up is not None for give_up in waiting] == [True, True, True, False]
+    assert isinstance(await said(lambda done: guard.check("ada", "pw", done)), Principal)
+    assert heard == []
+    await guard.close()
+    await tokens.close()

@@ -3,7 +3,7 @@
 import pytest
 
 from coordination_backend import FakeGuard, FrontClient
-from millstream.coordination.core.front_users import UserChange
+from millstream.coordination.core.backend import UserChange
 
 
 @pytest.mark.parametrize(
