@@ -11,6 +11,10 @@ from millstream.coordination.core.effects import Code, Reply
 from millstream.coordination.core.entries import GENESIS, NOBODY, Body, Kind, chain
 from millstream.coordination.core.front import Front
 from millstream.coordination.core.front_commands import FRONT_COMMANDS
+from millstream.coordination.core.group_state import GroupState
+from millstream.coordination.core.namespace.audience import Subscriber
+from millstream.coordination.core.namespace.paths import Path
+from millstream.coordination.core.namespace.subscribing import Wish
 from millstream.coordination.core.register import Registers, StateMachine
 from millstream.coordination.core.register_commands import REGISTER_COMMANDS, Parser
 from millstream.coordination.core.values import array, error, integer, mapping
@@ -19,7 +23,8 @@ from millstream.coordination.core.values import array, error, integer, mapping
 class RegisterBackend:
     """Answers at once; while `holds`, only what `release` is called for.
 
-    `code`: the answer to all, which are not done; UNKNOWN: they are, all the same.
+    `code`: the answer to all, which are not done; UNKNOWN: they are, all the same. Unless it
+    `leads`, only what is content with the state here is done.
     """
 
     def __init__(self, machine: StateMachine | None = None) -> None:
@@ -27,6 +32,7 @@ class RegisterBackend:
         self.link = GENESIS
         self.holds = False
         self.code = Code.OK
+        self.leads = True
         self.address = "127.0.0.1:7379"
         self.held: list[Callable[[], None]] = []
         self.asked: list[tuple[object, ...]] = []
@@ -43,7 +49,9 @@ class RegisterBackend:
         instance: bytes = NOBODY, session: int = 0, csn: int = 0, *, is_counted: bool = False,
     ) -> None:  # fmt: skip
         self.asked.append((gid, kind, body, session, csn))
-        self._answer(
+        if not self.leads:
+            return done(Reply(0, Code.NOTPRIMARY))
+        return self._answer(
             done, lambda: self._execute(body, kind, instance, session, csn, is_counted=is_counted)
         )
 
@@ -51,11 +59,25 @@ class RegisterBackend:
         self, gid: int, body: Body, done: Done, seen: int | None = None, session: int = 0
     ) -> None:
         self.asked.append((gid, "read", body, seen, session))
-        self._answer(done, lambda: Reply(0, Code.OK, self.machine.read(body), self.link.lsn))
+        if not self.leads and seen is None:
+            return done(Reply(0, Code.NOTPRIMARY))
+        return self._answer(
+            done, lambda: Reply(0, Code.OK, self.machine.read(body, session), self.link.lsn)
+        )
 
     def resume(self, gid: int, instance: bytes, session: int, secret: bytes, done: Done) -> None:
         self.asked.append((gid, "resume", instance, session, secret))
         self._answer(done, lambda: self._know(instance, session, secret))
+
+    def subscribe(
+        self, gid: int, subscriber: Subscriber, wish: Wish, confirm: Callable[[Path], None]
+    ) -> Reply:
+        assert isinstance(self.machine, GroupState)
+        return self.machine.subscribe(subscriber, wish, self.link.lsn, confirm)
+
+    def tick(self, now_ms: float) -> None:
+        if isinstance(self.machine, GroupState):
+            self.machine.audience.tick(now_ms, self.link.lsn)
 
     def touch(self, gid: int, session: int) -> None:
         self.touched.append((gid, session))

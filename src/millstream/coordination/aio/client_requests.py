@@ -12,7 +12,7 @@ Elsewhere: who asks (`core.front`), who answers (`aio.group_runner`, for names o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from millstream.coordination.aio.group_runner import GroupRunner
 from millstream.coordination.aio.namespaces import Namespaces
@@ -20,6 +20,10 @@ from millstream.coordination.aio.pool_runner import PoolRunner
 from millstream.coordination.core.backend import Done, ValueDone, Where
 from millstream.coordination.core.effects import Code, Reply, Resume
 from millstream.coordination.core.entries import NOBODY, Body, Kind
+from millstream.coordination.core.group_state import GroupState
+from millstream.coordination.core.namespace.audience import Subscriber
+from millstream.coordination.core.namespace.paths import Path
+from millstream.coordination.core.namespace.subscribing import Wish
 from millstream.coordination.core.pool_effects import FIRST_GROUP
 from millstream.coordination.core.pool_replies import coord_of
 from millstream.coordination.core.sessions import Shown
@@ -135,6 +139,27 @@ class ClientRequests:
             replica = runner.replica
             rows = [_session_row(one) for one in replica.sessions_after(after)]
             done(Reply(0, Code.OK, array(rows)) if replica.leading else _ELSEWHERE)
+
+    def subscribe(
+        self, gid: int, subscriber: Subscriber, wish: Wish, confirm: Callable[[Path], None]
+    ) -> Reply:
+        """Begin subscriptions on the member that is here."""
+        refused: list[Reply] = []
+        runner = self._runner(gid, refused.append)
+        if runner is None:
+            return refused[0]
+        replica = runner.replica
+        machine = replica.machine
+        if not replica.has_state or not isinstance(machine, GroupState):
+            return Reply(0, Code.BEHIND, lsn=replica.commit_lsn)
+        return machine.subscribe(subscriber, wish, replica.commit_lsn, confirm)
+
+    def tick(self, now_ms: float) -> None:
+        """Tell those who have heard nothing for long how far their groups are."""
+        for runner in self._groups.values():
+            replica = runner.replica
+            if replica.has_state and isinstance(replica.machine, GroupState):
+                replica.machine.audience.tick(now_ms, replica.commit_lsn)
 
     def where(self, gid: int) -> Where:
         """Return where a group's primary is, as this node has heard."""

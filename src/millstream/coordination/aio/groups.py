@@ -29,6 +29,7 @@ from millstream.coordination.core.entries import ID_BYTES
 from millstream.coordination.core.group_check import REMOVED, RESTORED
 from millstream.coordination.core.group_state import GroupState
 from millstream.coordination.core.journal import format_group, is_formatted
+from millstream.coordination.core.member import Status
 from millstream.coordination.core.pool_effects import GroupChanged
 from millstream.coordination.core.standing import Standing
 from millstream.runtime.disk import OsDisk, OsFile
@@ -151,9 +152,15 @@ class Groups:
             return
         runner = await GroupRunner.open(
             await asyncio.to_thread(self._place, group_id), GroupState(), send=self._send,
-            on_fatal=self._on_fatal, on_change=self._on_change,
+            on_fatal=self._on_fatal, on_change=self._changed,
         )  # fmt: skip
         self.running[group_id], self._numbers[group_id] = runner, number
+
+    def _changed(self, change: GroupChanged) -> None:
+        runner = self.running.get(change.group_id)
+        if runner is not None and change.status is Status.RETIRED:
+            _end_subscriptions(runner)
+        self._on_change(change)
 
     def _place(self, group_id: bytes) -> OsDisk:
         """Return the directory of a group; what was restored is that from now on."""
@@ -179,6 +186,7 @@ class Groups:
         if runner is not None:
             del self._numbers[group_id]
             await runner.close()
+            _end_subscriptions(runner)
         for path in (self.directory / group_id.hex(), self.making(group_id)):
             await asyncio.to_thread(self._remove, path)
 
@@ -196,3 +204,10 @@ class Groups:
         self._numbers.clear()
         for runner in running.values():
             await runner.close()
+
+
+def _end_subscriptions(runner: GroupRunner) -> None:
+    """Have who listens here go on at another member: this one hears no more."""
+    machine = runner.replica.machine
+    if isinstance(machine, GroupState):
+        machine.audience.skip()

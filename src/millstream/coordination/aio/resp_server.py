@@ -58,7 +58,8 @@ further one the oldest is cut off."""
 WAITING_BYTES_MAX: Final = 256 * 1024 * 1024
 """Replies that wait for clients to take them; beyond that the slowest are cut off."""
 LOOK_S: Final = 1.0
-"""How often it is looked at who has logged in, whose token has ended, who takes what waits."""
+"""How often it is looked at who has logged in, whose token has ended, who takes what waits, and
+who has heard nothing."""
 _TLS_BYTES: Final = 64 * 1024
 """Given to a connection with TLS at once."""
 _NEVER: Final = float("inf")
@@ -180,6 +181,7 @@ class RespServer:
         self._timer = None
         if self._connections:
             self._timer = self._loop.call_later(LOOK_S, self._look_around)
+        self._backend.tick(self._loop.time() * 1000)
         until = self._loop.time() - LOGIN_S_MAX
         if self._guard.asks:
             for stranger in [one for one, since in self._strangers.items() if since <= until]:

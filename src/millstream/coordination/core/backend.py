@@ -11,13 +11,22 @@ Elsewhere: who asks (`front`), who answers (the shell with its groups, and the p
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from millstream.coordination.core.effects import Reply
 from millstream.coordination.core.entries import NOBODY, Body, Kind
+from millstream.coordination.core.namespace.audience import Subscriber
+from millstream.coordination.core.namespace.paths import Path
+from millstream.coordination.core.namespace.subscribing import Wish
+from millstream.coordination.core.values import error
 
-__all__ = ["Backend", "Checked", "Done", "Guard", "Principal", "UserChange", "ValueDone", "Where"]
+__all__ = [
+    "NO_LOGIN", "Backend", "Checked", "Done", "Guard", "Principal", "UserChange", "ValueDone",
+    "Where",
+]  # fmt: skip
 
+NO_LOGIN: Final = error("NOAUTH", "log in with AUTH name password, or AUTH TOKEN token")
+"""What is said to those who have to log in first."""
 Done = Callable[[Reply], None]
 """Takes the reply of a group; its ticket means nothing here."""
 ValueDone = Callable[[bytes], None]
@@ -60,6 +69,17 @@ class Backend(Protocol):
 
     def list_sessions(self, gid: int, after: int, done: Done) -> None:
         """List sessions of higher numbers, as the primary knows them; the value is an array."""
+
+    def subscribe(
+        self, gid: int, subscriber: Subscriber, wish: Wish, confirm: Callable[[Path], None]
+    ) -> Reply:
+        """Begin subscriptions on this node's member (`namespace.subscribing.subscribe`).
+
+        OK without a value if they have begun, or with an error; or why this member cannot.
+        """
+
+    def tick(self, now_ms: float) -> None:
+        """Tell those who have heard nothing for long how far their groups are."""
 
     def where(self, gid: int) -> Where:
         """Return where the group's primary is; a group nobody knows is nowhere."""

@@ -18,33 +18,46 @@ Invariants:
    session; a number without a session opens one first.
 5. What comes on a connection shows each group whose session is used there that its client lives.
 6. A state that may be stale is never older than one that was shown on this connection before.
+7. Messages leave between replies, and only while less than `OUT_BYTES_MAX` waits to be sent.
 
-Elsewhere: bytes (`resp`), commands of clients (`front_commands`), of sessions (`front_sessions`),
-of the state machine (given as a table of parsers), sockets (`aio.resp_server`).
+Elsewhere: bytes (`resp`), what stands before commands (`front_prefixes`), commands of clients
+(`front_commands`), of sessions (`front_sessions`), of what is told without being asked
+(`front_listening`), of the state machine (given as a table of parsers), sockets
+(`aio.resp_server`).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-from millstream.coordination.core.backend import Backend, Guard, Principal
+from millstream.coordination.core.backend import NO_LOGIN, Backend, Done, Guard, Principal
 from millstream.coordination.core.client_table import TIME_OUT_MS
 from millstream.coordination.core.effects import Code, Reply
 from millstream.coordination.core.entries import ID_BYTES, Body, Kind
+from millstream.coordination.core.front_prefixes import (
+    CSN_MAX,
+    NO_PREFIXES,
+    PREFIXES,
+    Prefixes,
+    prefixes_of,
+)
+from millstream.coordination.core.front_sessions import Session
 from millstream.coordination.core.namespace.permissions import ADMINS
+from millstream.coordination.core.namespace.run import Asker
 from millstream.coordination.core.namespace.transactions import Transaction
 from millstream.coordination.core.register_commands import Parser, Wish
 from millstream.coordination.core.resp import RequestCutter, render
 from millstream.coordination.core.values import error
-from millstream.coordination.core.versions import Version, parse_version
+from millstream.coordination.core.versions import Version
 from millstream.errors import RemoteProtocolError
 from millstream.model.limits import LOGIN_BYTES_MAX
 
+if TYPE_CHECKING:
+    from millstream.coordination.core.front_listening import Listener
+
 __all__ = [
-    "CSN_MAX",
-    "NO_LOGIN",
     "OUTSTANDING_MAX",
     "OUT_BYTES_MAX",
     "READS_FIRST",
@@ -53,7 +66,6 @@ __all__ = [
     "TURN_REQUESTS_MAX",
     "Front",
     "Handler",
-    "Session",
     "Slot",
 ]
 
@@ -69,12 +81,6 @@ TURN_REQUESTS_MAX: Final = 128
 """Of one connection in one turn of the loop, so that others have theirs."""
 SECRET_BYTES: Final = 16
 """Of what has to be known to go on with a session on another connection."""
-CSN_MAX: Final = (1 << 63) - 1
-"""The highest number that a request may have; a session that has come so far is at its end."""
-_U64: Final = 1 << 64
-_DIGITS_MAX: Final = 20
-_FIELDS: Final = {b"CSN": "csn", b"CTS": "stamp", b"SEEN": "seen", b"GROUP": "gid"}
-_PREFIXES: Final = frozenset(_FIELDS)
 _OF_BROWSERS: Final = frozenset((b"POST", b"HOST:"))
 """What begins lines of HTTP: behind them comes what a page had a browser say, not its user."""
 _BEFORE_LOGIN: Final = _OF_BROWSERS | {b"HELLO", b"AUTH", b"PING", b"VDS", b"QUIT", b"RESET"}
@@ -91,19 +97,6 @@ _WHY: Final = {
     Code.SESSIONMOVED: "another connection uses it; SESSION RESUME it to go on here",
     Code.SESSIONEXPIRED: "there is no such session any more; open one with SESSION OPEN",
 }
-
-
-class Session:
-    """A session that a connection uses; `csn` is the highest number given out."""
-
-    __slots__ = ("csn", "instance", "is_moved", "number", "secret", "ttl_ms")
-
-    def __init__(
-        self, instance: bytes, number: int, secret: bytes, ttl_ms: int, csn: int = 0
-    ) -> None:
-        self.instance, self.number, self.secret = instance, number, secret
-        self.ttl_ms, self.csn = ttl_ms, csn
-        self.is_moved = False
 
 
 class Slot:
@@ -134,19 +127,11 @@ class Slot:
 
 
 _NOT_READ: Final = Reply(0, Code.BUSY)
-NO_LOGIN: Final = error("NOAUTH", "log in with AUTH name password, or AUTH TOKEN token")
+_NO_NUMBERS: Final = Reply(
+    0, Code.OK, error("BADARG", "the session has no numbers left; open a new one")
+)
 
 
-class Prefixes(NamedTuple):
-    """What was said before a command."""
-
-    csn: int | None = None
-    stamp: int = 0
-    seen: int = 0
-    gid: int | None = None
-
-
-_NO_PREFIXES: Final = Prefixes()
 Handler = Callable[["Front", list[bytes]], bytes | None]
 """Carries out any other command: a value, or None if a slot was taken."""
 
@@ -186,7 +171,7 @@ class Front:
         self.protocol = 2
         self.principal: Principal | None = None
         self.sessions: dict[int, Session] = {}
-        self.prefixes = _NO_PREFIXES
+        self.prefixes = NO_PREFIXES
         """Of the command in hand, if it is none of a state machine."""
         self.gid: int | None = None
         """The group used last."""
@@ -210,6 +195,9 @@ class Front:
         self.transaction: Transaction | None = None
         """What is collected since MULTI."""
         self._seen: dict[int, int] = {}
+        self.listener: Listener | None = None
+        """What is told here without being asked, if anything ever was to be."""
+        self._then: Callable[[], None] | None = None
 
     # ---- bytes in and out
 
@@ -232,6 +220,8 @@ class Front:
             self._run(queue.popleft())
             budget -= 1
         self._is_advancing = False
+        if self.listener is not None and self._out_bytes < OUT_BYTES_MAX and not self.is_closing:
+            self._put(self.listener.take(OUT_BYTES_MAX - self._out_bytes))
         if self._is_fresh:
             if self.sessions and not (self._is_heard and len(self.sessions) == 1):
                 self.show_life()
@@ -280,8 +270,9 @@ class Front:
 
     @property
     def waiting_bytes(self) -> int:
-        """Of replies that are known and not taken."""
-        return self._out_bytes
+        """Of replies and messages that are known and not taken."""
+        waiting = self.listener.waiting_bytes if self.listener is not None else 0
+        return self._out_bytes + waiting
 
     def take_output(self) -> bytes:
         """Return what is to be sent."""
@@ -296,7 +287,9 @@ class Front:
         if self.give_up is not None:
             self.give_up()
         self.detach()
+        self.stop_listening()
         self._slots.clear()
+        self._then = None
         self._queue.clear()
         self._out, self._out_bytes = [], 0
 
@@ -309,9 +302,14 @@ class Front:
             slot = Slot(self, 0, self.protocol)
             slot.text = text
             self._slots.append(slot)
+            self._out_bytes += len(text)
         else:
+            self._put(text)
+
+    def _put(self, text: bytes) -> None:
+        if text:
             self._out.append(text)
-        self._out_bytes += len(text)
+            self._out_bytes += len(text)
 
     def slot(self, gid: int = 0) -> Slot:
         """Take the place of the reply to the request in hand; it has to be filled once."""
@@ -328,8 +326,22 @@ class Front:
         while slots and (text := slots[0].text):
             slots.popleft()
             self._out.append(text)
+        self.wake()
+        if not slots and self._then is not None:
+            then, self._then = self._then, None
+            self.unblock(then)
+
+    def wake(self) -> None:
+        """Have what waits to be sent looked at."""
         if not self._is_advancing:
             self._on_output(self)
+
+    def when_answered(self, then: Callable[[], None]) -> None:
+        """Do this once all requests before the one in hand are answered; others wait."""
+        if self._slots:
+            self.is_blocked, self._then = True, then
+        else:
+            then()
 
     def unblock(self, go_on: Callable[[], None]) -> None:
         """What requests waited for is there: do what it was for, then the others."""
@@ -381,10 +393,12 @@ class Front:
 
     def _run(self, argv: list[bytes]) -> None:
         name = argv[0].upper()
-        if name in _PREFIXES:
+        if name in PREFIXES:
             return self._run_prefixed(argv)
         if self.is_stranger and name not in _BEFORE_LOGIN:
             return self.say(NO_LOGIN)
+        if self.listener is not None and self.listener.bars(name):
+            return self.say(self.listener.barred)
         if self.transaction is not None and name not in _BESIDE_TRANSACTION:
             return self.say(self.transaction.queue(argv))
         wish = parse(argv, 0) if (parse := self._vocabulary.get(name)) is not None else None
@@ -405,7 +419,7 @@ class Front:
         return None
 
     def _run_prefixed(self, argv: list[bytes]) -> None:
-        found = _prefixes(argv)
+        found = prefixes_of(argv)
         if found is None:
             return self.say(error("BADARG", "CSN number, CTS ms, SEEN version, GROUP gid"))
         prefixes, at = found
@@ -414,6 +428,8 @@ class Front:
             refused = error("BADARG", "in a transaction only EXEC has anything before it")
             self.transaction.spoil(refused)
             return self.say(refused)
+        if self.listener is not None and self.listener.bars(name):
+            return self.say(self.listener.barred)
         parse = self._vocabulary.get(name)
         wish = None
         if parse is not None:
@@ -428,9 +444,9 @@ class Front:
         try:
             return self._run(argv[at:])
         finally:
-            self.prefixes = _NO_PREFIXES
+            self.prefixes = NO_PREFIXES
 
-    def wish(self, wish: Wish | bytes, prefixes: Prefixes = _NO_PREFIXES) -> None:
+    def wish(self, wish: Wish | bytes, prefixes: Prefixes = NO_PREFIXES) -> None:
         """Have a group do what was understood, or answer what was not."""
         if isinstance(wish, bytes):
             return self.say(wish)
@@ -442,50 +458,52 @@ class Front:
             return self.say(
                 error("NOPERM", f"{_shown(wish.key)} {'w' if wish.is_change else 'r'}")
             )
-        backend = self.backend
         gid = prefixes.gid
         if gid is None:
-            gid = backend.group_of(wish.key)
+            gid = self.backend.group_of(wish.key)
         self.gid = gid
         session = self.sessions.get(gid)
         if session is not None and session.is_moved:
             return self.say(error("SESSIONMOVED", "another connection has resumed it"))
         if session is None and (prefixes.csn is not None or wish.needs_session):
-            return self._open_first(gid, wish, prefixes)
+            return self.open_first(gid, lambda: self.wish(wish, prefixes))
         if self._flying and (
             wish.is_change is not self._is_changing
             or (self._flying >= self._reads_max and not wish.is_change)
         ):
             self._held, self.is_blocked = (wish, prefixes), True
             return None
-        csn = 0
-        if session is not None and wish.is_change:
-            csn = session.csn + 1 if prefixes.csn is None else prefixes.csn
-            if csn > CSN_MAX:
-                return self.say(error("BADARG", "the session has no numbers left; open a new one"))
-            session.csn = max(session.csn, csn)
         self._is_changing = wish.is_change
-        self._is_heard = session is not None  # it says so itself
         self._flying += 1
-        body = Body(self._principal, self._groups, wish.argv)
         slot = Slot(self, gid, self.protocol)
         self._slots.append(slot)
-        if wish.is_change:
-            if session is None:
-                return backend.request(gid, body, slot.done)
-            return backend.request(
-                gid, body, slot.done, instance=session.instance, session=session.number, csn=csn,
-                is_counted=prefixes.csn is None,
-            )  # fmt: skip
-        seen = max(self._seen.get(gid, 0), prefixes.seen) if wish.is_stale else None
-        return backend.read(gid, body, slot.done, seen, session.number if session else 0)
+        return self.ask(gid, wish, prefixes, slot.done)
 
-    def _open_first(self, gid: int, wish: Wish, prefixes: Prefixes) -> None:
-        """Open the session that a numbered request needs, then go on with it."""
+    def ask(self, gid: int, wish: Wish, prefixes: Prefixes, done: Done) -> None:
+        """Ask a group, in the session that is used here if there is one; `done` gets its reply."""
+        session = self.sessions.get(gid)
+        self._is_heard = session is not None  # it says so itself
+        body = Body(self._principal, self._groups, wish.argv)
+        if not wish.is_change:
+            seen = max(self._seen.get(gid, 0), prefixes.seen) if wish.is_stale else None
+            return self.backend.read(gid, body, done, seen, session.number if session else 0)
+        if session is None:
+            return self.backend.request(gid, body, done)
+        csn = session.csn + 1 if prefixes.csn is None else prefixes.csn
+        if csn > CSN_MAX:
+            return done(_NO_NUMBERS)
+        session.csn = max(session.csn, csn)
+        return self.backend.request(
+            gid, body, done, instance=session.instance, session=session.number, csn=csn,
+            is_counted=prefixes.csn is None,
+        )  # fmt: skip
+
+    def open_first(self, gid: int, then: Callable[[], None]) -> None:
+        """Open the session that the request in hand needs, then go on with it."""
 
         def opened(refused: bytes | None) -> None:
             if refused is None:
-                self.wish(wish, prefixes)
+                then()
             else:
                 self.say(refused)
 
@@ -551,31 +569,20 @@ class Front:
         if (before.name if before else "") != (principal.name if principal else ""):
             self.detach()
             self.transaction = None
+        if self.listener is not None:
+            self.listener.subscriber.belong_to(self.asker(0), may_hear=not self.is_stranger)
 
+    def asker(self, gid: int) -> Asker:
+        """Return who asks here, in the session of a group if there is one."""
+        session = self.sessions.get(gid)
+        instance, number = (session.instance, session.number) if session else (b"", 0)
+        return Asker(number, 0, instance, self._principal, self._groups)
 
-def _prefixes(argv: list[bytes]) -> tuple[Prefixes, int] | None:
-    """Return what stands before the command, and where that is; None if it makes no sense."""
-    known: dict[str, int] = {}
-    at = 0
-    while at < len(argv) and (name := argv[at].upper()) in _PREFIXES:
-        value = _prefix_value(name, argv[at + 1]) if at + 1 < len(argv) else None
-        if value is None:
-            return None
-        known[_FIELDS[name]] = value
-        at += 2
-    return (Prefixes(**known), at) if at < len(argv) else None
-
-
-def _prefix_value(name: bytes, text: bytes) -> int | None:
-    if name == b"SEEN":
-        version = parse_version(text)
-        return version.lsn if version else None
-    if not text.isdigit() or len(text) > _DIGITS_MAX:
-        return None
-    number = int(text)
-    if name == b"CSN":
-        return number if 0 < number <= CSN_MAX else None
-    return number if number < _U64 else None
+    def stop_listening(self) -> None:
+        """Be told nothing any more but replies."""
+        if self.listener is not None:
+            self.listener.subscriber.end()
+            self.listener = None
 
 
 def _shown(key: bytes) -> str:

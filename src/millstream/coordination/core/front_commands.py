@@ -5,7 +5,8 @@ Invariants:
 2. A password or a token is checked by the guard alone, and nothing else is done on the connection
    meanwhile.
 
-Elsewhere: sessions (`front_sessions`), the state machine's commands (`register_commands`).
+Elsewhere: sessions (`front_sessions`), subscriptions (`front_listening`), the state machine's
+commands (`register_commands`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from millstream.coordination.core.backend import Principal
+from millstream.coordination.core.front_listening import (
+    acknowledge_command,
+    subscribe_command,
+    unsubscribe_command,
+)
 from millstream.coordination.core.front_sessions import session_command
 from millstream.coordination.core.front_users import user_command
 from millstream.coordination.core.namespace.admission import admit, begin_transaction
@@ -119,9 +125,11 @@ def _check(front: Front, name: bytes, secret: bytes, then: Callable[[], None]) -
 # ---- the connection
 
 
-def _ping(_front: Front, argv: list[bytes]) -> bytes:
+def _ping(front: Front, argv: list[bytes]) -> bytes:
     if len(argv) > 2:
         return error("BADARG", "PING [message]")
+    if front.protocol == 2 and front.listener is not None and front.listener.is_on:
+        return array((bulk(b"pong"), bulk(b"".join(argv[1:]))))
     return bulk(argv[1]) if len(argv) == 2 else status(b"PONG")
 
 
@@ -130,12 +138,14 @@ def _echo(_front: Front, argv: list[bytes]) -> bytes:
 
 
 def _quit(front: Front, _argv: list[bytes]) -> bytes:
+    front.stop_listening()
     front.is_closing = True
     return OK
 
 
 def _reset(front: Front, _argv: list[bytes]) -> bytes:
     front.detach()
+    front.stop_listening()
     front.transaction = None
     front.log_in(None)
     front.protocol, front.name, front.gid = 2, b"", None
@@ -273,4 +283,7 @@ FRONT_COMMANDS: Final[Mapping[bytes, Handler]] = {
     b"VDS": _vds,
     b"ADMIN": _admin,
     b"SESSION": session_command,
+    b"SUBSCRIBE": subscribe_command,
+    b"UNSUBSCRIBE": unsubscribe_command,
+    b"SUBACK": acknowledge_command,
 }

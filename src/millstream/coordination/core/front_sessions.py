@@ -16,22 +16,55 @@ import re
 from hmac import compare_digest
 from typing import TYPE_CHECKING, Final
 
+from millstream.coordination.core.backend import NO_LOGIN
 from millstream.coordination.core.client_table import TIME_OUT_MS, TIME_OUT_MS_MIN
 from millstream.coordination.core.effects import Code, Reply
 from millstream.coordination.core.entries import ID_BYTES, Body, Kind
-from millstream.coordination.core.front import NO_LOGIN, Session
 from millstream.coordination.core.values import bulk, error, integer, mapping, status
 
 if TYPE_CHECKING:
     from millstream.coordination.core.front import Front
 
-__all__ = ["session_command"]
+__all__ = ["Session", "group_asked", "session_command"]
 
 _CLIENT_ID: Final = re.compile(rb"([0-9a-f]{32})-(\d{1,20})\Z")
 _INSTANCE: Final = re.compile(rb"[0-9a-fA-F]{32}\Z")
 _USAGE: Final = (
-    "SESSION OPEN [INSTANCE hex] [TTL ms], RESUME id secret, PING, INFO, CLOSE or LIST [id]"
+    "SESSION OPEN [INSTANCE hex] [TTL ms], RESUME id secret, PING, INFO, CLOSE or LIST [id]; "
+    "each [NAMESPACE root]"
 )
+
+
+class Session:
+    """A session that a connection uses; `csn` is the highest number given out."""
+
+    __slots__ = ("csn", "instance", "is_moved", "number", "secret", "ttl_ms")
+
+    def __init__(
+        self, instance: bytes, number: int, secret: bytes, ttl_ms: int, csn: int = 0
+    ) -> None:
+        self.instance, self.number, self.secret = instance, number, secret
+        self.ttl_ms, self.csn = ttl_ms, csn
+        self.is_moved = False
+
+
+def group_asked(front: Front, argv: list[bytes], at: int) -> tuple[int, list[bytes]] | None:
+    """Return which group a command without a path is about, and its words without that.
+
+    It is said by NAMESPACE and a root, from word number `at` on; else it is the group used last.
+    None if that makes no sense.
+    """
+    if front.prefixes.gid is not None:
+        return front.prefixes.gid, argv
+    upper = [word.upper() for word in argv]
+    if b"NAMESPACE" in upper[at:]:
+        at = upper.index(b"NAMESPACE", at)
+        root = argv[at + 1] if at + 1 < len(argv) else b""
+        if not root.startswith(b"/"):
+            return None
+        front.gid = front.backend.group_of(root)
+        return front.gid, argv[:at] + argv[at + 2 :]
+    return front.gid if front.gid is not None else front.backend.group_of(b""), argv
 
 
 def session_command(front: Front, argv: list[bytes]) -> bytes | None:
@@ -39,7 +72,10 @@ def session_command(front: Front, argv: list[bytes]) -> bytes | None:
     name = argv[1].upper() if len(argv) > 1 else b""
     if name == b"LIST" and front.principal is not None and not front.principal.is_admin:
         return error("NOPERM", "SESSION LIST is for administrators")
-    gid = front.gid if front.gid is not None else front.backend.group_of(b"")
+    found = group_asked(front, argv, 2)
+    if found is None:
+        return error("BADARG", _USAGE)
+    gid, argv = found
     if name == b"OPEN":
         return _open(front, gid, argv[2:])
     if name == b"RESUME" and len(argv) == 4:

@@ -10,13 +10,19 @@ Elsewhere: namespaces (`namespace.machine`), registers (`register`), how their c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from millstream.coordination.core.client_table import Verdict
+from millstream.coordination.core.effects import Code, Reply
 from millstream.coordination.core.entries import Body, Entry
 from millstream.coordination.core.namespace.admission import NAMESPACE_COMMANDS, admit
+from millstream.coordination.core.namespace.audience import Audience, Subscriber
 from millstream.coordination.core.namespace.machine import Namespace
+from millstream.coordination.core.namespace.paths import Path
+from millstream.coordination.core.namespace.refused import Refused
+from millstream.coordination.core.namespace.subscribing import Wish as Hearing
+from millstream.coordination.core.namespace.subscribing import subscribe
 from millstream.coordination.core.register import Answer, Offer, Registers
 from millstream.coordination.core.register_commands import REGISTER_COMMANDS, Parser, Wish
 from millstream.coordination.core.snapshots import Pieces
@@ -66,6 +72,23 @@ class GroupState:
             return self.registers.read(body)
         return self.namespace.read(body, session)
 
+    @property
+    def audience(self) -> Audience:
+        """Who listens on this member."""
+        return self.namespace.audience
+
+    def subscribe(
+        self, subscriber: Subscriber, wish: Hearing, lsn: int, confirm: Callable[[Path], None]
+    ) -> Reply:
+        """Begin subscriptions (`subscribing.subscribe`); OK without a value if they have begun."""
+        try:
+            subscribe(self.namespace.state, self.audience, subscriber, wish, lsn, confirm)
+        except Refused as refused:
+            if refused.code == Code.NOTPRIMARY.value:
+                return Reply(0, Code.NOTPRIMARY)
+            return Reply(0, Code.OK, refused.value, lsn)
+        return Reply(0, Code.OK, lsn=lsn)
+
     def freeze(self) -> Iterator[bytes]:
         """Return the state of this moment, in small pieces, while changes go on."""
         return _both(self.registers.freeze(), self.namespace.freeze_if_any())
@@ -73,9 +96,8 @@ class GroupState:
     def restore(self, pieces: Pieces) -> Iterator[None]:
         """Let the state be what `freeze` wrote."""
         yield from self.registers.restore(pieces)
-        audience = self.namespace.audience
-        audience.skip()
-        self.namespace = Namespace(audience)
+        self.audience.skip()
+        self.namespace = Namespace(self.audience)
         if not pieces.is_at_end:
             yield from self.namespace.restore(pieces)
 

@@ -21,7 +21,14 @@ from typing import Final
 from millstream.coordination.core.values import items
 from millstream.errors import RemoteProtocolError
 
-__all__ = ["ARGUMENTS_MAX", "INLINE_BYTES_MAX", "REQUEST_BYTES_MAX", "RequestCutter", "render"]
+__all__ = [
+    "ARGUMENTS_MAX",
+    "INLINE_BYTES_MAX",
+    "REQUEST_BYTES_MAX",
+    "RequestCutter",
+    "render",
+    "render_message",
+]
 
 REQUEST_BYTES_MAX: Final = 4 * 1024 * 1024
 """Of one request with its lengths."""
@@ -286,11 +293,21 @@ def render(value: bytes, protocol: int) -> bytes:
     number = len(inside)
     if protocol == 3 and sign == b"%":
         head = b"%%%d\r\n" % (number // 2)
+    elif protocol == 3 and sign == b">":
+        head = b">%d\r\n" % number
     elif protocol == 3 and sign == b"~":
         head = b"~%d\r\n" % number
     else:
         head = b"*%d\r\n" % number
     return head + b"".join([render(item, protocol) for item in inside])
+
+
+def render_message(path: bytes, payload: bytes, protocol: int) -> bytes:
+    """Return what a subscription is told, as such clients know it of Redis."""
+    sign = b">" if protocol == 3 else b"*"
+    return b"%b3\r\n$7\r\nmessage\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (
+        sign, len(path), path, len(payload), payload,
+    )  # fmt: skip
 
 
 def _render_number(value: bytes, protocol: int) -> bytes:

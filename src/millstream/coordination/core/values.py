@@ -2,7 +2,8 @@
 
 The first byte says what it is: `+` a status, `-` an error (code, space, words), `=` bytes, `:` a
 number, `#` a truth (t, f), `_` nothing, `*` a list, `%` a map, `~` a set. Those three go on with
-their number of values (4 bytes) and, for each, its length (4 bytes) and itself.
+their number of values (4 bytes) and, for each, its length (4 bytes) and itself. `>` is like `*`,
+for what nobody asked for; it is never kept.
 
 Invariants:
 1. One value has one encoding, so replies of all members are equal.
@@ -27,6 +28,7 @@ __all__ = [
     "items",
     "mapping",
     "members",
+    "push",
     "status",
     "truth",
 ]
@@ -69,6 +71,11 @@ def array(values: Sequence[bytes]) -> bytes:
 def members(values: Sequence[bytes]) -> bytes:
     """A set, in the order given."""
     return b"~" + _joined(values)
+
+
+def push(values: Sequence[bytes]) -> bytes:
+    """Values in their order that are no reply."""
+    return b">" + _joined(values)
 
 
 def mapping(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:

@@ -15,8 +15,13 @@ from millstream.coordination.aio import groups as module
 from millstream.coordination.aio.groups import Groups
 from millstream.coordination.core.careful_files import CarefulFiles
 from millstream.coordination.core.durable import SUPERBLOCK
-from millstream.coordination.core.effects import Code
+from millstream.coordination.core.effects import Code, Reply
+from millstream.coordination.core.group_state import GroupState
 from millstream.coordination.core.journal import is_formatted
+from millstream.coordination.core.member import Status
+from millstream.coordination.core.namespace.audience import Subscriber
+from millstream.coordination.core.namespace.run import Asker
+from millstream.coordination.core.namespace.subscribing import Wish
 from millstream.coordination.core.pool_effects import GroupChanged
 from millstream.coordination.core.standing import founded
 from millstream.errors import UnavailableError
@@ -150,3 +155,31 @@ async def test_no_descriptor_left_is_no_failed_disk(
     assert told.value.code == "disk_full"
     files.rename("moved", SUPERBLOCK)
     files.close()
+
+
+async def test_who_listens_to_a_group_that_goes_is_told(tmp_path: Path) -> None:
+    made = Made(tmp_path)
+    await made.groups.format(founded(GROUP, NODE, (NODE,)))
+    await made.groups.open(GROUP, 7)
+    runner = made.groups.numbered[7]
+    await until(lambda: made.changes and made.changes[-1].leads)
+    for words in ((b"CREATENAMESPACE", b"/ns"), (b"MARK", b"/ns")):
+        assert (await ask(runner, b"0", *words)).value == b"+OK"
+    machine, subscriber = runner.replica.machine, Subscriber(lambda: None, Asker())
+    assert isinstance(machine, GroupState)
+
+    def ended() -> bool:
+        *_, message = subscriber.take(1000)
+        return b"overrun" in message.payload and machine.audience.is_empty
+
+    def subscribe() -> None:
+        lsn = runner.replica.commit_lsn
+        reply = machine.subscribe(subscriber, Wish(((b"ns",),)), lsn, lambda _: None)
+        assert reply == Reply(0, Code.OK, b"", lsn)
+
+    subscribe()
+    made.groups._changed(made.changes[-1]._replace(status=Status.RETIRED))
+    assert ended()
+    subscribe()
+    await made.groups.drop(GROUP)
+    assert ended()

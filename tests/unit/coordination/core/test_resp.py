@@ -14,6 +14,7 @@ from millstream.coordination.core.resp import (
     REQUEST_BYTES_MAX,
     RequestCutter,
     render,
+    render_message,
 )
 from millstream.coordination.core.values import (
     NULL,
@@ -24,6 +25,7 @@ from millstream.coordination.core.values import (
     integer,
     mapping,
     members,
+    push,
     truth,
 )
 from millstream.errors import RemoteProtocolError
@@ -172,3 +174,10 @@ def packed_again(read: object) -> bytes:
         return array([packed_again(item) for item in read])
     assert isinstance(read, bytes)
     return bulk(read)
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_a_message_is_a_push_of_three_strings(protocol: int) -> None:
+    message = push((bulk(b"message"), bulk(b"/a"), bulk(b"{}")))
+    assert render_message(b"/a", b"{}", protocol) == render(message, protocol)
+    assert render(message, protocol).startswith(b">3" if protocol == 3 else b"*3")

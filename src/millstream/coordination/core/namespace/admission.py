@@ -53,7 +53,8 @@ def _look_at(argv: Sequence[bytes]) -> bytes:
 
 
 _SETS: Final = (b"GROUP", b"GLOBAL")
-_ALL: Final = {**QUEUED, b"EXEC": COMMANDS[b"EXEC"]}
+_ALL: Final = {**QUEUED, b"EXEC": COMMANDS[b"EXEC"], b"SUBACK": COMMANDS[b"SUBACK"]}
+"""SUBSCRIBE is understood by the connection, which has MARK logged."""
 NAMESPACE_COMMANDS: Final[Mapping[bytes, Parser]] = {
     **dict.fromkeys(QUEUED, admit),
     b"CONFIG": _admit_config,

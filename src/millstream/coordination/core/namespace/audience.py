@@ -74,7 +74,7 @@ class Subscriber:
     """One connection: its subscriptions, and the messages that wait to be sent.
 
     `wake` is called when there is something to take where there was nothing. `asker`: whose
-    connection it is; if that changes, `Audience.deny` looks again.
+    connection it is.
     """
 
     def __init__(self, wake: Callable[[], None], asker: Asker) -> None:
@@ -101,6 +101,17 @@ class Subscriber:
     def waiting(self) -> int:
         """How many messages wait."""
         return len(self._waiting)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How many bytes they have."""
+        return self._waiting_bytes
+
+    def belong_to(self, asker: Asker, *, may_hear: bool) -> None:
+        """Be somebody else's connection, who may hear less than was heard before, or nothing."""
+        self.asker = asker
+        for audience, subscription in list(self.subscriptions.values()):
+            audience.look_at(subscription, may_hear=may_hear)
 
     def has_room_for(self, payloads: Sequence[bytes]) -> bool:
         """Return whether so much more may wait; to one that has nothing, all may be said."""
@@ -133,9 +144,13 @@ class Subscriber:
 
 
 class Audience:
-    """All subscriptions to the state of one group on this member."""
+    """All subscriptions to the state of one group on this member.
+
+    `may_hear` says whether a subscription's connection may read its element now.
+    """
 
     def __init__(self) -> None:
+        self.may_hear: Callable[[Subscription], bool] = lambda _: True
         self._at: dict[Place, dict[int, Subscription]] = {}
         self._lsn = 0
         self._number = 0
@@ -249,14 +264,16 @@ class Audience:
             for subscription in list(self._at.get(place, {}).values()):
                 self.remove(subscription)
 
-    def deny(
-        self, may_hear: Callable[[Subscription], bool], places: Iterable[Place] | None = None
-    ) -> None:
-        """End those of these places, or of all, that may hear no more."""
-        for place in list(self._at) if places is None else places:
+    def deny(self, places: Iterable[Place]) -> None:
+        """End those of these places that may hear no more."""
+        for place in places:
             for subscription in list(self._at.get(place, {}).values()):
-                if not may_hear(subscription):
-                    self._end(subscription, remark("denied", self._lsn))
+                self.look_at(subscription)
+
+    def look_at(self, subscription: Subscription, *, may_hear: bool = True) -> None:
+        """End a subscription if it may hear no more."""
+        if not may_hear or not self.may_hear(subscription):
+            self._end(subscription, remark("denied", self._lsn))
 
     def tick(self, now_ms: float, lsn: int) -> None:
         """Say how far the state is, which is up to `lsn`, where nothing was said for long."""

@@ -23,7 +23,7 @@ from typing import Final
 from millstream.coordination.core.client_table import Past, Verdict
 from millstream.coordination.core.entries import Body, Entry, argv_of
 from millstream.coordination.core.namespace.acl import ACL
-from millstream.coordination.core.namespace.audience import Audience
+from millstream.coordination.core.namespace.audience import Audience, Subscription
 from millstream.coordination.core.namespace.barriers import BARRIER_COMMANDS
 from millstream.coordination.core.namespace.commands import Call, Command, Words, parse
 from millstream.coordination.core.namespace.configuring import CONFIG
@@ -32,6 +32,7 @@ from millstream.coordination.core.namespace.lists import LIST
 from millstream.coordination.core.namespace.locks import LOCK_COMMANDS
 from millstream.coordination.core.namespace.naming import NAMESPACE, NAMING_COMMANDS
 from millstream.coordination.core.namespace.paths import parse_path
+from millstream.coordination.core.namespace.permissions import READ
 from millstream.coordination.core.namespace.queues import QUEUE
 from millstream.coordination.core.namespace.refused import Refused
 from millstream.coordination.core.namespace.run import Asker
@@ -84,8 +85,9 @@ class Namespace:
 
     def __init__(self, audience: Audience | None = None) -> None:
         self.state = State()
-        self.audience = audience or Audience()
+        self.audience = audience if audience is not None else Audience()
         """Who listens on this member; that is no part of the state."""
+        self.audience.may_hear = self._may_hear
         self._answers: list[Answer] = []
 
     def apply(self, entry: Entry) -> bytes:
@@ -195,6 +197,9 @@ class Namespace:
             return call.execute(job)
         except Refused as refused:
             return refused.value
+
+    def _may_hear(self, one: Subscription) -> bool:
+        return self.state.permissions.allow(one.subscriber.asker, one.place.element, READ)
 
     def freeze(self) -> Iterator[bytes]:
         """Return the state of this moment, in small pieces, while changes go on."""

@@ -28,7 +28,6 @@ from millstream.coordination.core.namespace.audience import (
 from millstream.coordination.core.namespace.commands import Call, Command, Words
 from millstream.coordination.core.namespace.family import Want
 from millstream.coordination.core.namespace.paths import Path, joined, parse_path
-from millstream.coordination.core.namespace.permissions import READ
 from millstream.coordination.core.namespace.refused import Refused
 from millstream.coordination.core.namespace.run import Asker
 from millstream.coordination.core.namespace.state import Job, State
@@ -261,7 +260,4 @@ def announce(state: State, audience: Audience, job: Job) -> None:
     )
     changed = sorted({happened.line[0] for happened in job.happened if happened.op == b"attr"})
     if changed:
-        audience.deny(
-            lambda one: state.permissions.allow(one.subscriber.asker, one.place.element, READ),
-            [Place(element, scope) for element in changed for scope in Scope],
-        )
+        audience.deny([Place(element, scope) for element in changed for scope in Scope])

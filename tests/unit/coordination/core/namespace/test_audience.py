@@ -152,7 +152,8 @@ def test_who_lost_the_right_to_read_is_told_and_the_rest_is_not() -> None:
     def may(subscription: Subscription) -> bool:
         return subscription.subscriber is other
 
-    world.audience.deny(may, [OTHER, TREE])
+    world.audience.may_hear = may
+    world.audience.deny([OTHER, TREE])
     world.entry(1, update(1))
     assert world.told() == [("start", 0, None), ("denied", 0, None)]
     assert [m.path for m in other.take(ALL)] == [b"/x"]

@@ -1,0 +1,204 @@
+"""What a connection is told without asking for it again: SUBSCRIBE, UNSUBSCRIBE, and messages.
+
+    SUBSCRIBE path ...     the group is asked whether these may be heard, and are marked;
+                           if not, the mark is logged; then it begins on this member
+
+Invariants:
+1. A subscription is asked for once all requests before it are answered, and nothing is done
+   meanwhile: its confirmation comes in its turn, and before all messages of it.
+2. Messages wait with the subscriber, which bounds them, and become output only while there is
+   room for it: who does not read them is told so, and no socket grows.
+3. On the primary a subscription begins with a state that a quorum vouched for, elsewhere with one
+   no older than the client has seen.
+4. In RESP2, from the first confirmation until UNSUBSCRIBE leaves none, only what such clients
+   expect then is done.
+
+Elsewhere: what may be heard (`namespace.subscribing`), what is told (`namespace.audience`), when
+output is sent (`front`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from millstream.coordination.core.backend import NO_LOGIN
+from millstream.coordination.core.effects import Code, Reply
+from millstream.coordination.core.front_sessions import group_asked
+from millstream.coordination.core.namespace.admission import admit
+from millstream.coordination.core.namespace.audience import Subscriber
+from millstream.coordination.core.namespace.commands import Words
+from millstream.coordination.core.namespace.paths import Path, joined
+from millstream.coordination.core.namespace.refused import Refused
+from millstream.coordination.core.namespace.run import Asker
+from millstream.coordination.core.namespace.subscribing import (
+    MARK,
+    SUBSCRIBE_COMMANDS,
+    Wish,
+    wish_of,
+)
+from millstream.coordination.core.register_commands import Wish as Asked
+from millstream.coordination.core.resp import render_message
+from millstream.coordination.core.values import NULL, OK, bulk, error, integer, push
+
+if TYPE_CHECKING:
+    from millstream.coordination.core.front import Front
+    from millstream.coordination.core.front_prefixes import Prefixes
+
+__all__ = ["Listener", "acknowledge_command", "subscribe_command", "unsubscribe_command"]
+
+_BESIDE_MESSAGES: Final = frozenset(
+    (b"SUBSCRIBE", b"UNSUBSCRIBE", b"PING", b"SESSION", b"QUIT", b"RESET")
+)
+
+
+class Listener:
+    """The part of a connection that is told things."""
+
+    barred = error(
+        "ERR",
+        "in RESP2 a connection that has subscribed takes only SUBSCRIBE, UNSUBSCRIBE, PING, "
+        "SESSION, RESET and QUIT; HELLO 3 before subscribing, or use another connection",
+    )
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+        self.subscriber = Subscriber(front.wake, Asker())
+        self.is_on = False
+        """From the first confirmation until nothing is subscribed to because it was asked for."""
+
+    def bars(self, name: bytes) -> bool:
+        """Whether a command would be answered in a way that clients do not expect now."""
+        return self.is_on and self._front.protocol == 2 and name not in _BESIDE_MESSAGES
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of messages that are not taken."""
+        return self.subscriber.waiting_bytes
+
+    def take(self, bytes_max: int) -> bytes:
+        """Return messages to be sent, about so many bytes of them."""
+        protocol = self._front.protocol
+        messages = self.subscriber.take(bytes_max)
+        return b"".join([render_message(*message, protocol) for message in messages])
+
+    def confirm(self, path: Path) -> None:
+        """Say that a subscription begins."""
+        self.is_on = True
+        number = len(self.subscriber) + 1
+        self._front.say(push((bulk(b"subscribe"), bulk(joined(path)), integer(number))))
+
+    def stop(self, paths: list[bytes]) -> None:
+        """End subscriptions, all if none is named, and confirm each."""
+        subscriber = self.subscriber
+        for path in paths or list(subscriber.subscriptions) or [b""]:
+            subscriber.end(path)
+            shown = bulk(path) if path else NULL
+            self._front.say(push((bulk(b"unsubscribe"), shown, integer(len(subscriber)))))
+        if not subscriber.subscriptions:
+            subscriber.end()
+            self.is_on = False
+
+
+def listener_of(front: Front) -> Listener:
+    """Return the part of a connection that is told things; from now on it has one."""
+    if front.listener is None:
+        front.listener = Listener(front)
+    return front.listener
+
+
+def unsubscribe_command(front: Front, argv: list[bytes]) -> None:
+    """UNSUBSCRIBE [path ...]."""
+    listener_of(front).stop(argv[1:])
+
+
+def subscribe_command(front: Front, argv: list[bytes]) -> bytes | None:
+    """SUBSCRIBE."""
+    usage, _ = SUBSCRIBE_COMMANDS[b"SUBSCRIBE"]
+    try:
+        wish = wish_of(Words(argv[1:], usage))
+    except Refused as refused:
+        return refused.value
+    subscribing = _Subscribing(front, wish, tuple(argv), front.prefixes)
+    front.when_answered(subscribing.begin)
+    return None
+
+
+def acknowledge_command(front: Front, argv: list[bytes]) -> bytes | None:
+    """SUBACK, in the session of the group that is named, or was used last."""
+    found = group_asked(front, argv, 3)
+    if found is None:
+        return error("BADARG", "SUBACK name lsn [NAMESPACE root]")
+    gid, argv = found
+    wish = admit(argv, front.prefixes.stamp)
+    if isinstance(wish, Asked):
+        wish = wish._replace(key=b"/")  # no register; whose it is says the session
+    front.wish(wish, front.prefixes._replace(gid=gid))
+    return None
+
+
+class _Subscribing:
+    """One SUBSCRIBE on its way; nothing else is done on its connection meanwhile."""
+
+    def __init__(
+        self, front: Front, wish: Wish, argv: tuple[bytes, ...], prefixes: Prefixes
+    ) -> None:
+        self._front, self._wish, self._prefixes = front, wish, prefixes
+        self._key = joined(wish.paths[0])
+        self._look = Asked(False, (b"SUBSCRIBE", *argv[1:]), self._key)
+        self._gid = 0
+
+    def begin(self) -> None:
+        """Find out of which group it is, and open a session if it needs one."""
+        front, wish, prefixes = self._front, self._wish, self._prefixes
+        gids = {front.backend.group_of(joined(path)) for path in wish.paths}
+        if prefixes.gid is None and len(gids) > 1:
+            return front.say(
+                error("CROSS_NAMESPACE", "these are in several groups; one SUBSCRIBE for each")
+            )
+        self._gid = front.gid = prefixes.gid if prefixes.gid is not None else gids.pop()
+        session = front.sessions.get(self._gid)
+        if session is not None and session.is_moved:
+            return front.say(error("SESSIONMOVED", "another connection has resumed it"))
+        if session is None and (wish.durable or prefixes.csn is not None):
+            return front.open_first(self._gid, self._ask)
+        return self._ask()
+
+    def _ask(self, *, is_stale: bool = False) -> None:
+        """Have it looked at: with the primary's state, or else with that of this member."""
+        look = self._look._replace(is_stale=is_stale)
+        self._go_on(look, lambda reply: self._looked(reply, is_stale=is_stale))
+
+    def _go_on(self, asked: Asked, then: Callable[[Reply], None]) -> None:
+        front = self._front
+        front.is_blocked = True
+        front.ask(
+            self._gid, asked, self._prefixes, lambda reply: front.unblock(lambda: then(reply))
+        )
+
+    def _looked(self, reply: Reply, *, is_stale: bool) -> None:
+        if reply.code is Code.NOTPRIMARY and not is_stale:
+            self._ask(is_stale=True)
+        elif reply.code is Code.OK and reply.value == MARK:
+            logged = (b"%d" % self._prefixes.stamp, *self._wish.mark)
+            self._go_on(Asked(True, logged, self._key), self._begin)
+        else:
+            self._begin(reply)
+
+    def _begin(self, reply: Reply) -> None:
+        """Begin, if all that was asked for is done."""
+        front, gid = self._front, self._gid
+        if front.is_stranger:
+            return front.say(NO_LOGIN)
+        if (reply.code, reply.value) == (Code.OK, OK):
+            listener = listener_of(front)
+            listener.subscriber.asker = front.asker(gid)
+            reply = front.backend.subscribe(gid, listener.subscriber, self._wish, listener.confirm)
+        if reply.code is Code.SESSIONMOVED:
+            front.note_moved(gid)
+        if reply.code is not Code.OK:
+            front.say(front.refusal(gid, reply))
+        elif reply.value:
+            front.say(reply.value)
+        front.note_seen(gid, reply.lsn if reply.code is Code.OK else 0)
+        return None

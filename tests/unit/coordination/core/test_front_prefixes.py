@@ -1,0 +1,25 @@
+"""What is said before a command."""
+
+from __future__ import annotations
+
+import pytest
+
+from millstream.coordination.core.front_prefixes import CSN_MAX, Prefixes, prefixes_of
+
+
+def test_in_any_order() -> None:
+    words = [b"SEEN", b"1:2:3", b"csn", b"7", b"GROUP", b"4", b"CTS", b"9", b"GET", b"/a"]
+    assert prefixes_of(words) == (Prefixes(7, 9, 3, 4), 8)
+    assert prefixes_of([b"GET"]) == (Prefixes(), 0)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [b"CSN"], [b"CSN", b"1"], [b"CSN", b"0", b"PING"], [b"CSN", b"x", b"PING"],
+        [b"CSN", b"%d" % (CSN_MAX + 1), b"PING"], [b"SEEN", b"3", b"PING"],
+        [b"CTS", b"-1", b"PING"], [b"GROUP", b"%d" % (1 << 64), b"PING"],
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense(words: list[bytes]) -> None:
+    assert prefixes_of(words) is None
