@@ -79,7 +79,19 @@ def test_users_and_bearers_of_tokens(tmp_path: Path, protocol: int) -> None:
                 pytest.raises((redis.AuthenticationError, redis.ResponseError), match=r"\w"),
             ):
                 stranger.execute_command("GET", "/app/bobs")
+        ada.execute_command("CONFIG SET", "GLOBAL", "GLOBAL.AUTH.ADMINS", "ops")
+        until(lambda: is_admin(node, of_issuer("joe", "ops"), protocol=protocol))
+        assert not is_admin(node, of_issuer("eve", "admins"), protocol=protocol)
     assert "secret" not in node.log()
+
+
+def is_admin(node: NodeProcess, secret: str, **options: Any) -> bool:
+    with logged_in(node, "token", secret, **options) as client:
+        try:
+            client.execute_command("ADMIN", "USER", "LIST")
+        except NoPermissionError:
+            return False
+        return True
 
 
 def test_a_client_without_tls_gets_nothing(tmp_path: Path) -> None:

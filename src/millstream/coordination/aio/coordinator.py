@@ -97,7 +97,7 @@ class Coordinator:
         self.namespaces = Namespaces(self.groups.running, self.pool, self.peers)
         self.requests = ClientRequests(self.groups.running, self.pool, self.namespaces)
         self._users, self._secret = users, secret
-        self._guard = UserGuard(users, tokens)
+        self._guard = UserGuard(users, tokens, pool.setting)
         self.clients = RespServer(self.requests, self._guard)
         self._guard.on_user_changed = self.drop_user
         self._listening = listening

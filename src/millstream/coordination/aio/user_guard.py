@@ -13,7 +13,7 @@ Elsewhere: the record (`access.users`), tokens (`access.token_keys`), connection
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -49,10 +49,21 @@ _CODES: Final[tuple[tuple[type[Exception], str], ...]] = (
 
 
 class UserGuard:
-    """The users of the node, checked off the loop: that is slow on purpose; and tokens, if any."""
+    """The users of the node, checked off the loop: that is slow on purpose; and tokens, if any.
 
-    def __init__(self, users: UserStore, tokens: TokenKeys | None = None) -> None:
-        self._users, self._tokens = users, tokens
+    Args:
+        users: the record.
+        tokens: judges tokens; None: none are taken.
+        setting: what is set for all groups under a key, or None.
+    """
+
+    def __init__(
+        self,
+        users: UserStore,
+        tokens: TokenKeys | None = None,
+        setting: Callable[[bytes], bytes | None] = lambda key: None,
+    ) -> None:
+        self._users, self._tokens, self._setting = users, tokens, setting
         self._tasks, self._token_tasks = Tasks(), Tasks()
         self._threads = ThreadPoolExecutor(CHECKS_MAX, "coordination passwords")
         self.on_user_changed: Callable[[str], None] = lambda name: None
@@ -62,8 +73,17 @@ class UserGuard:
 
     @property
     def asks(self) -> bool:
-        """Whether there are users, or tokens are taken."""
-        return self._tokens is not None or not self._users.is_empty
+        """Whether there are users, or tokens are taken, or it is said so for all nodes."""
+        return (
+            self._tokens is not None
+            or not self._users.is_empty
+            or self._setting(b"GLOBAL.AUTH.REQUIRED") == b"true"
+        )
+
+    def _is_admin(self, groups: Sequence[str]) -> bool:
+        """Whether one of these groups was made the administrators', which by itself none is."""
+        wanted = self._setting(b"GLOBAL.AUTH.ADMINS")
+        return wanted is not None and wanted.decode() in groups
 
     def check(
         self, name: str, password: str, done: Checked, source: str = ""
@@ -91,7 +111,8 @@ class UserGuard:
             return done(str(error))
         if user is None or self._users.get(user.name) != user:  # perhaps changed meanwhile
             return done("there is no such user with this password")
-        return done(Principal(user.name, user.is_admin, user.groups))
+        is_admin = user.is_admin or self._is_admin(user.groups)
+        return done(Principal(user.name, is_admin, user.groups))
 
     async def _check_token(self, token: bytes, done: Checked) -> None:
         if self._tokens is None:
@@ -100,7 +121,8 @@ class UserGuard:
             bearer = await self._tokens.check(token)
         except AccessError as error:
             return done(str(error))
-        return done(Principal(bearer.name, False, bearer.groups, bearer.until_s))
+        is_admin = self._is_admin(bearer.groups)
+        return done(Principal(bearer.name, is_admin, bearer.groups, bearer.until_s))
 
     async def _run(self, call: Callable[..., _Result], *words: Any) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *words)

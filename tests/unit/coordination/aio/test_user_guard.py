@@ -11,7 +11,7 @@ from millstream.access.users import UserStore
 from millstream.coordination.aio import user_guard
 from millstream.coordination.aio.user_guard import UserGuard
 from millstream.coordination.core.backend import Principal, UserChange
-from token_issuer import RULES, token
+from token_issuer import NOW_S, RULES, claims, jwks, token
 
 
 @pytest.fixture
@@ -100,3 +100,43 @@ async def test_tokens_that_wait_for_keys_keep_no_password_waiting(
     assert heard == []
     await guard.close()
     await tokens.close()
+
+
+async def test_which_group_is_the_administrators_is_said_for_all_nodes() -> None:
+    settings: dict[bytes, bytes] = {}
+
+    async def keys() -> bytes:
+        return jwks()
+
+    tokens = TokenKeys(RULES, "", now_s=lambda: NOW_S, fetch=keys)
+    guard = UserGuard(UserStore(), tokens, settings.get)
+    data = token(claims(groups=["admins", "ops"]))
+    await put(guard, UserChange("ada", "pw", ("admin",)))
+    await put(guard, UserChange("bob", "pw", (), ("ops",)))
+
+    async def are_admins() -> list[bool]:
+        found = [
+            await said(lambda done: guard.check_token(data, done)),
+            await said(lambda done: guard.check("bob", "pw", done)),
+            await said(lambda done: guard.check("ada", "pw", done)),
+        ]
+        return [one.is_admin for one in found if isinstance(one, Principal)]
+
+    assert await are_admins() == [False, False, True]
+    settings[b"GLOBAL.AUTH.ADMINS"] = b"ops"
+    assert await are_admins() == [True, True, True]
+    settings[b"GLOBAL.AUTH.ADMINS"] = b"admins"
+    assert await are_admins() == [True, False, True]
+    await guard.close()
+    await tokens.close()
+
+
+async def test_log_ins_may_be_wanted_where_there_are_no_users_yet() -> None:
+    settings: dict[bytes, bytes] = {}
+    guard = UserGuard(UserStore(), None, settings.get)
+    assert not guard.asks
+    settings[b"GLOBAL.AUTH.REQUIRED"] = b"false"
+    assert not guard.asks
+    settings[b"GLOBAL.AUTH.REQUIRED"] = b"true"
+    assert guard.asks
+    await guard.close()
