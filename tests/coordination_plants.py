@@ -329,6 +329,16 @@ class OldSnapshotState(Replica):
             self._restoring, self.has_state = None, True
 
 
+class RaiseEarly(Replica):
+    """The state format is raised once a quorum understands a higher one."""
+
+    def on_prepare_ok(self, envelope: Any, ok: Any) -> None:
+        super().on_prepare_ok(envelope, ok)
+        newer = sum(known > self.state_format for known in self._format_of.values())
+        if newer + 1 >= self.quorum:
+            self._format_of = dict.fromkeys(self.members, self.machine.format_max)
+
+
 PLANTS: dict[str, type[Replica]] = {
     "late_start_view": LateStartView,
     "old_normal": OldNormal,
@@ -365,5 +375,6 @@ PLANTS: dict[str, type[Replica]] = {
     "ends_here": EndsHere,
     "own_clock": OwnClock,
     "forgetful": Forgetful,
+    "raise_early": RaiseEarly,
 }
 """Name -> replica; `torn_install` is the disk's mistake, and the world makes it."""

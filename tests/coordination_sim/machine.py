@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 SEGMENT_BYTES = 20_000
 FULL_RETRY_MS = 1000.0
 SOON_MS = 0.01
+UPGRADED = 0.3
+"""So many of the programs that start are newer than the one before, in runs with upgrades."""
 TIMER, SOON = Timer(), Soon()
 
 
@@ -91,6 +93,8 @@ class Machine:
         """Something on the disk is not what was written, and may still be found."""
         self.harm_run = 0
         self.told = (0, 0)
+        self.is_upgraded = False
+        """Its next program, and all later ones, understand one more state format."""
         self.said: Envelope | None = None
         """What was looked at last of what it says."""
         self.seen_commit = 0
@@ -153,6 +157,10 @@ class Machine:
         world.counts["damaged snapshots found"] += image.snapshot is None and bool(image.base.lsn)
         world.counts["lost logs found"] += image.is_journal_lost
         machine = RecordedRegisters()
+        if world.weather.upgrades:
+            luck = stream(world.seed, f"upgrade/{self.number}/{self.process}").random()
+            self.is_upgraded = self.is_upgraded or luck < UPGRADED
+        machine.format_max = 1 + self.is_upgraded
         chance = stream(world.seed, f"replica/{self.number}/{self.process}").random
         self.replica = world.replica_class(machine, chance)
         self.replica.contradict = contradicted

@@ -113,6 +113,10 @@ PLANTS: dict[str, Plant] = {
         "blind_to_divergence", ("goes on with another state", "gives no alarm"), "wrong_state"
     ),
     "forgetful": _plant("forgetful", LOST, "no_journal", *CUTS, *CRASHES, "rolling_restart"),
+    "raise_early": _plant(
+        "raise_early", ("does not understand entry", "the group is at state format"), "upgrade",
+        "crash", "rolling_restart",
+    ),
     "read_before_noop": _plant(
         "read_before_noop", STALE, "isolate_primary", "slow_disk", "loss", "reorder",
         rate_per_s=50,

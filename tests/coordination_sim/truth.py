@@ -211,12 +211,23 @@ class Truth:
         if entry is None or lsn != self.end + 1:
             raise WrongError(f"node {machine.number} commits entry {lsn} without having it")
         self._check_durable(replica, entry)
+        if entry.header.kind is Kind.RAISE:
+            self._check_raised(replica, entry)
         self.world.times.commit(entry, self.committed[-1] if self.committed else None)
         self.committed.append(entry)
         self.committed_in.append((replica.epoch, replica.view))
         self.model.commit(entry)
         self.states.commit(entry)
         self.world.counts["commits"] += 1
+
+    def _check_raised(self, replica: Any, entry: Entry) -> None:
+        """All members understand the format that is raised; no program is ever an older one."""
+        self.world.counts["upgrade"] += 1
+        if replica.epoch != entry.header.epoch:
+            return
+        for machine in self.world.machines:
+            if machine.id in replica.members and not machine.is_upgraded:
+                raise WrongError(f"node {machine.number} does not understand entry {entry.lsn}")
 
     def _check_durable(self, replica: Any, entry: Entry) -> None:
         """What is committed first is on the disks of a quorum, unless one was harmed since."""

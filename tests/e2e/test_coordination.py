@@ -15,6 +15,14 @@ TLS = Path(__file__).parent / "tls"
 SECRET = "a secret of the nodes"
 OPEN = ("--no-kv", "--no-memcached", "--no-http")
 ENCRYPTED = ("--tls-cert", str(TLS / "node.pem"), "--tls-ca", str(TLS / "authority.pem"))
+# The program after this one: it understands one more format. The one before knows of it only.
+NEWER = """
+from millstream.coordination.core.namespace import machine
+
+machine.STATE_FORMAT = 2
+machine.SINCE = {b"COUNTER": 2}
+"""
+OLDER = NEWER.replace("STATE_FORMAT = 2", "STATE_FORMAT = 1")
 
 
 class Client:
@@ -163,3 +171,55 @@ def test_a_node_that_lost_who_it_is_says_how_to_go_on_and_so_it_does(make_node):
     client.until_said("2", "ADMIN", "GROUP", "REPLACE", "1", old, new)
     client.until_said("value", "GET", "key")
     until(lambda: client.table("ADMIN", "STATUS", "1")["fault_tolerance"] == 1)
+
+
+def program(folder: Path, text: str) -> dict[str, str]:
+    """What a node's environment has for it to be this program."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(text)
+    path = os.environ.get("PYTHONPATH", "")
+    return {"PYTHONPATH": f"{folder}{os.pathsep}{path}", "MILLSTREAM_CLUSTER_SECRET": SECRET}
+
+
+def test_a_group_is_upgraded_one_member_at_a_time(make_node, tmp_path):
+    older, newer = program(tmp_path / "older", OLDER), program(tmp_path / "newer", NEWER)
+    peers = [f"127.0.0.1:{free_port()}" for _ in range(3)]
+
+    def started(number, env):
+        join = ("--join", peers[0]) if number else ()
+        options = ("--coord", FREE, "--peer", peers[number], *join, *OPEN)
+        return make_node(*options, name=f"n{number}", env=env).start()
+
+    nodes = [started(number, older) for number in range(3)]
+
+    def clients():
+        return [Client(node, "-3") for node in nodes]
+
+    def said(answer, *words):
+        until(
+            lambda: any(answer == one.say(*words) for one in clients()),
+            lambda: [one.say(*words) for one in clients()],
+        )
+
+    def formats(node):
+        status = Client(node).table("ADMIN", "STATUS", "1")
+        return status.get("state_format"), status.get("state_format_max")
+
+    first = Client(nodes[0])
+    until(lambda: len(first.table("ADMIN", "NODES")) == 3, lambda: nodes[1].log())
+    others = [node["node"] for node in first.table("ADMIN", "NODES") if not node["is_here"]]
+    first.until_said("1", "ADMIN", "GROUP", "ADD", "1", *others)
+    said("OK", "CREATENAMESPACE", "/a")
+    said("OK", "CREATE", "COUNTER", "/a/n")
+    refused = "UNKNOWN_COMMAND COUNTER needs all members to be upgraded first"
+    for number in range(3):
+        said(refused, "COUNTER", "INC", "/a/n")
+        assert nodes[number].stop() == 0
+        node = nodes[number] = started(number, newer)
+        until(lambda node=node: formats(node)[1] == 2, node.log)
+    until(lambda: [formats(node) for node in nodes] == [(2, 2)] * 3)
+    said("1", "COUNTER", "INC", "/a/n")
+    assert nodes[0].stop() == 0
+    said("2", "COUNTER", "INC", "/a/n")
+    back = started(0, older)
+    until(lambda: "state format 2, and this version knows formats up to 1" in back.log(), back.log)

@@ -19,6 +19,7 @@ from millstream.coordination.core.configuration import Configuration
 from millstream.coordination.core.durable import decode_snapshot, encode_snapshot_head
 from millstream.coordination.core.journal import Journal, format_group
 from millstream.coordination.core.member import epoch_in
+from millstream.coordination.core.namespace.machine import STATE_FORMAT
 from millstream.coordination.core.snapshots import Snapshot
 from millstream.coordination.core.standing import Standing
 from millstream.errors import UsageError
@@ -53,7 +54,7 @@ def format_restored(disk: Disk, standing: Standing, snapshot: Snapshot) -> None:
     Raises:
         UnavailableError: `disk_full`, `disk_failed`: it is not formatted.
     """
-    epoch, link = epoch_in(snapshot) + 1, snapshot.id.link
+    epoch, link = epoch_in(snapshot, STATE_FORMAT) + 1, snapshot.id.link
     configuration = Configuration(
         epoch, standing.configuration.members, closed_lsn=link.lsn, closed_hash=link.hash
     )

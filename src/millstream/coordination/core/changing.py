@@ -61,6 +61,9 @@ class _Move:
 class Changing(Epochs):
     """Reconfigure, MovePrimary."""
 
+    asked_format = 0
+    """The state format that this primary has asked for (`formats`); others wait until it is so."""
+
     def begin_changing(self) -> None:
         """Have been asked for nothing."""
         self._change: _Change | None = None
@@ -85,6 +88,8 @@ class Changing(Epochs):
             return Code.NOQUORUM, b""
         if self._change or self._move or self.closing or self.commit_lsn < self.noop_lsn:
             return Code.BUSY, b""
+        if self.asked_format > self.state_format:
+            return Code.BUSY, b""
         return None
 
     def _answer_at_once(self, asked: Reconfigure) -> tuple[Code, bytes] | None:
@@ -101,17 +106,34 @@ class Changing(Epochs):
     def _go_on_changing(self) -> None:
         change = self._change
         if change is None or change.is_logged:
-            return
+            return None
+        too_old = [node for node in change.members if self._is_too_old(node)]
+        if too_old:
+            return self._end_change(Code.BADCONFIG, self._too_old(too_old[0]))
         late = [member for member in change.members if not self.is_ready(member)]
-        if len(change.members) - len(late) > len(change.members) // 2:
+        is_known = self.state_format == 1 or all(map(self._is_known, change.members))
+        if is_known and len(change.members) - len(late) > len(change.members) // 2:
             change.is_logged = True
-            self.close_epoch(change.members)
-            return
+            return self.close_epoch(change.members)
         reached = sum(self.acknowledged(member) for member in late)
         if reached > change.reached:
             change.reached, change.near_ms = reached, self.now_ms
         if self.now_ms - change.near_ms > WARM_MS:
-            self._end_change(Code.NOTREADY, self._lags(late))
+            return self._end_change(Code.NOTREADY, self._lags(late))
+        return None
+
+    def _is_known(self, node: bytes) -> bool:
+        return node in self.members or self.format_of_pupil(node) > 0
+
+    def _is_too_old(self, node: bytes) -> bool:
+        return 0 < self.format_of_pupil(node) < self.state_format
+
+    def _too_old(self, node: bytes) -> bytes:
+        known = self.format_of_pupil(node)
+        return (
+            f"node {node.hex()} understands state formats up to {known}, the group is at "
+            f"{self.state_format}: start a newer version there"
+        ).encode()
 
     def _end_change(self, code: Code, value: bytes = b"") -> None:
         change, self._change = self._change, None
@@ -159,6 +181,11 @@ class Changing(Epochs):
         else:
             self._move = _Move(asked.ticket, asked.node, self.now_ms)
             self._go_on_moving()
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether other members are wanted, or another primary."""
+        return self._change is not None or self._move is not None
 
     @property
     def holding(self) -> bool:

@@ -85,6 +85,7 @@ class Kind(IntEnum):
     SNAPSHOT = 7
     SNAPSHOT_STABLE = 8
     RECONFIG = 9
+    RAISE = 10
 
 
 class Link(NamedTuple):

@@ -37,6 +37,15 @@ class GroupState:
         self.registers = Registers()
         self.namespace = Namespace()
 
+    @property
+    def format_max(self) -> int:
+        """The highest state format that this program understands."""
+        return self.namespace.format_max
+
+    def use_format(self, number: int) -> None:
+        """Execute entries, and freeze, in this state format from now on."""
+        self.namespace.use_format(number)
+
     def apply(self, entry: Entry) -> bytes:
         """Execute a command; those of namespaces are logged with a number before their name."""
         header, argv = entry.header, entry.content.argv
@@ -97,7 +106,9 @@ class GroupState:
         """Let the state be what `freeze` wrote."""
         yield from self.registers.restore(pieces)
         self.audience.skip()
+        state_format = self.namespace.state.tables.state_format
         self.namespace = Namespace(self.audience)
+        self.namespace.use_format(state_format)
         if not pieces.is_at_end:
             yield from self.namespace.restore(pieces)
 

@@ -5,6 +5,7 @@ Invariants:
 2. What it is taught is committed, whoever teaches it; so no other view ever takes anything back,
    and it goes on with another teacher where it stopped.
 3. A learner has at most one batch under way, so it takes a bounded share of the primary's time.
+4. Nobody is taught what it does not understand: entries and states of a higher format.
 
 Elsewhere: when learners are far enough (`changing`), how they become members (`epochs`).
 
@@ -42,6 +43,8 @@ class _Pupil:
     heard_ms: float = -QUORUM_MS
     idle: int = 0
     """Heartbeats since it came nearer."""
+    format_max: int = 0
+    """The highest state format that it understands; 0: it was never heard."""
 
 
 class Learning(Recovering):
@@ -74,6 +77,11 @@ class Learning(Recovering):
         pupil = self._pupils.get(node)
         return self.acks.get(node, 0) if pupil is None else max(0, pupil.lsn)
 
+    def format_of_pupil(self, node: bytes) -> int:
+        """Return the highest state format that a learner understands; 0: it was never heard."""
+        pupil = self._pupils.get(node)
+        return 0 if pupil is None else pupil.format_max
+
     def heard_at(self, member: bytes) -> float:
         """Return when a member, or a learner, answered last."""
         pupil = self._pupils.get(member)
@@ -89,7 +97,11 @@ class Learning(Recovering):
 
     def _teach(self, node: bytes, pupil: _Pupil, even_nothing: bool = False) -> None:
         entries: list[Entry] = []
-        if pupil.lsn >= 0 and pupil.sent_lsn <= pupil.lsn:
+        if (
+            pupil.lsn >= 0
+            and pupil.sent_lsn <= pupil.lsn
+            and pupil.format_max >= self.state_format
+        ):
             number = min(self.batch_entries_max, self.commit_lsn - pupil.lsn)
             entries = self.log.after(pupil.lsn, number, BATCH_BYTES_MAX)
         if entries or even_nothing:
@@ -101,7 +113,9 @@ class Learning(Recovering):
         pupil = self._pupils.get(envelope.sender)
         if pupil is None or not self.leading:
             return
-        pupil.heard_ms = self.now_ms
+        pupil.heard_ms, pupil.format_max = self.now_ms, ok.format_max
+        if pupil.format_max < self.state_format:
+            return
         if self.log.hash_at(ok.lsn) == ok.hash:
             pupil.idle = 0 if ok.lsn > pupil.lsn else pupil.idle
             pupil.lsn = ok.lsn
@@ -199,4 +213,4 @@ class Learning(Recovering):
         lsn = min(self.durable_lsn, self.commit_lsn)
         digest = self.log.hash_at(lsn)
         assert digest is not None
-        return self.send(self._teacher, LearnOk(lsn, digest))
+        return self.send(self._teacher, LearnOk(lsn, digest, self.machine.format_max))

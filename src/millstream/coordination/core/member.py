@@ -64,7 +64,6 @@ __all__ = ["HEARTBEAT_MS", "Member", "Status", "epoch_in"]
 
 HEARTBEAT_MS: Final = 100
 """Between two signs of life of a primary, and two tries of whatever has to be tried again."""
-_STATE_VERSION: Final = 1
 _EPOCH: Final = Struct(">IQ16sI")
 _NO_BODY: Final = b"-BADARG the log has no request here"
 _WAKE: Final = SetTimer(HEARTBEAT_MS)
@@ -114,6 +113,8 @@ class Member(ABC):
         self._in_flight: dict[tuple[int, int], int] = {}
         self.uncommitted_bytes = 0
         self.hinted_lsn = 0
+        self.state_format = 1
+        """What the entries mean that are applied now, and what the state looks like."""
         self.has_state = True
         """Whether what is applied is here; if not, it is on its way, and nothing is applied."""
         self.stable_id: SnapshotId | None = None
@@ -464,16 +465,33 @@ class Member(ABC):
         elif header.kind is Kind.RECONFIG:
             record = _EPOCH.pack(header.epoch + 1, header.lsn, header.hash, len(entry.body))
             self._epoch_record = record + entry.body
+        elif header.kind is Kind.RAISE:
+            self._use_format(max(number_in(word) or 0 for word in (*argv_of(entry), b"0")))
+
+    def _use_format(self, number: int) -> None:
+        """Have this state format from now on.
+
+        Raises:
+            CorruptionError: `unknown_state`.
+        """
+        if number > self.machine.format_max:
+            raise CorruptionError(
+                f"the group is at state format {number}, and this version knows formats up to "
+                f"{self.machine.format_max}: start the newer version that was here",
+                code="unknown_state",
+            )
+        self.state_format = max(self.state_format, number)
+        self.machine.use_format(self.state_format)
 
     def freeze(self) -> Iterator[bytes]:
         """Return what all members have the same of, as of this moment: epoch, clients, state."""
-        head = _STATE_VERSION.to_bytes(4, "big") + self._epoch_record
+        head = self.state_format.to_bytes(4, "big") + self._epoch_record
         return joined((head,), self.table.freeze(), self.machine.freeze())
 
     def restore(self, pieces: Pieces) -> Iterator[None]:
         """Let it be what `freeze` wrote, a little with each step."""
-        if pieces.number(4) != _STATE_VERSION:
-            raise unknown_state("it is of another version")
+        self.state_format = 1
+        self._use_format(pieces.number(4))
         head = pieces.take(_EPOCH.size)
         self._epoch_record = head + pieces.take(_EPOCH.unpack(head)[-1])
         yield from self.table.restore(pieces)
@@ -516,10 +534,14 @@ def outcome(verdict: Verdict) -> tuple[Code, bytes, int]:
     return codes[verdict.past], verdict.value, verdict.lsn
 
 
-def epoch_in(snapshot: Snapshot) -> int:
-    """Return the epoch that a state is of, as `Member.freeze` wrote it."""
+def epoch_in(snapshot: Snapshot, format_max: int) -> int:
+    """Return the epoch that a state is of, as `Member.freeze` wrote it.
+
+    Raises:
+        CorruptionError: `unknown_state`: its format is higher than that.
+    """
     pieces = Pieces(snapshot.parts)
-    if pieces.number(4) != _STATE_VERSION:
-        raise unknown_state("it is of another version")
+    if pieces.number(4) > format_max:
+        raise unknown_state("it is of another version, or none")
     epoch: int = _EPOCH.unpack(pieces.take(_EPOCH.size))[0]
     return epoch

@@ -98,11 +98,15 @@ class Prepare(NamedTuple):
 
 
 class PrepareOk(NamedTuple):
-    """All up to `lsn` is durable here and equal to the primary's. `wall_ms` caps time stamps."""
+    """All up to `lsn` is durable here and equal to the primary's. `wall_ms` caps time stamps.
+
+    `format_max`: the highest state format that the sender understands.
+    """
 
     wall_ms: int
     lsn: int
     hash: bytes
+    format_max: int
 
 
 class Commit(NamedTuple):
@@ -259,10 +263,11 @@ class Learn(NamedTuple):
 
 
 class LearnOk(NamedTuple):
-    """The sender, a learner, has what is committed up to here, durably."""
+    """The sender, a learner, has what is committed up to here, durably; `format_max` as above."""
 
     lsn: int
     hash: bytes
+    format_max: int
 
 
 class SnapshotDone(NamedTuple):
@@ -481,7 +486,7 @@ _PART: Final = _Field(_write_part, _read_part)
 
 MESSAGES: Final[dict[int, tuple[type[Any], tuple[_Field, ...]]]] = {
     1: (Prepare, (_ENTRIES, _U64, _HASH)),
-    2: (PrepareOk, (_U64, _U64, _HASH)),
+    2: (PrepareOk, (_U64, _U64, _HASH, _U32)),
     3: (Commit, (_U64, _HASH)),
     4: (QuorumCheck, (_U64,)),
     5: (QuorumCheckOk, (_U64,)),
@@ -499,7 +504,7 @@ MESSAGES: Final[dict[int, tuple[type[Any], tuple[_Field, ...]]]] = {
     17: (Recovery, (_U64, _U32)),
     18: (RecoveryResponse, (_U64, _U32, _BOOL, _U64, _HASH, _U64, _HASH, _SNAPSHOT_IF_ANY)),
     19: (Learn, (_U64, _HASH, _ENTRIES)),
-    20: (LearnOk, (_U64, _HASH)),
+    20: (LearnOk, (_U64, _HASH, _U32)),
     21: (SnapshotDone, (_U64, _SHA)),
     22: (GetSnapshot, (_U64, _SHA, _U64)),
     23: (SnapshotPart, (_U64, _SHA, _U64, _U64, _PART)),

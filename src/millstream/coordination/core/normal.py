@@ -240,7 +240,7 @@ class Normal(Member):
         else:
             digest = self.log.hash_at(lsn)
             assert digest is not None
-            self.send(self.primary, PrepareOk(self.wall_ms, lsn, digest))
+            self.send(self.primary, PrepareOk(self.wall_ms, lsn, digest, self.machine.format_max))
 
     def on_prepare_ok(self, envelope: Envelope, ok: PrepareOk) -> None:
         """Count an acknowledgement of this view."""

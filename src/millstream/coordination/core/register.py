@@ -47,6 +47,13 @@ class Offer(NamedTuple):
 class StateMachine(Protocol):
     """What a group replicates. Replies are `values`."""
 
+    @property
+    def format_max(self) -> int:
+        """The highest state format that this program understands."""
+
+    def use_format(self, number: int) -> None:
+        """Execute entries, and freeze, in this state format from now on; it never falls."""
+
     def apply(self, entry: Entry) -> bytes:
         """Execute a committed request and return its reply."""
 
@@ -84,6 +91,8 @@ class StateMachine(Protocol):
 class Registers:
     """SET key value, CAS key expected value; GET key, GET key META."""
 
+    format_max = 1
+
     def __init__(self) -> None:
         self.values = SortedMap[tuple[bytes, Version]]()
 
@@ -99,6 +108,9 @@ class Registers:
                 self.values.put(key, (value, version_of(entry.header)))
                 return b"+OK"
         return _not_understood(entry.content.argv)
+
+    def use_format(self, number: int) -> None:
+        """Do nothing: there is only one."""
 
     def _at(self, key: bytes) -> tuple[bytes, Version]:
         return self.values.get(key) or (b"", NEVER)

@@ -144,6 +144,7 @@ class Replica(Throttling):
         self.begin_learning()
         self.begin_epochs()
         self.begin_changing()
+        self.begin_formats()
         self.begin_sessions()
 
     def step(self, now_ms: float, wall_ms: int, *events: Event) -> list[Effect]:
@@ -303,7 +304,7 @@ class Replica(Throttling):
             self.snapshot_number, self._is_quorum_ok(), (len(members) - 1) // 2 if members else 0,
             len(self.table), self.reads_waiting + self.requests_waiting, self.view_changed_ms,
             self.view_reason, self.repaired, self.is_diverged, self.is_data_lost,
-            self.contradiction,
+            self.contradiction, self.state_format, self.machine.format_max,
         )  # fmt: skip
 
     def _role(self) -> str:

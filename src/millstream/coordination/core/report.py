@@ -51,3 +51,7 @@ class Report(NamedTuple):
     """It and others have lost their logs, more than may: nothing goes on by itself."""
     contradiction: str = ""
     """What it heard last that cannot be if all keep their promises; it was not taken."""
+    state_format: int = 1
+    """Of what is applied here."""
+    state_format_max: int = 1
+    """The highest one that this program understands."""

@@ -21,9 +21,9 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, dropwhile, islice
 from typing import Final, NamedTuple
 
-from millstream.coordination.core.changing import Changing
 from millstream.coordination.core.client_table import TIME_OUT_MS_MIN, ClientTable
 from millstream.coordination.core.entries import Body, Kind
+from millstream.coordination.core.formats import Formats
 from millstream.coordination.core.member import HEARTBEAT_MS
 from millstream.coordination.core.register import Offer
 
@@ -126,7 +126,7 @@ class Silence:
         return found
 
 
-class Sessions(Changing):
+class Sessions(Formats):
     """The time of sessions."""
 
     def begin_sessions(self) -> None:

@@ -88,7 +88,7 @@ snapshots = st.builds(
 )
 payloads: st.SearchStrategy[Payload] = st.one_of(
     st.builds(Prepare, entries(), U64, HASH),
-    st.builds(PrepareOk, U64, U64, HASH),
+    st.builds(PrepareOk, U64, U64, HASH, U32),
     st.builds(Commit, U64, HASH),
     st.builds(QuorumCheck, U64),
     st.builds(QuorumCheckOk, U64),
@@ -105,7 +105,7 @@ payloads: st.SearchStrategy[Payload] = st.one_of(
     st.just(GetEpoch()),
     st.builds(Recovery, U64, VIEW),
     st.builds(Learn, U64, HASH, entries()),
-    st.builds(LearnOk, U64, HASH),
+    st.builds(LearnOk, U64, HASH, U32),
     st.builds(
         RecoveryResponse, U64, VIEW, st.booleans(), U64, HASH, U64, HASH, st.none() | snapshots
     ),

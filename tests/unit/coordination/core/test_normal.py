@@ -181,7 +181,7 @@ def test_acknowledgements_of_an_earlier_view_do_not_count() -> None:
     replica = group.replicas[leader]
     digest = replica.log.hash_at(2)
     assert digest is not None
-    group.replicas[other].send(group.ids[leader], PrepareOk(0, 2, digest))
+    group.replicas[other].send(group.ids[leader], PrepareOk(0, 2, digest, 1))
     send = group.replicas[other].effects.pop()
     envelope = send.envelope  # type: ignore[union-attr]
     group.step(leader, Message(envelope._replace(view=envelope.view - 1)))

@@ -123,7 +123,7 @@ def test_an_acknowledgement_of_what_a_primary_has_not_is_not_counted(beyond: int
     group.set(leader, 50)
     group.settle()
     before, op_lsn = group.replicas[leader].commit_lsn, group.replicas[leader].log.op_lsn
-    say(group, other, leader, PrepareOk(0, op_lsn + beyond, b"?" * 16))
+    say(group, other, leader, PrepareOk(0, op_lsn + beyond, b"?" * 16, 1))
     assert group.replicas[leader].commit_lsn == before
     assert group.replicas[leader].contradiction
     group.whole()
@@ -359,7 +359,7 @@ class Nonsense:
         view = self.small(*(replica.view for replica in self.group.replicas))
         makers: list[Callable[[], Payload]] = [
             lambda: Prepare(self.entries(), *self.end()),
-            lambda: PrepareOk(self.number(), *self.end()),
+            lambda: PrepareOk(self.number(), *self.end(), self.small(1)),
             lambda: Commit(*self.end()),
             lambda: QuorumCheck(self.number()),
             lambda: QuorumCheckOk(self.number()),
@@ -380,7 +380,7 @@ class Nonsense:
                 rng.choice([None, self.snapshot()]),
             ),
             lambda: Learn(*self.end(), self.entries()),
-            lambda: LearnOk(*self.end()),
+            lambda: LearnOk(*self.end(), self.small(1)),
             lambda: SnapshotDone(*self.snapshot()[::2]),
             lambda: GetSnapshot(*self.snapshot()[::2], self.number(30)),
             lambda: SnapshotPart(*self.snapshot()[::2], self.number(), self.number(), b"part"),

@@ -10,6 +10,7 @@ Invariants:
 1. The same entries in the same order give the same replies and the same state.
 2. A command that is refused changes nothing.
 3. Nothing that is logged ends the machine: what is not understood is an error.
+4. A command of a later state format than the state's is refused, whoever understands it.
 
 Elsewhere: commands (the modules of this package), whose they are and how often they are executed
 (`client_table`).
@@ -40,7 +41,7 @@ from millstream.coordination.core.namespace.semaphores import SEMAPHORE_COMMANDS
 from millstream.coordination.core.namespace.sets import SET
 from millstream.coordination.core.namespace.state import Job, State
 from millstream.coordination.core.namespace.subscribing import SUBSCRIBE_COMMANDS, announce
-from millstream.coordination.core.namespace.transactions import CHECK, exec_of
+from millstream.coordination.core.namespace.transactions import CHECK, exec_of, names_in
 from millstream.coordination.core.namespace.tree import TREE_COMMANDS, list_names
 from millstream.coordination.core.register import Answer, Offer
 from millstream.coordination.core.snapshots import Pieces
@@ -77,6 +78,10 @@ COMMANDS: Final[Mapping[bytes, tuple[str, Command]]] = {
     b"NAMESPACE": NAMESPACE,
 }
 """All commands: name -> how it is written, and how it is understood."""
+STATE_FORMAT: Final = 1
+"""The highest state format that this program understands (docs/design/0027-state-formats.md)."""
+SINCE: Final[Mapping[bytes, int]] = {}
+"""Commands that came later: name -> the first state format that has them."""
 _DIGITS_MAX: Final = 20
 
 
@@ -89,6 +94,15 @@ class Namespace:
         """Who listens on this member; that is no part of the state."""
         self.audience.may_hear = self._may_hear
         self._answers: list[Answer] = []
+
+    @property
+    def format_max(self) -> int:
+        """The highest state format that this program understands."""
+        return STATE_FORMAT
+
+    def use_format(self, number: int) -> None:
+        """Execute entries, and freeze, in this state format from now on."""
+        self.state.tables.state_format = number
 
     def apply(self, entry: Entry) -> bytes:
         """Execute a logged command and return its reply."""
@@ -122,10 +136,20 @@ class Namespace:
         waiting = sync.waits.opened(asker.session, asker.csn)
         if waiting is not None:
             return sync.come_again(job, waiting)
-        call = parse(words, COMMANDS)
+        call = self._understood(words)
         if not call.is_change:
             raise Refused("BADARG", "this command changes nothing, and is not logged")
         return call.execute(job)
+
+    def _understood(self, words: Sequence[bytes]) -> Call:
+        call = parse(words, COMMANDS)
+        name = words[0].upper()
+        known = self.state.tables.state_format
+        for each in names_in(words) if name == b"EXEC" else (name,):
+            if SINCE.get(each, 1) > known:
+                shown = each.decode()
+                raise Refused("UNKNOWN_COMMAND", f"{shown} needs all members to be upgraded first")
+        return call
 
     def _finish(self, job: Job) -> None:
         for family in self.state.families:
@@ -191,7 +215,7 @@ class Namespace:
         asker = Asker(session, principal=body.principal, groups=body.groups)
         job = Job(self.state, asker, NEVER, 0, is_reading=True)
         try:
-            call = parse(body.argv, COMMANDS)
+            call = self._understood(body.argv)
             if call.is_change:
                 raise Refused("BADARG", "this command changes something, and is logged")
             return call.execute(job)

@@ -35,9 +35,11 @@ class Table(Generic[V]):
     """Records by key, in the order of their keys. Keys are bytes: numbers big-endian, 8 bytes."""
 
     def __init__(
-        self, undo: _Undo, encode: Callable[[V], bytes], decode: Callable[[bytes], V]
+        self, undo: _Undo, encode: Callable[[V], bytes], decode: Callable[[bytes], V], since: int
     ) -> None:
         self._undo, self._encode, self._decode = undo, encode, decode
+        self.since = since
+        """The state format that it is part of, and all later ones."""
         self._map = SortedMap[V]()
         self.changes = 0
         """How often it has been changed, on this member."""
@@ -123,10 +125,14 @@ class Tables:
     def __init__(self) -> None:
         self._undo: _Undo = []
         self._tables: list[Table[Any]] = []
+        self.state_format = 1
+        """Tables of later ones are empty, and no part of what is frozen."""
 
-    def add(self, encode: Callable[[V], bytes], decode: Callable[[bytes], V]) -> Table[V]:
+    def add(
+        self, encode: Callable[[V], bytes], decode: Callable[[bytes], V], since: int = 1
+    ) -> Table[V]:
         """Return a new table, behind the others. `decode` raises ValueError for what is none."""
-        made = Table(self._undo, encode, decode)
+        made = Table(self._undo, encode, decode, since)
         self._tables.append(made)
         return made
 
@@ -151,13 +157,16 @@ class Tables:
 
     def freeze(self) -> Iterator[bytes]:
         """Return the bytes of all tables, of this moment."""
-        return _chained([table.freeze() for table in self._tables])
+        return _chained([table.freeze() for table in self._in_format()])
 
     def restore(self, pieces: Pieces) -> Iterator[None]:
         """Let all tables be what `freeze` wrote."""
         self._undo.clear()
-        for table in self._tables:
+        for table in self._in_format():
             yield from table.restore(pieces)
+
+    def _in_format(self) -> list[Table[Any]]:
+        return [table for table in self._tables if table.since <= self.state_format]
 
 
 def _chained(parts: list[Iterator[bytes]]) -> Iterator[bytes]:

@@ -38,6 +38,7 @@ __all__ = [
     "QUEUED_BYTES_MAX",
     "Transaction",
     "exec_of",
+    "names_in",
     "pack_command",
     "unpack_command",
 ]
@@ -75,6 +76,12 @@ def unpack_command(packed: bytes) -> tuple[bytes, ...] | None:
             return None
         words.append(packed[begin:at])
     return tuple(words)
+
+
+def names_in(words: Sequence[bytes]) -> list[bytes]:
+    """Return the names of a logged transaction's commands, in capitals."""
+    unpacked = [unpack_command(packed) or (b"",) for packed in words[1:]]
+    return [command[0].upper() for command in unpacked]
 
 
 class Transaction:

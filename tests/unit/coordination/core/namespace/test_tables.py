@@ -34,6 +34,24 @@ def whole(tables: Tables) -> bytes:
     return b"".join(tables.freeze())
 
 
+def test_a_table_of_a_later_format_is_no_part_of_the_state_before() -> None:
+    earlier, later = made(), made()
+    table = later.add(as_bytes, as_bytes, since=2)
+    for tables in (earlier, later):
+        change(tables, [(True, b"k", b"v")])
+    assert whole(later) == whole(earlier)
+    later.state_format = 2
+    table.put(b"new", b"1")
+    assert whole(later) != whole(earlier)
+    again = made()
+    restored = again.add(as_bytes, as_bytes, since=2)
+    again.state_format = 2
+    for _ in again.restore(Pieces([whole(later)])):
+        pass
+    assert restored.get(b"new") == b"1"
+    assert whole(again) == whole(later)
+
+
 @given(CHANGES, CHANGES)
 def test_changes_are_taken_back(
     kept: list[tuple[bool, bytes, bytes | None]], undone: list[tuple[bool, bytes, bytes | None]]
