@@ -22,7 +22,7 @@ Invariants:
 
 Elsewhere: bytes (`resp`), what stands before commands (`front_prefixes`), commands of clients
 (`front_commands`), of sessions (`front_sessions`), of what is told without being asked
-(`front_listening`), of the state machine (given as a table of parsers), sockets
+(`listener`), of the state machine (given as a table of parsers), sockets
 (`aio.resp_server`).
 """
 
@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from millstream.coordination.core.backend import NO_LOGIN, Backend, Done, Guard, Principal
 from millstream.coordination.core.client_table import TIME_OUT_MS
@@ -43,7 +43,7 @@ from millstream.coordination.core.front_prefixes import (
     Prefixes,
     prefixes_of,
 )
-from millstream.coordination.core.front_sessions import Session
+from millstream.coordination.core.listener import BARRED, Listener
 from millstream.coordination.core.namespace.permissions import ADMINS
 from millstream.coordination.core.namespace.run import Asker
 from millstream.coordination.core.namespace.transactions import Transaction
@@ -54,9 +54,6 @@ from millstream.coordination.core.versions import Version
 from millstream.errors import RemoteProtocolError
 from millstream.model.limits import LOGIN_BYTES_MAX
 
-if TYPE_CHECKING:
-    from millstream.coordination.core.front_listening import Listener
-
 __all__ = [
     "OUTSTANDING_MAX",
     "OUT_BYTES_MAX",
@@ -66,6 +63,7 @@ __all__ = [
     "TURN_REQUESTS_MAX",
     "Front",
     "Handler",
+    "Session",
     "Slot",
 ]
 
@@ -97,6 +95,19 @@ _WHY: Final = {
     Code.SESSIONMOVED: "another connection uses it; SESSION RESUME it to go on here",
     Code.SESSIONEXPIRED: "there is no such session any more; open one with SESSION OPEN",
 }
+
+
+class Session:
+    """A session that a connection uses; `csn` is the highest number given out."""
+
+    __slots__ = ("csn", "instance", "is_moved", "number", "secret", "ttl_ms")
+
+    def __init__(
+        self, instance: bytes, number: int, secret: bytes, ttl_ms: int, csn: int = 0
+    ) -> None:
+        self.instance, self.number, self.secret = instance, number, secret
+        self.ttl_ms, self.csn = ttl_ms, csn
+        self.is_moved = False
 
 
 class Slot:
@@ -195,8 +206,8 @@ class Front:
         self.transaction: Transaction | None = None
         """What is collected since MULTI."""
         self._seen: dict[int, int] = {}
-        self.listener: Listener | None = None
-        """What is told here without being asked, if anything ever was to be."""
+        self.listener = Listener(self.wake)
+        """What is told here without being asked."""
         self._then: Callable[[], None] | None = None
 
     # ---- bytes in and out
@@ -220,8 +231,8 @@ class Front:
             self._run(queue.popleft())
             budget -= 1
         self._is_advancing = False
-        if self.listener is not None and self._out_bytes < OUT_BYTES_MAX and not self.is_closing:
-            self._put(self.listener.take(OUT_BYTES_MAX - self._out_bytes))
+        if self._out_bytes < OUT_BYTES_MAX and not self.is_closing:
+            self._put(self.listener.take(OUT_BYTES_MAX - self._out_bytes, self.protocol))
         if self._is_fresh:
             if self.sessions and not (self._is_heard and len(self.sessions) == 1):
                 self.show_life()
@@ -271,8 +282,7 @@ class Front:
     @property
     def waiting_bytes(self) -> int:
         """Of replies and messages that are known and not taken."""
-        waiting = self.listener.waiting_bytes if self.listener is not None else 0
-        return self._out_bytes + waiting
+        return self._out_bytes + self.listener.waiting_bytes
 
     def take_output(self) -> bytes:
         """Return what is to be sent."""
@@ -287,7 +297,7 @@ class Front:
         if self.give_up is not None:
             self.give_up()
         self.detach()
-        self.stop_listening()
+        self.listener.end()
         self._slots.clear()
         self._then = None
         self._queue.clear()
@@ -397,8 +407,8 @@ class Front:
             return self._run_prefixed(argv)
         if self.is_stranger and name not in _BEFORE_LOGIN:
             return self.say(NO_LOGIN)
-        if self.listener is not None and self.listener.bars(name):
-            return self.say(self.listener.barred)
+        if self.listener.bars(name, self.protocol):
+            return self.say(BARRED)
         if self.transaction is not None and name not in _BESIDE_TRANSACTION:
             return self.say(self.transaction.queue(argv))
         wish = parse(argv, 0) if (parse := self._vocabulary.get(name)) is not None else None
@@ -428,8 +438,8 @@ class Front:
             refused = error("BADARG", "in a transaction only EXEC has anything before it")
             self.transaction.spoil(refused)
             return self.say(refused)
-        if self.listener is not None and self.listener.bars(name):
-            return self.say(self.listener.barred)
+        if self.listener.bars(name, self.protocol):
+            return self.say(BARRED)
         parse = self._vocabulary.get(name)
         wish = None
         if parse is not None:
@@ -569,20 +579,13 @@ class Front:
         if (before.name if before else "") != (principal.name if principal else ""):
             self.detach()
             self.transaction = None
-        if self.listener is not None:
-            self.listener.subscriber.belong_to(self.asker(0), may_hear=not self.is_stranger)
+        self.listener.subscriber.belong_to(self.asker(0), may_hear=not self.is_stranger)
 
     def asker(self, gid: int) -> Asker:
         """Return who asks here, in the session of a group if there is one."""
         session = self.sessions.get(gid)
         instance, number = (session.instance, session.number) if session else (b"", 0)
         return Asker(number, 0, instance, self._principal, self._groups)
-
-    def stop_listening(self) -> None:
-        """Be told nothing any more but replies."""
-        if self.listener is not None:
-            self.listener.subscriber.end()
-            self.listener = None
 
 
 def _shown(key: bytes) -> str:

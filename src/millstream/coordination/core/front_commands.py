@@ -128,7 +128,7 @@ def _check(front: Front, name: bytes, secret: bytes, then: Callable[[], None]) -
 def _ping(front: Front, argv: list[bytes]) -> bytes:
     if len(argv) > 2:
         return error("BADARG", "PING [message]")
-    if front.protocol == 2 and front.listener is not None and front.listener.is_on:
+    if front.protocol == 2 and front.listener.is_on:
         return array((bulk(b"pong"), bulk(b"".join(argv[1:]))))
     return bulk(argv[1]) if len(argv) == 2 else status(b"PONG")
 
@@ -138,14 +138,14 @@ def _echo(_front: Front, argv: list[bytes]) -> bytes:
 
 
 def _quit(front: Front, _argv: list[bytes]) -> bytes:
-    front.stop_listening()
+    front.listener.end()
     front.is_closing = True
     return OK
 
 
 def _reset(front: Front, _argv: list[bytes]) -> bytes:
     front.detach()
-    front.stop_listening()
+    front.listener.end()
     front.transaction = None
     front.log_in(None)
     front.protocol, front.name, front.gid = 2, b"", None

@@ -1,4 +1,4 @@
-"""What a connection is told without asking for it again: SUBSCRIBE, UNSUBSCRIBE, and messages.
+"""SUBSCRIBE, UNSUBSCRIBE, SUBACK.
 
     SUBSCRIBE path ...     the group is asked whether these may be heard, and are marked;
                            if not, the mark is logged; then it begins on this member
@@ -6,31 +6,24 @@
 Invariants:
 1. A subscription is asked for once all requests before it are answered, and nothing is done
    meanwhile: its confirmation comes in its turn, and before all messages of it.
-2. Messages wait with the subscriber, which bounds them, and become output only while there is
-   room for it: who does not read them is told so, and no socket grows.
-3. On the primary a subscription begins with a state that a quorum vouched for, elsewhere with one
+2. On the primary a subscription begins with a state that a quorum vouched for, elsewhere with one
    no older than the client has seen.
-4. In RESP2, from the first confirmation until UNSUBSCRIBE leaves none, only what such clients
-   expect then is done.
 
-Elsewhere: what may be heard (`namespace.subscribing`), what is told (`namespace.audience`), when
-output is sent (`front`).
+Elsewhere: what may be heard (`namespace.subscribing`), what waits to be told (`listener`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from millstream.coordination.core.backend import NO_LOGIN
 from millstream.coordination.core.effects import Code, Reply
 from millstream.coordination.core.front_sessions import group_asked
 from millstream.coordination.core.namespace.admission import admit
-from millstream.coordination.core.namespace.audience import Subscriber
 from millstream.coordination.core.namespace.commands import Words
 from millstream.coordination.core.namespace.paths import Path, joined
 from millstream.coordination.core.namespace.refused import Refused
-from millstream.coordination.core.namespace.run import Asker
 from millstream.coordination.core.namespace.subscribing import (
     MARK,
     SUBSCRIBE_COMMANDS,
@@ -38,78 +31,25 @@ from millstream.coordination.core.namespace.subscribing import (
     wish_of,
 )
 from millstream.coordination.core.register_commands import Wish as Asked
-from millstream.coordination.core.resp import render_message
 from millstream.coordination.core.values import NULL, OK, bulk, error, integer, push
 
 if TYPE_CHECKING:
     from millstream.coordination.core.front import Front
     from millstream.coordination.core.front_prefixes import Prefixes
 
-__all__ = ["Listener", "acknowledge_command", "subscribe_command", "unsubscribe_command"]
-
-_BESIDE_MESSAGES: Final = frozenset(
-    (b"SUBSCRIBE", b"UNSUBSCRIBE", b"PING", b"SESSION", b"QUIT", b"RESET")
-)
-
-
-class Listener:
-    """The part of a connection that is told things."""
-
-    barred = error(
-        "ERR",
-        "in RESP2 a connection that has subscribed takes only SUBSCRIBE, UNSUBSCRIBE, PING, "
-        "SESSION, RESET and QUIT; HELLO 3 before subscribing, or use another connection",
-    )
-
-    def __init__(self, front: Front) -> None:
-        self._front = front
-        self.subscriber = Subscriber(front.wake, Asker())
-        self.is_on = False
-        """From the first confirmation until nothing is subscribed to because it was asked for."""
-
-    def bars(self, name: bytes) -> bool:
-        """Whether a command would be answered in a way that clients do not expect now."""
-        return self.is_on and self._front.protocol == 2 and name not in _BESIDE_MESSAGES
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Of messages that are not taken."""
-        return self.subscriber.waiting_bytes
-
-    def take(self, bytes_max: int) -> bytes:
-        """Return messages to be sent, about so many bytes of them."""
-        protocol = self._front.protocol
-        messages = self.subscriber.take(bytes_max)
-        return b"".join([render_message(*message, protocol) for message in messages])
-
-    def confirm(self, path: Path) -> None:
-        """Say that a subscription begins."""
-        self.is_on = True
-        number = len(self.subscriber) + 1
-        self._front.say(push((bulk(b"subscribe"), bulk(joined(path)), integer(number))))
-
-    def stop(self, paths: list[bytes]) -> None:
-        """End subscriptions, all if none is named, and confirm each."""
-        subscriber = self.subscriber
-        for path in paths or list(subscriber.subscriptions) or [b""]:
-            subscriber.end(path)
-            shown = bulk(path) if path else NULL
-            self._front.say(push((bulk(b"unsubscribe"), shown, integer(len(subscriber)))))
-        if not subscriber.subscriptions:
-            subscriber.end()
-            self.is_on = False
-
-
-def listener_of(front: Front) -> Listener:
-    """Return the part of a connection that is told things; from now on it has one."""
-    if front.listener is None:
-        front.listener = Listener(front)
-    return front.listener
+__all__ = ["acknowledge_command", "subscribe_command", "unsubscribe_command"]
 
 
 def unsubscribe_command(front: Front, argv: list[bytes]) -> None:
-    """UNSUBSCRIBE [path ...]."""
-    listener_of(front).stop(argv[1:])
+    """UNSUBSCRIBE [path ...]: end these subscriptions, or all, and confirm each."""
+    listener = front.listener
+    subscriber = listener.subscriber
+    for path in argv[1:] or list(subscriber.subscriptions) or [b""]:
+        subscriber.end(path)
+        shown = bulk(path) if path else NULL
+        front.say(push((bulk(b"unsubscribe"), shown, integer(len(subscriber)))))
+    if not subscriber.subscriptions:
+        listener.end()
 
 
 def subscribe_command(front: Front, argv: list[bytes]) -> bytes | None:
@@ -191,9 +131,9 @@ class _Subscribing:
         if front.is_stranger:
             return front.say(NO_LOGIN)
         if (reply.code, reply.value) == (Code.OK, OK):
-            listener = listener_of(front)
-            listener.subscriber.asker = front.asker(gid)
-            reply = front.backend.subscribe(gid, listener.subscriber, self._wish, listener.confirm)
+            subscriber = front.listener.subscriber
+            subscriber.asker = front.asker(gid)
+            reply = front.backend.subscribe(gid, subscriber, self._wish, self._confirm)
         if reply.code is Code.SESSIONMOVED:
             front.note_moved(gid)
         if reply.code is not Code.OK:
@@ -202,3 +142,10 @@ class _Subscribing:
             front.say(reply.value)
         front.note_seen(gid, reply.lsn if reply.code is Code.OK else 0)
         return None
+
+    def _confirm(self, path: Path) -> None:
+        """Say that a subscription begins."""
+        listener = self._front.listener
+        listener.is_on = True
+        number = integer(len(listener.subscriber) + 1)
+        self._front.say(push((bulk(b"subscribe"), bulk(joined(path)), number)))

@@ -20,12 +20,13 @@ from millstream.coordination.core.backend import NO_LOGIN
 from millstream.coordination.core.client_table import TIME_OUT_MS, TIME_OUT_MS_MIN
 from millstream.coordination.core.effects import Code, Reply
 from millstream.coordination.core.entries import ID_BYTES, Body, Kind
+from millstream.coordination.core.front import Session
 from millstream.coordination.core.values import bulk, error, integer, mapping, status
 
 if TYPE_CHECKING:
     from millstream.coordination.core.front import Front
 
-__all__ = ["Session", "group_asked", "session_command"]
+__all__ = ["group_asked", "session_command"]
 
 _CLIENT_ID: Final = re.compile(rb"([0-9a-f]{32})-(\d{1,20})\Z")
 _INSTANCE: Final = re.compile(rb"[0-9a-fA-F]{32}\Z")
@@ -33,19 +34,6 @@ _USAGE: Final = (
     "SESSION OPEN [INSTANCE hex] [TTL ms], RESUME id secret, PING, INFO, CLOSE or LIST [id]; "
     "each [NAMESPACE root]"
 )
-
-
-class Session:
-    """A session that a connection uses; `csn` is the highest number given out."""
-
-    __slots__ = ("csn", "instance", "is_moved", "number", "secret", "ttl_ms")
-
-    def __init__(
-        self, instance: bytes, number: int, secret: bytes, ttl_ms: int, csn: int = 0
-    ) -> None:
-        self.instance, self.number, self.secret = instance, number, secret
-        self.ttl_ms, self.csn = ttl_ms, csn
-        self.is_moved = False
 
 
 def group_asked(front: Front, argv: list[bytes], at: int) -> tuple[int, list[bytes]] | None:

@@ -165,7 +165,7 @@ def test_what_makes_no_sense_or_is_refused(world: World) -> None:
     ):  # fmt: skip
         (refused,) = world.one.ask(line)
         assert refused.startswith(error), line
-    assert world.one.front.listener is None or not world.one.front.listener.is_on
+    assert not world.one.front.listener.is_on
     assert world.one.ask("MULTI", "SUBSCRIBE /ns/a")[1].startswith("-UNKNOWN_COMMAND")
     world.one.say("DISCARD")
     world.backend.code = Code.NOQUORUM
