@@ -181,7 +181,7 @@ demo: $(RUN) accelerator java ## the whole road: flights in, stream out, Spark v
 bench: $(RUN) accelerator java ## benchmarks; writes docs/benchmarks.md
 	@$(PY) bench/run.py $(ARGS)
 
-reference: $(RUN) ## write docs/reference/errors.md, limits.md, statistics.md from the code
+reference: $(RUN) ## write docs/reference/errors, limits, settings, statistics from the code
 	@$(PY) tools/gen_reference.py
 
 docs: $(DOCS) ## build the documentation into site/

@@ -1,4 +1,4 @@
-"""Write docs/reference/errors.md, limits.md and statistics.md; with --check only compare.
+"""Write errors, limits, settings and statistics of docs/reference; with --check only compare.
 
 Invariants: reads source text only (nothing is imported, so that no extra is needed), and the
 same tree gives the same bytes.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-__all__ = ["errors_page", "limits_page", "main", "statistics_page"]
+__all__ = ["errors_page", "limits_page", "main", "settings_page", "statistics_page"]
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 _LIMIT_NAME = re.compile(r"_(MAX|MIN|DEFAULT|BYTES|ENTRIES|SHARE|SECONDS|S|MS|NS)$")
@@ -203,6 +203,65 @@ def _shown(limit: Limit) -> str:
     return f"{value:,}"
 
 
+# ---- settings
+
+
+def settings_page(root: Path) -> str:
+    """Every configuration key of coordination."""
+    lines = [
+        "# Settings of coordination\n",
+        _NO_EDIT,
+        "Keys of `CONFIG GET|SET|UNSET` "
+        "([commands](coordination-commands.md#configuration-and-limits)) and where each is set: "
+        "for an element and what is below it, a namespace, a group (`CONFIG SET GROUP`), all "
+        "groups (`CONFIG SET GLOBAL`, in the system group), or a node, when it starts. Keys of "
+        "elements and namespaces can be set for a group, too. Times are written with "
+        "`ms`, `s`, `minutes` or `hours`, sizes in bytes, with `KB` or `MB`.\n",
+        "| key | set for | kind | range | by itself | meaning |",
+        "| --- | --- | --- | --- | --- | --- |",
+        *_setting_rows(root),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _setting_rows(root: Path) -> Iterator[str]:
+    core = root / "src/millstream/coordination/core"
+    known: dict[str, float] = {}
+    keys: list[ast.Call] = []
+    meanings: dict[bytes, str] = {}
+    for path in (core / "client_table.py", core / "namespace/keys.py"):
+        for node in ast.parse(path.read_text()).body:
+            name, expression = _assigned(node)
+            value = _value(expression, known)
+            if value is not None:
+                known[name] = value
+            if name == "MEANINGS" and expression is not None:
+                meanings = ast.literal_eval(expression)
+            if name == "_ALL" and isinstance(expression, ast.Tuple):
+                keys = [one for one in expression.elts if isinstance(one, ast.Call)]
+    for call in keys:
+        name_bytes = ast.literal_eval(call.args[0])
+        owner = ast.unparse(call.args[1]).rpartition(".")[2].lower()
+        shown = " | ".join((owner, *_range_and_default(call, known)))
+        yield f"| `{name_bytes.decode()}` | {shown} | {meanings[name_bytes]} |"
+
+
+def _range_and_default(call: ast.Call, known: dict[str, float]) -> tuple[str, str, str]:
+    """Return kind, range and default of a key."""
+    kind = ast.unparse(call.func).lstrip("_")
+    if kind in ("time", "count", "size"):
+        numbers = [int(_value(node, known) or 0) for node in call.args[2:5]]
+        unit = {"time": " ms", "count": "", "size": " bytes"}[kind]
+        default, least, most = (f"{number:,}{unit}" for number in numbers)
+        return kind, f"{least} to {most}", default
+    if kind == "truth":
+        return "truth", "`true`, `false`", "`false`"
+    default = ast.literal_eval(call.args[2]).decode() if len(call.args) > 2 else ""
+    if kind == "Key":
+        return "text", ast.literal_eval(call.args[4]), f"`{default}`"
+    return "text", "", f"`{default}`" if default else ""
+
+
 # ---- statistics
 
 
@@ -257,6 +316,7 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     pages = {
         "errors.md": errors_page(root),
         "limits.md": limits_page(root),
+        "coordination-settings.md": settings_page(root),
         "statistics.md": statistics_page(root),
     }
     for name, page in pages.items():

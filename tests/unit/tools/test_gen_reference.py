@@ -1,10 +1,13 @@
 """The generated pages say what the code says."""
 
 import importlib.util
+import shutil
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from millstream.coordination.core.namespace.keys import KEYS, MEANINGS
 
 ROOT = Path(__file__).parents[3]
 
@@ -75,6 +78,10 @@ def tree(tmp_path: Path) -> Path:
     (source / "part.py").write_text(LIMITS)
     (source / "kv/core").mkdir(parents=True)
     (source / "kv/core/statistics.py").write_text(FIGURES)
+    keys = "coordination/core/namespace/keys.py"
+    (source / keys).parent.mkdir(parents=True)
+    for name in (keys, "coordination/core/client_table.py"):
+        shutil.copy(ROOT / "src/millstream" / name, source / name)
     return tmp_path
 
 
@@ -110,3 +117,11 @@ def test_check_finds_a_stale_page(generator: ModuleType, tree: Path) -> None:
 
 def test_the_pages_of_this_tree_are_up_to_date(generator: ModuleType) -> None:
     assert generator.main(["--check"]) == 0, "run `make reference`"
+
+
+def test_every_setting_has_a_row_and_a_meaning(generator: ModuleType) -> None:
+    page = generator.settings_page(ROOT)
+    rows = [row.split(" | ") for row in page.splitlines() if row.startswith("| `")]
+    assert {row[0][3:-1].encode() for row in rows} == KEYS.keys() == MEANINGS.keys()
+    assert "| `GROUP.PIPELINE` | group | count | 1 to 64 | 4 |" in page
+    assert "| `LIMIT.DATA` | element | size | 0 bytes to 1,048,576 bytes |" in page

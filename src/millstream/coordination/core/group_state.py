@@ -18,6 +18,7 @@ from millstream.coordination.core.effects import Code, Reply
 from millstream.coordination.core.entries import Body, Entry
 from millstream.coordination.core.namespace.admission import NAMESPACE_COMMANDS, admit
 from millstream.coordination.core.namespace.audience import Audience, Subscriber
+from millstream.coordination.core.namespace.configuration import GROUP, Settings
 from millstream.coordination.core.namespace.machine import Namespace
 from millstream.coordination.core.namespace.paths import Path
 from millstream.coordination.core.namespace.refused import Refused
@@ -36,6 +37,7 @@ class GroupState:
     def __init__(self) -> None:
         self.registers = Registers()
         self.namespace = Namespace()
+        self._seen: tuple[Settings, int] | None = None
 
     @property
     def format_max(self) -> int:
@@ -69,6 +71,15 @@ class GroupState:
     def take_answers(self) -> list[Answer]:
         """Return the final replies of requests that waited."""
         return self.namespace.take_answers()
+
+    def take_settings(self) -> Mapping[bytes, bytes] | None:
+        """Return what is set for the group, if something was set or unset since the last call."""
+        settings = self.namespace.state.settings
+        seen = settings, settings.changes
+        if seen == self._seen:
+            return None
+        self._seen = seen
+        return dict(settings.own(GROUP))
 
     def offers(self) -> Iterator[Offer]:
         """Yield what ends if nobody comes for it."""

@@ -60,10 +60,18 @@ from millstream.coordination.core.snapshots import Pieces, Snapshot, SnapshotId,
 from millstream.coordination.core.standing import Standing
 from millstream.errors import CorruptionError
 
-__all__ = ["HEARTBEAT_MS", "Member", "Status", "epoch_in"]
+__all__ = ["HEARTBEAT_MS", "TUNED", "Member", "Status", "epoch_in"]
 
 HEARTBEAT_MS: Final = 100
 """Between two signs of life of a primary, and two tries of whatever has to be tried again."""
+TUNED: Final = {
+    b"GROUP.SNAPSHOT.ENTRIES": "snapshot_entries",
+    b"GROUP.LOG.RETAIN": "retain_entries",
+    b"GROUP.BATCH.MAX": "batch_entries_max",
+    b"GROUP.PIPELINE": "pipeline_max",
+}
+"""Settings of the group, and which attribute of a replica says the same. None decides anything
+between members: each is about what one of them sends or keeps."""
 _EPOCH: Final = Struct(">IQ16sI")
 _NO_BODY: Final = b"-BADARG the log has no request here"
 _WAKE: Final = SetTimer(HEARTBEAT_MS)
@@ -107,6 +115,8 @@ class Member(ABC):
         self.commit_lsn = 0
         self.leading = False
         self.suspended = False
+        self._built_in: dict[str, int] = {}
+        """Of what settings have changed: what it is without them."""
         self.deposed = False
         """Suspended for good: a member of the group is in a higher view."""
         self._waiting: dict[int, list[int]] = {}
@@ -448,6 +458,7 @@ class Member(ABC):
             self._apply_other(entry)
         for answer in self.machine.take_answers():
             self.table.store(*answer, header.lsn)
+        self._tune()
         for ticket in self._waiting.pop(header.lsn, ()):
             self.reply(ticket, code, value, lsn)
         if header.session:
@@ -496,6 +507,19 @@ class Member(ABC):
         self._epoch_record = head + pieces.take(_EPOCH.unpack(head)[-1])
         yield from self.table.restore(pieces)
         yield from self.machine.restore(pieces)
+        self._tune()
+
+    def _tune(self) -> None:
+        """Take what the group's settings say from this entry on."""
+        settings = self.machine.take_settings()
+        if settings is not None:
+            for key, attribute in TUNED.items():
+                if attribute not in self._built_in and key in settings:
+                    self._built_in[attribute] = getattr(self, attribute)
+                if attribute in self._built_in:
+                    kept = settings.get(key)
+                    number = int(kept) if kept else self._built_in[attribute]
+                    setattr(self, attribute, number)
 
     def _execute(self, entry: Entry) -> tuple[Code, bytes, int]:
         header = entry.header

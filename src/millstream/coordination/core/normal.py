@@ -3,7 +3,7 @@
 Invariants:
 1. An acknowledgement says that all up to its LSN is durable and equal to the primary's log; only
    those given in the primary's epoch and view count, its own like any other.
-2. An entry leaves at the end of its step while fewer than `PIPELINE_MAX` batches are under way,
+2. An entry leaves at the end of its step while fewer than `pipeline_max` batches are under way,
    together with the others of that step; beyond that, what arrives forms the next batch. No timer
    delays a request.
 3. Same view, same log: an entry that differs from the one held in the same view is never taken.
@@ -88,6 +88,7 @@ class Normal(Member):
     """Where the primary's own view begins: nothing is read before it is committed."""
     hint_entries_max = HINT_ENTRIES_MAX
     batch_entries_max = BATCH_ENTRIES_MAX
+    pipeline_max = PIPELINE_MAX
     _open_bytes = 0
     _is_new = False
     """Something was ordered in this step."""
@@ -190,7 +191,7 @@ class Normal(Member):
     def _due(self) -> bool:
         waiting = self.log.op_lsn - self.flushed_lsn
         return waiting > 0 and (
-            len(self._batches) < PIPELINE_MAX
+            len(self._batches) < self.pipeline_max
             or waiting >= self.batch_entries_max
             or self._open_bytes >= BATCH_BYTES_MAX
         )

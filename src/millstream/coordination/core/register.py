@@ -11,7 +11,7 @@ these commands (`register_commands`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from struct import Struct
 from typing import Final, NamedTuple, Protocol
 
@@ -69,6 +69,9 @@ class StateMachine(Protocol):
     def take_answers(self) -> list[Answer]:
         """Return the final replies of requests that waited until the last entry, each once."""
 
+    def take_settings(self) -> Mapping[bytes, bytes] | None:
+        """Return what is set for the group, by key, if it may have changed since the last call."""
+
     def offers(self) -> Iterator[Offer]:
         """Yield what ends if nobody comes for it in time; nothing may change meanwhile."""
 
@@ -120,6 +123,10 @@ class Registers:
 
     def end_offers(self, entry: Entry) -> None:
         """Do nothing: nobody waits for a register."""
+
+    def take_settings(self) -> Mapping[bytes, bytes] | None:
+        """Return nothing: registers have no settings."""
+        return None
 
     def waiting(self, session: int, csn: int) -> Verdict | None:
         """Return None: nobody waits."""

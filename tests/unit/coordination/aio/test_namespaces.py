@@ -69,12 +69,12 @@ async def test_without_a_word_the_smallest_group_gets_it(tmp_path: Path) -> None
 
 async def test_settings_of_all_groups_are_known_to_all_nodes(tmp_path: Path) -> None:
     async with Nodes(tmp_path) as nodes:
-        said = ("CONFIG", "SET", "GLOBAL", "GLOBAL.VDS.INTERVAL", "2", "seconds")
+        said = ("CONFIG", "SET", "GLOBAL", "GLOBAL.AUTH.ISSUER", "me")
         assert await follow(nodes, *said) == b"OK"
-        pools, key = [node.pool.pool for node in nodes.running.values()], b"GLOBAL.VDS.INTERVAL"
-        await until(lambda: all(pool.setting(key) == b"2000 ms" for pool in pools))
-        shown = await follow(nodes, "CONFIG", "GET", "GLOBAL", "GLOBAL.VDS.*")
-        assert shown == [b"GLOBAL.VDS.INTERVAL", b"2000 ms"]
+        pools, key = [node.pool.pool for node in nodes.running.values()], b"GLOBAL.AUTH.ISSUER"
+        await until(lambda: all(pool.setting(key) == b"me" for pool in pools))
+        shown = await follow(nodes, "CONFIG", "GET", "GLOBAL", "GLOBAL.AUTH.I*")
+        assert shown == [b"GLOBAL.AUTH.ISSUER", b"me"]
         misplaced = await follow(nodes, "GROUP", "2", "CONFIG", "GET", "GLOBAL", "*")
         assert misplaced.startswith("BADARG")
 

@@ -88,3 +88,17 @@ def test_a_snapshot_of_registers_alone_is_that_of_a_version_without_namespaces()
         done(state, line)
         registers.apply(entry_of(line))
     assert whole(state) == b"".join(registers.freeze())
+
+
+def test_settings_of_the_group_are_told_once_they_change() -> None:
+    state = GroupState()
+    assert state.take_settings() == {}
+    assert state.take_settings() is None
+    done(state, (b"CONFIG", b"SET", b"GROUP", b"GROUP.PIPELINE", b"8"))
+    assert state.take_settings() == {b"GROUP.PIPELINE": b"8"}
+    done(state, LINES[2])
+    assert state.take_settings() is None
+    other = GroupState()
+    for _ in other.restore(Pieces([whole(state)])):
+        pass
+    assert other.take_settings() == {b"GROUP.PIPELINE": b"8"}

@@ -72,3 +72,19 @@ def test_while_a_promise_is_written_everything_waits() -> None:
     group.tick(*(number for number in range(3) if number != leader), times=20)
     assert not replica.flipping
     assert 1 in group.replies
+
+
+def test_a_setting_counts_from_its_entry_on_and_is_taken_back() -> None:
+    group = Group(3)
+    replicas = [group.replicas[n] for n in range(3)]
+    before = replicas[0].batch_entries_max
+    for number, (settings, found) in enumerate(
+        (({b"GROUP.BATCH.MAX": b"7"}, 7), (None, 7), ({}, before)), start=1
+    ):
+        for replica in replicas:
+            replica.machine.take_settings = lambda settings=settings: settings
+        group.set(group.leader, number)
+        group.settle()
+        group.step(group.leader, Timer())
+        group.settle()
+        assert [replica.batch_entries_max for replica in replicas] == [found] * 3

@@ -21,7 +21,13 @@ from millstream.coordination.core.namespace.configuration import (
     may_be_set,
 )
 from millstream.coordination.core.namespace.family import Want
-from millstream.coordination.core.namespace.keys import KEYS, VALUE_BYTES_MAX, Key, Owner
+from millstream.coordination.core.namespace.keys import (
+    FIXED,
+    KEYS,
+    VALUE_BYTES_MAX,
+    Key,
+    Owner,
+)
 from millstream.coordination.core.namespace.paths import Path, parse_path
 from millstream.coordination.core.namespace.state import Job
 from millstream.coordination.core.values import OK, array, bulk, mapping
@@ -34,6 +40,7 @@ _SETS: Final = {
     b"GROUP": (GROUP, (Owner.GROUP, Owner.NAMESPACE, Owner.ELEMENT)),
     b"GLOBAL": (GLOBAL, (Owner.GLOBAL,)),
 }
+_WHY_FIXED: Final = "ADMIN GROUP CREATE chooses the journal, times are built in"
 _OF_ELEMENTS: Final = (Owner.NAMESPACE, Owner.ELEMENT)
 
 
@@ -111,6 +118,8 @@ def _source(job: Job, found: Setting) -> bytes:
 def _set(words: Words) -> Call:
     place = _place(words)
     key = _key(words, place)
+    if key.name in FIXED:
+        raise words.wrong(f"{key.name.decode()} cannot be set: {_WHY_FIXED}")
     written = [words.take()]
     if len(words):
         written.append(words.take())

@@ -51,20 +51,26 @@ class Data(Family):
         Raises:
             Refused: TOOBIG, if they are too long together.
         """
-        key = key_of(number)
+        key, before = key_of(number), self._attributes_bytes(number)
         for name, value in pairs:
             if value:
                 self._attributes.put(key + name, value)
             else:
                 self._attributes.delete(key + name)
-        size = sum(len(k) - len(key) + len(v) for k, v in self._attributes.under(key))
+        size = self._attributes_bytes(number)
         if size > ATTRIBUTES_BYTES_MAX:
             raise Refused("TOOBIG", f"attributes have {ATTRIBUTES_BYTES_MAX} bytes together")
+        self._elements.count_bytes(run, number, size - before)
         self._elements.touch(run, number)
+
+    def _attributes_bytes(self, number: int) -> int:
+        key = key_of(number)
+        return sum(len(k) - len(key) + len(v) for k, v in self._attributes.under(key))
 
     def deleted(self, run: Run, element: int) -> None:
         """Forget what it held."""
         key = key_of(element)
+        self._elements.count_bytes(run, element, -self._attributes_bytes(element))
         self._bytes.delete(key)
         for name in [name for name, _ in self._attributes.under(key)]:
             self._attributes.delete(name)

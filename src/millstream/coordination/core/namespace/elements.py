@@ -275,6 +275,16 @@ class Elements(Family):
             for family in self.families:
                 family.resized(run, number, size - one.data_len)
 
+    def count_bytes(self, run: Run, number: int, more: int) -> None:
+        """Note that it holds more bytes besides its data, or less if that is negative.
+
+        Raises:
+            Refused: QUOTA.
+        """
+        if more:
+            for family in self.families:
+                family.counted(run, number, more)
+
     def delete(self, run: Run, number: int) -> None:
         """End an element that has no children."""
         one = self.there(number)

@@ -2,7 +2,7 @@
 
 Invariants:
 1. A family is asked and told in the order that `state` lists them, which is the same everywhere.
-2. Who raises `Refused` in `guard`, `created` or `resized` forbids the whole command.
+2. Who raises `Refused` in `guard`, `created`, `resized` or `counted` forbids the whole command.
 
 Elsewhere: which families there are (`state`), who calls (`elements`, `machine`).
 """
@@ -47,6 +47,9 @@ class Family:
 
     def resized(self, run: Run, element: int, more: int) -> None:
         """An element's data has so many bytes more; fewer if negative."""
+
+    def counted(self, run: Run, element: int, more: int) -> None:
+        """Take notice that it holds so many bytes more, or less, besides its data."""
 
     def moved(self, run: Run, element: int) -> None:
         """An element, with all below it, is at another place now."""

@@ -22,7 +22,9 @@ from typing import Final, NamedTuple
 from millstream.coordination.core.client_table import TIME_OUT_MS_MIN
 
 __all__ = [
+    "FIXED",
     "KEYS",
+    "MEANINGS",
     "VALUE_BYTES_MAX",
     "Key",
     "Owner",
@@ -162,7 +164,7 @@ _ALL: Final = (
     Key(b"GROUP.VIEW.TIMEOUT", Owner.GROUP, b"600-900 ms", _view_time_out, "two times, low-high"),
     _count(b"GROUP.SNAPSHOT.ENTRIES", Owner.GROUP, 100_000, 100, 10_000_000),
     _count(b"GROUP.LOG.RETAIN", Owner.GROUP, 200_000, 1000, 10_000_000),
-    _count(b"GROUP.BATCH.MAX", Owner.GROUP, 512, 1, 65_536),
+    _count(b"GROUP.BATCH.MAX", Owner.GROUP, 512, 1, 4096),
     _count(b"GROUP.PIPELINE", Owner.GROUP, 4, 1, 64),
     _truth(b"GLOBAL.AUTH.REQUIRED", Owner.GLOBAL),
     _words(b"GLOBAL.AUTH.ADMINS", Owner.GLOBAL, b"admins"),
@@ -179,6 +181,43 @@ _ALL: Final = (
     _words(b"NODE.TLS.CA", Owner.NODE),
 )
 KEYS: Final = {key.name: key for key in sorted(_ALL)}
+FIXED: Final = frozenset(
+    (b"GROUP.JOURNAL", b"GROUP.HEARTBEAT", b"GROUP.VIEW.TIMEOUT", b"GLOBAL.VDS.INTERVAL")
+)
+"""Keys that cannot be set: the journal is chosen when a group is founded, times are built in."""
+
+
+MEANINGS: Final = {
+    b"NAMESPACE.SESSION.HEARTBEAT.DURATION": "kept and shown; nothing goes by it yet",
+    b"SUBS.MIN.HISTORY": "updates that a mark keeps for subscribers that come back",
+    b"LOCK.READ.OPEN": "whether others may read under a READ lock",
+    b"LIMIT.DATA": "bytes of a binary element",
+    b"LIMIT.ITEMS": "items of a list, set or queue",
+    b"LIMIT.CHILDREN": "children of an element",
+    b"LIMIT.ELEMENTS": "elements of the whole namespace",
+    b"LIMIT.BYTES": "bytes in all elements of a namespace, attributes of users among them",
+    b"GROUP.JOURNAL": "chosen by ADMIN GROUP CREATE; not to be set",
+    b"GROUP.HEARTBEAT": "built in; not to be set",
+    b"GROUP.VIEW.TIMEOUT": "built in; not to be set",
+    b"GROUP.SNAPSHOT.ENTRIES": "entries after which the primary asks for a snapshot",
+    b"GROUP.LOG.RETAIN": "entries that are kept behind a snapshot, for members that lag",
+    b"GROUP.BATCH.MAX": "entries in one message to the others",
+    b"GROUP.PIPELINE": "batches under way before entries wait for company",
+    b"GLOBAL.AUTH.REQUIRED": "whether everybody has to log in",
+    b"GLOBAL.AUTH.ADMINS": "the group of administrators",
+    b"GLOBAL.AUTH.JWKS": "where the keys of tokens are; nodes take it from their command line, not from here",
+    b"GLOBAL.AUTH.ISSUER": "who issues tokens; nodes take it from their command line, not from here",
+    b"GLOBAL.AUTH.AUDIENCE": "for whom tokens are; nodes take it from their command line, not from here",
+    b"GLOBAL.AUTH.GROUPS": "the claim of a token that names groups; nodes take it from their command line, not from here",
+    b"GLOBAL.VDS.INTERVAL": "built in; not to be set",
+    b"NODE.LISTEN": "`--coord`, `--peer`",
+    b"NODE.ADVERTISE": "what others are told to connect to",
+    b"NODE.DATA": "`--data`",
+    b"NODE.TLS.CERTIFICATE": "`--tls-cert`",
+    b"NODE.TLS.KEY": "the certificate's key",
+    b"NODE.TLS.CA": "`--tls-ca`",
+}
+"""For people, by key."""
 
 
 def in_key_pattern(name: bytes, pattern: bytes) -> bool:

@@ -1,7 +1,8 @@
 """Limits: how much an element may hold, and how much a namespace may have in all.
 
 Invariants:
-1. The sums of a namespace are those of its elements and of the bytes they hold, at any time.
+1. The sums of a namespace are those of its elements and of the bytes they hold, user attributes
+   among them, at any time.
 2. A limit is looked at where something grows. One that is set lower than what is there takes
    nothing away, and lets nothing more in.
 
@@ -96,6 +97,14 @@ class Limits(Family):
         one = self._elements.there(element)
         if more > 0 and one.type in (Type.ROOT, Type.BINARY):
             self._check(element, b"LIMIT.DATA", one.data_len)
+        self._count(element, 0, more)
+
+    def counted(self, run: Run, element: int, more: int) -> None:
+        """Count bytes that an element holds besides its data.
+
+        Raises:
+            Refused: QUOTA.
+        """
         self._count(element, 0, more)
 
     def moved(self, run: Run, element: int) -> None:

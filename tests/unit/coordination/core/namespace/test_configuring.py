@@ -86,6 +86,10 @@ def test_other_sets_are_for_administrators(tree: Tree) -> None:
     [
         "CONFIG",
         "CONFIG GET /myroot",
+        "CONFIG SET GROUP GROUP.HEARTBEAT 200 ms",
+        "CONFIG SET GROUP GROUP.JOURNAL none",
+        "CONFIG SET GROUP GROUP.BATCH.MAX 4097",
+        "CONFIG SET GLOBAL GLOBAL.VDS.INTERVAL 2 s",
         "CONFIG GET /myroot SUBS.MIN.HISTORY more",
         "CONFIG GET /myroot SUBS.* SOURCE",
         "CONFIG GET /myroot GROUP.PIPELINE SOURCE",

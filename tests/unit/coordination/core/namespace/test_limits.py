@@ -99,6 +99,10 @@ class Counting(RuleBasedStateMachine):
     def put(self, path: str, size: int) -> None:
         self.tree.do("PUT", path, "x" * size)
 
+    @rule(path=PATHS, size=SIZES)
+    def put_attribute(self, path: str, size: int) -> None:
+        self.tree.do("PUT", path, "ATTR", "u.a", "x" * size)
+
     @rule(path=PATHS)
     def delete(self, path: str) -> None:
         self.tree.do("DELETE", path, "RECURSIVE")
@@ -115,7 +119,13 @@ class Counting(RuleBasedStateMachine):
     def sums_are_those_of_the_elements(self) -> None:
         state = self.tree.machine.state
         all_of_it = [state.elements.there(number) for number in state.elements.tree(1)]
-        counted = Sums(len(all_of_it), sum(one.data_len for one in all_of_it))
+        of_users = sum(
+            len(b"u.a") + len(value) - 1
+            for number in state.elements.tree(1)
+            for _, value in state.data.attributes(self.tree.last, number)
+        )
+        size = sum(one.data_len for one in all_of_it) + of_users
+        counted = Sums(len(all_of_it), size)
         assert state.limits.sums(1) == counted
         assert counted.elements <= 6
         assert counted.bytes <= 12
