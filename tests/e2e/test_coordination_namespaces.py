@@ -1,0 +1,71 @@
+"""Namespaces of two groups over three nodes, the first of which is killed while it creates them."""
+
+import json
+import subprocess
+import threading
+
+from node_process import FREE, free_port
+from waiting import until
+
+OPEN = ("--no-kv", "--no-memcached", "--no-http")
+SETTLED = ("OK", "EXISTS")
+
+
+class Cli:
+    """redis-cli with one node."""
+
+    def __init__(self, node):
+        host, port = node.address("coord")
+        self.command = ["redis-cli", "-h", host, "-p", str(port)]
+
+    def say(self, *words):
+        run = subprocess.run([*self.command, *words], capture_output=True, check=False, timeout=60)
+        return (run.stdout + run.stderr).decode().strip()
+
+    def table(self, *words):
+        return json.loads(self.say("--json", "-3", *words) or "{}")
+
+
+def said_by_one(clis, *words):
+    """Ask all in turn until one does it; return what it says."""
+    return until(lambda: [one for cli in clis if (one := cli.say(*words)) in SETTLED])[0]
+
+
+def test_names_survive_the_node_that_was_creating_them(make_node):
+    nodes, peers = [], [f"127.0.0.1:{free_port()}" for _ in range(3)]
+    for number, peer in enumerate(peers):
+        join = ("--join", peers[0]) if number else ()
+        node = make_node("--coord", FREE, "--peer", peer, *join, *OPEN, name=f"n{number}")
+        nodes.append(node.start())
+    clis = [Cli(node) for node in nodes]
+    first = clis[0]
+    until(lambda: len(first.table("ADMIN", "NODES")) == 3, lambda: nodes[1].log())
+    others = [one["node"] for one in first.table("ADMIN", "NODES") if not one["is_here"]]
+    until(lambda: first.say("ADMIN", "GROUP", "ADD", "1", *others).startswith("1"))
+    until(lambda: first.table("ADMIN", "STATUS", "1")["fault_tolerance"] == 1)
+    assert first.say("ADMIN", "GROUP", "CREATE", "2", others[-1]) == "OK"
+    assert said_by_one(clis, "CREATENAMESPACE", "/here", "GROUP", "1") == "OK"
+    roots = [f"/n{number}" for number in range(12)]
+    answers = {}
+
+    def create():
+        for root in roots:
+            answers[root] = said_by_one(clis, "CREATENAMESPACE", root, "GROUP", "2")
+
+    creating = threading.Thread(target=create)
+    creating.start()
+    until(lambda: len(answers) >= 2)
+    nodes[0].kill()
+    creating.join(60)
+    assert sorted(answers) == sorted(roots)
+    left = clis[1:]
+    for cli in left:
+        known = {"/here": 1, **dict.fromkeys(roots, 2)}
+        until(lambda cli=cli, known=known: cli.table("VDS", "/") == known)
+        assert cli.table("VDS", "/n3/below")["/n3"]["group"] == 2
+    assert said_by_one(left, "CREATENAMESPACE", "/n3", "GROUP", "1") == "EXISTS"
+    assert said_by_one(left, "CREATE", "BINARY", "/n3/a", "x") == "OK"
+    assert said_by_one(left, "DELETENAMESPACE", "/n3", "FORCE") == "OK"
+    assert said_by_one(left, "CREATENAMESPACE", "/n3", "GROUP", "1") == "OK"
+    for node in nodes[1:]:
+        assert node.stop() == 0
