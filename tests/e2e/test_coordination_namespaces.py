@@ -1,4 +1,4 @@
-"""Namespaces of two groups over three nodes, the first of which is killed while it creates them."""
+"""Namespaces of two groups over three nodes, one of which is killed while it creates them."""
 
 import json
 import subprocess
