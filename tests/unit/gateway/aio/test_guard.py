@@ -1,5 +1,7 @@
 import pytest
 
+from millstream.access.failed_logins import FAILED_LOGINS_MAX
+
 
 async def test_errors_are_json(client, body):
     assert (await body(await client.get("/nothing/here"), 404))["error"] == "not_found"
@@ -39,3 +41,14 @@ async def test_pages_of_other_sites_are_refused(client, body):
 async def test_wrong_credentials_are_refused_before_the_page(guarded, header, body):
     response = await guarded.get("/", headers={"Authorization": header})
     assert (await body(response, 401))["error"] == "unauthorized"
+
+
+async def test_who_guesses_waits(guarded, body):
+    wrong = {"Authorization": "Basic Z3Vlc3M6d3Jvbmc="}  # a name that no other test uses
+    for _ in range(FAILED_LOGINS_MAX):
+        assert (await body(await guarded.get("/", headers=wrong), 401))["error"] == "unauthorized"
+    refused = await body(await guarded.get("/", headers=wrong), 429)
+    assert refused["error"] == "too_many_failures"
+    said = {"name": "guess", "password": "wrong"}
+    refused = await body(await guarded.post("/_session", json=said), 429)
+    assert refused["error"] == "too_many_failures"
