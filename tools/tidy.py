@@ -10,6 +10,7 @@ Rules, each a function over the repository root:
 5. Links between documents resolve, headings included; so do mentions of docs/... in the source.
 6. Text names no place outside the repository that a reader does not have.
 7. No module is dead: each is named by another one or is an entry point.
+8. What pyproject.toml requires is pinned in requirements/: else a fresh clone lacks it.
 
 Deliberately elsewhere: style and types (ruff, mypy), layers (import-linter), spelling (codespell).
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -53,6 +55,8 @@ _TEXT_SUFFIXES = {
     ".pyi", "",
 }  # fmt: skip
 _SKIPPED_FOLDERS = {"build", "dist", "site", "demo-out", "artifacts", "spark-warehouse"}
+_PIN = re.compile(r"^([\w.-]+)(?:\[[^\]]*\])?==", re.MULTILINE)
+OUR_OWN: Final = {"millstream-accelerator"}
 _MENTION = re.compile(r"\bdocs/[\w./-]+\.md\b")
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -178,6 +182,21 @@ def no_dead_modules(root: Path) -> Iterator[str]:
             yield f"{path.relative_to(root)}: nothing uses it"
 
 
+def requirements_pinned(root: Path) -> Iterator[str]:
+    """Rule 8."""
+    project_file = root / "pyproject.toml"
+    if not project_file.exists():
+        return
+    project = tomllib.loads(project_file.read_text())["project"]
+    extras = project.get("optional-dependencies", {}).values()
+    locks = (root / "requirements").glob("*.txt")
+    pinned = {m[1].lower() for lock in locks for m in _PIN.finditer(lock.read_text())}
+    for wanted in [*project.get("dependencies", []), *(w for extra in extras for w in extra)]:
+        name = re.split(r"[^\w.-]", wanted, maxsplit=1)[0].lower()
+        if name not in pinned | OUR_OWN:
+            yield f"pyproject.toml: {wanted} has no pin: run `make lock`"
+
+
 def _dotted(path: Path, root: Path) -> str:
     return ".".join(path.relative_to(root / "src").with_suffix("").parts)
 
@@ -217,6 +236,7 @@ RULES: Final[tuple[Rule, ...]] = (
     mentions_resolve,
     nothing_from_outside,
     no_dead_modules,
+    requirements_pinned,
 )
 
 

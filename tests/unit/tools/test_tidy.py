@@ -44,6 +44,7 @@ CODE = '"""One."""\n__all__ = ["f"]\n\n\ndef f():\n    return 1\n'
         ("mentions_resolve", "src/millstream/one.py", '"""See docs/one.md."""'),
         ("nothing_from_outside", "docs/one.md", "see .." + "/shared for it"),
         ("no_dead_modules", "src/millstream/kv/one.py", CODE),
+        ("requirements_pinned", "pyproject.toml", '[project]\ndependencies = ["a-b[c]>=2"]\n'),
     ],
 )
 def test_a_breach_is_named(
