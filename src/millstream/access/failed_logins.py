@@ -3,13 +3,15 @@
 Invariants:
 1. After `FAILED_LOGINS_MAX` failures by one name from one place none is tried there for the rest
    of `FAILED_LOGINS_S`. Who logs in by that name from elsewhere does not wait.
-2. At most `PLACES_MAX` are remembered; the oldest are forgotten first.
+2. What was tried against a former password does not count: whose record changes waits no more.
+3. At most `PLACES_MAX` are remembered; the oldest are forgotten first.
 
 Elsewhere: checking passwords (`access.users`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from millstream.access.records import NAME_BYTES_MAX
@@ -53,6 +55,11 @@ class FailedLogins:
         if len(self._failed) >= PLACES_MAX:
             del self._failed[next(iter(self._failed))]
         self._failed[_key(name, source)] = since_s, count + 1
+
+    def forget(self, names: Collection[str]) -> None:
+        """Forget the failures by these names: they have other passwords now, or are gone."""
+        keys = {name[:NAME_BYTES_MAX] for name in names}
+        self._failed = {who: failed for who, failed in self._failed.items() if who[0] not in keys}
 
 
 def _key(name: str, source: str) -> tuple[str, str]:

@@ -143,9 +143,9 @@ class UserStore:
     def _read_again(self) -> None:
         path = self._path
         if path is not None and path.exists() and _stamp(path) != self._stamp:
+            before = self._users
             self._load(path)
-            with self._lock:
-                self._remembered.clear()
+            self._forget(_differing(before, self._users))
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -349,13 +349,18 @@ class UserStore:
             write_atomically(self._path, msgspec.json.format(encoder, indent=2) + b"\n")
             self._stamp = _stamp(self._path)
         told = dict(self._told)
-        for name in _differing(self._users, users):
+        changed = _differing(self._users, users)
+        for name in changed:
             told.pop(name, None)
             if name in users:
                 told[name] = users[name]
         self._users, self._told = users, told
+        self._forget(changed)
+
+    def _forget(self, changed: list[str]) -> None:
         with self._lock:
             self._remembered.clear()
+            self._failures.forget(changed)
 
     def _load(self, path: Path) -> None:
         stamp = _stamp(path)

@@ -33,6 +33,16 @@ def test_who_logs_in_begins_anew() -> None:
         logins.ended("ada", "here", 0.0, is_right=True)
 
 
+def test_whose_record_changes_waits_no_more() -> None:
+    logins = FailedLogins()
+    for name in ("ada", "bob"):
+        fail(logins, FAILED_LOGINS_MAX, name=name)
+    logins.forget(["ada"])
+    logins.check("ada", "here", 1.0)
+    with pytest.raises(AccessError):
+        logins.check("bob", "here", 1.0)
+
+
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failed_logins, "PLACES_MAX", 3)
     logins = FailedLogins()

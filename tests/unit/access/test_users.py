@@ -258,3 +258,17 @@ def test_who_guesses_waits_over_scram_and_in_clear():
     now_s = FAILED_LOGINS_S
     assert scram("pw").name == "ada"
     assert store.check_password("ada", "pw", "here").name == "ada"
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_a_new_password_lets_in_who_failed_with_the_old_one(tmp_path, is_elsewhere):
+    path = tmp_path / "users.json"
+    mine = UserStore(path)
+    mine.put("ada", "secret")
+    for _ in range(FAILED_LOGINS_MAX):
+        assert mine.check_password("bob", "new", "here") is None
+    with pytest.raises(AccessError):
+        mine.check_password("bob", "new", "here")
+    (UserStore(path) if is_elsewhere else mine).put("bob", "new")
+    mine.refresh()
+    assert mine.check_password("bob", "new", "here") is not None
