@@ -2,8 +2,11 @@
 redis-py.
 """
 
+import base64
+import json
 import re
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -208,3 +211,67 @@ def test_a_session_goes_on_on_another_connection(client: Any) -> None:
     assert client.get("session") == b"1", "a number is executed once"
     assert client.execute_command("SESSION", "PING") == b"PONG"
     assert client.execute_command("SESSION", "CLOSE") == b"OK"
+
+
+# ---- subscriptions
+
+
+def _heard(listener: Any) -> dict[str, Any]:
+    """Return the next message; what is not one is passed over."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        found = listener.get_message(timeout=1)
+        if found is not None and found["type"] == "message":
+            return {"channel": found["channel"], **json.loads(found["data"])}
+    raise AssertionError("no message came")
+
+
+def test_redis_py_hears_updates(client: Any) -> None:
+    run = client.execute_command
+    path = f"/heard{client.connection_pool.connection_kwargs['protocol']}"
+    run("CREATENAMESPACE", path, "data")
+    path += "/a"
+    run("CREATE", "BINARY", path)
+    with client.pubsub() as listener:
+        listener.subscribe(path)
+        assert listener.get_message(timeout=60)["type"] == "subscribe"
+        start = _heard(listener)
+        assert (start["op"], start["channel"]) == ("start", path.encode())
+        for number in range(20):
+            run("PUT", path, number)
+        messages = [_heard(listener) for _ in range(20)]
+        lsns = [message["lsn"] for message in messages]
+        assert lsns == sorted(set(lsns))
+        assert lsns[0] > start["lsn"]
+        assert {(message["op"], message["path"]) for message in messages} == {("put", path)}
+        listener.ping()
+        assert listener.get_message(timeout=60)["type"] == "pong"
+        listener.unsubscribe(path)
+        assert listener.get_message(timeout=60)["type"] == "unsubscribe"
+    with client.pubsub() as listener:
+        listener.subscribe(path, "MODE", "DATA", "FROM", str(lsns[9]))
+        again = [_heard(listener) for _ in range(10)]
+        assert [message["lsn"] for message in again] == lsns[10:]
+        assert base64.b64decode(again[-1]["data"]) == b"19"
+
+
+@pytest.mark.parametrize("protocol", ["-2", "-3"])
+def test_redis_cli_hears_updates(
+    node: NodeProcess, login: Login, cli: Callable[..., str], protocol: str
+) -> None:
+    root = f"/told{protocol}"
+    cli("CREATENAMESPACE", root, "data")
+    command = ["redis-cli", *where(node, login), "--no-auth-warning", protocol]
+    with subprocess.Popen([*command, "SUBSCRIBE", root], stdout=subprocess.PIPE) as listener:
+        assert listener.stdout is not None
+        said = ""
+        try:
+            while '"start"' not in said:
+                said = listener.stdout.readline().decode()
+                assert said
+            cli("PUT", root, "ATTR", "u.a", "1")
+            while '"attr"' not in said:
+                said = listener.stdout.readline().decode()
+                assert said
+        finally:
+            listener.kill()

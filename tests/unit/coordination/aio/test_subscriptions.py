@@ -1,0 +1,141 @@
+"""Subscriptions and stale reads over sockets, on a real group of three, while its primary goes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from base64 import b64decode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import hiredis
+
+from coordinators import WAIT_S, Nodes, until
+
+PATH = b"/ns/a"
+
+
+class Line:
+    """A client's connection, in RESP3; pushes wait apart from replies."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._values = hiredis.Reader()
+        self.pushes: list[list[Any]] = []
+
+    async def _next(self) -> Any:
+        """Return the next reply; None if a push came."""
+        while (value := self._values.gets()) is False:
+            data = await asyncio.wait_for(self._reader.read(65536), WAIT_S)
+            assert data, "the node closed the connection"
+            self._values.feed(data)
+        if isinstance(value, hiredis.PushNotification):
+            self.pushes.append(list(value))
+            return None
+        return value
+
+    def send(self, *words: bytes) -> None:
+        head = b"*%d\r\n" % len(words)
+        self._writer.write(head + b"".join(b"$%d\r\n%b\r\n" % (len(w), w) for w in words))
+
+    async def ask(self, *words: bytes) -> Any:
+        """Return the reply, which is an exception for an error; never nothing."""
+        self.send(*words)
+        while (value := await self._next()) is None:
+            pass
+        return value
+
+    async def push(self) -> list[Any]:
+        while not self.pushes:
+            refused = await self._next()
+            assert refused is None, refused
+        return self.pushes.pop(0)
+
+    async def puts(self) -> tuple[int, bytes]:
+        """Return LSN and data of the next update; what is no update is passed over."""
+        while True:
+            kind, _, payload = await self.push()
+            if kind == b"message" and (told := json.loads(payload))["op"] == "put":
+                return told["lsn"], told["data"]
+
+
+@asynccontextmanager
+async def connected(nodes: Nodes, number: int) -> AsyncIterator[Line]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", nodes.coord_ports[number])
+    try:
+        line = Line(reader, writer)
+        await line.ask(b"HELLO", b"3")
+        yield line
+    finally:
+        writer.close()
+
+
+async def leader(nodes: Nodes) -> int:
+    """Return the number of the node that leads and is heard by a quorum."""
+
+    def found() -> list[int]:
+        return [
+            number for number in nodes.running
+            if nodes.group(number).replica.leading and not nodes.group(number).replica.suspended
+        ]  # fmt: skip
+
+    return (await until(found))[0]
+
+
+async def change(nodes: Nodes, *words: bytes) -> None:
+    """Have it done by whoever leads, tried until it is."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            async with connected(nodes, await leader(nodes)) as line:
+                if await line.ask(*words) in (b"OK", b"EXISTS"):
+                    return
+
+
+async def test_a_backup_tells_all_in_order_while_the_primary_changes(tmp_path: Path) -> None:
+    async with Nodes(tmp_path) as nodes:
+        await change(nodes, b"CREATENAMESPACE", b"/ns")
+        await change(nodes, b"CREATE", b"BINARY", PATH)
+        first = await leader(nodes)
+        one, other = (number for number in nodes.running if number != first)
+        async with connected(nodes, first) as marking, connected(nodes, one) as hearing:
+            marking.send(b"SUBSCRIBE", PATH)
+            assert (await marking.push())[0] == b"subscribe"
+            lsn = nodes.group(first).replica.commit_lsn
+            await until(lambda: nodes.group(one).replica.commit_lsn >= lsn)
+            hearing.send(b"SUBSCRIBE", PATH, b"MODE", b"DATA")
+            assert (await hearing.push())[:2] == [b"subscribe", PATH]
+            for number in range(10):
+                await change(nodes, b"PUT", PATH, b"%d" % number)
+            await nodes.stop(first)
+            for number in range(10, 20):
+                await change(nodes, b"PUT", PATH, b"%d" % number)
+            heard = [await hearing.puts() for _ in range(15)]
+        async with connected(nodes, other) as resumed:
+            last = heard[-1][0]
+            resumed.send(b"SUBSCRIBE", PATH, b"MODE", b"DATA", b"FROM", b"%d" % last)
+            heard += [await resumed.puts() for _ in range(5)]
+        lsns = [lsn for lsn, _ in heard]
+        assert lsns == sorted(set(lsns))
+        assert [b64decode(data) for _, data in heard] == [b"%d" % n for n in range(20)]
+
+
+async def test_a_backup_shows_nothing_older_than_what_was_seen(tmp_path: Path) -> None:
+    async with Nodes(tmp_path) as nodes:
+        await change(nodes, b"CREATENAMESPACE", b"/ns")
+        await change(nodes, b"CREATE", b"BINARY", PATH)
+        first = await leader(nodes)
+        backup = next(number for number in nodes.running if number != first)
+        async with connected(nodes, first) as writing, connected(nodes, backup) as reading:
+            for number in range(50):
+                assert await writing.ask(b"PUT", PATH, b"%d" % number) == b"OK"
+                version, _ = await writing.ask(b"GET", PATH, b"CAS")
+                shown = await reading.ask(b"SEEN", version, b"GET", PATH, b"STALEREAD")
+                assert shown == b"%d" % number
+                assert await reading.ask(b"GET", PATH, b"STALEREAD") == b"%d" % number
+            later = b"0:0:%d" % (nodes.group(first).replica.commit_lsn + 1000)
+            refused = await reading.ask(b"SEEN", later, b"GET", PATH, b"STALEREAD")
+            assert str(refused).startswith("BEHIND ")
+            reading.send(b"SEEN", later, b"SUBSCRIBE", PATH)
+            assert str(await reading._next()).startswith("BEHIND ")
