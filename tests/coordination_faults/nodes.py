@@ -34,7 +34,7 @@ _SECRET = "a secret that only the nodes of a test share"
 _DISK = "size=192m,mode=700"
 _INSIDE = Path(__file__).parent / "inside"
 _WAIT_S = 2.0
-_FORM_S = 60.0
+_FORM_S = 180.0
 MEMBERS = 3
 """Of the group when a run begins; the other nodes take no part until they are put in."""
 _TRIES = 8

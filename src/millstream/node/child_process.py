@@ -36,8 +36,9 @@ __all__ = ["RESTARTS_MAX", "RESTART_WINDOW_S", "START_S_MAX", "STOP_SECONDS", "C
 _LOG = logging.getLogger(__name__)
 STOP_SECONDS: Final = 10.0
 """How long it may take to stop; then it is killed, which loses nothing that was committed."""
-START_S_MAX: Final = 30.0
-"""How long a process may take until it is ready, or until it says again that it goes on."""
+START_S_MAX: Final = 120.0
+"""How long a process may take until it is ready, or until it says again that it goes on; busy
+machines are slow."""
 RESTARTS_MAX: Final = 5
 RESTART_WINDOW_S: Final = 600.0
 _BACKOFF_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
