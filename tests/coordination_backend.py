@@ -213,10 +213,12 @@ class FrontClient:
         self.backend = backend or RegisterBackend()
         self.guard = guard or FakeGuard()
         self.told = 0
+        self.timers: list[tuple[float, Callable[[], None]]] = []
         self.front = Front(
             self.backend, self.guard, vocabulary, FRONT_COMMANDS, number=1,
             attached=attached if attached is not None else {},
             chance_bytes=lambda size: b"\xab" * size, on_output=self._tell,
+            call_later=lambda *timer: self.timers.append(timer),
         )  # fmt: skip
 
     def _tell(self, front: Front) -> None:
@@ -224,9 +226,11 @@ class FrontClient:
 
     def say(self, *lines: str) -> str:
         self.front.feed("".join(f"{line}\r\n" for line in lines).encode())
-        while self.front.advance():
-            pass
-        return self.heard()
+        text, has_more = "", True
+        while has_more:  # what it says is taken, as by a socket: else there is always more
+            has_more = self.front.advance()
+            text += self.heard()
+        return text
 
     def heard(self) -> str:
         return self.front.take_output().decode() if self.front.has_output else ""

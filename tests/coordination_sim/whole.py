@@ -146,6 +146,7 @@ class WholeWorld:
             node.requests, NoGuard(), REGISTER_COMMANDS, FRONT_COMMANDS,
             number=next(self._connections), attached=node.attached,
             chance_bytes=self.callers.rng.randbytes, on_output=lambda _: line.go_on_soon(),
+            call_later=self.loop.after,
         )  # fmt: skip
 
     def down_ms(self) -> float:

@@ -40,6 +40,7 @@ from millstream.coordination.aio.resp_server import LOGIN_S_MAX, RespServer
 from millstream.coordination.aio.shared_users import SharedUsers
 from millstream.coordination.aio.user_guard import UserGuard
 from millstream.coordination.core.messages import Envelope, decode, encode
+from millstream.coordination.core.namespace.run import Notice
 from millstream.coordination.core.pool import Pool
 from millstream.coordination.core.pool_effects import GroupChanged, NodeStart, Stray
 from millstream.coordination.core.pool_messages import Address, decode_pool, is_pool_frame
@@ -91,7 +92,9 @@ class Coordinator:
         self.peers = Peers(
             self._on_frame, self._greeting, users=users, secret=secret, tls=listening.peer_tls
         )
-        self.groups = Groups(directory, self._send, self._changed, self._failed, on_progress)
+        self.groups = Groups(
+            directory, self._send, self._changed, self._failed, on_progress, self._notify
+        )
         pool = Pool(random.SystemRandom().random)
         self.pool = PoolRunner(pool, directory, self.groups, self.peers, self._failed)
         self.namespaces = Namespaces(self.groups.running, self.pool, self.peers)
@@ -232,6 +235,9 @@ class Coordinator:
 
     def _greeting(self, address: Address) -> bytes:
         return self.pool.greeting(address)
+
+    def _notify(self, gid: int, notice: Notice) -> None:
+        self.clients.notify(gid, notice)
 
     def _changed(self, change: GroupChanged) -> None:
         if change.leads and len(change.configuration.members) == 1:

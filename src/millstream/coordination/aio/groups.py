@@ -30,6 +30,7 @@ from millstream.coordination.core.group_check import REMOVED, RESTORED
 from millstream.coordination.core.group_state import GroupState
 from millstream.coordination.core.journal import format_group, is_formatted
 from millstream.coordination.core.member import Status
+from millstream.coordination.core.namespace.run import Notice
 from millstream.coordination.core.pool_effects import GroupChanged
 from millstream.coordination.core.standing import Standing
 from millstream.runtime.disk import OsDisk, OsFile
@@ -77,6 +78,7 @@ class Groups:
         on_change: called when a group's standing has changed.
         on_fatal: called when the disk failed.
         on_progress: called in any thread when a group's files are worked on.
+        on_notice: called when a session of a group led here has a request worth repeating.
     """
 
     def __init__(
@@ -86,9 +88,10 @@ class Groups:
         on_change: Callable[[GroupChanged], None],
         on_fatal: Callable[[BaseException], None],
         on_progress: Callable[[], None] = lambda: None,
+        on_notice: Callable[[int, Notice], None] = lambda *_: None,
     ) -> None:
         self.directory = directory
-        self._on_progress = on_progress
+        self._on_progress, self._on_notice = on_progress, on_notice
         self.running: dict[bytes, GroupRunner] = {}
         self._numbers: dict[bytes, int] = {}
         self._send, self._on_change, self._on_fatal = send, on_change, on_fatal
@@ -150,11 +153,18 @@ class Groups:
         """
         if group_id in self.running:
             return
+        state = GroupState()
+        state.audience.on_notice = lambda notice: self._notify(group_id, notice)
         runner = await GroupRunner.open(
-            await asyncio.to_thread(self._place, group_id), GroupState(), send=self._send,
+            await asyncio.to_thread(self._place, group_id), state, send=self._send,
             on_fatal=self._on_fatal, on_change=self._changed,
         )  # fmt: skip
         self.running[group_id], self._numbers[group_id] = runner, number
+
+    def _notify(self, group_id: bytes, notice: Notice) -> None:
+        runner = self.running.get(group_id)
+        if runner is not None and runner.replica.leading:
+            self._on_notice(self._numbers[group_id], notice)
 
     def _changed(self, change: GroupChanged) -> None:
         runner = self.running.get(change.group_id)

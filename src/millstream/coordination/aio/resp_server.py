@@ -32,6 +32,7 @@ from millstream.coordination.core.backend import Backend, Guard, Principal
 from millstream.coordination.core.front import OUT_BYTES_MAX, Front
 from millstream.coordination.core.front_commands import FRONT_COMMANDS
 from millstream.coordination.core.group_state import GROUP_COMMANDS
+from millstream.coordination.core.namespace.run import Notice
 from millstream.coordination.core.register_commands import Parser
 
 __all__ = [
@@ -104,6 +105,7 @@ class RespServer:
             self._backend, self._guard, self._vocabulary, FRONT_COMMANDS,
             number=self.connections_total, attached=self._attached,
             chance_bytes=secrets.token_bytes, on_output=self._on_output,
+            call_later=lambda after_ms, call: self._loop.call_later(after_ms / 1000, call),
         )  # fmt: skip
         return _Connection(self, front)
 
@@ -112,6 +114,11 @@ class RespServer:
         for front, connection in list(self._connections.items()):
             if front.principal is not None and front.principal.name == name:
                 connection.close()
+
+    def notify(self, gid: int, notice: Notice) -> None:
+        """Tell the client of a session that a request is worth repeating, if it is here."""
+        if front := self._attached.get((gid, notice.session)):
+            front.listener.notify(gid, notice)
 
     def close(self) -> None:
         """Close all connections, and those that are still being accepted."""

@@ -158,6 +158,7 @@ class Front:
         attached: which connection a session is used on, shared by those of the node.
         chance_bytes: returns so many bytes that nobody can guess.
         on_output: called when there is something to send that was not asked for by `advance`.
+        call_later: has something called after so many ms.
     """
 
     def __init__(
@@ -171,11 +172,12 @@ class Front:
         attached: dict[tuple[int, int], Front],
         chance_bytes: Callable[[int], bytes],
         on_output: Callable[[Front], None],
+        call_later: Callable[[float, Callable[[], None]], object],
     ) -> None:
         self.backend, self.guard = backend, guard
         self.number = number
         self.attached = attached
-        self.chance_bytes = chance_bytes
+        self.chance_bytes, self.call_later = chance_bytes, call_later
         self.name = b""
         self.source = ""
         """Where it comes from: an address, without a port."""
@@ -556,6 +558,7 @@ class Front:
         """Use the session of this group, or none at all, no more; it goes on to exist."""
         for group in [gid] if gid is not None else list(self.sessions):
             session = self.sessions.pop(group, None)
+            self.listener.forget(group)
             if session is not None and not session.is_moved:
                 self.attached.pop((group, session.number), None)
 

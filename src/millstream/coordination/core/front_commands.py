@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from millstream.coordination.core.backend import Principal
 from millstream.coordination.core.front_listening import (
     acknowledge_command,
+    notify_command,
     subscribe_command,
     unsubscribe_command,
 )
@@ -285,5 +286,6 @@ FRONT_COMMANDS: Final[Mapping[bytes, Handler]] = {
     b"SESSION": session_command,
     b"SUBSCRIBE": subscribe_command,
     b"UNSUBSCRIBE": unsubscribe_command,
+    b"NOTIFY": notify_command,
     b"SUBACK": acknowledge_command,
 }

@@ -1,4 +1,4 @@
-"""SUBSCRIBE, UNSUBSCRIBE, SUBACK.
+"""SUBSCRIBE, UNSUBSCRIBE, SUBACK, NOTIFY.
 
     SUBSCRIBE path ...     the group is asked whether these may be heard, and are marked;
                            if not, the mark is logged; then it begins on this member
@@ -15,7 +15,7 @@ Elsewhere: what may be heard (`namespace.subscribing`), what waits to be told (`
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from millstream.coordination.core.backend import NO_LOGIN
 from millstream.coordination.core.effects import Code, Reply
@@ -24,6 +24,7 @@ from millstream.coordination.core.namespace.admission import admit
 from millstream.coordination.core.namespace.commands import Words
 from millstream.coordination.core.namespace.paths import Path, joined
 from millstream.coordination.core.namespace.refused import Refused
+from millstream.coordination.core.namespace.run import Notice
 from millstream.coordination.core.namespace.subscribing import (
     MARK,
     SUBSCRIBE_COMMANDS,
@@ -31,13 +32,15 @@ from millstream.coordination.core.namespace.subscribing import (
     wish_of,
 )
 from millstream.coordination.core.register_commands import Wish as Asked
-from millstream.coordination.core.values import NULL, OK, bulk, error, integer, push
+from millstream.coordination.core.values import NULL, OK, array, bulk, error, integer, push
 
 if TYPE_CHECKING:
     from millstream.coordination.core.front import Front
     from millstream.coordination.core.front_prefixes import Prefixes
 
-__all__ = ["acknowledge_command", "subscribe_command", "unsubscribe_command"]
+__all__ = ["acknowledge_command", "notify_command", "subscribe_command", "unsubscribe_command"]
+
+_DIGITS_MAX: Final = 10
 
 
 def unsubscribe_command(front: Front, argv: list[bytes]) -> None:
@@ -75,6 +78,56 @@ def acknowledge_command(front: Front, argv: list[bytes]) -> bytes | None:
         wish = wish._replace(key=b"/")  # no register; whose it is says the session
     front.wish(wish, front.prefixes._replace(gid=gid))
     return None
+
+
+def notify_command(front: Front, argv: list[bytes]) -> bytes | None:
+    """NOTIFY NEXT: the next notice of a session, from the node that leads its group.
+
+    It is a sign of life as `SESSION PING` is, and refused as that is.
+    """
+    found = group_asked(front, argv, 2)
+    gid, words = found if found is not None else (0, [])
+    match [word.upper() for word in words[1:]]:
+        case [b"NEXT"]:
+            most_ms = 0
+        case [b"NEXT", b"BLOCK", digits] if digits.isdigit() and len(digits) < _DIGITS_MAX:
+            most_ms = int(digits)
+        case _:
+            return error("BADARG", "NOTIFY NEXT [BLOCK ms] [NAMESPACE root]")
+    session = front.sessions.get(gid)
+    if session is None:
+        return error("SESSIONEXPIRED", "this connection has no session; SESSION OPEN opens one")
+    if session.is_moved:
+        return error("SESSIONMOVED", "another connection has resumed it")
+    slot = front.slot(gid)
+
+    def told(notice: Notice | None) -> None:
+        slot.fill(NULL if notice is None else _noted(notice))
+
+    def known(reply: Reply) -> None:
+        if reply.code is Code.OK:
+            ttl_ms, _ = map(int, reply.value.split())
+            _next_notice(front, gid, min(most_ms, ttl_ms // 3), told)
+        else:
+            slot.fill(front.refusal(gid, reply))
+
+    front.backend.resume(gid, session.instance, session.number, session.secret, known)
+    return None
+
+
+def _next_notice(
+    front: Front, gid: int, most_ms: int, told: Callable[[Notice | None], None]
+) -> None:
+    listener = front.listener
+    if (notice := listener.next_notice(gid)) is not None or not most_ms or front.is_gone:
+        return told(notice)
+    listener.wait(gid, told)
+    front.call_later(most_ms, lambda: listener.give_up(gid, told))
+    return None
+
+
+def _noted(notice: Notice) -> bytes:
+    return array((bulk(b"retry"), bulk(notice.path), bulk(notice.command)))
 
 
 class _Subscribing:

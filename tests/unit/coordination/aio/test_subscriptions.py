@@ -1,4 +1,4 @@
-"""Subscriptions and stale reads over sockets, on a real group of three, while its primary goes."""
+"""Subscriptions, notices and stale reads over sockets, on a group of three whose primary goes."""
 
 from __future__ import annotations
 
@@ -41,10 +41,14 @@ class Line:
         self._writer.write(head + b"".join(b"$%d\r\n%b\r\n" % (len(w), w) for w in words))
 
     async def ask(self, *words: bytes) -> Any:
-        """Return the reply, which is an exception for an error; never nothing."""
+        """Return the reply, which is an exception for an error."""
         self.send(*words)
-        while (value := await self._next()) is None:
-            pass
+        return await self.reply()
+
+    async def reply(self) -> Any:
+        pushes = len(self.pushes)
+        while (value := await self._next()) is None and len(self.pushes) > pushes:
+            pushes = len(self.pushes)
         return value
 
     async def push(self) -> list[Any]:
@@ -139,3 +143,28 @@ async def test_a_backup_shows_nothing_older_than_what_was_seen(tmp_path: Path) -
             assert str(refused).startswith("BEHIND ")
             reading.send(b"SEEN", later, b"SUBSCRIBE", PATH)
             assert str(await reading._next()).startswith("BEHIND ")
+
+
+async def test_who_waits_is_told_by_the_primary(tmp_path: Path) -> None:
+    async with Nodes(tmp_path) as nodes:
+        await change(nodes, b"CREATENAMESPACE", b"/ns")
+        await change(nodes, b"CREATE", b"BINARY", PATH)
+        first = await leader(nodes)
+        async with (
+            connected(nodes, first) as holding,
+            connected(nodes, first) as pushed,
+            connected(nodes, first) as asking,
+        ):
+            assert await holding.ask(b"LOCK", PATH) == b"OK"
+            assert await pushed.ask(b"LOCK", PATH) == b"PENDING"
+            await asking.ask(b"HELLO", b"2")
+            assert await asking.ask(b"LOCK", PATH) == b"PENDING"
+            assert await asking.ask(b"NOTIFY", b"NEXT") is None
+            assert await asking.ask(b"NOTIFY", b"NEXT", b"BLOCK", b"20") is None
+            assert await holding.ask(b"LOCK", b"RELEASE", PATH) == b"OK"
+            assert await pushed.push() == [b"retry", PATH, b"LOCK"]
+            assert await pushed.ask(b"LOCK", PATH) == b"OK"
+            asking.send(b"NOTIFY", b"NEXT", b"BLOCK", b"60000")
+            assert await pushed.ask(b"LOCK", b"RELEASE", PATH) == b"OK"
+            assert await asking.reply() == [b"retry", PATH, b"LOCK"]
+            assert await asking.ask(b"LOCK", PATH) == b"OK"

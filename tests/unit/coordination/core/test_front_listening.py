@@ -12,8 +12,10 @@ from millstream.coordination.core import front as front_module
 from millstream.coordination.core.backend import Principal
 from millstream.coordination.core.effects import Code
 from millstream.coordination.core.group_state import GROUP_COMMANDS, GroupState
+from millstream.coordination.core.listener import NOTICE_PATH_BYTES_MAX, NOTICES_MAX
 from millstream.coordination.core.namespace import audience as audience_module
 from millstream.coordination.core.namespace.audience import PROGRESS_MS
+from millstream.coordination.core.namespace.run import Notice
 
 QUEUED_MAX = 50
 
@@ -340,3 +342,82 @@ def test_nobody_hears_nothing() -> None:
     world.backend.release(0)
     assert world.one.ask()[0].startswith("-NOAUTH")
     assert world.state.audience.is_empty
+
+
+# ---- notices
+
+
+@pytest.fixture
+def waiting() -> World:
+    """One waits for a lock that the other has; the primary's notices reach who waits."""
+    world = World()
+    attached: dict[tuple[int, int], Any] = {}
+    world.one.front.attached = world.other.front.attached = attached
+
+    def notify(notice: Notice) -> None:
+        attached[0, notice.session].listener.notify(0, notice)
+
+    world.state.audience.on_notice = notify
+    world.other.say("LOCK /ns/a")
+    assert world.one.ask("LOCK /ns/a") == ["+PENDING"]
+    return world
+
+
+def test_a_notice_is_a_push(waiting: World) -> None:
+    waiting.one.say("HELLO 3")
+    waiting.other.say("LOCK RELEASE /ns/a")
+    assert waiting.one.ask() == [[">", "retry", "/ns/a", "LOCK"]]
+    assert waiting.one.ask("NOTIFY NEXT", "LOCK /ns/a") == [None, "+OK"]
+
+
+def test_the_next_notice(waiting: World) -> None:
+    assert waiting.one.ask("NOTIFY NEXT") == [None]
+    waiting.other.say("LOCK RELEASE /ns/a")
+    assert waiting.one.ask("NOTIFY NEXT NAMESPACE /ns") == [["retry", "/ns/a", "LOCK"]]
+    assert waiting.one.ask("NOTIFY NEXT") == [None]
+
+
+def test_the_next_notice_is_waited_for(waiting: World) -> None:
+    assert waiting.one.ask("NOTIFY NEXT BLOCK 20", "NOTIFY NEXT BLOCK 900000") == []
+    (short, over), (long, _) = waiting.one.timers
+    assert (short, long) == (20, 10_000 // 3)
+    over()
+    assert waiting.one.ask() == [None]
+    waiting.other.say("LOCK RELEASE /ns/a")
+    assert waiting.one.ask() == [["retry", "/ns/a", "LOCK"]]
+    for _, over in waiting.one.timers:
+        over()
+    assert waiting.one.ask() == []
+
+
+def test_notices_are_bounded_and_go_with_the_session(waiting: World) -> None:
+    listener = waiting.one.front.listener
+    for number in range(NOTICES_MAX + 2):
+        listener.notify(0, Notice(1, b"/%d" % number, b"LOCK"))
+    assert waiting.one.ask("NOTIFY NEXT") == [["retry", "/2", "LOCK"]]
+    waiting.one.say("SESSION CLOSE")
+    assert listener.next_notice(0) is None
+    listener.notify(0, Notice(1, b"/" * (NOTICE_PATH_BYTES_MAX + 1), b"LOCK"))
+    assert listener.next_notice(0) is None
+    assert waiting.one.ask("NOTIFY NEXT")[0].startswith("-SESSIONEXPIRED")
+    assert waiting.one.ask("NOTIFY")[0].startswith("-BADARG")
+
+
+def test_notices_come_from_the_primary_only(waiting: World) -> None:
+    waiting.backend.code = Code.NOTPRIMARY
+    assert waiting.one.ask("NOTIFY NEXT BLOCK 1000")[0].startswith("-NOTPRIMARY 0 3:7 ")
+    waiting.backend.code = Code.OK
+    assert not waiting.one.timers
+
+
+def test_who_waits_for_a_notice_is_answered_when_the_session_ends(waiting: World) -> None:
+    assert waiting.one.ask("NOTIFY NEXT BLOCK 1000") == []
+    assert waiting.one.ask("SESSION CLOSE") == [None, "+OK"]
+    ((_, over),) = waiting.one.timers
+    over()
+    assert waiting.one.ask() == []
+    assert waiting.one.ask("NOTIFY NEXT")[0].startswith("-SESSIONEXPIRED")
+    waiting.one.say("SESSION OPEN")
+    assert waiting.one.ask("NOTIFY NEXT BLOCK 1000") == []
+    waiting.one.front.close()
+    assert waiting.one.ask() == []

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from millstream.coordination.core.namespace.run import Asker
+from millstream.coordination.core.namespace.run import Asker, Notice
 from millstream.coordination.core.namespace.updates import Place, Update, payload, remark
 
 __all__ = [
@@ -151,6 +151,8 @@ class Audience:
 
     def __init__(self) -> None:
         self.may_hear: Callable[[Subscription], bool] = lambda _: True
+        self.on_notice: Callable[[Notice], None] = lambda _: None
+        """Called for sessions whose requests wait, and are worth repeating."""
         self._at: dict[Place, dict[int, Subscription]] = {}
         self._lsn = 0
         self._number = 0

@@ -249,6 +249,8 @@ def _behind() -> Refused:
 
 def announce(state: State, audience: Audience, job: Job) -> None:
     """Tell those who listen on this member what an entry did."""
+    for notice in job.notices:
+        audience.on_notice(notice)
     if audience.is_empty:
         return
     audience.on_entry(job.version.lsn, updates_of(job, state.elements, audience.__contains__))
