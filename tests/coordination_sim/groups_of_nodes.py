@@ -8,7 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,9 @@ class GroupTruth(Truth):
     def check(self, machine: Any) -> None:
         super().check(machine)
         machine.tell_changes()
+
+    def machines(self) -> Iterable[Any]:
+        return self.world.machines.values()
 
     def inherit(self, source: Truth, lsn: int) -> None:
         """Begin with what another group was, up to there."""

@@ -24,6 +24,7 @@ from millstream.coordination.core.front import Front
 from millstream.coordination.core.journal import format_group, is_formatted
 from millstream.coordination.core.pool import Pool
 from millstream.coordination.core.pool_effects import (
+    FIRST_GROUP,
     Admin,
     AdminReply,
     AskBackup,
@@ -54,6 +55,18 @@ if TYPE_CHECKING:
 PEER_PORT, COORD_PORT = 7000, 7379
 FULL_RETRY_MS = 1000.0
 NOT_HERE = Refusal("NOTPRIMARY", "the group is not open here")
+
+
+class NoNames:
+    """Clients of these nodes name the group that they mean; registers have no namespaces."""
+
+    @staticmethod
+    def group_of(_: bytes) -> int:
+        return FIRST_GROUP
+
+    @staticmethod
+    def has_root(gid: int, path: bytes) -> bool:
+        return True
 
 
 class Node:
@@ -99,7 +112,7 @@ class Node:
         self.process += 1
         self.incarnation += 1
         self.pool = Pool(stream(self.world.seed, f"pool/{self.number}/{self.process}").random)
-        self.requests = ClientRequests(self.running, self)  # type: ignore[arg-type]
+        self.requests = ClientRequests(self.running, self, NoNames())  # type: ignore[arg-type]
         self.is_listening = False
         formatted = tuple(group for group in sorted(self.disks) if is_formatted(self.disks[group]))
         self.world.say(self, f"starts with {len(formatted)} groups")

@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordination_sim.states import States, weight
@@ -225,9 +226,13 @@ class Truth:
         self.world.counts["upgrade"] += 1
         if replica.epoch != entry.header.epoch:
             return
-        for machine in self.world.machines:
+        for machine in self.machines():
             if machine.id in replica.members and not machine.is_upgraded:
                 raise WrongError(f"node {machine.number} does not understand entry {entry.lsn}")
+
+    def machines(self) -> Iterable[Any]:
+        """Return those of the group."""
+        return self.world.machines
 
     def _check_durable(self, replica: Any, entry: Entry) -> None:
         """What is committed first is on the disks of a quorum, unless one was harmed since."""
