@@ -18,6 +18,7 @@ lock_of   = $(foreach set,$(1),requirements/$(set).txt)
 BASE := $(VENV)/.stamps/base-$(call digest,$(call lock_of,$(RUN_SETS)))
 RUN  := $(VENV)/.stamps/run-$(call digest,$(call lock_of,$(RUN_SETS)) pyproject.toml)
 TEST := $(VENV)/.stamps/test-$(call digest,$(call lock_of,$(TEST_SETS)))
+FUZZ := $(VENV)/.stamps/fuzz-$(call digest,$(call lock_of,fuzz))
 ACCELERATOR := $(VENV)/.stamps/accelerator-$(call digest,requirements/build.txt \
 	$(filter-out %.c,$(wildcard accelerator/*.toml accelerator/src/*/*.*)))
 DOCS := $(VENV)/.stamps/docs-$(call digest,$(call lock_of,docs))
@@ -30,7 +31,7 @@ WIDE_SUITES  := $(wildcard tests/crash tests/conformance tests/e2e)
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup accelerator lock upgrade format lint types unit quick test ci test-tools java demo \
-	bench clusters faults conformance pipelines e2e crash soak soak-views simulate sim sim-change sim-long sim-mutants kills nemesis coverage docs reference wheel clean distclean
+	bench clusters faults conformance pipelines e2e crash soak soak-views simulate fuzz sim sim-change sim-long sim-mutants kills nemesis coverage docs reference wheel clean distclean
 
 help: ## list the targets
 	@echo 'Millstream. Targets (PYTHON=... chooses the interpreter, 3.11 or newer; ARGS=... goes to pytest):'
@@ -67,6 +68,11 @@ $(TEST): $(RUN)
 	@echo '== installing the test tools'
 	@$(PIP) $(HASHED) $(foreach set,$(TEST_SETS),-r requirements/$(set).txt)
 	@mkdir -p $(@D) && rm -f $(@D)/test-* && touch $@
+
+$(FUZZ): $(TEST)
+	@echo '== installing the fuzzer, where there is one for this Python'
+	@$(PIP) $(HASHED) -r requirements/fuzz.txt
+	@mkdir -p $(@D) && rm -f $(@D)/fuzz-* && touch $@
 
 $(DOCS): $(RUN)
 	@echo '== installing the documentation tools'
@@ -153,6 +159,10 @@ soak-views: $(TEST) ## 20,000 examples of the view engine's machine (EXAMPLES=..
 
 simulate: $(TEST) ## 20,000 schedules of several nodes; ARGS="--seed N" repeats one with its trace
 	@PYTHONPATH=tests $(PY) -m simulation --seeds 20000 $(ARGS)
+
+fuzz: $(FUZZ) ## bytes nobody would send, at the coordination service, SECONDS=60 for each target; ARGS="twins --file F" repeats
+	@mkdir -p artifacts
+	@PYTHONPATH=tests $(PY) -m coordination_fuzz --seconds $(or $(SECONDS),60) $(ARGS)
 
 sim: $(TEST) accelerator ## coordination groups in false time, SEED=0 COUNT=100; ARGS="--trace all --shrink"
 	@PYTHONPATH=tests $(PY) -m coordination_sim --seed $(or $(SEED),0) --count $(or $(COUNT),100) $(ARGS)

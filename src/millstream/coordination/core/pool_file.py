@@ -90,5 +90,5 @@ def decode_node_file(data: bytes) -> NodeFile:
         )
     try:
         return _DECODER.decode(body[1:])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise lost_pool_file("both copies of the node's pool file are damaged") from error

@@ -304,6 +304,6 @@ def decode_pool(frame: bytes) -> PoolEnvelope:
         raise refused(f"type {number}, version {version} is not known here")
     try:
         payload = _DECODERS[number].decode(body[HEAD.size :])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise refused(str(error)) from error
     return PoolEnvelope(sender, incarnation, payload)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 import pytest
 
 from millstream.coordination.core.pool_file import (
@@ -15,6 +17,7 @@ from millstream.coordination.core.pool_messages import Address, Founding, NodeIn
 from millstream.errors import CorruptionError, UsageError
 
 ME = NodeInfo(b"m" * 16, 3, 1, Address("h", 1), Address("h", 0))
+NAMED = ME._replace(peer=Address("host", 1))
 RECORD = Founding(1, (b"m" * 16,), True, 0)
 KEPT = NodeFile(
     ME.node_id,
@@ -42,3 +45,10 @@ def test_a_newer_version_is_told_from_damage(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.undo()
     with pytest.raises(UsageError, match="newer"):
         decode_node_file(data)
+
+
+def test_text_that_is_none_is_damage() -> None:
+    data = encode_node_file(KEPT._replace(tables=KEPT.tables._replace(nodes=(NAMED,))))
+    body = data[32:].replace(b"host", b"ho\xfft")
+    with pytest.raises(CorruptionError):
+        decode_node_file(data[:16] + blake2b(body, digest_size=16).digest() + body)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -141,3 +143,11 @@ def test_whatever_a_node_says_another_one_goes_on(said: list[PoolEnvelope]) -> N
         effects = pool.step(now_ms, event)
     for founding in pool.tables.foundings.values():
         assert list(founding.members) == sorted(set(founding.members))
+
+
+def test_text_that_is_none_is_refused() -> None:
+    frame = frame_of(PoolEnvelope(bytes(16), 1, JoinRefused("reason")))
+    body = frame[:-8].replace(b"reason", b"rea\xffon")
+    with pytest.raises(RemoteProtocolError) as raised:
+        decode_pool(body + blake2b(body, digest_size=8).digest())
+    assert raised.value.code == "bad_frame"

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import takewhile
 from struct import Struct
+from struct import error as StructError
 from typing import Any, Final, Generic, TypeVar
 
 from millstream.coordination.core.snapshots import Pieces, unknown_state
@@ -114,7 +115,7 @@ class Table(Generic[V]):
             key = pieces.take(size)
             try:
                 self._map.put(key, self._decode(pieces.take(length)))
-            except (ValueError, LookupError, TypeError) as wrong:
+            except (ValueError, LookupError, TypeError, StructError) as wrong:
                 raise unknown_state(f"a record cannot be read ({wrong})") from wrong
             yield
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from struct import Struct
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -107,5 +109,15 @@ def test_what_is_no_record_is_no_state() -> None:
     tables.add(str.encode, bytes.decode).put(b"k", "x")
     other = Tables()
     other.add(lambda number: b"%d" % number, decode)
+    with pytest.raises(CorruptionError, match="cannot be read"):
+        list(other.restore(Pieces([whole(tables)])))
+
+
+def test_a_record_that_is_too_short_is_no_state() -> None:
+    number = Struct(">Q")
+    tables = Tables()
+    tables.add(as_bytes, as_bytes).put(b"k", b"short")
+    other = Tables()
+    other.add(number.pack, lambda text: number.unpack(text)[0])
     with pytest.raises(CorruptionError, match="cannot be read"):
         list(other.restore(Pieces([whole(tables)])))

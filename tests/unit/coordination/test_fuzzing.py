@@ -1,0 +1,55 @@
+"""Bytes by chance find nothing here (`make fuzz` for longer), and mistakes where they are made."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from coordination_fuzz.codecs import codecs
+from coordination_fuzz.fronts import fronts
+from coordination_fuzz.twins import twins
+from millstream.coordination.core.front import Front
+from millstream.coordination.core.namespace import tables
+from millstream.coordination.core.namespace.run import Run
+
+Target = Callable[[bytes], None]
+
+
+def by_chance(target: Target, size: int, many: int) -> None:
+    for seed in range(many):
+        target(random.Random(seed).randbytes(size))
+
+
+@pytest.mark.parametrize(
+    ("target", "size", "many"), [(codecs, 60, 1500), (fronts, 1000, 200), (twins, 2000, 25)]
+)
+def test_bytes_by_chance_find_nothing(target: Target, size: int, many: int) -> None:
+    by_chance(target, size, many)
+
+
+def test_a_refused_command_that_leaves_something_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Run, "roll_back", lambda _run, _mark: None)
+    with pytest.raises(AssertionError, match="and yet changed"):
+        by_chance(twins, 2000, 50)
+
+
+def test_replies_out_of_order_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def filled(front: Front, slot: object) -> None:
+        slots = front._slots
+        for each in [each for each in slots if each.text]:
+            slots.remove(each)
+            front._out.append(each.text)
+            front._out_bytes += len(each.text)
+        front.wake()
+
+    monkeypatch.setattr(Front, "filled", filled)
+    with pytest.raises(AssertionError, match="out of order"):
+        by_chance(fronts, 1000, 300)
+
+
+def test_a_record_that_cannot_be_read_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "StructError", LookupError)
+    with pytest.raises(Exception, match="unpack"):
+        by_chance(codecs, 60, 5000)
