@@ -6,7 +6,8 @@ Invariants:
 2. A stock client repeats what waits under a new number; one without a session of its own gives up
    what it had under way when its connection is lost.
 
-Elsewhere: the group they talk to (`namespace_world`), what has to hold (`namespace_truth`).
+Elsewhere: what they may want (`namespace_wishes`), whom they talk to (`namespace_world`), what
+has to hold (`namespace_truth`).
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from millstream.coordination.core.namespace.claims import LOCKS, Mode
+from millstream.coordination.core.namespace.claims import Mode
 from millstream.coordination.core.namespace.waits import Wait
 from millstream.coordination.core.replica import Replica
 from millstream.coordination.core.values import items
-from namespace_truth import BARRIER_SIZE, COUNTER, PATHS, QUEUE, WrongError, require
+from namespace_truth import COUNTER, PATHS, QUEUE, WrongError, require
+from namespace_wishes import FOCUSES, Wishes
 from namespace_world import TIME_OUT_BEATS, Ask, Connection, Group, Words, small
 
 __all__ = ["Caller", "Schedule", "run"]
 
 CHAOS_BEATS, HEALING_BEATS = 260, 900
 REFUSED = (b"-BUSY", b"-NOQUORUM", b"-NOTPRIMARY")
-FOCUSES = ("locks", "sync", "data", "all")
 
 
 @dataclass
@@ -180,7 +181,7 @@ def is_pending(value: bytes) -> bool:
     return value == b"+PENDING" or (value.startswith(b"*") and b"=PENDING" in items(value)[:1])
 
 
-class Schedule:
+class Schedule(Wishes):
     """All that one seed decides."""
 
     def __init__(self, seed: int, replica_class: type[Replica] = Replica) -> None:
@@ -221,59 +222,10 @@ class Schedule:
         is_well = self.healed_at and self.group.now > self.healed_at + 4 * TIME_OUT_BEATS
         require(not is_well or caller.kind == "implicit", "a session that beats was ended")
 
-    # ---- wishes
-
-    def held(self, session: int) -> list[tuple[str, Mode]]:
-        """Return what a session has: paths and modes."""
-        state = self.state
-        claims = state.synchronisation.claims
-        found = []
-        for element in claims.elements_of(session):
-            hold = claims.held_by(session, element)
-            path = state.elements.path(element)
-            found.append((path.decode(), hold.mode))
-        return found
-
     @property
     def state(self) -> Any:
         """The namespaces."""
         return self.group.replica.machine.namespace.state  # type: ignore[attr-defined]
-
-    def invent(self, caller: Caller, session: int) -> Words:
-        """Return what a caller wants next."""
-        pick, chance = self.rng.choice, self.rng.random
-        path, deep = pick(PATHS), pick(("/n/a/x", "/n/a/y", "/n/a/x/z", "/n/b/x", "/n/b/w"))
-        held = [one for one, mode in self.held(session) if mode in LOCKS]
-        paths = sorted({path} | ({deep} if chance() < 0.2 else set()))
-        at_once = ("NOWAIT",) * (chance() < 0.1)
-        lock = ("LOCK", pick(("READ", "WRITE")), "GROUP", *paths, *at_once)
-        release = ("LOCK", "RELEASE", pick(held) if held else path)
-        cancel, put = ("LOCK", "CANCEL", path), ("PUT", path, "x")
-        locks: list[Words] = [lock, lock, release, release, cancel, put]
-        deep = pick(held) if held and chance() < 0.4 else deep
-        target = pick(("/n/a/w", "/n/b/w", "/n/b/x", "/n/a/x"))
-        moves: list[Words] = [
-            ("CREATE", "BINARY", deep), ("DELETE", deep, "RECURSIVE"), ("MOVE", deep, target),
-            ("CREATE", "BINARY", "/n/a/y"), ("CREATE", "BINARY", "/n/b/x"),
-        ]  # fmt: skip
-        size = str(BARRIER_SIZE)
-        sync: list[Words] = [
-            ("SEMAPHORE", "INIT", "2", "/n/b/x"), ("SEMAPHORE", "ACQUIRE", "/n/b/x"),
-            ("SEMAPHORE", "ACQUIRE", "/n/b/x"), ("SEMAPHORE", "RELEASE", "/n/b/x"),
-            ("SEMAPHORE", "DESTROY", "/n/b/x"), ("SEMAPHORE", "CANCEL", "/n/b/x"),
-            ("BARRIER", "INIT", size, "/n/a/y"), ("BARRIER", "DESTROY", "/n/a/y"),
-            *[("BARRIER", "WAIT", "/n/a/y")] * 3, ("BARRIER", "CANCEL", "/n/a/y"),
-        ]  # fmt: skip
-        count, push = ("COUNTER", "INC", COUNTER), ("QUEUE", "PUSH", QUEUE, "item")
-        check = ("CHECK", "/n/a/y", "EXISTS")
-        group = self.rng.sample((count, push, put, check), 3)
-        data: list[Words] = [put, count, push, ("QUEUE", "TAKE", QUEUE), ("EXEC", *group)]
-        if caller.items and chance() < 0.3:
-            return ("QUEUE", pick(("ACK", "NACK")), QUEUE, caller.items.pop())
-        return pick({
-            "locks": locks + moves, "sync": sync + moves, "data": data + data + moves,
-            "all": locks + moves + sync + data,
-        }[self.focus])  # fmt: skip
 
     def clean_up(self, caller: Caller) -> None:
         """Let a caller give back what it has."""

@@ -9,8 +9,12 @@ Invariants:
 4. Fault classes that came later (`LATER`) draw from streams of their own: without them a seed is
    the run that it was before.
 
-Not here: pools of nodes, connections and RESP; what a client's program does by itself (its retries
-are imitated).
+5. In half of the seeds there are clients of namespaces beside those of registers (`guests`), over
+   connections; the committed entries are executed a second time, and looked at (`shadow`).
 
-Elsewhere: replicas alone, without time and files (`coordination_world`).
+Not here: pools of nodes (`whole`); what a client's program does by itself (its retries are
+imitated).
+
+Elsewhere: replicas alone, without time and files (`coordination_world`), a state of namespaces
+alone, in far more schedules (`namespace_world`).
 """

@@ -229,6 +229,9 @@ class Clients:
 
     def replied(self, machine: Machine, reply: Reply) -> None:
         """A replica answers; the answer is checked here, whether or not it arrives."""
+        if reply.ticket < 0:
+            self.world.guests.door(machine).replied(reply)
+            return
         asked = self.asked.pop(reply.ticket, None)
         where = None if asked is None else (asked.machine, asked.process)
         if asked is None or where != (machine.number, machine.process):
@@ -275,6 +278,8 @@ class Clients:
 
     def forget_process(self, machine: Machine) -> None:
         """Nobody will answer what this process was asked."""
+        if self.world.guests is not None:
+            self.world.guests.door(machine).close()
         where = machine.number
         gone = [ticket for ticket, asked in self.asked.items() if asked.machine == where]
         for ticket in gone:
@@ -282,6 +287,8 @@ class Clients:
 
     def restart_one(self, rng: Random) -> None:
         """Let a client die, and another one come in its place."""
+        if self.world.guests is not None:
+            self.world.guests.restart_one()
         self._give_up(rng.choice(self.clients))
 
     def _give_up(self, client: Client) -> None:

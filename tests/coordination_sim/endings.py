@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from coordination_sim.world import World
 
 CALM_MS = 30_000.0
+SESSIONS_MS = 15_000.0
+"""So much longer it takes until those sessions end of which nothing is heard."""
 ROUND_MS = 1000.0
 
 
@@ -36,6 +38,8 @@ def heal(world: World) -> None:
         _break(world, broken, fault)
     for client in world.clients.clients:
         client.target = 0
+    if world.guests is not None:
+        world.guests.finish()
     begin = world.loop.now
     goal = world.clients.born()
     asked = None
@@ -45,17 +49,24 @@ def heal(world: World) -> None:
         if goal.session and asked is None:
             asked = world.clients.change(goal, "set", b"key0")
             world.clients.invoke(asked)
-        if asked is not None and asked.is_done and _converged(world, broken):
+        is_done = asked is not None and asked.is_done and not _unfinished(world)
+        if is_done and _converged(world, broken):
             _check_rest(world, broken)
             return
     what = "differ" if asked is not None and asked.is_done else "no commit"
+    what = _unfinished(world) or what
     states = "; ".join(world._state(m) for m in world.machines)
     raise WrongError(f"stuck after healing, one {fault}: {what}: {states}")
 
 
+def _unfinished(world: World) -> str:
+    return "" if world.guests is None else world.guests.unfinished()
+
+
 def _patience_ms(world: World) -> float:
     """Return how long it may take; longer once there is a snapshot that somebody may need."""
-    return CALM_MS + 4 * world.weather.delay_ms * (100 + 3 * _parts(world))
+    patience = CALM_MS + 4 * world.weather.delay_ms * (100 + 3 * _parts(world))
+    return patience + SESSIONS_MS * (world.guests is not None)
 
 
 def _parts(world: World) -> int:
@@ -143,7 +154,8 @@ def _converged(world: World, broken: Machine | None) -> bool:
 
 def _end_of(replica: Any) -> tuple[Any, ...]:
     values = sorted(replica.machine.values.items())
-    return replica.epoch, replica.view, replica.log.head, replica.commit_lsn, values
+    ends = getattr(replica.machine, "ends", None)
+    return replica.epoch, replica.view, replica.log.head, replica.commit_lsn, values, ends
 
 
 def _check_rest(world: World, broken: Machine | None) -> None:

@@ -79,6 +79,7 @@ class Scope:
         self.machines = Members()
         self.network = self.clients = self
         self.times = Times(self)  # type: ignore[arg-type]
+        self.shadow = None
         self.truth = GroupTruth(self)  # type: ignore[arg-type]
 
     @property

@@ -25,6 +25,20 @@ GO_ON_MS = 0.01
 PIECES_MAX = 3
 
 
+class NoGuard:
+    """A node without users."""
+
+    asks = False
+
+    def check(self, name: str, password: str, done: Any, source: str) -> Callable[[], object]:
+        done("there are no users")
+        return lambda: None
+
+    def check_token(self, token: bytes, done: Any) -> Callable[[], object]:
+        done("there are no users")
+        return lambda: None
+
+
 class NodesNetwork(Network):
     """Links of whole nodes."""
 

@@ -16,6 +16,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordination_sim.loop import stream
+from coordination_sim.shadow import RecordedState
 from coordination_sim.states import RecordedRegisters
 from coordination_sim.times import Work
 from coordination_sim.truth import contradicted
@@ -156,7 +157,10 @@ class Machine:
         world.counts["damaged entries found"] += sum(isinstance(e, Damaged) for e in log)
         world.counts["damaged snapshots found"] += image.snapshot is None and bool(image.base.lsn)
         world.counts["lost logs found"] += image.is_journal_lost
-        machine = RecordedRegisters()
+        machine: Any = RecordedRegisters()
+        if world.weather.namespaces:
+            machine = RecordedState()
+            machine.audience.on_notice = world.guests.door(self).notify
         if world.weather.upgrades:
             luck = stream(world.seed, f"upgrade/{self.number}/{self.process}").random()
             self.is_upgraded = self.is_upgraded or luck < UPGRADED

@@ -52,6 +52,11 @@ class Executed(NamedTuple):
     lsn: int
 
 
+def is_of_namespaces(entry: Entry) -> bool:
+    """Return whether a request is the shadow's: it is logged behind a time."""
+    return entry.content.argv[0].isdigit()
+
+
 class Model:
     """Registers and sessions once more, with all their past."""
 
@@ -78,7 +83,7 @@ class Model:
         elif header.kind is Kind.SESSION_EXPIRE:
             for session in entry.content.argv:
                 self.sessions.pop(int(session), None)
-        elif header.kind is Kind.REQUEST and self._counts(header):
+        elif header.kind is Kind.REQUEST and not is_of_namespaces(entry) and self._counts(header):
             value = self._execute(entry)
             self.at_lsn[entry.lsn] = value, self.number
             if header.session:
@@ -217,7 +222,10 @@ class Truth:
         self.world.times.commit(entry, self.committed[-1] if self.committed else None)
         self.committed.append(entry)
         self.committed_in.append((replica.epoch, replica.view))
-        self.model.commit(entry)
+        model = self.model
+        model.commit(entry)
+        if (shadow := self.world.shadow) is not None:
+            shadow.commit(entry, model.at_lsn, model.number)
         self.states.commit(entry)
         self.world.counts["commits"] += 1
 

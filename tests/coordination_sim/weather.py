@@ -32,11 +32,12 @@ FAULTS = (
     "client_duplicate", "client_restart", "client_loss", "client_silence",
     # those that came later, each drawn by itself
     "short_sessions", "snapshot_storm", "wrong_state", "no_journal", "forget_all", "lost_entry",
-    "upgrade",
+    "upgrade", "namespaces",
 )  # fmt: skip
 LATER = {
     "short_sessions": 0.3, "snapshot_storm": 0.2, "wrong_state": 0.25, "no_journal": 0.15,
     "forget_all": 0.3, "lost_entry": 0.08, "upgrade": 0.2,
+    "namespaces": 0.5,
 }  # fmt: skip
 """How many runs have these. Without them a seed is the run that it was before there were any."""
 GROUPS = {
@@ -48,6 +49,7 @@ GROUPS = {
     "states that go wrong": frozenset(("wrong_state",)),
     "more lost than may be": frozenset(("forget_all", "lost_entry")),
     "upgrades": frozenset(("upgrade",)),
+    "clients of namespaces": frozenset(("namespaces",)),
 }
 """What the figures are given for."""
 OFTEN = ("crash", "crash_in_step", "isolate_primary", "reconfigure", "partition")
@@ -124,6 +126,7 @@ class Weather(NamedTuple):
     journalled: bool
     short_sessions: bool
     upgrades: bool
+    namespaces: bool
     periods: dict[str, float]
 
     @classmethod
@@ -172,6 +175,7 @@ class Weather(NamedTuple):
             journalled="no_journal" not in on or members == 1,
             short_sessions="short_sessions" in on,
             upgrades="upgrade" in on,
+            namespaces="namespaces" in on,
             periods=periods,
         )
 
@@ -192,7 +196,7 @@ class Weather(NamedTuple):
             power=pick((0.3, 1.0)) if "power" in only else 0,
             drift=0.2 if "drift" in only else 0,
             journalled="no_journal" not in only, short_sessions="short_sessions" in only,
-            upgrades="upgrade" in only,
+            upgrades="upgrade" in only, namespaces="namespaces" in only,
             periods={fault: 1000 * _spread(rng, 0.5, 8) for fault in FAULTS if fault in only},
         )  # fmt: skip
 

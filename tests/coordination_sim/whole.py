@@ -13,14 +13,13 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
 from itertools import count
 from typing import Any
 
 from coordination_sim.callers import Callers
 from coordination_sim.faults import Faults
 from coordination_sim.groups_of_nodes import GroupMachine, Scope
-from coordination_sim.lines import Line, NodesNetwork
+from coordination_sim.lines import Line, NodesNetwork, NoGuard
 from coordination_sim.loop import Loop, stream
 from coordination_sim.nodes import Node
 from coordination_sim.operators import Operators
@@ -41,20 +40,6 @@ from simulated_disk import SimulatedDisk
 CALM_MS = 60_000.0
 ROUND_MS = 1000.0
 SETTLE_MS = 4000.0
-
-
-class NoGuard:
-    """A node without users."""
-
-    asks = False
-
-    def check(self, name: str, password: str, done: Any, source: str) -> Callable[[], object]:
-        done("there are no users")
-        return lambda: None
-
-    def check_token(self, token: bytes, done: Any) -> Callable[[], object]:
-        done("there are no users")
-        return lambda: None
 
 
 class NodeFaults(Faults):
@@ -94,7 +79,7 @@ class WholeWorld:
         plant = PLANTS.get(options.plant or "")
         self.replica_class: type[Replica] = plant.replica if plant else Replica
         self.loop = Loop()
-        self.weather = Weather.drawn(seed, options)._replace(journalled=True)
+        self.weather = Weather.drawn(seed, options)._replace(journalled=True, namespaces=False)
         self.counts: Counter[str] = Counter()
         self.lines: deque[str] = deque(maxlen=TRACE_LINES)
         self.calm = False

@@ -14,10 +14,12 @@ from typing import Any
 from coordination_sim.clients import Clients
 from coordination_sim.endings import heal
 from coordination_sim.faults import Faults
+from coordination_sim.guests import Guests
 from coordination_sim.loop import Loop, stream
 from coordination_sim.machine import Machine
 from coordination_sim.network import Network
 from coordination_sim.plants import PLANTS
+from coordination_sim.shadow import Shadow
 from coordination_sim.times import Times
 from coordination_sim.truth import Truth, WrongError
 from coordination_sim.weather import Options, Weather
@@ -60,10 +62,12 @@ class World:
         self.rng = stream(seed, "world")
         self.network = Network(seed, self.loop, self.weather, self.counts)
         self.times = Times(self)
+        self.shadow = Shadow(self) if self.weather.namespaces else None
         self.truth = Truth(self)
         self.machines: list[Machine] = []
         self._found()
         self.clients = Clients(self)
+        self.guests = Guests(self) if self.weather.namespaces else None
         self.faults = Faults(self)
 
     def _found(self) -> None:
@@ -100,6 +104,8 @@ class World:
         for machine in self.machines:
             machine.start()
         self.clients.begin()
+        if self.guests is not None:
+            self.guests.begin()
         self.faults.begin()
         end = min(self.weather.duration_ms, self.options.until_s * 1000)
         self.loop.run_until(end)
@@ -109,7 +115,11 @@ class World:
 
     def _check_history(self) -> None:
         """Look for an order in which what clients were told can have happened, once more."""
-        verdict = check(self.clients.operations(), SEARCH_STEPS_MAX)
+        operations = self.clients.operations()
+        if self.guests is not None:
+            self.guests.check()
+            operations += self.guests.history()
+        verdict = check(operations, SEARCH_STEPS_MAX)
         self.counts["histories"] += verdict.keys
         self.counts["histories undecided"] += verdict.undecided
         if verdict.wrong:

@@ -1,0 +1,261 @@
+"""A group's namespaces once more: each committed entry is executed a second time, and looked at.
+
+Invariants:
+1. Members execute an entry with the result, and to the state, that it has here; their snapshots
+   are byte for byte what is frozen here.
+2. What has to hold of namespaces, whoever executes, is looked at after every entry
+   (`namespace_truth`); an attempt that was refused is never executed.
+3. Ephemeral elements are there as long as their session, and no longer. Names in sequence grow.
+
+Elsewhere: clients (`guests`), who hears of changes (`hearers`), registers (`truth`).
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from coordination_sim.hearers import Told
+from coordination_sim.loop import stream
+from coordination_sim.states import RecordedRegisters
+from millstream.coordination.core.client_table import ClientTable
+from millstream.coordination.core.effects import Code, Reply
+from millstream.coordination.core.entries import Body, Entry, Kind
+from millstream.coordination.core.group_state import GroupState
+from millstream.coordination.core.namespace.paths import parse_path
+from millstream.coordination.core.replica import Replica
+from namespace_callers import is_pending
+from namespace_truth import QUEUE, Truth, WatchedState, require
+
+if TYPE_CHECKING:
+    from coordination_sim.world import World
+
+STATE_EVERY = 16
+"""After so many entries states are compared as a whole; snapshots besides."""
+ATTEMPTS = 10**6
+SEQUENCE = "/h/sequence"
+FORMAT_MAX = 2
+
+
+def number_of(state: GroupState, lsn: int) -> int:
+    """Return what the namespaces add to the number of a state."""
+    return 0 if lsn % STATE_EVERY else 1 + crc32(b"".join(state.namespace.freeze()))
+
+
+class RecordedState(GroupState):
+    """A group's state that says what it was told to execute, and a number for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.registers: RecordedRegisters = RecordedRegisters()
+        self._format_max = 1
+
+    @property
+    def format_max(self) -> int:
+        return self._format_max
+
+    @format_max.setter
+    def format_max(self, number: int) -> None:
+        self._format_max = number
+
+    def apply(self, entry: Entry) -> bytes:
+        reply = super().apply(entry)
+        number = self.registers.number + number_of(self, entry.lsn)
+        self.registers.executed[entry.lsn] = reply, number
+        return reply
+
+    def __getattr__(self, name: str) -> Any:
+        """Have what registers have that say what they do."""
+        if name in ("executed", "is_astray", "was_astray", "go_astray"):
+            return getattr(self.registers, name)
+        raise AttributeError(name)
+
+    @property
+    def is_restored(self) -> bool:
+        return self.registers.is_restored
+
+    @is_restored.setter
+    def is_restored(self, is_it: bool) -> None:
+        self.registers.is_restored = is_it
+
+    @property
+    def values(self) -> Any:
+        return self.registers.values
+
+    @property
+    def ends(self) -> bytes:
+        """What members have to have alike in the end."""
+        return b"".join(self.namespace.freeze())
+
+
+class ShadowTruth(Truth):
+    """What was seen, with clients of registers beside those of namespaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: set[int] = set()
+        self.failed: set[int] = set()
+        self.ephemeral: dict[bytes, int] = {}
+        self.queues: dict[Any, set[bytes]] = {}
+        self.counters: dict[Any, int] = {}
+        self.sequence = -1
+        self.changed: list[tuple[tuple[Any, ...], bytes]] = []
+        """What the last entry did, and with what reply."""
+
+    def executed(self, state: GroupState, entry: Entry, was_open: bool, reply: bytes) -> None:
+        argv = entry.content.argv
+        if not argv[0].isdigit() or argv[1] in (b"MARK", b"SUBACK"):
+            return
+        super().executed(state, entry, was_open, reply)
+        attempt = int(argv[0]) % ATTEMPTS
+        if not reply.startswith(b"-"):
+            require(attempt not in self.refused, "an attempt that was refused was executed")
+
+    def _note(
+        self, state: GroupState, session: int, lsn: int, wish: tuple[Any, ...], reply: bytes
+    ) -> None:
+        self.changed.append((wish, reply))
+        if wish[0] == "EXEC":
+            super()._note(state, session, lsn, wish, reply)
+            return
+        if any("/h/" in str(word) for word in wish[1:3]):
+            if wish[0] == "CREATE" and "SEQUENTIAL" in wish and not reply.startswith(b"-"):
+                path = reply[1:]
+                number = int(path.decode().removeprefix(f"{SEQUENCE}/n"))
+                require(number > self.sequence, f"number {number} is given out again")
+                self.sequence = number
+                self.ephemeral[path] = session
+            elif wish[0] == "DELETE" and reply == b"+OK":
+                self.ephemeral.pop(wish[1].encode(), None)
+            return
+        self._see_queue(state)
+        if wish[0] != "COUNTER":
+            super()._note(state, session, lsn, wish, reply)
+            return
+        element = state.namespace.state.elements.find(parse_path(wish[-1].encode()))
+        self.counted = self.counters.get(element, 0)
+        super()._note(state, session, lsn, wish, reply)
+        self.counters[element] = self.counted
+
+    def _see_queue(self, state: GroupState) -> None:
+        element = state.namespace.state.elements.find(parse_path(QUEUE.encode()))
+        self.pushed = self.queues.setdefault(element, set())
+
+    def final(self, session: int, csn: int, value: bytes) -> None:
+        if (session, csn) in self.ops:
+            super().final(session, csn, value)
+
+    def check(self, replica: Replica, kind: Kind) -> None:
+        machine = replica.machine
+        assert isinstance(machine, GroupState)
+        self._see_queue(machine)
+        super().check(replica, kind)
+        self.sessions.intersection_update(replica.table)
+        elements = machine.namespace.state.elements
+        for path, session in list(self.ephemeral.items()):
+            is_there = elements.find(parse_path(path)) is not None
+            if session in replica.table:
+                require(is_there, f"{path!r} is gone, and its session is not")
+            else:
+                require(not is_there, f"{path!r} outlives its session")
+                del self.ephemeral[path]
+
+
+class ShadowState(WatchedState):
+    """Keeps the reply to the last entry."""
+
+    format_max = FORMAT_MAX
+    reply: bytes | None = None
+
+    def apply(self, entry: Entry) -> bytes:
+        self.reply = super().apply(entry)
+        return self.reply
+
+
+class ShadowTable(ClientTable):
+    """Lets the truth know which replies are final."""
+
+    def __init__(self, truth: Truth) -> None:
+        super().__init__()
+        self.truth = truth
+
+    def store(self, session: int, csn: int, value: bytes, lsn: int) -> None:
+        self.truth.final(session, csn, value)
+        super().store(session, csn, value, lsn)
+
+
+class Executor(Replica):
+    """Executes, and does nothing else."""
+
+    def take_snapshot(self, asked: Entry) -> None: ...
+
+    def hold_stable(self, named: Entry) -> None: ...
+
+
+class Shadow:
+    """What the committed entries make."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.truth = world, ShadowTruth()
+        rng = stream(world.seed, "shadow")
+        self.state = ShadowState(self.truth, rng)
+        self.replica = Executor(self.state, rng.random)
+        self.replica.table = ShadowTable(self.truth)
+        self.told = {root: Told(root) for root in (b"/h", b"/n")}
+
+    def commit(self, entry: Entry, at_lsn: dict[int, tuple[bytes, int]], number: int) -> None:
+        """Execute the next entry; note its result, and look."""
+        self.state.reply, self.truth.changed = None, []
+        self.replica.log.append(entry)
+        self.replica.advance(entry.lsn)
+        self.truth.check(self.replica, entry.header.kind)
+        if self.state.reply is not None:
+            at_lsn[entry.lsn] = self.state.reply, number + number_of(self.state, entry.lsn)
+        if entry.header.kind is Kind.SNAPSHOT:
+            digest = sha256(b"".join(self.replica.freeze())).digest()
+            self.world.truth.states.hashes[entry.lsn] = digest
+        for told in self.told.values():
+            told.take(self.state, entry.lsn, self.truth.changed)
+
+    @property
+    def table(self) -> ClientTable:
+        """The sessions that there are."""
+        return self.replica.table
+
+    # ---- answers
+
+    def check_answer(self, key: tuple[int, int], body: Body, reply: Reply) -> None:
+        """A request is answered with what it came to, or was not executed."""
+        truth = self.truth
+        if reply.code is Code.OK:
+            if body.argv[1] in (b"MARK", b"SUBACK"):
+                return
+            require(key in truth.ops, f"request {key} is answered {reply}, and never executed")
+            known = truth.finals.get(truth.ops[key])
+            is_told = known == reply.value or is_pending(reply.value)
+            require(is_told, f"request {key} is answered {reply.value!r}, it was {known!r}")
+        elif reply.code is Code.CSNGONE:
+            truth.check_gone(self.replica, key)
+        elif reply.code is Code.SESSIONEXPIRED:
+            lives = key[0] in self.table
+            require(not lives, f"session {key[0]} lives, and its client is told that it does not")
+        elif reply.code is not Code.UNKNOWN:
+            attempt = int(body.argv[0]) % ATTEMPTS
+            require(attempt not in truth.ran, f"{reply.code} to what was executed")
+            truth.refused.add(attempt)
+
+    def check_read(self, body: Body, session: int, floor: int, reply: Reply) -> None:
+        """A read has all that was committed when it was asked for, and nothing else."""
+        if reply.code is not Code.OK:
+            return
+        end = self.replica.commit_lsn
+        require(floor <= reply.lsn <= end, f"stale read: {reply.lsn} of {floor} entries")
+        if reply.lsn == end:
+            wanted = self.state.read(body, session)
+            require(reply.value == wanted, f"a read of {body.argv} is {reply.value!r}")
+
+    def check_failed(self) -> None:
+        """What clients know to have failed was never done."""
+        done = {op for op, value in self.truth.finals.items() if value[:1] != b"-"}
+        require(not self.truth.failed & done, "what is said to have failed was done")

@@ -1,0 +1,69 @@
+"""Clients of namespaces over replicas in false time: what they are told is right, whatever fails.
+
+Elsewhere: all faults at once (`test_coordination_simulation`), a state alone
+(`test_namespace_schedules`).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coordination_sim.runs import Outcome, run
+from coordination_sim.weather import Options, Weather
+
+TESTS = Path(__file__).parents[1]
+WEATHER = {
+    "leaders that go": ("isolate_primary", "move_primary", "client_loss", "client_silence"),
+    "crashes": ("crash", "crash_in_step", "power", "client_restart", "short_sessions"),
+    "snapshots": ("partition", "snapshot_storm", "slow_node", "client_loss", "restart_storm"),
+    "changes of members": ("reconfigure", "death_in_reconfigure", "pause", "short_sessions"),
+    "no journal": ("no_journal", "crash", "client_loss", "upgrade"),
+}
+SEEDS = range(3)
+
+
+def short(seed: int, *faults: str, plant: str | None = None) -> Outcome:
+    """Run a short one with clients of namespaces, and these faults."""
+    return run(seed, Options(only=frozenset(("namespaces", *faults)), plant=plant))
+
+
+@pytest.mark.parametrize("weather", WEATHER)
+def test_what_clients_of_namespaces_are_told_is_right(weather: str) -> None:
+    outcomes = [short(seed, *WEATHER[weather]) for seed in SEEDS]
+    assert [outcome.wrong for outcome in outcomes] == [None] * len(outcomes)
+    assert sum(outcome.counts["requests of namespaces ok"] for outcome in outcomes)
+
+
+def test_in_good_weather_all_is_done_and_heard() -> None:
+    outcome = short(1)
+    assert outcome.wrong is None
+    assert outcome.counts["requests of namespaces ok"] > 100
+    assert outcome.counts["messages"] > 100
+
+
+def test_a_seed_is_the_same_run_in_every_process() -> None:
+    digests = set()
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent / 'src'}"}
+        found = subprocess.run(
+            [sys.executable, "-m", "coordination_sim", "--seed=3", "--only=namespaces,crash"],
+            env={**environment, "PYTHONHASHSEED": hash_seed}, capture_output=True, check=True,
+            text=True,
+        )  # fmt: skip
+        digests |= {line for line in found.stdout.splitlines() if line.startswith("digest")}
+    assert len(digests) == 1
+
+
+def test_about_half_of_the_seeds_have_them_and_nothing_else_of_the_weather_changes() -> None:
+    drawn = [Weather.drawn(seed, Options()) for seed in range(60)]
+    assert 20 < sum(weather.namespaces for weather in drawn) < 40
+    with_them = next(seed for seed, weather in enumerate(drawn) if weather.namespaces)
+    without = Weather.drawn(with_them, Options(without=frozenset(("namespaces",))))
+    periods = dict(drawn[with_them].periods)
+    del periods["namespaces"]
+    assert without == drawn[with_them]._replace(namespaces=False, periods=periods)
