@@ -5,6 +5,7 @@ Elsewhere: what it knows of namespaces (`stand_in_tree`), real nodes (`nodes`).
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socketserver
 import threading
@@ -64,6 +65,9 @@ class StandIn(socketserver.ThreadingTCPServer):
                     return self._write(key, value, lies)
                 case ("SET", key, value):
                     return self._write(key, value, lies)
+                case ("SUBSCRIBE", path, *_):
+                    self.tree.listen(path, connection.tell)
+                    return b""
             return self._in_tree(connection, words)
 
     def _in_tree(self, connection: _Connection, words: list[str]) -> bytes:
@@ -93,6 +97,11 @@ class _Connection(socketserver.StreamRequestHandler):
     server: StandIn
     session = ""
     collected: list[list[str]] | None = None
+
+    def tell(self, message: Any) -> None:
+        """Say something that was not asked for."""
+        with contextlib.suppress(OSError, ValueError):  # it has left
+            self.wfile.write(_bytes(message))
 
     def handle(self) -> None:
         while line := self.rfile.readline():

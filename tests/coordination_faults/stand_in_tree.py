@@ -5,13 +5,17 @@ Elsewhere: registers, and connections (`stand_in`).
 
 from __future__ import annotations
 
+import json
+from base64 import b64encode
 from collections.abc import Callable
 from typing import Any
 
 __all__ = ["TREE_LIES", "Refusal", "Tree"]
 
-TREE_LIES = ("two holders", "lock lost", "counted twice", "lost item", "item for two", "torn")
-"""Of locks, of counters and sequences, of queues, of transactions."""
+TREE_LIES = (
+    "two holders", "lock lost", "counted twice", "lost item", "item for two", "torn", "missed",
+)  # fmt: skip
+"""Of locks, of counters and sequences, of queues, of transactions, of subscriptions."""
 
 
 class Refusal(Exception):
@@ -28,6 +32,7 @@ class Tree:
         self.lie, self.lies, self.version = lie, lies, 0
         self.values: dict[str, tuple[str, str]] = {}
         self.holders: dict[str, tuple[str, str]] = {}
+        self.listeners: dict[str, list[Callable[[Any], None]]] = {}
         self.numbers: dict[str, int] = {}
         self.items: dict[str, list[list[Any]]] = {}
         """Of a queue: id, value, deliveries, who took it."""
@@ -67,6 +72,16 @@ class Tree:
         for item in (item for items in self.items.values() for item in items):
             item[3] = "" if item[3] == session else item[3]
 
+    def listen(self, path: str, listener: Callable[[Any], None]) -> None:
+        """Have this one told of what is put; of what was before it hears nothing."""
+        self.listeners.setdefault(path, []).append(listener)
+        listener(["subscribe", path, 1])
+        listener(self._message(path, "start", ""))
+
+    def _message(self, path: str, op: str, value: str) -> list[Any]:
+        data = b64encode(value.encode()).decode()
+        return ["message", path, json.dumps({"op": op, "lsn": self.version, "data": data})]
+
     def _tells(self, lie: str) -> bool:
         return self.lie == lie and self.lies()
 
@@ -96,12 +111,14 @@ class Tree:
 
     def _put(self, path: str, value: str, more: list[str]) -> str:
         is_current = not more or self.holders.get(path, ("", ""))[1] == more[1]
-        if self._tells("lock lost"):
+        if self.lie == "lock lost":
             self.holders.pop(path, None)
         if not is_current and self.lie != "lock lost":
             raise Refusal("FENCED")
         if not self._tells("torn"):
             self.values[path] = self._now, value
+        for listener in () if self._tells("missed") else self.listeners.get(path, ()):
+            listener(self._message(path, "put", value))
         return "OK"
 
     def _queue(self, session: str, function: str, path: str, more: list[str]) -> Any:

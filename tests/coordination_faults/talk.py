@@ -43,6 +43,10 @@ class Connection:
             raise answer
         return answer
 
+    def hear(self) -> Any:
+        """Return what comes without being asked for; OSError if nothing comes in time."""
+        return self._answer()
+
     def close(self) -> None:
         """No more is said; harmless if the other side has closed."""
         self._file.close()

@@ -1,4 +1,4 @@
-"""Clients of namespaces: a lock, a counter, a queue, names in sequence, transactions.
+"""Clients of namespaces: locks, counters, queues, names in sequence, transactions, watching.
 
 Each works on one thing that it makes if it is not there, and writes down what `histories` checks.
 
@@ -12,27 +12,23 @@ Elsewhere: registers (`clients`), how they ask (`callers`), what is right (`hist
 
 from __future__ import annotations
 
+import json
 import time
 from abc import abstractmethod
+from base64 import b64decode
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
-from coordination_faults.callers import Asker, Shared
-from coordination_faults.talk import Refused
+from coordination_faults.callers import ATTEMPT_S_MAX, Asker, Shared
+from coordination_faults.talk import Connection, Refused
 
-__all__ = [
-    "NAMESPACE",
-    "WORKLOADS",
-    "Counting",
-    "Locking",
-    "Queueing",
-    "Sequencing",
-    "Transacting",
-]
+__all__ = ["NAMESPACE", "WORKLOADS", "Counting", "Queueing"]
 
 NAMESPACE: Final = "/faults"
 HELD_S_MAX = 0.1
 TAKEN_MAX = 3
+HEARD_MAX = 20
+"""Messages that a watcher takes before it looks whether all have to stop."""
 REST_MAX = 100_000
 _PARTS = ("a", "b", "c")
 """Elements that transactions write together."""
@@ -276,6 +272,86 @@ class Transacting(_Worker):
         self._end(ended, not isinstance(told, Refused) if ended == "ok" else told)
 
 
+class Writing(_Worker):
+    """Writes what others watch, in a transaction, which tells of which version it was."""
+
+    name_of = "watched"
+
+    def _work(self) -> None:
+        value = self.shared.value()
+        words = ("MULTI",), ("PUT", self.key, value), ("GET", self.key, "CAS"), ("EXEC",)
+        ended, told = self._do("write", (self.key, value), *words)
+        version = told[1][0] if ended == "ok" else None
+        self._end(ended, None if ended == "ok" else told, version)
+
+
+class Watching(_Worker):
+    """Watches it, at any node; goes on at another one where the connection is lost."""
+
+    name_of = "watched"
+    has_session = False
+
+    def __init__(self, shared: Shared, seed: str) -> None:
+        super().__init__(shared, seed)
+        self._line: Connection | None = None
+        self._subscription, self._lsn = "", -1
+
+    def _operate(self) -> None:
+        if self._is_made:
+            self._work()
+        else:
+            super()._operate()
+
+    def _work(self) -> None:
+        try:
+            line = self._line or self._subscribed()
+            for _ in range(HEARD_MAX):
+                self._hear(json.loads(line.hear()[2]))
+        except Refused as refused:
+            self.shared.counts[f"refused {refused.code}"] += 1
+            if refused.code == "HISTORY_LOST":
+                self._lsn = -1
+            self._leave()
+        except OSError:
+            self._leave()
+
+    def _subscribed(self) -> Connection:
+        address = self.rng.choice(self.shared.addresses())
+        self._line = line = Connection(address, ATTEMPT_S_MAX)
+        if self.shared.login:
+            line.call("AUTH", *self.shared.login)
+        resume = () if self._lsn < 0 else ("FROM", f"{self._lsn}")
+        line.call("SUBSCRIBE", self.key, "MODE", "DATA", *resume)
+        return line
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        lsn = event["lsn"]
+        match event["op"]:
+            case "start":
+                self._subscription = self.shared.process()
+                self._note("begin", lsn)
+            case "put":
+                self._note("see", [lsn, b64decode(event["data"]).decode()])
+            case "overrun" | "denied":
+                raise ConnectionError("the subscription has ended")
+        self._lsn = lsn
+
+    def _note(self, function: str, told: Any) -> None:
+        argument = self.key, self._subscription
+        self.shared.note("invoke", self.process, function, argument)
+        self._end("ok", told)
+
+    def _leave(self) -> None:
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+
+    def hang_up(self) -> None:
+        """Also end the subscription."""
+        super().hang_up()
+        self._leave()
+
+
 WORKLOADS: Final[tuple[type[_Worker], ...]] = (
-    Locking, Counting, Sequencing, Queueing, Transacting,
+    Locking, Counting, Sequencing, Queueing, Transacting, Writing, Watching,
 )  # fmt: skip

@@ -20,7 +20,7 @@ from histories.versions import pinned
 from node_process import free_port
 from waiting import until
 
-ANSWERS = 1_200
+ANSWERS = 1_500
 
 
 def seen_through(server: StandIn, path: Path) -> Verdict:

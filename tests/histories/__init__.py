@@ -2,6 +2,6 @@
 
 `events` is the format and who writes it, `registers` says what a register may answer, `versions`
 compares the order that replies tell with what was seen, `search` looks for an order without being
-told one. `locks`, `queues` and `tickets` say what those may answer. `check` looks at all of it;
+told one; `locks`, `queues`, `tickets` and `watches` are of other things, `check` of all.
 `python -m histories FILE...` checks files.
 """

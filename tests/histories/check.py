@@ -4,7 +4,8 @@ An operation touches one key, so a history is right if each key's part of it is 
 Wing 1990); parts are small, and a search grows quickly with what it searches. Registers are
 checked by the versions told, then by a search; what says more about itself needs no search.
 
-Elsewhere: the checks (`versions`, `search`; `locks`, `queues`, `tickets`), the format (`events`).
+Elsewhere: the checks (`versions` and `search`; `locks`, `queues`, `tickets`, `watches`), the
+format (`events`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from histories import locks, queues, tickets
+from histories import locks, queues, tickets, watches
 from histories.events import Operation
 from histories.search import STEPS_MAX, Answer, search
 from histories.versions import disorders
@@ -29,6 +30,7 @@ _WRONG_MAX = 20
 _CHECKS: Final[dict[str, Callable[[Sequence[Operation]], Iterable[str]]]] = {
     **dict.fromkeys(("next", "count"), tickets.disorders),
     **dict.fromkeys(("lock", "release", "put"), locks.disorders),
+    **dict.fromkeys(("write", "begin", "see"), watches.disorders),
     **dict.fromkeys(("push", "take", "ack", "nack", "rest"), queues.disorders),
 }
 """Of what is no register, by what is done with it."""

@@ -13,7 +13,8 @@ Invariants:
    of which the first counts most. A write's is its own; a read's is that of the value it saw, or
    any later one at which that value still stood. One history does not mix numbers and several.
 
-Elsewhere: what the functions mean (`registers`, `locks`, `queues`, `tickets`).
+Elsewhere: what the functions mean (`registers`, `locks`, `queues`, `tickets`,
+`watches`).
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ ALIVE = ("lock", ("s1",), None, 40, 50)
 PUSHED = ("push", ("v1",), "0:1:3:0", 0, 10)
 TAKEN = ("take", ("s1",), [["0:1:3:0", "v1", 1]], 12, 14)
 AGAIN = ("take", ("s2",), [["0:1:3:0", "v1", 2]], 16, 18)
+SEEN = ("see", ("w1",), [6, "v1"], 8, 9)
 DONE = ("ack", ("s1", "0:1:3:0", "1"), True, 20, 22)
 
 
@@ -42,6 +43,12 @@ DONE = ("ack", ("s1", "0:1:3:0", "1"), True, 20, 22)
         [PUSHED, TAKEN, ("rest", (), ["v1"], 30, 40)],
         [PUSHED, ("take", ("s1",), [["0:1:3:0", "v1", 1]], 5, 20)],
         [PUSHED, TAKEN, ("ack", ("s1", "0:1:3:0", "1"), None, 20, None), ("rest", (), [], 30, 40)],
+        [("begin", ("w1",), 4, 0, 1), ("write", ("v1",), None, 2, None), SEEN],
+        [
+            ("begin", ("w1",), 4, 0, 1),
+            ("write", ("v1",), None, 2, None),
+            ("write", ("v2",), None, 9, None),
+        ],
         [("next", (), 1, 0, 10), ("next", (), 3, 12, 20), ("next", (), None, 2, None)],
         [("next", (), 2, 0, 10), ("next", (), 1, 2, 20), ("count", (), 1, 3, 30)],
     ],
@@ -58,6 +65,19 @@ def test_what_can_be_is_right(rows: list[Row]) -> None:
         ([LOCKED, RELEASED, ("lock", ("s2",), "0:1:4", 20, 30)], "its token is smaller"),
         ([PUSHED, ("rest", (), [], 30, 40)], "is lost"),
         ([PUSHED, TAKEN, DONE, ("rest", (), ["v1"], 30, 40)], "still there"),
+        ([("begin", ("w1",), 6, 0, 1), ("write", ("v1",), None, 2, None), SEEN], "comes after"),
+        ([("begin", ("w1",), 4, 0, 1), SEEN], "nobody had written"),
+        (
+            [
+                ("begin", ("w1",), 4, 0, 1),
+                ("begin", ("w2",), 4, 0, 1),
+                ("write", ("v1",), None, 2, None),
+                ("write", ("v0",), None, 2, None),
+                SEEN,
+                ("see", ("w2",), [5, "v0"], 8, 9),
+            ],
+            "did not hear 'v0'",
+        ),
         ([PUSHED, TAKEN, AGAIN, DONE], "delivered to another since"),
         ([PUSHED, TAKEN, ("take", ("s2",), TAKEN[2], 16, 18)], "what was given to"),
         ([PUSHED, TAKEN, DONE, ("ack", ("s1", "0:1:3:0", "1"), True, 30, 40)], "what was done"),
