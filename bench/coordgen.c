@@ -3,8 +3,10 @@
  *
  *   coordgen [options] HOST:PORT...
  *     -e           speak etcd's protocol
+ *     -n           elements of the namespace /bench, not registers (RESP only)
  *     -o OPERATION put, get, fill (each key once), or first: try a put each 10 ms, at one address after
- *                  the other, each on a connection of its own, until one is acknowledged; -> put
+ *                  the other, each on a connection of its own, until one is acknowledged; -> put.
+ *                  With -n also create (sequential elements), count (one counter) and push (one queue)
  *     -c CLIENTS   connections, all to the first address              64
  *     -s SECONDS   how long; another WARM_UP_NS before are not counted 3
  *     -k KEYS      how many keys                                      10000
@@ -22,7 +24,7 @@ enum frame { DATA = 0, HEADERS = 1, RST_STREAM = 3, SETTINGS = 4, PING = 6, GOAW
 enum { END_STREAM = 1, ACK = 1, END_HEADERS = 4, FRAME_HEAD = 9 };
 
 static struct {
-    int is_etcd, clients, keys, value_bytes;
+    int is_etcd, is_tree, clients, keys, value_bytes;
     const char *operation;
     double seconds;
     char *addresses[ADDRESSES_MAX];
@@ -68,9 +70,40 @@ static void add_value(void)
     request.size += (size_t)options.value_bytes;
 }
 
+static int is(const char *operation) { return !strcmp(options.operation, operation); }
+
+/* An element: /bench/key:00000000, or what the operation works on. */
+static void make_of_tree(void)
+{
+    static const char *words[][2] = {
+        {"put", "*3\r\n$3\r\nPUT\r\n$19\r\n/bench/"},
+        {"first", "*3\r\n$3\r\nPUT\r\n$19\r\n/bench/"},
+        {"get", "*2\r\n$3\r\nGET\r\n$19\r\n/bench/"},
+        {"fill", "*4\r\n$6\r\nCREATE\r\n$6\r\nBINARY\r\n$19\r\n/bench/"},
+        {"create", "*5\r\n$6\r\nCREATE\r\n$6\r\nBINARY\r\n$10\r\nSEQUENTIAL\r\n$24\r\n/bench/many/"},
+        {"count", "*3\r\n$7\r\nCOUNTER\r\n$3\r\nINC\r\n$14\r\n/bench/counter\r\n"},
+        {"push", "*4\r\n$5\r\nQUEUE\r\n$4\r\nPUSH\r\n$12\r\n/bench/queue\r\n"},
+    };
+    char head[64];
+    unsigned at = 0;
+    while (at < sizeof words / sizeof *words && !is(words[at][0])) at++;
+    if (at == sizeof words / sizeof *words) die("no operation %s", options.operation);
+    add_text(words[at][1]);
+    request.key_at = REQUEST_MAX - KEY_BYTES; /* nowhere, where the operation has no key */
+    if (!is("count") && !is("push")) {
+        add_key();
+        add_text("\r\n");
+    }
+    if (is("get") || is("count")) return;
+    add(head, (size_t)snprintf(head, sizeof head, "$%d\r\n", options.value_bytes));
+    add_value();
+    add_text("\r\n");
+}
+
 static void make_resp(int is_put)
 {
     char head[64];
+    if (options.is_tree) return make_of_tree();
     add_text(is_put ? "*3\r\n$3\r\nSET\r\n$12\r\n" : "*2\r\n$3\r\nGET\r\n$12\r\n");
     add_key();
     add_text("\r\n");
@@ -160,11 +193,17 @@ static int take_resp(struct client *c)
     if (!end) return 0;
     size_t size = (size_t)(end - c->in) + 1;
     long length = c->in[0] == '$' ? strtol((char *)c->in + 1, NULL, 10) : -1;
+    if (!strncmp((char *)c->in, "*1\r\n$", 5)) { /* one text in a list */
+        uint8_t *inner = memchr(c->in + 4, '\n', c->used - 4);
+        if (!inner) return 0;
+        length = strtol((char *)c->in + 5, NULL, 10);
+        size = (size_t)(inner - c->in) + 1;
+    } else if (c->in[0] == '*' && c->used < 6) return 0;
     if (length >= 0) size += (size_t)length + 2;
     if (c->used < size) return 0;
     if (c->used > size) die("more bytes than one reply");
     c->used = 0;
-    if (c->in[0] == '+' || length >= 0) return 1;
+    if (c->in[0] == '+' || c->in[0] == ':' || length >= 0) return 1;
     snprintf(error_text, sizeof error_text, "%.*s", (int)(end - c->in > 1 ? end - c->in - 1 : 0), c->in);
     return -1;
 }
@@ -299,9 +338,10 @@ static void run_first(void)
 static void parse_options(int argc, char **argv)
 {
     int letter;
-    while ((letter = getopt(argc, argv, "eo:c:s:k:v:")) != -1) {
+    while ((letter = getopt(argc, argv, "eno:c:s:k:v:")) != -1) {
         switch (letter) {
         case 'e': options.is_etcd = 1; break;
+        case 'n': options.is_tree = 1; break;
         case 'o': options.operation = optarg; break;
         case 'c': options.clients = atoi(optarg); break;
         case 's': options.seconds = atof(optarg); break;

@@ -7,6 +7,8 @@ How it measures:
 2. The generator is compiled, one code for both protocols, and talks to the primary alone.
 3. A fail-over lasts from the kill -9 of the primary to the first write that is acknowledged, tried
    anew each 10 ms at the members that are left.
+4. Elements of a namespace take turns with registers of the same group, which cost the least, and
+   with etcd's keys.
 
 Elsewhere: the groups (groups.py), the generator (coordgen.c), what is printed
 (report_coordination.py).
@@ -27,6 +29,17 @@ from servers import build_programs, run_program
 Figures = dict[str, Any]
 CLIENTS = (1, 16, 64, 256)
 OPERATIONS = {"put": "writes/s", "get": "reads/s"}
+TREE = ("put", "get", "create", "count", "push")
+"""What is done to elements, by as many clients as `TREE_CLIENTS`."""
+TREE_CLIENTS = 64
+TREE_FLOORS = {"put": 1 / 1.2, "get": 1 / 1.2}
+"""Of registers."""
+_TREE_WORDS = (
+    ("CREATENAMESPACE", "/bench"), ("CREATE", "BINARY", "/bench/many"),
+    ("CREATE", "COUNTER", "/bench/counter"), ("CREATE", "QUEUE", "/bench/queue"),
+    ("CONFIG", "SET", "/bench", "LIMIT.CHILDREN", "1000000"),
+    ("CONFIG", "SET", "/bench", "LIMIT.ITEMS", "1000000"),
+)  # fmt: skip
 KEYS = 10_000
 VALUE_BYTES = 256
 ROUNDS = 3
@@ -58,23 +71,54 @@ def measure_groups(groups: Iterable[Group], seconds: float, fail_overs: int) -> 
     }
     return {
         "rows": rows,
+        "tree": measure_tree(groups, seconds),
         "fail_over_s": {group.name: fail_over_s(group, fail_overs) for group in groups},
     }
 
 
+def measure_tree(groups: list[Group], seconds: float) -> Figures:
+    """Let elements of the node's group take turns with its registers, and with etcd's keys."""
+    node = next((group for group in groups if isinstance(group, Millstream)), None)
+    if node is None:
+        return {}
+    primary = node.primary()
+    assert primary is not None
+    for words in _TREE_WORDS:
+        reply = node.nodes[primary].ask(*words)
+        if not reply.startswith("+"):
+            raise RuntimeError(f"{' '.join(words)}: {reply}")
+    run_program("coordgen", "-n", "-o", "fill", "-k", KEYS, "-v", VALUE_BYTES, _primary_of(node))
+    rows = {}
+    for operation in TREE:
+        turns = {"elements": (node, ("-n",))}
+        if operation in OPERATIONS:
+            turns |= {group.name: (group, group.options) for group in groups}
+        rows[operation] = _in_turns(turns, operation, TREE_CLIENTS, seconds)
+    return rows
+
+
 def measure_load(groups: list[Group], operation: str, clients: int, seconds: float) -> Figures:
     """Let the groups take turns; return the medians of each."""
-    runs: dict[str, list[Figures]] = {group.name: [] for group in groups}
+    turns = {group.name: (group, group.options) for group in groups}
+    return _in_turns(turns, operation, clients, seconds)
+
+
+def _in_turns(
+    turns: dict[str, tuple[Group, tuple[str, ...]]], operation: str, clients: int, seconds: float
+) -> Figures:
+    """Load groups in turn, each as its options say; return the medians of each."""
+    runs: dict[str, list[Figures]] = {name: [] for name in turns}
     for turn in range(ROUNDS):
-        for group in groups if turn % 2 == 0 else groups[::-1]:
+        for name in list(turns) if turn % 2 == 0 else list(turns)[::-1]:
+            group, options = turns[name]
             before = group.cpu_s()
             figures = run_program(
-                "coordgen", *group.options, "-o", operation, "-c", clients, "-s", seconds,
+                "coordgen", *options, "-o", operation, "-c", clients, "-s", seconds,
                 "-k", KEYS, "-v", VALUE_BYTES, _primary_of(group),
             )  # fmt: skip
             served = figures["operations"] + figures["uncounted"]
             figures["us"] = (group.cpu_s() - before) / served * 1e6
-            runs[group.name].append(figures)
+            runs[name].append(figures)
     keys = ("operations_per_s", "p50_us", "p99_us", "us")
     return {
         name: {key: statistics.median(run[key] for run in found) for key in keys}
@@ -109,6 +153,11 @@ def verdicts(found: Figures) -> list[Verdict]:
             ratio = row["node"]["operations_per_s"] / row["etcd"]["operations_per_s"]
             name = f"coordination, {OPERATIONS[operation]}, {clients} clients, of etcd"
             judged.append(Verdict(name, ratio, floor))
+    for operation, floor in TREE_FLOORS.items():
+        row = found.get("tree", {}).get(operation, {})
+        if row:
+            ratio = row["elements"]["operations_per_s"] / row["node"]["operations_per_s"]
+            judged.append(Verdict(f"elements, {operation}, of registers", ratio, floor))
     median_s = statistics.median(found["fail_over_s"]["node"])
     judged.append(Verdict("seconds of a fail-over", median_s, FAIL_OVER_S, is_ceiling=True))
     return judged
@@ -120,11 +169,15 @@ def main() -> None:
     parser.add_argument("--group", choices=("node", "etcd"), default="node")
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--fail-overs", type=int, default=FAIL_OVERS)
+    parser.add_argument("--tree", action="store_true", help="elements beside registers alone")
     options = parser.parse_args()
     build_programs()
     with tempfile.TemporaryDirectory(prefix="millstream-bench-") as directory:
         kind = Millstream if options.group == "node" else Etcd
         with kind(Path(directory)) as group:
+            if options.tree:
+                print(json.dumps(measure_tree([group], options.seconds), indent=1))
+                return
             print(
                 json.dumps(measure_groups([group], options.seconds, options.fail_overs), indent=1)
             )

@@ -31,6 +31,8 @@ def lines(found: Figures) -> Iterator[str]:
                 f"{figures['us']:.0f} | {figures['p50_us']:,.0f} | {figures['p99_us']:,.0f} |"
             )
     yield ""
+    if found.get("tree"):
+        yield from _of_elements(found["tree"])
     parts = [
         f"{server} {statistics.median(times):.2f} s (from {min(times):.2f} to {max(times):.2f})"
         for server, times in found["fail_over_s"].items()
@@ -40,4 +42,20 @@ def lines(found: Figures) -> Iterator[str]:
         f"From a kill -9 of the primary to the next write that is acknowledged, the median of "
         f"{count}: {', '.join(parts)}."
     )
+    yield ""
+
+
+def _of_elements(rows: Figures) -> Iterator[str]:
+    yield "Elements of a namespace beside registers of the same group, 64 clients:"
+    yield ""
+    yield "| load | of | per s | processor us/op, all members | p50 us | p99 us |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for operation, row in rows.items():
+        for name, figures in row.items():
+            yield (
+                f"| {_NAMES.get(operation, operation)} | "
+                f"{'registers' if name == 'node' else name} | "
+                f"{figures['operations_per_s']:,.0f} | {figures['us']:.0f} | "
+                f"{figures['p50_us']:,.0f} | {figures['p99_us']:,.0f} |"
+            )
     yield ""
