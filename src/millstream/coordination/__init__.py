@@ -1,22 +1,28 @@
 """Coordination: small replicated state that nodes and applications agree on.
 
-Importing this package loads nothing heavy: `Client` is found when first used.
+Importing this package loads nothing heavy: each name is found when first used. `AsyncClient` is
+the client of namespaces, `Client` the one below, of registers and of any command.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from millstream.coordination.aio.async_client import AsyncClient
     from millstream.coordination.aio.client import Client
 
-__all__ = ["Client"]
+__all__ = ["AsyncClient", "Client"]
+
+_MODULES: Final = {
+    "AsyncClient": "millstream.coordination.aio.async_client",
+    "Client": "millstream.coordination.aio.client",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Load a public name from its module (PEP 562)."""
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module 'millstream.coordination' has no attribute {name!r}")
-    from millstream.coordination.aio import client
-
-    return client.Client
+    return getattr(importlib.import_module(_MODULES[name]), name)

@@ -29,36 +29,31 @@ import hiredis
 
 from millstream.coordination.core import caller as core
 from millstream.coordination.core.caller import Caller, ErrorReply, Outcome
+from millstream.coordination.core.client_errors import error_of
 from millstream.coordination.core.client_table import TIME_OUT_MS
 from millstream.coordination.core.versions import NEVER, Version, parse_version
 from millstream.errors import (
-    AccessError,
     ConditionError,
     MillstreamError,
-    OutcomeUnknownError,
     RemoteProtocolError,
-    UnavailableError,
     UsageError,
 )
 from millstream.model.addresses import parse_address
 from millstream.runtime.tasks import Tasks
 
-__all__ = ["CLOSE_S", "DEADLINE_S", "LONG_BYTES", "PORT", "Client"]
+__all__ = ["CLOSE_S", "DEADLINE_S", "LONG_BYTES", "MARGIN", "PORT", "Client"]
 
 PORT: Final = 7379
 """Where nodes serve clients of their groups, unless told otherwise."""
 DEADLINE_S: Final = 10.0
 """How long a call may take, unless told otherwise."""
+MARGIN: Final = 0.1
+"""Of a session's time-out: by so much clocks may differ in speed."""
 CLOSE_S: Final = 1.0
 """How long closing may take to end the session; it ends by itself later."""
 LONG_BYTES: Final = 64 * 1024
 """If more than this was sent since the last reply, it counts whether the node takes it."""
 _NOT_YET: Final = object()
-_REFUSED: Final = {
-    "NOAUTH": AccessError, "NOPERM": AccessError, "NOTPRIMARY": UnavailableError,
-    "NOQUORUM": UnavailableError, "BUSY": UnavailableError, "BEHIND": UnavailableError,
-    "CAS_MISMATCH": ConditionError,
-}  # fmt: skip
 
 
 class Client:
@@ -71,6 +66,7 @@ class Client:
         session_s: how long the client may be silent before its session ends.
         tls: how to check the nodes, if they speak TLS.
         on_session_lost: called in the loop when the group has ended the session.
+        group: the one to talk with, by number; None: that of registers.
 
     Raises:
         UsageError: `bad_address`.
@@ -86,14 +82,17 @@ class Client:
         session_s: float = TIME_OUT_MS / 1000,
         tls: ssl.SSLContext | None = None,
         on_session_lost: Callable[[], None] = lambda: None,
+        group: int | None = None,
     ) -> None:
         places = [parse_address(address, default_port=PORT) for address in addresses]
         login = (b"AUTH", user.encode(), password.encode()) if user is not None else ()
         self._caller = Caller(
             [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in places],
             random.random, hello=(b"HELLO", b"3", *login), time_out_ms=int(session_s * 1000),
+            group=group,
         )  # fmt: skip
-        self._deadline_s, self._tls = deadline_s, tls
+        self.deadline_s = deadline_s
+        self._tls = tls
         self._on_session_lost = on_session_lost
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks = Tasks()
@@ -108,6 +107,19 @@ class Client:
     def client_id(self) -> str | None:
         """The session's name, once there is one."""
         return self._caller.client_id.decode() if self._caller.client_id else None
+
+    @property
+    def sure_s(self) -> float:
+        """For how many more seconds the session is there for sure, by this machine's clock.
+
+        It is counted from when the last sign that the primary has confirmed was sent, with a
+        margin of `MARGIN` of the session's time-out; 0 without a session.
+        """
+        heard_ms = self._caller.heard_ms
+        if heard_ms is None or self._loop is None or self._is_closed:
+            return 0.0
+        left_ms = heard_ms + self._caller.time_out_ms * (1 - MARGIN) - self._now_ms()
+        return max(0.0, left_ms / 1000)
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -167,14 +179,18 @@ class Client:
         return value, parse_version(version) or NEVER
 
     async def execute(
-        self, *words: bytes, is_change: bool, deadline_s: float | None = None
-    ) -> Any:
+        self, *words: bytes, is_change: bool, deadline_s: float | None = None,
+        may_wait: bool = False, before: Sequence[Sequence[bytes]] = (),
+    ) -> Any:  # fmt: skip
         """Have any command done; return its reply.
 
         Args:
             words: the command, without numbers of its own.
             is_change: it is given a number, so that it is done once.
             deadline_s: how long it may take.
+            may_wait: if the reply is PENDING, ask again with the number until it is another one.
+            before: commands that are sent before it each time (`MULTI`, and what `EXEC` shall
+                do); nobody is told their replies.
 
         Raises:
             OutcomeUnknownError: it may have been done.
@@ -184,15 +200,16 @@ class Client:
         assert not self._is_closed, "the client is closed"
         ticket = self._ticket = self._ticket + 1
         future = self._calls[ticket] = self._loop.create_future()
-        seconds = self._deadline_s if deadline_s is None else deadline_s
+        seconds = self.deadline_s if deadline_s is None else deadline_s
         deadline_ms = self._now_ms() + seconds * 1000
-        self._step(core.Call(ticket, words, is_change, deadline_ms))
+        ahead = tuple(tuple(command) for command in before)
+        self._step(core.Call(ticket, words, is_change, deadline_ms, may_wait, ahead))
         try:
             outcome, reply = await future
         finally:
             self._calls.pop(ticket, None)
         if outcome is not Outcome.ANSWERED or isinstance(reply, ErrorReply):
-            raise _error_of(words, outcome, reply)
+            raise error_of(words, outcome, reply)
         return reply
 
     async def close(self) -> None:
@@ -286,8 +303,12 @@ class Client:
             link.transport.abort()
 
     def _received(self, link: _Link, reply: Any) -> None:
-        if link is self._link:
+        if link is not self._link:
+            return
+        if not isinstance(reply, hiredis.PushNotification):
             self._step(core.Received(reply))
+        elif reply and reply[0] == b"retry":
+            self._step(core.Noticed())
 
     def _moving(self, link: _Link) -> None:
         if link is self._link:
@@ -368,14 +389,3 @@ def _packed(argv: Sequence[bytes]) -> bytes:
 
 def _bytes(key: str | bytes) -> bytes:
     return key.encode() if isinstance(key, str) else key
-
-
-def _error_of(words: Sequence[bytes], outcome: Outcome, reply: Any) -> MillstreamError:
-    command = b" ".join(words[:2])[:64].decode(errors="replace")
-    said = str(reply) if isinstance(reply, ErrorReply) else "no node answered in time"
-    if outcome is Outcome.UNKNOWN:
-        return OutcomeUnknownError(f"{command} may have been done: {said}; read to find out")
-    if not isinstance(reply, ErrorReply):
-        return UnavailableError(f"{command} was not done: {said}", code="timeout")
-    kind = _REFUSED.get(reply.code, UsageError)
-    return kind(f"{command} was not done: {said}", code=reply.code.lower())

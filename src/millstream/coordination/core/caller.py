@@ -10,7 +10,10 @@ Invariants:
    that a group keeps of a session.
 5. A node has `ATTEMPT_MS` for each sign that it gives: a reply, or a part of one, or that it takes
    more of something long. So a long value comes and goes over a slow line, too.
-6. No clock, no dice: both are arguments.
+6. What waits (its reply was PENDING) is asked for again with its number, at once after a notice,
+   else after `AGAIN_MAX_MS` at most; it ends with its session.
+7. Since when the primary has heard the session is told by what was sent, never by a reply's time.
+8. No clock, no dice: both are arguments.
 
 Elsewhere: sockets, and the calls that people make (`aio.client`); the other end (`front`).
 
@@ -26,8 +29,11 @@ from heapq import heappop, heappush
 from typing import Any, Final, NamedTuple
 
 from millstream.coordination.core.client_table import REPLIES_MAX
+from millstream.coordination.core.client_values import is_pending, members_of
 
 __all__ = [
+    "AGAIN_MAX_MS",
+    "AGAIN_MIN_MS",
     "ATTEMPT_MS",
     "BACK_OFF_LONG_MS",
     "BACK_OFF_MAX_MS",
@@ -46,6 +52,7 @@ __all__ = [
     "Finish",
     "Lost",
     "Moving",
+    "Noticed",
     "Outcome",
     "Received",
     "SessionLost",
@@ -68,6 +75,10 @@ BACK_OFF_LONG_MS: Final = 1000.0
 """No pause is longer once nothing was answered for `LONG_MS`."""
 LONG_MS: Final = 30_000.0
 """When attempts become rarer."""
+AGAIN_MIN_MS: Final = 20.0
+"""Before what waits is asked for again; twice as long before each further time."""
+AGAIN_MAX_MS: Final = 500.0
+"""What waits is asked for no more rarely; an offer of it is kept for far longer."""
 MAP_MS: Final = 2000.0
 """How often a client asks where the members are, so that it knows the next primary."""
 NODES_MAX: Final = 64
@@ -75,6 +86,7 @@ NODES_MAX: Final = 64
 _HINTS_MAX: Final = 2
 _OTHER_NODE: Final = frozenset(("NOTPRIMARY", "NOQUORUM", "UNKNOWN", "SESSIONMOVED"))
 _IN_DOUBT: Final = frozenset(("UNKNOWN", "SESSIONMOVED"))
+_NAMING: Final = frozenset((b"CREATENAMESPACE", b"DELETENAMESPACE", b"VDS"))
 _LATER: Final = frozenset(("BUSY", "BEHIND"))
 assert FLIGHT_MAX < REPLIES_MAX
 
@@ -91,12 +103,18 @@ class ErrorReply(Exception):
 
 
 class Call(NamedTuple):
-    """Somebody wants this done; `ticket` comes back with `Finish`."""
+    """Somebody wants this done; `ticket` comes back with `Finish`.
+
+    If it `may_wait`, PENDING is no answer. What is `before` it is sent with it each time, without
+    numbers, and its replies are dropped.
+    """
 
     ticket: int
     argv: tuple[bytes, ...]
     is_change: bool
     deadline_ms: float
+    may_wait: bool = False
+    before: tuple[tuple[bytes, ...], ...] = ()
 
 
 class Connected(NamedTuple):
@@ -107,6 +125,10 @@ class Received(NamedTuple):
     """A reply: bytes, a number, None, a list, a dictionary, or an `ErrorReply`."""
 
     reply: Any
+
+
+class Noticed(NamedTuple):
+    """The node says that something that waits is worth asking for again."""
 
 
 class Moving(NamedTuple):
@@ -121,7 +143,7 @@ class Tick(NamedTuple):
     """The time of the last Wake has come."""
 
 
-Event = Call | Connected | Received | Moving | Lost | Tick
+Event = Call | Connected | Received | Noticed | Moving | Lost | Tick
 
 # ---- effects
 
@@ -175,19 +197,25 @@ class _Pending:
     """A call that is not over, or whose place among the replies is still taken."""
 
     __slots__ = (
+        "again_at_ms",
         "argv",
+        "before",
         "csn",
         "deadline_ms",
         "doubts",
         "is_change",
         "is_over",
+        "looks",
+        "may_wait",
         "reason",
         "ticket",
     )
 
     def __init__(self, call: Call) -> None:
-        self.ticket, self.argv, self.is_change, self.deadline_ms = call
-        self.csn = self.doubts = 0
+        self.ticket, self.argv, self.is_change, self.deadline_ms = call[:4]
+        self.may_wait, self.before = call.may_wait, call.before
+        self.csn = self.doubts = self.looks = 0
+        self.again_at_ms = 0.0
         self.is_over = False
         self.reason: Any = None
 
@@ -200,6 +228,10 @@ class _Step(Enum):
     OPEN = 3
     RESUME = 4
     PING = 5
+    BEFORE = 6
+
+
+_OF_SESSION: Final = (_Step.OPEN, _Step.RESUME, _Step.PING)
 
 
 class _Link(Enum):
@@ -218,6 +250,7 @@ class Caller:
         chance: returns numbers from 0 to below 1.
         hello: the command that begins a connection, with the log-in.
         time_out_ms: of the session.
+        group: that it talks with; None: each node's first, and whichever has a path.
     """
 
     def __init__(
@@ -227,20 +260,30 @@ class Caller:
         *,
         hello: tuple[bytes, ...] = (b"HELLO", b"3"),
         time_out_ms: int = 10_000,
+        group: int | None = None,
     ) -> None:
         assert addresses
         self._given = list(addresses)
         self._addresses = list(addresses)
         self._chance, self._hello = chance, hello
-        self._time_out_ms = time_out_ms
+        self._wanted_ms = time_out_ms
+        self._prefix = () if group is None else (b"GROUP", b"%d" % group)
+        self.time_out_ms = time_out_ms
+        """So long the session may be silent, as the group has it."""
         self._effects: list[Effect] = []
         self._now = 0.0
         self._link = _Link.NONE
-        self._since_ms = self._until_ms = self._sent_ms = self._map_ms = 0.0
+        self._since_ms = self._until_ms = self._map_ms = 0.0
         self._wake_ms = float("inf")
         self._at = 0
         self._flight: deque[_Pending | _Step] = deque()
         self._pending: deque[_Pending] = deque()
+        self._waiting: list[_Pending] = []
+        self._beats: deque[float] = deque()
+        """When what shows the primary that the client lives was sent, and is not answered."""
+        self._beaten_ms = 0.0
+        self.heard_ms: float | None = None
+        """The primary has heard the session at this time or later; None without a session."""
         self._deadlines: list[tuple[float, int, _Pending]] = []
         self._open = 0
         self._csn = 0
@@ -261,6 +304,8 @@ class Caller:
                 self._receive(reply)
             case Connected():
                 self._greet()
+            case Noticed():
+                self._ask_again(self._waiting)
             case Moving():
                 self._since_ms = now_ms
             case Lost():
@@ -293,6 +338,18 @@ class Caller:
             self._open -= 1
             self._effects.append(Finish(call.ticket, outcome, reply))
 
+    def _wait(self, call: _Pending) -> None:
+        pause = min(AGAIN_MIN_MS * 2.0 ** min(call.looks, 16), AGAIN_MAX_MS)
+        call.looks += 1
+        call.doubts += 1  # it may be granted whatever comes
+        call.again_at_ms = self._now + pause * (0.5 + 0.5 * self._chance())
+        self._waiting.append(call)
+
+    def _ask_again(self, calls: Sequence[_Pending]) -> None:
+        due = set(calls)
+        self._waiting = [call for call in self._waiting if call not in due and not call.is_over]
+        self._pending.extend(call for call in calls if not call.is_over)
+
     def _give_up(self, call: _Pending, reply: Any) -> None:
         outcome = Outcome.UNKNOWN if call.is_change and call.doubts else Outcome.FAILED
         self._finish(call, outcome, reply if reply is not None else self._refusal)
@@ -301,7 +358,7 @@ class Caller:
         """Send what may be sent; connect if there is anything to do."""
         while self._pending and self._pending[0].is_over:
             self._pending.popleft()
-        if self._link is _Link.NONE and (self._pending or self.client_id):
+        if self._link is _Link.NONE and (self._pending or self._waiting or self.client_id):
             self._connect()
         if self._link is not _Link.READY or self._until_ms > self._now:
             return
@@ -312,6 +369,8 @@ class Caller:
             if call.is_change and not call.csn:
                 self._csn += 1
                 call.csn = self._csn
+            for words in call.before:
+                self._transmit(_Step.BEFORE, words)
             numbered = (b"CSN", b"%d" % call.csn) if call.csn else ()
             self._transmit(call, (*numbered, *call.argv))
 
@@ -319,9 +378,13 @@ class Caller:
         if not self._flight:
             self._since_ms = self._now
         self._flight.append(item)
+        is_for_group = not isinstance(item, _Step) or item in _OF_SESSION
+        if is_for_group and argv[2 * (argv[0] == b"CSN")] not in _NAMING:
+            argv = (*self._prefix, *argv)
         self._effects.append(Transmit(argv))
-        if item is not _Step.VDS:
-            self._sent_ms = self._now
+        if item in _OF_SESSION:
+            self._beats.append(self._now)
+            self._beaten_ms = self._now
 
     # ---- the connection
 
@@ -344,7 +407,7 @@ class Caller:
         self._transmit(_Step.VDS, (b"VDS",))
 
     def _open_session(self) -> None:
-        self._transmit(_Step.OPEN, (b"SESSION", b"OPEN", b"TTL", b"%d" % self._time_out_ms))
+        self._transmit(_Step.OPEN, (b"SESSION", b"OPEN", b"TTL", b"%d" % self._wanted_ms))
 
     def _leave(self, hint: str | None, *, is_told: bool = True) -> None:
         """Try another node, the one that was named if any, after a pause."""
@@ -354,6 +417,7 @@ class Caller:
         for call in sent:
             call.doubts += call.is_change
         self._flight.clear()
+        self._beats.clear()
         self._pending.extendleft(call for call in reversed(sent) if not call.is_over)
         self._failed()
         self._link = _Link.PAUSING
@@ -395,12 +459,19 @@ class Caller:
         elif item is _Step.HELLO:
             if isinstance(reply, ErrorReply):
                 self._not_greeted(reply)
+        elif item is _Step.BEFORE:
+            pass
         elif item is _Step.VDS:
-            self._learn(_members(reply))
+            self._learn(members_of(reply))
         elif isinstance(reply, ErrorReply):
+            self._beats.popleft()
             self._session_refused(item, reply)
-        elif item is not _Step.PING:
-            self._begin(item, reply)
+        else:
+            sent_ms = self._beats.popleft()
+            if item is not _Step.PING:
+                self._begin(item, reply)
+            if self.client_id is not None:
+                self.heard_ms = sent_ms
 
     def _not_greeted(self, reply: ErrorReply) -> None:
         """Another node may take what a busy one does not."""
@@ -423,6 +494,9 @@ class Caller:
         if item is _Step.OPEN:
             self.client_id, self._secret = reply[b"client_id"], reply[b"secret"]
             self._csn = 0
+        ttl = reply.get(b"ttl")
+        self.time_out_ms = ttl if isinstance(ttl, int) else self._wanted_ms
+        self._ask_again(self._waiting)
         self._csn = max(self._csn, reply[b"csn"])
         self._link = _Link.READY
         self._until_ms = self._now
@@ -441,14 +515,17 @@ class Caller:
         """What was sent in it cannot be repeated in another one."""
         if self.client_id is None:
             return
-        self.client_id = None
+        self.client_id = self.heard_ms = None
         self._effects.append(SessionLost())
-        for call in [*self._flight, *self._pending]:
+        gone = ErrorReply("SESSIONEXPIRED the session has ended, and all that it waited for")
+        for call in [*self._flight, *self._pending, *self._waiting]:
             if isinstance(call, _Pending) and call.csn:
+                call.reason = gone if call.may_wait else call.reason
                 call.doubts += call in self._flight
                 if call.doubts:
                     self._give_up(call, call.reason)
                 call.csn = 0
+        self._waiting.clear()
 
     def _answered(self, call: _Pending, reply: Any) -> None:
         code = reply.code if isinstance(reply, ErrorReply) else ""
@@ -461,15 +538,18 @@ class Caller:
                 self._failed()
                 self._until_ms = self._now + self._pause_ms()
             self._pending.appendleft(call)
-            return
+            return None
         if code == "SESSIONEXPIRED" or (code == "CSNGONE" and call.is_change):
             self._finish(call, Outcome.UNKNOWN, reply)
             if code == "SESSIONEXPIRED":
                 self._lose_session()
                 self._leave(None)
-            return
+            return None
         self._failures, self._hints, self._failing_since, self._refusal = 0, 0, None, None
+        if call.may_wait and is_pending(reply):
+            return self._wait(call)
         self._finish(call, Outcome.ANSWERED, reply)
+        return None
 
     # ---- time
 
@@ -481,6 +561,7 @@ class Caller:
             if not call.is_over:
                 call.doubts += call.is_change and call in self._flight
                 self._give_up(call, call.reason)
+        self._ask_again([call for call in self._waiting if call.again_at_ms <= self._now])
         if self._link is _Link.PAUSING and self._until_ms <= self._now:
             self._link = _Link.NONE
         is_owed = self._flight or self._link is _Link.CONNECTING
@@ -494,7 +575,7 @@ class Caller:
 
     @property
     def _beat_ms(self) -> float:
-        return self._sent_ms + self._time_out_ms / 3
+        return self._beaten_ms + self.time_out_ms / 3
 
     def _set_wake(self) -> None:
         times = [self._deadlines[0][0]] if self._deadlines else []
@@ -502,6 +583,7 @@ class Caller:
             times.append(self._since_ms + ATTEMPT_MS)
         if self._link is _Link.READY:
             times += [self._beat_ms, self._map_ms]
+            times += [call.again_at_ms for call in self._waiting]
         if self._link is _Link.PAUSING or (self._pending and self._until_ms > self._now):
             times.append(self._until_ms)
         at_ms = min(times, default=float("inf"))
@@ -514,11 +596,3 @@ def _hint(reply: ErrorReply) -> str | None:
     """Return where the primary is, if the reply says so: group, view, address."""
     words = reply.words.split()
     return words[2] if reply.code == "NOTPRIMARY" and len(words) == 3 and ":" in words[2] else None
-
-
-def _members(reply: Any) -> list[str]:
-    """Return the addresses of all nodes in a map of groups."""
-    groups = reply.values() if isinstance(reply, dict) else ()
-    found = [member for group in groups if isinstance(group, dict)
-             for member in group.get(b"members", ())]  # fmt: skip
-    return [member.decode() for member in found if isinstance(member, bytes) and b":" in member]

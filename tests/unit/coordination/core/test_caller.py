@@ -10,6 +10,7 @@ import pytest
 
 from coordination_backend import FrontClient, RegisterBackend
 from millstream.coordination.core.caller import (
+    AGAIN_MAX_MS,
     ATTEMPT_MS,
     BACK_OFF_LONG_MS,
     BACK_OFF_MAX_MS,
@@ -29,6 +30,7 @@ from millstream.coordination.core.caller import (
     Finish,
     Lost,
     Moving,
+    Noticed,
     Outcome,
     Received,
     SessionLost,
@@ -435,3 +437,69 @@ def test_a_long_reply_does_not_cost_the_session() -> None:
         sent += script.pass_ms(ATTEMPT_MS * 0.9)
         sent += script.step(Moving())
     assert sent.count(Transmit((b"SESSION", b"PING"))) == 2
+
+
+def waiting() -> Script:
+    """Return a caller with a call that was told PENDING."""
+    script = Script()
+    script.step(Call(1, (b"LOCK",), True, float("inf"), may_wait=True))
+    assert script.ready() == [(b"CSN", b"1", b"LOCK")]
+    assert script.step(Received([b"PENDING", b"/a", b"LOCKED"])) == []
+    return script
+
+
+def test_what_waits_is_asked_for_again_with_its_number() -> None:
+    script = waiting()
+    for _ in range(3):
+        assert Transmit((b"CSN", b"1", b"LOCK")) in script.pass_ms(AGAIN_MAX_MS)
+        script.step(Received(b"PENDING"))
+    assert script.sent(Noticed()) == [(b"CSN", b"1", b"LOCK")], "at once"
+    script.step(Received(b"OK"))
+    assert script.finished == [Finish(1, Outcome.ANSWERED, b"OK")]
+    assert script.sent(Noticed()) == []
+
+
+def test_what_waits_ends_with_its_session() -> None:
+    script = waiting()
+    script.step(Lost())
+    script.pass_ms(BACK_OFF_MAX_MS)
+    script.step(Connected())
+    script.step(Received({}))
+    script.step(Received({}))
+    assert SessionLost() in script.step(Received(ErrorReply("SESSIONEXPIRED")))
+    (finish,) = script.finished
+    assert (finish.outcome, finish.reply.code) == (Outcome.UNKNOWN, "SESSIONEXPIRED")
+    assert script.caller.heard_ms is None
+
+
+def test_since_when_the_primary_has_heard_it() -> None:
+    script = Script()
+    script.call(1)
+    script.ready()
+    script.step(Received(b"OK"))
+    assert script.caller.heard_ms == 0
+    script.pass_ms(script.caller.time_out_ms / 3)
+    sent, script.now = script.now, script.now + 100
+    while script.caller.heard_ms == 0:
+        script.step(Received(b"PONG"))
+    assert script.caller.heard_ms == sent, "not when the answer came"
+
+
+def test_what_goes_before_a_call_goes_before_it_each_time() -> None:
+    script = Script()
+    ahead = ((b"MULTI",), (b"PUT",))
+    script.step(Call(1, (b"EXEC",), True, 5000.0, before=ahead))
+    assert script.ready() == [*ahead, (b"CSN", b"1", b"EXEC")]
+    for reply in (b"OK", b"QUEUED"):
+        assert script.step(Received(reply)) == []
+    script.step(Lost())
+    script.pass_ms(BACK_OFF_MAX_MS)
+    assert script.ready() == [*ahead, (b"CSN", b"1", b"EXEC")]
+
+
+def test_a_group_that_is_named_is_named_each_time() -> None:
+    caller = Caller(["one:1"], lambda: 0.5, group=2)
+    caller.step(0.0, Call(1, (b"PUT",), True, 5000.0))
+    effects = caller.step(0.0, Connected())
+    assert Transmit((b"GROUP", b"2", b"SESSION", b"OPEN", b"TTL", b"10000")) in effects
+    assert Transmit((b"VDS",)) in effects

@@ -1,0 +1,417 @@
+"""The asyncio client of namespaces: elements, their attributes and lists, transactions, settings.
+
+    async with AsyncClient(["127.0.0.1:7379"]) as client:
+        await client.create_namespace("/app")
+        await client.create("/app/port", b"8080")
+        data, version = await client.get("/app/port")
+        await client.put("/app/port", b"8081", version=version)
+
+Invariants:
+1. Changes are done once, or not at all, as `Client` has it; `OutcomeUnknownError` is the only
+   error after which a change may have been made.
+2. One client has one session in each group that it uses; what is ephemeral, held or taken belongs
+   to it.
+
+Elsewhere: connections, numbers and repeats (`aio.client`, `core.caller`), what can be held
+(`aio.holding`), errors (`core.client_errors`).
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+from millstream.coordination.aio.client import DEADLINE_S, Client
+from millstream.coordination.aio.holding import Barrier, Election, Lock, Semaphore
+from millstream.coordination.aio.structured import Counter, Items, Members, Queue
+from millstream.coordination.core.client_errors import MissingError
+from millstream.coordination.core.client_table import TIME_OUT_MS
+from millstream.coordination.core.client_values import (
+    Attributes,
+    Created,
+    Found,
+    Page,
+    Versioned,
+    attributes_of,
+    places_of,
+    root_of,
+    version_of,
+)
+from millstream.coordination.core.versions import Version
+
+__all__ = ["AsyncClient", "Transaction"]
+
+_STALE: Final = b"STALEREAD"
+_SYSTEM: Final = 1
+"""The group that keeps the names of namespaces."""
+
+
+class AsyncClient:
+    """One client with one session, for namespaces.
+
+    Args:
+        addresses: `HOST:PORT` of one node or several; others are learned from them.
+        user, password: of the node's users; `token` and a token of an identity provider.
+        deadline_s: for each call; then `UnavailableError` (not done) or `OutcomeUnknownError`.
+        session_s: how long the client may be silent before its session ends, 0.5 to 10.
+        tls: how to check the nodes, if they speak TLS.
+        on_session_lost: called in the loop when the group has ended the session. The next call
+            begins a new one; ephemeral elements, locks and items taken are gone.
+
+    All methods may raise `MillstreamError`; `core.client_errors` says which, and what to do.
+
+    Raises:
+        UsageError: `bad_address`.
+    """
+
+    def __init__(
+        self, addresses: Sequence[str], *, user: str | None = None, password: str = "",
+        deadline_s: float = DEADLINE_S, session_s: float = TIME_OUT_MS / 1000,
+        tls: ssl.SSLContext | None = None, on_session_lost: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        def made(group: int) -> Client:
+            return Client(
+                addresses, user=user, password=password, deadline_s=deadline_s,
+                session_s=session_s, tls=tls, on_session_lost=on_session_lost, group=group,
+            )  # fmt: skip
+
+        self._made = made
+        self.raw = made(_SYSTEM)
+        """The client of the system group: any command (`execute`), and registers."""
+        self._groups = {_SYSTEM: self.raw}
+        self._where: dict[str, int] = {}
+        self.held: set[bytes] = set()
+        """Paths of what this client's locks and the like hold or await."""
+
+    async def __aenter__(self) -> Self:
+        await self.raw.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        await self.close()
+
+    async def close(self) -> None:
+        """End the session, and with it all that it holds; calls that wait end with errors."""
+        for raw in self._groups.values():
+            await raw.close()
+
+    @property
+    def client_id(self) -> str | None:
+        """The session's name, once there is one; attributes and locks name it."""
+        return self.raw.client_id
+
+    async def at(self, path: str) -> Client:
+        """Return the client of the group that has a path; it has a session of its own there."""
+        root = root_of(path)
+        if root and root not in self._where:
+            found = await self.raw.execute(b"VDS", b"/", is_change=False)
+            self._where = places_of(found)
+        group = self._where.get(root, _SYSTEM)
+        if group not in self._groups:
+            self._groups[group] = raw = self._made(group)
+            await raw.__aenter__()
+        return self._groups[group]
+
+    async def execute(self, *words: str | bytes, is_change: bool) -> Any:
+        """Have any command done; return its reply as the wire has it.
+
+        Args:
+            words: the command; without a number, which it gets if it is a change. It goes to the
+                group that has the first path in it.
+            is_change: whether it is logged; reads are not numbered.
+        """
+        found = _words(words)
+        path = next((word for word in found if word.startswith(b"/")), b"")
+        return await self.execute_at(path.decode(errors="replace"), *found, is_change=is_change)
+
+    async def execute_at(self, path: str, *words: bytes, is_change: bool) -> Any:
+        """Have a command done by the group that has a path."""
+        raw = await self.at(path)
+        try:
+            return await raw.execute(*words, is_change=is_change)
+        except MissingError:
+            self._where.pop(root_of(path), None)  # perhaps it is elsewhere by now
+            raise
+
+    async def _change(self, name: str, *words: str | bytes, at: str) -> Any:
+        return await self.execute_at(at, *_words((name, *words)), is_change=True)
+
+    async def _read(self, *words: str | bytes, at: str, stale: bool = False) -> Any:
+        found = _words(words)
+        return await self.execute_at(at, *found, *((_STALE,) if stale else ()), is_change=False)
+
+    # ---- namespaces
+
+    async def create_namespace(self, root: str, data: bytes = b"") -> bool:
+        """Make a namespace, `/name`; return False if there was one."""
+        return bool(await self._change("CREATENAMESPACE", root, data, at="") == b"OK")
+
+    async def delete_namespace(self, root: str, *, force: bool = False) -> None:
+        """Delete a namespace; one with elements only by `force`."""
+        await self._change("DELETENAMESPACE", root, *(("FORCE",) if force else ()), at="")
+
+    # ---- elements
+
+    async def create(
+        self, path: str, *data: bytes, type: str = "BINARY", options: Sequence[str] = (),
+        ephemeral: bool = False, sequential: bool = False, parents: bool = False,
+    ) -> Created:  # fmt: skip
+        """Make an element.
+
+        Args:
+            path: `/namespace/name...`; a sequential one gets ten digits behind it.
+            data: one value of a BINARY element, the first items of a LIST, SET or QUEUE.
+            type: BINARY, LIST, SET, QUEUE, COUNTER.
+            options: of a counter: `UNSIGNED`, `BIT`, `128`, `WRAP`.
+            ephemeral: it ends with this client's session.
+            sequential: named by the parent's next number.
+            parents: make what is missing above.
+
+        Returns:
+            where it is, and whether it is new: that there is one already is no error.
+
+        Raises:
+            MissingError: there is no parent.
+        """
+        flags = [
+            *(["EPHEMERAL"] if ephemeral else []), *(["SEQUENTIAL"] if sequential else []),
+            *(["PARENTS"] if parents else []),
+        ]  # fmt: skip
+        reply = await self._change("CREATE", type, *flags, *options, path, *data, at=path)
+        if reply in (b"OK", b"EXISTS"):
+            return Created(path, reply == b"OK")
+        return Created(reply.decode(), True)
+
+    async def put(
+        self, path: str, data: bytes, *, version: Version | None = None,
+        token: Version | None = None,
+    ) -> None:  # fmt: skip
+        """Let an element have this data.
+
+        Args:
+            path: of a BINARY element.
+            data: up to 1 MiB.
+            version: only if this is its version.
+            token: only while the lock that gave this token is held (`Lock.token`).
+
+        Raises:
+            VersionError, NotHeldError, MissingError, LockedError.
+        """
+        conditions = [] if version is None else [b"CAS", version.text]
+        conditions += [] if token is None else [b"IFLOCK", token.text]
+        await self._change("PUT", path, data, *conditions, at=path)
+
+    async def put_attributes(self, path: str, **attributes: bytes) -> None:
+        """Set attributes of users, `name=value` for `u.name`; an empty value takes one away."""
+        words = [word for name, value in attributes.items() for word in (f"u.{name}", value)]
+        await self._change("PUT", path, "ATTR", *words, at=path)
+
+    async def get(self, path: str, *, stale: bool = False) -> Versioned:
+        """Return the data of an element and its version.
+
+        Args:
+            path: of a BINARY element.
+            stale: any member answers, with what it has; never older than what was seen before.
+
+        Raises:
+            MissingError, LockedError; UsageError: `wrongtype`, it has no data but items.
+        """
+        version, data = await self._read("GET", path, "CAS", at=path, stale=stale)
+        return Versioned(data, version_of(version))
+
+    async def attributes(self, path: str, *, stale: bool = False) -> Attributes:
+        """Return what is known of an element; also while others have it locked."""
+        return attributes_of(await self._read("GET", path, "ATTR", "NODATA", at=path, stale=stale))
+
+    async def delete(
+        self, path: str, *, recursive: bool = False, version: Version | None = None
+    ) -> None:
+        """Delete an element; one with children only if `recursive`, up to 10,000 of them.
+
+        Raises:
+            MissingError, VersionError; ConditionError: `notempty`.
+        """
+        words = ["RECURSIVE"] if recursive else []
+        await self._change(
+            "DELETE", path, *words, *([] if version is None else [b"CAS", version.text]), at=path
+        )
+
+    async def move(self, source: str, target: str, *, force: bool = False) -> None:
+        """Move an element, and all below it, within a namespace; `force`: delete what is there.
+
+        Raises:
+            MissingError; ConditionError: `name_conflict`, there is something.
+        """
+        await self._change("MOVE", source, target, *(["FORCE_MOVE"] if force else []), at=source)
+
+    async def list(
+        self, path: str, *, page: int = 1000, stale: bool = False
+    ) -> AsyncIterator[str]:
+        """Yield the names of an element's children in the order of their bytes; `/`: namespaces.
+
+        Each page of `page` names is of one state of the tree; what changes between pages shows.
+        """
+        token: bytes | None = None
+        while True:
+            found = await self.list_page(path, token=token, count=page, stale=stale)
+            for name in found.items:
+                yield name.decode()
+            if (token := found.token) is None:
+                return
+
+    async def list_page(
+        self, path: str, *, token: bytes | None = None, count: int = 1000, stale: bool = False
+    ) -> Page:
+        """Return some names, from the first one or from what an earlier page has named."""
+        start: tuple[bytes, ...] = () if token is None else (b"TOKEN", token)
+        words: tuple[str | bytes, ...] = ("LIST", path, *start, "COUNT", str(count))
+        following, names = await self._read(*words, at=path, stale=stale)
+        return Page(names, following)
+
+    async def lookup(self, path: str, *, stale: bool = False) -> Found:
+        """Return whether there is such an element, and how far down the path something is."""
+        reply = await self._read("LOOKUP", path, at=path, stale=stale)
+        return Found(False, reply[1].decode()) if isinstance(reply, list) else Found(True, path)
+
+    # ---- what an element may be
+
+    def counter(self, path: str) -> Counter:
+        """Return the counter that is at a path; asks nobody."""
+        return Counter(self, path)
+
+    def items(self, path: str) -> Items:
+        """Return the LIST element that is at a path; asks nobody."""
+        return Items(self, path)
+
+    def members(self, path: str) -> Members:
+        """Return the SET element that is at a path; asks nobody."""
+        return Members(self, path)
+
+    def queue(self, path: str) -> Queue:
+        """Return the queue that is at a path; asks nobody."""
+        return Queue(self, path)
+
+    # ---- what is held
+
+    def lock(self, *paths: str, shared: bool = False) -> Lock:
+        """Return a lock of one element, or of several, all or none; nothing is asked for yet.
+
+        Args:
+            paths: up to 128, of one namespace group.
+            shared: a READ lock, which others may have, too.
+        """
+        return Lock(self, paths, shared=shared)
+
+    def semaphore(self, path: str) -> Semaphore:
+        """Return a unit of the semaphore at a path; nothing is asked for yet."""
+        return Semaphore(self, path)
+
+    def barrier(self, path: str) -> Barrier:
+        """Return the barrier at a path."""
+        return Barrier(self, path)
+
+    def election(self, path: str, data: bytes = b"") -> Election:
+        """Return a candidate for leading by an element, which says `data` if it wins."""
+        return Election(self, path, data)
+
+    # ---- transactions
+
+    def transaction(self) -> Transaction:
+        """Return a transaction to be filled, and executed as one."""
+        return Transaction(self)
+
+    # ---- settings and access lists
+
+    async def get_config(self, path: str, keys: str = "*") -> dict[str, bytes]:
+        """Return what counts at an element, by key; in `keys`, `*` and `?` stand for letters."""
+        found = await self._read("CONFIG", "GET", path, keys, at=path)
+        return {key.decode(): value for key, value in found.items()}
+
+    async def set_config(self, path: str, key: str, value: str) -> None:
+        """Set a key for an element and what is below it; `value` with its unit, as `3 s`."""
+        await self._change("CONFIG", "SET", path, key, *value.split(), at=path)
+
+    async def unset_config(self, path: str, key: str) -> None:
+        """Let what is set above count again."""
+        await self._change("CONFIG", "UNSET", path, key, at=path)
+
+    async def get_acl(self, path: str) -> dict[str, Any]:
+        """Return `owner group mode entries default_mode default_entries` as the wire has them."""
+        found = await self._read("ACL", "GET", path, at=path)
+        return {key.decode(): value for key, value in found.items()}
+
+    async def set_acl(self, path: str, *words: str) -> None:
+        """Change an access list: `"MODE", "750"`, `"ENTRY", "user:ada:rw-"`."""
+        await self._change("ACL", "SET", path, *words, at=path)
+
+
+class Transaction:
+    """Changes and conditions that are made as one, or not at all; up to 128.
+
+        transaction = client.transaction()
+        transaction.check("/app/a", "EXISTS")
+        transaction.add("PUT", "/app/b", b"1")
+        replies = await transaction.commit()
+
+    As a context manager it commits at the end, unless an error leaves it.
+    """
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self._commands: list[tuple[bytes, ...]] = []
+        self.replies: list[Any] = []
+        """One for each command, once it was committed."""
+
+    def add(self, *words: str | bytes) -> Self:
+        """Add any command of namespaces, as the wire has it."""
+        self._commands.append(_words(words))
+        return self
+
+    def check(self, path: str, *condition: str | bytes) -> Self:
+        """Do all only if `EXISTS`, `ABSENT`, `CAS` and a version, or `CHILDREN` and one."""
+        return self.add("CHECK", path, *condition)
+
+    def create(self, path: str, *data: bytes, type: str = "BINARY") -> Self:
+        """Make an element."""
+        return self.add("CREATE", type, path, *data)
+
+    def put(self, path: str, data: bytes) -> Self:
+        """Let an element have this data."""
+        return self.add("PUT", path, data)
+
+    def delete(self, path: str) -> Self:
+        """Delete an element."""
+        return self.add("DELETE", path)
+
+    async def commit(self) -> list[Any]:
+        """Do all of it; return the replies as the wire has them.
+
+        Raises:
+            AbortedError: nothing was done; `index` names the command, `reason` its error's code.
+            OutcomeUnknownError: all of it may have been done.
+        """
+        before = [(b"MULTI",), *self._commands]
+        words = [word for command in self._commands for word in command]
+        path = next((word for word in words if word.startswith(b"/")), b"")
+        raw = await self._client.at(path.decode(errors="replace"))
+        self.replies = await raw.execute(b"EXEC", is_change=True, before=before)
+        return self.replies
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        if kind is None:
+            await self.commit()
+
+
+def _words(words: Sequence[str | bytes]) -> tuple[bytes, ...]:
+    return tuple(word.encode() if isinstance(word, str) else word for word in words)
