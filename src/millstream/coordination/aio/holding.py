@@ -19,8 +19,9 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+from millstream.coordination.aio.group_clients import GroupClients
 from millstream.coordination.core.client_errors import (
     MissingError,
     NotHeldError,
@@ -29,9 +30,6 @@ from millstream.coordination.core.client_errors import (
 from millstream.coordination.core.client_values import Leader, version_of
 from millstream.coordination.core.versions import Version
 from millstream.errors import ConditionError, OutcomeUnknownError, UnavailableError, UsageError
-
-if TYPE_CHECKING:
-    from millstream.coordination.aio.async_client import AsyncClient
 
 __all__ = ["Barrier", "Election", "Lock", "Semaphore"]
 
@@ -45,7 +43,7 @@ class _Waiting:
     _family: bytes
     _withdrawn_by: tuple[bytes, ...] = (b"CANCEL", b"RELEASE")
 
-    def __init__(self, client: AsyncClient, paths: tuple[str, ...]) -> None:
+    def __init__(self, client: GroupClients, paths: tuple[str, ...]) -> None:
         if not paths:
             raise UsageError("name a path at least", code="badarg")
         self._client, self._raw = client, client.raw  # the group's, once it is known
@@ -116,7 +114,7 @@ class _Waiting:
 class _Holding(_Waiting):
     """Something that is held, from `acquire` to `release`."""
 
-    def __init__(self, client: AsyncClient, paths: tuple[str, ...]) -> None:
+    def __init__(self, client: GroupClients, paths: tuple[str, ...]) -> None:
         super().__init__(client, paths)
         self.token: Version | None = None
         """The version of the grant, while it is held: it only grows, so that what is outside can
@@ -186,7 +184,7 @@ class Lock(_Holding):
 
     _family = b"LOCK"
 
-    def __init__(self, client: AsyncClient, paths: tuple[str, ...], *, shared: bool) -> None:
+    def __init__(self, client: GroupClients, paths: tuple[str, ...], *, shared: bool) -> None:
         super().__init__(client, paths)
         mode = b"READ" if shared else b"WRITE"
         group = (b"GROUP",) if len(paths) > 1 else ()
@@ -222,7 +220,7 @@ class Semaphore(_Holding):
 
     _family = b"SEMAPHORE"
 
-    def __init__(self, client: AsyncClient, path: str) -> None:
+    def __init__(self, client: GroupClients, path: str) -> None:
         super().__init__(client, (path,))
 
     async def init(self, size: int) -> bool:
@@ -251,7 +249,7 @@ class Barrier(_Waiting):
     _family = b"BARRIER"
     _withdrawn_by = (b"CANCEL",)
 
-    def __init__(self, client: AsyncClient, path: str) -> None:
+    def __init__(self, client: GroupClients, path: str) -> None:
         super().__init__(client, (path,))
 
     async def init(self, size: int) -> bool:
@@ -286,7 +284,7 @@ class Election(_Holding):
 
     _family = b"LOCK"
 
-    def __init__(self, client: AsyncClient, path: str, data: bytes) -> None:
+    def __init__(self, client: GroupClients, path: str, data: bytes) -> None:
         super().__init__(client, (path,))
         self._data = data
 

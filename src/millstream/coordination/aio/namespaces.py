@@ -8,6 +8,7 @@ Invariants:
 1. Every request gets one answer, at the latest when the settler gives up.
 2. Nodes have only steps of names carried, and only those of this pool.
 3. Nothing waits here: what is not answered is asked again.
+4. What is answered is known on this node: who asks next where a name is finds it.
 
 Elsewhere: what is asked next (`core.namespace.settling`), what nodes know (`core.pool_board`),
 requests of clients (`aio.client_requests`).
@@ -166,6 +167,7 @@ class Namespaces:
             match effect:
                 case Settled(ticket, value):
                     done = self._waiting.pop(ticket)
+                    self._post()
                     done(_UNKNOWN if value is None else Reply(0, Code.OK, value))
                 case Ask(number, gid, words):
                     self._ask(number, gid, words)

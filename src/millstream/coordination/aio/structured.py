@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
+from millstream.coordination.aio.group_clients import GroupClients
 from millstream.coordination.core.client_values import Count, Page, Taken, count_of
 from millstream.errors import MillstreamError
-
-if TYPE_CHECKING:
-    from millstream.coordination.aio.async_client import AsyncClient
 
 __all__ = ["AT_ONCE_MAX", "Counter", "Items", "Members", "Queue"]
 
@@ -29,7 +27,7 @@ class _Element:
 
     _family: bytes = b""
 
-    def __init__(self, client: AsyncClient, path: str) -> None:
+    def __init__(self, client: GroupClients, path: str) -> None:
         self._client = client
         self.path = path
 
