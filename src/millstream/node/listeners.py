@@ -10,6 +10,7 @@ Elsewhere: which listeners may be opened (`node.settings.refuse_exposure`).
 from __future__ import annotations
 
 import errno
+import re
 import socket
 import ssl
 from collections.abc import Iterable
@@ -35,6 +36,9 @@ BUILT: Final = ("kv", "memcached", "http", "coord", "peer")
 """The listeners there are yet; the others stay closed."""
 COORDINATION: Final = ("coord", "peer")
 """Those of the coordination process."""
+_CERTIFICATE: Final = re.compile(
+    "-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL
+)
 
 
 def bind_all(settings: Settings, names: Iterable[str] = BUILT) -> dict[str, socket.socket]:
@@ -118,9 +122,20 @@ def peer_context(cert: str, key: str | None, ca: str | None) -> ssl.SSLContext:
         OSError: a file cannot be read, or is not what it should be.
         ValueError: the same.
     """
-    context = ssl.create_default_context(cafile=ca or cert)
+    context = ssl.create_default_context(cafile=ca, cadata=None if ca else _own(cert))
     context.load_cert_chain(cert, key)
+    if ca is None:
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context
+
+
+def _own(cert: str) -> str:
+    """Return the first certificate of a file: those behind it are of authorities, mostly."""
+    with open(cert, encoding="latin-1") as file:
+        found = _CERTIFICATE.search(file.read())
+    if found is None:
+        raise ValueError("there is no certificate in it")
+    return found.group()
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext | None:
@@ -158,8 +173,11 @@ def peer_server_context(cert: str, key: str | None, ca: str | None) -> ssl.SSLCo
 
     It is checked as `peer_context` checks theirs. Raises as `server_context`.
     """
-    context = server_context(cert, key, ca or cert)
+    context = server_context(cert, key, ca)
     context.verify_mode = ssl.CERT_REQUIRED
+    if ca is None:
+        context.load_verify_locations(cadata=_own(cert))
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context
 
 

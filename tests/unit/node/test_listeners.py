@@ -1,13 +1,17 @@
 import socket
 import ssl
+from contextlib import suppress
 
 import pytest
 
+from authorities import Authority
 from millstream.errors import UnavailableError, UsageError
 from millstream.node.listeners import (
     bind,
     bind_all,
     bound_address,
+    peer_context,
+    peer_server_context,
     peer_tls_context,
     tls_context,
 )
@@ -55,3 +59,33 @@ def test_an_unreadable_certificate_is_named(make_settings, tmp_path):
         with pytest.raises(UsageError, match=name):
             peer_tls_context(make_settings(tls_cert=name))
     assert issubclass(ssl.SSLError, OSError)
+
+
+def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        client.wrap_bio(to_client, to_server, server_hostname="localhost"),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for end in (*ends, *ends, *ends):
+        with suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    ends[1].write(b"done")  # with TLS 1.3 a client learns only here that it is not let in
+    assert ends[0].read() == b"done"
+
+
+@pytest.mark.parametrize("has_chain", [False, True])
+def test_without_an_authority_nodes_believe_their_own_certificate_only(tmp_path, has_chain):
+    authority = Authority(tmp_path, "ours")
+    own, other = authority.issue("node"), authority.issue("other")
+    if has_chain:
+        own.write_bytes(own.read_bytes() + authority.file.read_bytes())
+    shake_hands(peer_server_context(str(own), None, None), peer_context(str(own), None, None))
+    for one, two in ((own, other), (other, own)):
+        server = peer_server_context(str(one), None, None)
+        with pytest.raises(ssl.SSLCertVerificationError):
+            shake_hands(server, peer_context(str(two), None, None))
+        everyone = ssl.create_default_context(cafile=authority.file)
+        everyone.load_cert_chain(two)
+        with pytest.raises(ssl.SSLCertVerificationError):
+            shake_hands(server, everyone)
