@@ -64,6 +64,7 @@ class Nodes:
         self.running: dict[int, Coordinator] = {}
         self.ports: dict[int, int] = {}
         self.coord_ports: dict[int, int] = {}
+        self.ninep_ports: dict[int, int] = {}
         self.fatal: list[BaseException] = []
 
     async def __aenter__(self) -> Self:
@@ -89,12 +90,14 @@ class Nodes:
         listening, coord = bound(self.ports.get(number)), bound(self.coord_ports.get(number))
         self.ports[number] = port = listening.getsockname()[1]
         self.coord_ports[number] = coord_port = coord.getsockname()[1]
+        ninep = bound(self.ninep_ports.get(number))
+        self.ninep_ports[number] = ninep.getsockname()[1]
         join = (Address("127.0.0.1", self.ports[0]),) if number else ()
         node = self.running[number] = await Coordinator.start(
             self.directory / str(number),
             Listening(
                 coord=coord, peer=listening, host="127.0.0.1", peer_port=port,
-                coord_port=coord_port,
+                coord_port=coord_port, ninep=ninep,
             ),
             join=join, on_fatal=self.fatal.append, **self.options,
         )  # fmt: skip

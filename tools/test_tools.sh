@@ -4,7 +4,7 @@ set -eu
 cd "$(dirname "$0")/.."
 
 # Programs of Debian, and the package each is in; then what npm has, by the lock in tests/npm.
-programs='ip memcached memccapable memcslap node npm redis-server redis-cli redis-benchmark etcd'
+programs='ip memcached memccapable memcslap node npm redis-server redis-cli redis-benchmark etcd diodcat'
 packages=''
 for program in $programs; do
     command -v "$program" >/dev/null && continue
@@ -13,6 +13,7 @@ for program in $programs; do
         etcd) packages="$packages etcd-server" ;;
         ip) packages="$packages iproute2" ;;
         node) packages="$packages nodejs" ;;
+        diodcat) packages="$packages diod" ;;
         redis-cli | redis-benchmark) packages="$packages redis-tools" ;;
         *) packages="$packages $program" ;;
     esac

@@ -65,7 +65,7 @@ def command(
     ] = None,
     http: Annotated[str | None, _listener("http", "HTTP.")] = None,
     coord: Annotated[str | None, _listener("coord", "Coordination, RESP.")] = None,
-    ninep: Annotated[str | None, _listener("ninep", "9P (not built yet).")] = None,
+    ninep: Annotated[str | None, _listener("ninep", "Namespaces as files, by 9P.")] = None,
     peer: Annotated[str | None, _listener("peer", "Node to node.")] = None,
     no_kv: Annotated[bool, _closed("kv")] = False,
     no_memcached: Annotated[bool, _closed("memcached")] = False,

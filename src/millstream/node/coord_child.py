@@ -74,6 +74,8 @@ class CoordOrder(msgspec.Struct, frozen=True):
     """Descriptor of the bound socket for clients."""
     peer: int | None = None
     """Descriptor of the bound socket for other nodes."""
+    ninep: int | None = None
+    """Descriptor of the bound socket of the file service."""
     advertise: tuple[str, int, int] = ("", 0, 0)
     """Host, port for clients, port for nodes, as others are told."""
     join: tuple[str, int] | None = None
@@ -170,7 +172,10 @@ def _listening(order: CoordOrder) -> Listening:
                 f"--tls-cert {order.tls_cert}: {error}", code="bad_certificate"
             ) from error
     host, coord, peer = order.advertise
-    return Listening(_socket(order.coord), _socket(order.peer), tls, peer_tls, host, coord, peer)
+    return Listening(
+        _socket(order.coord), _socket(order.peer), tls, peer_tls, host, coord, peer,
+        _socket(order.ninep),
+    )  # fmt: skip
 
 
 def _socket(descriptor: int | None) -> socket.socket | None:

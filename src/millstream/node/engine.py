@@ -288,7 +288,11 @@ class Engine:
         refuse_exposure(settings, has_users=bool(settings.users) or not self.users.is_empty)
         tls = tls_context(settings)
         coordinates = "coord" in settings.roles
-        bound = bind_all(settings, (n for n in BUILT if coordinates or n not in COORDINATION))
+        if settings.coord is None and settings.ninep is not None:
+            _LOG.info("without --coord there is nothing that --ninep could show: it stays closed")
+        closed = () if coordinates else COORDINATION
+        closed = ("ninep",) if coordinates and settings.coord is None else closed
+        bound = bind_all(settings, (name for name in BUILT if name not in closed))
         for name, listening in bound.items():
             stack.callback(listening.close)
             self._addresses[name] = bound_address(getattr(settings, name), listening)
@@ -309,7 +313,6 @@ class Engine:
         await self._listen(bound, tls, stack)
         if self.coordination is not None:
             await self.coordination.until_ready()
-        _warn_of_what_is_not_built(settings)
 
     def _start_coordination(self, bound: dict[str, socket.socket], stack: AsyncExitStack) -> None:
         """Begin with the process that coordinates, unless nobody could reach it."""
@@ -321,7 +324,7 @@ class Engine:
             os.getpid(), settings.log_level, settings.log_json,
             str((self._directory.path / "coord").absolute()),
             str(self._directory.users_path.absolute()),
-            sockets.get("coord"), sockets.get("peer"),
+            sockets.get("coord"), sockets.get("peer"), sockets.get("ninep"),
             (settings.coordination_host, self._port("coord"), self._port("peer")),
             (settings.join.host, settings.join.port) if settings.join is not None else None,
             settings.cluster_secret, settings.tls_cert, settings.tls_key, settings.tls_ca,
@@ -418,12 +421,6 @@ def _token_order(settings: Settings) -> TokenOrder | None:
     if issuer is None or audience is None or settings.oidc_jwks is None:
         return None
     return TokenOrder(issuer, audience, settings.oidc_groups_claim, settings.oidc_jwks)
-
-
-def _warn_of_what_is_not_built(settings: Settings) -> None:
-    for name in LISTENERS:
-        if name not in BUILT and getattr(settings, name) is not None:
-            _LOG.debug("listener %s is not part of this version and stays closed", name)
 
 
 def _partition_status(running: BucketEngine, partition: Partition) -> PartitionStatus:

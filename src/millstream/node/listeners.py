@@ -32,9 +32,9 @@ __all__ = [
     "tls_context",
 ]
 
-BUILT: Final = ("kv", "memcached", "http", "coord", "peer")
-"""The listeners there are yet; the others stay closed."""
-COORDINATION: Final = ("coord", "peer")
+BUILT: Final = ("kv", "memcached", "http", "coord", "ninep", "peer")
+"""The listeners of a node."""
+COORDINATION: Final = ("coord", "ninep", "peer")
 """Those of the coordination process."""
 _CERTIFICATE: Final = re.compile(
     "-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL

@@ -10,7 +10,7 @@ Invariants:
 
 Elsewhere: what the node knows and decides (`aio.pool_runner`), a group (`aio.group_runner`), names
 of namespaces (`aio.namespaces`), connections of nodes (`aio.peers`) and clients
-(`aio.resp_server`), what clients ask (`aio.client_requests`).
+(`aio.resp_server`, `aio.ninep_server`), what clients ask (`aio.client_requests`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import ssl
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -32,6 +33,7 @@ from millstream.coordination.aio.client_requests import ClientRequests
 from millstream.coordination.aio.groups import Groups
 from millstream.coordination.aio.handshakes import Handshakes
 from millstream.coordination.aio.namespaces import Namespaces
+from millstream.coordination.aio.ninep_server import NinepServer
 from millstream.coordination.aio.node_file import begin_incarnation
 from millstream.coordination.aio.peers import Peers
 from millstream.coordination.aio.pool_copies import mend_pool_file
@@ -72,6 +74,8 @@ class Listening(NamedTuple):
     host: str = ""
     coord_port: int = 0
     peer_port: int = 0
+    ninep: socket.socket | None = None
+    """For clients of the file service; None: closed. It needs `coord`."""
 
 
 class Coordinator:
@@ -102,6 +106,11 @@ class Coordinator:
         self._users, self._secret = users, secret
         self._guard = UserGuard(users, tokens, pool.setting)
         self.clients = RespServer(self.requests, self._guard)
+        address = f"[{listening.host}]" if ":" in listening.host else listening.host
+        self.files = NinepServer(
+            f"{address}:{listening.coord_port}", self._guard,
+            listening.peer_tls[1] if listening.peer_tls is not None else None,
+        )  # fmt: skip
         self._guard.on_user_changed = self.drop_user
         self._listening = listening
         self._on_fatal = on_fatal
@@ -160,6 +169,7 @@ class Coordinator:
             await asyncio.to_thread(node.groups.remove_unknown, frozenset(node.pool.pool.hosted))
             await node._listen(stack)
             node._share_users(stack)
+            await node._listen_for_files(stack)
             node._cleanup = stack.pop_all()
         return node
 
@@ -188,7 +198,7 @@ class Coordinator:
 
     def _share_users(self, stack: AsyncExitStack) -> None:
         """Have the users of this node and of others be the same, if it is reached by both."""
-        host, port, _ = self._listening[4:]
+        host, port = self._listening.host, self._listening.coord_port
         if self._listening.coord is None or self._listening.peer is None or not host:
             return
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -210,6 +220,18 @@ class Coordinator:
         if self._guard.shared is not None:
             self._guard.shared.changed_here(name)
         self.drop_user(name)
+
+    async def _listen_for_files(self, stack: AsyncExitStack) -> None:
+        """Serve files: in the clear on loopback, as those who mount want it; elsewhere by TLS."""
+        if (listening := self._listening.ninep) is None:
+            return
+        stack.push_async_callback(self.files.close)
+        is_near = ip_address(listening.getsockname()[0]).is_loopback
+        server = await asyncio.get_running_loop().create_server(
+            self.files.connection, sock=listening, backlog=BACKLOG,
+            ssl=None if is_near else self._listening.tls,
+        )  # fmt: skip
+        stack.callback(server.close)
 
     def drop_user(self, name: str) -> None:
         """Close the connections of a user whose record changed."""

@@ -272,6 +272,7 @@ def _attributes(job: Job, number: int, *, with_data: bool, with_children: bool) 
     owner = bulk(one.created_client) if one.is_ephemeral else NULL
     pairs = [
         (b"type", bulk(one.type.text)),
+        (b"id", integer(number)),
         (b"flags", array([bulk(flag) for flag in flags])),
         (b"created_version", bulk(one.created_version.text)),
         (b"version", bulk(one.version.text)),
