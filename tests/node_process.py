@@ -28,7 +28,7 @@ READY_S = 60.0
 STOP_S = 60.0
 FREE = "127.0.0.1:0"
 LISTENERS = ("kv", "memcached", "http")
-COORDINATION = ("coord", "peer")
+COORDINATION = ("coord", "ninep", "peer")
 """Closed unless a test opens them: a process less."""
 
 

@@ -290,7 +290,7 @@ class Engine:
         coordinates = "coord" in settings.roles
         if settings.coord is None and settings.ninep is not None:
             _LOG.info("without --coord there is nothing that --ninep could show: it stays closed")
-        closed = () if coordinates else COORDINATION
+        closed: tuple[str, ...] = () if coordinates else COORDINATION
         closed = ("ninep",) if coordinates and settings.coord is None else closed
         bound = bind_all(settings, (name for name in BUILT if name not in closed))
         for name, listening in bound.items():
