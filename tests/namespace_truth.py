@@ -56,7 +56,7 @@ BARRIER_SIZE = 2
 _ATTEMPTS = 10**6
 
 
-class WrongError(Exception):
+class WrongError(AssertionError):
     """Something does not hold."""
 
 

@@ -145,7 +145,9 @@ def locking(guest: Guest) -> Doing:
         token = told[1] if isinstance(told, list) and told[0] == "OK" else None
         guests.noted(place, ended, token)
         for _ in range(rng.randrange(3) if token else 0):
-            yield from _put(guest, session, token)
+            if rng.random() < NAP:
+                yield Nap(1.5 * guest.ttl_ms, is_silent=True)
+            yield from _put(guest, f"{guest.session}", token)
         if token and rng.random() < 0.9 and f"{guest.session}" == session:
             argument = LOCK, session, token
             place, ended, told = yield from _do(

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 ALL_BYTES = 2**40
 BACK_MS = 200.0
 STAY_MS = 8000.0
+AWAY, AWAY_MS = 0.15, 30_000.0
+"""So often they come back late, perhaps to a history that begins later."""
 QUIET_MS = 15_000.0
 OPS = {"PUT": "put", "CREATE": "create", "COUNTER": "counter", "DELETE": "delete", "MOVE": "move"}
 """What is told of a command that succeeded."""
@@ -123,7 +125,9 @@ class Hearer:
             self.line.close()
         self.line = None
         self.node += 1
-        self.loop.after(self.rng.uniform(0, 2 * BACK_MS), self.connect, self._turn)
+        away = self.rng.random() < AWAY and not self.world.calm
+        ms = self.rng.uniform(0, AWAY_MS if away else 2 * BACK_MS)
+        self.loop.after(ms, self.connect, self._turn)
 
     def _lost(self, line: Any) -> None:
         if line is self.line:

@@ -8,9 +8,12 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 from coordination_plants import PLANTS as IN_REPLICAS
+from coordination_sim.namespace_mistakes import MISTAKES
 from millstream.coordination.core.replica import Replica
 
 __all__ = ["OUT_OF_REACH", "PLANTS", "Plant"]
@@ -41,6 +44,8 @@ class Plant(NamedTuple):
     faults: frozenset[str]
     fixed: tuple[tuple[str, float], ...] = ()
     """What of the weather is not drawn."""
+    patch: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Makes the mistake while it is entered, if it is none of the replica."""
 
 
 def _plant(name: str, signs: tuple[str, ...], *faults: str, **fixed: float) -> Plant:
@@ -122,7 +127,11 @@ PLANTS: dict[str, Plant] = {
         rate_per_s=50,
     ),
 }  # fmt: skip
-"""Name -> mistake; those found soonest come first."""
+PLANTS.update({
+    name: Plant(what, Replica, signs, frozenset(("namespaces", *faults)), patch=patch)
+    for name, (what, patch, signs, faults) in MISTAKES.items()
+})  # fmt: skip
+"""Name -> mistake; those found soonest come first, then those in namespaces."""
 OUT_OF_REACH = {
     "read_leaving": "reads are refused already once the epoch has ended, and until then what a "
     "quorum says of the view makes them true: the second lock keeps nothing shut any more",

@@ -119,7 +119,7 @@ class ShadowTruth(Truth):
         if wish[0] == "EXEC":
             super()._note(state, session, lsn, wish, reply)
             return
-        if any("/h/" in str(word) for word in wish[1:3]):
+        if any(str(word).startswith("/h/") for word in wish[1:]):
             if wish[0] == "CREATE" and "SEQUENTIAL" in wish and not reply.startswith(b"-"):
                 path = reply[1:]
                 number = int(path.decode().removeprefix(f"{SEQUENCE}/n"))

@@ -8,6 +8,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter, deque
+from contextlib import nullcontext
 from random import Random
 from typing import Any
 
@@ -48,7 +49,7 @@ class World:
         self, seed: int, options: Options = ALL, *, trace: int | str | None = None
     ) -> None:
         self.seed, self.options = seed, options
-        plant = PLANTS.get(options.plant or "")
+        self.plant = plant = PLANTS.get(options.plant or "")
         self.replica_class: type[Replica] = plant.replica if plant else Replica
         self.loop = Loop()
         self.weather = Weather.drawn(seed, options)
@@ -100,7 +101,11 @@ class World:
             self.loop.after(self.down_ms(), machine.start)
 
     def run(self) -> None:
-        """Let the weather come, then heal."""
+        """Let the weather come, then heal; with the mistake that is planted, if one is."""
+        with self.plant.patch() if self.plant is not None else nullcontext():
+            self._run()
+
+    def _run(self) -> None:
         for machine in self.machines:
             machine.start()
         self.clients.begin()

@@ -175,7 +175,7 @@ class Audience:
         return place in self._at
 
     def skip(self) -> None:
-        """Have the state go on where it was not reached entry by entry.
+        """Have the state go on where it was not reached entry by entry, perhaps further back.
 
         What was skipped cannot be told, so all subscriptions end: they can be resumed.
         """
@@ -183,6 +183,7 @@ class Audience:
             for subscription in list(self._at[place].values()):
                 last_lsn = max(self._lsn, subscription.after_lsn)
                 self._end(subscription, remark("overrun", last_lsn))
+        self._lsn = 0
 
     def add(
         self,

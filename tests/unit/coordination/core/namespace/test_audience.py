@@ -178,6 +178,18 @@ def test_a_state_that_jumps_ends_what_cannot_be_told() -> None:
     assert world.audience.is_empty
 
 
+def test_a_state_may_jump_back() -> None:
+    world = World()
+    world.listen()
+    world.entry(9, update(9))
+    world.audience.skip()
+    world.told()
+    world.audience.reach(4)
+    world.listen()
+    world.entry(5, update(5))
+    assert world.told() == [("start", 4, None), ("put", 5, None)]
+
+
 def test_who_ends_a_subscription_hears_no_more_of_it() -> None:
     world = World()
     world.listen()

@@ -1,0 +1,165 @@
+"""Mistakes in namespaces, their sessions and subscriptions, which runs with guests have to find.
+
+They are made by all that execute, the shadow too: what has to hold does not hold any more, or what
+clients were told cannot be.
+
+Elsewhere: mistakes in replication (`coordination_plants`); more of these, found by schedules of a
+state alone (`namespace_plants`), of which some are here, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Final
+from unittest import mock
+
+from millstream.coordination.core.effects import Code
+from millstream.coordination.core.member import Member
+from millstream.coordination.core.namespace import marks, subscribing, tree
+from millstream.coordination.core.namespace.audience import Audience
+from millstream.coordination.core.namespace.elements import Elements
+from millstream.coordination.core.namespace.marks import Marks
+from millstream.coordination.core.namespace.synchronisation import Synchronisation
+from namespace_plants import PLANTS as OF_STATES
+
+__all__ = ["MISTAKES"]
+
+Patch = Callable[[], AbstractContextManager[Any]]
+TOLD = ("a subscriber is told",)
+REFUSED = ("an attempt that was refused", "to what was executed", "is said to have failed")
+LEADERS = ("isolate_primary", "move_primary", "client_loss")
+SESSIONS = ("short_sessions", "client_silence", "client_restart", "client_loss")
+SNAPSHOTS = ("snapshot_storm", "partition", "restart_storm", "slow_node")
+
+
+def _instead(where: Any, name: str, mistake: Callable[..., Any]) -> Patch:
+    return lambda: mock.patch.object(where, name, mistake)
+
+
+def _nothing(*_arguments: object, **_more: object) -> None:
+    pass
+
+
+_NUMBERED, _KEPT, _ADD, _UPDATES = tree._numbered, Marks.kept, Audience.add, marks.updates_of
+
+
+def _numbers_again(job: Any, parent: int, name: bytes) -> bytes:
+    elements = job.state.elements
+    above = elements.there(parent)
+    if not above.nchildren:
+        elements.put(parent, above._replace(sequence=0))
+    return _NUMBERED(job, parent, name)
+
+
+def _first_kept_is_lost(marks: Marks, place: Any, after_lsn: int) -> Any:
+    kept = _KEPT(marks, place, after_lsn)
+    return kept and kept[1:]
+
+
+def _nothing_is_ever_lost(marks: Marks, place: Any, after_lsn: int) -> Any:
+    mark = marks.at(place)
+    return None if mark is None else _KEPT(marks, place, max(after_lsn, mark.floor_lsn))
+
+
+def _hears_before(audience: Audience, *arguments: Any, after_lsn: int | None, **more: Any) -> None:
+    behind = None if after_lsn is None else min(after_lsn, audience.lsn)
+    _ADD(audience, *arguments, after_lsn=behind, **more)
+
+
+def _deletes_are_quiet(run: Any, elements: Any, is_wanted: Any) -> Any:
+    found = _UPDATES(run, elements, is_wanted)
+    left = {place: [one for one in some if one.op != b"delete"] for place, some in found.items()}
+    return {place: some for place, some in left.items() if some}
+
+
+def _quiet() -> AbstractContextManager[Any]:
+    return mock.patch.multiple(subscribing, updates_of=_deletes_are_quiet)
+
+
+def _is_not_done(member: Any) -> None:
+    for lsn in sorted(member._waiting):
+        for ticket in member._waiting[lsn]:
+            member.reply(ticket, Code.NOTPRIMARY)
+    member._waiting, member._in_flight = {}, {}
+
+
+def _of_state(name: str) -> Patch:
+    return OF_STATES[name]
+
+
+MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]]] = {
+    "ns_ephemeral": (
+        "Ephemeral elements outlive their session.",
+        _instead(Elements, "session_ended", _nothing), ("outlives its session",), SESSIONS,
+    ),
+    "ns_sequence": (
+        "Numbers of names begin anew once there are no children.",
+        _instead(tree, "_numbered", _numbers_again), ("is given out again",), SESSIONS,
+    ),
+    "ns_locks_stay": (
+        "Locks outlive their session.", _of_state("locks outlive their session"),
+        ("a session that has ended",), SESSIONS,
+    ),
+    "ns_items_stay": (
+        "What is taken of a queue stays with a session that has ended.",
+        _of_state("items outlive their session"), ("a session that has ended",), SESSIONS,
+    ),
+    "ns_old_token": (
+        "The token of a lock is that of the offer.", _of_state("the token is that of the offer"),
+        ("a token is not a new one",), SESSIONS,
+    ),
+    "ns_no_fence": (
+        "Any token lets write.", _instead(Synchronisation, "check_token", _nothing),
+        ("was written in the turn of",), SESSIONS,
+    ),
+    "ns_moves": (
+        "Trees move over locks.", _of_state("trees move over locks"),
+        (": session ", "two sessions have"), LEADERS,
+    ),
+    "ns_units": (
+        "A semaphore offers one unit too many.", _of_state("a semaphore offers one too many"),
+        ("too many units are taken",), SESSIONS,
+    ),
+    "ns_barrier": (
+        "Who passed a barrier passes it again.", _of_state("a barrier lets one go twice"),
+        ("a barrier lets",), SESSIONS,
+    ),
+    "ns_undone": (
+        "What is refused is not undone.", _of_state("what is refused is not undone"),
+        ("refused, and yet changed", "is lost", "of a counter", "cannot be"), LEADERS,
+    ),
+    "ns_twice": (
+        "Whatever is logged is executed.", _of_state("what is logged is executed"),
+        ("is executed twice", "is used for two requests"), LEADERS,
+    ),
+    "ns_answers": (
+        "The final replies of those who waited are lost.",
+        _of_state("answers to those who waited are lost"),
+        ("wait no more, and have no reply",), LEADERS,
+    ),
+    "ns_not_done": (
+        "Who leads no more says that what it logged was not done.",
+        _instead(Member, "forget_clients", _is_not_done), REFUSED, LEADERS,
+    ),
+    "ns_silent_gap": (
+        "A snapshot that replaces a state is not told to subscribers.",
+        _instead(Audience, "skip", _nothing), TOLD, SNAPSHOTS,
+    ),
+    "ns_short_history": (
+        "That a history does not reach back is not told.",
+        _instead(Marks, "kept", _nothing_is_ever_lost), TOLD, LEADERS,
+    ),
+    "ns_resume": (
+        "Who goes on misses the first message.", _instead(Marks, "kept", _first_kept_is_lost),
+        TOLD, LEADERS,
+    ),
+    "ns_told_twice": (
+        "A member that is behind tells again what was heard elsewhere.",
+        _instead(Audience, "add", _hears_before), TOLD, (*LEADERS, "partition", "slow_node"),
+    ),
+    "ns_quiet": (
+        "Deletions are kept for subscribers, and not told.", _quiet, ("nobody is told",), LEADERS,
+    ),
+}  # fmt: skip
+"""Name -> what, the patch that makes it, signs, faults that it needs."""
