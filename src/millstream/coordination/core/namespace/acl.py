@@ -148,7 +148,7 @@ def _set(words: Words) -> Call:
     def execute(job: Job) -> bytes:
         elements, permissions = job.state.elements, job.state.permissions
         top = elements.at(path)
-        for number in elements.tree(top) if change.is_recursive else (top,):
+        for number in elements.tree(top, job) if change.is_recursive else (top,):
             job.state.guard(job, number, Want.RULE)
             permissions.put(number, _changed(permissions.of(number), change))
             elements.touch(job, number)

@@ -22,16 +22,18 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from millstream.coordination.core.namespace.family import Family
-from millstream.coordination.core.namespace.paths import Path, joined
+from millstream.coordination.core.namespace.paths import DEPTH_MAX, Path, joined
 from millstream.coordination.core.namespace.refused import Refused
 from millstream.coordination.core.namespace.run import Happened, Run
 from millstream.coordination.core.namespace.tables import Tables, as_bytes
 from millstream.coordination.core.versions import NEVER, Version
 
-__all__ = ["WORK_MAX", "Element", "Elements", "Type", "key_of"]
+__all__ = ["MOVED_MAX", "WORK_MAX", "Element", "Elements", "Type", "key_of"]
 
 WORK_MAX: Final = 10_000
-"""Elements that one command deletes; beyond that it is refused as TOOBIG."""
+"""Elements that one entry goes through to delete or change them; beyond that: TOOBIG."""
+MOVED_MAX: Final = 100_000
+"""Elements that are moved at once to where paths are longer, as none may become too long."""
 _KEY: Final = Struct(">Q")
 _HEAD: Final = Struct(">QBBQQHHHIIQIIQIIQQQQQQQQ")
 _NUMBER: Final = b"number"
@@ -205,21 +207,42 @@ class Elements(Family):
         for key, found in self._children.under(prefix, start):
             yield key[len(prefix) :], _KEY.unpack(found)[0]
 
-    def tree(self, number: int) -> list[int]:
+    def tree(self, number: int, run: Run | None = None) -> list[int]:
         """Return an element and all below it, each before what is above it, names descending.
+
+        `run`: what has it in hand, for which all that was returned counts.
 
         Raises:
             Refused: TOOBIG, if there are more than `WORK_MAX`.
         """
         found, at = [number], 0
+        done = run.worked if run is not None else 0
         while at < len(found):
             if self.there(found[at]).nchildren:
                 found += [child for _, child in self.children(found[at])]
             at += 1
-            if len(found) > WORK_MAX:
+            if done + len(found) > WORK_MAX:
                 raise Refused("TOOBIG", f"at most {WORK_MAX} elements at once; delete some first")
         found.reverse()
+        if run is not None:
+            run.worked += len(found)
         return found
+
+    def refuse_too_deep(self, number: int, depth: int) -> None:
+        """Raise Refused if paths became too long, had an element a path of so many names.
+
+        BADPATH, or TOOBIG if there is too much to look at.
+        """
+        level, seen = [number], 0
+        while level:
+            seen += len(level)
+            if depth > DEPTH_MAX:
+                raise Refused("BADPATH", f"a path has at most {DEPTH_MAX} names")
+            if seen > MOVED_MAX:
+                raise Refused("TOOBIG", f"at most {MOVED_MAX} elements at once; move parts first")
+            above = [each for each in level if self.there(each).nchildren]
+            level = [child for each in above for _, child in self.children(each)]
+            depth += 1
 
     # ---- changing
 

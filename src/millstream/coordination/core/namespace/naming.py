@@ -111,7 +111,7 @@ class _Roots:
             return Answer.NOTEMPTY
         try:
             state.guard(job, number, Want.TREE)
-            tree = state.elements.tree(number)
+            tree = state.elements.tree(number, job)
         except Refused as refused:
             return Answer.TOOBIG if refused.code == "TOOBIG" else Answer.LOCKED
         for each in tree:

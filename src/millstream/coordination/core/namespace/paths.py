@@ -15,10 +15,12 @@ from typing import Final
 
 from millstream.coordination.core.namespace.refused import Refused
 
-__all__ = ["NAME_BYTES_MAX", "Path", "joined", "parse_path", "parse_root"]
+__all__ = ["DEPTH_MAX", "NAME_BYTES_MAX", "Path", "joined", "parse_path", "parse_root"]
 
 NAME_BYTES_MAX: Final = 255
 """Of one name in a path."""
+DEPTH_MAX: Final = 128
+"""Names in a path: the cost of a command grows with them, of making them all with their square."""
 Path = tuple[bytes, ...]
 """The names of a path, that of its namespace first."""
 
@@ -31,6 +33,8 @@ def parse_path(text: bytes) -> Path:
     """
     if not text.startswith(b"/"):
         raise Refused("BADPATH", "a path begins with /")
+    if text.count(b"/") > DEPTH_MAX:
+        raise Refused("BADPATH", f"a path has at most {DEPTH_MAX} names")
     names = tuple(text[1:].split(b"/"))
     for name in names:
         _check(name)

@@ -82,6 +82,8 @@ class Run:
         self.is_in_transaction = False
         self.counted = 0
         """How many numbers this entry has given out, for what counts over the whole entry."""
+        self.worked = 0
+        """How many elements this entry has gone through, for what is done to all below one."""
         self.happened: list[Happened] = []
         self.notices: list[Notice] = []
         self.answers: list[Answer] = []

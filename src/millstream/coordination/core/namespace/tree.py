@@ -176,7 +176,7 @@ def delete_tree(job: Job, number: int, *, is_recursive: bool) -> bytes:
     elements = job.state.elements
     if elements.there(number).nchildren and not is_recursive:
         raise Refused("NOTEMPTY", elements.path(number).decode())
-    for each in elements.tree(number):
+    for each in elements.tree(number, job):
         elements.delete(job, each)
     return OK
 
@@ -216,6 +216,8 @@ def _moved(job: Job, source: Path, target: Path, *, is_forced: bool) -> bytes:
             raise Refused("LOOP", "the source is below the target")
         state.guard(job, there, Want.TREE)
         delete_tree(job, there, is_recursive=True)
+    if len(target) > len(source):
+        elements.refuse_too_deep(number, len(target))
     line = elements.line(number)
     path = elements.path_of(line)
     elements.move(job, number, parent, target[-1])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from millstream.coordination.core.namespace import elements
+from millstream.coordination.core.namespace.paths import DEPTH_MAX
+from millstream.coordination.core.namespace.transactions import pack_command
 from millstream.coordination.core.values import items
 from namespace_machine import Tree
 
@@ -149,3 +152,38 @@ def test_too_many_elements_are_not_deleted_at_once(monkeypatch) -> None:  # type
     assert tree.bytes == before
     tree.do("DELETE", "/ns/a/0")
     assert tree.do("DELETE", "/ns/a", "RECURSIVE") == b"+OK"
+
+
+def test_the_commands_of_a_transaction_delete_no_more_than_one_would(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(elements, "WORK_MAX", 5)
+    tree = Tree()
+    tree.do("CREATENAMESPACE", "/ns")
+    for path in ("/ns/a/1/2", "/ns/b/1/2"):
+        tree.do("CREATE", "BINARY", "PARENTS", path)
+    both = [pack_command((b"DELETE", path, b"RECURSIVE")) for path in (b"/ns/a", b"/ns/b")]
+    before = tree.bytes
+    assert tree.do("EXEC", *both).startswith(b"-EXECABORT 1 TOOBIG")
+    assert tree.bytes == before
+    assert tree.do("EXEC", both[0]).startswith(b"*")
+    assert tree.do("EXEC", both[1]).startswith(b"*")
+
+
+def test_no_path_becomes_too_long_by_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = Tree()
+    tree.do("CREATENAMESPACE", "/ns")
+    half = "/a" * (DEPTH_MAX // 2)
+    assert tree.do("CREATE", "BINARY", "PARENTS", "/ns" + half) == b"+OK"
+    assert tree.do("CREATE", "BINARY", "PARENTS", "/ns/b" + half) == b"+OK"
+    before = tree.bytes
+    assert tree.do("MOVE", "/ns/b", "/ns" + half + "/b").startswith(b"-BADPATH")
+    assert tree.bytes == before
+    assert tree.do("DELETE", "/ns/b" + half) == b"+OK"
+    assert tree.do("DELETE", "/ns/b" + half[:-2]) == b"+OK"
+    assert tree.do("MOVE", "/ns/b", "/ns" + half + "/b") == b"+OK"
+    assert tree.read("LOOKUP", "/ns" + half + "/b" + half[:-4]) == b"+OK"
+    monkeypatch.setattr(elements, "MOVED_MAX", 3)
+    assert tree.do("MOVE", "/ns/a", "/ns/c") == b"+OK"
+    tree.do("CREATE", "BINARY", "/ns/d")
+    assert tree.do("MOVE", "/ns/c", "/ns/d/c").startswith(b"-TOOBIG")

@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.coordination.core.namespace.paths import joined, parse_path, parse_root
+from millstream.coordination.core.namespace.paths import (
+    DEPTH_MAX,
+    joined,
+    parse_path,
+    parse_root,
+)
 from millstream.coordination.core.namespace.refused import Refused
 
 NAMES = st.text(
@@ -47,3 +52,9 @@ def test_a_namespace_is_one_name() -> None:
     assert parse_root(b"/ns") == (b"ns",)
     with pytest.raises(Refused):
         parse_root(b"/ns/a")
+
+
+def test_a_path_has_so_many_names_at_most() -> None:
+    assert len(parse_path(b"/a" * DEPTH_MAX)) == DEPTH_MAX
+    with pytest.raises(Refused, match="names"):
+        parse_path(b"/a" * (DEPTH_MAX + 1))
