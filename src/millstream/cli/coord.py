@@ -30,7 +30,14 @@ from millstream.errors import (
 )
 from millstream.model.addresses import parse_address
 
-__all__ = ["ANSWER_S", "PRIMARY_S", "Coordination", "ask_primary", "coordination_at"]
+__all__ = [
+    "ANSWER_S",
+    "PRIMARY_S",
+    "Coordination",
+    "ask_primary",
+    "coord_address_at",
+    "coordination_at",
+]
 
 ANSWER_S: Final = 15.0
 """Longest wait for an answer."""
@@ -129,12 +136,22 @@ def error_of(text: str) -> MillstreamError:
 
 def coordination_at(address: str, who: Who, tls: ssl.SSLContext | None) -> Coordination:
     """Return a connection to the coordination of the node whose kv port is at `address`."""
+    host, port = _place_at(address, who, tls)
+    return Coordination(host, port, who, tls)
+
+
+def coord_address_at(address: str, who: Who, tls: ssl.SSLContext | None) -> str:
+    """Return where the node whose kv port is at `address` serves coordination."""
+    host, port = _place_at(address, who, tls)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _place_at(address: str, who: Who, tls: ssl.SSLContext | None) -> tuple[str, int]:
     host, port = parse_address(address, default_port=PORT_DEFAULT)
     with Connection(
         host, port, user=who.user, password=who.password, tls=tls, timeout_s=ANSWER_S
     ) as connection:
-        coord_port = coord_port_of(connection)
-    return Coordination(host, coord_port, who, tls)
+        return host, coord_port_of(connection)
 
 
 def ask_primary(node: Coordination, *words: str, timeout_s: float = ANSWER_S) -> Any:

@@ -34,6 +34,7 @@ class _Entry(NamedTuple):
 
 
 _NODE, _DATA, _PIPELINES = "Node", "Documents and changes", "Pipelines"
+_COORDINATION: Final = "Coordination"
 COMMANDS: Final = {
     "serve": _Entry("Run a node.", _NODE),
     "status": _Entry("Show the health of a node.", _NODE),
@@ -47,6 +48,7 @@ COMMANDS: Final = {
     "load": _Entry("Load JSON lines, CSV or Parquet into a bucket.", _DATA),
     "tail": _Entry("Follow the change stream as JSON lines.", _DATA),
     "view": _Entry("Query a view.", _DATA),
+    "shell": _Entry("Ask coordination groups, at a prompt or by a script.", _COORDINATION),
     "pipeline": _Entry("Run and inspect Spark pipelines.", _PIPELINES),
     "demo": _Entry(
         "The whole road with the flights of 2013: load, stream, view, check.", _PIPELINES

@@ -28,6 +28,7 @@ __all__ = [
     "RequestCutter",
     "render",
     "render_message",
+    "words_of",
 ]
 
 REQUEST_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -202,14 +203,18 @@ def _walk_line(data: bytes, at: int) -> _Walked:
         if len(data) - at >= INLINE_BYTES_MAX:
             raise _too_large(f"a line has at most {INLINE_BYTES_MAX} bytes")
         return None, len(data) + 1
-    words = _words(data[at:end])
+    words = words_of(data[at:end])
     if len(words) > ARGUMENTS_MAX:
         raise _too_large(f"a request has at most {ARGUMENTS_MAX} arguments")
     return words, end + 1
 
 
-def _words(line: bytes) -> list[bytes]:
-    """Take a line apart: words, 'quoted', and "quoted" with escapes as in C."""
+def words_of(line: bytes) -> list[bytes]:
+    """Take a line apart: words, 'quoted', and "quoted" with escapes as in C.
+
+    Raises:
+        RemoteProtocolError: `bad_request_frame`: a quote is not closed.
+    """
     text, at = line.decode("latin-1"), 0
     words: list[bytes] = []
     while True:
