@@ -69,6 +69,7 @@ QUEUE ACK|NACK path id ... = what was taken is done; give it back
 QUEUE LEN|PURGE|WAIT path = ready and taken; empty it; wait for something
 COUNTER INC|DEC [count] path [WRAP] = count
 COUNTER RESET|GET path = set to 0; show
+NOTIFY NEXT [BLOCK ms] [NAMESPACE root] = which command that waits is to be said again
 MULTI = collect commands of a transaction
 EXEC = do them all, or none
 DISCARD = forget them
