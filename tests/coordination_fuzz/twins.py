@@ -139,7 +139,7 @@ class _Twins:
 
     def request(self, words: list[bytes]) -> None:
         """Log it as a client's, perhaps a second time, perhaps for what it waits for."""
-        session, stamp = self.session(), self.choices.pick((b"0", b"1700000000000"))
+        session, stamp = self.session(), self.choices.pick((b"0", b"1700000000000", b"9" * 20))
         csn, how = 0, self.choices.number(9)
         if session:
             csn = max(self.csns[session] + (1 if how else 0), 1)

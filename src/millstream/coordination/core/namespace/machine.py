@@ -83,6 +83,13 @@ STATE_FORMAT: Final = 1
 SINCE: Final[Mapping[bytes, int]] = {}
 """Commands that came later: name -> the first state format that has them."""
 _DIGITS_MAX: Final = 20
+_STAMP_MAX: Final = (1 << 64) - 1
+
+
+def _stamp_in(text: bytes) -> int:
+    """Return a client's time in ms; 0 for what is none, or has no room in the state."""
+    stamp = int(text) if text.isdigit() and len(text) <= _DIGITS_MAX else 0
+    return stamp if stamp <= _STAMP_MAX else 0
 
 
 class Namespace:
@@ -110,7 +117,7 @@ class Namespace:
         stamp, *words = body.argv or (b"",)
         asker = Asker(
             header.session, header.csn, header.instance, body.principal, body.groups,
-            int(stamp) if stamp.isdigit() and len(stamp) <= _DIGITS_MAX else 0, header.claim,
+            _stamp_in(stamp), header.claim,
         )  # fmt: skip
         return self.execute(Job(self.state, asker, version_of(header), header.ts_ms), words)
 

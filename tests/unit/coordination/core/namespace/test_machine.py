@@ -26,6 +26,13 @@ def test_the_client_s_time_is_kept() -> None:
     assert machine.state.elements.there(1).cts == 1234
 
 
+def test_a_time_that_has_no_room_is_none() -> None:
+    machine = Namespace()
+    machine.apply(entry_of((b"9" * 20, b"CREATENAMESPACE", b"/ns")))
+    assert machine.state.elements.there(1).cts == 0
+    assert b"".join(machine.freeze())
+
+
 def test_what_was_never_used_takes_no_room() -> None:
     tree = Tree()
     assert list(tree.machine.freeze_if_any()) == []
