@@ -84,6 +84,8 @@ class Run:
         """How many numbers this entry has given out, for what counts over the whole entry."""
         self.worked = 0
         """How many elements this entry has gone through, for what is done to all below one."""
+        self.looked_at = 0
+        """How many members of sets its commands have gone through."""
         self.happened: list[Happened] = []
         self.notices: list[Notice] = []
         self.answers: list[Answer] = []

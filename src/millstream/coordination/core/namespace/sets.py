@@ -39,7 +39,7 @@ PAGE: Final = 1000
 """Members on a page, if a client does not say."""
 PAGE_MAX: Final = 10_000
 LOOKED_AT_MAX: Final = 250_000
-"""Members, all sets together, that UNION, INTER or DIFF may be about."""
+"""Members, all sets together, that UNION, INTER and DIFF of one entry, or read, may be about."""
 
 
 # ---- CREATE, GET
@@ -180,7 +180,8 @@ def _combine(words: Words, combine: Callable[..., set[bytes]]) -> Call:
     def execute(job: Job) -> bytes:
         sets = job.state.sets
         elements = [opened(job, path, Type.SET, Want.READ) for path in paths]
-        if sum(sets.size(element).members for element in elements) > LOOKED_AT_MAX:
+        job.looked_at += sum(sets.size(element).members for element in elements)
+        if job.looked_at > LOOKED_AT_MAX:
             raise Refused("TOOBIG", f"these sets have more than {LOOKED_AT_MAX} members in all")
         found = combine(*(set(sets.members(element)) for element in elements))
         return members(bounded(sorted(found), SHOWN_BYTES_MAX))

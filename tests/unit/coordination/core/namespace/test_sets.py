@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from millstream.coordination.core.namespace import sets
 from millstream.coordination.core.namespace.items import ITEM_BYTES_MAX
 from millstream.coordination.core.namespace.state import State
+from millstream.coordination.core.namespace.transactions import pack_command
 from namespace_machine import Tree
 from structured_models import BADARG, OK, Error, SetModel, check_undone, looked_up, seen, shown
 
@@ -202,3 +203,15 @@ class Gathering(RuleBasedStateMachine):
 
 TestGathering = Gathering.TestCase
 TestGathering.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+
+
+def test_a_transaction_looks_at_no_more_members_than_one_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sets, "LOOKED_AT_MAX", 5)
+    tree = Tree()
+    tree.do("CREATENAMESPACE", "/n")
+    tree.do("CREATE", "SET", "/n/s", "a", "b", "c")
+    once = pack_command((b"SET", b"UNION", b"/n/s"))
+    assert tree.do("EXEC", once).startswith(b"*")
+    assert tree.do("EXEC", once, once).startswith(b"-EXECABORT 1 TOOBIG")
