@@ -31,6 +31,9 @@ OPERATIONS_MAX = 300
 TAKEN_MAX = 3
 REST_MAX = 100_000
 WAIT_MS = 100.0
+WISHES = 4.0
+"""So much more often somebody wishes something than others do."""
+DEADLINES_MS = (1000.0, 3000.0, 20_000.0)
 PARTS = ("a", "b", "c")
 
 
@@ -42,6 +45,7 @@ class Want(NamedTuple):
     words: Words
     is_vital: bool = False
     """It has to be answered, however long it takes."""
+    deadline_ms: float = 20_000.0
 
 
 class Nap(NamedTuple):
@@ -65,13 +69,13 @@ def group(*commands: Words) -> Want:
     return Want((("MULTI",), *commands, ("EXEC",)), True, ("EXEC", *commands))
 
 
-def _pauses(guest: Guest) -> Doing:
+def _pauses(guest: Guest, speed: float = 1.0) -> Doing:
     """Wait for the next thing to do; return whether there is any."""
     if guest.world.calm:
         return False
     if guest.rng.random() < NAP * (1 if guest.world.weather.sign_of_life == 1 else 5):
         yield Nap(guest.rng.uniform(0.5, 2) * guest.ttl_ms, is_silent=True)
-    yield Nap(guest.rng.expovariate(1 / guest.guests.between_ms))
+    yield Nap(guest.rng.expovariate(speed / guest.guests.between_ms))
     while not guest.guests.is_prepared and not guest.world.calm:
         yield Nap(WAIT_MS)
     while not guest.session and not guest.world.calm:
@@ -105,13 +109,13 @@ def preparing(guest: Guest) -> Doing:
 def wishing(guest: Guest) -> Doing:
     """Want anything: locks, moves, semaphores, barriers, queues, counters, transactions."""
     wishes = _Wishes(guest)
-    while (yield from _pauses(guest)):
+    while (yield from _pauses(guest, WISHES)):
         if guest.rng.random() < 0.1:
             words: Words = guest.rng.choice(_AGAIN)
         else:
             words = wishes.invent(guest, guest.session)
         want = group(*words[1:]) if words[0] == "EXEC" else one(*words)  # type: ignore[arg-type]
-        ended, told = yield want
+        ended, told = yield want._replace(deadline_ms=guest.rng.choice(DEADLINES_MS))
         if words[:2] == ("QUEUE", "TAKE") and ended == "ok" and isinstance(told, list):
             guest.items += [item[0].encode() for item in told]
     for words in [("LOCK", "RELEASE", path) for path, _ in wishes.held(guest.session)]:
@@ -145,9 +149,11 @@ def locking(guest: Guest) -> Doing:
         token = told[1] if isinstance(told, list) and told[0] == "OK" else None
         guests.noted(place, ended, token)
         for _ in range(rng.randrange(3) if token else 0):
-            if rng.random() < NAP:
+            if rng.random() < 3 * NAP:
                 yield Nap(1.5 * guest.ttl_ms, is_silent=True)
             yield from _put(guest, f"{guest.session}", token)
+        if token:
+            yield Nap(rng.expovariate(1 / guests.between_ms))
         if token and rng.random() < 0.9 and f"{guest.session}" == session:
             argument = LOCK, session, token
             place, ended, told = yield from _do(
@@ -286,6 +292,6 @@ def rest(guest: Guest) -> Doing:
 
 
 CHORES: tuple[Chore, ...] = (
-    wishing, wishing, wishing, locking, locking, counting, sequencing, queueing, queueing,
+    wishing, wishing, wishing, wishing, locking, locking, counting, sequencing, queueing, queueing,
     writing, writing, transacting,
 )  # fmt: skip

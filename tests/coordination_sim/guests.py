@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from coordination_sim.world import World
 
 ATTEMPT_MS = 1000.0
-DEADLINE_MS = 20_000.0
 BACK_OFF_MS = (10.0, 150.0)
 DOUBLINGS_MAX = 4
 BELIEVED = 0.7
@@ -79,7 +78,7 @@ class Guest:
         self.ttl_ms = self.rng.choice(SHORT_TTLS_MS if short else TTLS_MS)
         self.repeats = self.rng.random() < 0.5
         """Waits by the request it has sent, not by new ones."""
-        self.focus = self.rng.choice(FOCUSES)
+        self.focus = guests.focus
         self.session = 0
         self.items: list[bytes] = []
         self.is_over = self.is_napping = self.is_done = self.is_ready = False
@@ -127,7 +126,7 @@ class Guest:
     def _want(self, want: Want) -> None:
         self.ask = Ask(want, self.guests.op(want.words))
         if not want.is_vital:
-            self.loop.after(DEADLINE_MS, self._give_up, self.ask)
+            self.loop.after(want.deadline_ms, self._give_up, self.ask)
         self._try()
 
     def _give_up(self, ask: Ask) -> None:
@@ -354,6 +353,8 @@ class Guests:
         self._used: dict[str, int] = {}
         self._values = 0
         self.is_prepared = False
+        self.focus = self.rng.choice(FOCUSES)
+        """What they wish most; all the same, so that they get into each other's way."""
         rate = min(max(world.weather.rate_per_s / 2, RATE_MIN), RATE_MAX)
         self.between_ms = 1000.0 * len(CHORES) / rate
 

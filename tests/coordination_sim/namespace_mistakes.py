@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 from unittest import mock
 
+from millstream.coordination.core import client_table
+from millstream.coordination.core.client_table import Past, Verdict
 from millstream.coordination.core.effects import Code
 from millstream.coordination.core.member import Member
 from millstream.coordination.core.namespace import marks, subscribing, tree
@@ -23,14 +25,14 @@ from millstream.coordination.core.namespace.marks import Marks
 from millstream.coordination.core.namespace.synchronisation import Synchronisation
 from namespace_plants import PLANTS as OF_STATES
 
-__all__ = ["MISTAKES"]
+__all__ = ["MISTAKES", "WEATHER"]
 
 Patch = Callable[[], AbstractContextManager[Any]]
 TOLD = ("a subscriber is told",)
 REFUSED = ("an attempt that was refused", "to what was executed", "is said to have failed")
 LEADERS = ("isolate_primary", "move_primary", "client_loss")
 SESSIONS = ("short_sessions", "client_silence", "client_restart", "client_loss")
-SNAPSHOTS = ("snapshot_storm", "partition", "restart_storm", "slow_node")
+SNAPSHOTS = ("snapshot_storm", "partition", "clog", "pause")
 
 
 def _instead(where: Any, name: str, mistake: Callable[..., Any]) -> Patch:
@@ -41,6 +43,8 @@ def _nothing(*_arguments: object, **_more: object) -> None:
     pass
 
 
+_Session = client_table._Session
+_JUDGE = _Session.judge
 _NUMBERED, _KEPT, _ADD, _UPDATES = tree._numbered, Marks.kept, Audience.add, marks.updates_of
 
 
@@ -84,6 +88,10 @@ def _is_not_done(member: Any) -> None:
     member._waiting, member._in_flight = {}, {}
 
 
+def _last_is_new(session: Any, csn: int) -> Any:
+    return Verdict(Past.NEW) if csn == session.highest else _JUDGE(session, csn)
+
+
 def _of_state(name: str) -> Patch:
     return OF_STATES[name]
 
@@ -111,7 +119,7 @@ MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]
     ),
     "ns_no_fence": (
         "Any token lets write.", _instead(Synchronisation, "check_token", _nothing),
-        ("was written in the turn of",), SESSIONS,
+        ("was written in the turn of", "is written under"), SESSIONS,
     ),
     "ns_moves": (
         "Trees move over locks.", _of_state("trees move over locks"),
@@ -123,15 +131,15 @@ MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]
     ),
     "ns_barrier": (
         "Who passed a barrier passes it again.", _of_state("a barrier lets one go twice"),
-        ("a barrier lets",), SESSIONS,
+        ("a barrier lets", "is answered"), SESSIONS,
     ),
     "ns_undone": (
         "What is refused is not undone.", _of_state("what is refused is not undone"),
         ("refused, and yet changed", "is lost", "of a counter", "cannot be"), LEADERS,
     ),
     "ns_twice": (
-        "Whatever is logged is executed.", _of_state("what is logged is executed"),
-        ("is executed twice", "is used for two requests"), LEADERS,
+        "The last request of a session is executed again if it is repeated.",
+        _instead(_Session, "judge", _last_is_new), ("is executed twice",), LEADERS,
     ),
     "ns_answers": (
         "The final replies of those who waited are lost.",
@@ -156,10 +164,12 @@ MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]
     ),
     "ns_told_twice": (
         "A member that is behind tells again what was heard elsewhere.",
-        _instead(Audience, "add", _hears_before), TOLD, (*LEADERS, "partition", "slow_node"),
+        _instead(Audience, "add", _hears_before), TOLD, ("partition", "slow_node", "clog"),
     ),
     "ns_quiet": (
         "Deletions are kept for subscribers, and not told.", _quiet, ("nobody is told",), LEADERS,
     ),
 }  # fmt: skip
 """Name -> what, the patch that makes it, signs, faults that it needs."""
+WEATHER: Final = (("rate_per_s", 40), ("snapshot", 10), ("retain", 0), ("members", 3))
+"""Much happens in these runs, and who is behind needs a snapshot soon."""

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 from coordination_plants import PLANTS as IN_REPLICAS
-from coordination_sim.namespace_mistakes import MISTAKES
+from coordination_sim.namespace_mistakes import MISTAKES, WEATHER
 from millstream.coordination.core.replica import Replica
 
 __all__ = ["OUT_OF_REACH", "PLANTS", "Plant"]
@@ -128,7 +128,7 @@ PLANTS: dict[str, Plant] = {
     ),
 }  # fmt: skip
 PLANTS.update({
-    name: Plant(what, Replica, signs, frozenset(("namespaces", *faults)), patch=patch)
+    name: Plant(what, Replica, signs, frozenset(("namespaces", *faults)), WEATHER, patch)
     for name, (what, patch, signs, faults) in MISTAKES.items()
 })  # fmt: skip
 """Name -> mistake; those found soonest come first, then those in namespaces."""

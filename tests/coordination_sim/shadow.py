@@ -23,6 +23,7 @@ from millstream.coordination.core.client_table import ClientTable
 from millstream.coordination.core.effects import Code, Reply
 from millstream.coordination.core.entries import Body, Entry, Kind
 from millstream.coordination.core.group_state import GroupState
+from millstream.coordination.core.namespace.claims import Mode, Phase
 from millstream.coordination.core.namespace.paths import parse_path
 from millstream.coordination.core.replica import Replica
 from namespace_callers import is_pending
@@ -128,6 +129,8 @@ class ShadowTruth(Truth):
                 self.ephemeral[path] = session
             elif wish[0] == "DELETE" and reply == b"+OK":
                 self.ephemeral.pop(wish[1].encode(), None)
+            elif wish[0] == "PUT" and "IFLOCK" in wish and reply == b"+OK":
+                self._check_fence(state, *wish[1:])
             return
         self._see_queue(state)
         if wish[0] != "COUNTER":
@@ -137,6 +140,13 @@ class ShadowTruth(Truth):
         self.counted = self.counters.get(element, 0)
         super()._note(state, session, lsn, wish, reply)
         self.counters[element] = self.counted
+
+    def _check_fence(self, state: GroupState, path: str, _: str, __: str, token: str) -> None:
+        space = state.namespace.state
+        element = space.elements.find(parse_path(path.encode()))
+        claims = space.synchronisation.claims.of(element, Phase.HELD, Mode.WRITE)
+        held = [claim.token.text.decode() for _, claim in claims]
+        require(token in held, f"{path} is written under {token}, held are {held}")
 
     def _see_queue(self, state: GroupState) -> None:
         element = state.namespace.state.elements.find(parse_path(QUEUE.encode()))

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from coordination_sim.runs import Outcome, run
+from coordination_sim.search import search
 from coordination_sim.weather import Options, Weather
 
 TESTS = Path(__file__).parents[1]
@@ -25,6 +26,8 @@ WEATHER = {
     "no journal": ("no_journal", "crash", "client_loss", "upgrade"),
 }
 SEEDS = range(3)
+QUICKLY_FOUND = ("ns_not_done", "ns_old_token", "ns_quiet", "ns_resume")
+"""Planted mistakes; `make sim-mutants` looks for all of them."""
 
 
 def short(seed: int, *faults: str, plant: str | None = None) -> Outcome:
@@ -67,3 +70,8 @@ def test_about_half_of_the_seeds_have_them_and_nothing_else_of_the_weather_chang
     periods = dict(drawn[with_them].periods)
     del periods["namespaces"]
     assert without == drawn[with_them]._replace(namespaces=False, periods=periods)
+
+
+@pytest.mark.parametrize("plant", QUICKLY_FOUND)
+def test_a_planted_mistake_is_found_by_what_follows_from_it(plant: str) -> None:
+    assert search(plant, 0, 5).said
