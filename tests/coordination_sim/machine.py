@@ -170,6 +170,7 @@ class Machine:
         self.replica.contradict = contradicted
         self.replica.hint_entries_max = world.weather.hint
         self.replica.batch_entries_max = world.weather.batch
+        self.replica.apply_entries_max = world.weather.apply
         self.replica.snapshot_entries = world.weather.snapshot
         self.replica.retain_entries = world.weather.retain
         self.replica.part_bytes = world.weather.part

@@ -107,6 +107,7 @@ class Weather(NamedTuple):
     keys: int
     window: int
     batch: int
+    apply: int
     hint: int
     snapshot: int
     retain: int
@@ -156,6 +157,7 @@ class Weather(NamedTuple):
             keys=rng.randint(1, 4),
             window=pick((1, 1, 4, 16, 40)),
             batch=pick((3, 20)) if small else 512,
+            apply=stream(seed, "apply").choice((1, 5, 50, 512)),
             hint=pick((5, 50, 65_536)),
             snapshot=pick((10, 100, 100, 500, 10**6)),
             retain=pick((0, 20, 300)),

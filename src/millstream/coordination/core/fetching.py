@@ -298,8 +298,7 @@ class Fetching(Snapshotting):
     @property
     def has_work(self) -> bool:
         """Whether `work` would do something."""
-        works = self._restoring is not None or self._making is not None
-        return works or self._cut_lsn > self.log.base.lsn
+        return self._restoring is not None or super().has_work
 
     def lose_state(self, right: SnapshotId) -> None:
         """Serve nobody with a state that is not the others'; get theirs, and the log anew."""

@@ -60,10 +60,12 @@ from millstream.coordination.core.snapshots import Pieces, Snapshot, SnapshotId,
 from millstream.coordination.core.standing import Standing
 from millstream.errors import CorruptionError
 
-__all__ = ["HEARTBEAT_MS", "TUNED", "Member", "Status", "epoch_in"]
+__all__ = ["APPLY_ENTRIES_MAX", "HEARTBEAT_MS", "TUNED", "Member", "Status", "epoch_in"]
 
 HEARTBEAT_MS: Final = 100
 """Between two signs of life of a primary, and two tries of whatever has to be tried again."""
+APPLY_ENTRIES_MAX: Final = 512
+"""Entries applied in one step; one may take a tenth of a millisecond and more."""
 TUNED: Final = {
     b"GROUP.SNAPSHOT.ENTRIES": "snapshot_entries",
     b"GROUP.LOG.RETAIN": "retain_entries",
@@ -94,6 +96,8 @@ class Status(Enum):
 class Member(ABC):
     """State and primitives; `chance` returns numbers from 0 to below 1."""
 
+    apply_entries_max = APPLY_ENTRIES_MAX
+
     def __init__(self, machine: StateMachine, chance: Callable[[], float]) -> None:
         self.machine = machine
         self.chance = chance
@@ -113,6 +117,8 @@ class Member(ABC):
         self.lost = False
         """The log is gone, and nobody knows what was acknowledged of it."""
         self.commit_lsn = 0
+        self._to_apply_lsn = 0
+        """So far entries of this log are known to be committed."""
         self.leading = False
         self.suspended = False
         self._built_in: dict[str, int] = {}
@@ -316,6 +322,7 @@ class Member(ABC):
 
     def _change_log(self, end: NewEnd) -> None:
         assert end.keep_lsn >= self.log.base.lsn
+        self._to_apply_lsn = min(self._to_apply_lsn, end.keep_lsn)
         if end.snapshot is None:
             self.log.replace_above(end.keep_lsn, end.suffix)
         else:
@@ -401,20 +408,27 @@ class Member(ABC):
         return entry
 
     def advance(self, lsn: int) -> bool:
-        """Commit and apply up to `lsn`, as far as the log is whole; return whether any was."""
+        """Commit and apply up to `lsn`, as far as the log is whole; return whether any was.
+
+        A long way is gone in slices: `go_on_applying` does the next one.
+        """
         before = self.commit_lsn
         if lsn <= before or not self.has_state:
             return False
         end = min(lsn, self.log.whole_lsn)
+        self._to_apply_lsn = max(self._to_apply_lsn, end)
+        end = min(end, before + self.apply_entries_max)
         while self.commit_lsn < end and self.has_state:
             entry = self.log.entry_at(self.commit_lsn + 1)
             assert entry is not None
             ends = self._ends_epoch(entry)
             if ends and entry.lsn < self.log.op_lsn:
                 self.contradict("an entry behind the end of its epoch")
+                self._to_apply_lsn = self.commit_lsn
                 break
             if ends and not is_closing(entry):
                 self.contradict("an end of an epoch that is none")
+                self._to_apply_lsn = self.commit_lsn
                 break
             self.commit_lsn += 1
             size = size_of(entry)
@@ -428,6 +442,16 @@ class Member(ABC):
         if self.commit_lsn > before:
             self.committed()
         return self.commit_lsn > before
+
+    @property
+    def has_to_apply(self) -> bool:
+        """Whether more is known to be committed here, and can be applied."""
+        end = min(self._to_apply_lsn, self.log.whole_lsn)
+        return self.commit_lsn < end and self.has_state
+
+    def go_on_applying(self) -> None:
+        """Apply another slice of what is known to be committed."""
+        self.advance(self._to_apply_lsn)
 
     def _ends_epoch(self, entry: Entry) -> bool:
         ends = entry.header.kind is Kind.RECONFIG and entry.header.epoch == self.epoch

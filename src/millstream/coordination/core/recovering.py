@@ -68,6 +68,7 @@ class Recovering(Views):
         self.contradict(what)
         self.stand_down()
         self.status = Status.LOST
+        self._to_apply_lsn = self.commit_lsn
         self.forget_answers()
 
     def give_up(self) -> None:

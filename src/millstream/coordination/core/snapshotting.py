@@ -48,11 +48,12 @@ __all__ = [
     "Snapshotting",
 ]
 
-SNAPSHOT_ENTRIES: Final = 100_000
-"""Applied since the last snapshot, after which the next one is taken."""
+SNAPSHOT_ENTRIES: Final = 50_000
+"""Applied since the last snapshot, after which the next one is taken. Who starts applies these and
+as many that came meanwhile: some seconds."""
 SNAPSHOT_BYTES: Final = 64 * 1024 * 1024
 """The same in bytes of the log. It has to be more than the last snapshot has, in any case."""
-RETAIN_ENTRIES: Final = 200_000
+RETAIN_ENTRIES: Final = 100_000
 """Kept in the log before the stable snapshot, for members that lag."""
 RETAIN_BYTES: Final = 256 * 1024 * 1024
 """The log is cut further if it has more."""
@@ -160,7 +161,8 @@ class Snapshotting(Sessions):
     @property
     def has_work(self) -> bool:
         """Whether `work` would do something."""
-        return self._making is not None or self._cut_lsn > self.log.base.lsn
+        is_cutting = self._cut_lsn > self.log.base.lsn
+        return self._making is not None or is_cutting or self.has_to_apply
 
     def call_soon(self) -> None:
         """Ask to be called for more work, once."""
@@ -172,6 +174,8 @@ class Snapshotting(Sessions):
         """Do some of the work."""
         self._is_called_soon = False
         self.work()
+        if self.has_to_apply and not self.flipping:
+            self.go_on_applying()
 
     def _write_snapshot(self, snapshot: Snapshot, then: Callable[[], None]) -> None:
         self._op += 1

@@ -4,10 +4,16 @@ import pytest
 
 from coordination_group import Group
 from millstream.coordination.core import normal
-from millstream.coordination.core.effects import Code, Message, Request, Send
+from millstream.coordination.core.effects import CallSoon, Code, Message, Request, Send, Soon
 from millstream.coordination.core.entries import Body, Kind
 from millstream.coordination.core.member import Status
-from millstream.coordination.core.messages import GetState, NewState, Prepare, PrepareOk, StartView
+from millstream.coordination.core.messages import (
+    GetState,
+    NewState,
+    Prepare,
+    PrepareOk,
+    StartView,
+)
 
 
 def prepared(group: Group) -> list[list[int]]:
@@ -300,3 +306,30 @@ def test_a_member_on_a_slow_line_comes_nearer_with_each_answer() -> None:
     number = group.tick_with_a_line(away, NewState, 10, 13)
     assert group.replicas[away].log.head == group.replicas[group.leader].log.head
     assert number < 130
+
+
+def test_a_long_way_is_applied_in_slices() -> None:
+    """Of what a backup has when it is told that all is committed, one slice a step."""
+    group = Group(3)
+    backup = (group.leader + 1) % 3
+    replica = group.replicas[backup]
+    replica.apply_entries_max = 3
+    first = replica.log.hash_at(1)
+    for ticket in range(10):
+        group.set(group.leader, ticket)
+    seen = []
+    while group.net:
+        _, receiver, envelope = group.net.pop(0)
+        if receiver != backup:
+            group.step(receiver, Message(envelope))
+        elif isinstance(envelope.payload, Prepare):  # that it is committed, it is not told yet
+            told = envelope.payload._replace(commit_lsn=1, commit_hash=first or b"")
+            group.step(backup, Message(envelope._replace(payload=told)))
+        else:
+            assert replica.log.op_lsn == 11
+            effects = replica.step(group.now, int(group.now), Message(envelope))
+            while any(isinstance(effect, CallSoon) for effect in effects):
+                seen.append(replica.commit_lsn)
+                effects = replica.step(group.now, int(group.now), Soon())
+    assert [*seen, replica.commit_lsn] == [4, 7, 10, 11]
+    assert not replica.has_work
