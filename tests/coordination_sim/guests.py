@@ -46,6 +46,7 @@ DOUBLINGS_MAX = 4
 BELIEVED = 0.7
 """So often a client asks the node next that is said to lead; it may be wrong for ever."""
 TICK_MS = 1000.0
+CALM_PAUSE_MS = 100.0
 CUT_MS = 4000.0
 RATE_MIN, RATE_MAX = 0.5, 20.0
 TTLS_MS, SHORT_TTLS_MS = (3000, 10_000), (500, 1000, 3000)
@@ -109,7 +110,8 @@ class Guest:
         if isinstance(want, Nap):
             self.is_napping = want.is_silent
             self._pauses += 1
-            self.loop.after(want.ms, self.wake, self._pauses)
+            ms = min(want.ms, CALM_PAUSE_MS) if self.world.calm else want.ms
+            self.loop.after(ms, self.wake, self._pauses)
         else:
             self._want(want)
 
