@@ -17,8 +17,11 @@ Only `longest` and `torn_install` took more than 200.
 RARE = {"nonce_again", "read_leaving"}
 """Found at 164 and at 1037 by an earlier revision; not in half a minute of schedules by now."""
 
+ELSEWHERE = {"raise_early"}
+"""Needs members of two versions: the simulator (`coordination_sim`) has them, not this world."""
 
-@pytest.mark.parametrize("plant", sorted(set(PLANTS) - RARE))
+
+@pytest.mark.parametrize("plant", sorted(set(PLANTS) - RARE - ELSEWHERE))
 def test_a_planted_mistake_is_found(plant: str) -> None:
     first = FOUND_BY.get(plant, 0)
     for seed in range(first, first + SEEDS_MAX):

@@ -21,8 +21,8 @@ from coordination_sim.weather import FAULTS, LATER, Options, Weather
 from coordination_sim.world import World
 from millstream.coordination.core.replica import Replica
 
-HOURS = float(os.environ.get("MILLSTREAM_SIM_HOURS", "4"))
-"""Simulated ones, of all cases together; some 120 s of processor time, and each case less than one
+HOURS = float(os.environ.get("MILLSTREAM_SIM_HOURS", "5"))
+"""Simulated ones, of all cases together; some 150 s of processor time, and each case less than one
 more run."""
 CASES = 10
 TESTS = Path(__file__).parents[1]
