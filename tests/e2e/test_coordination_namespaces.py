@@ -2,13 +2,16 @@
 
 import json
 import subprocess
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
+from millstream.coordination.core.namespace.names import UNDO_MS
 from node_process import FREE, free_port
 from waiting import until
 
 OPEN = ("--no-kv", "--no-memcached", "--no-http")
 SETTLED = ("OK", "EXISTS")
+SETTLED_S = 2 * UNDO_MS / 1000
+"""A name that was reserved for a client that came no more is free after half of it."""
 
 
 class Cli:
@@ -28,7 +31,15 @@ class Cli:
 
 def said_by_one(clis, *words):
     """Ask all in turn until one does it; return what it says."""
-    return until(lambda: [one for cli in clis if (one := cli.say(*words)) in SETTLED])[0]
+
+    def what_is_wrong():
+        asked = [words, ("ADMIN", "STATUS", "1"), ("ADMIN", "STATUS", "2"), ("VDS", "/")]
+        return "\n".join(cli.say(*each) for each in asked for cli in clis)
+
+    return until(
+        lambda: [one for cli in clis if (one := cli.say(*words)) in SETTLED],
+        what_is_wrong, wait_s=SETTLED_S,
+    )[0]  # fmt: skip
 
 
 def test_names_survive_the_node_that_was_creating_them(make_node):
@@ -52,11 +63,11 @@ def test_names_survive_the_node_that_was_creating_them(make_node):
         for root in roots:
             answers[root] = said_by_one(clis, "CREATENAMESPACE", root, "GROUP", "2")
 
-    creating = threading.Thread(target=create)
-    creating.start()
-    until(lambda: len(answers) >= 2)
-    nodes[0].kill()
-    creating.join(60)
+    with ThreadPoolExecutor(1) as pool:
+        creating = pool.submit(create)
+        until(lambda: len(answers) >= 2)
+        nodes[0].kill()
+        creating.result()
     assert sorted(answers) == sorted(roots)
     left = clis[1:]
     for cli in left:
