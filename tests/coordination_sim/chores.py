@@ -144,8 +144,9 @@ def locking(guest: Guest) -> Doing:
     while (yield from _pauses(guest)):
         nowait = ("NOWAIT",) * (rng.random() < 0.5)
         words = ("LOCK", "WRITE", LOCK, "TOKEN", *nowait)
+        place, ended, told = yield from _do(guest, "lock", (LOCK, f"{guest.session}"), one(*words))
         session = f"{guest.session}"
-        place, ended, told = yield from _do(guest, "lock", (LOCK, session), one(*words))
+        guests.asked(place, (LOCK, session))
         token = told[1] if isinstance(told, list) and told[0] == "OK" else None
         guests.noted(place, ended, token)
         for _ in range(rng.randrange(3) if token else 0):
@@ -166,6 +167,7 @@ def _put(guest: Guest, session: str, token: str) -> Doing:
     value = guest.guests.value()
     want = group(("PUT", LOCK, value, "IFLOCK", token), ("GET", LOCK, "CAS"))
     place, ended, told = yield from _do(guest, "put", (LOCK, session, token, value), want)
+    guest.guests.asked(place, (LOCK, f"{guest.session}", token, value))
     is_written = ended == "ok" and not isinstance(told, ErrorReply)
     version = told[1][0] if is_written else None
     guest.guests.noted(place, ended, is_written, version)

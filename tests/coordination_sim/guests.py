@@ -439,6 +439,10 @@ class Guests:
         )
         return len(self.operations) - 1
 
+    def asked(self, place: int, argument: tuple[str, ...]) -> None:
+        """Note what it was done with: a session may have been opened only after it was wanted."""
+        self.operations[place] = self.operations[place]._replace(argument=argument)
+
     def noted(self, place: int, ended: str, told: Any = None, version: str | None = None) -> None:
         """Note how it ended."""
         if ended == "fail":

@@ -4,7 +4,10 @@ No entry is logged for a read, and there is no lease.
 
 Invariants:
 1. A batch of reads is answered only if a quorum said, after the last of them arrived, that it is
-   in this view: an answer to another nonce says nothing of it, and a retry has a new nonce.
+   in this view. A retry has a nonce of its own, and a batch of its own, of what came meanwhile: an
+   answer speaks for the batch of its nonce and for those before it, and never for a later one.
+   What is on its way for longer than a retry waits thus still counts: links that take as long are
+   slow, not cut.
 2. Nothing is read before the first entry of the primary's own view is committed, nor once the
    entry that ends the epoch is in its log.
 3. A suspended primary takes no requests, answers no reads and gives no sign of life. It goes on
@@ -38,6 +41,7 @@ from millstream.coordination.core.register import StateMachine
 from millstream.coordination.core.repair import AGAIN_MS_MAX
 
 __all__ = [
+    "CHECKS_MAX",
     "FETCHING_MS",
     "FETCHING_MS_MAX",
     "QUORUM_MS",
@@ -51,7 +55,9 @@ __all__ = [
 READS_MAX: Final = 10_000
 """That wait for a check; beyond that they are refused."""
 RECHECK_MS: Final = 2 * HEARTBEAT_MS
-"""After so long an unanswered check is given up for a new one."""
+"""After so long without an answer another check is begun; the unanswered ones may be answered yet."""
+CHECKS_MAX: Final = 16
+"""That are under way; beyond that the oldest one's reads wait for the answers to the next one."""
 QUORUM_MS: Final = 2 * HEARTBEAT_MS + 400
 """A primary that no quorum answered for so long suspends."""
 FETCHING_MS: Final = QUORUM_MS + AGAIN_MS_MAX
@@ -91,7 +97,7 @@ class Reading(Normal):
         """Have no reads, and take it that everybody answered just now."""
         self._reads: list[Asked] = []
         self._resumes: list[tuple[int, Resume]] = []
-        self._check: _Check | None = None
+        self._checks: list[_Check] = []
         self._answered_ms = dict.fromkeys(self.members, self.now_ms)
         self._fetching_ms: dict[bytes, float] = {}
         self._had_quorum_ms, self.is_short = self.now_ms, False
@@ -99,7 +105,7 @@ class Reading(Normal):
     @property
     def reads_waiting(self) -> int:
         """How many are not answered."""
-        under_way = len(self._check.batch) if self._check else 0
+        under_way = sum(len(check.batch) for check in self._checks)
         return len(self._reads) + under_way + len(self._resumes) + len(self._stale)
 
     def look_again(self, request: Request) -> None:
@@ -128,7 +134,7 @@ class Reading(Normal):
         super().end_step()
         if self._is_asked:
             self._is_asked = False
-            if self.leading and not self.suspended and self._check is None:
+            if self.leading and not self.suspended and not self._checks:
                 self._quorum_check()
 
     @property
@@ -136,13 +142,17 @@ class Reading(Normal):
         return not self.suspended and self.commit_lsn >= self.noop_lsn and not self.closing
 
     def _quorum_check(self) -> None:
-        """Close the batch and ask; what was asked before without an answer counts no more."""
-        batch = self._check.batch if self._check else []
+        """Close the batch and ask; what was asked before may be answered yet."""
+        batch: list[Asked] = []
+        if len(self._checks) >= CHECKS_MAX:
+            oldest = self._checks.pop(0)
+            self._checks[0].batch[:0] = oldest.batch
         if self._may_read:
-            batch, self._reads = batch + self._reads, []
-        self._check = _Check(self.next_nonce(), self.now_ms, {self.id}, batch)
-        self.broadcast(QuorumCheck(self._check.nonce))
-        self._finish_check()
+            batch, self._reads = self._reads, []
+        check = _Check(self.next_nonce(), self.now_ms, {self.id}, batch)
+        self._checks.append(check)
+        self.broadcast(QuorumCheck(check.nonce))
+        self._finish_checks()
 
     def next_nonce(self) -> int:
         """Return a number that this process of this member never used."""
@@ -158,22 +168,27 @@ class Reading(Normal):
         """Count an answer."""
         if not self.leading or envelope.view != self.view:
             return
-        if self._check and self._check.nonce == ok.nonce:
-            self.heard_from(envelope.sender)
-            self._check.answered.add(envelope.sender)
-            self._finish_check()
-
-    def _finish_check(self) -> None:
-        check = self._check
-        if check is None or len(check.answered) < self.quorum:
+        nonces = [check.nonce for check in self._checks]
+        if ok.nonce not in nonces:
             return
-        self._check = None
+        self.heard_from(envelope.sender)
+        for check in self._checks[: nonces.index(ok.nonce) + 1]:
+            check.answered.add(envelope.sender)
+        self._finish_checks()
+
+    def _finish_checks(self) -> None:
+        """Answer what a quorum has spoken for; the earlier ones are done first."""
+        done = [check for check in self._checks if len(check.answered) >= self.quorum]
+        if not done:
+            return
+        self._checks = self._checks[len(done) :]
         if self.suspended and not self.deposed:
             self.suspended = False
             self.resumed()
-        for read in check.batch:
-            self._answer(read)
-        if self._reads and self._may_read:
+        for check in done:
+            for read in check.batch:
+                self._answer(read)
+        if self._reads and self._may_read and not self._checks:
             self._quorum_check()
 
     def _answer(self, read: Asked) -> None:
@@ -222,7 +237,7 @@ class Reading(Normal):
         if self._resumes:
             self._reads += [asked for lsn, asked in self._resumes if lsn <= self.commit_lsn]
             self._resumes = [item for item in self._resumes if item[0] > self.commit_lsn]
-        if self.leading and self._reads and self._check is None and self._may_read:
+        if self.leading and self._reads and not self._checks and self._may_read:
             self._quorum_check()
 
     def refuse_reads(self, code: Code) -> None:
@@ -232,9 +247,9 @@ class Reading(Normal):
 
     def take_reads(self) -> list[Asked]:
         """Return the reads that wait, and forget them."""
-        reads = (self._check.batch if self._check else []) + self._reads
+        reads = [read for check in self._checks for read in check.batch] + self._reads
         reads += [asked for _, asked in self._resumes]
-        self._reads, self._check, self._resumes = [], None, []
+        self._reads, self._checks, self._resumes = [], [], []
         return reads
 
     # ---- loss of the quorum
@@ -301,7 +316,6 @@ class Reading(Normal):
             self.propose()
         else:
             self.remind()
-        if self.leading and (
-            self._check is None or self.now_ms - self._check.since_ms >= RECHECK_MS
-        ):
+        checks = self._checks
+        if self.leading and not (checks and self.now_ms - checks[-1].since_ms < RECHECK_MS):
             self._quorum_check()

@@ -14,6 +14,7 @@ from millstream.coordination.core.messages import (
     StartView,
     StartViewChange,
 )
+from millstream.coordination.core.reading import CHECKS_MAX
 
 
 def checks(group: Group) -> set[int]:
@@ -183,3 +184,65 @@ def test_a_deposed_primary_tells_nobody_of_its_view() -> None:
     )
     group.step(leader, Message(envelope))
     assert not [e for _, _, e in group.net if isinstance(e.payload, StartView)]
+
+
+def test_reads_are_answered_over_links_that_take_longer_than_a_retry() -> None:
+    group = Group(3)
+    leader, late = group.leader, 7
+    due: list[tuple[int, Envelope]] = []
+    rounds = 0
+
+    def passes(sender: int, receiver: int, envelope: Envelope) -> bool:
+        is_slow = isinstance(envelope.payload, QuorumCheckOk)
+        if is_slow:
+            due.append((rounds + late, envelope))
+        return not is_slow
+
+    group.passes = passes
+    for rounds in range(40):
+        group.get(leader, rounds)
+        group.tick()
+        while due and due[0][0] <= rounds:
+            group.step(leader, Message(due.pop(0)[1]))
+            group.settle()
+    answered = sorted(group.replies)
+    assert answered == list(range(len(answered)))
+    assert len(answered) >= 40 - late - 4
+    assert {reply.code for reply in group.replies.values()} == {Code.OK}
+
+
+def test_an_answer_to_an_earlier_check_says_nothing_of_later_reads() -> None:
+    group = Group(3)
+    leader = group.leader
+    held: list[Envelope] = []
+    group.passes = lambda sender, receiver, e: (
+        not (isinstance(e.payload, QuorumCheckOk) and held.append(e) is None)
+    )
+    group.get(leader, 1)
+    group.settle()
+    early = list(held)
+    group.get(leader, 2)
+    group.tick(times=3)
+    group.step(leader, *(Message(envelope) for envelope in early))
+    assert group.replies.keys() == {1}
+    group.step(leader, *(Message(envelope) for envelope in held))
+    assert group.replies.keys() == {1, 2}
+
+
+def test_checks_under_way_are_bounded_and_no_read_is_lost() -> None:
+    group = Group(3)
+    leader = group.leader
+    held: list[Envelope] = []
+    group.passes = lambda sender, receiver, e: (
+        not (isinstance(e.payload, QuorumCheckOk) and held.append(e) is None)
+    )
+    for number in range(4 * CHECKS_MAX):
+        group.get(leader, number)
+        group.tick()
+    assert group.replicas[leader].reads_waiting == 4 * CHECKS_MAX
+    group.step(leader, Message(held[0]))
+    assert not group.replies
+    group.step(leader, Message(held[-1]))
+    group.whole()
+    group.tick(times=3)
+    assert sorted(group.replies) == list(range(4 * CHECKS_MAX))
