@@ -11,7 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["Element", "Model", "Wait"]
+__all__ = ["LAPSING", "Element", "Model", "Wait"]
+
+LAPSING = ("READ", "WRITE", "UNIT")
+"""What is offered for a time only."""
 
 
 def covers(above: str, path: str) -> bool:
@@ -81,8 +84,11 @@ class Model:
         self.serve()
 
     def lapse(self, wait: Wait) -> None:
+        """End an offer, and those of the same entry, session and first element."""
         self.lsn += 1
-        self.waits.remove(wait)
+        alike = [w for w in self.waits if w.session == wait.session and w.offer == wait.offer
+                 and w.kind in LAPSING and w.elements[0] is wait.elements[0]]  # fmt: skip
+        self.waits = [w for w in self.waits if w not in alike]
         self.serve()
 
     # ---- waits

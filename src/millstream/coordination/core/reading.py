@@ -55,7 +55,7 @@ __all__ = [
 READS_MAX: Final = 10_000
 """That wait for a check; beyond that they are refused."""
 RECHECK_MS: Final = 2 * HEARTBEAT_MS
-"""After so long without an answer another check is begun; the unanswered ones may be answered yet."""
+"""After so long without an answer another check is begun; those before may be answered yet."""
 CHECKS_MAX: Final = 16
 """That are under way; beyond that the oldest one's reads wait for the answers to the next one."""
 QUORUM_MS: Final = 2 * HEARTBEAT_MS + 400

@@ -21,6 +21,20 @@ def checks(group: Group) -> set[int]:
     return {e.payload.nonce for _, _, e in group.net if isinstance(e.payload, QuorumCheck)}
 
 
+def hold_answers(group: Group) -> list[Envelope]:
+    """Let no answer to a check pass; return where they are kept."""
+    held: list[Envelope] = []
+
+    def passes(_sender: int, _receiver: int, envelope: Envelope) -> bool:
+        is_answer = isinstance(envelope.payload, QuorumCheckOk)
+        if is_answer:
+            held.append(envelope)
+        return not is_answer
+
+    group.passes = passes
+    return held
+
+
 def test_a_read_sees_what_was_committed_before() -> None:
     group = Group(3)
     group.set(group.leader, 1, b"new")

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from millstream.coordination.core.namespace.claims import LOCKS, Mode, Phase
 from namespace_clients import Client, Group, word
-from synchronisation_model import Model, overlap
+from synchronisation_model import LAPSING, Model, overlap
 
 PATHS = ("/n", "/n/a", "/n/a/x", "/n/a/y", "/n/b", "/n/b/x", "/n/b/x/z")
 BASES = ("/n/a/x", "/n/a/y", "/n/b/x", "/n/b/x/z", "/n/b")
@@ -121,7 +121,7 @@ class Sync(RuleBasedStateMachine):
 
     @rule()
     def lapse(self) -> None:
-        offers = [w for w in self.model.waits if w.offer and w.kind in ("READ", "WRITE", "UNIT")]
+        offers = [w for w in self.model.waits if w.offer and w.kind in LAPSING]
         if offers:
             first = offers[0]
             self.group.lapse(first.elements[0].path, first.session, first.offer)
@@ -199,3 +199,15 @@ class Sync(RuleBasedStateMachine):
 
 Sync.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
 TestSync = Sync.TestCase
+
+
+def test_offers_of_one_entry_lapse_together() -> None:
+    """A short run of the machine above that it found; both offers name the same element."""
+    sync = Sync()
+    sync.begin(is_made=False)
+    sync.lock(session=1, mode="WRITE", path="/n")
+    sync.lock_group(session=2, mode="READ", one="/n", two="/n")
+    sync.lock_group(session=2, mode="READ", one="/n", two="/n/a")
+    sync.end(session=1)
+    sync.lapse()
+    sync.the_same_is_held_and_waited_for()
