@@ -179,7 +179,7 @@ sim-mutants: $(TEST) accelerator ## planted mistakes, each searched for in 200 s
 kills: $(TEST) accelerator ## kill -9 of reader or node between changes, 100 rounds per sink (ROUNDS=...; 15 min)
 	@MILLSTREAM_KILL_ROUNDS=$(or $(ROUNDS),100) $(PYTEST) tests/e2e/test_following.py
 
-nemesis: $(TEST) accelerator ## three nodes, killed, stopped, cut off, slow, full, with wrong clocks, for MINUTES=30; ARGS="--seed 7 --proxies"
+nemesis: $(TEST) accelerator ## five nodes, killed, stopped, cut off, slow, full, with wrong clocks, for MINUTES=30; ARGS="--seed 7 --proxies"
 	@mkdir -p artifacts
 	@PYTHONPATH=tests $(PY) -m coordination_faults --minutes $(or $(MINUTES),30) --history artifacts/nemesis.jsonl $(ARGS)
 

@@ -231,8 +231,17 @@ class Nodes:
         return wrong
 
     def log_ends(self) -> str:
-        """Return the last lines of every node's log."""
-        return "\n".join(f"node {n}:\n{self.processes[n].log()[-3000:]}" for n in self.numbers)
+        """Return what each node says of the group, and the last lines of its log."""
+        return "\n".join(
+            f"node {n}: {self._said_of_group(n)}\n{self.processes[n].log()[-3000:]}"
+            for n in self.numbers
+        )
+
+    def _said_of_group(self, node: int) -> str:
+        try:
+            return str(self.status(node))
+        except (Refused, OSError) as error:
+            return repr(error)
 
     def close(self) -> None:
         """End all of it."""

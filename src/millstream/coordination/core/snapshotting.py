@@ -48,9 +48,8 @@ __all__ = [
     "Snapshotting",
 ]
 
-SNAPSHOT_ENTRIES: Final = 50_000
-"""Applied since the last snapshot, after which the next one is taken. Who starts applies these and
-as many that came meanwhile: some seconds."""
+SNAPSHOT_ENTRIES: Final = 10_000
+"""Applied since the last snapshot, after which the next one is taken; who starts applies them."""
 SNAPSHOT_BYTES: Final = 64 * 1024 * 1024
 """The same in bytes of the log. It has to be more than the last snapshot has, in any case."""
 RETAIN_ENTRIES: Final = 100_000

@@ -162,7 +162,7 @@ _ALL: Final = (
     Key(b"GROUP.JOURNAL", Owner.GROUP, b"fsync", _journal, "fsync or none, at creation only"),
     _time(b"GROUP.HEARTBEAT", Owner.GROUP, 100, 10, 10_000),
     Key(b"GROUP.VIEW.TIMEOUT", Owner.GROUP, b"600-900 ms", _view_time_out, "two times, low-high"),
-    _count(b"GROUP.SNAPSHOT.ENTRIES", Owner.GROUP, 50_000, 100, 10_000_000),
+    _count(b"GROUP.SNAPSHOT.ENTRIES", Owner.GROUP, 10_000, 100, 10_000_000),
     _count(b"GROUP.LOG.RETAIN", Owner.GROUP, 100_000, 1000, 10_000_000),
     _count(b"GROUP.BATCH.MAX", Owner.GROUP, 512, 1, 4096),
     _count(b"GROUP.PIPELINE", Owner.GROUP, 4, 1, 64),
