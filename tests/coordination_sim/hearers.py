@@ -110,7 +110,11 @@ class Hearer:
         return None
 
     def _leave(self, turn: int) -> None:
-        if turn == self._turn and not (self.world.calm and self.is_well):
+        if turn != self._turn:
+            return
+        if self.world.calm and self.is_well:
+            self.loop.after(QUIET_MS, self._leave, turn)
+        else:
             self.go_on_later()
 
     @property
