@@ -1,7 +1,8 @@
 """Coordination: small replicated state that nodes and applications agree on.
 
 Importing this package loads nothing heavy: each name is found when first used. `AsyncClient` is
-the client of namespaces, `Client` the one below, of registers and of any command.
+the client of namespaces, `BlockingClient` the same without `await`, `Client` the one below, of
+registers and of any command.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from millstream.coordination.aio.async_client import AsyncClient
+    from millstream.coordination.aio.blocking import BlockingClient
     from millstream.coordination.aio.client import Client
 
-__all__ = ["AsyncClient", "Client"]
+__all__ = ["AsyncClient", "BlockingClient", "Client"]
 
 _MODULES: Final = {
     "AsyncClient": "millstream.coordination.aio.async_client",
+    "BlockingClient": "millstream.coordination.aio.blocking",
     "Client": "millstream.coordination.aio.client",
 }
 

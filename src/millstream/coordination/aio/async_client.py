@@ -13,7 +13,7 @@ Invariants:
    to it.
 
 Elsewhere: connections, numbers and repeats (`aio.client`, `core.caller`), what can be held
-(`aio.holding`), errors (`core.client_errors`).
+(`aio.holding`), changes (`aio.subscription`), errors (`core.client_errors`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any, Final, Self
 from millstream.coordination.aio.group_clients import GroupClients, words_of
 from millstream.coordination.aio.holding import Barrier, Election, Lock, Semaphore
 from millstream.coordination.aio.structured import Counter, Items, Members, Queue
+from millstream.coordination.aio.subscription import Subscription
 from millstream.coordination.core.client_values import (
     Attributes,
     Created,
@@ -34,6 +35,7 @@ from millstream.coordination.core.client_values import (
     attributes_of,
     version_of,
 )
+from millstream.coordination.core.following import Following
 from millstream.coordination.core.versions import Version
 
 __all__ = ["AsyncClient", "Transaction"]
@@ -239,6 +241,26 @@ class AsyncClient(GroupClients):
     def election(self, path: str, data: bytes = b"") -> Election:
         """Return a candidate for leading by an element, which says `data` if it wins."""
         return Election(self, path, data)
+
+    # ---- changes
+
+    def subscribe(
+        self, path: str, scope: str = "ELEMENT", *, with_data: bool = False,
+        after: int | None = None,
+    ) -> Subscription:  # fmt: skip
+        """Return the changes of an element, to be iterated over; on a connection of its own.
+
+        Args:
+            path: of the element; if it is moved, it is followed.
+            scope: `ELEMENT`; `CHILDREN`: also which children it has; `TREE`: also all below.
+            with_data: changes have the data of their moment.
+            after: go on after this LSN (`Subscription.lsn`); None: from now on.
+
+        Raises:
+            UsageError: `bad_scope`.
+        """
+        following = Following(path, scope, with_data=with_data, after=after)
+        return Subscription(self.addresses, self.greeting, self.tls, following)
 
     # ---- transactions
 

@@ -41,7 +41,7 @@ from millstream.errors import (
 from millstream.model.addresses import parse_address
 from millstream.runtime.tasks import Tasks
 
-__all__ = ["CLOSE_S", "DEADLINE_S", "LONG_BYTES", "MARGIN", "PORT", "Client"]
+__all__ = ["CLOSE_S", "DEADLINE_S", "LONG_BYTES", "MARGIN", "PORT", "Client", "packed"]
 
 PORT: Final = 7379
 """Where nodes serve clients of their groups, unless told otherwise."""
@@ -241,7 +241,7 @@ class Client:
         for effect in self._caller.step(self._now_ms(), event):
             match effect:
                 case core.Transmit(argv):
-                    commands.append(_packed(argv))
+                    commands.append(packed(argv))
                 case core.Finish(ticket, outcome, reply):
                     future = self._calls.pop(ticket, None)
                     if future is not None and not future.done():
@@ -381,7 +381,8 @@ def _unacknowledged(transport: asyncio.Transport) -> int:
     return int(struct.unpack("i", size)[0])
 
 
-def _packed(argv: Sequence[bytes]) -> bytes:
+def packed(argv: Sequence[bytes]) -> bytes:
+    """Return a command as the wire has it."""
     parts = [b"*%d\r\n" % len(argv)]
     parts += [b"$%d\r\n%b\r\n" % (len(word), word) for word in argv]
     return b"".join(parts)

@@ -42,6 +42,10 @@ class GroupClients:
                 session_s=session_s, tls=tls, on_session_lost=on_session_lost, group=group,
             )  # fmt: skip
 
+        login = ("AUTH", user, password) if user is not None else ()
+        self.greeting = words_of(("HELLO", "3", *login))
+        self.addresses, self.tls = list(addresses), tls
+        """How other connections of this client begin."""
         self._made = made
         self.raw = made(_SYSTEM)
         """The client of the system group: any command (`execute`), and registers."""
