@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from coordinators import Nodes
-from millstream.coordination import Client
+from coordinators import WAIT_S, Nodes
+from millstream.coordination import AsyncClient, Client
 from millstream.errors import AccessError, UnavailableError
 from node_process import FREE, NodeProcess
 
@@ -48,17 +48,73 @@ async def test_clients_count_while_primaries_go_away(tmp_path: Path) -> None:
     assert nodes.fatal == []
 
 
-def test_the_guides_program(tmp_path: Path) -> None:
-    program = GUIDE.read_text().split("```python\n")[1].split("```")[0]
+async def test_namespaces_while_primaries_go_away(tmp_path: Path) -> None:
+    """Each increment counts once, each change is heard once, and one at a time has the lock."""
+    async with Nodes(tmp_path) as nodes:
+        places = [f"127.0.0.1:{port}" for port in nodes.coord_ports.values()]
+        async with (
+            AsyncClient(places, deadline_s=WAIT_S) as one,
+            AsyncClient(places, deadline_s=WAIT_S) as other,
+        ):
+            await one.create_namespace("/app")
+            await one.create("/app/count", type="COUNTER")
+            await one.create("/app/log", type="LIST")
+            has_begun = asyncio.Event()
+            inside: list[AsyncClient] = []
+
+            async def work(client: AsyncClient, times: int) -> None:
+                for _ in range(times):
+                    async with client.lock("/app/log") as lock:
+                        inside.append(client)
+                        assert inside == [client]
+                        found = await client.counter("/app/count").add()
+                        assert lock.token is not None
+                        await client.items("/app/log").append(b"%d" % found.value)
+                        inside.remove(client)
+
+            async def hear(number: int) -> list[int]:
+                heard = []
+                async with other.subscribe("/app/log") as changes:
+                    while len(heard) < number:
+                        change = await anext(changes)
+                        has_begun.set()
+                        heard += [change.lsn] * (change.op == "list")
+                return heard
+
+            hearing = asyncio.ensure_future(hear(60))
+            while not has_begun.is_set():
+                await one.put_attributes("/app/log", n=b"something to hear")
+            working = [asyncio.ensure_future(work(client, 30)) for client in (one, other)]
+            for _ in range(2):
+                gone = await nodes.leader()
+                await nodes.stop(gone)
+                await one.counter("/app/count").get()
+                await nodes.start(gone)
+            await asyncio.gather(*working)
+            numbers = [int(text) for text in await one.items("/app/log").range()]
+            assert numbers == list(range(1, 61))
+            async with asyncio.timeout(WAIT_S):
+                heard = await hearing
+            assert heard == sorted(set(heard))
+    assert nodes.fatal == []
+
+
+def test_the_guides_programs(tmp_path: Path) -> None:
+    blocks = [part.split("```")[0] for part in GUIDE.read_text().split("```python\n")[1:]]
+    programs = [block for block in blocks if "127.0.0.1:7379" in block]
+    assert len(programs) == 3
     with NodeProcess(tmp_path / "node", "--coord", FREE) as node:
         host, port = node.address("coord")
-        assert "127.0.0.1:7379" in program
-        done = subprocess.run(
-            [sys.executable, "-c", program.replace("127.0.0.1:7379", f"{host}:{port}")],
-            capture_output=True, text=True, timeout=60, check=True,
-        )  # fmt: skip
-        assert done.stdout.startswith("(b'hello', Version(epoch=0,")
-        assert done.stdout.endswith("\nnobody led before\n")
+        said = [
+            subprocess.run(
+                [sys.executable, "-c", program.replace("127.0.0.1:7379", f"{host}:{port}")],
+                capture_output=True, text=True, timeout=60, check=True,
+            ).stdout
+            for program in programs
+        ]  # fmt: skip
+        assert said[0].startswith("(b'hello', Version(epoch=0,")
+        assert said[0].endswith("\nnobody led before\n")
+        assert said[2] == "orders\nport\n"
         assert node.stop() == 0
 
 

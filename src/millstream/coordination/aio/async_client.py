@@ -259,8 +259,12 @@ class AsyncClient(GroupClients):
         Raises:
             UsageError: `bad_scope`.
         """
+
+        async def look() -> Version:
+            return (await self.attributes(path)).version
+
         following = Following(path, scope, with_data=with_data, after=after)
-        return Subscription(self.addresses, self.greeting, self.tls, following)
+        return Subscription(self.addresses, self.greeting, self.tls, following, look)
 
     # ---- transactions
 

@@ -19,7 +19,7 @@ import asyncio
 import random
 import ssl
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
@@ -34,6 +34,7 @@ from millstream.coordination.core.caller import (
     ErrorReply,
 )
 from millstream.coordination.core.following import Again, Change, Following, Over
+from millstream.coordination.core.versions import Version
 from millstream.errors import RemoteProtocolError
 from millstream.model.addresses import parse_address
 
@@ -57,6 +58,8 @@ class Subscription:
         greeting: the first command of each connection, `HELLO 3 ...`.
         tls: how to check the nodes, if they speak TLS.
         following: what is subscribed to.
+        look: returns the version of the element, by a quorum's word: asked once, so that no member
+            that lags says that there is none.
 
     `lsn` is what to go on from (`after=`) once this is gone. Iterating may raise:
 
@@ -68,10 +71,10 @@ class Subscription:
 
     def __init__(
         self, addresses: Sequence[str], greeting: Sequence[bytes], tls: ssl.SSLContext | None,
-        following: Following,
+        following: Following, look: Callable[[], Awaitable[Version]] | None = None,
     ) -> None:  # fmt: skip
         self._addresses, self._greeting, self._tls = list(addresses), greeting, tls
-        self._following = following
+        self._following, self._look = following, look
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._parser: Any = None
         self._ready: deque[Change] = deque()
@@ -110,6 +113,9 @@ class Subscription:
                 if self._over.error is not None:
                     raise self._over.error
                 raise StopAsyncIteration
+            if self._look is not None:
+                self._following.seen = (await self._look()).lsn
+                self._look = None
             try:
                 await self._read_some()
             except (OSError, RemoteProtocolError):  # a time-out is one

@@ -8,7 +8,8 @@ Invariants:
 1. Each part of each entry is told once, in order: what was heard in full is not asked for again,
    and parts of the entry that was under way are dropped if they come a second time.
 2. What may be missing is an error, never silence (`HISTORY_LOST`).
-3. No clock, no sockets.
+3. A lock keeps out who begins, not who goes on: that one waits until it is let in again.
+4. No clock, no sockets.
 
 Elsewhere: connections (`aio.subscription`), the node's end (`namespace.audience`).
 
@@ -89,21 +90,27 @@ class Following:
             raise UsageError(f"no scope {scope!r}: {', '.join(SCOPES)}", code="bad_scope")
         self.lsn = after
         """All up to there was heard, in full."""
-        self._path = self._place = path
+        self.seen = 0
+        """No member that is behind this LSN will do."""
+        self.path = self._place = path
         self._words: tuple[bytes, ...] = () if scope == "ELEMENT" else (scope.encode(),)
         self._words += (b"MODE", b"DATA") if with_data else ()
         self._under_way = (-1, -1)
+        self._has_begun = False
 
     def request(self) -> tuple[bytes, ...]:
         """Return the command for a new connection."""
         come_from = () if self.lsn is None else (b"FROM", b"%d" % self.lsn)
-        return (b"SUBSCRIBE", self._path.encode(), *self._words, *come_from)
+        seen = max(self.seen, self.lsn or 0)
+        known = (b"SEEN", b"0:0:%d" % seen) if seen else ()
+        return (*known, b"SUBSCRIBE", self.path.encode(), *self._words, *come_from)
 
     def take(self, reply: Any) -> Heard:
         """Take what came on the connection after the greeting."""
         if isinstance(reply, ErrorReply):
             return self._refused(reply)
         if not isinstance(reply, list) or len(reply) != 3 or reply[0] != b"message":
+            self._has_begun |= isinstance(reply, list) and reply[:1] == [b"subscribe"]
             return None
         message = json.loads(reply[2])
         op, lsn = message["op"], message["lsn"]
@@ -139,7 +146,7 @@ class Following:
         return change.op == "delete" and change.path == self._place
 
     def _refused(self, reply: ErrorReply) -> Heard:
-        if reply.code not in _LATER:
+        if reply.code not in _LATER and not (reply.code == "LOCKED" and self._has_begun):
             return Over(error_of(self.request(), Outcome.ANSWERED, reply))
         words = reply.words.split()
         is_named = reply.code == "NOTPRIMARY" and len(words) > 2 and words[2] != "?"

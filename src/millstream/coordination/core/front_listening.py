@@ -136,7 +136,8 @@ class _Subscribing:
     def __init__(
         self, front: Front, wish: Wish, argv: tuple[bytes, ...], prefixes: Prefixes
     ) -> None:
-        self._front, self._wish, self._prefixes = front, wish, prefixes
+        seen = max(prefixes.seen, wish.from_lsn or 0)  # who goes on from there has seen it
+        self._front, self._wish, self._prefixes = front, wish, prefixes._replace(seen=seen)
         self._key = joined(wish.paths[0])
         self._look = Asked(False, (b"SUBSCRIBE", *argv[1:]), self._key)
         self._gid = 0
