@@ -278,8 +278,9 @@ class Machine:
         before = self.replica.status
         self.was_lost = before is Status.LOST
         effects = self.replica.step(now, max(0, int(now) + self.wall_ms), *events)
-        if world.guests is not None and self.replica.status is Status.RETIRED is not before:
-            self.replica.machine.audience.skip()  # as the node does
+        audience = getattr(self.replica.machine, "audience", None)  # registers have none
+        if audience is not None and self.replica.status is Status.RETIRED is not before:
+            audience.skip()  # as the node does
         if world.trace is not None:
             world.say_step(self, events, effects)
         world.truth.check(self)
