@@ -11,6 +11,7 @@ Invariants:
 1. It has no logic of its own: each call is made on the asyncio client, in a loop in a thread of
    its own, and waited for. So the session is kept alive also while the program does other things.
 2. Any thread may call; `KeyboardInterrupt` cancels the call that is waited for.
+3. Nobody waits for a client that was closed: each call that is under way then ends with an error.
 
 Elsewhere: all methods, arguments and errors (`aio.async_client`).
 """
@@ -21,10 +22,15 @@ import asyncio
 import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
+from weakref import WeakSet
 
 from millstream.coordination.aio.async_client import AsyncClient
+from millstream.coordination.aio.subscription import Subscription
+from millstream.errors import OutcomeUnknownError, UnavailableError, UsageError
 
 __all__ = ["Blocking", "BlockingClient"]
 
@@ -34,10 +40,14 @@ _END: Final = object()
 
 
 class _Thread:
-    """An event loop in a thread."""
+    """An event loop in a thread, until it is stopped."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()
+        self._is_stopped = False
+        self.subscriptions: WeakSet[Subscription] = WeakSet()
+        """Those that somebody still has; they end with the thread."""
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="coordination client", daemon=True
         )
@@ -45,17 +55,38 @@ class _Thread:
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run it there, and wait for its result."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        with self._lock:
+            if self._is_stopped:
+                coroutine.close()
+                raise UsageError("the client is closed: make another one", code="closed")
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
+        except CancelledError:
+            raise OutcomeUnknownError("the client was closed while this waited") from None
         except BaseException:
             future.cancel()
             raise
 
     def stop(self) -> None:
+        """End the thread; whoever still waits for something there gets an error."""
+        with self._lock:
+            if self._is_stopped:
+                return
+            self._is_stopped = True
+            ending = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+        ending.result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    async def _end(self) -> None:
+        for subscription in list(self.subscriptions):
+            subscription.close(UnavailableError("the client was closed", code="closed"))
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
 
 class Blocking:
@@ -66,6 +97,8 @@ class Blocking:
 
     def __init__(self, thread: _Thread, it: Any) -> None:
         self._thread, self._it = thread, it
+        if isinstance(it, Subscription):
+            thread.subscriptions.add(it)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._it, name)
@@ -113,7 +146,8 @@ class BlockingClient(Blocking):
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(_Thread(), AsyncClient(*args, **options))
+        client = AsyncClient(*args, **options)  # if this fails no thread is left behind
+        super().__init__(_Thread(), client)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None,
@@ -122,9 +156,10 @@ class BlockingClient(Blocking):
         self.close()
 
     def close(self) -> None:
-        """End the session, the connections and the thread."""
+        """End the session, the connections and the thread; whoever waits gets an error."""
         try:
-            self._thread.run(self._it.close())
+            with suppress(UsageError):  # it was closed before
+                self._thread.run(self._it.close())
         finally:
             self._thread.stop()
 

@@ -35,7 +35,7 @@ from millstream.coordination.core.caller import (
 )
 from millstream.coordination.core.following import Again, Change, Following, Over
 from millstream.coordination.core.versions import Version
-from millstream.errors import RemoteProtocolError
+from millstream.errors import MillstreamError, RemoteProtocolError
 from millstream.model.addresses import parse_address
 
 __all__ = ["CONNECT_S", "QUIET_S", "Subscription"]
@@ -97,9 +97,9 @@ class Subscription:
     ) -> None:  # fmt: skip
         self.close()
 
-    def close(self) -> None:
-        """End it."""
-        self._over = Over(None)
+    def close(self, error: MillstreamError | None = None) -> None:
+        """End it; who waits for a change gets the error, or the end of the loop."""
+        self._over = Over(error)
         self._ready.clear()
         self._hang_up()
 
@@ -168,6 +168,8 @@ class Subscription:
         host, port = parse_address(address, default_port=PORT)
         reader, writer = await asyncio.open_connection(host, port, ssl=self._tls)
         self._streams = reader, writer
+        if self._over is not None:
+            raise ConnectionResetError("it was closed meanwhile")
         self._parser = hiredis.Reader(
             replyError=ErrorReply, protocolError=RemoteProtocolError, notEnoughData=_NOT_YET
         )

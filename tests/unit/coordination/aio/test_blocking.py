@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 
 from coordinators import WAIT_S
 from millstream.coordination import BlockingClient
-from millstream.coordination.core.client_errors import MissingError
+from millstream.coordination.core.client_errors import MissingError, SessionLostError
+from millstream.errors import MillstreamError, UnavailableError, UsageError
 from namespace_node import one_node
 
 
@@ -71,6 +73,62 @@ def work(address: str) -> list[bytes]:
             client.queue("/app/jobs").work(handle)
         assert client.queue("/app/jobs").length() == (1, 0)
     return done
+
+
+def close_under(address: str) -> list[MillstreamError]:
+    """Close a client while other threads wait: for a change, and for a lock."""
+    errors: list[MillstreamError] = []
+
+    def waits(function: Callable[[], object]) -> None:
+        try:
+            function()
+        except MillstreamError as error:
+            errors.append(error)
+
+    holder = BlockingClient([address], deadline_s=WAIT_S)
+    with holder, BlockingClient([address], deadline_s=WAIT_S) as client:
+        holder.create_namespace("/app")
+        holder.create("/app/x")
+        begun = threading.Event()
+        client.create("/app/y")
+
+        def hear() -> None:
+            for _ in client.subscribe("/app/y"):
+                begun.set()
+
+        hearing = threading.Thread(target=waits, args=(hear,), daemon=True)
+        hearing.start()
+        while not begun.is_set():
+            client.put("/app/y", b"")
+        with holder.lock("/app/x"):
+            locking = threading.Thread(
+                target=waits, args=(client.lock("/app/x").acquire,), daemon=True
+            )
+            locking.start()
+            while not holder.execute("LOCK", "INFO", "/app/x", is_change=False)[b"waiting"]:
+                pass
+            client.close()
+            client.close()
+            for thread in (hearing, locking):
+                thread.join(WAIT_S)
+                assert not thread.is_alive()
+    with pytest.raises(UsageError) as caught:
+        client.get("/app/x")
+    assert caught.value.code == "closed"
+    return errors
+
+
+async def test_who_waits_is_told_when_the_client_is_closed(tmp_path: Path) -> None:
+    async with one_node(tmp_path) as address:
+        errors = await asyncio.to_thread(close_under, address)
+    assert len(errors) == 2
+    assert all(isinstance(one, UnavailableError | SessionLostError) for one in errors)
+
+
+def test_a_client_of_no_good_address_leaves_no_thread() -> None:
+    with pytest.raises(UsageError):
+        BlockingClient(["127.0.0.1:none"])
+    assert not [one for one in threading.enumerate() if one.name == "coordination client"]
 
 
 async def test_what_it_does_is_done(tmp_path: Path) -> None:
