@@ -51,7 +51,7 @@ _NOT_YET: Final = object()
 
 
 class Subscription:
-    """Iterated over by one task; ended by the `async with`, or by `close`.
+    """Iterated over by one task; begun and ended by `async with`, or by a step and `close`.
 
     Args:
         addresses: `HOST:PORT` of nodes.
@@ -89,6 +89,11 @@ class Subscription:
         return self._lsn
 
     async def __aenter__(self) -> Self:
+        """Begin: all that is done from now on is heard. Raises what iterating does."""
+        while not self._following.has_begun and self._over is None:
+            await self._step()
+        if self._over is not None and self._over.error is not None:
+            raise self._over.error
         return self
 
     async def __aexit__(
@@ -113,18 +118,21 @@ class Subscription:
                 if self._over.error is not None:
                     raise self._over.error
                 raise StopAsyncIteration
-            if self._look is not None:
-                self._following.seen = (await self._look()).lsn
-                self._look = None
-            try:
-                await self._read_some()
-            except (OSError, RemoteProtocolError):  # a time-out is one
-                self._hang_up()
-                await self._pause()
+            await self._step()
         change = self._ready.popleft()
         if change.part == change.parts - 1:
             self._lsn = change.lsn
         return change
+
+    async def _step(self) -> None:
+        if self._look is not None:
+            self._following.seen = (await self._look()).lsn
+            self._look = None
+        try:
+            await self._read_some()
+        except (OSError, RemoteProtocolError):  # a time-out is one
+            self._hang_up()
+            await self._pause()
 
     async def _read_some(self) -> None:
         if self._streams is None:

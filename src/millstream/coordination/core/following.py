@@ -96,7 +96,8 @@ class Following:
         self._words: tuple[bytes, ...] = () if scope == "ELEMENT" else (scope.encode(),)
         self._words += (b"MODE", b"DATA") if with_data else ()
         self._under_way = (-1, -1)
-        self._has_begun = False
+        self.has_begun = False
+        """A node has said that it tells what happens from now on."""
 
     def request(self) -> tuple[bytes, ...]:
         """Return the command for a new connection."""
@@ -110,7 +111,7 @@ class Following:
         if isinstance(reply, ErrorReply):
             return self._refused(reply)
         if not isinstance(reply, list) or len(reply) != 3 or reply[0] != b"message":
-            self._has_begun |= isinstance(reply, list) and reply[:1] == [b"subscribe"]
+            self.has_begun |= isinstance(reply, list) and reply[:1] == [b"subscribe"]
             return None
         message = json.loads(reply[2])
         op, lsn = message["op"], message["lsn"]
@@ -146,8 +147,9 @@ class Following:
         return change.op == "delete" and change.path == self._place
 
     def _refused(self, reply: ErrorReply) -> Heard:
-        if reply.code not in _LATER and not (reply.code == "LOCKED" and self._has_begun):
-            return Over(error_of(self.request(), Outcome.ANSWERED, reply))
+        if reply.code not in _LATER and not (reply.code == "LOCKED" and self.has_begun):
+            command = (b"SUBSCRIBE", self.path.encode())
+            return Over(error_of(command, Outcome.ANSWERED, reply))
         words = reply.words.split()
         is_named = reply.code == "NOTPRIMARY" and len(words) > 2 and words[2] != "?"
         return Again(words[2] if is_named else None)
