@@ -123,7 +123,7 @@ class Supervisor:
             event = self._start(engine)
             if event.get("event") == "ready":
                 self._is_ready(event["listeners"])
-            code = engine.wait()
+            code = self._await_end(engine)
             self._engine = None
         if event.get("event") == "error":
             return _as_error(event)
@@ -135,6 +135,20 @@ class Supervisor:
                 retry="never",
             )
         return UnavailableError(f"the engine {end_in_words(code)}", code="engine_died")
+
+    def _await_end(self, engine: subprocess.Popen[bytes]) -> int:
+        """Wait for it and for signals: one just before a call that waits for it alone is lost."""
+        try:
+            end = os.pidfd_open(engine.pid)
+        except ProcessLookupError:  # it has ended, and somebody has looked
+            return engine.wait()
+        try:
+            while (code := engine.poll()) is None:
+                if self._wake_read in select.select([end, self._wake_read], [], [])[0]:
+                    os.read(self._wake_read, 4096)
+        finally:
+            os.close(end)
+        return code
 
     def _start(self, engine: subprocess.Popen[bytes]) -> dict[str, Any]:
         assert engine.stdin is not None

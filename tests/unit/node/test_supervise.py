@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 
@@ -60,6 +61,18 @@ def test_a_signal_stops_the_engine_and_ends_with_0(make):
     assert make(BLOCK + READY + WAIT, announce=stop_me).run() == 0
     assert signal.getsignal(signal.SIGTERM) is handler
     assert make.runs() == ['["127.0.0.1", 0]']
+
+
+def test_no_signal_is_lost_in_a_call_that_waits_for_the_engine_alone(make, monkeypatch):
+    """One that came just before such a call was not heard of until the engine ended by itself."""
+    look = subprocess.Popen._try_wait
+
+    def try_wait(self, options):
+        assert options & os.WNOHANG, "a call that only the engine's end ends"
+        return look(self, options)
+
+    monkeypatch.setattr(subprocess.Popen, "_try_wait", try_wait)
+    assert make(BLOCK + READY + WAIT, announce=stop_me).run() == 0
 
 
 def test_a_dead_engine_is_started_again_on_its_ports_until_it_is_enough(make):
