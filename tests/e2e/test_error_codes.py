@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from millstream.cli.shell_link import Link
+from millstream.coordination.core.effects import Code
 from millstream.coordination.core.resp import words_of
 from node_process import FREE, NodeProcess
 
@@ -119,6 +120,19 @@ def test_no_code_is_missing():
     assert sorted({*CASES, *ELSEWHERE}) == sorted(documented() - {"EXISTS"})  # no error
     for code, path in ELSEWHERE.items():
         assert code in (TESTS / path).read_text()
+
+
+def given():
+    """Return the codes that the source has where it makes an error."""
+    found = {code.value for code in Code} - {"OK"}
+    for path in (TESTS.parent / "src/millstream/coordination").rglob("*.py"):
+        found |= set(re.findall(r"\b(?:error|Refused)\(\s*f?\"([A-Z_]{3,})\"", path.read_text()))
+    return found
+
+
+def test_no_code_is_given_that_is_not_documented():
+    assert given() - documented() == set()
+    assert {"LOCKED", "WOULDBLOCK", "BADCONFIG"} <= given()
 
 
 @pytest.mark.parametrize("code", CASES)

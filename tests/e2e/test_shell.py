@@ -260,6 +260,28 @@ def test_who_waits_is_told_to_retry_and_then_gets_it(node, name):
         assert third.say("DELETE /mynamespace/waited RECURSIVE") == "OK\n"
 
 
+def test_barrier_of_the_paper_lets_four_sessions_go(node):
+    """The paper prints GO for one that has waited; its text gives it to the last one, as here."""
+    path = "/mynamespace/paper"
+    with contextlib.ExitStack() as stack:
+        first, *waiting = [stack.enter_context(Said(node)) for _ in range(4)]
+        assert first.say(f"CREATE BINARY {path}") == "OK\n"
+        assert first.say(f"BARRIER INIT 4 {path}") == "OK\n"
+        threads = []
+        for each in waiting:
+            thread = threading.Thread(target=each.say, args=(f"BARRIER WAIT {path}",))
+            thread.start()
+            threads.append(thread)
+            until(lambda said=each: said.text() == "PENDING\n")
+        assert first.say(f"BARRIER WAIT {path}") == "GO\n"
+        for each, thread in zip(waiting, threads, strict=True):
+            thread.join(WAIT_S)
+            assert each.text() == "PENDING\nRETRY\n"
+            assert each.say(f"BARRIER WAIT {path}") == "OK\n"
+        assert first.say(f"BARRIER DESTROY {path}") == "OK\n"
+        assert first.say(f"DELETE {path}") == "OK\n"
+
+
 def test_raw_output_is_what_the_wire_has(node):
     with Said(node, is_raw=True) as said:
         assert said.say("LOOKUP /mynamespace") == "+OK\r\n"

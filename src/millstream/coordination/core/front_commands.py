@@ -249,7 +249,7 @@ def _info(front: Front, argv: list[bytes]) -> bytes:
 
 def _config(_front: Front, argv: list[bytes]) -> bytes:
     if len(argv) < 3 or argv[1].upper() != b"GET":
-        return error("BADARG", "CONFIG GET pattern")
+        return error("BADARG", "CONFIG GET|SET|UNSET path|GROUP|GLOBAL key ..., or GET pattern")
     return mapping(())
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+from types import FunctionType
+
 import pytest
 
 from millstream.coordination.core.front_commands import FRONT_COMMANDS
-from millstream.coordination.core.namespace.admission import QUEUED
+from millstream.coordination.core.namespace.commands import Command
+from millstream.coordination.core.namespace.machine import QUEUED
 from millstream.coordination.core.shell_commands import (
     COMMANDS,
     completions,
@@ -25,6 +30,28 @@ def test_every_command_of_a_node_is_known() -> None:
     known = {name.encode() for name in COMMANDS}
     assert (QUEUED.keys() | FRONT_COMMANDS.keys()) - known == set()
     assert known - QUEUED.keys() - FRONT_COMMANDS.keys() == {b"HELP", b"EXIT"}
+
+
+def words_in(usages: Iterable[str]) -> set[str]:
+    return {word for usage in usages for word in re.findall(r"\b[A-Z][A-Z_-]+\b", usage)}
+
+
+def usages_of(command: Command) -> list[str]:
+    """Return how the sub-commands are written that a command has in a table, if it has one."""
+    cells = command.__closure__ if isinstance(command, FunctionType) else None
+    tables = [cell.cell_contents for cell in cells or () if isinstance(cell.cell_contents, dict)]
+    return [usage for table in tables for usage, _ in table.values()]
+
+
+@pytest.mark.parametrize("name", sorted(QUEUED))
+def test_every_key_word_of_a_command_is_known(name: bytes) -> None:
+    usage, command = QUEUED[name]
+    usages = [*usages_of(command), *usage.split(", or ")]
+    for each in usages:
+        _, second, *_ = [*each.split(" "), ""]
+        ways = [way for way, _ in COMMANDS[name.decode()]]
+        named = [way for way in ways if second in words_in([way])]
+        assert words_in([each]) <= words_in(named or ways), each
 
 
 @pytest.mark.parametrize(

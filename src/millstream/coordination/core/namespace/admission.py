@@ -17,6 +17,7 @@ from millstream.coordination.core.namespace.paths import joined
 from millstream.coordination.core.namespace.refused import Refused
 from millstream.coordination.core.namespace.transactions import Transaction, look_at
 from millstream.coordination.core.register_commands import Parser, Wish
+from millstream.coordination.core.values import error
 
 __all__ = ["NAMESPACE_COMMANDS", "admit", "begin_transaction"]
 
@@ -48,11 +49,14 @@ def _look_at(argv: Sequence[bytes]) -> bytes:
     try:
         look_at(argv, QUEUED)
     except Refused as refused:
+        if refused.code == "UNKNOWN_COMMAND":
+            shown = argv[0][:64].decode("ascii", "replace")
+            return error(refused.code, f"a transaction has no command {shown}")
         return refused.value
     return b""
 
 
-_SETS: Final = (b"GROUP", b"GLOBAL")
+_SETS: Final = (b"GROUP", b"GLOBAL", b"NODE")
 _ALL: Final = {**QUEUED, b"EXEC": COMMANDS[b"EXEC"], b"SUBACK": COMMANDS[b"SUBACK"]}
 """SUBSCRIBE is understood by the connection, which has MARK logged."""
 NAMESPACE_COMMANDS: Final[Mapping[bytes, Parser]] = {

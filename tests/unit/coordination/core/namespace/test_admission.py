@@ -43,13 +43,16 @@ def test_commands_that_may_wait_need_a_session() -> None:
 def test_configuration_of_no_element_is_none_of_ours() -> None:
     assert NAMESPACE_COMMANDS[b"CONFIG"]([b"CONFIG", b"GET", b"save"], 0) is None
     assert isinstance(NAMESPACE_COMMANDS[b"CONFIG"]([b"CONFIG", b"GET", b"/ns", b"*"], 0), Wish)
+    of_node = NAMESPACE_COMMANDS[b"CONFIG"]([b"CONFIG", b"GET", b"NODE", b"NODE.DATA"], 0)
+    assert isinstance(of_node, bytes)
+    assert of_node.startswith(b"-BADARG a node takes its keys from its file")
 
 
 def test_a_transaction_looks_at_its_commands() -> None:
     transaction = begin_transaction()
     assert transaction.queue([b"PUT", b"/ns/a", b"x"]) == b"+QUEUED"
     assert transaction.words() == (b"EXEC", pack_command([b"PUT", b"/ns/a", b"x"]))
-    assert transaction.queue([b"EXEC"]).startswith(b"-UNKNOWN_COMMAND")
+    assert transaction.queue([b"PING"]) == b"-UNKNOWN_COMMAND a transaction has no command PING"
     assert transaction.queue([b"PUT"]).startswith(b"-BADARG")
     words = transaction.words()
     assert isinstance(words, bytes)
