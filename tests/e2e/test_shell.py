@@ -12,15 +12,11 @@ import subprocess
 import sys
 import threading
 import time
-from io import BytesIO
 
 import pytest
 
-from millstream.cli.connect import Who
-from millstream.cli.shell_asking import Asking
-from millstream.cli.shell_lines import Shell
-from millstream.errors import MillstreamError
 from node_process import FREE, NodeProcess
+from said_in_shell import Said, address, exchanges
 from waiting import until
 
 WAIT_S = 60.0
@@ -37,37 +33,6 @@ def node(tmp_path_factory):
                 said.say(f'CREATE BINARY PARENTS /{name} "These are not the doors"')
     yield made
     made.kill()
-
-
-def address(node):
-    return "{}:{}".format(*node.address("coord"))
-
-
-class Said:
-    """A shell in this process."""
-
-    def __init__(self, node, *, is_raw=False):
-        self.out = BytesIO()
-        self.shell = Shell(self.out, is_raw=is_raw)
-        self.shell.asking = Asking(address(node), Who(None, ""), None, self.shell.tell)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.shell.asking.close()
-
-    def say(self, line):
-        """Return what a line has printed; versions and tokens as letters."""
-        begin = len(self.out.getvalue())
-        with contextlib.suppress(MillstreamError):  # what it answered is printed
-            self.shell.carry_out(line.encode())
-        return self.text(begin)
-
-    def text(self, begin=0):
-        text = self.out.getvalue()[begin:].decode()
-        text = re.sub(r"\b\d+:\d+:\d+\b", "VERSION", text)
-        return re.sub(r"TOKEN: (?!VERSION)\S+", "TOKEN: T", text)
 
 
 EXAMPLES = {
@@ -192,9 +157,8 @@ OK
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_are_printed_as_in_the_paper(node, name):
     with Said(node) as said:
-        for exchange in EXAMPLES[name].strip().split("v2r2> ")[1:]:
-            line, _, expected = exchange.partition("\n")
-            assert said.say(line) == expected.rstrip("\n") + "\n", line
+        for line, expected in exchanges(EXAMPLES[name]):
+            assert said.say(line) == expected, line
 
 
 def test_put_with_the_version_that_get_has_shown(node):

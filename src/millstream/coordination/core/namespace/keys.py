@@ -204,7 +204,7 @@ MEANINGS: Final = {
     b"GROUP.BATCH.MAX": "entries in one message to the others",
     b"GROUP.PIPELINE": "batches under way before entries wait for company",
     b"GLOBAL.AUTH.REQUIRED": "whether everybody has to log in",
-    b"GLOBAL.AUTH.ADMINS": "the group of administrators",
+    b"GLOBAL.AUTH.ADMINS": "the group of administrators; none is, before it is set",
     b"GLOBAL.AUTH.JWKS": "where the keys of tokens are; not from here yet",
     b"GLOBAL.AUTH.ISSUER": "who issues tokens; not from here yet",
     b"GLOBAL.AUTH.AUDIENCE": "for whom tokens are; not from here yet",
