@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 ROOT = "/h"
 LOCK, TICKETS, QUEUE_DONE, SEQUENCE = "/h/lock", "/h/tickets", "/h/queue", "/h/sequence"
+LEADER, AWAITED = "/h/leader", "/h/awaited"
 NAP = 0.01
 """So many times somebody is silent for longer than its session may be."""
 OPERATIONS_MAX = 300
@@ -94,9 +95,9 @@ def preparing(guest: Guest) -> Doing:
     """Make the elements that all is about."""
     roots: list[Words] = [("CREATENAMESPACE", "/n"), ("CREATENAMESPACE", ROOT)]
     wishes = roots + [("CREATE", "BINARY", path) for path in sorted(PATHS)]
-    wishes += [("CREATE", "QUEUE", path) for path in (QUEUE, QUEUE_DONE)]
+    wishes += [("CREATE", "QUEUE", path) for path in (QUEUE, QUEUE_DONE, AWAITED)]
     wishes += [("CREATE", "COUNTER", path) for path in (COUNTER, TICKETS)]
-    wishes += [("CREATE", "BINARY", path) for path in (LOCK, SEQUENCE)]
+    wishes += [("CREATE", "BINARY", path) for path in (LOCK, LEADER, SEQUENCE)]
     for words in wishes:
         told = None
         while told not in ("OK", "EXISTS"):
@@ -140,34 +141,52 @@ _AGAIN: tuple[Words, ...] = (
 
 def locking(guest: Guest) -> Doing:
     """Take a lock, write what only its holder may, release it or be silent."""
-    rng, guests = guest.rng, guest.guests
     while (yield from _pauses(guest)):
-        nowait = ("NOWAIT",) * (rng.random() < 0.5)
-        words = ("LOCK", "WRITE", LOCK, "TOKEN", *nowait)
-        place, ended, told = yield from _do(guest, "lock", (LOCK, f"{guest.session}"), one(*words))
-        session = f"{guest.session}"
-        guests.asked(place, (LOCK, session))
-        token = told[1] if isinstance(told, list) and told[0] == "OK" else None
-        guests.noted(place, ended, token)
-        for _ in range(rng.randrange(3) if token else 0):
-            if rng.random() < 3 * NAP:
-                yield Nap(1.5 * guest.ttl_ms, is_silent=True)
-            yield from _put(guest, f"{guest.session}", token)
-        if token:
-            yield Nap(rng.expovariate(1 / guests.between_ms))
-        if token and rng.random() < 0.9 and f"{guest.session}" == session:
-            argument = LOCK, session, token
-            place, ended, told = yield from _do(
-                guest, "release", argument, one("LOCK", "RELEASE", LOCK)
-            )
-            guests.noted(place, ended, told == "OK")
+        nowait = ("NOWAIT",) * (guest.rng.random() < 0.5)
+        take: Words = ("LOCK", "WRITE", LOCK, "TOKEN", *nowait)
+        yield from _turn(guest, LOCK, take, ("LOCK", "RELEASE", LOCK))
 
 
-def _put(guest: Guest, session: str, token: str) -> Doing:
+def electing(guest: Guest) -> Doing:
+    """Campaign, and do as a leader what a holder does; look who leads."""
+    guests = guest.guests
+    while (yield from _pauses(guest)):
+        if guest.rng.random() < 0.3:
+            want = one("ELECT", "LEADER", LEADER, changes=False)
+            place, ended, told = yield from _do(guest, "leader", (LEADER,), want)
+            seen = [told[0].rpartition("-")[2], told[1]] if told else None
+            guests.noted(place, ended, seen)
+        else:
+            take: Words = ("ELECT", "CAMPAIGN", LEADER, guests.value())
+            yield from _turn(guest, LEADER, take, ("ELECT", "RESIGN", LEADER))
+
+
+def _turn(guest: Guest, path: str, take: Words, let_go: Words) -> Doing:
+    rng, guests = guest.rng, guest.guests
+    want = one(*take)  # type: ignore[arg-type]
+    place, ended, told = yield from _do(guest, "lock", (path, f"{guest.session}"), want)
+    session = f"{guest.session}"
+    guests.asked(place, (path, session))
+    token = told[1] if isinstance(told, list) and told[0] == "OK" else None
+    guests.noted(place, ended, token)
+    for _ in range(rng.randrange(3) if token else 0):
+        if rng.random() < 3 * NAP:
+            yield Nap(1.5 * guest.ttl_ms, is_silent=True)
+        yield from _put(guest, path, token)
+    if token:
+        yield Nap(rng.expovariate(1 / guests.between_ms))
+    if token and rng.random() < 0.9 and f"{guest.session}" == session:
+        want = one(*let_go)  # type: ignore[arg-type]
+        place, ended, told = yield from _do(guest, "release", (path, session, token), want)
+        guests.noted(place, ended, told == "OK")
+
+
+def _put(guest: Guest, path: str, token: str) -> Doing:
     value = guest.guests.value()
-    want = group(("PUT", LOCK, value, "IFLOCK", token), ("GET", LOCK, "CAS"))
-    place, ended, told = yield from _do(guest, "put", (LOCK, session, token, value), want)
-    guest.guests.asked(place, (LOCK, f"{guest.session}", token, value))
+    want = group(("PUT", path, value, "IFLOCK", token), ("GET", path, "CAS"))
+    argument = path, f"{guest.session}", token, value
+    place, ended, told = yield from _do(guest, "put", argument, want)
+    guest.guests.asked(place, (path, f"{guest.session}", token, value))
     is_written = ended == "ok" and not isinstance(told, ErrorReply)
     version = told[1][0] if is_written else None
     guest.guests.noted(place, ended, is_written, version)
@@ -198,26 +217,45 @@ def sequencing(guest: Guest) -> Doing:
 
 def queueing(guest: Guest) -> Doing:
     """Push, take and do what is in a queue, or give it back, or forget it."""
-    rng, guests = guest.rng, guest.guests
     while (yield from _pauses(guest)):
-        if rng.random() < 0.5:
-            value = guests.value()
-            want = one("QUEUE", "PUSH", QUEUE_DONE, value)
-            place, ended, told = yield from _do(guest, "push", (QUEUE_DONE, value), want)
-            guests.noted(place, ended, told[0] if ended == "ok" else None)
+        if guest.rng.random() < 0.5:
+            yield from _push(guest, QUEUE_DONE)
+        else:
+            yield from _take(guest, QUEUE_DONE)
+
+
+def awaiting(guest: Guest) -> Doing:
+    """Push; or wait until there is something, and take it."""
+    while (yield from _pauses(guest)):
+        if guest.rng.random() < 0.3:
+            yield from _push(guest, AWAITED)
             continue
-        session = f"{guest.session}"
-        want = one("QUEUE", "TAKE", QUEUE_DONE, f"{rng.randint(1, TAKEN_MAX)}")
-        place, ended, told = yield from _do(guest, "take", (QUEUE_DONE, session), want)
-        guests.noted(place, ended, told)
-        for number, _, deliveries in told if ended == "ok" else ():
-            chosen = rng.random()
-            if chosen < 0.9 and f"{guest.session}" == session:
-                function = "ack" if chosen < 0.8 else "nack"
-                argument = QUEUE_DONE, session, number, f"{deliveries}"
-                want = one("QUEUE", function.upper(), QUEUE_DONE, number)
-                place, ended, done = yield from _do(guest, function, argument, want)
-                guests.noted(place, ended, done == 1)
+        ended, told = yield one("QUEUE", "WAIT", AWAITED)
+        if ended == "ok" and told == "OK":
+            yield from _take(guest, AWAITED)
+
+
+def _push(guest: Guest, queue: str) -> Doing:
+    value = guest.guests.value()
+    want = one("QUEUE", "PUSH", queue, value)
+    place, ended, told = yield from _do(guest, "push", (queue, value), want)
+    guest.guests.noted(place, ended, told[0] if ended == "ok" else None)
+
+
+def _take(guest: Guest, queue: str) -> Doing:
+    rng, guests = guest.rng, guest.guests
+    session = f"{guest.session}"
+    want = one("QUEUE", "TAKE", queue, f"{rng.randint(1, TAKEN_MAX)}")
+    place, ended, told = yield from _do(guest, "take", (queue, session), want)
+    guests.noted(place, ended, told)
+    for number, _, deliveries in told if ended == "ok" else ():
+        chosen = rng.random()
+        if chosen < 0.9 and f"{guest.session}" == session:
+            function = "ack" if chosen < 0.8 else "nack"
+            argument = queue, session, number, f"{deliveries}"
+            want = one("QUEUE", function.upper(), queue, number)
+            place, ended, done = yield from _do(guest, function, argument, want)
+            guests.noted(place, ended, done == 1)
 
 
 def writing(guest: Guest) -> Doing:
@@ -285,15 +323,18 @@ def rest(guest: Guest) -> Doing:
         yield Nap(WAIT_MS)
     want = one("COUNTER", "GET", TICKETS, changes=False, is_vital=True)
     guest.guests.noted(*(yield from _do(guest, "count", (TICKETS,), want)))
-    told = [0, 1]
-    while told[1]:
-        yield Nap(WAIT_MS)
-        _, told = yield one("QUEUE", "LEN", QUEUE_DONE, changes=False, is_vital=True)
-    want = one("QUEUE", "PEEK", QUEUE_DONE, f"{REST_MAX}", changes=False, is_vital=True)
-    guest.guests.noted(*(yield from _do(guest, "rest", (QUEUE_DONE,), want)))
+    for queue in (QUEUE_DONE, AWAITED):
+        told = [0, 1]
+        while told[1]:
+            yield Nap(WAIT_MS)
+            _, told = yield one("QUEUE", "LEN", queue, changes=False, is_vital=True)
+        want = one("QUEUE", "PEEK", queue, f"{REST_MAX}", changes=False, is_vital=True)
+        guest.guests.noted(*(yield from _do(guest, "rest", (queue,), want)))
 
 
 CHORES: tuple[Chore, ...] = (
-    wishing, wishing, wishing, wishing, locking, locking, counting, sequencing, queueing, queueing,
-    writing, writing, transacting,
+    wishing, wishing, wishing, wishing, locking, locking, electing, electing, counting, sequencing,
+    queueing, queueing, awaiting, awaiting, writing, writing, transacting,
 )  # fmt: skip
+"""What there is to do; a run has `CHORES_MAX` of these."""
+CHORES_MAX = 13

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import hiredis
 
 from coordination_sim.callers import NOT_YET, packed
-from coordination_sim.chores import CHORES, Chore, Nap, Want, preparing, rest
+from coordination_sim.chores import CHORES, CHORES_MAX, Chore, Nap, Want, preparing, rest
 from coordination_sim.doors import Door
 from coordination_sim.hearers import Hearer
 from coordination_sim.lines import Line
@@ -358,12 +358,13 @@ class Guests:
         self.focus = self.rng.choice(FOCUSES)
         """What they wish most; all the same, so that they get into each other's way."""
         rate = min(max(world.weather.rate_per_s / 2, RATE_MIN), RATE_MAX)
-        self.between_ms = 1000.0 * len(CHORES) / rate
+        self.between_ms = 1000.0 * CHORES_MAX / rate
 
     def begin(self) -> None:
         """Have them come."""
         self.world.counts["namespaces"] += 1
-        self.guests = [self.born(preparing), *map(self.born, CHORES)]
+        chosen = self.rng.sample(CHORES, CHORES_MAX)
+        self.guests = [self.born(preparing), *map(self.born, chosen)]
         tolds = list(self.shadow.told.values())
         self.hearers = [Hearer(self, at, tolds[at % len(tolds)]) for at in range(3)]
         for hearer in self.hearers:

@@ -20,9 +20,12 @@ from millstream.coordination.core.effects import Code
 from millstream.coordination.core.member import Member
 from millstream.coordination.core.namespace import marks, subscribing, tree
 from millstream.coordination.core.namespace.audience import Audience
+from millstream.coordination.core.namespace.claims import Mode
 from millstream.coordination.core.namespace.elements import Elements
 from millstream.coordination.core.namespace.marks import Marks
+from millstream.coordination.core.namespace.queue_items import QueueItems
 from millstream.coordination.core.namespace.synchronisation import Synchronisation
+from millstream.coordination.core.values import OK
 from namespace_plants import PLANTS as OF_STATES
 
 __all__ = ["MISTAKES", "WEATHER"]
@@ -45,6 +48,8 @@ def _nothing(*_arguments: object, **_more: object) -> None:
 
 _Session = client_table._Session
 _JUDGE = _Session.judge
+_GIVE_BACK = QueueItems.give_back
+_WAIT, _HOLD, _CLAIM = Synchronisation.wait, Synchronisation.hold, Synchronisation.claim
 _NUMBERED, _KEPT, _ADD, _UPDATES = tree._numbered, Marks.kept, Audience.add, marks.updates_of
 
 
@@ -92,6 +97,29 @@ def _last_is_new(session: Any, csn: int) -> Any:
     return Verdict(Past.NEW) if csn == session.highest else _JUDGE(session, csn)
 
 
+def _data_at_once(sync: Any, run: Any, mode: Any, elements: Any, **more: Any) -> bytes:
+    if more.get("data") is not None:
+        sync.put_data(run, elements[0], more["data"])
+    return bytes(_WAIT(sync, run, mode, elements, **more))
+
+
+def _holds_anew(sync: Any, run: Any, elements: Any, mode: Any) -> Any:
+    for element in elements:
+        sync.release(run, run.asker.session, element)
+    return _HOLD(sync, run, elements, mode)
+
+
+def _gives_back_quietly(queue: Any, session: int, names: Any) -> int:
+    with mock.patch.object(queue, "_freed", _nothing):
+        return _GIVE_BACK(queue, session, names)
+
+
+def _items_are_there(sync: Any, run: Any, name: bytes) -> bytes:
+    if sync.waits.there(name).mode is Mode.ITEM:
+        return bytes(sync.waits.finish(run, name, lambda _asked: OK))
+    return bytes(_CLAIM(sync, run, name))
+
+
 def _of_state(name: str) -> Patch:
     return OF_STATES[name]
 
@@ -120,6 +148,24 @@ MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]
     "ns_no_fence": (
         "Any token lets write.", _instead(Synchronisation, "check_token", _nothing),
         ("was written in the turn of", "is written under"), SESSIONS,
+    ),
+    "ns_elect_data": (
+        "What a candidate says is there before it leads.",
+        _instead(Synchronisation, "wait", _data_at_once), ("was said by another",), SESSIONS,
+    ),
+    "ns_elect_again": (
+        "Who campaigns again while it leads has another token.",
+        _instead(Synchronisation, "hold", _holds_anew),
+        ("goes on to lead, and its token is another", "a token is not a new one"), SESSIONS,
+    ),
+    "ns_given_back": (
+        "Who waits at a queue is not told of what is given back.",
+        _instead(QueueItems, "give_back", _gives_back_quietly), ("and another one waits",),
+        SESSIONS,
+    ),
+    "ns_waits_in_vain": (
+        "Who was told of items finds none, as others were quicker.",
+        _instead(Synchronisation, "claim", _items_are_there), ("and there are none",), SESSIONS,
     ),
     "ns_moves": (
         "Trees move over locks.", _of_state("trees move over locks"),

@@ -6,6 +6,10 @@ Invariants:
 2. What has to hold of namespaces, whoever executes, is looked at after every entry
    (`namespace_truth`); an attempt that was refused is never executed.
 3. Ephemeral elements are there as long as their session, and no longer. Names in sequence grow.
+4. One leads at most, under the token of the entry that made it lead, and what the element that is
+   led by holds was said by a leader while it led, or when it asked to.
+5. Nobody waits at a queue while more is ready than is told of, and who came first is told first;
+   who is told so finds something.
 
 Elsewhere: clients (`guests`), who hears of changes (`hearers`), registers (`truth`).
 """
@@ -35,7 +39,7 @@ if TYPE_CHECKING:
 STATE_EVERY = 16
 """After so many entries states are compared as a whole; snapshots besides."""
 ATTEMPTS = 10**6
-SEQUENCE = "/h/sequence"
+SEQUENCE, LEADER, AWAITED = "/h/sequence", "/h/leader", "/h/awaited"
 FORMAT_MAX = 2
 
 
@@ -103,6 +107,11 @@ class ShadowTruth(Truth):
         self.sequence = -1
         self.changed: list[tuple[tuple[Any, ...], bytes]] = []
         """What the last entry did, and with what reply."""
+        self.leader: tuple[int, int] = (0, 0)
+        """The LSN of the last token to lead, and whose it is as long as it leads."""
+        self.led_with = b""
+        self.said: dict[int, set[bytes]] = {}
+        """Session -> what it has said as a leader, or to become one."""
 
     def executed(self, state: GroupState, entry: Entry, was_open: bool, reply: bytes) -> None:
         argv = entry.content.argv
@@ -131,6 +140,9 @@ class ShadowTruth(Truth):
                 self.ephemeral.pop(wish[1].encode(), None)
             elif wish[0] == "PUT" and "IFLOCK" in wish and reply == b"+OK":
                 self._check_fence(state, *wish[1:])
+            if wish[:3] == ("ELECT", "CAMPAIGN", LEADER) or wish[:2] == ("PUT", LEADER):
+                data = wish[3 if wish[0] == "ELECT" else 2]
+                self.said.setdefault(session, set()).add(data.encode())
             return
         self._see_queue(state)
         if wish[0] != "COUNTER":
@@ -148,6 +160,41 @@ class ShadowTruth(Truth):
         held = [claim.token.text.decode() for _, claim in claims]
         require(token in held, f"{path} is written under {token}, held are {held}")
 
+    def _check_leader(self, space: Any, lsn: int) -> None:
+        element = space.elements.find(parse_path(LEADER.encode()))
+        if element is None:
+            return
+        claims = list(space.synchronisation.claims.of(element, Phase.HELD, Mode.WRITE))
+        require(len(claims) < 2, f"{len(claims)} lead at once")
+        token, leads = self.leader
+        now = (claims[0][1].token.lsn, claims[0][1].session) if claims else (token, 0)
+        if now[0] != token:
+            require(now[0] == lsn > token, f"the token to lead is of {now[0]}, not of {lsn}")
+            require(now[1] != leads, f"session {leads} goes on to lead, and its token is another")
+        data = space.data.of(element)
+        if data != self.led_with:
+            said = self.said.get(now[1], ())
+            require(data in said, f"session {now[1]} leads, and {data!r} was said by another")
+        self.leader, self.led_with = now, data
+
+    def _check_awaited(self, space: Any, lsn: int) -> None:
+        element = space.elements.find(parse_path(AWAITED.encode()))
+        if element is None:
+            return
+        sync, ready = space.synchronisation, space.queues.ready(element)
+        waiting = next(sync.claims.of(element, Phase.WAITING, Mode.ITEM), None)
+        offers = [name for name, _ in sync.claims.of(element, Phase.OFFERED, Mode.ITEM)]
+        is_told = waiting is None or len(offers) >= ready
+        require(is_told, f"{ready} items are ready, {len(offers)} are told, and another one waits")
+        late = [name for name in offers if waiting and name > waiting[0]]
+        late = [name for name in late if sync.waits.there(name).offer == lsn]
+        require(not late, "who waits for items is told before who came first")
+        for wish, reply in self.changed:
+            is_there = wish[:3] != ("QUEUE", "WAIT", AWAITED) or reply != b"+OK" or ready
+            require(
+                is_there, "who waited for items is told that there are some, and there are none"
+            )
+
     def _see_queue(self, state: GroupState) -> None:
         element = state.namespace.state.elements.find(parse_path(QUEUE.encode()))
         self.pushed = self.queues.setdefault(element, set())
@@ -163,6 +210,8 @@ class ShadowTruth(Truth):
         super().check(replica, kind)
         self.sessions.intersection_update(replica.table)
         elements = machine.namespace.state.elements
+        self._check_leader(machine.namespace.state, replica.commit_lsn)
+        self._check_awaited(machine.namespace.state, replica.commit_lsn)
         for path, session in list(self.ephemeral.items()):
             is_there = elements.find(parse_path(path)) is not None
             if session in replica.table:

@@ -29,7 +29,7 @@ UNDECIDED_MAX = 0.01
 _WRONG_MAX = 20
 _CHECKS: Final[dict[str, Callable[[Sequence[Operation]], Iterable[str]]]] = {
     **dict.fromkeys(("next", "count"), tickets.disorders),
-    **dict.fromkeys(("lock", "release", "put"), locks.disorders),
+    **dict.fromkeys(("lock", "release", "put", "leader"), locks.disorders),
     **dict.fromkeys(("write", "begin", "see"), watches.disorders),
     **dict.fromkeys(("push", "take", "ack", "nack", "rest"), queues.disorders),
 }

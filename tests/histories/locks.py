@@ -1,7 +1,8 @@
 """What holders of a lock may be told, in the order of the log that their tokens and versions tell.
 
 `lock` key session: the token, or None where another holds it; `release` key session token: whether
-it was held; `put` key session token value: whether it was written, the version is the write's.
+it was held; `put` key session token value: whether it was written, the version is the write's;
+`leader` key: [session, token] of the holder, or None.
 
 Invariants:
 1. Nothing right is reported: a grant whose outcome is unknown has no token here, a session of
@@ -25,9 +26,11 @@ Token = tuple[int, ...]
 
 def disorders(operations: Sequence[Operation]) -> Iterator[str]:
     """Yield what is wrong about one lock, a line each."""
-    told = [each for each in operations if each.returned is not None]
+    known = [each for each in operations if each.returned is not None]
+    looks = [each for each in known if each.function == "leader"]
+    told = [each for each in known if each.function != "leader"]
     grants = [each for each in told if each.function == "lock" and each.result is not None]
-    yield from _against_time(grants)
+    yield from _against_time([*grants, *(look for look in looks if look.result)])
     first: dict[Token, Operation] = {}
     for each in sorted(grants, key=lambda one: one.returned or 0):
         holder = first.setdefault(_token(each.result), each)
@@ -36,6 +39,7 @@ def disorders(operations: Sequence[Operation]) -> Iterator[str]:
     turns = [first[token] for token in sorted(first)]
     yield from _outside_turns(told, turns)
     yield from _two_holders(operations, told, turns)
+    yield from _seen_otherwise(operations, told, turns, looks)
 
 
 def _against_time(grants: Sequence[Operation]) -> Iterator[str]:
@@ -46,9 +50,9 @@ def _against_time(grants: Sequence[Operation]) -> Iterator[str]:
     for _, is_end, number in sorted(moments):
         each = grants[number]
         if is_end:
-            if latest is None or _token(each.result) > _token(latest.result):
+            if latest is None or _token_of(each) > _token_of(latest):
                 latest = each
-        elif latest is not None and _token(each.result) < _token(latest.result):
+        elif latest is not None and _token_of(each) < _token_of(latest):
             yield f"{each} comes after {latest}, and its token is smaller"
 
 
@@ -68,16 +72,7 @@ def _two_holders(
     operations: Sequence[Operation], told: Sequence[Operation], turns: Sequence[Operation]
 ) -> Iterator[str]:
     """Who is alive when another was granted the lock has at least asked to be rid of it."""
-    alive: dict[str, Operation] = {}
-    for each in told:
-        last = alive.get(_session(each))
-        if last is None or each.invoked > last.invoked:
-            alive[_session(each)] = each
-    asked = {
-        (_session(each), _token(each.argument[2])): each.invoked
-        for each in reversed(operations)
-        if each.function == "release"
-    }
+    alive, asked = _last_told(told), _let_go(operations)
     for one, other in pairwise(turns):
         granted = other.returned or 0
         let_go = asked.get((_session(one), _token(one.result)))
@@ -87,8 +82,54 @@ def _two_holders(
             yield f"{other}, while {one} holds it and is alive: {alive[_session(one)]}"
 
 
+def _seen_otherwise(
+    operations: Sequence[Operation], told: Sequence[Operation], turns: Sequence[Operation],
+    looks: Sequence[Operation],
+) -> Iterator[str]:  # fmt: skip
+    """A token is of one session; who holds it before and after somebody looks is who is seen."""
+    alive, asked = _last_told(told), _let_go(operations)
+    of = {_token(turn.result): _session(turn) for turn in turns}
+    for look in looks:
+        seen = look.result
+        if seen and of.setdefault(_token(seen[1]), seen[0]) != seen[0]:
+            yield f"{look}, and the token is of session {of[_token(seen[1])]}"
+        before = [turn for turn in turns if (turn.returned or 0) < look.invoked]
+        ended = look.returned or 0
+        holder = before[-1] if before else None
+        if holder is None or alive[_session(holder)].invoked < ended:
+            continue
+        let_go = asked.get((_session(holder), _token(holder.result)))
+        holds = let_go is None or let_go > ended
+        if holds and (not seen or _token(seen[1]) != _token(holder.result)):
+            yield f"{look}, while {holder} holds it and is alive: {alive[_session(holder)]}"
+
+
+def _last_told(told: Sequence[Operation]) -> dict[str, Operation]:
+    """Return what each session asked for last, of what it was answered."""
+    alive: dict[str, Operation] = {}
+    for each in told:
+        last = alive.get(_session(each))
+        if last is None or each.invoked > last.invoked:
+            alive[_session(each)] = each
+    return alive
+
+
+def _let_go(operations: Sequence[Operation]) -> dict[tuple[str, Token], int]:
+    """Return when each first asked to be rid of what it held."""
+    return {
+        (_session(each), _token(each.argument[2])): each.invoked
+        for each in reversed(operations)
+        if each.function == "release"
+    }
+
+
 def _session(operation: Operation) -> str:
     return operation.argument[1]
+
+
+def _token_of(operation: Operation) -> Token:
+    is_look = operation.function == "leader"
+    return _token(operation.result[1] if is_look else operation.result)
 
 
 def _token(text: str) -> Token:

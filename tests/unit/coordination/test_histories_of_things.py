@@ -25,6 +25,8 @@ LOCKED = ("lock", ("s1",), "0:1:5", 0, 10)
 LATER = ("lock", ("s2",), "0:1:9", 20, 30)
 RELEASED = ("release", ("s1", "0:1:5"), True, 12, 14)
 ALIVE = ("lock", ("s1",), None, 40, 50)
+LED = ("leader", (), ["s1", "0:1:5"], 11, 12)
+UNLED = ("leader", (), None, 15, 16)
 PUSHED = ("push", ("v1",), "0:1:3:0", 0, 10)
 TAKEN = ("take", ("s1",), [["0:1:3:0", "v1", 1]], 12, 14)
 AGAIN = ("take", ("s2",), [["0:1:3:0", "v1", 2]], 16, 18)
@@ -39,6 +41,8 @@ DONE = ("ack", ("s1", "0:1:3:0", "1"), True, 20, 22)
         [LOCKED, LATER],  # the first session may have ended
         [LOCKED, ("release", ("s1", "0:1:5"), None, 12, None), LATER, ALIVE],
         [LOCKED, ("lock", ("s1",), "0:1:5", 12, 14)],
+        [LOCKED, LED, RELEASED, UNLED, LATER, ALIVE],
+        [LOCKED, LED, UNLED],
         [PUSHED, TAKEN, DONE, ("rest", (), [], 30, 40)],
         [PUSHED, TAKEN, ("rest", (), ["v1"], 30, 40)],
         [PUSHED, ("take", ("s1",), [["0:1:3:0", "v1", 1]], 5, 20)],
@@ -63,6 +67,9 @@ def test_what_can_be_is_right(rows: list[Row]) -> None:
         ([LOCKED, LATER, ALIVE], "while"),
         ([LOCKED, ("lock", ("s2",), "0:1:5", 20, 30)], "token of another session"),
         ([LOCKED, RELEASED, ("lock", ("s2",), "0:1:4", 20, 30)], "its token is smaller"),
+        ([LOCKED, UNLED, ALIVE], "while"),
+        ([LOCKED, ("leader", (), ["s2", "0:1:5"], 12, 13)], "the token is of session s1"),
+        ([LATER, ("leader", (), ["s1", "0:1:5"], 40, 41)], "its token is smaller"),
         ([PUSHED, ("rest", (), [], 30, 40)], "is lost"),
         ([PUSHED, TAKEN, DONE, ("rest", (), ["v1"], 30, 40)], "still there"),
         ([("begin", ("w1",), 6, 0, 1), ("write", ("v1",), None, 2, None), SEEN], "comes after"),
