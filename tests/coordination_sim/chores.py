@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from coordination_sim.keepers import Keeper
 from millstream.coordination.core.caller import ErrorReply
 from namespace_truth import COUNTER, PATHS, QUEUE
 from namespace_wishes import Wishes
@@ -258,6 +259,22 @@ def _take(guest: Guest, queue: str) -> Doing:
             guests.noted(place, ended, done == 1)
 
 
+def keeping(guest: Guest) -> Doing:
+    """Subscribe for good, and acknowledge what is heard; be gone, and come back."""
+    rng = guest.rng
+    keeper = guest.keeper = Keeper(guest, guest.guests.shadow.told[ROOT.encode()])
+    while (yield from _pauses(guest, WISHES)):
+        chosen = rng.random()
+        if chosen < 0.6 and guest.session == keeper.session and keeper.is_known:
+            yield from keeper.acknowledge(one)
+        elif chosen < 0.7:
+            guest.cut()
+            yield Nap(rng.uniform(0, 1.5) * guest.ttl_ms, is_silent=rng.random() < 0.5)
+    while guest.guests.is_prepared and not keeper.is_well:
+        yield one("LOOKUP", ROOT, changes=False, is_vital=True)
+        yield Nap(WAIT_MS)
+
+
 def writing(guest: Guest) -> Doing:
     """Write and read elements as registers."""
     rng, guests = guest.rng, guest.guests
@@ -334,7 +351,7 @@ def rest(guest: Guest) -> Doing:
 
 CHORES: tuple[Chore, ...] = (
     wishing, wishing, wishing, wishing, locking, locking, electing, electing, counting, sequencing,
-    queueing, queueing, awaiting, awaiting, writing, writing, transacting,
+    queueing, queueing, awaiting, awaiting, keeping, writing, writing, transacting,
 )  # fmt: skip
 """What there is to do; a run has `CHORES_MAX` of these."""
 CHORES_MAX = 13

@@ -27,6 +27,7 @@ from coordination_sim.callers import NOT_YET, packed
 from coordination_sim.chores import CHORES, CHORES_MAX, Chore, Nap, Want, preparing, rest
 from coordination_sim.doors import Door
 from coordination_sim.hearers import Hearer
+from coordination_sim.keepers import Keeper
 from coordination_sim.lines import Line
 from coordination_sim.loop import stream
 from coordination_sim.shadow import ATTEMPTS
@@ -82,6 +83,8 @@ class Guest:
         self.focus = guests.focus
         self.session = 0
         self.items: list[bytes] = []
+        self.keeper: Keeper | None = None
+        """What it has subscribed to for good."""
         self.is_over = self.is_napping = self.is_done = self.is_ready = False
         self.ask: Ask | None = None
         self.chore = chore(self)
@@ -241,7 +244,24 @@ class Guest:
             self.session = int(reply["client_id"].rpartition("-")[2])
         self._csn = max(self._csn, reply["csn"])
         self.is_ready = True
+        if self.keeper is not None:
+            self._keep(self.keeper)
         self._try()
+
+    def _keep(self, keeper: Keeper) -> None:
+        """Subscribe where it was left off, under a number of its own."""
+        self._csn += 1
+        words = ("CSN", f"{self._csn}", *keeper.words())
+        self._say(words, lambda reply: self._kept(keeper, reply))
+
+    def _kept(self, keeper: Keeper, reply: Any) -> None:
+        if not isinstance(reply, ErrorReply):
+            keeper.begun()
+        elif reply.code == "HISTORY_LOST":
+            keeper.lost(int(reply.words))
+            self._keep(keeper)
+        else:
+            self._refused(reply)
 
     def _leave(self, hint: str | None = None) -> None:
         """Hang up, and try another node, the one that was named if any."""
@@ -273,7 +293,8 @@ class Guest:
             return
         self._reader.feed(data)
         while line is self._line and (reply := self._reader.gets()) is not NOT_YET:
-            if isinstance(reply, hiredis.PushNotification):
+            is_push = isinstance(reply, hiredis.PushNotification)
+            if is_push and reply[0] != "subscribe":
                 self._called(reply)
                 continue
             known = self._expected.popleft()
@@ -309,10 +330,18 @@ class Guest:
             self._finish("info" if self.ask.in_doubt else "fail", None)
 
     def _called(self, push: list[Any]) -> None:
-        """What is waited for may be there: ask again, mostly."""
+        """What is waited for may be there: ask again, mostly; or it is a message."""
+        if push[0] == "message":
+            self._heard(push[2].encode())
+            return
         self.world.counts[f"pushes of {push[0]}"] += 1
         if self.is_ready and self.ask is not None and self.rng.random() < 0.8:
             self._later(0)
+
+    def _heard(self, text: bytes) -> None:
+        assert self.keeper is not None
+        if self.keeper.hear(text) and self.is_ready:
+            self._keep(self.keeper)
 
     def _answered(self, ask: Ask, reply: Any) -> None:
         if self.ask is not ask:

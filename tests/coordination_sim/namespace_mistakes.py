@@ -21,7 +21,7 @@ from millstream.coordination.core.member import Member
 from millstream.coordination.core.namespace import marks, subscribing, tree
 from millstream.coordination.core.namespace.audience import Audience
 from millstream.coordination.core.namespace.claims import Mode
-from millstream.coordination.core.namespace.elements import Elements
+from millstream.coordination.core.namespace.elements import Elements, key_of
 from millstream.coordination.core.namespace.marks import Marks
 from millstream.coordination.core.namespace.queue_items import QueueItems
 from millstream.coordination.core.namespace.synchronisation import Synchronisation
@@ -31,7 +31,8 @@ from namespace_plants import PLANTS as OF_STATES
 __all__ = ["MISTAKES", "WEATHER"]
 
 Patch = Callable[[], AbstractContextManager[Any]]
-TOLD = ("a subscriber is told",)
+TOLD = ("a subscriber is told", "who keeps a subscription")
+HEARD = ("has heard up to", "who keeps a subscription")
 REFUSED = ("an attempt that was refused", "to what was executed", "is said to have failed")
 LEADERS = ("isolate_primary", "move_primary", "client_loss")
 SESSIONS = ("short_sessions", "client_silence", "client_restart", "client_loss")
@@ -49,6 +50,7 @@ def _nothing(*_arguments: object, **_more: object) -> None:
 _Session = client_table._Session
 _JUDGE = _Session.judge
 _GIVE_BACK = QueueItems.give_back
+_HEAR, _FROM = Marks.hear, subscribing._from
 _WAIT, _HOLD, _CLAIM = Synchronisation.wait, Synchronisation.hold, Synchronisation.claim
 _NUMBERED, _KEPT, _ADD, _UPDATES = tree._numbered, Marks.kept, Audience.add, marks.updates_of
 
@@ -118,6 +120,20 @@ def _items_are_there(sync: Any, run: Any, name: bytes) -> bytes:
     if sync.waits.there(name).mode is Mode.ITEM:
         return bytes(sync.waits.finish(run, name, lambda _asked: OK))
     return bytes(_CLAIM(sync, run, name))
+
+
+def _hears_anew(marks: Marks, session: int, name: bytes, lsn: int) -> None:
+    marks._heard.put(key_of(session) + name, lsn)
+
+
+def _hears_less(marks: Marks, session: int, name: bytes, lsn: int) -> None:
+    _HEAR(marks, session, name, lsn)
+    marks._heard.put(key_of(session) + name, lsn)
+
+
+def _goes_on_one_later(state: Any, asker: Any, wish: Any) -> Any:
+    lsn = _FROM(state, asker, wish)
+    return lsn + 1 if wish.durable and wish.from_lsn is None else lsn
 
 
 def _of_state(name: str) -> Patch:
@@ -211,6 +227,18 @@ MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]
     "ns_told_twice": (
         "A member that is behind tells again what was heard elsewhere.",
         _instead(Audience, "add", _hears_before), TOLD, ("partition", "slow_node", "clog"),
+    ),
+    "ns_keeps_anew": (
+        "A durable subscription that is asked for again begins there.",
+        _instead(Marks, "begin_hearing", _hears_anew), HEARD, LEADERS,
+    ),
+    "ns_keeps_less": (
+        "What is acknowledged later counts, however little it is.",
+        _instead(Marks, "hear", _hears_less), HEARD, LEADERS,
+    ),
+    "ns_keeps_later": (
+        "A durable subscription goes on behind the entry after the last that was heard.",
+        _instead(subscribing, "_from", _goes_on_one_later), HEARD[1:], LEADERS,
     ),
     "ns_quiet": (
         "Deletions are kept for subscribers, and not told.", _quiet, ("nobody is told",), LEADERS,

@@ -10,6 +10,7 @@ Invariants:
    led by holds was said by a leader while it led, or when it asked to.
 5. Nobody waits at a queue while more is ready than is told of, and who came first is told first;
    who is told so finds something.
+6. How far a durable subscription was heard never becomes less, and goes with its session.
 
 Elsewhere: clients (`guests`), who hears of changes (`hearers`), registers (`truth`).
 """
@@ -110,12 +111,18 @@ class ShadowTruth(Truth):
         self.leader: tuple[int, int] = (0, 0)
         """The LSN of the last token to lead, and whose it is as long as it leads."""
         self.led_with = b""
+        self.heard: dict[tuple[int, bytes], int] = {}
+        """Session and name of a durable subscription -> how far it was heard."""
         self.said: dict[int, set[bytes]] = {}
         """Session -> what it has said as a leader, or to become one."""
 
     def executed(self, state: GroupState, entry: Entry, was_open: bool, reply: bytes) -> None:
-        argv = entry.content.argv
-        if not argv[0].isdigit() or argv[1] in (b"MARK", b"SUBACK"):
+        argv, header = entry.content.argv, entry.header
+        if not argv[0].isdigit():
+            return
+        if argv[1] == b"MARK":
+            if b"DURABLE" in argv and reply == b"+OK":
+                self.heard.setdefault((header.session, argv[-1]), header.lsn)
             return
         super().executed(state, entry, was_open, reply)
         attempt = int(argv[0]) % ATTEMPTS
@@ -144,6 +151,9 @@ class ShadowTruth(Truth):
                 data = wish[3 if wish[0] == "ELECT" else 2]
                 self.said.setdefault(session, set()).add(data.encode())
             return
+        if wish[0] == "SUBACK" and reply == b"+OK":
+            key = session, wish[1].encode()
+            self.heard[key] = max(self.heard[key], min(int(wish[2]), lsn))
         self._see_queue(state)
         if wish[0] != "COUNTER":
             super()._note(state, session, lsn, wish, reply)
@@ -195,6 +205,15 @@ class ShadowTruth(Truth):
                 is_there, "who waited for items is told that there are some, and there are none"
             )
 
+    def _check_heard(self, replica: Replica, space: Any) -> None:
+        for key, lsn in list(self.heard.items()):
+            known = space.marks.heard(*key)
+            if key[0] in replica.table:
+                require(known == lsn, f"session {key[0]} has heard up to {lsn}, not {known}")
+            else:
+                require(known is None, f"what session {key[0]} heard outlives it")
+                del self.heard[key]
+
     def _see_queue(self, state: GroupState) -> None:
         element = state.namespace.state.elements.find(parse_path(QUEUE.encode()))
         self.pushed = self.queues.setdefault(element, set())
@@ -211,6 +230,7 @@ class ShadowTruth(Truth):
         self.sessions.intersection_update(replica.table)
         elements = machine.namespace.state.elements
         self._check_leader(machine.namespace.state, replica.commit_lsn)
+        self._check_heard(replica, machine.namespace.state)
         self._check_awaited(machine.namespace.state, replica.commit_lsn)
         for path, session in list(self.ephemeral.items()):
             is_there = elements.find(parse_path(path)) is not None
@@ -288,7 +308,7 @@ class Shadow:
         """A request is answered with what it came to, or was not executed."""
         truth = self.truth
         if reply.code is Code.OK:
-            if body.argv[1] in (b"MARK", b"SUBACK"):
+            if body.argv[1] == b"MARK":
                 return
             require(key in truth.ops, f"request {key} is answered {reply}, and never executed")
             known = truth.finals.get(truth.ops[key])
