@@ -355,3 +355,5 @@ CHORES: tuple[Chore, ...] = (
 )  # fmt: skip
 """What there is to do; a run has `CHORES_MAX` of these."""
 CHORES_MAX = 13
+IN_RESP3 = (keeping,)
+"""These hear what they have not asked for."""

@@ -3,13 +3,16 @@
 Invariants:
 1. A door is open while its machine has a process; all connections end with that.
 2. What a replica answers is looked at before anybody hears of it.
+3. What a session's client is owed in RESP2 is noted: it asks for it, notice after notice.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from coordination_sim.lines import Line, NoGuard
 from millstream.coordination.core.backend import Done, Where
@@ -23,6 +26,7 @@ from millstream.coordination.core.namespace.paths import Path
 from millstream.coordination.core.namespace.run import Notice
 from millstream.coordination.core.namespace.subscribing import Wish
 from millstream.coordination.core.values import mapping
+from namespace_truth import require
 
 if TYPE_CHECKING:
     from coordination_sim.guests import Guests
@@ -40,6 +44,7 @@ class Door:
         self.shadow = guests.shadow
         self.lines: dict[Front, Line] = {}
         self.attached: dict[tuple[int, int], Front] = {}
+        self.owed: WeakKeyDictionary[Front, deque[tuple[float, Notice]]] = WeakKeyDictionary()
         self.waiting: dict[int, Done] = {}
         self._numbers = count(1)
 
@@ -137,7 +142,22 @@ class Door:
         replica = self.machine.replica
         front = self.attached.get((GID, notice.session))
         if replica is not None and replica.leading and front is not None:
+            if front.protocol == 2:
+                self.owed.setdefault(front, deque()).append((self.loop.now, notice))
             front.listener.notify(GID, notice)
+
+    def check_told(self, front: Front | None, asked: float, told: list[str] | None) -> None:
+        """Look at what NOTIFY NEXT said that was asked for then."""
+        assert front is not None
+        owed = self.owed.get(front)
+        if told is None:
+            is_none = not owed or owed[0][0] > asked
+            require(is_none, f"a notice is lost: {owed and owed[0][1]}")
+            return
+        _, next_one = owed.popleft() if owed else (0, None)
+        words = next_one and ["retry", next_one.path.decode(), next_one.command.decode()]
+        require(told == words, f"a notice says {told}, not {words}")
+        self.guests.world.counts["notices asked for"] += 1
 
     def where(self, gid: int) -> Where:
         replica = self.machine.replica

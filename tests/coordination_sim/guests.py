@@ -9,7 +9,7 @@ Invariants:
 2. Each attempt has a stamp of its own, so that what is executed can be told from what was refused.
 
 Elsewhere: what has to hold (`shadow`), machines' ends of connections (`doors`), who hears
-(`hearers`).
+(`hearers`, `keepers`), who reads anywhere (`lookers`).
 """
 
 from __future__ import annotations
@@ -24,16 +24,26 @@ from typing import TYPE_CHECKING, Any
 import hiredis
 
 from coordination_sim.callers import NOT_YET, packed
-from coordination_sim.chores import CHORES, CHORES_MAX, Chore, Nap, Want, preparing, rest
+from coordination_sim.chores import (
+    CHORES,
+    CHORES_MAX,
+    IN_RESP3,
+    Chore,
+    Nap,
+    Want,
+    preparing,
+    rest,
+)  # fmt: skip
 from coordination_sim.doors import Door
 from coordination_sim.hearers import Hearer
 from coordination_sim.keepers import Keeper
 from coordination_sim.lines import Line
+from coordination_sim.lookers import Looker
 from coordination_sim.loop import stream
 from coordination_sim.shadow import ATTEMPTS
 from histories.events import Operation
 from millstream.coordination.core.caller import ErrorReply
-from namespace_truth import INSTANCE
+from namespace_truth import INSTANCE, require
 from namespace_wishes import FOCUSES
 from namespace_world import Words
 
@@ -50,6 +60,8 @@ TICK_MS = 1000.0
 CALM_PAUSE_MS = 100.0
 CUT_MS = 4000.0
 RATE_MIN, RATE_MAX = 0.5, 20.0
+LOOKERS = 2
+PLAIN = 0.3
 TTLS_MS, SHORT_TTLS_MS = (3000, 10_000), (500, 1000, 3000)
 ELSEWHERE = ("NOTPRIMARY", "NOQUORUM", "UNKNOWN", "SESSIONMOVED")
 IN_DOUBT = ("UNKNOWN", "SESSIONMOVED")
@@ -80,6 +92,8 @@ class Guest:
         self.ttl_ms = self.rng.choice(SHORT_TTLS_MS if short else TTLS_MS)
         self.repeats = self.rng.random() < 0.5
         """Waits by the request it has sent, not by new ones."""
+        self.is_plain = self.rng.random() < PLAIN and chore not in IN_RESP3
+        """Speaks RESP2: it is told nothing but what it asks for."""
         self.focus = guests.focus
         self.session = 0
         self.items: list[bytes] = []
@@ -221,7 +235,8 @@ class Guest:
         self._reader = hiredis.Reader(
             replyError=ErrorReply, notEnoughData=NOT_YET, encoding="utf-8"
         )
-        self._say(("HELLO", "3"), None)
+        if not self.is_plain:
+            self._say(("HELLO", "3"), None)
         if self._known is None:
             instance = INSTANCE.hex()
             words: Words = ("SESSION", "OPEN", "TTL", f"{self.ttl_ms}", "INSTANCE", instance)
@@ -239,6 +254,8 @@ class Guest:
         if isinstance(reply, ErrorReply):
             self._refused(reply)
             return
+        if self.is_plain:
+            reply = dict(zip(reply[::2], reply[1::2], strict=True))
         if self._known is None:
             self._known, self._csn = (reply["client_id"], reply["secret"]), 0
             self.session = int(reply["client_id"].rpartition("-")[2])
@@ -331,12 +348,35 @@ class Guest:
 
     def _called(self, push: list[Any]) -> None:
         """What is waited for may be there: ask again, mostly; or it is a message."""
+        require(not self.is_plain, f"who speaks RESP2 is told {push}")
         if push[0] == "message":
             self._heard(push[2].encode())
             return
         self.world.counts[f"pushes of {push[0]}"] += 1
         if self.is_ready and self.ask is not None and self.rng.random() < 0.8:
             self._later(0)
+
+    def _await_notice(self, ask: Ask) -> None:
+        """Ask to be told when it is worth to ask again."""
+        self._turn += 1
+        block_ms = self.rng.choice((0, self.ttl_ms // 6, self.ttl_ms))
+        words: Words = ("NOTIFY", "NEXT", "BLOCK", f"{block_ms}")
+        since, line = self.loop.now, self._line
+        self._say(words[: 4 if block_ms else 2], lambda told: self._noticed(ask, since, told))
+        self.loop.after(block_ms / 3 + self._patience_ms, self._not_told, line, self._turn)
+
+    def _noticed(self, ask: Ask, since: float, told: Any) -> None:
+        if isinstance(told, ErrorReply):
+            self._refused(told)
+            return
+        assert self._line is not None
+        self.guests.check_told(self._line, since, told)
+        if self.ask is ask and not ask.is_sent:
+            self._later(0 if told else self.ttl_ms / 10)
+
+    def _not_told(self, line: Line, turn: int) -> None:
+        if line is self._line and turn == self._turn:
+            self._leave()
 
     def _heard(self, text: bytes) -> None:
         assert self.keeper is not None
@@ -361,7 +401,10 @@ class Guest:
             self._finish("info", None)
         elif self.repeats and _is_pending(reply) and not self.world.calm:
             ask.in_doubt = True
-            self._later(self.ttl_ms / 4)
+            if self.is_plain:
+                self._await_notice(ask)
+            else:
+                self._later(self.ttl_ms / 4)
         else:
             self._failures = 0
             self._finish("ok", reply)
@@ -378,6 +421,8 @@ class Guests:
         self.doors: dict[int, Door] = {}
         self.guests: list[Guest] = []
         self.hearers: list[Hearer] = []
+        self.seen = (0, "")
+        """The newest version that a looker was shown, behind its LSN."""
         self.operations: list[Operation] = []
         self.failed: set[int] = set()
         self.attempts, self._ops, self._numbers, self._tickets = count(1), count(1), count(1), 0
@@ -398,6 +443,8 @@ class Guests:
         self.hearers = [Hearer(self, at, tolds[at % len(tolds)]) for at in range(3)]
         for hearer in self.hearers:
             hearer.go_on_later()
+        for at in range(LOOKERS):
+            Looker(self, at).go_on_later()
         self.loop.after(TICK_MS, self._tick)
         if self.world.weather.client_loss:
             self.loop.after(CUT_MS, self._cut_some)
@@ -438,6 +485,11 @@ class Guests:
         machine = self.world.machines[node % len(self.world.machines)]
         line = Line(self, self.door(machine), on_data, on_lost)  # type: ignore[arg-type]
         return line if self.door(machine).accept(line) else None
+
+    def check_told(self, line: Line, asked: float, told: list[str] | None) -> None:
+        """Look at what somebody was told by NOTIFY NEXT."""
+        door: Any = line.node
+        door.check_told(line.front, asked, told)
 
     def ticket(self) -> int:
         """Return a ticket that is none of the clients of registers."""

@@ -14,9 +14,10 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 from unittest import mock
 
-from millstream.coordination.core import client_table
+from millstream.coordination.core import client_table, front_prefixes
 from millstream.coordination.core.client_table import Past, Verdict
 from millstream.coordination.core.effects import Code
+from millstream.coordination.core.listener import Listener
 from millstream.coordination.core.member import Member
 from millstream.coordination.core.namespace import marks, subscribing, tree
 from millstream.coordination.core.namespace.audience import Audience
@@ -25,6 +26,8 @@ from millstream.coordination.core.namespace.elements import Elements, key_of
 from millstream.coordination.core.namespace.marks import Marks
 from millstream.coordination.core.namespace.queue_items import QueueItems
 from millstream.coordination.core.namespace.synchronisation import Synchronisation
+from millstream.coordination.core.namespace.waits import Waits
+from millstream.coordination.core.reading import Reading
 from millstream.coordination.core.values import OK
 from namespace_plants import PLANTS as OF_STATES
 
@@ -36,6 +39,7 @@ HEARD = ("has heard up to", "who keeps a subscription")
 REFUSED = ("an attempt that was refused", "to what was executed", "is said to have failed")
 LEADERS = ("isolate_primary", "move_primary", "client_loss")
 SESSIONS = ("short_sessions", "client_silence", "client_restart", "client_loss")
+BEHIND = ("partition", "slow_node", "clog")
 SNAPSHOTS = ("snapshot_storm", "partition", "clog", "pause")
 
 
@@ -50,6 +54,8 @@ def _nothing(*_arguments: object, **_more: object) -> None:
 _Session = client_table._Session
 _JUDGE = _Session.judge
 _GIVE_BACK = QueueItems.give_back
+_NOTIFY, _TAKE = Waits._notify, Listener.take
+_VALUE, _STALE = front_prefixes._value, Reading._on_stale_read
 _HEAR, _FROM = Marks.hear, subscribing._from
 _WAIT, _HOLD, _CLAIM = Synchronisation.wait, Synchronisation.hold, Synchronisation.claim
 _NUMBERED, _KEPT, _ADD, _UPDATES = tree._numbered, Marks.kept, Audience.add, marks.updates_of
@@ -136,6 +142,25 @@ def _goes_on_one_later(state: Any, asker: Any, wish: Any) -> Any:
     return lsn + 1 if wish.durable and wish.from_lsn is None else lsn
 
 
+def _some_are_not_told(waits: Waits, run: Any, wait: Any) -> None:
+    if wait.mode is not Mode.ITEM:
+        _NOTIFY(waits, run, wait)
+
+
+def _notices_are_gone(listener: Listener, bytes_max: int, protocol: int) -> bytes:
+    taken = _TAKE(listener, bytes_max, protocol)
+    listener._notices = {}
+    return taken
+
+
+def _nothing_is_seen(name: bytes, text: bytes) -> int | None:
+    return 0 if name == b"SEEN" else _VALUE(name, text)
+
+
+def _answers_at_once(reading: Any, read: Any) -> None:
+    _STALE(reading, read._replace(seen=0))
+
+
 def _of_state(name: str) -> Patch:
     return OF_STATES[name]
 
@@ -183,6 +208,15 @@ MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]
         "Who was told of items finds none, as others were quicker.",
         _instead(Synchronisation, "claim", _items_are_there), ("and there are none",), SESSIONS,
     ),
+    "ns_notices": (
+        "Who waits at a queue is not told that there is something.",
+        _instead(Waits, "_notify", _some_are_not_told), ("and not told",), SESSIONS,
+    ),
+    "ns_notify_next": (
+        "In RESP2 notices are gone once something else is sent.",
+        _instead(Listener, "take", _notices_are_gone), ("a notice is lost", "a notice says"),
+        SESSIONS,
+    ),
     "ns_moves": (
         "Trees move over locks.", _of_state("trees move over locks"),
         (": session ", "two sessions have"), LEADERS,
@@ -226,7 +260,7 @@ MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]
     ),
     "ns_told_twice": (
         "A member that is behind tells again what was heard elsewhere.",
-        _instead(Audience, "add", _hears_before), TOLD, ("partition", "slow_node", "clog"),
+        _instead(Audience, "add", _hears_before), TOLD, BEHIND,
     ),
     "ns_keeps_anew": (
         "A durable subscription that is asked for again begins there.",
@@ -239,6 +273,15 @@ MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]
     "ns_keeps_later": (
         "A durable subscription goes on behind the entry after the last that was heard.",
         _instead(subscribing, "_from", _goes_on_one_later), HEARD[1:], LEADERS,
+    ),
+    "ns_unseen": (
+        "What a client says to have seen is not listened to.",
+        _instead(front_prefixes, "_value", _nothing_is_seen), ("a stale read of",), BEHIND,
+    ),
+    "ns_not_behind": (
+        "Who is behind what a client has seen answers all the same.",
+        _instead(Reading, "_on_stale_read", _answers_at_once), ("stale read: ", "a stale read of"),
+        BEHIND,
     ),
     "ns_quiet": (
         "Deletions are kept for subscribers, and not told.", _quiet, ("nobody is told",), LEADERS,

@@ -10,7 +10,8 @@ Invariants:
    led by holds was said by a leader while it led, or when it asked to.
 5. Nobody waits at a queue while more is ready than is told of, and who came first is told first;
    who is told so finds something.
-6. How far a durable subscription was heard never becomes less, and goes with its session.
+6. Who is offered something is told so by the same entry.
+7. How far a durable subscription was heard never becomes less, and goes with its session.
 
 Elsewhere: clients (`guests`), who hears of changes (`hearers`), registers (`truth`).
 """
@@ -30,6 +31,7 @@ from millstream.coordination.core.entries import Body, Entry, Kind
 from millstream.coordination.core.group_state import GroupState
 from millstream.coordination.core.namespace.claims import Mode, Phase
 from millstream.coordination.core.namespace.paths import parse_path
+from millstream.coordination.core.namespace.run import Notice
 from millstream.coordination.core.replica import Replica
 from namespace_callers import is_pending
 from namespace_truth import QUEUE, Truth, WatchedState, require
@@ -41,6 +43,7 @@ STATE_EVERY = 16
 """After so many entries states are compared as a whole; snapshots besides."""
 ATTEMPTS = 10**6
 SEQUENCE, LEADER, AWAITED = "/h/sequence", "/h/leader", "/h/awaited"
+REGISTER = "/h/register"
 FORMAT_MAX = 2
 
 
@@ -108,9 +111,13 @@ class ShadowTruth(Truth):
         self.sequence = -1
         self.changed: list[tuple[tuple[Any, ...], bytes]] = []
         """What the last entry did, and with what reply."""
+        self.notices: list[Notice] = []
+        """Whom the last entry told that it is worth to ask again."""
         self.leader: tuple[int, int] = (0, 0)
         """The LSN of the last token to lead, and whose it is as long as it leads."""
         self.led_with = b""
+        self.past: dict[str, dict[int, tuple[str, str]]] = {}
+        """Path of a register -> LSN of a change -> its version, and the value."""
         self.heard: dict[tuple[int, bytes], int] = {}
         """Session and name of a durable subscription -> how far it was heard."""
         self.said: dict[int, set[bytes]] = {}
@@ -205,6 +212,23 @@ class ShadowTruth(Truth):
                 is_there, "who waited for items is told that there are some, and there are none"
             )
 
+    def _check_notices(self, space: Any, lsn: int) -> None:
+        for _, wait in space.synchronisation.waits.offers():
+            if wait.offer == lsn:
+                path = space.elements.path(wait.elements[0])
+                told = [notice[:2] for notice in self.notices]
+                is_told = (wait.session, path) in told
+                require(is_told, f"session {wait.session} is offered {path!r}, and not told")
+
+    def _note_past(self, space: Any, lsn: int) -> None:
+        for (name, *words), reply in self.changed:
+            path = words[1 if name == "CREATE" else 0]
+            is_done = reply == b"+OK" and name in ("PUT", "CREATE")
+            if is_done and str(path).startswith(REGISTER):
+                element = space.elements.find(parse_path(path.encode()))
+                version = space.elements.there(element).version.text.decode()
+                self.past.setdefault(path, {})[lsn] = version, space.data.of(element).decode()
+
     def _check_heard(self, replica: Replica, space: Any) -> None:
         for key, lsn in list(self.heard.items()):
             known = space.marks.heard(*key)
@@ -230,6 +254,8 @@ class ShadowTruth(Truth):
         self.sessions.intersection_update(replica.table)
         elements = machine.namespace.state.elements
         self._check_leader(machine.namespace.state, replica.commit_lsn)
+        self._note_past(machine.namespace.state, replica.commit_lsn)
+        self._check_notices(machine.namespace.state, replica.commit_lsn)
         self._check_heard(replica, machine.namespace.state)
         self._check_awaited(machine.namespace.state, replica.commit_lsn)
         for path, session in list(self.ephemeral.items()):
@@ -279,13 +305,14 @@ class Shadow:
         self.world, self.truth = world, ShadowTruth()
         rng = stream(world.seed, "shadow")
         self.state = ShadowState(self.truth, rng)
+        self.state.audience.on_notice = lambda notice: self.truth.notices.append(notice)
         self.replica = Executor(self.state, rng.random)
         self.replica.table = ShadowTable(self.truth)
         self.told = {root: Told(root) for root in (b"/h", b"/n")}
 
     def commit(self, entry: Entry, at_lsn: dict[int, tuple[bytes, int]], number: int) -> None:
         """Execute the next entry; note its result, and look."""
-        self.state.reply, self.truth.changed = None, []
+        self.state.reply, self.truth.changed, self.truth.notices = None, [], []
         self.replica.log.append(entry)
         self.replica.advance(entry.lsn)
         self.truth.check(self.replica, entry.header.kind)
