@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordination_sim.keepers import Keeper
+from coordination_sim.rights import GUARDED, change
 from millstream.coordination.core.caller import ErrorReply
 from namespace_truth import COUNTER, PATHS, QUEUE
 from namespace_wishes import Wishes
@@ -98,7 +99,7 @@ def preparing(guest: Guest) -> Doing:
     wishes = roots + [("CREATE", "BINARY", path) for path in sorted(PATHS)]
     wishes += [("CREATE", "QUEUE", path) for path in (QUEUE, QUEUE_DONE, AWAITED)]
     wishes += [("CREATE", "COUNTER", path) for path in (COUNTER, TICKETS)]
-    wishes += [("CREATE", "BINARY", path) for path in (LOCK, LEADER, SEQUENCE)]
+    wishes += [("CREATE", "BINARY", path) for path in (LOCK, LEADER, SEQUENCE, *GUARDED)]
     for words in wishes:
         told = None
         while told not in ("OK", "EXISTS"):
@@ -331,6 +332,28 @@ def transacting(guest: Guest) -> Doing:
             guests.noted(at, ended, not isinstance(told, ErrorReply))
 
 
+def ruling(guest: Guest) -> Doing:
+    """Change who may what."""
+    rng = guest.rng
+    while (yield from _pauses(guest, WISHES)):
+        yield one("ACL", "SET", rng.choice(GUARDED), *change(rng))
+
+
+def abiding(guest: Guest) -> Doing:
+    """Do, as a user, what may be allowed or not; change lists, too, where it is the owner."""
+    rng, guests = guest.rng, guest.guests
+    while (yield from _pauses(guest)):
+        chosen, path = rng.random(), rng.choice(GUARDED)
+        if chosen < 0.4:
+            yield one("PUT", path, guests.value())
+        elif chosen < 0.6:
+            yield group(*(("PUT", one_of_them, guests.value()) for one_of_them in GUARDED))
+        elif chosen < 0.9:
+            yield one("GET", path, changes=False)
+        else:
+            yield one("ACL", "SET", path, *change(rng))
+
+
 def rest(guest: Guest) -> Doing:
     """Look at what is left in the end; it has to be answered."""
     yield one("LOOKUP", "/", changes=False, is_vital=True)
@@ -352,8 +375,10 @@ def rest(guest: Guest) -> Doing:
 CHORES: tuple[Chore, ...] = (
     wishing, wishing, wishing, wishing, locking, locking, electing, electing, counting, sequencing,
     queueing, queueing, awaiting, awaiting, keeping, writing, writing, transacting,
+    ruling, ruling, abiding, abiding,
 )  # fmt: skip
 """What there is to do; a run has `CHORES_MAX` of these."""
 CHORES_MAX = 13
 IN_RESP3 = (keeping,)
 """These hear what they have not asked for."""
+OF_USERS = (abiding,)

@@ -14,7 +14,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from coordination_sim.lines import Line, NoGuard
+from coordination_sim.lines import Line
+from coordination_sim.rights import Users
 from millstream.coordination.core.backend import Done, Where
 from millstream.coordination.core.effects import Code, Read, Reply, Request, Resume, Touch
 from millstream.coordination.core.entries import NOBODY, Body, Kind
@@ -70,7 +71,7 @@ class Door:
         if self.machine.replica is None or self.machine.paused:
             return False
         line.front = Front(
-            self, NoGuard(), GROUP_COMMANDS, FRONT_COMMANDS, number=next(self._numbers),
+            self, Users(), GROUP_COMMANDS, FRONT_COMMANDS, number=next(self._numbers),
             attached=self.attached, chance_bytes=self.guests.rng.randbytes,
             on_output=lambda _: line.go_on_soon(), call_later=self.loop.after,
         )  # fmt: skip

@@ -28,6 +28,7 @@ from coordination_sim.chores import (
     CHORES,
     CHORES_MAX,
     IN_RESP3,
+    OF_USERS,
     Chore,
     Nap,
     Want,
@@ -40,6 +41,7 @@ from coordination_sim.keepers import Keeper
 from coordination_sim.lines import Line
 from coordination_sim.lookers import Looker
 from coordination_sim.loop import stream
+from coordination_sim.rights import USERS
 from coordination_sim.shadow import ATTEMPTS
 from histories.events import Operation
 from millstream.coordination.core.caller import ErrorReply
@@ -94,6 +96,7 @@ class Guest:
         """Waits by the request it has sent, not by new ones."""
         self.is_plain = self.rng.random() < PLAIN and chore not in IN_RESP3
         """Speaks RESP2: it is told nothing but what it asks for."""
+        self.user = self.rng.choice(USERS) if chore in OF_USERS else ""
         self.focus = guests.focus
         self.session = 0
         self.items: list[bytes] = []
@@ -143,7 +146,7 @@ class Guest:
         return self.ask is None and not self.is_done
 
     def _want(self, want: Want) -> None:
-        self.ask = Ask(want, self.guests.op(want.words))
+        self.ask = Ask(want, self.guests.op(want.words, self.user))
         if not want.is_vital:
             self.loop.after(want.deadline_ms, self._give_up, self.ask)
         self._try()
@@ -237,6 +240,8 @@ class Guest:
         )
         if not self.is_plain:
             self._say(("HELLO", "3"), None)
+        if self.user:
+            self._say(("AUTH", self.user, "password"), None)
         if self._known is None:
             instance = INSTANCE.hex()
             words: Words = ("SESSION", "OPEN", "TTL", f"{self.ttl_ms}", "INSTANCE", instance)
@@ -439,8 +444,9 @@ class Guests:
         self.world.counts["namespaces"] += 1
         chosen = self.rng.sample(CHORES, CHORES_MAX)
         self.guests = [self.born(preparing), *map(self.born, chosen)]
-        tolds = list(self.shadow.told.values())
-        self.hearers = [Hearer(self, at, tolds[at % len(tolds)]) for at in range(3)]
+        whole, other, guarded = self.shadow.told.values()
+        heard = [(whole, ""), (other, ""), (whole, ""), *((guarded, user) for user in USERS)]
+        self.hearers = [Hearer(self, at, *one) for at, one in enumerate(heard)]
         for hearer in self.hearers:
             hearer.go_on_later()
         for at in range(LOOKERS):
@@ -498,10 +504,10 @@ class Guests:
 
     # ---- what is done
 
-    def op(self, words: Words) -> int:
+    def op(self, words: Words, user: str) -> int:
         """Return the number of something that is wanted."""
-        op = next(self._ops)
-        self.shadow.truth.wishes[op] = words
+        op, truth = next(self._ops), self.shadow.truth
+        truth.wishes[op], truth.users[op] = words, user
         return op
 
     def value(self) -> str:

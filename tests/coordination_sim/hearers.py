@@ -4,6 +4,8 @@ Invariants:
 1. What is told is what the committed entries did, each part once, in order; what is missed is
    said: `HISTORY_LOST`. `progress` and `overrun` never name what was not told.
 2. A change that succeeded is told of by its own entry.
+3. Who is a user is told nothing more behind the entry that took the right to read from it, and
+   that it is denied only where it may not.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import hiredis
 
 from coordination_sim.callers import NOT_YET, packed, reader
 from coordination_sim.loop import stream
+from coordination_sim.rights import READ
 from millstream.coordination.core.caller import ErrorReply
 from millstream.coordination.core.group_state import GroupState
 from millstream.coordination.core.namespace.audience import Subscriber
@@ -79,10 +82,12 @@ class Told:
 class Hearer:
     """One subscriber."""
 
-    def __init__(self, guests: Guests, number: int, told: Told) -> None:
+    def __init__(self, guests: Guests, number: int, told: Told, user: str = "") -> None:
         self.guests, self.world, self.loop = guests, guests.world, guests.world.loop
         self.rng = stream(self.world.seed, f"hearer/{number}")
-        self.told = told
+        self.told, self.user = told, user
+        self.path, self.since = told.root.decode(), 0
+        """It may have begun with any state up to there."""
         self.line: Any = None
         self.reader = reader()
         self.lsn: int | None = None
@@ -102,6 +107,8 @@ class Hearer:
         come_from = () if self.lsn is None else (b"FROM", b"%d" % self.lsn)
         self.at = 0 if self.lsn is None else self.told.behind(self.lsn)
         self.line.send(packed((b"HELLO", b"3")))
+        if self.user:
+            self.line.send(packed((b"AUTH", self.user.encode(), b"password")))
         self.line.send(
             packed((b"SUBSCRIBE", self.told.root, b"TREE", b"MODE", b"DATA", *come_from))
         )
@@ -119,8 +126,15 @@ class Hearer:
 
     @property
     def is_well(self) -> bool:
-        """Whether it has heard all that there is."""
+        """Whether it has heard all that there is, if it may."""
+        if self.user and not self._may(self.world.truth.end, self.world.truth.end):
+            return True
         return self.at == len(self.told.lsns)
+
+    def _may(self, first: int, last: int) -> bool:
+        """Whether it may read behind each of these entries."""
+        rights = self.guests.shadow.truth.rights
+        return rights.may_between(self.user, self.path, READ, first, last)
 
     def go_on_later(self) -> None:
         """Hang up, and try another node."""
@@ -146,6 +160,8 @@ class Hearer:
                 self._refused(reply)
             elif isinstance(reply, hiredis.PushNotification) and reply[0] == b"message":
                 self._hear(reply[2])
+            elif isinstance(reply, hiredis.PushNotification):
+                self.since = self.world.truth.end
 
     def _refused(self, reply: ErrorReply) -> None:
         if reply.code == "HISTORY_LOST":
@@ -156,7 +172,14 @@ class Hearer:
     def _hear(self, text: bytes) -> None:
         message = json.loads(text)
         op, lsn = message["op"], message["lsn"]
-        if op == "start":
+        if self.user and op != "denied":
+            may = self._may(self.since + 1, lsn - 1)
+            require(may, f"{self.user} is told {text!r}, and may not hear that")
+        if op == "denied":
+            require(not self._may(lsn, lsn), f"{self.user} may hear {lsn}, and is denied that")
+            self.world.counts["denied"] += 1
+            self.go_on_later()
+        elif op == "start":
             self.lsn, self.at = lsn, self.told.behind(lsn)
         elif op in ("progress", "overrun"):
             missed = self.told.texts[self.at : self.told.behind(lsn)]

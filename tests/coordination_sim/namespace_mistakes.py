@@ -24,6 +24,7 @@ from millstream.coordination.core.namespace.audience import Audience
 from millstream.coordination.core.namespace.claims import Mode
 from millstream.coordination.core.namespace.elements import Elements, key_of
 from millstream.coordination.core.namespace.marks import Marks
+from millstream.coordination.core.namespace.permissions import Permissions
 from millstream.coordination.core.namespace.queue_items import QueueItems
 from millstream.coordination.core.namespace.synchronisation import Synchronisation
 from millstream.coordination.core.namespace.waits import Waits
@@ -36,6 +37,7 @@ __all__ = ["MISTAKES", "WEATHER"]
 Patch = Callable[[], AbstractContextManager[Any]]
 TOLD = ("a subscriber is told", "who keeps a subscription")
 HEARD = ("has heard up to", "who keeps a subscription")
+RIGHTS = ("is done without the right", " may not read ")
 REFUSED = ("an attempt that was refused", "to what was executed", "is said to have failed")
 LEADERS = ("isolate_primary", "move_primary", "client_loss")
 SESSIONS = ("short_sessions", "client_silence", "client_restart", "client_loss")
@@ -56,6 +58,7 @@ _JUDGE = _Session.judge
 _GIVE_BACK = QueueItems.give_back
 _NOTIFY, _TAKE = Waits._notify, Listener.take
 _VALUE, _STALE = front_prefixes._value, Reading._on_stale_read
+_ALLOW, _GUARD = Permissions.allow, Permissions.guard
 _HEAR, _FROM = Marks.hear, subscribing._from
 _WAIT, _HOLD, _CLAIM = Synchronisation.wait, Synchronisation.hold, Synchronisation.claim
 _NUMBERED, _KEPT, _ADD, _UPDATES = tree._numbered, Marks.kept, Audience.add, marks.updates_of
@@ -161,6 +164,19 @@ def _answers_at_once(reading: Any, read: Any) -> None:
     _STALE(reading, read._replace(seen=0))
 
 
+def _allows_for_ever(rights: Permissions, asker: Any, element: int, wanted: int) -> bool:
+    once = rights.__dict__.setdefault("once", set())
+    key = asker.principal, element, wanted
+    if _ALLOW(rights, asker, element, wanted):
+        once.add(key)
+    return key in once
+
+
+def _is_not_looked_at(rights: Permissions, run: Any, element: int, want: Any) -> None:
+    if not run.is_in_transaction:
+        _GUARD(rights, run, element, want)
+
+
 def _of_state(name: str) -> Patch:
     return OF_STATES[name]
 
@@ -184,7 +200,7 @@ MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]
     ),
     "ns_old_token": (
         "The token of a lock is that of the offer.", _of_state("the token is that of the offer"),
-        ("a token is not a new one",), SESSIONS,
+        ("a token is not a new one", "the token to lead is"), SESSIONS,
     ),
     "ns_no_fence": (
         "Any token lets write.", _instead(Synchronisation, "check_token", _nothing),
@@ -282,6 +298,18 @@ MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]
         "Who is behind what a client has seen answers all the same.",
         _instead(Reading, "_on_stale_read", _answers_at_once), ("stale read: ", "a stale read of"),
         BEHIND,
+    ),
+    "ns_rights_stay": (
+        "Who was allowed something once is allowed it for ever.",
+        _instead(Permissions, "allow", _allows_for_ever), RIGHTS, LEADERS,
+    ),
+    "ns_rights_exec": (
+        "In transactions access lists are not looked at.",
+        _instead(Permissions, "guard", _is_not_looked_at), RIGHTS[:1], LEADERS,
+    ),
+    "ns_denied": (
+        "Who may not read any more goes on to hear.", _instead(Audience, "deny", _nothing),
+        ("and may not hear that",), LEADERS,
     ),
     "ns_quiet": (
         "Deletions are kept for subscribers, and not told.", _quiet, ("nobody is told",), LEADERS,

@@ -24,6 +24,7 @@ from zlib import crc32
 
 from coordination_sim.hearers import Told
 from coordination_sim.loop import stream
+from coordination_sim.rights import GUARDED, Rights
 from coordination_sim.states import RecordedRegisters
 from millstream.coordination.core.client_table import ClientTable
 from millstream.coordination.core.effects import Code, Reply
@@ -44,6 +45,8 @@ STATE_EVERY = 16
 ATTEMPTS = 10**6
 SEQUENCE, LEADER, AWAITED = "/h/sequence", "/h/leader", "/h/awaited"
 REGISTER = "/h/register"
+ROOTS = (b"/h", b"/n", GUARDED[0].encode())
+"""What is subscribed to."""
 FORMAT_MAX = 2
 
 
@@ -116,6 +119,9 @@ class ShadowTruth(Truth):
         self.leader: tuple[int, int] = (0, 0)
         """The LSN of the last token to lead, and whose it is as long as it leads."""
         self.led_with = b""
+        self.users: dict[int, str] = {}
+        """Whose a wish is."""
+        self.rights = Rights()
         self.past: dict[str, dict[int, tuple[str, str]]] = {}
         """Path of a register -> LSN of a change -> its version, and the value."""
         self.heard: dict[tuple[int, bytes], int] = {}
@@ -132,6 +138,8 @@ class ShadowTruth(Truth):
                 self.heard.setdefault((header.session, argv[-1]), header.lsn)
             return
         super().executed(state, entry, was_open, reply)
+        op = self.ops[header.session, header.csn]
+        self.rights.executed(self.users[op], entry.content, self.wishes[op], reply, header.lsn)
         attempt = int(argv[0]) % ATTEMPTS
         if not reply.startswith(b"-"):
             require(attempt not in self.refused, "an attempt that was refused was executed")
@@ -308,7 +316,7 @@ class Shadow:
         self.state.audience.on_notice = lambda notice: self.truth.notices.append(notice)
         self.replica = Executor(self.state, rng.random)
         self.replica.table = ShadowTable(self.truth)
-        self.told = {root: Told(root) for root in (b"/h", b"/n")}
+        self.told = {root: Told(root) for root in ROOTS}
 
     def commit(self, entry: Entry, at_lsn: dict[int, tuple[bytes, int]], number: int) -> None:
         """Execute the next entry; note its result, and look."""
@@ -357,6 +365,7 @@ class Shadow:
             return
         end = self.replica.commit_lsn
         require(floor <= reply.lsn <= end, f"stale read: {reply.lsn} of {floor} entries")
+        self.truth.rights.check_read(body, reply.lsn, reply.value)
         if reply.lsn == end:
             wanted = self.state.read(body, session)
             require(reply.value == wanted, f"a read of {body.argv} is {reply.value!r}")
