@@ -61,8 +61,8 @@ class SortedMap(Generic[V]):
         at = bisect_left(chunk.keys, key)
         return chunk.values[at] if at < len(chunk.keys) and chunk.keys[at] == key else None
 
-    def put(self, key: bytes, value: V) -> None:
-        """Keep something under a key, instead of what was there."""
+    def put(self, key: bytes, value: V) -> V | None:
+        """Keep something under a key, instead of what was there; return that."""
         if not self._chunks:
             self._firsts.append(key)
             self._chunks.append(_Chunk(self._age, [], []))
@@ -70,14 +70,15 @@ class SortedMap(Generic[V]):
         chunk = self._own(index)
         at = bisect_left(chunk.keys, key)
         if at < len(chunk.keys) and chunk.keys[at] == key:
-            chunk.values[at] = value
-            return
+            before, chunk.values[at] = chunk.values[at], value
+            return before
         chunk.keys.insert(at, key)
         chunk.values.insert(at, value)
         self._size += 1
         self._firsts[index] = chunk.keys[0]
         if len(chunk.keys) > CHUNK_KEYS_MAX:
             self._split(index, chunk)
+        return None
 
     def delete(self, key: bytes) -> V | None:
         """Forget a key; return what was kept under it."""

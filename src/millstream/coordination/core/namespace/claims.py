@@ -187,6 +187,8 @@ class Claims:
         modes = (Mode.WRITE,) if mode is Mode.READ else LOCKS
         for element in elements:
             for number in self.around(element, only_writes=mode is Mode.READ):
+                if not self.any_on(number):
+                    continue
                 for phase in Phase:
                     for other in modes:
                         for name, claim in self.of(number, phase, other):

@@ -21,7 +21,7 @@ from enum import IntEnum
 from struct import Struct
 from typing import Final, NamedTuple
 
-from millstream.coordination.core.namespace.family import Family
+from millstream.coordination.core.namespace.family import Family, hearing
 from millstream.coordination.core.namespace.paths import DEPTH_MAX, Path, joined
 from millstream.coordination.core.namespace.refused import Refused
 from millstream.coordination.core.namespace.run import Happened, Run
@@ -53,7 +53,10 @@ class Type(IntEnum):
     @property
     def text(self) -> bytes:
         """As clients see it."""
-        return self.name.encode()
+        return _TEXTS[self]
+
+
+_TEXTS: Final = tuple(kind.name.encode() for kind in Type)
 
 
 class Element(NamedTuple):
@@ -121,9 +124,6 @@ def _decode(text: bytes) -> Element:
 class Elements(Family):
     """The tree. Number 0 stands for what is above the namespaces, and is no element."""
 
-    families: Sequence[Family] = ()
-    """All of the state, this one among them; known once all are made."""
-
     def __init__(self, tables: Tables) -> None:
         self._elements = tables.add(_encode, _decode)
         self._children = tables.add(as_bytes, as_bytes)
@@ -131,6 +131,13 @@ class Elements(Family):
         self._ephemeral = tables.add(as_bytes, as_bytes)
         """Session and number -> nothing."""
         self._counted = tables.add(as_bytes, as_bytes)
+        self.tell_families(())
+
+    def tell_families(self, families: Sequence[Family]) -> None:
+        """Tell these from now on: all of the state, this one among them, once all are made."""
+        self._creating, self._deleting = hearing("created", families), hearing("deleted", families)
+        self._resizing, self._counting = hearing("resized", families), hearing("counted", families)
+        self._moving, self._wanting = hearing("moved", families), hearing("is_wanted", families)
 
     def __len__(self) -> int:
         return len(self._elements)
@@ -253,14 +260,14 @@ class Elements(Family):
         self._elements.put(key, one._replace(
             parent=parent, name=name, created_version=run.version, version=run.version,
             child_version=run.version, created_ts=run.ts_ms, ts=run.ts_ms,
-            created_cts=asker.stamp, cts=asker.stamp, created_client=asker.client,
-            client=asker.client,
+            created_cts=asker.stamp, cts=asker.stamp, created_client=run.client,
+            client=run.client,
         ))  # fmt: skip
         self._children.put(_KEY.pack(parent) + name, key)
         if one.owner:
             self._ephemeral.put(_KEY.pack(one.owner) + key, b"")
         self._count_child(run, parent, 1)
-        for family in self.families:
+        for family in self._creating:
             family.created(run, number)
         return number
 
@@ -275,7 +282,7 @@ class Elements(Family):
             above = self.there(parent)
             self.put(parent, above._replace(
                 nchildren=above.nchildren + more, child_version=run.version, ts=run.ts_ms,
-                client=run.asker.client,
+                client=run.client,
             ))  # fmt: skip
 
     def put(self, number: int, one: Element) -> None:
@@ -291,11 +298,11 @@ class Elements(Family):
         one = self.there(number)
         size = one.data_len if data_len is None else data_len
         self.put(number, one._replace(
-            version=run.version, ts=run.ts_ms, cts=run.asker.stamp, client=run.asker.client,
+            version=run.version, ts=run.ts_ms, cts=run.asker.stamp, client=run.client,
             data_len=size,
         ))  # fmt: skip
         if size != one.data_len:
-            for family in self.families:
+            for family in self._resizing:
                 family.resized(run, number, size - one.data_len)
 
     def count_bytes(self, run: Run, number: int, more: int) -> None:
@@ -305,14 +312,14 @@ class Elements(Family):
             Refused: QUOTA.
         """
         if more:
-            for family in self.families:
+            for family in self._counting:
                 family.counted(run, number, more)
 
     def delete(self, run: Run, number: int) -> None:
         """End an element that has no children."""
         one = self.there(number)
         self.tell(run, b"delete", number, is_deleted=True)
-        for family in self.families:
+        for family in self._deleting:
             family.deleted(run, number)
         key = _KEY.pack(number)
         self._elements.delete(key)
@@ -329,7 +336,7 @@ class Elements(Family):
         self.put(number, one._replace(parent=parent, name=name))
         self._count_child(run, one.parent, -1)
         self._count_child(run, parent, 1)
-        for family in self.families:
+        for family in self._moving:
             family.moved(run, number)
 
     def tell(
@@ -337,10 +344,15 @@ class Elements(Family):
         is_deleted: bool = False,
     ) -> None:  # fmt: skip
         """Note what happens to an element, for subscribers."""
-        line = self.line(number)
-        run.happened.append(Happened(
-            op, self.path_of(line), self.there(number).type.text, line, data, is_deleted
-        ))  # fmt: skip
+        one = self.there(number)
+        line, names, above = [number], [one.name], one.parent
+        while above != _ALL:
+            up = self.there(above)
+            line.append(above)
+            names.append(up.name)
+            above = up.parent
+        path = joined(tuple(reversed(names)))
+        run.happened.append(Happened(op, path, one.type.text, tuple(line), data, is_deleted))
 
     # ---- ephemeral ones
 
@@ -358,5 +370,5 @@ class Elements(Family):
         one = self.get(number)
         if one is None or not one.is_ephemeral or one.owner:
             return
-        if not any(family.is_wanted(number) for family in self.families):
+        if not any(family.is_wanted(number) for family in self._wanting):
             self.delete(run, number)

@@ -9,12 +9,12 @@ Elsewhere: which families there are (`state`), who calls (`elements`, `machine`)
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from millstream.coordination.core.namespace.run import Run
 
-__all__ = ["Family", "Want"]
+__all__ = ["Family", "Want", "hearing"]
 
 
 class Want(Enum):
@@ -70,3 +70,9 @@ class Family:
     def attributes(self, run: Run, element: int) -> Iterable[tuple[bytes, bytes]]:
         """Give names and values that GET ATTR shows."""
         return ()
+
+
+def hearing(hook: str, families: Sequence[Family]) -> tuple[Family, ...]:
+    """Return those that have something to do at a hook, in their order."""
+    plain = getattr(Family, hook)
+    return tuple(family for family in families if getattr(type(family), hook) is not plain)

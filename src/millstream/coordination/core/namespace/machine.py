@@ -159,7 +159,7 @@ class Namespace:
         return call
 
     def _finish(self, job: Job) -> None:
-        for family in self.state.families:
+        for family in self.state.finishing:
             family.finished(job)
 
     def end_sessions(self, entry: Entry, sessions: Sequence[int]) -> None:

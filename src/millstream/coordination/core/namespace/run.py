@@ -9,6 +9,7 @@ Elsewhere: who makes one (`machine`), what commands do (their modules).
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NamedTuple
 
 from millstream.coordination.core.namespace.tables import Tables
@@ -89,6 +90,11 @@ class Run:
         self.happened: list[Happened] = []
         self.notices: list[Notice] = []
         self.answers: list[Answer] = []
+
+    @cached_property
+    def client(self) -> bytes:
+        """Whose command it is, as clients see it."""
+        return self.asker.client
 
     def mark(self) -> tuple[int, int, int, int, int]:
         """Return what `roll_back` goes back to."""

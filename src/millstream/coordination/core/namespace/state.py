@@ -14,7 +14,7 @@ from millstream.coordination.core.namespace.configuration import Settings
 from millstream.coordination.core.namespace.counter_values import Counters
 from millstream.coordination.core.namespace.data import Data
 from millstream.coordination.core.namespace.elements import Elements
-from millstream.coordination.core.namespace.family import Family, Want
+from millstream.coordination.core.namespace.family import Family, Want, hearing
 from millstream.coordination.core.namespace.limits import Limits
 from millstream.coordination.core.namespace.list_items import Lists
 from millstream.coordination.core.namespace.marks import Marks
@@ -56,11 +56,14 @@ class State:
             self.counters, self.lists, self.sets, self.settings, self.limits,
             self.registry, self.marks,
         )  # fmt: skip
-        self.elements.families = self.families
+        self.elements.tell_families(self.families)
+        self._guarding = hearing("guard", self.families)
+        self.finishing = hearing("finished", self.families)
+        """Those of them that look at the end of an entry what has become possible."""
 
     def guard(self, run: Run, element: int, want: Want) -> None:
         """Raise Refused if the asker may not do this to an element now: NOPERM, LOCKED."""
-        for family in self.families:
+        for family in self._guarding:
             family.guard(run, element, want)
 
     def items_max(self, element: int) -> int:

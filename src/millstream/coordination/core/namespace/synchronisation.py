@@ -163,7 +163,7 @@ class Synchronisation(Family):
             hold = self.claims.held_by(session, element)
             if hold is None or hold.mode > mode:
                 hold = Hold(mode, run.version)
-                self.claims.hold(element, mode, Claim(session, run.asker.client, run.version))
+                self.claims.hold(element, mode, Claim(session, run.client, run.version))
                 if mode in LOCKS:
                     self._elements.tell(run, b"lock", element)
             tokens.append(hold.token)
@@ -223,7 +223,7 @@ class Synchronisation(Family):
     ) -> bytes:  # fmt: skip
         """Have the session wait for this; return the reply."""
         asker = run.asker
-        wait = Wait(mode, asker.session, asker.client, elements, data=data)
+        wait = Wait(mode, asker.session, run.client, elements, data=data)
         self.waits.begin(run, wait, is_first=is_first, token=token)
         return self.pending(wait)
 
@@ -310,7 +310,8 @@ class Synchronisation(Family):
     def finished(self, run: Run) -> None:
         """Offer what has become free."""
         while freed := self.waits.take_freed():
-            self._offer_locks(run, freed)
+            if len(self.waits):
+                self._offer_locks(run, freed)
             for element in freed:
                 self._offer_units(run, element)
                 self._end_if_unused(run, element)

@@ -55,8 +55,7 @@ class Table(Generic[V]):
     def put(self, key: bytes, value: V) -> None:
         """Have this record under a key."""
         self.changes += 1
-        self._undo.append((self, key, self._map.get(key)))
-        self._map.put(key, value)
+        self._undo.append((self, key, self._map.put(key, value)))
 
     def delete(self, key: bytes) -> V | None:
         """Have nothing under a key; return what was there."""

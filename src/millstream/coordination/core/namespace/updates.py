@@ -110,7 +110,7 @@ def _update(run: Run, happened: Happened) -> Update:
     version = run.version
     return Update(
         version.lsn, version.epoch, version.view, run.ts_ms, happened.op, happened.path,
-        happened.to, happened.type, run.asker.client, happened.data, happened.is_deleted,
+        happened.to, happened.type, run.client, happened.data, happened.is_deleted,
     )  # fmt: skip
 
 

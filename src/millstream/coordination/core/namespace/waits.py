@@ -107,6 +107,9 @@ class Waits:
         self._freed = tables.add(as_bytes, as_bytes)
         """Elements near which somebody may have got what it waits for; none between entries."""
 
+    def __len__(self) -> int:
+        return len(self._waits)
+
     # ---- finding
 
     def there(self, name: bytes) -> Wait:
@@ -242,7 +245,8 @@ class Waits:
 
         Those above it are noted by themselves, as it may be elsewhere, or nowhere, in a moment.
         """
-        self.free_above(self._elements.line(element)[1:])
+        if len(self._waits):
+            self.free_above(self._elements.line(element)[1:])
         self._freed.put(key_of(element), _AROUND)
 
     def free_above(self, line: Iterable[int]) -> None:
@@ -259,6 +263,8 @@ class Waits:
 
         True: who waits above and below it is to be looked at, too.
         """
+        if not len(self._freed):
+            return {}
         noted = list(self._freed.after(b""))
         for key, _ in noted:
             self._freed.delete(key)
