@@ -1,11 +1,11 @@
-"""Groups of three members that a benchmark loads: Debian's etcd, and nodes of Millstream.
+"""Groups of three members that a benchmark loads: Millstream, Debian's etcd and ZooKeeper.
 
 Invariants:
-1. Both write and sync what they acknowledge, on the same disk, with their defaults otherwise, and
+1. All write and sync what they acknowledge, on the same disk, with their defaults otherwise, and
    may use all processors: members and load share them, as on any small machine.
 2. Every process started here is gone when the `with` block ends.
 
-Elsewhere: what is measured (coordination.py), processes (servers.py).
+Elsewhere: what is measured (coordination.py, primitives.py), processes (servers.py).
 """
 
 import json
@@ -31,6 +31,8 @@ FORM_S = 60.0
 """How long a group may take to serve, or a member to come back."""
 LAG_MAX = 3
 """Entries that a member may lack which is back."""
+ZOOKEEPER = Path("/usr/share/java/zookeeper.jar")
+"""Of Debian's zookeeper."""
 
 
 class Group(ABC):
@@ -39,8 +41,10 @@ class Group(ABC):
     name = ""
     options: tuple[str, ...] = ()
 
-    def __init__(self, members: Sequence[Server]) -> None:
-        self.members = members
+    members: Sequence[Server]
+
+    @abstractmethod
+    def __init__(self, directory: Path) -> None: ...
 
     def __enter__(self) -> Self:
         try:
@@ -56,6 +60,11 @@ class Group(ABC):
     def __exit__(self, *_: object) -> None:
         for member in self.members:
             member.stop()
+
+    @staticmethod
+    def is_installed() -> bool:
+        """Whether there is one to measure."""
+        return True
 
     @abstractmethod
     def form(self) -> None:
@@ -76,6 +85,10 @@ class Group(ABC):
     def cpu_s(self) -> float:
         """Return user and system time of all members so far."""
         return sum(member.cpu_s() for member in self.members)
+
+    def resident_bytes(self) -> int:
+        """Return the resident memory of all members."""
+        return sum(member.resident_bytes() for member in self.members)
 
     def kill_primary(self) -> tuple[int, int, list[str]]:
         """End the primary as a kill -9 does; return which it was, when, and who is left."""
@@ -121,7 +134,7 @@ class Etcd(Group):
         self.ports = [free_port() for _ in range(SIZE)]
         peers = [f"http://127.0.0.1:{free_port()}" for _ in range(SIZE)]
         cluster = ",".join(f"m{number}={peer}" for number, peer in enumerate(peers))
-        super().__init__([
+        self.members = [
             Server(
                 ["etcd", "--name", f"m{number}", "--data-dir", str(directory / f"etcd-{number}"),
                  "--listen-client-urls", f"http://{self.address(number)}",
@@ -131,7 +144,7 @@ class Etcd(Group):
                 directory / f"etcd-{number}.log", pinned=False,
             )
             for number, peer in enumerate(peers)
-        ])  # fmt: skip
+        ]  # fmt: skip
 
     @staticmethod
     def is_installed() -> bool:
@@ -168,6 +181,65 @@ class Etcd(Group):
         return mine.get("leader") == theirs.get("leader") and int(mine["raftAppliedIndex"]) >= int(
             theirs["raftAppliedIndex"]
         )
+
+
+class ZooKeeper(Group):
+    """Debian's ZooKeeper."""
+
+    name = "zookeeper"
+
+    def __init__(self, directory: Path) -> None:
+        self.ports = [free_port() for _ in range(SIZE)]
+        peers = "".join(
+            f"server.{number}=127.0.0.1:{free_port()}:{free_port()}\n" for number in range(SIZE)
+        )
+        self.members = [
+            self._member(directory / f"zookeeper-{number}", number, peers)
+            for number in range(SIZE)
+        ]
+
+    def _member(self, data: Path, number: int, peers: str) -> Server:
+        """Debian's settings; the number of clients is not limited, as it is nowhere else."""
+        data.mkdir()
+        (data / "myid").write_text(f"{number}\n")
+        settings = data / "zoo.cfg"
+        settings.write_text(
+            f"tickTime=2000\ninitLimit=10\nsyncLimit=5\ndataDir={data}\n"
+            f"clientPort={self.ports[number]}\nclientPortAddress=127.0.0.1\n"
+            f"maxClientCnxns=0\nadmin.enableServer=false\n{peers}"
+        )
+        return Server(
+            ["java", "-cp", f"/etc/zookeeper/conf:{ZOOKEEPER}",
+             "-Dzookeeper.root.logger=WARN,CONSOLE",
+             "org.apache.zookeeper.server.quorum.QuorumPeerMain", str(settings)],
+            data.with_suffix(".log"), pinned=False,
+        )  # fmt: skip
+
+    @staticmethod
+    def is_installed() -> bool:
+        return ZOOKEEPER.exists() and shutil.which("java") is not None
+
+    def address(self, number: int) -> str:
+        return f"127.0.0.1:{self.ports[number]}"
+
+    def form(self) -> None:
+        """They have been told of each other."""
+
+    def _mode(self, number: int) -> str:
+        with socket.create_connection(("127.0.0.1", self.ports[number]), 2) as connection:
+            connection.sendall(b"srvr")
+            with connection.makefile() as lines:
+                return next((line[6:].strip() for line in lines if line.startswith("Mode: ")), "")
+
+    def primary(self) -> int | None:
+        for number in range(SIZE):
+            with suppress(OSError):
+                if self._mode(number) == "leader":
+                    return number
+        return None
+
+    def is_back(self, number: int) -> bool:
+        return self._mode(number) in ("leader", "follower")
 
 
 class CoordinationNode(Node):
@@ -207,7 +279,7 @@ class Millstream(Group):
         first = CoordinationNode(directory / "node-0")
         others = [CoordinationNode(directory / f"node-{n}", first) for n in range(1, SIZE)]
         self.nodes = [first, *others]
-        super().__init__(self.nodes)
+        self.members = self.nodes
 
     def form(self) -> None:
         first = self.nodes[0]

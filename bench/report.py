@@ -84,6 +84,9 @@ How it is measured:
   both (`bench/coordgen.c`): connections in a closed loop, one request at a time, all to the
   primary. Members and load share the processors. What counts is wall time; the processor time is
   that of all members. A fail-over is tried at the members that are left, anew each 10 ms.
+- **Locks, elements of sessions, watches, idle sessions**: the same with Debian's ZooKeeper as a
+  third group and a generator of its own (`bench/primgen.c`, which says what one operation is).
+  Sessions are at the primary, who watches at all members.
 - **Yardstick**: a fixed loop of pure Python, before and after. Where the two differ much, the
   machine changed its speed under the benchmark.
 
@@ -143,6 +146,8 @@ def _page(results: Figures, judged: Sequence[Verdict]) -> Iterator[str]:
         yield from _views(results["views"])
     if "coordination" in results:
         yield from report_coordination.lines(results["coordination"])
+    if "primitives" in results:
+        yield from report_coordination.of_primitives(results["primitives"])
 
 
 def _floors(judged: Sequence[Verdict]) -> Iterator[str]:

@@ -59,3 +59,53 @@ def _of_elements(rows: Figures) -> Iterator[str]:
                 f"{figures['p50_us']:,.0f} | {figures['p99_us']:,.0f} |"
             )
     yield ""
+
+
+def of_primitives(found: Figures) -> Iterator[str]:
+    """Yield what primitives.py measured."""
+    yield (
+        "Locks (acquire and release, each client its own) and ephemeral sequential elements of "
+        "256 bytes, of three groups with three members each, in turns:"
+    )
+    yield ""
+    yield "| load | server | per s | processor us/op, all members | p50 us | p99 us |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for load, row in found["rows"].items():
+        operation, _, clients = load.partition(" ")
+        for server, figures in row.items():
+            yield (
+                f"| {operation}, {clients} client{'' if clients == '1' else 's'} | {server} | "
+                f"{figures['operations_per_s']:,.0f} | {figures['us']:.0f} | "
+                f"{figures['p50_us']:,.0f} | {figures['p99_us']:,.0f} |"
+            )
+    yield ""
+    yield (
+        f"From one write until the last of {found['watchers']:,} watchers, a third of them at "
+        "each member, has heard of it:"
+    )
+    yield ""
+    yield "| server | writes/s, one after the other | p50 ms | p99 ms | processor ms/write |"
+    yield "| --- | --- | --- | --- | --- |"
+    for server, figures in found["watch"].items():
+        yield (
+            f"| {server} | {figures['operations_per_s']:,.1f} | {figures['p50_us'] / 1e3:,.1f} | "
+            f"{figures['p99_us'] / 1e3:,.1f} | {figures['us'] / 1e3:,.1f} |"
+        )
+    yield ""
+    yield (
+        f"{found['sessions']:,} idle sessions of 10 s at the primary of a fresh group, each shows "
+        "three times in that time that it lives; processor and memory are of all members:"
+    )
+    yield ""
+    yield "| server | opened/s | signs of life/s | processors busy | MiB | KiB/session |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for server, figures in found["idle"].items():
+        if "failed" in figures:
+            yield f"| {server} | not all kept: {figures['failed']} | | | | |"
+            continue
+        yield (
+            f"| {server} | {figures['open_per_s']:,.0f} | {figures['signs_per_s']:,.0f} | "
+            f"{figures['cpu_s_per_s']:.2f} | {figures['bytes'] / 2**20:,.0f} | "
+            f"{figures['bytes_per_session'] / 1024:,.1f} |"
+        )
+    yield ""

@@ -10,7 +10,8 @@ How it measures:
 3. A run fails by the floors of what it measured; those of older figures are only shown.
 
 Elsewhere: the change stream (streams.py), the engine (engine.py), views (views.py), Spark
-(spark.py), coordination (coordination.py), what is printed (report.py), the servers (servers.py).
+(spark.py), coordination (coordination.py, primitives.py), what is printed (report.py), the servers
+(servers.py).
 """
 
 import argparse
@@ -27,6 +28,7 @@ from typing import Any
 
 import coordination
 import engine
+import primitives
 import report
 import spark
 import streams
@@ -57,7 +59,7 @@ KV_LOADS = {  # name: (operation, connections, requests per batch)
 RATIO_FLOORS = {"python": {"get": 0.6, "set": 0.45}, "compiled": {"get": 0.65, "set": 0.5}}
 """Of memcached, by how the hot functions run."""
 STREAM_ROUNDS = 3
-CASES = ("kv", "streams", *spark.CASES, "engine", "views", "coordination")
+CASES = ("kv", "streams", *spark.CASES, "engine", "views", "coordination", "primitives")
 
 
 def yardstick_s() -> float:
@@ -169,6 +171,8 @@ def verdicts(results: Figures) -> list[Verdict]:
     found += views.verdicts(results["views"]) if "views" in results else []
     if "coordination" in results:
         found += coordination.verdicts(results["coordination"])
+    if "primitives" in results:
+        found += primitives.verdicts(results["primitives"])
     return found
 
 
@@ -224,6 +228,7 @@ def main() -> int:
         ),
         "views": lambda at: views.measure_views(at, options.documents),
         "coordination": lambda at: coordination.measure_coordination(at, options.seconds),
+        "primitives": lambda at: primitives.measure_primitives(at, options.seconds),
     }
     build_programs()
     results = report.load() if options.only else {}

@@ -36,7 +36,7 @@ def build_programs() -> None:
     BUILD.mkdir(exist_ok=True)
     sources = [*HERE.glob("*.h"), *HERE.glob("*.c")]
     newest = max(source.stat().st_mtime for source in sources)
-    for name in ("loadgen", "sink", "latency", "redstream", "coordgen"):
+    for name in ("loadgen", "sink", "latency", "redstream", "coordgen", "primgen"):
         program = BUILD / name
         if program.exists() and program.stat().st_mtime > newest:
             continue
@@ -74,7 +74,7 @@ def figures_of(program: subprocess.Popen[str]) -> dict[str, Any]:
     figures: dict[str, Any] = json.loads(out)
     wrong = {k: figures[k] for k in ("errors", "misses", "disorder") if figures.get(k)}
     if wrong:
-        raise RuntimeError(f"{program.args}: {wrong}")
+        raise RuntimeError(f"{program.args}: {wrong} {figures.get('error', '')}")
     return figures
 
 

@@ -19,6 +19,7 @@ for program in $programs; do
     esac
 done
 ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || packages="$packages postgresql"
+[ -e /usr/share/java/zookeeper.jar ] || packages="$packages zookeeper"
 [ -e /usr/share/java/postgresql.jar ] || packages="$packages libpostgresql-jdbc-java"
 if [ -n "$packages" ]; then
     if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
@@ -38,4 +39,4 @@ if [ -z "$(find $installed -newer tests/npm/package-lock.json 2>/dev/null)" ]; t
     (cd tests/npm && npm ci --ignore-scripts)
     touch $installed
 fi
-echo "test tools: all there ($programs, PostgreSQL, tests/npm)"
+echo "test tools: all there ($programs, PostgreSQL, ZooKeeper, tests/npm)"
