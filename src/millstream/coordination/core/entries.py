@@ -20,6 +20,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from enum import IntEnum
+from functools import lru_cache
 from hashlib import blake2b
 from struct import Struct
 from typing import Final, NamedTuple
@@ -317,6 +318,7 @@ def encode_body(body: Body) -> bytes:
     return data
 
 
+@lru_cache(maxsize=1)  # who executes an entry asks for it more than once
 def decode_body(data: bytes) -> Body:
     """Return the body that `encode_body` wrote.
 

@@ -5,6 +5,8 @@ Invariants:
 2. A frozen view shows what was there when it was taken. It shares chunks of at most
    `CHUNK_KEYS_MAX` keys with the map, and a change copies the one chunk that it falls into, once
    for each view: no call does more work than that, but for a list of all chunks.
+3. What was looked up or put lately is found without a search: `_recent` says what the chunks say,
+   of at most `RECENT_MAX` keys.
 
 Elsewhere: what is kept in one (`register`), who freezes (`snapshotting`).
 """
@@ -19,6 +21,8 @@ __all__ = ["CHUNK_KEYS_MAX", "Cut", "SortedMap"]
 
 CHUNK_KEYS_MAX: Final = 512
 """Of one chunk; a fuller one is split in two."""
+RECENT_MAX: Final = 8_192
+"""Keys found without a search; when they are as many, they are forgotten."""
 V = TypeVar("V")
 
 
@@ -48,37 +52,63 @@ class SortedMap(Generic[V]):
         self._size = 0
         self._firsts: list[bytes] = []
         self._chunks: list[_Chunk[V]] = []
+        self._recent: dict[bytes, V] = {}
 
     def __len__(self) -> int:
         return self._size
 
     def get(self, key: bytes) -> V | None:
         """Return what is kept under a key."""
+        found = self._recent.get(key)
+        return found if found is not None else self._searched(key)
+
+    def _searched(self, key: bytes) -> V | None:
         index = bisect_right(self._firsts, key) - 1
         if index < 0:
             return None
         chunk = self._chunks[index]
         at = bisect_left(chunk.keys, key)
-        return chunk.values[at] if at < len(chunk.keys) and chunk.keys[at] == key else None
+        if at == len(chunk.keys) or chunk.keys[at] != key:
+            return None
+        self._remember(key, chunk.values[at])
+        return chunk.values[at]
+
+    def _remember(self, key: bytes, value: V) -> None:
+        if len(self._recent) >= RECENT_MAX:
+            self._recent.clear()
+        self._recent[key] = value
 
     def put(self, key: bytes, value: V) -> V | None:
         """Keep something under a key, instead of what was there; return that."""
-        if not self._chunks:
-            self._firsts.append(key)
-            self._chunks.append(_Chunk(self._age, [], []))
-        index = max(bisect_right(self._firsts, key) - 1, 0)
-        chunk = self._own(index)
-        at = bisect_left(chunk.keys, key)
-        if at < len(chunk.keys) and chunk.keys[at] == key:
+        recent = self._recent
+        if len(recent) >= RECENT_MAX:
+            recent.clear()
+        recent[key] = value
+        index = bisect_right(self._firsts, key) - 1
+        if index < 0:
+            index = self._lowest()
+        chunk = self._chunks[index]
+        if chunk.age != self._age:
+            chunk = self._own(index)
+        keys = chunk.keys
+        at = bisect_left(keys, key)
+        if at < len(keys) and keys[at] == key:
             before, chunk.values[at] = chunk.values[at], value
             return before
-        chunk.keys.insert(at, key)
+        keys.insert(at, key)
         chunk.values.insert(at, value)
         self._size += 1
-        self._firsts[index] = chunk.keys[0]
-        if len(chunk.keys) > CHUNK_KEYS_MAX:
+        self._firsts[index] = keys[0]
+        if len(keys) > CHUNK_KEYS_MAX:
             self._split(index, chunk)
         return None
+
+    def _lowest(self) -> int:
+        """Return the index of the lowest chunk; there is one from now on."""
+        if not self._chunks:
+            self._firsts.append(b"")
+            self._chunks.append(_Chunk(self._age, [], []))
+        return 0
 
     def delete(self, key: bytes) -> V | None:
         """Forget a key; return what was kept under it."""
@@ -90,6 +120,7 @@ class SortedMap(Generic[V]):
         if at == len(chunk.keys) or chunk.keys[at] != key:
             return None
         chunk = self._own(index)
+        self._recent.pop(key, None)
         del chunk.keys[at]
         gone = chunk.values.pop(at)
         self._size -= 1
@@ -111,6 +142,7 @@ class SortedMap(Generic[V]):
     def cut(self, begin: bytes, end: bytes) -> Cut[V]:
         """Forget the keys from one on up to, not including, another; whole chunks go at once."""
         cut = Cut[V]([], [])
+        self._recent.clear()
         index = max(bisect_right(self._firsts, begin) - 1, 0)
         while index < len(self._chunks) and self._firsts[index] < end:
             keys = self._chunks[index].keys

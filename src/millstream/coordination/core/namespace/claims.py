@@ -143,6 +143,8 @@ class Claims:
 
     def any_on(self, element: int) -> bool:
         """Return whether there are any on this element."""
+        if self._nodes.get(key_of(element)) is None:
+            return False
         return next(self._claims.under(key_of(element)), None) is not None
 
     def held_by(self, session: int, element: int) -> Hold | None:

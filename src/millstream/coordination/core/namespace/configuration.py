@@ -28,6 +28,8 @@ GROUP: Final = 0
 """Stands for the group where others have an element's number; no element has it."""
 GLOBAL: Final = 2**64 - 1
 """Stands for all groups; kept in the system group."""
+NUMBERS_MAX: Final = 8_192
+"""Numbers known without a search; when they are as many, they are forgotten."""
 
 
 class Setting(NamedTuple):
@@ -51,8 +53,11 @@ class Settings(Family):
     """What was set, by where and key."""
 
     def __init__(self, tables: Tables, elements: Elements) -> None:
-        self._elements = elements
+        self._elements, self._tables = elements, tables
         self._values = tables.add(as_bytes, as_bytes)
+        self._numbers: dict[tuple[int, bytes], int] = {}
+        """What counts for an element and a key, since something was set or moved."""
+        self._numbers_as_of = 0, 0
 
     @property
     def changes(self) -> int:
@@ -88,8 +93,23 @@ class Settings(Family):
         return (*self._elements.line(where), GROUP)
 
     def number(self, where: int, name: bytes) -> int:
-        """Return the number that counts for a key."""
-        return number_of(self.find(where, KEYS[name]).value)
+        """Return the number that counts for a key of an element."""
+        as_of = self._values.changes, self._tables.reversals
+        if self._numbers_as_of != as_of or len(self._numbers) >= NUMBERS_MAX:
+            self._numbers.clear()
+            self._numbers_as_of = as_of
+        known = self._numbers.get((where, name))
+        return known if known is not None else self._found_number(where, name)
+
+    def _found_number(self, where: int, name: bytes) -> int:
+        above = self._elements.line(where)[1:2]
+        own = self._values.get(key_of(where) + name)
+        if own is not None or not above:
+            number = number_of(self.find(where, KEYS[name]).value)
+        else:
+            number = self.number(above[0], name)
+        self._numbers[where, name] = number
+        return number
 
     def truth(self, where: int, name: bytes) -> bool:
         """Return what counts for a key that is true or false."""

@@ -37,6 +37,10 @@ class Data(Family):
         """Return the bytes of a binary element or a namespace."""
         return self._bytes.get(key_of(number)) or b""
 
+    def fill(self, number: int, data: bytes) -> None:
+        """Let a new element hold these bytes, of which there are some; they are counted."""
+        self._bytes.put(key_of(number), data)
+
     def put(self, run: Run, number: int, data: bytes) -> None:
         """Let an element hold these bytes; `touch` notes how many."""
         if data:

@@ -16,7 +16,7 @@ Source: V2R2, "Namespace", "Elements".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from struct import Struct
 from typing import Final, NamedTuple
@@ -84,9 +84,20 @@ class Element(NamedTuple):
     client: bytes = b""
 
 
-def key_of(number: int) -> bytes:
-    """Return the key of what there is once for an element, and the beginning of other keys."""
-    return _KEY.pack(number)
+class Place(NamedTuple):
+    """An element and all above it, by number, itself first; and its path."""
+
+    line: tuple[int, ...]
+    path: bytes
+
+
+_NOWHERE: Final = Place((), b"")
+PLACES_MAX: Final = 8_192
+"""Elements whose places are known without a search; when they are as many, they are forgotten."""
+
+
+key_of: Final[Callable[[int], bytes]] = _KEY.pack
+"""Return the key of what there is once for an element, and the beginning of other keys."""
 
 
 def _encode(one: Element) -> bytes:
@@ -125,6 +136,10 @@ class Elements(Family):
     """The tree. Number 0 stands for what is above the namespaces, and is no element."""
 
     def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._places: dict[int, Place] = {}
+        """Where elements are, that somebody asked for since something was moved or taken back."""
+        self._places_as_of = 0
         self._elements = tables.add(_encode, _decode)
         self._children = tables.add(as_bytes, as_bytes)
         """Parent's number and name -> number."""
@@ -186,21 +201,32 @@ class Elements(Family):
         """Return an element, if it is still there."""
         return self._elements.get(_KEY.pack(number))
 
+    def place(self, number: int) -> Place:
+        """Return where an element is."""
+        if self._places_as_of != self._tables.reversals:
+            self._forget_places()
+        return self._places.get(number) or self._found_place(number)
+
+    def _found_place(self, number: int) -> Place:
+        if len(self._places) >= PLACES_MAX:
+            self._forget_places()
+        one = self.there(number)
+        above = self.place(one.parent) if one.parent != _ALL else _NOWHERE
+        found = Place((number, *above.line), b"%b/%b" % (above.path, one.name))
+        self._places[number] = found
+        return found
+
+    def _forget_places(self) -> None:
+        self._places.clear()
+        self._places_as_of = self._tables.reversals
+
     def line(self, number: int) -> tuple[int, ...]:
         """Return an element and all above it, by number, itself first."""
-        found = []
-        while number != _ALL:
-            found.append(number)
-            number = self.there(number).parent
-        return tuple(found)
-
-    def path_of(self, line: tuple[int, ...]) -> bytes:
-        """Return the path of what `line` gave."""
-        return joined(tuple(self.there(number).name for number in reversed(line)))
+        return self.place(number).line
 
     def path(self, number: int) -> bytes:
         """Return the path of an element."""
-        return self.path_of(self.line(number))
+        return self.place(number).path
 
     def child(self, number: int, name: bytes) -> int | None:
         """Return what has this name below an element."""
@@ -253,8 +279,16 @@ class Elements(Family):
 
     # ---- changing
 
-    def create(self, run: Run, parent: int, name: bytes, one: Element) -> int:
-        """Have a new element below another one; name and parent are free and there."""
+    def create(
+        self, run: Run, parent: int, name: bytes, one: Element, sequence: int | None = None
+    ) -> int:
+        """Have a new element below another one; name and parent are free and there.
+
+        `sequence`: the number that the parent gives next, if it gave one.
+
+        Raises:
+            Refused: QUOTA.
+        """
         number = self._next_number()
         asker, key = run.asker, _KEY.pack(number)
         self._elements.put(key, one._replace(
@@ -266,7 +300,7 @@ class Elements(Family):
         self._children.put(_KEY.pack(parent) + name, key)
         if one.owner:
             self._ephemeral.put(_KEY.pack(one.owner) + key, b"")
-        self._count_child(run, parent, 1)
+        self._count_child(run, parent, 1, sequence)
         for family in self._creating:
             family.created(run, number)
         return number
@@ -277,12 +311,12 @@ class Elements(Family):
         self._counted.put(_NUMBER, _KEY.pack(number))
         return number
 
-    def _count_child(self, run: Run, parent: int, more: int) -> None:
+    def _count_child(self, run: Run, parent: int, more: int, sequence: int | None = None) -> None:
         if parent != _ALL:
             above = self.there(parent)
             self.put(parent, above._replace(
                 nchildren=above.nchildren + more, child_version=run.version, ts=run.ts_ms,
-                client=run.client,
+                client=run.client, sequence=above.sequence if sequence is None else sequence,
             ))  # fmt: skip
 
     def put(self, number: int, one: Element) -> None:
@@ -334,6 +368,7 @@ class Elements(Family):
         self._children.delete(_KEY.pack(one.parent) + one.name)
         self._children.put(_KEY.pack(parent) + name, _KEY.pack(number))
         self.put(number, one._replace(parent=parent, name=name))
+        self._tables.reversals += 1
         self._count_child(run, one.parent, -1)
         self._count_child(run, parent, 1)
         for family in self._moving:
@@ -344,15 +379,9 @@ class Elements(Family):
         is_deleted: bool = False,
     ) -> None:  # fmt: skip
         """Note what happens to an element, for subscribers."""
-        one = self.there(number)
-        line, names, above = [number], [one.name], one.parent
-        while above != _ALL:
-            up = self.there(above)
-            line.append(above)
-            names.append(up.name)
-            above = up.parent
-        path = joined(tuple(reversed(names)))
-        run.happened.append(Happened(op, path, one.type.text, tuple(line), data, is_deleted))
+        line, path = self.place(number)
+        kind = self.there(number).type.text
+        run.happened.append(Happened(op, path, kind, line, data, is_deleted))
 
     # ---- ephemeral ones
 

@@ -34,6 +34,10 @@ VALUES_MAX: Final = 1024
 """Initial ones of an element: a request has no more words."""
 
 
+def _counted_later(_values: tuple[bytes, ...]) -> int:
+    return 0
+
+
 class Kind(NamedTuple):
     """A type.
 
@@ -48,6 +52,8 @@ class Kind(NamedTuple):
     show: Callable[[Job, int], bytes]
     values_max: int
     """How many initial values there may be."""
+    size: Callable[[tuple[bytes, ...]], int] = _counted_later
+    """The bytes of the new element that `fill` does not count."""
 
 
 def checked_data(words: Words, data: bytes) -> bytes:
@@ -69,7 +75,11 @@ def _no_options(_words: Words) -> object:
 
 def _fill_binary(job: Job, number: int, _options: object, values: tuple[bytes, ...]) -> None:
     if values and values[0]:
-        job.state.data.put(job, number, values[0])
+        job.state.data.fill(number, values[0])
+
+
+def _binary_size(values: tuple[bytes, ...]) -> int:
+    return len(values[0]) if values else 0
 
 
 def _show_binary(job: Job, number: int) -> bytes:
@@ -77,7 +87,7 @@ def _show_binary(job: Job, number: int) -> bytes:
 
 
 KINDS: Final[Mapping[bytes, Kind]] = {
-    b"BINARY": Kind(Type.BINARY, _no_options, _fill_binary, _show_binary, 1),
+    b"BINARY": Kind(Type.BINARY, _no_options, _fill_binary, _show_binary, 1, _binary_size),
     b"LIST": Kind(Type.LIST, _no_options, fill_list, show_list, VALUES_MAX),
     b"SET": Kind(Type.SET, _no_options, fill_set, show_set, VALUES_MAX),
     b"QUEUE": Kind(Type.QUEUE, _no_options, fill_queue, show_queue, VALUES_MAX),

@@ -62,13 +62,15 @@ class Limits(Family):
             raise Refused("QUOTA", f"{path}: {name.decode()} is {most}; delete some, or raise it")
 
     def created(self, run: Run, element: int) -> None:
-        """Count an element, and its parent's children.
+        """Count an element, what it holds, and its parent's children.
 
         Raises:
             Refused: QUOTA.
         """
         self._check_parent(element)
-        self._count(element, 1, 0)
+        size = self._elements.there(element).data_len
+        self._check_data(element, size)
+        self._count(element, 1, size)
 
     def _check_parent(self, element: int) -> None:
         parent = self._elements.there(element).parent
@@ -94,10 +96,13 @@ class Limits(Family):
         Raises:
             Refused: QUOTA.
         """
+        self._check_data(element, more)
+        self._count(element, 0, more)
+
+    def _check_data(self, element: int, more: int) -> None:
         one = self._elements.there(element)
         if more > 0 and one.type in (Type.ROOT, Type.BINARY):
             self._check(element, b"LIMIT.DATA", one.data_len)
-        self._count(element, 0, more)
 
     def counted(self, run: Run, element: int, more: int) -> None:
         """Count bytes that an element holds besides its data.

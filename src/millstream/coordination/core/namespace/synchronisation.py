@@ -313,9 +313,11 @@ class Synchronisation(Family):
             if len(self.waits):
                 self._offer_locks(run, freed)
             for element in freed:
-                self._offer_units(run, element)
+                if len(self.waits):
+                    self._offer_units(run, element)
                 self._end_if_unused(run, element)
-                self._offer_first(run, element, Mode.ITEM, self.ready(element))
+                if len(self.waits):
+                    self._offer_first(run, element, Mode.ITEM, self.ready(element))
             for element in freed:
                 self._elements.drop_orphan(run, element)
 

@@ -42,15 +42,13 @@ class Table(Generic[V]):
         self.since = since
         """The state format that it is part of, and all later ones."""
         self._map = SortedMap[V]()
+        self.get: Callable[[bytes], V | None] = self._map.get
+        """Return the record of a key."""
         self.changes = 0
         """How often it has been changed, on this member."""
 
     def __len__(self) -> int:
         return len(self._map)
-
-    def get(self, key: bytes) -> V | None:
-        """Return the record of a key."""
-        return self._map.get(key)
 
     def put(self, key: bytes, value: V) -> None:
         """Have this record under a key."""
@@ -108,6 +106,7 @@ class Table(Generic[V]):
             CorruptionError: `unknown_state`.
         """
         self._map = SortedMap()
+        self.get = self._map.get
         self.changes += 1
         for _ in range(pieces.number()):
             size, length = pieces.number(4), pieces.number(4)
@@ -127,6 +126,9 @@ class Tables:
         self._tables: list[Table[Any]] = []
         self.state_format = 1
         """Tables of later ones are empty, and no part of what is frozen."""
+        self.reversals = 0
+        """How often, on this member, records became what they had been, or elements moved: what
+        is remembered of the places of elements is worth nothing then."""
 
     def add(
         self, encode: Callable[[V], bytes], decode: Callable[[bytes], V], since: int = 1
@@ -147,6 +149,7 @@ class Tables:
 
     def roll_back(self, mark: int) -> None:
         """Undo every change since."""
+        self.reversals += len(self._undo) > mark
         while len(self._undo) > mark:
             table, key, before = self._undo.pop()
             table.revert(key, before)
@@ -162,8 +165,10 @@ class Tables:
     def restore(self, pieces: Pieces) -> Iterator[None]:
         """Let all tables be what `freeze` wrote."""
         self._undo.clear()
+        self.reversals += 1
         for table in self._in_format():
             yield from table.restore(pieces)
+        self.reversals += 1
 
     def _in_format(self) -> list[Table[Any]]:
         return [table for table in self._tables if table.since <= self.state_format]

@@ -93,13 +93,14 @@ def _make(
     parent = _parent(job, path, may_make=b"PARENTS" in flags)
     _guard_parent(job, parent)
     name = path[-1]
+    sequence = None
     if is_sequential:
-        name = _numbered(job, parent, name)
+        name, sequence = _numbered(job, parent, name)
     one = Element(
         parent, name, kind.type, is_ephemeral, is_sequential,
-        job.asker.session if is_ephemeral else 0,
+        job.asker.session if is_ephemeral else 0, data_len=kind.size(values),
     )  # fmt: skip
-    number = elements.create(job, parent, name, one)
+    number = elements.create(job, parent, name, one, sequence)
     kind.fill(job, number, options, values)
     job.tell(b"create", number, values[0] if values and kind.type is Type.BINARY else None)
     return bulk(elements.path(number)) if is_sequential else OK
@@ -127,10 +128,10 @@ def _guard_parent(job: Job, parent: int, want: Want = Want.WRITE) -> None:
         raise Refused("EPHEMERAL_PARENT", "an ephemeral element has no children")
 
 
-def _numbered(job: Job, parent: int, name: bytes) -> bytes:
+def _numbered(job: Job, parent: int, name: bytes) -> tuple[bytes, int]:
+    """Return the name that a new element gets, and the parent's next number."""
     elements = job.state.elements
-    above = elements.there(parent)
-    number = above.sequence
+    number = elements.there(parent).sequence
     while True:
         made = name + b"%0*d" % (_SEQUENCE_DIGITS, number)
         number += 1
@@ -138,8 +139,7 @@ def _numbered(job: Job, parent: int, name: bytes) -> bytes:
             break  # else somebody has made one of this name by hand
     if len(made) > NAME_BYTES_MAX:
         raise Refused("BADPATH", f"a name in a path has 1 to {NAME_BYTES_MAX} bytes")
-    elements.put(parent, above._replace(sequence=number))
-    return made
+    return made, number
 
 
 def _delete(words: Words) -> Call:
@@ -218,12 +218,11 @@ def _moved(job: Job, source: Path, target: Path, *, is_forced: bool) -> bytes:
         delete_tree(job, there, is_recursive=True)
     if len(target) > len(source):
         elements.refuse_too_deep(number, len(target))
-    line = elements.line(number)
-    path = elements.path_of(line)
+    line, path = elements.place(number)
     elements.move(job, number, parent, target[-1])
-    to_line = elements.line(number)
+    to_line, to = elements.place(number)
     job.happened.append(Happened(
-        b"move", path, one.type.text, line, to=elements.path_of(to_line), to_line=to_line
+        b"move", path, one.type.text, line, to=to, to_line=to_line
     ))  # fmt: skip
     return OK
 

@@ -120,6 +120,8 @@ class Waits:
 
     def opened(self, session: int, csn: int) -> bytes | None:
         """Return the name of the wait that a request has begun or joined."""
+        if not len(self._open):
+            return None
         return self._open.get(key_of(session) + key_of(csn))
 
     def names_of(self, session: int) -> list[bytes]:
