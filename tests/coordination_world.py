@@ -326,6 +326,7 @@ class World:
         node.replica.hint_entries_max = 5
         node.replica.batch_entries_max = self.weather.batch
         node.replica.snapshot_entries = self.weather.snapshot
+        node.replica.snapshot_share = 1
         node.replica.retain_entries = self.weather.retain
         node.replica.part_bytes = self.weather.part
         node.seen_commit, node.paused = 0, False

@@ -172,6 +172,7 @@ class Machine:
         self.replica.batch_entries_max = world.weather.batch
         self.replica.apply_entries_max = world.weather.apply
         self.replica.snapshot_entries = world.weather.snapshot
+        self.replica.snapshot_share = 1
         self.replica.retain_entries = world.weather.retain
         self.replica.part_bytes = world.weather.part
         self.seen_commit, self.seen_log = 0, ()

@@ -45,6 +45,7 @@ __all__ = [
     "RETAIN_ENTRIES",
     "SNAPSHOT_BYTES",
     "SNAPSHOT_ENTRIES",
+    "SNAPSHOT_SHARE",
     "Snapshotting",
 ]
 
@@ -52,6 +53,9 @@ SNAPSHOT_ENTRIES: Final = 10_000
 """Applied since the last snapshot, after which the next one is taken; who starts applies them."""
 SNAPSHOT_BYTES: Final = 64 * 1024 * 1024
 """The same in bytes of the log. It has to be more than the last snapshot has, in any case."""
+SNAPSHOT_SHARE: Final = 4
+"""Before that many bytes the log grows to as many times the last snapshot, so that snapshots are a
+small part of the work."""
 RETAIN_ENTRIES: Final = 100_000
 """Kept in the log before the stable snapshot, for members that lag."""
 RETAIN_BYTES: Final = 256 * 1024 * 1024
@@ -67,6 +71,7 @@ class Snapshotting(Sessions):
 
     snapshot_entries = SNAPSHOT_ENTRIES
     snapshot_bytes = SNAPSHOT_BYTES
+    snapshot_share = SNAPSHOT_SHARE
     retain_entries = RETAIN_ENTRIES
     retain_bytes = RETAIN_BYTES
     part_bytes = PART_BYTES
@@ -113,7 +118,8 @@ class Snapshotting(Sessions):
 
     @property
     def _is_due(self) -> bool:
-        if self.bytes_since < (0 if self.stable is None else self.stable.size):
+        last = 0 if self.stable is None else self.stable.size
+        if self.bytes_since < max(last, min(last * self.snapshot_share, self.snapshot_bytes)):
             return False
         since = self.commit_lsn - self.asked_lsn
         return since >= self.snapshot_entries or self.bytes_since >= self.snapshot_bytes

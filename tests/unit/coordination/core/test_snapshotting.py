@@ -65,6 +65,23 @@ def test_the_log_grows_beyond_the_last_snapshot_first(monkeypatch: pytest.Monkey
     assert group.replicas[0].snapshot_number == 1
 
 
+@pytest.mark.parametrize(("most", "again"), [(1 << 20, False), (9000, True)])
+def test_the_log_grows_to_several_times_the_last_snapshot(
+    monkeypatch: pytest.MonkeyPatch, most: int, again: bool
+) -> None:
+    monkeypatch.setattr(Replica, "snapshot_entries", 3)
+    monkeypatch.setattr(Replica, "snapshot_bytes", most)
+    group = Group(3)
+    group.set(group.leader, 1, bytes(5000))
+    group.settle()
+    take(group, 2)
+    for ticket in (3, 4):  # together they are more than the snapshot, and not four times as much
+        group.set(group.leader, ticket, bytes(5000))
+        group.settle()
+    written(group, 4)
+    assert (group.replicas[0].snapshot_number > 1) == again
+
+
 def test_without_a_quorum_nothing_is_stable_and_nothing_is_cut() -> None:
     group = Group(3)
     written(group)
