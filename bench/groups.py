@@ -307,7 +307,12 @@ class Millstream(Group):
         primary = self.primary()
         if primary is None or primary == number:
             return primary == number
-        own = _NODE_ID.search(self.nodes[number].ask("ADMIN", "STATUS"))
-        status = self.nodes[primary].ask("ADMIN", "STATUS", FIRST_GROUP)
-        lag = own and re.search(rf"{own[0]}\r\n:([0-9]+)", status)
-        return bool(lag) and int(lag[1]) <= LAG_MAX
+        has, is_there = self._lsn(number, "applied_lsn"), self._lsn(primary, "commit_lsn")
+        return has is not None and is_there is not None and has >= is_there - LAG_MAX
+
+    def _lsn(self, number: int, name: str) -> int | None:
+        """Return what a member says of its first group; None while it has none."""
+        found = re.search(
+            rf"{name}\r\n:([0-9]+)", self.nodes[number].ask("ADMIN", "STATUS", FIRST_GROUP)
+        )
+        return int(found[1]) if found else None
