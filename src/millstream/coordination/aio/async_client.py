@@ -20,8 +20,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
+from millstream.coordination.aio.client import Client
 from millstream.coordination.aio.group_clients import GroupClients, words_of
 from millstream.coordination.aio.holding import Barrier, Election, Lock, Semaphore
 from millstream.coordination.aio.structured import Counter, Items, Members, Queue
@@ -39,8 +40,6 @@ from millstream.coordination.core.following import Following
 from millstream.coordination.core.versions import Version
 
 __all__ = ["AsyncClient", "Transaction"]
-
-_STALE: Final = b"STALEREAD"
 
 
 class AsyncClient(GroupClients):
@@ -65,8 +64,9 @@ class AsyncClient(GroupClients):
         return await self.execute_at(at, *words_of((name, *words)), is_change=True)
 
     async def _read(self, *words: str | bytes, at: str, stale: bool = False) -> Any:
-        found = words_of(words)
-        return await self.execute_at(at, *found, *((_STALE,) if stale else ()), is_change=False)
+        if stale:
+            return await self.read_stale(at, *words_of(words))
+        return await self.execute_at(at, *words_of(words), is_change=False)
 
     # ---- namespaces
 
@@ -139,7 +139,8 @@ class AsyncClient(GroupClients):
 
         Args:
             path: of a BINARY element.
-            stale: any member answers, with what it has; never older than what was seen before.
+            stale: the node answers by itself, without a question to the others: perhaps with what
+                is old by now, never older than what this client has seen before.
 
         Raises:
             MissingError, LockedError; UsageError: `wrongtype`, it has no data but items.
@@ -259,12 +260,17 @@ class AsyncClient(GroupClients):
         Raises:
             UsageError: `bad_scope`.
         """
+        groups: list[Client] = []
 
         async def look() -> Version:
+            groups[:] = [await self.at(path)]
             return (await self.attributes(path)).version
 
+        def on_seen(lsn: int) -> None:
+            self.note_seen(groups[0], lsn)
+
         following = Following(path, scope, with_data=with_data, after=after)
-        return Subscription(self.addresses, self.greeting, self.tls, following, look)
+        return Subscription(self.addresses, self.greeting, self.tls, following, look, on_seen)
 
     # ---- transactions
 

@@ -3,6 +3,10 @@
 Invariants:
 1. A group is asked for its places once; a path that is missing is looked up again, since it may
    be elsewhere by now.
+2. A stale read shows nothing older than what this client has seen. A connection goes on only where
+   its session does: at a node that a quorum confirms, which has all that was acknowledged until
+   then, and from then on the node itself goes only forward on it. What came over other
+   connections, as changes do, is noted here, and named in each stale read (`SEEN`).
 
 Elsewhere: the commands (`aio.async_client`), connections and repeats (`aio.client`).
 """
@@ -51,6 +55,7 @@ class GroupClients:
         """The client of the system group: any command (`execute`), and registers."""
         self._groups = {_SYSTEM: self.raw}
         self._where: dict[str, int] = {}
+        self._seen: dict[Client, int] = {}
         self.held: set[bytes] = set()
         """Paths of what this client's locks and the like hold or await."""
 
@@ -97,6 +102,16 @@ class GroupClients:
         found = words_of(words)
         path = next((word for word in found if word.startswith(b"/")), b"")
         return await self.execute_at(path.decode(errors="replace"), *found, is_change=is_change)
+
+    def note_seen(self, group: Client, lsn: int) -> None:
+        """Remember an LSN of a group that was seen over another connection."""
+        self._seen[group] = max(lsn, self._seen.get(group, 0))
+
+    async def read_stale(self, path: str, *words: bytes) -> Any:
+        """Have something read without asking a quorum; nothing older than was seen before."""
+        lsn = self._seen.get(await self.at(path), 0)
+        seen = (b"SEEN", b"0:0:%d" % lsn) if lsn else ()
+        return await self.execute_at(path, *seen, *words, b"STALEREAD", is_change=False)
 
     async def execute_at(self, path: str, *words: bytes, is_change: bool) -> Any:
         """Have a command done by the group that has a path."""

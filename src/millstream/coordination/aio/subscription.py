@@ -60,6 +60,7 @@ class Subscription:
         following: what is subscribed to.
         look: returns the version of the element, by a quorum's word: asked once, so that no member
             that lags says that there is none.
+        on_seen: called with the LSN of each change that is handed out.
 
     `lsn` is what to go on from (`after=`) once this is gone. Iterating may raise:
 
@@ -72,9 +73,10 @@ class Subscription:
     def __init__(
         self, addresses: Sequence[str], greeting: Sequence[bytes], tls: ssl.SSLContext | None,
         following: Following, look: Callable[[], Awaitable[Version]] | None = None,
+        on_seen: Callable[[int], None] = lambda _: None,
     ) -> None:  # fmt: skip
         self._addresses, self._greeting, self._tls = list(addresses), greeting, tls
-        self._following, self._look = following, look
+        self._following, self._look, self._on_seen = following, look, on_seen
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._parser: Any = None
         self._ready: deque[Change] = deque()
@@ -120,6 +122,7 @@ class Subscription:
                 raise StopAsyncIteration
             await self._step()
         change = self._ready.popleft()
+        self._on_seen(change.lsn)
         if change.part == change.parts - 1:
             self._lsn = change.lsn
         return change

@@ -112,7 +112,8 @@ def error_of(words: Sequence[bytes], outcome: Outcome, reply: Any) -> Millstream
         outcome: how the call ended.
         reply: an `ErrorReply`, or None if no node said anything.
     """
-    command = b" ".join(words[:2])[:64].decode(errors="replace")
+    named = words[2:4] if words[:1] == (b"SEEN",) else words[:2]
+    command = b" ".join(named)[:64].decode(errors="replace")
     said = str(reply) if isinstance(reply, ErrorReply) else "no node answered in time"
     if outcome is Outcome.UNKNOWN:
         return OutcomeUnknownError(f"{command} may have been done: {said}; read to find out")
