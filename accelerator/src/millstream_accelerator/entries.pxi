@@ -12,8 +12,14 @@ cdef enum:
     KINDS_MAX = 256
     BODY_HASH_AT = 96
 
-cdef object python_decode_entries, python_encode_log, python_check_chain
-cdef type entry_class, header_class, link_class
+    WORD_HEADS = 6  # of a body: how long the principal is, how many groups and arguments
+    ITEMS_MAX = 65535
+
+cdef object python_decode_entries, python_encode_log, python_check_chain, python_chain
+cdef object python_decode_body
+cdef type entry_class, header_class, link_class, body_class, kind_class
+cdef object decoded_data = None, decoded_body = None
+UNSAID = object()
 cdef list entry_kinds
 cdef uint64_t entry_body_max
 
@@ -21,10 +27,12 @@ cdef uint64_t entry_body_max
 def bind_decode_entries(entries, python, entry, header, kinds, body_bytes_max):
     """Learn the classes; return the twin of `python`, which is `entries.decode_entries`."""
     global python_decode_entries, entry_class, header_class, entry_kinds, entry_body_max
+    global kind_class
     _expect(header, ENTRY_FIELDS)
     _expect(entry, 2)
     python_decode_entries, entry_class, header_class = python, entry, header
     entry_kinds = [kinds.get(number) for number in range(KINDS_MAX)]
+    kind_class = type(next(iter(kinds.values())))
     entry_body_max = body_bytes_max
     return decode_entries
 
@@ -177,6 +185,207 @@ cdef _check_chain(link, bytes group_id, entries):
     put_item(found, 1, digest)
     put_item(found, 2, ts_ms)
     return found
+
+
+def bind_chain(entries, python, body):
+    """Return the twin of `python`, which is `entries.chain`."""
+    global python_chain, body_class
+    _expect(body, 3)
+    if link_class is None or header_class is None:
+        raise TypeError("its other classes are not known")
+    python_chain, body_class = python, body
+    return chain
+
+
+def chain(
+    link, *, group_id, epoch, view, kind, ts_ms, body=UNSAID, instance=UNSAID, session=0, csn=0,
+    claim=False,
+):
+    """Twin of `millstream.coordination.core.entries.chain`."""
+    if body is not UNSAID and instance is not UNSAID:
+        found = _chain(
+            link, group_id, epoch, view, kind, ts_ms, body, instance, session, csn, claim
+        )
+        if found is not None:
+            return found
+    given = {"body": body, "instance": instance}
+    return python_chain(
+        link, group_id=group_id, epoch=epoch, view=view, kind=kind, ts_ms=ts_ms, session=session,
+        csn=csn, claim=claim, **{name: value for name, value in given.items() if value is not UNSAID},
+    )
+
+
+cdef _chain(link, group_id, epoch, view, kind, ts_ms, body, instance, session, csn, claim):
+    """None: something is not plain."""
+    cdef uint64_t lsn, last_ms, now_ms, epoch_number, view_number, session_number, csn_number
+    cdef uint8_t kind_number
+    cdef uint8_t *p
+    cdef bytes data, digest, encoded, prev_hash
+    if type(link) is not link_class or type(link[1]) is not bytes:
+        return None
+    if (
+        not as_number(PyTuple_GET_ITEM(link, 0), &lsn)
+        or not as_number(PyTuple_GET_ITEM(link, 2), &last_ms)
+        or not as_number(<PyObject *>ts_ms, &now_ms)
+        or not as_number(<PyObject *>epoch, &epoch_number) or epoch_number > 0xFFFFFFFF
+        or not as_number(<PyObject *>view, &view_number) or view_number > 0xFFFFFFFF
+        or not as_number(<PyObject *>session, &session_number)
+        or not as_number(<PyObject *>csn, &csn_number)
+        or type(claim) is not bool
+        or type(group_id) is not bytes or PyBytes_GET_SIZE(group_id) != ENTRY_HASH
+        or type(instance) is not bytes or PyBytes_GET_SIZE(instance) != ENTRY_HASH
+        or type(kind) is not kind_class
+    ):
+        return None
+    kind_number = <uint8_t>kind
+    prev_hash = link[1]
+    if PyBytes_GET_SIZE(prev_hash) != ENTRY_HASH:
+        return None
+    data = _encode_body(body)
+    if data is None:
+        return None
+    if now_ms < last_ms:
+        ts_ms, now_ms = link[2], last_ms
+    digest = PyBytes_FromStringAndSize(NULL, ENTRY_HASH)
+    blake2b(
+        <uint8_t *>PyBytes_AS_STRING(digest), ENTRY_HASH,
+        <const uint8_t *>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data),
+    )
+    encoded = PyBytes_FromStringAndSize(NULL, ENTRY_HEADER)
+    p = <uint8_t *>PyBytes_AS_STRING(encoded)
+    p[0] = 1
+    p[1] = kind_number
+    put16(p + 2, 1 if claim is True else 0)
+    put32(p + 4, <uint32_t>PyBytes_GET_SIZE(data))
+    memcpy(p + 8, PyBytes_AS_STRING(group_id), ENTRY_HASH)
+    put32(p + 24, <uint32_t>epoch_number)
+    put32(p + 28, <uint32_t>view_number)
+    put64(p + 32, lsn + 1)
+    memcpy(p + 40, PyBytes_AS_STRING(prev_hash), ENTRY_HASH)
+    put64(p + 56, now_ms)
+    memcpy(p + 64, PyBytes_AS_STRING(instance), ENTRY_HASH)
+    put64(p + 80, session_number)
+    put64(p + 88, csn_number)
+    memcpy(p + BODY_HASH_AT, PyBytes_AS_STRING(digest), ENTRY_HASH)
+    blake2b(p + ENTRY_HEAD, ENTRY_HASH, p, ENTRY_HEAD)
+    header = new_tuple(header_class, ENTRY_FIELDS)
+    put_item(header, 0, group_id)
+    put_item(header, 1, epoch)
+    put_item(header, 2, view)
+    put_item(header, 3, lsn + 1)
+    put_item(header, 4, prev_hash)
+    put_item(header, 5, kind)
+    put_item(header, 6, ts_ms)
+    put_item(header, 7, instance)
+    put_item(header, 8, session)
+    put_item(header, 9, csn)
+    put_item(header, 10, claim)
+    put_item(header, 11, PyBytes_GET_SIZE(data))
+    put_item(header, 12, digest)
+    put_item(header, 13, encoded)
+    return _entry_of(header, data)
+
+
+cdef bytes _encode_body(body):
+    """None: it is not plain, or too long."""
+    cdef Py_ssize_t size = WORD_HEADS, principal_size
+    cdef uint8_t *p
+    if type(body) is not body_class:
+        return None
+    principal, groups, argv = part(body, 0), part(body, 1), part(body, 2)
+    if type(principal) is not bytes or type(groups) is not tuple or type(argv) is not tuple:
+        return None
+    principal_size = PyBytes_GET_SIZE(principal)
+    if principal_size > 0xFFFF or len(<tuple>groups) > ITEMS_MAX or len(<tuple>argv) > ITEMS_MAX:
+        return None
+    size += principal_size
+    for item in <tuple>groups:
+        if type(item) is not bytes or PyBytes_GET_SIZE(item) > 0xFFFF:
+            return None
+        size += 2 + PyBytes_GET_SIZE(item)
+    for item in <tuple>argv:
+        if type(item) is not bytes or PyBytes_GET_SIZE(item) > 0xFFFFFFFF:
+            return None
+        size += 4 + PyBytes_GET_SIZE(item)
+    if <uint64_t>size > entry_body_max:
+        return None
+    data = PyBytes_FromStringAndSize(NULL, size)
+    p = <uint8_t *>PyBytes_AS_STRING(data)
+    put16(p, <uint16_t>principal_size)
+    put16(p + 2, <uint16_t>len(<tuple>groups))
+    put16(p + 4, <uint16_t>len(<tuple>argv))
+    memcpy(p + WORD_HEADS, PyBytes_AS_STRING(principal), principal_size)
+    p += WORD_HEADS + principal_size
+    for item in <tuple>groups:
+        size = PyBytes_GET_SIZE(item)
+        put16(p, <uint16_t>size)
+        memcpy(p + 2, PyBytes_AS_STRING(item), size)
+        p += 2 + size
+    for item in <tuple>argv:
+        size = PyBytes_GET_SIZE(item)
+        put32(p, <uint32_t>size)
+        memcpy(p + 4, PyBytes_AS_STRING(item), size)
+        p += 4 + size
+    return data
+
+
+def bind_decode_body(entries, python, body):
+    """Return the twin of `python`, which is `entries.decode_body`."""
+    global python_decode_body, body_class
+    _expect(body, 3)
+    python_decode_body, body_class = python, body
+    return decode_body
+
+
+def decode_body(data):
+    """Twin of `millstream.coordination.core.entries.decode_body`; it, too, knows the last one."""
+    global decoded_data, decoded_body
+    if decoded_data is not None and data is decoded_data:
+        return decoded_body
+    found = _decode_body(<bytes>data) if type(data) is bytes else None
+    if found is None:
+        return python_decode_body(data)
+    decoded_data, decoded_body = data, found
+    return found
+
+
+cdef _decode_body(bytes data):
+    """None: lengths and bytes do not fit."""
+    cdef const uint8_t *begin = <const uint8_t *>PyBytes_AS_STRING(data)
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(data), at, length, number, group_count, count
+    if size < WORD_HEADS:
+        return None
+    length, group_count, count = get16(begin), get16(begin + 2), get16(begin + 4)
+    at = WORD_HEADS + length
+    if at > size or count > size or group_count > size:
+        return None
+    principal = PyBytes_FromStringAndSize(<const char *>begin + WORD_HEADS, length)
+    groups, argv = [], []
+    for number in range(group_count):
+        if size - at < 2:
+            return None
+        length = get16(begin + at)
+        at += 2
+        if size - at < length:
+            return None
+        groups.append(PyBytes_FromStringAndSize(<const char *>begin + at, length))
+        at += length
+    for number in range(count):
+        if size - at < 4:
+            return None
+        length = get32(begin + at)
+        at += 4
+        if size - at < length:
+            return None
+        argv.append(PyBytes_FromStringAndSize(<const char *>begin + at, length))
+        at += length
+    if at != size:
+        return None
+    body = new_tuple(body_class, 3)
+    put_item(body, 0, principal)
+    put_item(body, 1, tuple(groups))
+    put_item(body, 2, tuple(argv))
+    return body
 
 
 def bind_encode_log(durable, python):

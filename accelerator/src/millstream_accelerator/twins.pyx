@@ -22,7 +22,7 @@ from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-SPECIFICATION = "bc52a7395609"
+SPECIFICATION = "258da9fa2c64"
 
 cdef extern from "wire.h":
     uint16_t get16(const uint8_t *at) noexcept nogil

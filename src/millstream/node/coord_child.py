@@ -42,12 +42,14 @@ from millstream.storage.core.disk_errors import is_full
 if TYPE_CHECKING:
     from millstream.access.token_keys import TokenKeys
 
-__all__ = ["FIGURES_S", "CoordOrder", "TokenOrder", "main"]
+__all__ = ["FIGURES_S", "SWITCH_S", "CoordOrder", "TokenOrder", "main"]
 
 _LOG = logging.getLogger("millstream.node.coord_child")
 FIGURES_S: Final = 1.0
 """How often the engine is told the figures."""
 EXIT_FAILED: Final = 1
+SWITCH_S: Final = 0.0005
+"""How long the loop may go on while a thread that has synced waits for the interpreter."""
 
 
 class TokenOrder(msgspec.Struct, frozen=True):
@@ -112,6 +114,7 @@ async def _run(order: CoordOrder, tell: Tell) -> int:
         tell({"event": "error", "message": str(error), "is_final": is_final})
         return EXIT_DISK_FAILED if _is_of_the_disk(error) else EXIT_NOT_STARTED
     calm_collector(BRIEFLY)
+    sys.setswitchinterval(SWITCH_S)
     tell({"event": "ready"})
     tasks = Tasks(fail)
     tasks.start(_tell_figures(coordinator, tell), name="figures for the engine")

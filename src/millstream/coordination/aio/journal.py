@@ -28,7 +28,6 @@ from millstream.coordination.core.entries import Entry
 from millstream.coordination.core.journal import Journal
 from millstream.errors import UnavailableError
 from millstream.ports.disk import Disk
-from millstream.runtime.tasks import Tasks
 
 __all__ = ["APPEND_BYTES_MAX", "DISK_FULL_RETRY_S", "STEPS_MAX", "JournalThread"]
 
@@ -69,8 +68,9 @@ class JournalThread:
         self._journal, self._thread = journal, thread
         self._on_done, self._on_fatal = on_done, on_fatal
         self._steps: deque[_Step] = deque()
-        self._tasks = Tasks(self._fail)
-        self._is_running = self._is_closed = False
+        self._loop = asyncio.get_running_loop()
+        self._retry: asyncio.TimerHandle | None = None
+        self._is_busy = self._is_closed = False
         self.is_full = False
         """There is no space: everything waits."""
 
@@ -126,60 +126,64 @@ class JournalThread:
         if self._is_closed:
             return
         self._steps.append(step)
-        if not self._is_running:
-            self._is_running = True
-            self._tasks.start(self._run(), name="journal of a group")
+        if not self._is_busy:
+            self._begin_next()
 
-    async def _run(self) -> None:
-        while self._steps:
-            step = self._steps.popleft()
-            is_done = await self._do(step)
-            if self._is_closed and not is_done:
-                break
-            told = self._on_done if is_done else self._on_given_up
-            for op in step.ops:
-                told(op)
-        self._is_running = False
+    def _begin_next(self) -> None:
+        self._is_busy = bool(self._steps)
+        if self._steps:
+            self._begin(self._steps.popleft())
+
+    def _begin(self, step: _Step) -> None:
+        """Have the thread do a step at once: what else the loop has to do goes on meanwhile."""
+        self._thread.submit(self._do, step)
+
+    def _do(self, step: _Step) -> None:
+        """In the thread."""
+        error: BaseException | None = None
+        try:
+            if step.call is None:
+                self._journal.append(step.entries)
+            else:
+                step.call(self._journal)
+        except BaseException as failure:  # noqa: BLE001 - it is told
+            error = failure
+        self._loop.call_soon_threadsafe(self._ended, step, error)
+
+    def _ended(self, step: _Step, error: BaseException | None) -> None:
+        is_full = isinstance(error, UnavailableError) and error.code == "disk_full"
+        if error is not None and not is_full:
+            self._fail(error)
+        elif not is_full:
+            self.is_full = False
+            self._go_on_after(step, self._on_done)
+        elif step.is_optional:
+            _LOG.error("a snapshot of a coordination group is given up: %s", error)
+            self._go_on_after(step, self._on_given_up)
+        elif not self._is_closed:
+            if not self.is_full:
+                _LOG.error("a coordination group waits for space: %s", error)
+            self.is_full = True
+            self._retry = self._loop.call_later(DISK_FULL_RETRY_S, self._begin, step)
+
+    def _go_on_after(self, step: _Step, told: Callable[[int], None]) -> None:
+        self._begin_next()
+        for op in step.ops:
+            told(op)
 
     def _fail(self, error: BaseException) -> None:
         self._is_closed = True
         self._steps.clear()
+        _LOG.error("the journal of a coordination group ends", exc_info=error)
         self._on_fatal(error)
-
-    async def _do(self, step: _Step) -> bool:
-        """Return whether it is done; False: it was given up, or there was no space when closed."""
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                await loop.run_in_executor(self._thread, self._call, step)
-            except UnavailableError as error:
-                if error.code != "disk_full":
-                    raise
-                if step.is_optional:
-                    _LOG.error("a snapshot of a coordination group is given up: %s", error)
-                    return False
-                if self._is_closed:
-                    return False
-                if not self.is_full:
-                    _LOG.error("a coordination group waits for space: %s", error)
-                self.is_full = True
-                await asyncio.sleep(DISK_FULL_RETRY_S)
-            else:
-                self.is_full = False
-                return True
-
-    def _call(self, step: _Step) -> None:
-        if step.call is None:
-            self._journal.append(step.entries)
-        else:
-            step.call(self._journal)
 
     async def close(self) -> None:
         """Let the step under way end; those behind it, which nobody was told of, are dropped."""
         self._is_closed = True
         self._steps.clear()
-        await (self._tasks.stop() if self.is_full else self._tasks.finish())
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._journal.close)
+        if self._retry is not None:
+            self._retry.cancel()
+        await self._loop.run_in_executor(self._thread, self._journal.close)
         self._thread.shutdown()
 
 

@@ -281,7 +281,6 @@ class _Link:
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._writer: asyncio.StreamWriter | None = None
-        self._is_flushing = False
         self._sent_at = self._loop.time()
         self._task = peers.tasks.start(self._run(), name=f"messages to node {address.text}")
 
@@ -302,20 +301,16 @@ class _Link:
             return
         self._sent_at = self._loop.time()
         self._peers.sent_total += 1
-        self._pending.append(frame)
-        self._pending_bytes += len(frame)
-        if not self._is_flushing and self._writer is not None:
-            self._is_flushing = True
-            self._loop.call_soon(self._flush)
+        if self._writer is not None and not self._writer.transport.is_closing():
+            self._writer.write(
+                frame
+            )  # at once: the node's disk is to begin as early as this one's
+        else:
+            self._pending.append(frame)
+            self._pending_bytes += len(frame)
 
     def end(self) -> None:
         self._task.cancel()
-
-    def _flush(self) -> None:
-        self._is_flushing = False
-        frames, self._pending, self._pending_bytes = self._pending, [], 0
-        if self._writer is not None and not self._writer.transport.is_closing():
-            self._writer.writelines(frames)
 
     async def _run(self) -> None:
         backoff_s, said = BACKOFF_S, ""
@@ -349,8 +344,9 @@ class _Link:
             _tune(writer)
             async with asyncio.timeout(LOGIN_S_MAX):
                 await self._greet(reader, writer)
+            frames, self._pending, self._pending_bytes = self._pending, [], 0
+            writer.writelines(frames)
             self._writer = writer
-            self._flush()
             while self._loop.time() - self._sent_at < IDLE_S:
                 try:
                     async with asyncio.timeout(IDLE_S) as waiting:

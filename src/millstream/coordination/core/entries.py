@@ -361,3 +361,5 @@ accelerated.bind(
     also=(decode_entry, decode_header, is_body_of, hash_of),
 )  # fmt: skip
 accelerated.bind(sys.modules[__name__], "check_chain", Link, also=(Header.follows,))
+accelerated.bind(sys.modules[__name__], "chain", Body, also=(encode_body, hash_of))
+accelerated.bind(sys.modules[__name__], "decode_body", Body, also=(_decode_items,))

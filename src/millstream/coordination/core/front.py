@@ -226,6 +226,8 @@ class Front:
         self._is_advancing = True
         while budget and not self._has_to_wait and len(slots) < OUTSTANDING_MAX:
             if not queue:
+                if self._cutter.is_spent:
+                    break
                 is_there = self._cut(budget)
                 budget -= self._cutter.empty
                 if not is_there:

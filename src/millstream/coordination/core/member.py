@@ -24,6 +24,7 @@ from itertools import chain as joined
 from struct import Struct
 from typing import Final
 
+from millstream.coordination.core import entries as log_entries
 from millstream.coordination.core.client_table import ClientTable, Past, Verdict
 from millstream.coordination.core.clocks import Clocks
 from millstream.coordination.core.configuration import Configuration, is_closing
@@ -49,7 +50,6 @@ from millstream.coordination.core.entries import (
     Entry,
     Kind,
     argv_of,
-    chain,
     number_in,
 )
 from millstream.coordination.core.log import Log, size_of
@@ -398,7 +398,7 @@ class Member(ABC):
         session: int = 0, csn: int = 0, claim: bool = False,
     ) -> Entry:  # fmt: skip
         """Put a new entry at the log's end."""
-        entry = chain(
+        entry = log_entries.chain(
             self.log.head, group_id=self.group_id, epoch=self.epoch, view=self.view, kind=kind,
             ts_ms=self.clocks.stamp_ms(self.wall_ms, self.now_ms), body=body,
             instance=instance, session=session, csn=csn, claim=claim,

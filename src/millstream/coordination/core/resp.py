@@ -61,11 +61,14 @@ class RequestCutter:
         self._error: RemoteProtocolError | None = None
         self.empty = 0
         """Requests that asked for nothing, of those that the last `cut` looked at."""
+        self.is_spent = True
+        """Nothing came since `cut` found no whole request any more."""
 
     def feed(self, data: bytes) -> None:
         """Take what came."""
         self._pieces.append(data)
         self._size += len(data)
+        self.is_spent = False
 
     @property
     def unfinished_bytes(self) -> int:
@@ -95,10 +98,8 @@ class RequestCutter:
         while len(found) + self.empty < most:
             if self._parts:
                 self._split_off(found, most - self.empty)
-            elif self._at < len(self._data):
-                if not self._walk(found):
-                    break
-            elif not self._gather():
+            elif not (self._walk(found) if self._at < len(self._data) else self._gather()):
+                self.is_spent = True
                 break
 
     def _gather(self) -> bool:

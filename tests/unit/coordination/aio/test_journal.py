@@ -228,9 +228,11 @@ async def test_a_step_that_cannot_be_is_a_fault_and_ends_everything() -> None:
 async def test_too_many_steps_are_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STEPS_MAX", 1)
     async with opened() as group:
+        group.gate.clear()
         group.journal.carry_out(WriteStanding(1, STANDING))
+        group.journal.carry_out(WriteStanding(2, STANDING))
         with pytest.raises(AssertionError, match="more steps wait"):
-            group.journal.carry_out(WriteStanding(2, STANDING))
+            group.journal.carry_out(WriteStanding(3, STANDING))
 
 
 async def test_files_that_cannot_be_opened_leave_no_thread() -> None:
