@@ -56,6 +56,10 @@ class GroupState:
             of_namespace = True  # its number has been used: it is what waits that is meant
         return self.namespace.apply(entry) if of_namespace else self.registers.apply(entry)
 
+    def weight(self, session: int) -> int:
+        """Return how much ends with a session."""
+        return self.namespace.weight(session)
+
     def end_sessions(self, entry: Entry, sessions: Sequence[int]) -> None:
         """Let go what was of these sessions alone."""
         self.namespace.end_sessions(entry, sessions)

@@ -57,6 +57,9 @@ class StateMachine(Protocol):
     def apply(self, entry: Entry) -> bytes:
         """Execute a committed request and return its reply."""
 
+    def weight(self, session: int) -> int:
+        """Return how much ends with a session, in things that are let go one by one."""
+
     def end_sessions(self, entry: Entry, sessions: Sequence[int]) -> None:
         """Let go what was of these sessions alone: this committed entry has ended them."""
 
@@ -117,6 +120,10 @@ class Registers:
 
     def _at(self, key: bytes) -> tuple[bytes, Version]:
         return self.values.get(key) or (b"", NEVER)
+
+    def weight(self, session: int) -> int:
+        """Return 0: registers are nobody's."""
+        return 0
 
     def end_sessions(self, entry: Entry, sessions: Sequence[int]) -> None:
         """Do nothing: registers are nobody's."""

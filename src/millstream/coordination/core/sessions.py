@@ -17,8 +17,8 @@ Source: V2R2, "Sessions and Heartbeating".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import chain, dropwhile, islice
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate, chain, dropwhile, islice, takewhile
 from typing import Final, NamedTuple
 
 from millstream.coordination.core.client_table import TIME_OUT_MS_MIN, ClientTable
@@ -30,6 +30,7 @@ from millstream.coordination.core.register import Offer
 __all__ = [
     "ENDED_MAX",
     "EXPIRED_MAX",
+    "EXPIRED_WEIGHT_MAX",
     "LIST_MAX",
     "STEP_MS_MAX",
     "SWEEP_MAX",
@@ -42,6 +43,9 @@ SWEEP_MAX: Final = 10_000
 """Sessions looked at in one heartbeat; all that there may be are looked at within a second."""
 EXPIRED_MAX: Final = 1000
 """Sessions that one entry ends."""
+EXPIRED_WEIGHT_MAX: Final = 5000
+"""What ends with them: beyond that the others wait for another entry. One session alone may have
+more."""
 ENDED_MAX: Final = 1000
 """Offers that one entry ends, and that are counted at a time."""
 LIST_MAX: Final = 500
@@ -95,8 +99,8 @@ class Silence:
         """Return for how long nothing was heard of it."""
         return max(0.0, self._worked_ms - self._heard.get(session, 0.0))
 
-    def silent(self, table: ClientTable) -> list[int]:
-        """Return sessions that are to end now, each once."""
+    def silent(self, table: ClientTable, weigh: Callable[[int], int]) -> list[int]:
+        """Return sessions that are to end now, each once; `weigh`: how much ends with one."""
         looked_at = list(islice(self._sweep, SWEEP_MAX))
         if len(looked_at) < SWEEP_MAX:
             self._sweep = iter(list(table))
@@ -109,7 +113,7 @@ class Silence:
                 continue
             if silent_ms > table.time_out_ms(session):
                 found.append(session)
-        found = found[:EXPIRED_MAX]
+        found = _light(found[:EXPIRED_MAX], weigh)
         self._ending.update(found)
         return found
 
@@ -124,6 +128,13 @@ class Silence:
         ]
         self._offered.update(dict.fromkeys(found, worked_ms))
         return found
+
+
+def _light(sessions: list[int], weigh: Callable[[int], int]) -> list[int]:
+    """Return the first ones that are not too much together, one in any case."""
+    sums = accumulate(map(weigh, sessions))
+    within = sum(1 for _ in takewhile(EXPIRED_WEIGHT_MAX.__ge__, sums))
+    return sessions[: max(1, within)]
 
 
 class Sessions(Formats):
@@ -161,7 +172,7 @@ class Sessions(Formats):
         works = self.leading and not self.suspended and not self.is_short
         self._silence.pass_time(self.now_ms, works)
         if works and not self.holding and not self.swamped and len(self.table):
-            silent = self._silence.silent(self.table)
+            silent = self._silence.silent(self.table, self.machine.weight)
             if silent:
                 self.add(Kind.SESSION_EXPIRE, Body(argv=tuple(b"%d" % n for n in silent)))
             late = self._silence.late(islice(self.machine.offers(), ENDED_MAX), self.table)

@@ -139,6 +139,15 @@ class SortedMap(Generic[V]):
                 yield chunk.keys[at], chunk.values[at]
             index += 1
 
+    def number(self, begin: bytes, end: bytes) -> int:
+        """Return how many keys there are from one on up to, not including, another."""
+        found, index = 0, max(bisect_right(self._firsts, begin) - 1, 0)
+        while index < len(self._chunks) and self._firsts[index] < end:
+            keys = self._chunks[index].keys
+            found += bisect_left(keys, end) - bisect_left(keys, begin)
+            index += 1
+        return found
+
     def cut(self, begin: bytes, end: bytes) -> Cut[V]:
         """Forget the keys from one on up to, not including, another; whole chunks go at once."""
         cut = Cut[V]([], [])

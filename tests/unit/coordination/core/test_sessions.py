@@ -160,13 +160,25 @@ def test_many_sessions_are_looked_at_in_turns(monkeypatch) -> None:  # type: ign
     for beat in range(1, 13):
         silence.pass_time(beat * 100.0, works=True)
         silence.hear(25, beat * 100.0)
-        found += silence.silent(table)
+        found += silence.silent(table, lambda _: 0)
     assert len(found) == len(set(found))
     for beat in range(13, 40):
         silence.pass_time(beat * 100.0, works=True)
         silence.hear(25, beat * 100.0)
-        found += silence.silent(table)
+        found += silence.silent(table, lambda _: 0)
     assert sorted(found) == list(range(1, 25))
+
+
+def test_one_entry_ends_no_more_than_can_be_ended_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "EXPIRED_WEIGHT_MAX", 10)
+    weights = {1: 4, 2: 6, 3: 1, 4: 11, 5: 0, 6: 10}
+    table, silence, found = ClientTable(), Silence(), list[list[int]]()
+    for session in weights:
+        table.open(session, ME, b"500")
+    for beat in range(1, 12):
+        silence.pass_time(beat * 100.0, works=True)
+        found.append(silence.silent(table, weights.__getitem__))
+    assert [each for each in found if each] == [[1, 2], [3], [4], [5, 6]]
 
 
 def test_a_primary_shows_its_sessions_and_how_long_they_were_silent() -> None:

@@ -26,6 +26,14 @@ def test_it_has_what_was_put(changes: list[tuple[bytes, int]]) -> None:
     assert found.get(b"none") is None
 
 
+@given(puts, st.lists(st.binary(max_size=2), min_size=2, max_size=2))
+def test_keys_between_two_are_counted(changes: list[tuple[bytes, int]], ends: list[bytes]) -> None:
+    found, (begin, end) = SortedMap[int](), sorted(ends)
+    for key, value in changes:
+        found.put(key, value)
+    assert found.number(begin, end) == sum(begin <= key < end for key, _ in found.items())
+
+
 @given(puts, st.lists(st.integers(0, 60), max_size=4))
 def test_a_view_stays_as_it_was(changes: list[tuple[bytes, int]], when: list[int]) -> None:
     found, expected, views = SortedMap[int](), dict[bytes, int](), []

@@ -156,6 +156,10 @@ class Claims:
         prefix = key_of(session)
         return [_NUMBER.unpack(key[len(prefix) :])[0] for key, _ in self._held.under(prefix)]
 
+    def number_held(self, session: int) -> int:
+        """Return on how many elements a session holds something."""
+        return self._held.number_under(key_of(session))
+
     def waits_on(self, element: int) -> list[bytes]:
         """Return the names of waits that have an offer or wait here."""
         prefix = key_of(element)

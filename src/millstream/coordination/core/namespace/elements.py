@@ -28,12 +28,15 @@ from millstream.coordination.core.namespace.run import Happened, Run
 from millstream.coordination.core.namespace.tables import Tables, as_bytes
 from millstream.coordination.core.versions import NEVER, Version
 
-__all__ = ["MOVED_MAX", "WORK_MAX", "Element", "Elements", "Type", "key_of"]
+__all__ = ["MOVED_MAX", "OWNED_MAX", "WORK_MAX", "Element", "Elements", "Type", "key_of"]
 
 WORK_MAX: Final = 10_000
 """Elements that one entry goes through to delete or change them; beyond that: TOOBIG."""
 MOVED_MAX: Final = 100_000
 """Elements that are moved at once to where paths are longer, as none may become too long."""
+OWNED_MAX: Final = 5000
+"""Ephemeral elements of one session, and as many things that it holds or awaits: one entry ends
+all of them."""
 _KEY: Final = Struct(">Q")
 _HEAD: Final = Struct(">QBBQQHHHIIQIIQIIQQQQQQQQ")
 _NUMBER: Final = b"number"
@@ -289,6 +292,8 @@ class Elements(Family):
         Raises:
             Refused: QUOTA.
         """
+        if one.owner and self.owned(one.owner) >= OWNED_MAX:
+            raise Refused("QUOTA", f"a session has {OWNED_MAX} ephemeral elements at most")
         number = self._next_number()
         asker, key = run.asker, _KEY.pack(number)
         self._elements.put(key, one._replace(
@@ -384,6 +389,10 @@ class Elements(Family):
         run.happened.append(Happened(op, path, kind, line, data, is_deleted))
 
     # ---- ephemeral ones
+
+    def owned(self, session: int) -> int:
+        """Return how many elements end with a session."""
+        return self._ephemeral.number_under(_KEY.pack(session))
 
     def session_ended(self, run: Run, session: int) -> None:
         """End what ends with it, in the order of paths; what others want stays until they go."""

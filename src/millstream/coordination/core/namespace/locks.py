@@ -149,7 +149,7 @@ def _get(job: Job, elements: tuple[int, ...], wish: Wish) -> bytes:
         is_upgrade = any(claims.held_by(session, element) for element in elements)
         rival = claims.rival(elements, mode, session, b"" if is_upgrade else None)
     if rival is None:
-        token = sync.hold(job, elements, mode)
+        token = sync.take(job, elements, mode)
         if name is not None:
             waits.finish(job, name, lambda asked: granted(token, asked=asked))
         if wish.data is not None:

@@ -162,6 +162,12 @@ class Namespace:
         for family in self.state.finishing:
             family.finished(job)
 
+    def weight(self, session: int) -> int:
+        """Return how much ends with a session: elements, claims, items that it has taken."""
+        state = self.state
+        claims = state.synchronisation.weight(session)
+        return state.elements.owned(session) + claims + state.queues.number_taken(session)
+
     def end_sessions(self, entry: Entry, sessions: Sequence[int]) -> None:
         """Let everything go that was of these sessions alone; then see who may have it."""
         header = entry.header

@@ -275,6 +275,10 @@ class Queues(Family):
         found = self._tables.takers.under(key)
         return [(int.from_bytes(name[len(key) :], "big"), count) for name, count in found]
 
+    def number_taken(self, session: int) -> int:
+        """Return how many items a session has, of all queues."""
+        return sum(count for _, count in self.taken_by(session))
+
     def session_ended(self, run: Run, session: int) -> None:
         """Give back what it has."""
         for element, _ in self.taken_by(session):

@@ -121,7 +121,7 @@ def _take(words: Words) -> Call:
     def execute(job: Job) -> bytes:
         element, queue = _opened(job, path)
         session = _session(job)
-        has = sum(number for _, number in job.state.queues.taken_by(session))
+        has = job.state.queues.number_taken(session)
         if has >= TAKEN_MAX:
             raise Refused("QUOTA", f"a session has {TAKEN_MAX} items at most; end some first")
         taken = queue.take(session, min(count, TAKEN_MAX - has), GIVEN_BYTES_MAX)

@@ -104,7 +104,7 @@ def _acquired(
         raise Refused("DESTROYING", "the semaphore ends when those who have it leave it")
     used = sum(claims.number(element, phase, Mode.UNIT) for phase in (Phase.HELD, Phase.OFFERED))
     if used < semaphore.size and not claims.number(element, Phase.WAITING, Mode.UNIT):
-        return granted(sync.hold(job, (element,), Mode.UNIT), asked=token)
+        return granted(sync.take(job, (element,), Mode.UNIT), asked=token)
     if not may_wait:
         raise Refused("LOCKED", f"all {semaphore.size} units are taken")
     return sync.wait(job, Mode.UNIT, (element,), token=token)

@@ -31,7 +31,7 @@ from millstream.coordination.core.namespace.claims import (
     Rival,
 )
 from millstream.coordination.core.namespace.data import Data
-from millstream.coordination.core.namespace.elements import Elements, key_of
+from millstream.coordination.core.namespace.elements import OWNED_MAX, Elements, key_of
 from millstream.coordination.core.namespace.family import Family, Want
 from millstream.coordination.core.namespace.paths import Path
 from millstream.coordination.core.namespace.refused import Refused
@@ -156,6 +156,27 @@ class Synchronisation(Family):
 
     # ---- getting, giving back
 
+    def weight(self, session: int) -> int:
+        """Return how many claims a session has: held, offered or waiting."""
+        return self.claims.number_held(session) + self.waits.number_awaited(session)
+
+    def _check_room(self, session: int, more: int) -> None:
+        """Raise Refused (QUOTA) if a session would have too many claims; so its end is bounded."""
+        if self.weight(session) + more > OWNED_MAX:
+            raise Refused("QUOTA", f"a session holds or awaits {OWNED_MAX} things at most")
+
+    def take(self, run: Run, elements: Sequence[int], mode: Mode) -> Version:
+        """Make the session hold what is free (`hold`).
+
+        Raises:
+            Refused: QUOTA.
+        """
+        session = run.asker.session
+        new = [each for each in elements if self.claims.held_by(session, each) is None]
+        if new:
+            self._check_room(session, len(new))
+        return self.hold(run, elements, mode)
+
     def hold(self, run: Run, elements: Iterable[int], mode: Mode) -> Version:
         """Make the session hold this; return the newest token of what it holds now."""
         session, tokens = run.asker.session, []
@@ -221,8 +242,13 @@ class Synchronisation(Family):
         self, run: Run, mode: Mode, elements: tuple[int, ...], *, is_first: bool = False,
         token: bool = False, data: bytes | None = None,
     ) -> bytes:  # fmt: skip
-        """Have the session wait for this; return the reply."""
+        """Have the session wait for this; return the reply.
+
+        Raises:
+            Refused: QUOTA.
+        """
         asker = run.asker
+        self._check_room(asker.session, len(elements))
         wait = Wait(mode, asker.session, run.client, elements, data=data)
         self.waits.begin(run, wait, is_first=is_first, token=token)
         return self.pending(wait)

@@ -72,6 +72,10 @@ class Table(Generic[V]):
         found = self._map.after(prefix + start)
         return takewhile(lambda item: item[0].startswith(prefix), found)
 
+    def number_under(self, prefix: bytes) -> int:
+        """Return how many keys begin so, at little cost however many they are."""
+        return self._map.number(prefix, _end_of(prefix))
+
     def clear(self, prefix: bytes) -> None:
         """Have nothing under keys that begin so, at little cost however many they are.
 

@@ -136,6 +136,10 @@ class Waits:
                 return name
         return None
 
+    def number_awaited(self, session: int) -> int:
+        """Return how many elements the waits of a session are about, one by one."""
+        return sum(len(self.there(name).elements) for name in self.names_of(session))
+
     def offers(self) -> Iterator[tuple[bytes, Wait]]:
         """Yield names and waits that lapse if nobody comes for them."""
         for name, _ in self._offers.after(b""):

@@ -187,3 +187,24 @@ def test_no_path_becomes_too_long_by_a_move(monkeypatch: pytest.MonkeyPatch) -> 
     assert tree.do("MOVE", "/ns/a", "/ns/c") == b"+OK"
     tree.do("CREATE", "BINARY", "/ns/d")
     assert tree.do("MOVE", "/ns/c", "/ns/d/c").startswith(b"-TOOBIG")
+
+
+def test_no_more_ends_with_a_session_than_one_entry_can_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(elements, "OWNED_MAX", 3)
+    tree = Tree()
+    tree.do("CREATENAMESPACE", "/ns")
+    for name in "abc":
+        assert tree.do("CREATE", "BINARY", "EPHEMERAL", f"/ns/{name}", session=5) == b"+OK"
+    before = tree.bytes
+    create = "CREATE", "BINARY", "EPHEMERAL", "/ns/d"
+    assert tree.do(*create, session=5).startswith(b"-QUOTA a session has 3 ephemeral elements")
+    assert tree.bytes == before
+    assert tree.do("CREATE", "BINARY", "/ns/e", session=5) == b"+OK"
+    assert tree.do("CREATE", "BINARY", "EPHEMERAL", "/ns/f", session=6) == b"+OK"
+    assert tree.machine.weight(5) == 3
+    tree.do("DELETE", "/ns/a", session=5)
+    assert tree.do(*create, session=5) == b"+OK"
+    tree.end(5)
+    assert tree.machine.weight(5) == 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from millstream.coordination.core.namespace import synchronisation
 from millstream.coordination.core.namespace.claims import LOCKS, Mode, Phase
 from namespace_clients import Client, Group, word
 from synchronisation_model import LAPSING, Model, overlap
@@ -211,3 +213,30 @@ def test_offers_of_one_entry_lapse_together() -> None:
     sync.end(session=1)
     sync.lapse()
     sync.the_same_is_held_and_waited_for()
+
+
+def test_no_more_is_held_and_awaited_than_one_entry_can_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(synchronisation, "OWNED_MAX", 4)
+    group = Group()
+    ann, bob = Client(group, 11), Client(group, 12)
+    group.do("CREATENAMESPACE", "/n", session=0)
+    for name in "abcdef":
+        group.do("CREATE", "BINARY", f"/n/{name}", session=0)
+    bob.do("LOCK", "/n/c")
+    assert ann.do("LOCK", "READ", "GROUP", "/n/a", "/n/b") == b"+OK"
+    assert word(ann.do("LOCK", "GROUP", "/n/c", "/n/d")) == "PENDING"
+    assert word(ann.do("LOCK", "/n/e")) == "QUOTA"
+    assert word(ann.do("LOCK", "/n/c")) == "QUOTA"
+    assert bob.do("SEMAPHORE", "INIT", "1", "/n/f") == b"+OK"
+    assert word(bob.do("SEMAPHORE", "ACQUIRE", "/n/f")) == "OK"
+    assert word(ann.do("SEMAPHORE", "ACQUIRE", "/n/f")) == "QUOTA"
+    assert ann.do("LOCK", "READ", "/n/a") == b"+OK"  # that it holds already
+    assert ann.do("LOCK", "/n/a") == b"+OK"
+    assert group.machine.weight(11) == 4
+    bob.do("LOCK", "RELEASE", "/n/c")
+    assert word(ann.do("LOCK", "GROUP", "/n/c", "/n/d")) == "OK"  # an offer was counted before
+    assert word(ann.do("LOCK", "/n/e")) == "QUOTA"
+    ann.do("LOCK", "RELEASE", "/n/c")
+    assert ann.do("LOCK", "/n/e") == b"+OK"
