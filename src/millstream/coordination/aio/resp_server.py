@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger(__name__)
-CONNECTIONS_MAX: Final = 10_000
+CONNECTIONS_MAX: Final = 20_000
 """Of clients of one node; more are told that it is busy, and closed."""
 DESCRIPTORS_KEPT: Final = 512
 """Of those that a process may have, for files and other nodes: clients get no more than the rest,
