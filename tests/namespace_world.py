@@ -275,7 +275,7 @@ class Group:
         if self.suspended:
             return
         table = self.replica.table
-        silent = self.silence.silent(table)
+        silent = self.silence.silent(table, self.replica.machine.weight)
         if silent:
             self.log.append(Spec(Kind.SESSION_EXPIRE, tuple(b"%d" % one for one in silent)))
         late = self.silence.late(self.replica.machine.offers(), table)
