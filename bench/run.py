@@ -28,6 +28,7 @@ from typing import Any
 
 import coordination
 import engine
+import millstream
 import primitives
 import report
 import spark
@@ -45,6 +46,8 @@ from servers import (
 )
 
 Figures = dict[str, Any]
+SOURCES = Path(__file__).resolve().parent.parent / "src"
+"""What is measured: of this checkout, and of no other one the environment may have."""
 PARTITIONS = 64
 KEYS = 100_000
 VALUE_BYTES = 256
@@ -230,6 +233,9 @@ def main() -> int:
         "coordination": lambda at: coordination.measure_coordination(at, options.seconds),
         "primitives": lambda at: primitives.measure_primitives(at, options.seconds),
     }
+    found = Path(millstream.__file__)
+    if SOURCES not in found.parents:
+        sys.exit(f"{sys.executable} has the Millstream of {found.parent}; `make distclean setup`")
     build_programs()
     results = report.load() if options.only else {}
     former_streams = results.get("streams", {}) if options.rows else {}
