@@ -100,6 +100,11 @@ class AsyncClient(GroupClients):
 
         Raises:
             MissingError: there is no parent.
+
+        For example:
+
+            place = await client.create("/app/in-", b"host-a", ephemeral=True, sequential=True)
+            assert place.path == "/app/in-0000000000"
         """
         flags = [
             *(["EPHEMERAL"] if ephemeral else []), *(["SEQUENTIAL"] if sequential else []),
@@ -120,7 +125,8 @@ class AsyncClient(GroupClients):
             path: of a BINARY element.
             data: up to 1 MiB.
             version: only if this is its version.
-            token: only while the lock that gave this token is held (`Lock.token`).
+            token: only while the lock that gave this token is held (`Lock.token`), of this element
+                or of one above.
 
         Raises:
             VersionError, NotHeldError, MissingError, LockedError.
@@ -130,7 +136,13 @@ class AsyncClient(GroupClients):
         await self._change("PUT", path, data, *conditions, at=path)
 
     async def put_attributes(self, path: str, **attributes: bytes) -> None:
-        """Set attributes of users, `name=value` for `u.name`; an empty value takes one away."""
+        """Set attributes of users, `name=value` for `u.name`; an empty value takes one away.
+
+        For example:
+
+            await client.put_attributes("/app/job", color=b"red")
+            assert (await client.attributes("/app/job")).user == {"u.color": b"red"}
+        """
         words = [word for name, value in attributes.items() for word in (f"u.{name}", value)]
         await self._change("PUT", path, "ATTR", *words, at=path)
 
@@ -179,6 +191,10 @@ class AsyncClient(GroupClients):
         """Yield the names of an element's children in the order of their bytes; `/`: namespaces.
 
         Each page of `page` names is of one state of the tree; what changes between pages shows.
+        For example:
+
+            async for name in client.list("/app"):
+                print(name)
         """
         token: bytes | None = None
         while True:
@@ -286,7 +302,13 @@ class AsyncClient(GroupClients):
         return {key.decode(): value for key, value in found.items()}
 
     async def set_config(self, path: str, key: str, value: str) -> None:
-        """Set a key for an element and what is below it; `value` with its unit, as `3 s`."""
+        """Set a key for an element and what is below it; `value` with its unit, as `3 s`.
+
+        For example:
+
+            await client.set_config("/app/job", "LIMIT.ITEMS", "100")
+            assert await client.get_config("/app/job", "LIMIT.I*") == {"LIMIT.ITEMS": b"100"}
+        """
         await self._change("CONFIG", "SET", path, key, *value.split(), at=path)
 
     async def unset_config(self, path: str, key: str) -> None:
@@ -299,7 +321,13 @@ class AsyncClient(GroupClients):
         return {key.decode(): value for key, value in found.items()}
 
     async def set_acl(self, path: str, *words: str) -> None:
-        """Change an access list: `"MODE", "750"`, `"ENTRY", "user:ada:rw-"`."""
+        """Change an access list: `"MODE", "750"`, `"ENTRY", "user:ada:rw-"`.
+
+        For example:
+
+            await client.set_acl("/app/job", "MODE", "750")
+            assert (await client.get_acl("/app/job"))["mode"] == b"0750"
+        """
         await self._change("ACL", "SET", path, *words, at=path)
 
 
@@ -307,11 +335,14 @@ class Transaction:
     """Changes and conditions that are made as one, or not at all; up to 128.
 
         transaction = client.transaction()
-        transaction.check("/app/a", "EXISTS")
-        transaction.add("PUT", "/app/b", b"1")
+        transaction.check("/app/job", "EXISTS")
+        transaction.create("/app/done", b"1")
         replies = await transaction.commit()
 
-    As a context manager it commits at the end, unless an error leaves it.
+    As a context manager it commits at the end, unless an error leaves it:
+
+        async with client.transaction() as transaction:
+            transaction.delete("/app/done").put("/app/job", b"2")
     """
 
     def __init__(self, client: AsyncClient) -> None:

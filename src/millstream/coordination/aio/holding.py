@@ -180,6 +180,11 @@ class Lock(_Holding):
 
     As a context manager it is held inside. If the session was lost meanwhile, the end of the
     block raises `SessionLostError`; look at `is_held` before what must not be done without it.
+
+        lock = client.lock("/app/job", "/app/leader")
+        if await lock.try_acquire():
+            print("both or none", lock.token)
+            await lock.release()
     """
 
     _family = b"LOCK"
@@ -216,7 +221,16 @@ class Lock(_Holding):
 
 
 class Semaphore(_Holding):
-    """One unit of a semaphore; a client has one at most."""
+    """One unit of a semaphore; a client has one at most.
+
+    For example:
+
+        await client.create("/app/seats")
+        seat = client.semaphore("/app/seats")
+        await seat.init(2)
+        async with seat:
+            print("one of two", seat.token)
+    """
 
     _family = b"SEMAPHORE"
 
@@ -244,7 +258,15 @@ class Semaphore(_Holding):
 
 
 class Barrier(_Waiting):
-    """Where so many clients wait for each other; it begins anew each time."""
+    """Where so many clients wait for each other; it begins anew each time.
+
+    For example:
+
+        await client.create("/app/start")
+        start = client.barrier("/app/start")
+        await start.init(1)
+        is_last = await start.wait(timeout_s=60)
+    """
 
     _family = b"BARRIER"
     _withdrawn_by = (b"CANCEL",)
@@ -277,9 +299,12 @@ class Barrier(_Waiting):
 class Election(_Holding):
     """A candidate for leading by the WRITE lock of an element.
 
-    async with client.election("/app/leader", b"host-a") as leadership:
-        while leadership.is_held:
-            ...
+    For example:
+
+        async with client.election("/app/leader", b"host-a") as leadership:
+            await client.put("/app/leader", b"host-a, at work", token=leadership.token)
+            leader = await leadership.leader()
+            assert leader is not None and leader.data == b"host-a, at work"
     """
 
     _family = b"LOCK"

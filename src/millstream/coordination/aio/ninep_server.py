@@ -82,7 +82,7 @@ class NinepServer:
         """Close all connections, and end their sessions."""
         self._is_closed = True
         for connection in list(self._connections):
-            connection.cut()
+            connection.end()
         await self.tasks.finish()
 
     # ---- for connections
@@ -164,6 +164,11 @@ class _Connection(asyncio.Protocol):
         """Close at once."""
         if self._transport is not None:
             self._transport.abort()
+
+    def end(self) -> None:
+        """Close at once, and end its sessions while the node still takes requests."""
+        self.cut()
+        self.connection_lost(None)
 
     def _look_for_login(self) -> None:
         self._login = None

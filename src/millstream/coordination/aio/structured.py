@@ -37,7 +37,14 @@ class _Element:
 
 
 class Counter(_Element):
-    """A COUNTER: a number with limits."""
+    """A COUNTER: a number with limits.
+
+    For example:
+
+        await client.create("/app/visits", type="COUNTER", options=["UNSIGNED", "BIT", "32"])
+        visits = await client.counter("/app/visits").add(3)
+        assert visits.value == 3
+    """
 
     _family = b"COUNTER"
 
@@ -57,7 +64,15 @@ class Counter(_Element):
 
 
 class Items(_Element):
-    """A LIST: values by index, from 0, or from the end if negative."""
+    """A LIST: values by index, from 0, or from the end if negative.
+
+    For example:
+
+        await client.create("/app/steps", b"cut", b"glue", type="LIST")
+        steps = client.items("/app/steps")
+        await steps.append(b"paint")
+        assert await steps.range(-2, -1) == [b"glue", b"paint"]
+    """
 
     _family = b"LIST"
 
@@ -92,7 +107,15 @@ class Items(_Element):
 
 
 class Members(_Element):
-    """A SET: values without order, each once."""
+    """A SET: values without order, each once.
+
+    For example:
+
+        await client.create("/app/hosts", type="SET")
+        hosts = client.members("/app/hosts")
+        assert await hosts.add(b"a", b"b", b"a") == 2
+        assert [host async for host in hosts.all()] == [b"a", b"b"]
+    """
 
     _family = b"SET"
 
@@ -135,7 +158,18 @@ class Members(_Element):
 
 
 class Queue(_Element):
-    """A QUEUE: the highest priority first, then what was pushed first."""
+    """A QUEUE: the highest priority first, then what was pushed first.
+
+    For example:
+
+        await client.create("/app/orders", type="QUEUE")
+        orders = client.queue("/app/orders")
+        await orders.push(b"later", b"latest")
+        await orders.push(b"now", priority=1)
+        for order in await orders.take(2):
+            print(order.value)
+            await orders.ack(order.id)
+    """
 
     _family = b"QUEUE"
 
@@ -185,6 +219,17 @@ class Queue(_Element):
             handler: of one item.
             at_once: so many items at a time, up to `AT_ONCE_MAX`.
             stop: set it to end in good order.
+
+        For example:
+
+            await client.create("/app/orders", b"first", type="QUEUE")
+            done = asyncio.Event()
+
+            async def handle(order):
+                print(order.value)
+                done.set()
+
+            await client.queue("/app/orders").work(handle, stop=done)
         """
         assert 0 < at_once <= AT_ONCE_MAX, f"at_once is from 1 to {AT_ONCE_MAX}"
         stop = stop or asyncio.Event()

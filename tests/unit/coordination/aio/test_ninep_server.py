@@ -282,3 +282,19 @@ async def test_the_primary_is_followed(tmp_path: Path) -> None:
             await files.put("app/key/.data", b"from a backup")
         async with NinepClient(nodes.ninep_ports[await nodes.leader()], "/app/key") as files:
             assert await files.cat(".data") == b"from a backup"
+
+
+async def test_a_node_that_stops_ends_the_sessions_of_those_who_are_connected(
+    tmp_path: Path,
+) -> None:
+    async with node(tmp_path) as nodes:
+        port = nodes.ninep_ports[0]
+        connected = [NinepClient(port, "/app"), NinepClient(port, "/app")]
+        for files in connected:
+            await files.connect()
+            await files.attach(0, b"/app")
+            await files.ls("/")
+    left = [task.get_name() for task in asyncio.all_tasks() - {asyncio.current_task()}]
+    assert not left
+    for files in connected:
+        await files.close()
