@@ -151,6 +151,9 @@ class RegisterBackend:
     def figures(self) -> dict[str, dict[str, str]]:
         return {"Groups": {"groups": "1"}}
 
+    def settings(self) -> dict[bytes, bytes]:
+        return {b"NODE.DATA": b"/data", b"NODE.LISTEN": b"127.0.0.1:7379"}
+
 
 class FakeGuard:
     """Knows `users` by name and password, and `bearers` by token; `holds` their checks."""

@@ -112,7 +112,7 @@ class Node:
         self.process += 1
         self.incarnation += 1
         self.pool = Pool(stream(self.world.seed, f"pool/{self.number}/{self.process}").random)
-        self.requests = ClientRequests(self.running, self, NoNames())  # type: ignore[arg-type]
+        self.requests = ClientRequests(self.running, self, NoNames(), {})  # type: ignore[arg-type]
         self.is_listening = False
         formatted = tuple(group for group in sorted(self.disks) if is_formatted(self.disks[group]))
         self.world.say(self, f"starts with {len(formatted)} groups")

@@ -178,6 +178,7 @@ def _listening(order: CoordOrder) -> Listening:
     return Listening(
         _socket(order.coord), _socket(order.peer), tls, peer_tls, host, coord, peer,
         _socket(order.ninep),
+        (order.tls_cert or "", order.tls_key or "", order.tls_ca or ""),
     )  # fmt: skip
 
 

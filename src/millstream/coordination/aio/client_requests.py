@@ -48,12 +48,15 @@ class ClientRequests:
         groups: those that run here, by id.
         pool: what the node knows of groups.
         namespaces: which group has which, and how they are made.
+        settings: what the node was started with.
     """
 
     def __init__(
-        self, groups: Mapping[bytes, GroupRunner], pool: PoolRunner, namespaces: Namespaces
-    ) -> None:
+        self, groups: Mapping[bytes, GroupRunner], pool: PoolRunner, namespaces: Namespaces,
+        settings: dict[bytes, bytes],
+    ) -> None:  # fmt: skip
         self._groups, self._pool, self._namespaces = groups, pool, namespaces
+        self._settings = settings
 
     def group_of(self, key: bytes) -> int:
         """Return the group that has a key."""
@@ -190,6 +193,10 @@ class ClientRequests:
                 f"sessions={report.sessions}"
             )
         return {"coordination": {"node_id": pool.id.hex(), **shown}}
+
+    def settings(self) -> dict[bytes, bytes]:
+        """Return what the node was started with."""
+        return self._settings
 
 
 def _is_of_system(words: tuple[bytes, ...]) -> bool:

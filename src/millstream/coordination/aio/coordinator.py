@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import socket
 import ssl
@@ -76,6 +77,23 @@ class Listening(NamedTuple):
     peer_port: int = 0
     ninep: socket.socket | None = None
     """For clients of the file service; None: closed. It needs `coord`."""
+    tls_files: tuple[str, str, str] = ("", "", "")
+    """Certificate, key and authority, as `CONFIG GET NODE` shows them."""
+
+
+def _settings(directory: Path, listening: Listening) -> dict[bytes, bytes]:
+    """Return what a node is started with, as text."""
+    sockets = listening.coord, listening.peer, listening.ninep
+    places = [Address(*each.getsockname()[:2]).text for each in sockets if each is not None]
+    ports = [f"{port}" for port in (listening.coord_port, listening.peer_port) if port]
+    certificate, key, authority = listening.tls_files
+    said = {
+        "NODE.LISTEN": " ".join(places),
+        "NODE.ADVERTISE": " ".join([listening.host, *ports]),
+        "NODE.DATA": str(directory.parent),
+        "NODE.TLS.CERTIFICATE": certificate, "NODE.TLS.KEY": key, "NODE.TLS.CA": authority,
+    }  # fmt: skip
+    return {name.encode(): os.fsencode(value) for name, value in said.items()}
 
 
 class Coordinator:
@@ -102,7 +120,9 @@ class Coordinator:
         pool = Pool(random.SystemRandom().random)
         self.pool = PoolRunner(pool, directory, self.groups, self.peers, self._failed)
         self.namespaces = Namespaces(self.groups.running, self.pool, self.peers)
-        self.requests = ClientRequests(self.groups.running, self.pool, self.namespaces)
+        self.requests = ClientRequests(
+            self.groups.running, self.pool, self.namespaces, _settings(directory, listening)
+        )
         self._users, self._secret = users, secret
         self._guard = UserGuard(users, tokens, pool.setting)
         self.clients = RespServer(self.requests, self._guard)

@@ -93,6 +93,9 @@ class Backend(Protocol):
     def figures(self) -> dict[str, dict[str, str]]:
         """Return what INFO shows: sections of names and figures."""
 
+    def settings(self) -> dict[bytes, bytes]:
+        """Return what the node was started with: keys of `NODE` (`namespace.keys`)."""
+
 
 class Principal(NamedTuple):
     """Who is logged in.

@@ -24,6 +24,8 @@ from millstream.coordination.core.front_listening import (
 from millstream.coordination.core.front_sessions import session_command
 from millstream.coordination.core.front_users import user_command
 from millstream.coordination.core.namespace.admission import admit, begin_transaction
+from millstream.coordination.core.namespace.configuring import PATTERN_BYTES_MAX
+from millstream.coordination.core.namespace.keys import in_key_pattern
 from millstream.coordination.core.values import (
     NULL,
     OK,
@@ -247,10 +249,20 @@ def _info(front: Front, argv: list[bytes]) -> bytes:
     return bulk("\r\n".join(lines).encode())
 
 
-def _config(_front: Front, argv: list[bytes]) -> bytes:
-    if len(argv) < 3 or argv[1].upper() != b"GET":
-        return error("BADARG", "CONFIG GET|SET|UNSET path|GROUP|GLOBAL key ..., or GET pattern")
-    return mapping(())
+def _config(front: Front, argv: list[bytes]) -> bytes:
+    match [argv[1].upper(), argv[2].upper(), *argv[3:]] if len(argv) > 2 else []:
+        case [b"GET", b"NODE", pattern] if len(pattern) <= PATTERN_BYTES_MAX:
+            return _of_node(front, pattern)
+        case [b"GET", _]:
+            return mapping(())
+    return error("BADARG", "CONFIG GET|SET|UNSET path|GROUP|GLOBAL|NODE key ..., or GET pattern")
+
+
+def _of_node(front: Front, pattern: bytes) -> bytes:
+    if front.principal is not None and not front.principal.is_admin:
+        return error("NOPERM", "CONFIG of a node is for administrators")
+    found = sorted(front.backend.settings().items())
+    return mapping([(key, bulk(value)) for key, value in found if in_key_pattern(key, pattern)])
 
 
 def _vds(front: Front, argv: list[bytes]) -> bytes:

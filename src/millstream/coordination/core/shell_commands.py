@@ -82,6 +82,7 @@ DISCARD = forget them
 CHECK path EXISTS|ABSENT = a condition of a transaction
 CHECK path CAS|CHILDREN|IFLOCK version = a condition of a transaction
 CONFIG GET path|GROUP|GLOBAL key [SOURCE] [STALEREAD] = what counts
+CONFIG GET NODE key = what the node was started with
 CONFIG SET path|GROUP|GLOBAL key value [unit] = set a key
 CONFIG UNSET path|GROUP|GLOBAL key = set it no more
 ACL GET path [STALEREAD] = who may what

@@ -330,6 +330,21 @@ def test_what_a_browser_is_made_to_say_is_not_done(head: str) -> None:
     assert client.backend.executed == []
 
 
+def test_a_node_says_what_it_was_started_with() -> None:
+    client = Client()
+    assert "/data" in client.say("CONFIG GET NODE node.data")
+    assert "7379" in client.say("CONFIG GET node NODE.*")
+    assert "7379" not in client.say("CONFIG GET NODE *.data")
+    assert client.say("CONFIG GET NODE NODE.NOTHING", "CONFIG GET save") == "*0\r\n*0\r\n"
+    for line in ("CONFIG GET NODE", "CONFIG GET NODE a b", "CONFIG GET NODE " + "x" * 65):
+        assert client.say(line).startswith(("-BADARG", "*0"))
+    stranger = Client(guard=FakeGuard({"bob": ("pw", False)}))
+    assert stranger.say("CONFIG GET NODE NODE.DATA").startswith("-NOAUTH")
+    stranger.say("AUTH bob pw")
+    assert stranger.say("CONFIG GET NODE NODE.DATA").startswith("-NOPERM")
+    assert client.backend.executed == []
+
+
 def test_too_much_is_said_to_be() -> None:
     assert Client().say("*5000").startswith("-TOOBIG")
 

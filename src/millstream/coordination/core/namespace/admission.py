@@ -35,9 +35,14 @@ def admit(argv: Sequence[bytes], stamp: int) -> Wish | bytes:
 
 
 def _admit_config(argv: Sequence[bytes], stamp: int) -> Wish | bytes | None:
-    """CONFIG of elements, the group or all groups; that of a Redis server names none of them."""
-    is_ours = len(argv) > 3 and (argv[2].startswith(b"/") or argv[2].upper() in _SETS)
-    return admit(argv, stamp) if is_ours else None
+    """CONFIG of elements, the group or all groups; that of a Redis server names none of them.
+
+    What a node was started with it says by itself; that it is not to be changed is said here.
+    """
+    verb, where = argv[1:3] if len(argv) > 3 else (b"", b"")
+    is_ours = where.startswith(b"/") or where.upper() in _SETS
+    is_of_node = where.upper() == b"NODE" and verb.upper() == b"GET"
+    return admit(argv, stamp) if is_ours and not is_of_node else None
 
 
 def begin_transaction() -> Transaction:

@@ -43,9 +43,11 @@ def test_commands_that_may_wait_need_a_session() -> None:
 def test_configuration_of_no_element_is_none_of_ours() -> None:
     assert NAMESPACE_COMMANDS[b"CONFIG"]([b"CONFIG", b"GET", b"save"], 0) is None
     assert isinstance(NAMESPACE_COMMANDS[b"CONFIG"]([b"CONFIG", b"GET", b"/ns", b"*"], 0), Wish)
-    of_node = NAMESPACE_COMMANDS[b"CONFIG"]([b"CONFIG", b"GET", b"NODE", b"NODE.DATA"], 0)
-    assert isinstance(of_node, bytes)
-    assert of_node.startswith(b"-BADARG a node takes its keys from its file")
+    of_node = [b"CONFIG", b"GET", b"NODE", b"NODE.DATA"]
+    assert NAMESPACE_COMMANDS[b"CONFIG"](of_node, 0) is None
+    refused = NAMESPACE_COMMANDS[b"CONFIG"]([b"CONFIG", b"SET", b"NODE", b"NODE.DATA", b"/x"], 0)
+    assert isinstance(refused, bytes)
+    assert refused.startswith(b"-BADARG a node takes its keys from its file")
 
 
 def test_a_transaction_looks_at_its_commands() -> None:
