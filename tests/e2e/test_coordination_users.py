@@ -4,7 +4,7 @@ import base64
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,42 @@ def test_users_and_bearers_of_tokens(tmp_path: Path, protocol: int) -> None:
         until(lambda: is_admin(node, of_issuer("joe", "ops"), protocol=protocol))
         assert not is_admin(node, of_issuer("eve", "admins"), protocol=protocol)
     assert "secret" not in node.log()
+
+
+def test_whose_tokens_are_taken_may_be_set_for_all_nodes(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_bytes(jwks())
+    settings = (("ISSUER", RULES.issuer), ("AUDIENCE", RULES.audience), ("JWKS", str(keys)))
+    options = OPTIONS[: OPTIONS.index("--oidc-issuer")]
+    with NodeProcess(tmp_path / "node", *options) as node, logged_in(node, "ada", "secret") as ada:
+        until(lambda: ada.execute_command("SET", "ready", "yes"))
+        with (
+            logged_in(node, "token", of_issuer("bob")) as stranger,
+            pytest.raises((redis.AuthenticationError, redis.ResponseError), match="no tokens"),
+        ):
+            stranger.ping()
+        ada.execute_command("CREATENAMESPACE", "/app")
+        for key, value in settings:
+            ada.execute_command("CONFIG SET", "GLOBAL", f"GLOBAL.AUTH.{key}", value)
+
+        def is_let_in() -> bool:
+            with logged_in(node, "token", of_issuer("bob")) as bob:
+                return bob.execute_command("ACL WHOAMI")[b"principal"] == b"bob"
+
+        until(lambda: succeeds(is_let_in))
+        shown = ada.execute_command("CONFIG GET", "NODE", "NODE.*")
+        assert Path(shown["NODE.DATA"]).samefile(node.data_dir)
+        assert shown["NODE.TLS.CERTIFICATE"] == str(TLS / "node.pem")
+        ada.execute_command("CONFIG UNSET", "GLOBAL", "GLOBAL.AUTH.ISSUER")
+        until(lambda: not succeeds(is_let_in))
+
+
+def succeeds(call: Callable[[], bool]) -> bool:
+    """Return what is found, False if it is refused."""
+    try:
+        return call()
+    except redis.RedisError:
+        return False
 
 
 def is_admin(node: NodeProcess, secret: str, **options: Any) -> bool:

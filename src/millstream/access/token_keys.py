@@ -9,7 +9,7 @@ Invariants:
 2. Keys that were read stay good when reading them again fails.
 3. No redirection is followed: keys come from where it was said.
 
-Elsewhere: judging (`access.tokens`), which sources are taken (`node.settings`).
+Elsewhere: judging (`access.tokens`), which sources are taken (`model.addresses`).
 """
 
 from __future__ import annotations

@@ -14,17 +14,16 @@ Elsewhere: opening the listeners (`node.engine`), the options as shown by help (
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from urllib.parse import urlsplit
 
 from millstream.errors import UsageError
 from millstream.kv.core.memory import MEMORY_QUOTA_BYTES_MIN
+from millstream.model.addresses import is_key_source, is_loopback
 from millstream.node.bucket_names import (
     checked_bucket_name,
     checked_memory_quota,
@@ -82,12 +81,7 @@ class Address(NamedTuple):
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach it."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
 
     @property
     def is_wildcard(self) -> bool:
@@ -219,14 +213,9 @@ def _cluster_secret(option: str, value: object) -> str:
 
 def _key_source(option: str, value: object) -> str:
     source = _text(option, value)
-    scheme, is_url, _ = source.partition("://")
-    if not is_url:
+    if "://" not in source:
         return str(Path(source).absolute())
-    try:
-        host = urlsplit(source).hostname
-    except ValueError:
-        host = None
-    if not host or (scheme != "https" and (scheme != "http" or not Address(host, 0).is_loopback)):
+    if not is_key_source(source):
         raise _bad(
             option, source,
             "a file is wanted, or a URL with https (with http only of this machine)",

@@ -1,7 +1,7 @@
 import pytest
 
 from millstream.errors import UsageError
-from millstream.model.addresses import parse_address
+from millstream.model.addresses import is_key_source, parse_address
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,24 @@ def test_what_is_no_address(text: str) -> None:
     with pytest.raises(UsageError) as failed:
         parse_address(text, default_port=7)
     assert failed.value.code == "bad_address"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        ("/etc/keys.json", True),
+        ("keys.json", False),
+        ("", False),
+        ("https://id.example.org/keys", True),
+        ("https://", False),
+        ("https://[::1", False),
+        ("http://id.example.org/keys", False),
+        ("http://10.0.0.1/keys", False),
+        ("http://127.0.0.1:8080/keys", True),
+        ("http://localhost/keys", True),
+        ("http://[::1]:1/keys", True),
+        ("ftp://localhost/keys", False),
+    ],
+)
+def test_where_keys_may_come_from(text: str, is_one: bool) -> None:
+    assert is_key_source(text) is is_one

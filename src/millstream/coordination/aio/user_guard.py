@@ -6,7 +6,7 @@ Invariants:
 2. A user who was changed or removed while a password was checked is not let in.
 3. Whoever's record was changed is told of (`on_user_changed`) `DROP_S` later: behind the reply.
 
-Elsewhere: the record (`access.users`), tokens (`access.token_keys`), connections
+Elsewhere: the record (`access.users`), tokens (`aio.provider`), connections
 (`aio.resp_server`), commands (`core.front_commands`, `core.front_users`).
 """
 
@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from millstream.access.users import User, UserStore
+from millstream.coordination.aio.provider import Provider
 from millstream.coordination.core.backend import Checked, Principal, UserChange, ValueDone
 from millstream.coordination.core.values import OK, array, bulk, error, mapping
 from millstream.errors import (
@@ -53,7 +54,7 @@ class UserGuard:
 
     Args:
         users: the record.
-        tokens: judges tokens; None: none are taken.
+        tokens: judges tokens, in place of the provider that is set for all groups.
         setting: what is set for all groups under a key, or None.
     """
 
@@ -63,7 +64,8 @@ class UserGuard:
         tokens: TokenKeys | None = None,
         setting: Callable[[bytes], bytes | None] = lambda key: None,
     ) -> None:
-        self._users, self._tokens, self._setting = users, tokens, setting
+        self._users, self._setting = users, setting
+        self._provider = Provider(tokens, setting)
         self._tasks, self._token_tasks = Tasks(), Tasks()
         self._threads = ThreadPoolExecutor(CHECKS_MAX, "coordination passwords")
         self.on_user_changed: Callable[[str], None] = lambda name: None
@@ -75,8 +77,8 @@ class UserGuard:
     def asks(self) -> bool:
         """Whether there are users, or tokens are taken, or it is said so for all nodes."""
         return (
-            self._tokens is not None
-            or not self._users.is_empty
+            not self._users.is_empty
+            or self._provider.is_there
             or self._setting(b"GLOBAL.AUTH.REQUIRED") == b"true"
         )
 
@@ -115,10 +117,10 @@ class UserGuard:
         return done(Principal(user.name, is_admin, user.groups))
 
     async def _check_token(self, token: bytes, done: Checked) -> None:
-        if self._tokens is None:
+        if (tokens := self._provider.tokens) is None:
             return done("this node takes names and passwords, no tokens")
         try:
-            bearer = await self._tokens.check(token)
+            bearer = await tokens.check(token)
         except AccessError as error:
             return done(str(error))
         is_admin = self._is_admin(bearer.groups)
@@ -183,6 +185,7 @@ class UserGuard:
         """Stop checking."""
         await self._tasks.stop()
         await self._token_tasks.stop()
+        await self._provider.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
