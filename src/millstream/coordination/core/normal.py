@@ -81,7 +81,8 @@ class Normal(Member):
     """Requests, Prepare, PrepareOk, Commit, GetState, NewState."""
 
     acks: dict[bytes, int]
-    flushed_lsn = durable_lsn = 0
+    flushed_lsn = 0
+    durable_lsn = 0
     shared_bytes = 0
     """Given to members that lag, since the last heartbeat."""
     noop_lsn = 0

@@ -71,8 +71,8 @@ class Views(Reading):
         self._heard_ms = self.now_ms
 
     def _new_patience(self) -> None:
-        low, high = PATIENCE_MS
-        drawn = low + (high - low) * self.chance()
+        low = PATIENCE_MS[0]
+        drawn = low + (PATIENCE_MS[1] - low) * self.chance()
         grown = 1.5 ** min(self._failures, FAILURES_MAX)
         self._patience_ms = min(PATIENCE_MS_MAX, drawn * grown)
 
