@@ -37,9 +37,10 @@ from millstream.coordination.core.normal import BATCH_BYTES_MAX
 from millstream.coordination.core.reading import Reading
 from millstream.coordination.core.repair import Repair
 
-__all__ = ["FAILURES_MAX", "JOIN_MS", "PATIENCE_MS", "PATIENCE_MS_MAX", "Views"]
+__all__ = ["FAILURES_MAX", "JOIN_MS", "PATIENCE_MS", "PATIENCE_MS_MAX", "PATIENCE_SPREAD_MS", "Views"]
 
-PATIENCE_MS: Final = (600.0, 900.0)
+PATIENCE_MS: Final = 600.0
+PATIENCE_SPREAD_MS: Final = 300.0
 """A member that has not heard its primary for a time drawn from here asks for another one."""
 PATIENCE_MS_MAX: Final = 5000.0
 """The time grows by half with every attempt that fails, up to this."""
@@ -71,8 +72,7 @@ class Views(Reading):
         self._heard_ms = self.now_ms
 
     def _new_patience(self) -> None:
-        low = PATIENCE_MS[0]
-        drawn = low + (PATIENCE_MS[1] - low) * self.chance()
+        drawn = PATIENCE_MS + PATIENCE_SPREAD_MS * self.chance()
         grown = 1.5 ** min(self._failures, FAILURES_MAX)
         self._patience_ms = min(PATIENCE_MS_MAX, drawn * grown)
 
