@@ -37,7 +37,9 @@ from millstream.coordination.core.normal import BATCH_BYTES_MAX
 from millstream.coordination.core.reading import Reading
 from millstream.coordination.core.repair import Repair
 
-__all__ = ["FAILURES_MAX", "JOIN_MS", "PATIENCE_MS", "PATIENCE_MS_MAX", "PATIENCE_SPREAD_MS", "Views"]
+__all__ = [
+    "FAILURES_MAX", "JOIN_MS", "PATIENCE_MS", "PATIENCE_MS_MAX", "PATIENCE_SPREAD_MS", "Views",
+]  # fmt: skip
 
 PATIENCE_MS: Final = 600.0
 PATIENCE_SPREAD_MS: Final = 300.0
