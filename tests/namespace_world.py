@@ -198,12 +198,12 @@ class Group:
 
     def resumed(self, connection: Connection, session: int) -> None:
         """Answer who goes on with a session."""
-        code, words = self.replica.table.know(INSTANCE, session, b"s")
+        code, highest = self.replica.table.know(INSTANCE, session, b"s")
         if code is not Code.OK:
             self.reply(connection, 0, 0, b"-SESSIONEXPIRED")
             return
         self.attach(connection, session)
-        self.reply(connection, 0, 0, b"+SESSION %d %s" % (session, words.split()[1]))
+        self.reply(connection, 0, 0, b"+SESSION %d %d" % (session, highest))
 
     # ---- requests
 
@@ -275,10 +275,10 @@ class Group:
         if self.suspended:
             return
         table = self.replica.table
-        silent = self.silence.silent(table, self.replica.machine.weight)
+        silent = self.silence.silent(table, self.replica.time_out_ms, self.replica.machine.weight)
         if silent:
             self.log.append(Spec(Kind.SESSION_EXPIRE, tuple(b"%d" % one for one in silent)))
-        late = self.silence.late(self.replica.machine.offers(), table)
+        late = self.silence.late(self.replica.machine.offers(), table, self.replica.time_out_ms)
         for path, session, lsn in late:
             self.log.append(Spec(Kind.TICK, (path, b"%d" % session, b"%d" % lsn)))
 

@@ -43,6 +43,7 @@ __all__ = [
     "LONG_MS",
     "MAP_MS",
     "NODES_MAX",
+    "SOON_MS",
     "Call",
     "Caller",
     "Connect",
@@ -79,6 +80,8 @@ AGAIN_MIN_MS: Final = 20.0
 """Before what waits is asked for again; twice as long before each further time."""
 AGAIN_MAX_MS: Final = 500.0
 """What waits is asked for no more rarely; an offer of it is kept for far longer."""
+SOON_MS: Final = 100.0
+"""After what may have changed the session's time-out it is asked for; none is that short."""
 MAP_MS: Final = 2000.0
 """How often a client asks where the members are, so that it knows the next primary."""
 NODES_MAX: Final = 64
@@ -229,9 +232,14 @@ class _Step(Enum):
     RESUME = 4
     PING = 5
     BEFORE = 6
+    INFO = 7
 
 
 _OF_SESSION: Final = (_Step.OPEN, _Step.RESUME, _Step.PING)
+_HOLDING: Final = frozenset(
+    (b"LOCK", b"SEMAPHORE", b"BARRIER", b"ELECT", b"QUEUE", b"CREATE", b"EXEC")
+)
+"""Commands after which a session may hold what has a shorter time-out."""
 
 
 class _Link(Enum):
@@ -282,6 +290,8 @@ class Caller:
         self._beats: deque[float] = deque()
         """When what shows the primary that the client lives was sent, and is not answered."""
         self._beaten_ms = 0.0
+        self._soon_ms = float("inf")
+        """When to beat early, to be told the time-out."""
         self.heard_ms: float | None = None
         """The primary has heard the session at this time or later; None without a session."""
         self._deadlines: list[tuple[float, int, _Pending]] = []
@@ -378,7 +388,7 @@ class Caller:
         if not self._flight:
             self._since_ms = self._now
         self._flight.append(item)
-        is_for_group = not isinstance(item, _Step) or item in _OF_SESSION
+        is_for_group = not isinstance(item, _Step) or item in (*_OF_SESSION, _Step.INFO)
         if is_for_group and argv[2 * (argv[0] == b"CSN")] not in _NAMING:
             argv = (*self._prefix, *argv)
         self._effects.append(Transmit(argv))
@@ -461,6 +471,8 @@ class Caller:
                 self._not_greeted(reply)
         elif item is _Step.BEFORE:
             pass
+        elif item is _Step.INFO:
+            self._take_time_out(reply)
         elif item is _Step.VDS:
             self._learn(members_of(reply))
         elif isinstance(reply, ErrorReply):
@@ -468,7 +480,9 @@ class Caller:
             self._session_refused(item, reply)
         else:
             sent_ms = self._beats.popleft()
-            if item is not _Step.PING:
+            if item is _Step.PING:  # it has found out what INFO shows
+                self._transmit(_Step.INFO, (b"SESSION", b"INFO"))
+            else:
                 self._begin(item, reply)
             if self.client_id is not None:
                 self.heard_ms = sent_ms
@@ -494,13 +508,20 @@ class Caller:
         if item is _Step.OPEN:
             self.client_id, self._secret = reply[b"client_id"], reply[b"secret"]
             self._csn = 0
-        ttl = reply.get(b"ttl")
-        self.time_out_ms = ttl if isinstance(ttl, int) else self._wanted_ms
+        self.time_out_ms = self._wanted_ms
+        self._take_time_out(reply)
+        self._soon_ms = self._now + SOON_MS
         self._ask_again(self._waiting)
         self._csn = max(self._csn, reply[b"csn"])
         self._link = _Link.READY
         self._until_ms = self._now
         return None
+
+    def _take_time_out(self, reply: Any) -> None:
+        """What a session holds, and what is set for that, may change it at any time."""
+        ttl = reply.get(b"ttl") if isinstance(reply, dict) else None
+        if isinstance(ttl, int):
+            self.time_out_ms = ttl
 
     def _session_refused(self, item: _Step, reply: ErrorReply) -> None:
         if reply.code in _OTHER_NODE or reply.code in _LATER:
@@ -548,6 +569,8 @@ class Caller:
         self._failures, self._hints, self._failing_since, self._refusal = 0, 0, None, None
         if call.may_wait and is_pending(reply):
             return self._wait(call)
+        if call.csn and call.argv[0].upper() in _HOLDING:
+            self._soon_ms = min(self._soon_ms, self._now + SOON_MS)
         self._finish(call, Outcome.ANSWERED, reply)
         return None
 
@@ -569,13 +592,14 @@ class Caller:
             self._leave(None)
         if self._link is _Link.READY:
             if self._now >= self._beat_ms:  # also while a long reply is under way
+                self._soon_ms = float("inf")
                 self._transmit(_Step.PING, (b"SESSION", b"PING"))
             if self._now >= self._map_ms:
                 self._ask_map()
 
     @property
     def _beat_ms(self) -> float:
-        return self._beaten_ms + self.time_out_ms / 3
+        return min(self._beaten_ms + self.time_out_ms / 3, self._soon_ms)
 
     def _set_wake(self) -> None:
         times = [self._deadlines[0][0]] if self._deadlines else []

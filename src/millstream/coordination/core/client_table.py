@@ -49,7 +49,7 @@ WINDOW_MAX: Final = 256
 SESSIONS_MAX: Final = 100_000
 """Of one group; no more are opened."""
 TIME_OUT_MS: Final = 10_000
-"""So long a client may be silent, if it asks for no less."""
+"""So long a client may be silent, if it asks for no less and nothing else is set."""
 TIME_OUT_MS_MIN: Final = 500
 """No time-out is shorter."""
 SECRET_BYTES_MAX: Final = 64
@@ -198,7 +198,7 @@ class ClientTable:
             self._sessions.pop(session, None)
 
     def time_out_ms(self, session: int) -> int:
-        """Return how long its client may be silent; there has to be such a session."""
+        """Return how long its client asked to be silent; there has to be such a session."""
         return self._sessions[session].time_out_ms
 
     def about(self, session: int) -> tuple[bytes, int, int]:
@@ -206,14 +206,14 @@ class ClientTable:
         known = self._sessions[session]
         return known.instance, known.time_out_ms, known.highest
 
-    def know(self, instance: bytes, session: int, secret: bytes) -> tuple[Code, bytes]:
-        """Return what a client that goes on with its session is told."""
+    def know(self, instance: bytes, session: int, secret: bytes) -> tuple[Code, int]:
+        """Return what a client that goes on with its session is told: its highest number."""
         known = self._sessions.get(session)
         if known is None or known.instance != instance:
-            return Code.SESSIONEXPIRED, b""
+            return Code.SESSIONEXPIRED, 0
         if not compare_digest(known.secret, secret[:SECRET_BYTES_MAX]):
-            return Code.NOPERM, b""
-        return Code.OK, b"%d %d" % (known.time_out_ms, known.highest)
+            return Code.NOPERM, 0
+        return Code.OK, known.highest
 
     def judge(self, instance: bytes, session: int, csn: int) -> Verdict:
         """Return whether a request may be executed, and the reply if it was."""

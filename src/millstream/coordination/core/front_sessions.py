@@ -90,8 +90,10 @@ def _ping(front: Front, gid: int, session: Session) -> None:
     slot = front.slot(gid)
 
     def known(reply: Reply) -> None:
-        is_there = reply.code is Code.OK
-        slot.fill(status(b"PONG") if is_there else front.refusal(gid, reply))
+        if reply.code is not Code.OK:
+            return slot.fill(front.refusal(gid, reply))
+        session.ttl_ms = int(reply.value.split()[0])  # INFO says it
+        return slot.fill(status(b"PONG"))
 
     front.backend.resume(gid, session.instance, session.number, session.secret, known)
 

@@ -60,6 +60,10 @@ class GroupState:
         """Return how much ends with a session."""
         return self.namespace.weight(session)
 
+    def silence_ms(self, session: int) -> int | None:
+        """Return what is set for that of which a session holds something."""
+        return self.namespace.silence_ms(session)
+
     def end_sessions(self, entry: Entry, sessions: Sequence[int]) -> None:
         """Let go what was of these sessions alone."""
         self.namespace.end_sessions(entry, sessions)

@@ -195,10 +195,12 @@ class Reading(Normal):
         if self.suspended:
             self.reply(read.ticket, Code.NOQUORUM)
         elif isinstance(read, Resume):
-            known = self.table.know(read.instance, read.session, read.secret)
-            if known[0] is Code.OK:
+            code, highest = self.table.know(read.instance, read.session, read.secret)
+            told = b""
+            if code is Code.OK:
                 self.touch(read.session)
-            self.reply(read.ticket, *known, self.commit_lsn)
+                told = b"%d %d" % (self.time_out_ms(read.session), highest)
+            self.reply(read.ticket, code, told, self.commit_lsn)
         elif isinstance(read, Request):
             verdict = self.judge(read.instance, read.session, read.csn)
             if verdict.past is Past.WAITING:

@@ -60,6 +60,9 @@ class StateMachine(Protocol):
     def weight(self, session: int) -> int:
         """Return how much ends with a session, in things that are let go one by one."""
 
+    def silence_ms(self, session: int) -> int | None:
+        """Return how long a session may be silent by what is set in the state, None if nothing."""
+
     def end_sessions(self, entry: Entry, sessions: Sequence[int]) -> None:
         """Let go what was of these sessions alone: this committed entry has ended them."""
 
@@ -124,6 +127,10 @@ class Registers:
     def weight(self, session: int) -> int:
         """Return 0: registers are nobody's."""
         return 0
+
+    def silence_ms(self, session: int) -> int | None:
+        """Return nothing: registers have no settings."""
+        return None
 
     def end_sessions(self, entry: Entry, sessions: Sequence[int]) -> None:
         """Do nothing: registers are nobody's."""

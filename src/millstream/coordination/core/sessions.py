@@ -32,6 +32,7 @@ __all__ = [
     "EXPIRED_MAX",
     "EXPIRED_WEIGHT_MAX",
     "LIST_MAX",
+    "LOOK_AGAIN_MS",
     "STEP_MS_MAX",
     "SWEEP_MAX",
     "Sessions",
@@ -41,6 +42,9 @@ __all__ = [
 
 SWEEP_MAX: Final = 10_000
 """Sessions looked at in one heartbeat; all that there may be are looked at within a second."""
+LOOK_AGAIN_MS: Final = 1000.0
+"""A session that is silent, but not for too long, is looked at again after so long at the latest:
+by then what is set for it may be another time-out."""
 EXPIRED_MAX: Final = 1000
 """Sessions that one entry ends."""
 EXPIRED_WEIGHT_MAX: Final = 5000
@@ -75,6 +79,8 @@ class Silence:
         self._worked_ms = 0.0
         self._last_ms = now_ms
         self._heard: dict[int, float] = {}
+        self._later: dict[int, float] = {}
+        """When to look again at who was silent for a while."""
         self._ending: set[int] = set()
         self._sweep: Iterator[int] = iter(())
         self._offered: dict[Offer, float] = {}
@@ -87,6 +93,7 @@ class Silence:
         """Note that these have ended."""
         for session in sessions:
             self._heard.pop(session, None)
+            self._later.pop(session, None)
             self._ending.discard(session)
 
     def pass_time(self, now_ms: float, works: bool) -> None:
@@ -99,32 +106,43 @@ class Silence:
         """Return for how long nothing was heard of it."""
         return max(0.0, self._worked_ms - self._heard.get(session, 0.0))
 
-    def silent(self, table: ClientTable, weigh: Callable[[int], int]) -> list[int]:
+    def silent(
+        self, table: ClientTable, time_out_ms: Callable[[int], int], weigh: Callable[[int], int]
+    ) -> list[int]:
         """Return sessions that are to end now, each once; `weigh`: how much ends with one."""
         looked_at = list(islice(self._sweep, SWEEP_MAX))
         if len(looked_at) < SWEEP_MAX:
             self._sweep = iter(list(table))
             looked_at += islice(self._sweep, SWEEP_MAX - len(looked_at))
         found = []
-        worked_ms, heard = self._worked_ms, self._heard
+        worked_ms, heard, later = self._worked_ms, self._heard, self._later
         for session in dict.fromkeys(looked_at):
             silent_ms = worked_ms - heard.get(session, 0.0)
             if silent_ms < TIME_OUT_MS_MIN or session not in table or session in self._ending:
                 continue
-            if silent_ms > table.time_out_ms(session):
+            if worked_ms < later.get(session, 0.0):
+                continue
+            left_ms = time_out_ms(session) - silent_ms
+            if left_ms < 0:
                 found.append(session)
+            else:
+                later[session] = worked_ms + min(left_ms, LOOK_AGAIN_MS)
         found = _light(found[:EXPIRED_MAX], weigh)
         self._ending.update(found)
         return found
 
-    def late(self, offers: Iterable[Offer], table: ClientTable) -> list[Offer]:
+    def late(
+        self, offers: Iterable[Offer], table: ClientTable, time_out_ms: Callable[[int], int]
+    ) -> list[Offer]:
         """Return which of these are to end now: since when each is there is counted here."""
         worked_ms, known = self._worked_ms, self._offered
         self._offered = {offer: known.get(offer, worked_ms) for offer in offers}
         found = [
             offer
             for offer, since_ms in self._offered.items()
-            if offer.session in table and worked_ms - since_ms > table.time_out_ms(offer.session)
+            if worked_ms - since_ms > TIME_OUT_MS_MIN
+            and offer.session in table
+            and worked_ms - since_ms > time_out_ms(offer.session)
         ]
         self._offered.update(dict.fromkeys(found, worked_ms))
         return found
@@ -152,10 +170,12 @@ class Sessions(Formats):
     def sessions_after(self, number: int) -> list[Shown]:
         """Return the first sessions that began later than that one, in their order."""
         later = islice(dropwhile(number.__ge__, self.table), LIST_MAX)
-        return [
-            Shown(session, *self.table.about(session), self._silence.silent_ms(session))
-            for session in later
-        ]
+        return [self._shown(session) for session in later]
+
+    def _shown(self, session: int) -> Shown:
+        instance, _, highest = self.table.about(session)
+        silent_ms = self._silence.silent_ms(session)
+        return Shown(session, instance, self.time_out_ms(session), highest, silent_ms)
 
     def ended(self, sessions: Iterable[int]) -> None:
         """Forget their time."""
@@ -172,10 +192,11 @@ class Sessions(Formats):
         works = self.leading and not self.suspended and not self.is_short
         self._silence.pass_time(self.now_ms, works)
         if works and not self.holding and not self.swamped and len(self.table):
-            silent = self._silence.silent(self.table, self.machine.weight)
+            silent = self._silence.silent(self.table, self.time_out_ms, self.machine.weight)
             if silent:
                 self.add(Kind.SESSION_EXPIRE, Body(argv=tuple(b"%d" % n for n in silent)))
-            late = self._silence.late(islice(self.machine.offers(), ENDED_MAX), self.table)
+            offers = islice(self.machine.offers(), ENDED_MAX)
+            late = self._silence.late(offers, self.table, self.time_out_ms)
             if late:
                 named = [(path, b"%d" % session, b"%d" % lsn) for path, session, lsn in late]
                 self.add(Kind.TICK, Body(argv=tuple(chain.from_iterable(named))))

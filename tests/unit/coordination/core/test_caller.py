@@ -19,6 +19,7 @@ from millstream.coordination.core.caller import (
     LONG_MS,
     MAP_MS,
     NODES_MAX,
+    SOON_MS,
     Call,
     Caller,
     Connect,
@@ -41,6 +42,8 @@ from millstream.coordination.core.caller import (
 from millstream.coordination.core.effects import Code
 from millstream.coordination.core.front import Front
 
+BEAT = [Transmit((b"SESSION", b"PING"))]
+INFO = [Transmit((b"SESSION", b"INFO"))]
 SESSION = {b"client_id": b"a-1", b"secret": b"s", b"ttl": 10_000, b"csn": 0}
 
 
@@ -69,6 +72,12 @@ class Script:
         self.step(Received({}))
         self.step(Received(ErrorReply("UNKNOWN_COMMAND VDS")))
         return self.sent(Received(SESSION))
+
+    def beaten(self, ttl: int = 10_000) -> None:
+        """Have the early sign of life sent and answered, which asks for the time-out."""
+        assert self.pass_ms(SOON_MS) == BEAT
+        assert self.step(Received(b"PONG")) == INFO
+        assert self.step(Received({b"ttl": ttl})) == []
 
     def pass_ms(self, ms: float) -> list[Effect]:
         self.now += ms
@@ -234,7 +243,7 @@ def test_a_node_that_says_nothing_is_left() -> None:
     assert script.pass_ms(BACK_OFF_MAX_MS) == [Connect("two:2")]
     script.ready()
     script.now += ATTEMPT_MS - 1
-    assert script.step(Tick()) == []
+    assert script.step(Tick()) == BEAT
     assert Disconnect() in script.pass_ms(1)
 
 
@@ -257,10 +266,12 @@ def test_an_idle_client_shows_that_it_is_there() -> None:
     script.call(1)
     script.ready()
     script.step(Received(b"OK"))
+    script.beaten()
     assert script.pass_ms(3000) == [Transmit((b"VDS",))]
     assert script.step(Received({})) == []
-    assert script.pass_ms(1000) == [Transmit((b"SESSION", b"PING"))]
-    assert script.step(Received(b"PONG")) == []
+    assert script.pass_ms(1000) == BEAT
+    assert script.step(Received(b"PONG")) == INFO
+    assert script.step(Received(ErrorReply("SESSIONMOVED"))) == [], "PING is told, too"
     script.pass_ms(1000)
     script.step(Received({}))
     script.pass_ms(3000)
@@ -272,6 +283,7 @@ def test_members_that_come_later_are_learned() -> None:
     script.call(1)
     script.ready()
     script.step(Received(b"OK"))
+    script.beaten()
     assert script.pass_ms(MAP_MS) == [Transmit((b"VDS",))]
     script.step(Received({b"1": {b"members": [b"one:1", b"two:2"]}}))
     script.step(Lost())
@@ -436,7 +448,35 @@ def test_a_long_reply_does_not_cost_the_session() -> None:
     for _ in range(11):
         sent += script.pass_ms(ATTEMPT_MS * 0.9)
         sent += script.step(Moving())
-    assert sent.count(Transmit((b"SESSION", b"PING"))) == 2
+    assert sent.count(Transmit((b"SESSION", b"PING"))) == 3
+
+
+def test_a_time_out_that_was_set_is_learned_and_kept() -> None:
+    script = Script()
+    script.call(1)
+    script.ready()
+    script.step(Received(b"OK"))
+    script.beaten(ttl=1500)
+    assert script.caller.time_out_ms == 1500
+    assert script.pass_ms(499) == []
+    assert script.pass_ms(1) == BEAT
+    script.step(Received(b"PONG"))
+    script.step(Received({b"ttl": 10_000}))
+    assert script.pass_ms(3000) == [Transmit((b"VDS",))], "it holds nothing of that any more"
+
+
+def test_who_may_hold_something_new_asks_for_its_time_out() -> None:
+    script = Script()
+    script.call(1)
+    script.ready()
+    script.step(Received(b"OK"))
+    script.beaten()
+    for name, effects in ((b"SET", []), (b"lock", BEAT), (b"CREATE", BEAT)):
+        script.step(Call(2, (name, b"/a"), True, script.now + 5000))
+        script.step(Received(b"OK"))
+        assert script.pass_ms(SOON_MS) == effects, name
+        for reply in (b"PONG", {b"ttl": 10_000})[: 2 * len(effects)]:
+            script.step(Received(reply))
 
 
 def waiting() -> Script:
@@ -445,6 +485,10 @@ def waiting() -> Script:
     script.step(Call(1, (b"LOCK",), True, float("inf"), may_wait=True))
     assert script.ready() == [(b"CSN", b"1", b"LOCK")]
     assert script.step(Received([b"PENDING", b"/a", b"LOCKED"])) == []
+    assert script.pass_ms(SOON_MS) == [*BEAT, Transmit((b"CSN", b"1", b"LOCK"))]
+    assert script.step(Received(b"PONG")) == INFO
+    for reply in ([b"PENDING", b"/a", b"LOCKED"], {b"ttl": 10_000}):
+        assert script.step(Received(reply)) == []
     return script
 
 

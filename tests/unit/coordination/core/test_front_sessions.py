@@ -154,3 +154,13 @@ def test_sessions_are_listed_from_any_one_on() -> None:
     assert client.say(f"session list {INSTANCE}-2") == "*1\r\n:3\r\n"
     client.backend.code = Code.NOTPRIMARY
     assert client.say("SESSION LIST").startswith("-NOTPRIMARY")
+
+
+def test_a_sign_of_life_finds_out_the_time_out_and_it_is_shown() -> None:
+    client = FrontClient()
+    client.say("SESSION OPEN")
+    instance, _, secret = client.backend.sessions[1]
+    client.backend.sessions[1] = instance, b"700", secret
+    assert fields(client.say("SESSION INFO"))["ttl"] == ":10000"
+    assert client.say("SESSION PING") == "+PONG\r\n"
+    assert fields(client.say("SESSION INFO"))["ttl"] == ":700"

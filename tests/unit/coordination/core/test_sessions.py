@@ -7,6 +7,7 @@ from millstream.coordination.core import sessions
 from millstream.coordination.core.client_table import ClientTable
 from millstream.coordination.core.effects import Code, Message, Read, Request, Resume, Timer, Touch
 from millstream.coordination.core.entries import GENESIS, Body, Kind
+from millstream.coordination.core.group_state import GroupState
 from millstream.coordination.core.messages import GetState
 from millstream.coordination.core.sessions import Silence
 
@@ -160,12 +161,12 @@ def test_many_sessions_are_looked_at_in_turns(monkeypatch) -> None:  # type: ign
     for beat in range(1, 13):
         silence.pass_time(beat * 100.0, works=True)
         silence.hear(25, beat * 100.0)
-        found += silence.silent(table, lambda _: 0)
+        found += silence.silent(table, table.time_out_ms, lambda _: 0)
     assert len(found) == len(set(found))
     for beat in range(13, 40):
         silence.pass_time(beat * 100.0, works=True)
         silence.hear(25, beat * 100.0)
-        found += silence.silent(table, lambda _: 0)
+        found += silence.silent(table, table.time_out_ms, lambda _: 0)
     assert sorted(found) == list(range(1, 25))
 
 
@@ -177,7 +178,7 @@ def test_one_entry_ends_no_more_than_can_be_ended_at_once(monkeypatch: pytest.Mo
         table.open(session, ME, b"500")
     for beat in range(1, 12):
         silence.pass_time(beat * 100.0, works=True)
-        found.append(silence.silent(table, weights.__getitem__))
+        found.append(silence.silent(table, table.time_out_ms, weights.__getitem__))
     assert [each for each in found if each] == [[1, 2], [3], [4], [5, 6]]
 
 
@@ -203,3 +204,59 @@ def test_so_many_sessions_are_shown_at_once(monkeypatch: pytest.MonkeyPatch) -> 
     leader = group.replicas[group.leader]
     assert [one.number for one in leader.sessions_after(0)] == numbers[:2]
     assert [one.number for one in leader.sessions_after(numbers[1])] == numbers[2:]
+
+
+HEARTBEAT = b"NAMESPACE.SESSION.HEARTBEAT.DURATION"
+
+
+def locked(*arguments: bytes, duration: bytes) -> tuple[Group, int]:
+    """Return a group with a session that holds a lock below what has this time-out."""
+    group = Group(3, machine=GroupState)
+    session = opened(group, *arguments)
+    for csn, words in enumerate((
+        b"CREATENAMESPACE /ns", b"CREATE BINARY /ns/a", b"CREATE BINARY /ns/a/b",
+        b"CONFIG SET /ns/a %b %b" % (HEARTBEAT, duration), b"LOCK WRITE /ns/a/b",
+    ), 1):  # fmt: skip
+        argv = (b"1000", *words.split())
+        group.step(group.leader, Request(csn, Body(argv=argv), ME, session, csn))
+        group.settle()
+        assert not group.replies[csn].value.startswith(b"-"), group.replies[csn]
+    return group, session
+
+
+@pytest.mark.parametrize(
+    ("arguments", "duration", "beats"),
+    [
+        ((b"10000", b"s"), b"1000", 10),
+        ((b"10000", b"s"), b"12000", 120),
+        ((b"2000", b"s"), b"12000", 20),
+        ((b"2000", b"s"), b"1000", 10),
+    ],
+)
+def test_what_is_set_for_what_a_session_holds_is_its_time(
+    arguments: tuple[bytes, ...], duration: bytes, beats: int
+) -> None:
+    group, session = locked(*arguments, duration=duration)
+    assert [one.time_out_ms for one in group.replicas[group.leader].sessions_after(0)] == [
+        beats * 100
+    ]
+    group.step(group.leader, Resume(99, ME, session, b"s"))
+    group.settle()
+    assert group.replies[99].value == b"%d 5" % (beats * 100), "it is told"
+    group.tick(times=beats - 1)
+    assert lives(group, session)
+    group.tick(times=3)
+    assert not lives(group, session)
+    assert not any(session in replica.table for replica in group.replicas)
+
+
+def test_a_time_that_is_set_while_a_session_is_silent_counts_within_a_second() -> None:
+    group, session = locked(duration=b"9000")
+    other = opened(group, ticket=901)
+    group.tick(times=20)
+    words = (b"1000", b"CONFIG", b"SET", b"/ns/a", HEARTBEAT, b"1000")
+    group.step(group.leader, Request(50, Body(argv=words), ME, other, 1))
+    group.settle()
+    group.tick(times=12)
+    assert not lives(group, session)
+    assert lives(group, other)

@@ -111,6 +111,16 @@ class Settings(Family):
         self._numbers[where, name] = number
         return number
 
+    def least_number(self, elements: Iterable[int], name: bytes) -> int | None:
+        """Return the least number that counts for one of these, without any the group's.
+
+        None if nothing at all is set.
+        """
+        if not len(self._values):
+            return None
+        numbers = [self.number(element, name) for element in elements]
+        return min(numbers) if numbers else number_of(self.find(GROUP, KEYS[name]).value)
+
     def truth(self, where: int, name: bytes) -> bool:
         """Return what counts for a key that is true or false."""
         return self.find(where, KEYS[name]).value == b"true"

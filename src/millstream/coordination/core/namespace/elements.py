@@ -394,11 +394,15 @@ class Elements(Family):
         """Return how many elements end with a session."""
         return self._ephemeral.number_under(_KEY.pack(session))
 
+    def owned_by(self, session: int) -> list[int]:
+        """Return the elements that end with a session."""
+        prefix = _KEY.pack(session)
+        return [_KEY.unpack(key[len(prefix) :])[0] for key, _ in self._ephemeral.under(prefix)]
+
     def session_ended(self, run: Run, session: int) -> None:
         """End what ends with it, in the order of paths; what others want stays until they go."""
         prefix = _KEY.pack(session)
-        owned = [_KEY.unpack(key[len(prefix) :])[0] for key, _ in self._ephemeral.under(prefix)]
-        for _, number in sorted((self.path(number), number) for number in owned):
+        for _, number in sorted((self.path(number), number) for number in self.owned_by(session)):
             self._ephemeral.delete(prefix + _KEY.pack(number))
             self.put(number, self.there(number)._replace(owner=0))
             self.drop_orphan(run, number)

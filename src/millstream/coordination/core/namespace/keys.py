@@ -188,7 +188,7 @@ FIXED: Final = frozenset(
 
 
 MEANINGS: Final = {
-    b"NAMESPACE.SESSION.HEARTBEAT.DURATION": "kept and shown; nothing goes by it yet",
+    b"NAMESPACE.SESSION.HEARTBEAT.DURATION": "how long who holds something there may be silent",
     b"SUBS.MIN.HISTORY": "updates that a mark keeps for subscribers that come back",
     b"LOCK.READ.OPEN": "whether others may read under a READ lock",
     b"LIMIT.DATA": "bytes of a binary element",

@@ -19,6 +19,7 @@ Elsewhere: commands (the modules of this package), whose they are and how often 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Final
 
 from millstream.coordination.core.client_table import Past, Verdict
@@ -167,6 +168,16 @@ class Namespace:
         state = self.state
         claims = state.synchronisation.weight(session)
         return state.elements.owned(session) + claims + state.queues.number_taken(session)
+
+    def silence_ms(self, session: int) -> int | None:
+        """Return what is set for that of which a session holds something; None: nothing is."""
+        state = self.state
+        holds = chain(
+            state.elements.owned_by(session),
+            state.synchronisation.claims.elements_of(session),
+            (queue for queue, _ in state.queues.taken_by(session)),
+        )
+        return state.settings.least_number(holds, b"NAMESPACE.SESSION.HEARTBEAT.DURATION")
 
     def end_sessions(self, entry: Entry, sessions: Sequence[int]) -> None:
         """Let everything go that was of these sessions alone; then see who may have it."""

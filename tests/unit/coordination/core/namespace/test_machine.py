@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,3 +39,45 @@ def test_what_was_never_used_takes_no_room() -> None:
     assert list(tree.machine.freeze_if_any()) == []
     tree.do("CREATENAMESPACE", "/ns")
     assert b"".join(tree.machine.freeze_if_any()) == tree.bytes
+
+
+HEARTBEAT = "NAMESPACE.SESSION.HEARTBEAT.DURATION"
+
+
+def silence_tree() -> Tree:
+    tree = Tree()
+    for line in ("CREATENAMESPACE /ns", "CREATE BINARY /ns/a", "CREATE BINARY /ns/a/b"):
+        tree.do(*line.split())
+    assert tree.machine.silence_ms(7) is None, "nothing is set"
+    tree.do("CREATE", "QUEUE", "/ns/q")
+    tree.do("CONFIG", "SET", "/ns/a", HEARTBEAT, "3 seconds")
+    return tree
+
+
+@pytest.mark.parametrize(
+    "line", ["LOCK WRITE /ns/a/b", "CREATE BINARY EPHEMERAL /ns/a/c", "SEMAPHORE ACQUIRE /ns/a/b"]
+)
+def test_what_a_session_holds_says_how_long_it_may_be_silent(line: str) -> None:
+    tree = silence_tree()
+    assert tree.machine.silence_ms(7) == 10_000, "it holds nothing"
+    if line.startswith("SEMAPHORE"):
+        tree.do("SEMAPHORE", "INIT", "2", "/ns/a/b")
+    assert not tree.do(*line.split(), csn=1).startswith(b"-")
+    assert tree.machine.silence_ms(7) == 3000
+    assert tree.machine.silence_ms(8) == 10_000, "another one"
+    tree.again()
+    assert tree.machine.silence_ms(7) == 3000
+    tree.end(7)
+    assert tree.machine.silence_ms(7) == 10_000
+
+
+def test_the_shortest_time_counts_and_longer_ones_as_well() -> None:
+    tree = silence_tree()
+    tree.do("CONFIG", "SET", "/ns", HEARTBEAT, "1 hour")
+    tree.do("QUEUE", "PUSH", "/ns/q", "item")
+    assert not tree.do("QUEUE", "TAKE", "/ns/q", csn=2).startswith(b"-")
+    assert tree.machine.silence_ms(7) == 3_600_000
+    tree.do("LOCK", "WRITE", "/ns/a/b", csn=3)
+    assert tree.machine.silence_ms(7) == 3000
+    tree.do("CONFIG", "SET", "/ns/a/b", HEARTBEAT, "700")
+    assert tree.machine.silence_ms(7) == 700
