@@ -25,7 +25,7 @@ from struct import Struct
 from typing import Final
 
 from millstream.coordination.core import entries as log_entries
-from millstream.coordination.core.client_table import TIME_OUT_MS, ClientTable, Past, Verdict
+from millstream.coordination.core.client_table import ClientTable, Past, Verdict
 from millstream.coordination.core.clocks import Clocks
 from millstream.coordination.core.configuration import Configuration, is_closing
 from millstream.coordination.core.effects import (
@@ -560,17 +560,6 @@ class Member(ABC):
         else:
             self.table.store(session, csn, value, header.lsn)
         return Code.OK, value, header.lsn
-
-    def time_out_ms(self, session: int) -> int:
-        """Return how long a session may be silent now; there has to be such a session.
-
-        That is what is set for what it holds, unless its client asked for less.
-        """
-        asked = self.table.time_out_ms(session)
-        is_set = self.machine.silence_ms(session)
-        if is_set is None:
-            return asked
-        return is_set if asked >= TIME_OUT_MS else min(asked, is_set)
 
     def judge(self, instance: bytes, session: int, csn: int) -> Verdict:
         """Return what client table and state say of a request."""

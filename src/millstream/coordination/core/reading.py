@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeAlias
 
-from millstream.coordination.core.client_table import Past
+from millstream.coordination.core.client_table import TIME_OUT_MS, Past
 from millstream.coordination.core.effects import Code, Read, Request, Resume
 from millstream.coordination.core.member import HEARTBEAT_MS, Status
 from millstream.coordination.core.messages import (
@@ -210,6 +210,17 @@ class Reading(Normal):
         else:
             value = self.machine.read(read.body, read.session)
             self.reply(read.ticket, Code.OK, value, self.commit_lsn)
+
+    def time_out_ms(self, session: int) -> int:
+        """Return how long a session may be silent now; there has to be such a session.
+
+        That is what is set for what it holds, unless its client asked for less.
+        """
+        asked = self.table.time_out_ms(session)
+        is_set = self.machine.silence_ms(session)
+        if is_set is None:
+            return asked
+        return is_set if asked >= TIME_OUT_MS else min(asked, is_set)
 
     def _on_stale_read(self, read: Read) -> None:
         if len(self._stale) >= READS_MAX:
