@@ -182,7 +182,10 @@ class Model:
         if wait:
             return self.join(wait)
         if is_upgrade and any(
-            w.is_first and w.session != who and overlap(e.path, o.path)
+            w.is_first
+            and w.session != who
+            and overlap(e.path, o.path)
+            and "WRITE" in (mode, w.kind)
             for w in self.waits
             for o in w.elements
             for e in elements

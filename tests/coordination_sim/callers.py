@@ -17,7 +17,13 @@ from coordination_sim.lines import Line
 from coordination_sim.loop import stream
 from histories.events import Operation
 from millstream.coordination.core import caller as core
-from millstream.coordination.core.caller import Caller, ErrorReply, Outcome
+from millstream.coordination.core.caller import (
+    Caller,
+)
+from millstream.coordination.core.client_events import (
+    ErrorReply,
+    Outcome,
+)
 
 if TYPE_CHECKING:
     from coordination_sim.whole import WholeWorld

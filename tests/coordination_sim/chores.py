@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordination_sim.keepers import Keeper
 from coordination_sim.rights import GUARDED, change
-from millstream.coordination.core.caller import ErrorReply
+from millstream.coordination.core.client_events import (
+    ErrorReply,
+)
 from namespace_truth import COUNTER, PATHS, QUEUE
 from namespace_wishes import Wishes
 from namespace_world import Words

@@ -44,7 +44,9 @@ from coordination_sim.loop import stream
 from coordination_sim.rights import USERS
 from coordination_sim.shadow import ATTEMPTS
 from histories.events import Operation
-from millstream.coordination.core.caller import ErrorReply
+from millstream.coordination.core.client_events import (
+    ErrorReply,
+)
 from namespace_truth import INSTANCE, require
 from namespace_wishes import FOCUSES
 from namespace_world import Words

@@ -20,7 +20,9 @@ import hiredis
 from coordination_sim.callers import NOT_YET, packed, reader
 from coordination_sim.loop import stream
 from coordination_sim.rights import READ
-from millstream.coordination.core.caller import ErrorReply
+from millstream.coordination.core.client_events import (
+    ErrorReply,
+)
 from millstream.coordination.core.group_state import GroupState
 from millstream.coordination.core.namespace.audience import Subscriber
 from millstream.coordination.core.namespace.paths import parse_path

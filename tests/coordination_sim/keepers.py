@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from millstream.coordination.core.caller import ErrorReply
+from millstream.coordination.core.client_events import (
+    ErrorReply,
+)
 from namespace_truth import require
 
 if TYPE_CHECKING:

@@ -16,7 +16,9 @@ import hiredis
 
 from coordination_sim.callers import NOT_YET, packed
 from coordination_sim.loop import stream
-from millstream.coordination.core.caller import ErrorReply
+from millstream.coordination.core.client_events import (
+    ErrorReply,
+)
 from namespace_truth import require
 
 if TYPE_CHECKING:

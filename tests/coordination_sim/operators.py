@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from coordination_sim.loop import stream
-from millstream.coordination.core.caller import ErrorReply
+from millstream.coordination.core.client_events import (
+    ErrorReply,
+)
 
 if TYPE_CHECKING:
     from coordination_sim.whole import WholeWorld

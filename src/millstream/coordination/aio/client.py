@@ -27,9 +27,15 @@ from typing import Any, Final, Self
 
 import hiredis
 
-from millstream.coordination.core import caller as core
-from millstream.coordination.core.caller import Caller, ErrorReply, Outcome
+from millstream.coordination.core import client_events as core
+from millstream.coordination.core.caller import (
+    Caller,
+)
 from millstream.coordination.core.client_errors import error_of
+from millstream.coordination.core.client_events import (
+    ErrorReply,
+    Outcome,
+)
 from millstream.coordination.core.client_table import TIME_OUT_MS
 from millstream.coordination.core.versions import NEVER, Version, parse_version
 from millstream.errors import (

@@ -31,6 +31,8 @@ from millstream.coordination.core.caller import (
     BACK_OFF_LONG_MS,
     BACK_OFF_MAX_MS,
     BACK_OFF_MIN_MS,
+)
+from millstream.coordination.core.client_events import (
     ErrorReply,
 )
 from millstream.coordination.core.following import Again, Change, Following, Over

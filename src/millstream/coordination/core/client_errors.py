@@ -25,7 +25,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from millstream.coordination.core.caller import ErrorReply, Outcome
+from millstream.coordination.core.client_events import (
+    ErrorReply,
+    Outcome,
+)
 from millstream.coordination.core.versions import Version, parse_version
 from millstream.errors import (
     AccessError,

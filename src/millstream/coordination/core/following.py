@@ -22,8 +22,11 @@ import json
 from base64 import b64decode
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from millstream.coordination.core.caller import ErrorReply, Outcome
 from millstream.coordination.core.client_errors import error_of
+from millstream.coordination.core.client_events import (
+    ErrorReply,
+    Outcome,
+)
 from millstream.coordination.core.versions import NEVER, Version, parse_version
 from millstream.errors import MillstreamError, UsageError
 

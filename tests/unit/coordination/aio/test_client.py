@@ -13,7 +13,9 @@ from millstream.coordination import Client
 from millstream.coordination.aio import client as client_module
 from millstream.coordination.aio.client import LONG_BYTES
 from millstream.coordination.aio.resp_server import RespServer
-from millstream.coordination.core.caller import ATTEMPT_MS
+from millstream.coordination.core.caller import (
+    ATTEMPT_MS,
+)
 from millstream.coordination.core.effects import Code
 from millstream.coordination.core.versions import NEVER, Version
 from millstream.errors import (

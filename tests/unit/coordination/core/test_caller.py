@@ -20,8 +20,10 @@ from millstream.coordination.core.caller import (
     MAP_MS,
     NODES_MAX,
     SOON_MS,
-    Call,
     Caller,
+)
+from millstream.coordination.core.client_events import (
+    Call,
     Connect,
     Connected,
     Disconnect,

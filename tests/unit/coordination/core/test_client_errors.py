@@ -2,13 +2,16 @@
 
 import pytest
 
-from millstream.coordination.core.caller import ErrorReply, Outcome
 from millstream.coordination.core.client_errors import (
     AbortedError,
     LockedError,
     NotHeldError,
     VersionError,
     error_of,
+)
+from millstream.coordination.core.client_events import (
+    ErrorReply,
+    Outcome,
 )
 from millstream.coordination.core.versions import Version
 from millstream.errors import OutcomeUnknownError, UnavailableError, UsageError

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.coordination.core.caller import ErrorReply
+from millstream.coordination.core.client_events import (
+    ErrorReply,
+)
 from millstream.coordination.core.following import Again, Change, Following, Over
 from millstream.errors import AccessError, ConditionError, UsageError
 

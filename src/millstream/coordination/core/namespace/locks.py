@@ -18,6 +18,7 @@ Source: V2R2, "LOCK".
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Final, NamedTuple
 
 from millstream.coordination.core.namespace.claims import LOCKS, Mode, Phase
@@ -161,17 +162,18 @@ def _get(job: Job, elements: tuple[int, ...], wish: Wish) -> bytes:
         waits.join(job, name, token=wish.token)
         return sync.pending(waits.there(name))
     if is_upgrade:
-        _check_deadlock(job, elements)
+        _check_deadlock(job, elements, mode)
     return sync.wait(job, mode, elements, is_first=is_upgrade, token=wish.token, data=wish.data)
 
 
-def _check_deadlock(job: Job, elements: tuple[int, ...]) -> None:
+def _check_deadlock(job: Job, elements: tuple[int, ...], mode: Mode) -> None:
     """Refuse if another session waits for the same, and will not let go of what it has."""
     sync = job.state.synchronisation
+    modes = (Mode.WRITE,) if mode is Mode.READ else LOCKS
     for element in elements:
         for number in sync.claims.around(element):
-            for phase in (Phase.OFFERED, Phase.WAITING):
-                for name, claim in sync.claims.of(number, phase, Mode.WRITE):
+            for phase, other in product((Phase.OFFERED, Phase.WAITING), modes):
+                for name, claim in sync.claims.of(number, phase, other):
                     if not sync.waits.is_first_in_line(name):
                         break
                     if claim.session != job.asker.session:

@@ -125,6 +125,31 @@ def test_an_upgrade_comes_first(group: Group, ann: Client, bob: Client, cyd: Cli
     assert alone.do("LOCK", "WRITE", "/ns/b") == b"+OK"
 
 
+def test_two_that_want_more_of_what_both_have_do_not_wait_for_each_other(
+    group: Group, ann: Client, bob: Client
+) -> None:
+    for path in ("/ns/b/x", "/ns/b/y"):
+        group.do("CREATE", "BINARY", "PARENTS", path)
+    ann.do("LOCK", "READ", "/ns/b")
+    assert bob.do("LOCK", "READ", "/ns/b/x") == b"+OK"
+    assert ann.do("LOCK", "WRITE", "/ns/b/y") == b"+OK"
+    assert word(bob.do("LOCK", "READ", "GROUP", "/ns/b", "/ns/b/x")) == "PENDING"
+    assert word(ann.do("LOCK", "WRITE", "/ns/b")) == "DEADLOCK"
+
+
+def test_readers_that_want_more_wait_for_the_same_writer(
+    group: Group, ann: Client, bob: Client, cyd: Client
+) -> None:
+    for path in ("/ns/b/x", "/ns/b/y", "/ns/b/z"):
+        group.do("CREATE", "BINARY", "PARENTS", path)
+    assert cyd.do("LOCK", "WRITE", "/ns/b/z") == b"+OK"
+    for client, path in ((ann, "/ns/b/x"), (bob, "/ns/b/y")):
+        assert client.do("LOCK", "READ", path) == b"+OK"
+        assert word(client.do("LOCK", "READ", "GROUP", "/ns/b", path)) == "PENDING"
+    cyd.do("LOCK", "RELEASE", "/ns/b/z")
+    assert [notice[0] for notice in group.retried] == [11, 12]
+
+
 def test_what_a_write_lock_forbids(group: Group, ann: Client, bob: Client) -> None:
     token = token_of(ann.do("LOCK", "/ns/a", "TOKEN"))
     locked = b"-LOCKED /ns/a WRITE %b %b" % (ann.name, token)
