@@ -73,9 +73,12 @@ class State:
     def _is_read_open(self, element: int) -> bool:
         return self.settings.truth(element, b"LOCK.READ.OPEN")
 
-    def check_token(self, element: int, token: Version) -> None:
-        """Raise Refused (FENCED) unless this grant of a lock on the element is the current one."""
-        self.synchronisation.check_token(element, token)
+    def check_token(self, element: int, token: Version, session: int = 0) -> None:
+        """Raise Refused (FENCED) unless this grant of a lock is a current one.
+
+        On the element or above, or one of the session's own.
+        """
+        self.synchronisation.check_token(element, token, session)
 
 
 class Job(Run):

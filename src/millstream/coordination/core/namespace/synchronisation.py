@@ -145,13 +145,20 @@ class Synchronisation(Family):
         text = b" ".join((path, rival.mode.name.encode(), claim.client, token))
         raise Refused("LOCKED", text.decode())
 
-    def check_token(self, element: int, token: Version) -> None:
-        """Raise FENCED unless this is the token of a lock that is held here or above now."""
+    def check_token(self, element: int, token: Version, session: int = 0) -> None:
+        """Raise FENCED unless this is the token of a lock that is held now.
+
+        By anybody here or above, or anywhere by this session.
+        """
+        claims = self.claims
+        for held in claims.elements_of(session) if session else ():
+            hold = claims.held_by(session, held)
+            if hold is not None and hold.token == token:
+                return
         for number in self._elements.line(element):
             for mode in (*LOCKS, Mode.UNIT) if number == element else LOCKS:
-                for _, claim in self.claims.of(number, Phase.HELD, mode):
-                    if claim.token == token:
-                        return
+                if any(claim.token == token for _, claim in claims.of(number, Phase.HELD, mode)):
+                    return
         raise Refused("FENCED", "the lock of this token is held no more")
 
     # ---- getting, giving back

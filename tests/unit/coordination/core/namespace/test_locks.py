@@ -206,6 +206,18 @@ def test_a_write_that_is_fenced(group: Group, ann: Client, bob: Client) -> None:
     assert group.read("GET", "/ns/a/x", session=12) == b"=1"
 
 
+def test_a_lock_of_another_place_fences_the_writes_of_who_holds_it(
+    group: Group, ann: Client, bob: Client
+) -> None:
+    token = token_of(ann.do("LOCK", "/ns/a", "TOKEN"))
+    assert ann.do("PUT", "/ns/b", "1", "IFLOCK", token) == b"+OK"
+    assert word(bob.do("PUT", "/ns/b", "2", "IFLOCK", token)) == "FENCED", "it is not bob's"
+    assert bob.do("LOCK", "/ns/a")[:1] != b"-"
+    ann.do("LOCK", "RELEASE", "/ns/a")
+    assert word(ann.do("PUT", "/ns/b", "3", "IFLOCK", token)) == "FENCED"
+    assert group.read("GET", "/ns/b", session=12) == b"=1"
+
+
 def test_letting_go(group: Group, ann: Client, bob: Client) -> None:
     assert word(ann.do("LOCK", "RELEASE", "/ns/a")) == "NOTHELD"
     assert word(ann.do("LOCK", "RELEASE", "/ns/none")) == "NOTHELD"
