@@ -223,7 +223,8 @@ class ZooKeeper(Group):
         return f"127.0.0.1:{self.ports[number]}"
 
     def form(self) -> None:
-        """They have been told of each other."""
+        """They have been told of each other; one that does not follow yet drops connections."""
+        until(lambda: all(map(self.is_back, range(SIZE))), f"{self.name} does not serve")
 
     def _mode(self, number: int) -> str:
         with socket.create_connection(("127.0.0.1", self.ports[number]), 2) as connection:
