@@ -42,8 +42,9 @@ __all__ = [
 ]  # fmt: skip
 
 PATIENCE_MS: Final = 600.0
+"""A member that has not heard its primary for so long, and a little longer, asks for another one."""
 PATIENCE_SPREAD_MS: Final = 300.0
-"""A member that has not heard its primary for a time drawn from here asks for another one."""
+"""So much longer at most: drawn anew each time, so that members do not ask all at once."""
 PATIENCE_MS_MAX: Final = 5000.0
 """The time grows by half with every attempt that fails, up to this."""
 FAILURES_MAX: Final = 8
