@@ -42,7 +42,7 @@ __all__ = [
 ]  # fmt: skip
 
 PATIENCE_MS: Final = 600.0
-"""A member that has not heard its primary for so long, and a little longer, asks for another one."""
+"""A member that has not heard its primary for so long, or a little longer, asks for another."""
 PATIENCE_SPREAD_MS: Final = 300.0
 """So much longer at most: drawn anew each time, so that members do not ask all at once."""
 PATIENCE_MS_MAX: Final = 5000.0
