@@ -381,3 +381,12 @@ def test_candidates_that_are_refused(group: Group, ann: Client) -> None:
     assert word(ann.do("ELECT", "RESIGN", "/ns/a")) == "NOTHELD"
     assert word(ann.do("ELECT", "VOTE", "/ns/a")) == "BADARG"
     assert word(group.read("ELECT", "LEADER", "/ns/none")) == "ERROR_DOES_NOT_EXISTS"
+
+
+def test_a_namespace_with_a_lock_of_another_one_is_not_deleted_by_force(
+    group: Group, ann: Client, bob: Client
+) -> None:
+    ann.do("LOCK", "/ns/a/x")
+    assert word(bob.do("DELETENAMESPACE", "/ns", "FORCE")) == "LOCKED"
+    ann.do("LOCK", "RELEASE", "/ns/a/x")
+    assert bob.do("DELETENAMESPACE", "/ns", "FORCE") == b"+OK"
