@@ -64,7 +64,7 @@ class _Thread:
             return future.result()
         except CancelledError:
             raise OutcomeUnknownError("the client was closed while this waited") from None
-        except BaseException:
+        except BaseException:  # also when interrupted: nobody else ends what runs there
             future.cancel()
             raise
 

@@ -62,7 +62,7 @@ class _Waiting:
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(asking)
-        except BaseException as error:
+        except BaseException as error:  # also when cancelled: nobody else withdraws
             await self._withdraw(asking)
             self._forget()
             if isinstance(error, TimeoutError):
