@@ -130,7 +130,8 @@ def text_of(
     """
     content = document.contents[rev]
     text = document_text(doc_id, rev, content.body)
-    is_deleted = document.tree.is_deletion(rev)
+    winner = document.winner
+    is_deleted = winner.is_deleted if winner.rev == rev else document.tree.is_deletion(rev)
     if shown is PLAIN and not is_deleted and not content.attachments:
         return text
     parts = [text[:-1]]

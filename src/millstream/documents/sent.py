@@ -159,6 +159,7 @@ def _attachment(name: str, said: Any) -> SentAttachment:
     encoding = said.get("encoding", "")
     if (
         type(content_type) is not str
+        or not content_type.isprintable()
         or type(digest) not in (str, type(None))
         or encoding not in ("", "identity", "gzip")
     ):

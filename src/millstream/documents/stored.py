@@ -166,7 +166,7 @@ class _Linear(StoredDocument):
     """One that kv alone wrote; what it is asked for is computed then."""
 
     __slots__ = ("_generation", "_is_deleted", "_key", "_lineage", "_revisions", "_revs_limit",
-                 "_value")  # fmt: skip
+                 "_value", "_winner")  # fmt: skip
 
     def __init__(self, bucket_uuid: str, frame: bytes, lineage: bytes, revs_limit: int) -> None:
         super().__init__(EMPTY, {})
@@ -178,6 +178,7 @@ class _Linear(StoredDocument):
         self._is_deleted = change.is_deleted
         self._value = change.value
         self._revs_limit = revs_limit
+        self._winner: Leaf | None = None
 
     @property
     def tree(self) -> RevisionTree:
@@ -206,8 +207,10 @@ class _Linear(StoredDocument):
 
     @property
     def winner(self) -> Leaf:
-        rev = self._revisions.of(self._key, self._lineage, self._generation)
-        return Leaf(rev, self._is_deleted)
+        if self._winner is None:
+            rev = self._revisions.of(self._key, self._lineage, self._generation)
+            self._winner = Leaf(rev, self._is_deleted)
+        return self._winner
 
 
 @lru_cache(maxsize=64)

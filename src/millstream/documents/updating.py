@@ -3,8 +3,8 @@
 Invariants:
 1. An interactive change extends a leaf, by one generation; its revision is a function of what it
    says (`documents.revision_ids`), and what names no leaf is a conflict.
-2. A replicated change is never a conflict: it is merged. One whose revision is known changes
-   nothing, and is a success.
+2. A replicated change is never a conflict: it is merged. One that tells nothing new changes
+   nothing, and is a success; what is known of a revision stays, whatever is sent under its name.
 3. A stub takes over what this document has under its name; nothing is stored that has no bytes.
 4. Nothing is read, waited for or stored here: blobs are stored before, by the caller.
 
@@ -194,16 +194,25 @@ def replicated(
         path = Path(path.start, path.ids[:revs_limit])
     rev = path.rev
     tree = EMPTY if document is None else document.tree
+    grown = stemmed(tree.merged(path, is_deleted=sent.is_deleted), revs_limit)
     if tree.contains(rev):
-        return Change(None, rev)
+        is_same = grown is tree or _size(grown) == _size(tree)
+        known = None if is_same else StoredDocument(grown, _still_leaves(document, grown))
+        return Change(known, rev)
     content = Content(sent.body, _NOTHING)
     if sent.attachments:
         sources = [] if document is None else _by_nearness(document, path)
         content = _attached(sent, sources, stored, path.start, keeps_revpos=True)
-    tree = stemmed(tree.merged(path, is_deleted=sent.is_deleted), revs_limit)
-    contents = _still_leaves(document, tree)
+    contents = _still_leaves(document, grown)
     contents[rev] = content
-    return Change(StoredDocument(tree, contents), rev)
+    return Change(StoredDocument(grown, contents), rev)
+
+
+def _size(tree: RevisionTree) -> tuple[int, int, int]:
+    """Return what tells a tree from one that learned more: branches, roots, revisions."""
+    branches = tree.branches
+    roots = sum(branch.parent < 0 for branch in branches)
+    return len(branches), roots, sum(len(branch.signatures) for branch in branches)
 
 
 def purged(document: StoredDocument | None, revs: Iterable[str]) -> Purge:
