@@ -5,7 +5,8 @@ Invariants:
    those whose name begins with `_`.
 2. A revision given in several places is the same in all of them, or the request is refused.
 
-Elsewhere: the pages (`gateway.aio.design_pages`), the revisions themselves (`model.revision`).
+Elsewhere: JSON text (`documents.json_text`), the pages (`gateway.aio.design_pages`), the revisions
+themselves (`model.revision`).
 Source: CouchDB's document API.
 """
 
@@ -16,8 +17,8 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
-import msgspec
-
+from millstream.documents.json_text import cut, parse
+from millstream.documents.reading import document_text
 from millstream.errors import UsageError
 
 __all__ = [
@@ -33,7 +34,6 @@ __all__ = [
     "refuse_document_options",
 ]
 
-_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _REV: Final = re.compile(r"[1-9][0-9]{0,17}-[0-9a-f]{1,64}")
 _IGNORED: Final = frozenset(
     {"_revisions", "_revs_info", "_conflicts", "_deleted_conflicts", "_local_seq"}
@@ -60,24 +60,17 @@ def parse_document(data: bytes, doc_id: str) -> SentDocument:
     Raises:
         UsageError: `bad_json`, `bad_request`, `doc_validation`.
     """
-    try:
-        members = _MEMBERS.decode(data)
-        rev, is_deleted = _special(members, doc_id)
-        kept = {name: raw for name, raw in members.items() if not name.startswith("_")}
-        body = msgspec.json.encode(kept)
-        return SentDocument(body, msgspec.json.decode(body), rev, is_deleted)
-    except msgspec.ValidationError as error:
-        raise UsageError("Document must be a JSON object", code="bad_request") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"the body is not JSON: {error}", code="bad_json") from error
+    special, body, content = cut(data)
+    rev, is_deleted = _special(special, doc_id)
+    return SentDocument(body, content, rev, is_deleted)
 
 
-def _special(members: Mapping[str, msgspec.Raw], doc_id: str) -> tuple[str | None, bool]:
+def _special(members: Mapping[str, bytes], doc_id: str) -> tuple[str | None, bool]:
     rev, is_deleted = None, False
     for name, raw in members.items():
-        if not name.startswith("_") or name in _IGNORED:
+        if name in _IGNORED:
             continue
-        value = msgspec.json.decode(raw)
+        value = parse(raw)
         if name == "_id":
             if value != doc_id:
                 raise UsageError(
@@ -90,12 +83,6 @@ def _special(members: Mapping[str, msgspec.Raw], doc_id: str) -> tuple[str | Non
         elif name != "_attachments" or value:
             raise UsageError(f"Bad special document member: {name}", code="doc_validation")
     return rev, is_deleted
-
-
-def document_text(doc_id: str, rev: str, body: bytes) -> bytes:
-    """Return a stored object with its `_id` and `_rev` in front."""
-    names = msgspec.json.encode({"_id": doc_id, "_rev": rev})
-    return names[:-1] + (b"}" if body == b"{}" else b"," + body[1:])
 
 
 def checked_rev(value: object) -> str:
