@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from millstream.documents.json_text import cut, parse
-from millstream.documents.revisions import Path, checked_rev, is_signature, parse_rev
+from millstream.documents.revisions import Path, all_to_bytes, checked_rev, is_signature, parse_rev
 from millstream.errors import UsageError
 
 __all__ = [
@@ -126,9 +126,8 @@ def _path(value: Any) -> Path | None:
         return None
     if len(ids) > REVISIONS_MAX:
         raise UsageError(f"_revisions.ids has over {REVISIONS_MAX}", code="doc_validation")
-    for signature in ids:
-        if not is_signature(signature):
-            raise UsageError("RevId isn't a string", code="doc_validation")
+    if all_to_bytes(ids) is None and not all(map(is_signature, ids)):
+        raise UsageError("RevId isn't a string", code="doc_validation")
     parse_rev(f"{start}-{ids[0]}")
     if len(ids) > start:
         raise UsageError("_revisions.ids has more than start", code="doc_validation")
