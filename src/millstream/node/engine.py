@@ -246,6 +246,11 @@ class Engine:
         names = {address.host for address in self._addresses.values() if not address.is_wildcard}
         return frozenset(name.lower() for name in {*names, self.settings.advertised_host})
 
+    @property
+    def origins(self) -> frozenset[str]:
+        """Sites whose pages may use the node from a browser."""
+        return frozenset(self.settings.cors_origins)
+
     def drop_user(self, name: str) -> None:
         """End what a user whose rights changed has open on the kv port."""
         self._kv.drop_user(name)

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from false_documents import FalseDocuments
 from millstream.access.users import UserStore
 from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.gateway.core.host import BucketStatus, FollowStatus, NodeMetrics, PartitionStatus
@@ -155,6 +156,7 @@ class FakeShared:
 class FakeHost:
     uuid = "f" * 32
     hosts = frozenset({"127.0.0.1", "db.example"})
+    origins = frozenset({"https://app.example"})
 
     def __init__(self, users=()):
         self.users = UserStore()
@@ -171,6 +173,7 @@ class FakeHost:
         self.maps = {}
         self.given = []
         self.buckets = {"orders": BucketStatus("orders", "u1", 64, "2026-01-01", "ready")}
+        self.documents = FalseDocuments(self.buckets)
 
     def drop_user(self, name):
         self.dropped.append(name)

@@ -28,8 +28,8 @@ from millstream.gateway.aio.answers import (
     read_body,
     require,
 )
-from millstream.gateway.core.documents import document_text
 from millstream.gateway.core.document_host import LocalDocument
+from millstream.gateway.core.documents import document_text
 from millstream.gateway.core.listing import Listed, list_documents
 from millstream.views.core.query import (
     QUERY_BODY_BYTES_MAX,

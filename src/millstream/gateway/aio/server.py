@@ -38,7 +38,7 @@ from millstream.gateway.aio import (
 )
 from millstream.gateway.aio.answers import HOST, SIGNER
 from millstream.gateway.aio.dataless_pages import REFUSAL, Refusal
-from millstream.gateway.aio.guard import MIDDLEWARES
+from millstream.gateway.aio.guard import MIDDLEWARES, add_shared_headers
 from millstream.gateway.core.cookies import CookieSigner
 from millstream.gateway.core.errors import body_of_status
 from millstream.gateway.core.host import FrontHost, NodeHost
@@ -85,6 +85,7 @@ def make_application(host: FrontHost, refusal: Refusal | None = None) -> web.App
     application = web.Application(middlewares=MIDDLEWARES, client_max_size=BODY_BYTES_MAX)
     application[HOST] = cast("NodeHost", host)
     application[SIGNER] = CookieSigner(secrets.token_bytes(32), lambda: time.time_ns() // 10**9)
+    application.on_response_prepare.append(add_shared_headers)
     if refusal is not None:
         application[REFUSAL] = refusal
     for pages in PAGES if refusal is None else DATALESS_PAGES:

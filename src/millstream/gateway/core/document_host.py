@@ -7,16 +7,18 @@ Elsewhere: the node that has this shape (`node.documents`), what a document is
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from millstream.documents.stored import StoredDocument
 from millstream.errors import MillstreamError
+
+if TYPE_CHECKING:
+    from millstream.documents.stored import StoredDocument
 
 __all__ = [
     "Blob", "DatabaseInfo", "Decide", "DocumentHost", "LocalDocument", "Settings", "Written",
 ]  # fmt: skip
 
-Decide = Callable[[StoredDocument | None], StoredDocument | None]
+Decide = Callable[["StoredDocument | None"], "StoredDocument | None"]
 """What becomes of a document: None: it stays as it is. Raises `MillstreamError`: it is refused."""
 
 
@@ -139,5 +141,7 @@ class DocumentHost(Protocol):
     def scan(
         self, bucket: str, start: bytes, end: bytes, *, descending: bool
     ) -> AsyncIterator[tuple[str, StoredDocument]]:
-        """Return the documents with ids in [start, end] in the order of their bytes, deleted ones
-        left out, as they are when they are reached."""
+        """Return the documents with ids in [start, end], in the order of their bytes.
+
+        Deleted ones are left out; each is as it is when it is reached.
+        """

@@ -267,6 +267,10 @@ class FrontHost(Protocol):
     def hosts(self) -> frozenset[str]:
         """Host names under which the node may be addressed, lower case, without ports."""
 
+    @property
+    def origins(self) -> frozenset[str]:
+        """Sites whose pages may use the node from a browser; `*`: all."""
+
     def drop_user(self, name: str) -> None:
         """End what a user whose rights changed has open: they log in again."""
 
