@@ -312,7 +312,7 @@ class _Reader:
         if character == "(":
             return self._group(depth)
         if character == "[":
-            return self._one(_caseless(self._class(), self._flags))
+            return self._one(self._class())
         if character == ".":
             takes_all = self._flags.dot_takes_line_end
             return self._one(lambda c: takes_all or c != "\n")
@@ -418,7 +418,8 @@ class _Reader:
             else:
                 singles.add(low)
         self.at += 1
-        return _any_of(singles, tests, is_negated)
+        takes = _caseless(_any_of(singles, tests), self._flags)
+        return _not(takes) if is_negated else takes
 
     def _member(self, tests: list[Test]) -> str | None:
         """Return a character of a class; None where it was several, added to the tests."""
@@ -430,7 +431,7 @@ class _Reader:
             test = _POSIX.get(name.removeprefix("^"))
             if test is None:
                 raise PatternError(f"[:{name}:] is not known")
-            tests.append(_any_of((), [test], is_negated))
+            tests.append(_not(test) if is_negated else test)
             return None
         if character != "\\":
             return character
@@ -445,9 +446,9 @@ def _range(low: str, high: str) -> Test:
     return lambda c: low <= c <= high
 
 
-def _any_of(singles: Iterable[str], tests: Sequence[Test], is_negated: bool) -> Test:
+def _any_of(singles: Iterable[str], tests: Sequence[Test]) -> Test:
     known = frozenset(singles)
-    return lambda c: (c in known or any(test(c) for test in tests)) != is_negated
+    return lambda c: c in known or any(test(c) for test in tests)
 
 
 def _caseless(test: Test, flags: _Flags) -> Test:
