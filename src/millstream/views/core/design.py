@@ -93,7 +93,8 @@ class View:
 class Functions(NamedTuple):
     """What a mapper runs: sources in `language`, `registered:` names in Python.
 
-    `reduces`: the own ones, each under a number; `lib`: as in the design document.
+    `reduces`: the own ones, each under a number; `lib`: as in the design document. `design`: the
+    JSON text of the whole document, where it is not its views that are run.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Functions(NamedTuple):
     maps: tuple[str, ...]
     reduces: tuple[tuple[int, str], ...]
     lib: str
+    design: str = ""
 
 
 class Tree(NamedTuple):
