@@ -62,6 +62,8 @@ class Designs:
                 await asyncio.to_thread(compile_functions, code)
         if content.get("views") or ("views" in content and not isinstance(content["views"], dict)):
             design = parse_design(content, name)
+            if design.language == "query":
+                return
             if design.language == "javascript":
                 async with self._compiles:
                     await asyncio.to_thread(_compile, design)

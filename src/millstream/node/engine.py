@@ -41,6 +41,7 @@ from millstream.node.coord_child import CoordOrder, TokenOrder
 from millstream.node.coord_process import NO_FIGURES, CoordProcess
 from millstream.node.data_directory import DataDirectory
 from millstream.node.design_documents import Designs
+from millstream.node.document_scan import DocumentScans
 from millstream.node.index_child import IndexOrder
 from millstream.node.indexes import Indexes
 from millstream.node.known_users import keep_users
@@ -122,6 +123,7 @@ class Engine:
         self._kv.node_figures = self._figures
         self.shared = self.others.shared(self.uuid, self._buckets, lambda: self._port("kv"))
         self.designs = Designs(self._buckets, self.indexes.check, self.others.own)
+        self.scan = DocumentScans(lambda name: self._served_engine(name).bucket, time.time_ns)
         self.coordination: CoordProcess | None = None
         """None: the node does not coordinate."""
         self._addresses: dict[str, Address] = {}

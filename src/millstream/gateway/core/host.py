@@ -5,7 +5,7 @@ Elsewhere: the node that has this shape (`node.engine`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -20,8 +20,9 @@ from millstream.model.position import FailoverLog
 from millstream.model.standing import Standing
 
 __all__ = [
-    "AskedDocument", "BucketStatus", "DesignHost", "FrontHost", "IndexHost", "NodeHost",
-    "NodeMetrics", "PartRequest", "PartitionStatus", "SharedHost", "ViewAnswer", "WriterCall",
+    "AskedDocument", "BucketStatus", "DesignHost", "DocumentScan", "FrontHost", "IndexHost",
+    "NodeHost", "NodeMetrics", "PartRequest", "PartitionStatus", "SharedHost", "ViewAnswer",
+    "WriterCall",
 ]  # fmt: skip
 
 
@@ -178,6 +179,35 @@ class SharedHost(Protocol):
         """
 
 
+class DocumentScan(Protocol):
+    """All documents of a bucket, one after the other."""
+
+    def documents(
+        self,
+        bucket: str,
+        first: str | None,
+        last: str | None,
+        *,
+        descending: bool,
+        conflicts: bool,
+    ) -> AsyncGenerator[tuple[str, bytes], None]:
+        """Yield id and text of documents in the order of the bytes of their ids.
+
+        Those that are deleted are left out, and design documents, too.
+
+        Args:
+            bucket: its name.
+            first: the lowest id, included; None: all.
+            last: the highest id, included; None: all.
+            descending: whether the highest comes first.
+            conflicts: whether the texts have `_conflicts`, where there are any.
+
+        Raises:
+            ConditionError: `bucket_not_found`.
+            UnavailableError: `bucket_failed`; `not_my_partition`: some are on another node.
+        """
+
+
 class IndexHost(Protocol):
     """The views of a node as the pages see them; all calls run in the loop.
 
@@ -286,6 +316,10 @@ class NodeHost(FrontHost, Protocol):
     @property
     def shared(self) -> SharedHost:
         """What other nodes are told."""
+
+    @property
+    def scan(self) -> DocumentScan:
+        """All documents of a bucket."""
 
     async def create_bucket(
         self, name: str, partitions: int, memory_quota_bytes: int | None = None
