@@ -19,9 +19,10 @@ import msgspec
 from millstream.kv.core.design_documents import StoredDesign
 from millstream.node.buckets import Buckets
 from millstream.node.own_bucket import OwnBucket
-from millstream.views.aio.functions import compile_functions, read_code
+from millstream.views.aio.functions import compile_functions
 from millstream.views.aio.mapping import open_mapper
 from millstream.views.core.design import DesignDocument, parse_design
+from millstream.views.core.design_code import read_code
 
 __all__ = ["COMPILES_MAX", "Designs"]
 

@@ -1,12 +1,7 @@
 """The functions of design documents that are no views, run in the sandbox.
 
-    validate_doc_update   (new document, old one or null, user, security object): throws to refuse
-    filters.NAME          (document, request): whether it is in a feed
-    views.NAME.map        as a filter: whether it emits anything
-    updates.NAME          (document or null, request): [document or null, answer]
-
     pool = FunctionPool()
-    code = read_code(bucket_uuid, name, rev, body)
+    code = read_code(bucket, name, rev, body)
     if code.validates:
         refusals = await pool.validate(code, [Revised(new, old)], user, security)
 
@@ -20,7 +15,8 @@ Invariants:
    calls that did.
 4. A new revision has a child of its own: nothing of an old one is left in it.
 
-Elsewhere: the child (`views.aio.sandbox`), who calls when (the node's databases and feeds).
+Elsewhere: what the functions are (`views.core.design_code`), the child (`views.aio.sandbox`), who
+calls when (`node.design_functions`).
 Source: CouchDB's query server.
 """
 
@@ -29,113 +25,31 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
-from millstream.errors import AccessError, ConditionError, MillstreamError, UsageError
+from millstream.errors import MillstreamError, UsageError
 from millstream.views.aio.sandbox import MEMORY_BYTES_MAX, TIME_LIMIT_S, Sandbox
-from millstream.views.core.design import DESIGN_PREFIX, Functions
+from millstream.views.core.design import Functions
+from millstream.views.core.design_code import (
+    BROKEN,
+    VALIDATE,
+    Updated,
+    missing,
+    reason_of,
+    refusal,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-__all__ = [
-    "CHILDREN_MAX",
-    "DesignCode",
-    "FunctionPool",
-    "Revised",
-    "Updated",
-    "compile_functions",
-    "read_code",
-]
+    from millstream.views.core.design_code import DesignCode, Revised
+
+__all__ = ["CHILDREN_MAX", "FunctionPool", "compile_functions"]
 
 CHILDREN_MAX: Final = 4
 """Processes of a node that run such functions."""
 _NULL: Final = b"null"
-_VALIDATE: Final = "validate_doc_update"
-_BROKEN: Final = {
-    "time": "it has no end within the time limit",
-    "memory": "it needs more memory than it may have",
-    "died": "its process ended",
-    "output": "its answer is too large, or none",
-    "parse": "what it was given is nested too deeply",
-}
-"""Failures of the child, and what they say of the function."""
-
-
-class Revised(NamedTuple):
-    """A change that is to be validated: JSON texts, `old` None for a new document."""
-
-    new: bytes
-    old: bytes | None
-
-
-class Updated(NamedTuple):
-    """What an update function wants: a document to be stored, and what is answered."""
-
-    document: dict[str, Any] | None
-    answer: dict[str, Any]
-    """With `code`, `headers`, and one of `body`, `base64` and `json`, as far as it says."""
-
-
-@dataclass(frozen=True, slots=True)
-class DesignCode:
-    """The functions of one revision of a design document."""
-
-    key: tuple[str, str, str]
-    """Bucket uuid, name without `_design/`, revision."""
-    text: str
-    """The whole document as JSON."""
-    validates: bool
-    filters: frozenset[str]
-    updates: frozenset[str]
-    views: frozenset[str]
-
-    @property
-    def id(self) -> str:
-        """Of the document."""
-        return DESIGN_PREFIX + self.key[1]
-
-
-def read_code(bucket_uuid: str, name: str, rev: str, body: bytes) -> DesignCode:
-    """Return the functions of a design document; none where its language is not JavaScript.
-
-    Args:
-        bucket_uuid: of its bucket.
-        name: without `_design/`.
-        rev: its revision.
-        body: a JSON object without `_id` and `_rev`.
-
-    Raises:
-        UsageError: `invalid_design_doc`: a member that has functions is of another form.
-    """
-    content = msgspec.json.decode(body)
-    if content.get("language", "javascript") != "javascript":
-        content = {}
-    validate = content.get(_VALIDATE)
-    if validate is not None and not isinstance(validate, str):
-        raise UsageError(f"`{_VALIDATE}` must be a string", code="invalid_design_doc")
-    views = content.get("views")
-    maps = views.items() if isinstance(views, dict) else ()
-    text = msgspec.json.encode({"_id": DESIGN_PREFIX + name, "_rev": rev, **content}).decode()
-    return DesignCode(
-        (bucket_uuid, name, rev), text, validate is not None, _named(content, "filters"),
-        _named(content, "updates"),
-        frozenset(
-            view for view, member in maps
-            if isinstance(member, dict) and isinstance(member.get("map"), str)
-        ),
-    )  # fmt: skip
-
-
-def _named(content: Mapping[str, Any], member: str) -> frozenset[str]:
-    functions = content.get(member) or {}
-    if not isinstance(functions, dict) or not all(isinstance(f, str) for f in functions.values()):
-        raise UsageError(f"`{member}` must be an object of functions", code="invalid_design_doc")
-    return frozenset(functions)
 
 
 def compile_functions(code: DesignCode) -> None:
@@ -145,7 +59,7 @@ def compile_functions(code: DesignCode) -> None:
         UsageError: `compilation_error`, with the engine's message.
         UnavailableError: the child cannot be started.
     """
-    paths: list[tuple[str, ...]] = [(_VALIDATE,)] if code.validates else []
+    paths: list[tuple[str, ...]] = [(VALIDATE,)] if code.validates else []
     paths += [("filters", name) for name in sorted(code.filters)]
     paths += [("updates", name) for name in sorted(code.updates)]
     if not paths:
@@ -155,7 +69,7 @@ def compile_functions(code: DesignCode) -> None:
             (result,) = sandbox.call("compile", path, _NULL, [_NULL])
             if result is not True:
                 raise UsageError(
-                    f"{'.'.join(path)} of {code.id} does not compile: {_reason(result)}",
+                    f"{'.'.join(path)} of {code.id} does not compile: {reason_of(result)}",
                     code="compilation_error",
                 )
 
@@ -225,8 +139,8 @@ class FunctionPool:
         """
         items = [b"[%b,%b]" % (new, _NULL if old is None else old) for new, old in changes]
         shared = b"[%b,%b]" % (user, security)
-        results = await self._call(code, "validate", (_VALIDATE,), shared, items)
-        return [None if one is True else _refusal(one, code, _VALIDATE) for one in results]
+        results = await self._call(code, "validate", (VALIDATE,), shared, items)
+        return [None if one is True else refusal(one, code, VALIDATE) for one in results]
 
     async def filter_batch(
         self, code: DesignCode, name: str, documents: Sequence[bytes], request: bytes
@@ -244,7 +158,7 @@ class FunctionPool:
             MillstreamError: the function fails for one of them.
         """
         if name not in code.filters:
-            raise _missing("filter", name, code)
+            raise missing("filter", name, code)
         path = ("filters", name)
         return await self._passed(code, "filter", path, request, documents)
 
@@ -258,12 +172,12 @@ class FunctionPool:
             MillstreamError: the map breaks the limits, or does not compile.
         """
         if view not in code.views:
-            raise _missing("view", view, code)
+            raise missing("view", view, code)
         path = ("views", view, "map")
         results = await self._call(code, "view", path, _NULL, documents)
         for result in results:
-            if isinstance(result, dict) and result.get("error") in (*_BROKEN, "compile"):
-                raise _refusal(result, code, ".".join(path))
+            if isinstance(result, dict) and result.get("error") in (*BROKEN, "compile"):
+                raise refusal(result, code, ".".join(path))
         return [result is True for result in results]
 
     async def update(
@@ -282,12 +196,12 @@ class FunctionPool:
             AccessError, MillstreamError: as `validate` returns them.
         """
         if name not in code.updates:
-            raise _missing("update", name, code)
+            raise missing("update", name, code)
         item = b"[%b,%b]" % (_NULL if document is None else document, request)
         path = ("updates", name)
         (result,) = await self._call(code, "update", path, _NULL, [item])
         if isinstance(result, dict):
-            raise _refusal(result, code, ".".join(path))
+            raise refusal(result, code, ".".join(path))
         wanted, answer = result
         if wanted is not None and not isinstance(wanted, dict):
             raise MillstreamError(
@@ -306,7 +220,7 @@ class FunctionPool:
         results = await self._call(code, kind, path, shared, documents)
         for result in results:
             if not isinstance(result, bool):
-                raise _refusal(result, code, ".".join(path))
+                raise refusal(result, code, ".".join(path))
         return results
 
     # -- children
@@ -369,39 +283,3 @@ class FunctionPool:
         for freed in self._waiting:
             if not freed.done():
                 freed.set_result(None)
-
-
-def _missing(what: str, name: str, code: DesignCode) -> ConditionError:
-    return ConditionError(f"{code.id} has no {what} {name!r}", code="not_found")
-
-
-def _reason(result: Any) -> str:
-    return str(result.get("reason", "")) if isinstance(result, dict) else ""
-
-
-def _refusal(result: Any, code: DesignCode, what: str) -> MillstreamError:
-    """Return the error that a call ended with."""
-    thrown = result.get("thrown") if isinstance(result, dict) else None
-    if isinstance(thrown, dict):
-        for name in ("forbidden", "unauthorized"):
-            if name in thrown:
-                return AccessError(_text(thrown[name]), code=name)
-        if isinstance(thrown.get("error"), str):
-            return MillstreamError(_text(thrown.get("reason", "")), code=thrown["error"])
-    name, where = _error_name(result), f"{what} of {code.id}"
-    if name == "compile":
-        return MillstreamError(
-            f"{where} does not compile: {_reason(result)}", code="compilation_error"
-        )
-    if name in _BROKEN:
-        return MillstreamError(f"{where} failed: {_BROKEN[name]}", code="function_failed")
-    return MillstreamError(f"{where}: {_reason(result) or _text(thrown)}", code=name)
-
-
-def _error_name(result: Any) -> str:
-    name = result.get("error") if isinstance(result, dict) else None
-    return name if isinstance(name, str) and name else "unknown_error"
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

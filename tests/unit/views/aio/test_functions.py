@@ -8,7 +8,8 @@ import json
 import pytest
 
 from millstream.errors import AccessError, ConditionError, MillstreamError, UsageError
-from millstream.views.aio.functions import FunctionPool, Revised, compile_functions, read_code
+from millstream.views.aio.functions import FunctionPool, compile_functions
+from millstream.views.core.design_code import Revised, read_code
 from waiting import until
 
 USER = b'{"db":"d","name":"ann","roles":["editor"]}'
@@ -226,19 +227,3 @@ async def test_closing_ends_calls_under_way():
     pool.close()
     with pytest.raises(MillstreamError):
         await waits
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"validate_doc_update": 1}, {"filters": {"a": 1}}, {"filters": [1]}, {"updates": "x"}],
-)
-def test_members_of_another_form(changes):
-    with pytest.raises(UsageError) as caught:
-        code_of(**changes)
-    assert caught.value.code == "invalid_design_doc"
-
-
-def test_other_languages_have_no_functions():
-    code = code_of(language="query")
-    assert not code.validates
-    assert not code.filters | code.updates | code.views
