@@ -5,7 +5,7 @@
         "reduce": "_count", "options": {"def": {"fields": ["a", "b.c"]}}}}}
 
 A document that has all the fields, and matches the selector, has one row: the values of the
-fields as an array, and null.
+fields as an array, and null. Design documents have none.
 
 Invariants:
 1. The key of a document is a function of the definition and the document alone.
@@ -34,6 +34,7 @@ __all__ = ["FIELDS_MAX", "Definition", "Sort", "key_maker", "parse_definition", 
 FIELDS_MAX: Final = 50
 """Of one index."""
 _PARTIAL: Final = "partial_filter_selector"
+_DESIGN: Final = "_design/"
 _DIRECTIONS: Final = ("asc", "desc")
 
 Sort = tuple[tuple[str, str], ...]
@@ -136,6 +137,8 @@ def key_maker(definition: Definition) -> Callable[[dict[str, Any]], list[Any] | 
     matches = parse_selector(definition.partial).matches
 
     def key(document: dict[str, Any]) -> list[Any] | None:
+        if str(document.get("_id", "")).startswith(_DESIGN):
+            return None
         values = [at_path(document, path) for path in paths]
         if any(isinstance(value, Unfound) for value in values) or not matches(document):
             return None

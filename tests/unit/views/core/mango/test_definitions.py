@@ -63,6 +63,7 @@ def test_keys_of_documents():
     assert key({"a": None, "b": [{"x": 1}], "c": 2}) == [None, {"x": 1}]
     assert key({"a": 1, "b": []}) is None
     assert key({"b": [1]}) is None
+    assert key({"_id": "_design/d", "a": 1, "b": [1]}) is None
     partial = {"fields": ["a"], "partial_filter_selector": {"a": {"$gt": 5}}}
     key = key_maker(parse_definition(partial))
     assert key({"a": 6}) == [6]
