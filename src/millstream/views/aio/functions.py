@@ -28,7 +28,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from millstream.errors import MillstreamError, UsageError
+from millstream.errors import MillstreamError, UnavailableError, UsageError
 from millstream.views.aio.sandbox import MEMORY_BYTES_MAX, TIME_LIMIT_S, Sandbox
 from millstream.views.core.design import Functions
 from millstream.views.core.design_code import (
@@ -78,6 +78,10 @@ def _functions(code: DesignCode) -> Functions:
     return Functions(code.key[1], "javascript", (), (), "", code.text)
 
 
+def _stopping() -> UnavailableError:
+    return UnavailableError("the node stops", code="stopping")
+
+
 class _Child:
     """A sandbox, and whether a thread uses it."""
 
@@ -113,7 +117,8 @@ class FunctionPool:
         """End all children; calls under way, and those that wait, fail."""
         self._is_closed = True
         for freed in self._waiting:
-            freed.cancel()
+            if not freed.done():
+                freed.set_exception(_stopping())
         for child in self._children.values():
             child.sandbox.stop()
             if not child.is_busy:
@@ -252,6 +257,8 @@ class FunctionPool:
         return await asyncio.wrap_future(job)
 
     async def _take(self, code: DesignCode) -> _Child:
+        if self._is_closed:
+            raise _stopping()
         while (child := self._found(code)) is None:
             freed = asyncio.get_running_loop().create_future()
             self._waiting.add(freed)

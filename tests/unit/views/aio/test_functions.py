@@ -7,7 +7,13 @@ import json
 
 import pytest
 
-from millstream.errors import AccessError, ConditionError, MillstreamError, UsageError
+from millstream.errors import (
+    AccessError,
+    ConditionError,
+    MillstreamError,
+    UnavailableError,
+    UsageError,
+)
 from millstream.views.aio.functions import FunctionPool, compile_functions
 from millstream.views.core.design_code import Revised, read_code
 from waiting import until
@@ -217,13 +223,43 @@ async def test_who_goes_away_leaves_the_child_usable(pool):
     assert await pool.filter_batch(code, "fast", texts({}), b"{}") == [True]
 
 
-async def test_closing_ends_calls_under_way():
+async def test_closing_ends_calls_under_way_and_those_that_wait():
     pool = FunctionPool()
     code = code_of(filters={"slow": "function () { for (;;); }"})
-    waits = asyncio.ensure_future(pool.filter_batch(code, "slow", texts({}), b"{}"))
+    calls = [
+        asyncio.ensure_future(pool.filter_batch(code, "slow", texts({}), b"{}")) for _ in range(2)
+    ]
     await asyncio.to_thread(
         until, lambda: any(child.sandbox.process_id for child in list(pool._children.values()))
     )
     pool.close()
-    with pytest.raises(MillstreamError):
-        await waits
+    for call in calls:
+        with pytest.raises(MillstreamError):
+            await call
+    with pytest.raises(UnavailableError, match="stops"):
+        await pool.filter_batch(code, "slow", texts({}), b"{}")
+
+
+@pytest.mark.parametrize(
+    "poison",
+    [
+        "Object.prototype.toJSON = () => true;",
+        "Array.prototype.map = () => []; Array.prototype.join = () => ']';",
+        "JSON.stringify = () => 'true'; JSON.parse = () => 7; Reflect.apply = () => true;",
+        "Function.prototype.call = () => true; this.filters.f = 'doc => true';",
+        "this.validate_doc_update = 'x'; req.query = {n: 2};",
+        "emit = null; rows = [1]; calls = null;",
+    ],
+)
+async def test_no_call_changes_another(pool, poison):
+    source = f"""function (doc, req) {{
+        if (doc.bad) {{ {poison} }}
+        return doc.n === req.query.n;
+    }}"""
+    documents = texts(*({"n": n, "bad": n == 0} for n in range(4)))
+    code = code_of(filters={"f": source})
+    for _ in range(2):
+        passed = await pool.filter_batch(code, "f", documents, b'{"query":{"n":1}}')
+        assert passed == [False, True, False, False]
+    views = await pool.view_batch(code, "kinds", texts({"kind": 1, "a": {"b": {}}}, {"n": 1}))
+    assert views == [True, False]
