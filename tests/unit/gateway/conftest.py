@@ -138,6 +138,23 @@ class FakeIndexes:
         return [{"type": "indexer", "database": "orders", "progress": 50}]
 
 
+class FakeScan:
+    """Documents in memory by id; counts what was read."""
+
+    def __init__(self):
+        self.texts = {}
+        self.refusal = None
+        self.read = []
+
+    async def documents(self, bucket, first, last, *, descending, conflicts):
+        if self.refusal is not None:
+            raise self.refusal
+        for doc_id in sorted(self.texts, key=str.encode, reverse=descending):
+            if (first is None or doc_id >= first) and (last is None or doc_id <= last):
+                self.read.append(doc_id)
+                yield doc_id, self.texts[doc_id]
+
+
 class FakeShared:
     def listed(self):
         return {"uuid": "n", "kv": 1, "buckets": []}
@@ -165,6 +182,7 @@ class FakeHost:
         self.designs = FakeDesigns()
         self.indexes = FakeIndexes()
         self.shared = FakeShared()
+        self.scan = FakeScan()
         self.dropped = []
         self.states = ["active", "dead"]
         self.branches = [9, 9]

@@ -107,7 +107,7 @@ async def read_object(request: web.Request) -> dict[str, Any]:
         raise UsageError("a body of type application/json is wanted", code="bad_content_type")
     try:
         content = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"the body is not JSON: {error}", code="bad_json") from error
     if not isinstance(content, dict):
         raise UsageError("the body must be a JSON object", code="bad_json")

@@ -26,6 +26,8 @@ from millstream.gateway.aio import (
     dataless_pages,
     design_pages,
     index_pages,
+    mango_index_pages,
+    mango_pages,
     map_pages,
     node_pages,
     part_pages,
@@ -64,7 +66,7 @@ BACKLOG: Final = 1024
 PAGES: Final = (
     node_pages, session_pages, bucket_pages, map_pages, partition_pages, promotion_pages,
     user_pages, shared_pages, part_pages, index_pages, view_pages, design_pages,
-    database_pages,
+    mango_index_pages, mango_pages, database_pages,
 )  # fmt: skip
 
 
