@@ -72,6 +72,10 @@ class FalseDocuments:
             done.append(Written(0, database.seqno if following else 0, present))
         return done
 
+    async def commit(self, bucket: str) -> None:
+        self.database(bucket)
+        self.durable_waits += 1
+
     async def put_blob(self, bucket: str, pieces: AsyncIterator[bytes]) -> Blob:
         self.database(bucket)
         data = b"".join([piece async for piece in pieces])

@@ -57,6 +57,16 @@ class DesignFunctions:
                 found[at] = refusal
         return found
 
+    async def validates(self, bucket: str) -> bool:
+        """Return whether a design document has a say in changes, or cannot be read."""
+        for design in await self._designs.all(bucket):
+            try:
+                if self._code(bucket, design).validates:
+                    return True
+            except UsageError:
+                return True
+        return False
+
     async def _refusals(
         self,
         bucket: str,

@@ -104,6 +104,9 @@ class DocumentHost(Protocol):
         `ambiguous` among them: the change may have got lost again.
         """
 
+    async def commit(self, bucket: str) -> None:
+        """Return once all that was accepted before is durable."""
+
     async def put_blob(self, bucket: str, pieces: AsyncIterator[bytes]) -> Blob:
         """Keep bytes, durably, until a document names them."""
 

@@ -206,6 +206,9 @@ class FunctionHost(Protocol):
             of a function.
         """
 
+    async def validates(self, bucket: str) -> bool:
+        """Return whether changes have to be asked of any design document."""
+
     async def filter(
         self, bucket: str, design: str, name: str, documents: Sequence[bytes], request: bytes
     ) -> list[bool]:

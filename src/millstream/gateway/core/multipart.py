@@ -67,4 +67,5 @@ def _filename(name: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    return "".join(c for c in text if c.isprintable() and c.isascii()) or "application/octet-stream"
+    kept = "".join(c for c in text if c.isprintable() and c.isascii())
+    return kept or "application/octet-stream"
