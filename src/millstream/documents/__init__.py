@@ -1,0 +1,1 @@
+"""Documents with trees of revisions: what is stored, changed, shown; no IO."""
