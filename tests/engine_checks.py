@@ -140,7 +140,7 @@ class EngineChecks:
             assert made is None or model.may_be_gone(made), f"{key!r}: {made} is gone"
             return
         assert entry.frame == made.frame, f"{change_of(entry.frame)}, right is {made}"
-        assert entry.lineage == lineage_bytes(made), f"{key!r}: lineage of {made}"
+        assert entry.side == lineage_bytes(made), f"{key!r}: lineage of {made}"
 
     def _check_read(self, p: int, after: int) -> None:
         partition = self.bucket.partitions[p]

@@ -47,6 +47,7 @@ from millstream.model.bucket_map import BucketMap
 from millstream.model.limits import QUEUE_BYTES_MAX, UINT48_MAX
 from millstream.model.partitions import DESIGN_PREFIX
 from millstream.model.position import BRANCH_NOISE_BITS, FailoverEntry, branch_by_clock
+from millstream.model.sides import side_of
 from millstream.runtime.disk import OsDisk
 from millstream.runtime.metrics import free_bytes
 from millstream.storage.aio.by_id import LmdbByIdMap
@@ -78,7 +79,7 @@ class _StoreReader:
         """Return the newest record of the key, tombstones included; blocks."""
         with telling_of_damage(self._on_corrupt):
             found = self._store.find(partition_id, key)
-        return Entry(key, found.frame, found.lineage) if found else None
+        return Entry(key, found.frame, side_of(found.lineage, found.sidecar)) if found else None
 
     def newest_seqno(self, partition_id: int, key: bytes) -> int:
         """Return the seqno of the newest record of the key, 0 if there is none."""

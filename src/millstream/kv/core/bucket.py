@@ -4,8 +4,8 @@ Invariants:
 1. The number of partitions never changes.
 2. Subscribers are called once per batch of changes, not once per change.
 3. `open_tables` and `open_partitions` name what requests may use without further questions; what
-   is not plain (`Partition.is_plain`) is missing there: an empty table, None. So is every
-   partition while there are `refusals`.
+   is not plain (`Partition.is_plain`) is missing there: an empty table, None. To be written it
+   must be linear, too (`is_linear`), and there must be no `refusals`.
 4. A lease id is never used twice; what a lease holds of a partition is lost at once when its time
    is over or the partition's hold is: a lost lease is an answer, never a wrong read.
 5. The revisions of the maps it is given only grow. A map changes no partition.
@@ -158,6 +158,7 @@ class Bucket:
         """Why all writes are answered as a temporary failure now."""
         for partition in partitions:
             partition.on_plain = self.reopen
+            partition.bucket_uuid = uuid
             self.reopen(partition.partition_id)
 
     def reopen(self, partition_id: int) -> None:
@@ -165,7 +166,7 @@ class Bucket:
         partition = self.partitions[partition_id]
         is_plain = partition.is_plain
         self.open_tables[partition_id] = partition.table if is_plain else _CLOSED
-        is_open = is_plain and not self.refuses_writes_of(partition_id)
+        is_open = is_plain and partition.is_linear and not self.refuses_writes_of(partition_id)
         self.open_partitions[partition_id] = partition if is_open else None
 
     def refuse_writes(self, reason: str) -> None:

@@ -202,7 +202,7 @@ def _stored(bucket_uuid: str, partition: Partition, entry: Entry) -> StoredDesig
     change = change_of(entry.frame)
     return StoredDesign(
         change.key[len(DESIGN_PREFIX) :].decode(errors="replace"),
-        Revisions(bucket_uuid).of(change.key, entry.lineage, change.rev),
+        Revisions(bucket_uuid).of(change.key, entry.side, change.rev),
         b"" if change.is_deleted else change.value,
         change.is_deleted,
         partition.partition_id,

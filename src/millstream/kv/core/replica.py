@@ -2,7 +2,7 @@
 
     replica.on_opened(log, purge_seqno, high) # the source accepted our position
     replica.apply_marker(start, end)          # a snapshot begins, or goes on with a later end
-    replica.apply_change(frame, lineage)      # as the source had it: seqno, CAS, rev, lineage
+    replica.apply_change(frame, side)         # as the source had it: seqno, CAS, rev, side
     replica.apply_advance(seqno)              # the source has nothing else up to there
 
 A consumer's events say it so (`upr.core.consumer`): `StreamOpened` has the log, and in a load from
@@ -43,6 +43,7 @@ from millstream.kv.core.states import FOLLOWING
 from millstream.model.limits import UINT64_MAX
 from millstream.model.partitions import DESIGN_PREFIX, PartitionState
 from millstream.model.position import FailoverLog, Position, position_at
+from millstream.model.sides import has_sidecar
 from millstream.storage.core.records import (
     NOTHING_OWED,
     ChangeColumns,
@@ -203,7 +204,7 @@ class Replica:
             raise self._disorder(f"marker [{start}, {end}]")
         self.range_end = end
 
-    def apply_change(self, frame: bytes, lineage: bytes) -> None:
+    def apply_change(self, frame: bytes, side: bytes) -> None:
         """Take a change of the open snapshot, a canonical frame, as it is.
 
         Raises:
@@ -217,8 +218,10 @@ class Replica:
             raise self._disorder(f"change {seqno}")
         self._check_following()
         entry, old_seqno = partition.former(key)
+        if has_sidecar(side):
+            partition.residents.expect_sidecars()
         if entry is None:
-            entry = partition.residents.add(key, b"", lineage)
+            entry = partition.residents.add(key, b"", side)
             if key.startswith(DESIGN_PREFIX):
                 partition.design_keys.add(key)
         old = entry.frame
@@ -226,7 +229,7 @@ class Replica:
         append = queue.append_counter if is_sparse else queue.append
         queue.pass_over(seqno - 1)
         append(entry, frame, old_seqno, old)
-        partition.residents.replace(entry, frame, lineage)  # the queue may owe the log the old
+        partition.residents.replace(entry, frame, side)  # the queue may owe the log the old
         if frame[1] == _MUTATION and (expiry := _expiry(frame)[0]):
             partition.expiries.add(key, expiry)
         partition.last_cas = max(partition.last_cas, cas)
@@ -279,4 +282,5 @@ class Replica:
         mark = end if end > self.frozen_mark else 0
         self._has_new_log, self._low_points, self._new_owed = False, None, None
         self._frozen_range_end, self.frozen_mark = self.range_end, end
-        return ChangeColumns(partition.partition_id, *frozen, sidecars=None, mark=mark, news=news)
+        batch = frozen.batch(partition.partition_id, has_sidecars=partition.residents.has_sidecars)
+        return batch._replace(mark=mark, news=news)

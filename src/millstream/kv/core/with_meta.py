@@ -65,6 +65,7 @@ class GivenChange(NamedTuple):
     options: int
     value: bytes
     lineage: bytes | None
+    sidecar: bytes = b""
 
 
 def given_change(packet: Packet, *, knows_lineage: bool) -> GivenChange | Status:
@@ -141,7 +142,7 @@ def store_given(
     if partition.locks and partition.locks.cas_of(key, now_ns):
         return Status.LOCKED
     entry = partition.entry(key)
-    old, old_lineage = (entry.frame, entry.lineage) if entry else (b"", b"")
+    old, old_lineage = (entry.frame, entry.side) if entry else (b"", b"")
     old_seqno = 0
     if old:
         former = change_of(old)

@@ -66,20 +66,20 @@ class Changes:
 
     Args:
         frames: whole frames of changes.
-        lineages: that of each.
+        sides: that of each.
     """
 
-    __slots__ = ("_seen", "frames", "lineages")
+    __slots__ = ("_seen", "frames", "sides")
 
-    def __init__(self, frames: Sequence[bytes], lineages: Sequence[bytes]) -> None:
-        self.frames, self.lineages = frames, lineages
+    def __init__(self, frames: Sequence[bytes], sides: Sequence[bytes]) -> None:
+        self.frames, self.sides = frames, sides
         self._seen: dict[tuple[bool, bool, bool], list[Seen]] = {}
 
     def seen_by(self, documents: Documents) -> list[Seen]:
         """Return the documents, as `documents` makes them; not to be changed."""
         seen = self._seen.get(documents.kind)
         if seen is None:
-            seen = self._seen[documents.kind] = documents.of(self.frames, self.lineages)
+            seen = self._seen[documents.kind] = documents.of(self.frames, self.sides)
         return seen
 
 
@@ -108,16 +108,16 @@ class Documents:
         self.kind = (include_design, local_seq, attachments)
         """Of one bucket, two of a kind make the same of the same changes."""
 
-    def of(self, frames: Iterable[bytes], lineages: Iterable[bytes]) -> list[Seen]:
+    def of(self, frames: Iterable[bytes], sides: Iterable[bytes]) -> list[Seen]:
         """Return the documents of changes, in order; keys that are none are left out. Hot path.
 
         Args:
             frames: whole frames of changes.
-            lineages: that of each.
+            sides: that of each.
         """
         unpack, digits_of = _FIELDS.unpack_from, self._digits_of
         seen: list[Seen] = []
-        for frame, lineage in zip(frames, lineages, strict=True):
+        for frame, lineage in zip(frames, sides, strict=True):
             opcode, key_bytes, extras_bytes, partition, body, seqno, generation = unpack(frame)
             at = HEADER_BYTES + extras_bytes
             key = frame[at : at + key_bytes]
@@ -193,7 +193,7 @@ def document_id(key: str) -> str | None:
 def document_text(key: str, value: bytes) -> bytes | None:
     r"""Return a kv value as document text with `_id` alone, None where it is no JSON document.
 
-    For who has keys and values without lineages (Spark).
+    For who has keys and values without sides (Spark).
 
     Args:
         key: text form of the key (`\x` + hex where it is not UTF-8 or begins with `\x`).

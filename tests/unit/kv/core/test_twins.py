@@ -159,10 +159,7 @@ class World:
             queue = partition.queue
             self.seen.append(
                 (
-                    {
-                        k: (e.key, e.frame, e.lineage, e.is_used)
-                        for k, e in partition.table.items()
-                    },
+                    {k: (e.key, e.frame, e.side, e.is_used) for k, e in partition.table.items()},
                     [e.key for e in partition.residents.ring],
                     partition.residents.memory.table_bytes,
                     {n: (b.frames, b.previous) for n, b in queue.blocks.items()},

@@ -72,7 +72,7 @@ def newest(session: KvSession) -> tuple[bytes, bytes]:
     assert session.bucket is not None
     entry = session.bucket.partitions[PARTITION].entry(KEY)
     assert entry is not None
-    return entry.frame, entry.lineage
+    return entry.frame, entry.side
 
 
 def test_a_document_has_what_it_had_elsewhere() -> None:
