@@ -68,7 +68,7 @@ class Vector(NamedTuple):
     """How often documents of the database had been purged when the reader began."""
 
     @property
-    def count(self) -> int:
+    def total(self) -> int:
         """The sum of the seqnos."""
         return sum(position.seqno for position in self.positions)
 
@@ -313,7 +313,7 @@ class TokenWriter:
         self._head = _text_of(head)
         self._positions = list(vector.positions)
         self._parts = [_text_of(_part(position)) for position in vector.positions]
-        self._count = vector.count
+        self._count = vector.total
         self._at = -1
         self._before = self._after = b""
 

@@ -62,7 +62,7 @@ def test_a_token_comes_back_as_it_was(one):
     text = one.text()
     assert parse_token(text) == one
     assert parse_token(f'"{text}"') == one
-    assert text.partition("-")[0] == str(one.count)
+    assert text.partition("-")[0] == str(one.total)
     assert vector_from_json(vector_to_json(one)) == one
 
 
@@ -212,7 +212,7 @@ def test_the_larger_and_the_smaller_of_two_vectors(data):
     assert is_below(below, other)
     assert is_below(one, above)
     assert is_below(other, above)
-    assert above.count + below.count == one.count + other.count
+    assert above.total + below.total == one.total + other.total
 
 
 @pytest.mark.parametrize(
