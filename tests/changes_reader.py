@@ -16,6 +16,8 @@ from __future__ import annotations
 import random
 from typing import Final
 
+import pytest
+
 from engine_model import Made, PartitionModel
 from millstream.documents.tokens import TokenWriter, Vector, closed_part, judged, parse_token
 from millstream.errors import UnavailableError
@@ -57,17 +59,16 @@ class ChangesReader:
         if self._feed is None:
             vector = parse_token(self.token)
             assert isinstance(vector, Vector)
-            self._feed = ChangesFeed(engine.bucket, vector, restarts=self.restarts)
+            self._feed = ChangesFeed(engine.bucket.partitions, vector, restarts=self.restarts)
             for p, walk in enumerate(self._feed.walks):
                 self._check_kept(p, vector.positions[p], walk.position)
             self._tokens = TokenWriter(vector._replace(positions=self._feed.positions))
-        try:
-            numbers = self._feed.behind()
-        except UnavailableError as error:
-            assert error.code == "not_my_partition"
-            assert any(p.replica is not None for p in engine.bucket.partitions)
+        if any(partition.replica is not None for partition in engine.bucket.partitions):
+            with pytest.raises(UnavailableError, match="not active on this node"):
+                self._feed.behind()
             self.interrupt()
             return False
+        numbers = self._feed.behind()
         if self._chunk is not None:
             number, chunk = self._chunk
             self._chunk = None

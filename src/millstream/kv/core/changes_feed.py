@@ -1,6 +1,6 @@
 """A walk over the partitions of a bucket for readers over HTTP, who cannot take anything back.
 
-    feed = ChangesFeed(bucket, start, restarts=False)
+    feed = ChangesFeed(partitions, start, restarts=False)
     for number in feed.behind():          # partitions that have something new
         walk = feed.walks[number]
         while walk.begin():               # a snapshot is open, or was already
@@ -36,7 +36,7 @@ from millstream.errors import UnavailableError
 from millstream.model.limits import STREAM_STEP_BYTES_MAX, STREAM_STEP_ITEMS_MAX
 from millstream.model.partitions import PartitionState
 from millstream.model.position import Position, entry_below
-from millstream.upr.core.source import BucketSource, Hold, PartitionSource
+from millstream.upr.core.source import Hold, PartitionSource
 from millstream.wire.frames import description_bytes, seqno_of
 
 __all__ = ["ChangesFeed", "PartitionWalk", "Piece", "Snapshot", "history_of", "in_order_of_time"]
@@ -268,7 +268,7 @@ class ChangesFeed:
     """The walks of one reader.
 
     Args:
-        bucket: whose partitions are read.
+        partitions: all of a bucket.
         start: where the reader stands; of this bucket.
         restarts: it sees a part of the documents, by what is in them.
 
@@ -276,13 +276,14 @@ class ChangesFeed:
         UnavailableError: `not_my_partition`.
     """
 
-    def __init__(self, bucket: BucketSource, start: Vector, *, restarts: bool) -> None:
-        self.walks: list[PartitionWalk] = []
-        for number, position in enumerate(start.positions):
-            source = bucket.partition(number)
-            assert source is not None, "a vector of another bucket"
-            is_whole = not restarts and start.purge_epoch == 0
-            self.walks.append(PartitionWalk(source, position, restarts=not is_whole))
+    def __init__(
+        self, partitions: Sequence[PartitionSource], start: Vector, *, restarts: bool
+    ) -> None:
+        restarts = restarts or start.purge_epoch != 0
+        self.walks = [
+            PartitionWalk(source, position, restarts=restarts)
+            for source, position in zip(partitions, start.positions, strict=True)
+        ]
 
     def mark_purges(self) -> None:
         """Documents were purged: what was lost may have hidden something."""
