@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from typing import Any
 
 from millstream.errors import ConditionError, MillstreamError, UnavailableError
@@ -125,7 +125,7 @@ class FalseDocuments:
 
     async def scan(
         self, bucket: str, start: bytes, end: bytes, *, descending: bool
-    ) -> AsyncIterator[tuple[str, Any]]:
+    ) -> AsyncGenerator[tuple[str, Any], None]:
         documents = self.database(bucket).documents
         for doc_id in sorted(documents, key=str.encode, reverse=descending):
             found = documents[doc_id]

@@ -37,12 +37,14 @@ from millstream.model.limits import PARTITIONS_DEFAULT
 from millstream.model.partitions import PartitionState
 from millstream.model.standing import Standing
 from millstream.node.buckets import Buckets
+from millstream.node.changes import NodeChanges
 from millstream.node.coord_child import CoordOrder, TokenOrder
 from millstream.node.coord_process import NO_FIGURES, CoordProcess
 from millstream.node.data_directory import DataDirectory
 from millstream.node.design_documents import Designs
 from millstream.node.design_functions import DesignFunctions
 from millstream.node.document_scan import DocumentScans
+from millstream.node.documents import Documents
 from millstream.node.index_child import IndexOrder
 from millstream.node.indexes import Indexes
 from millstream.node.known_users import keep_users
@@ -125,6 +127,8 @@ class Engine:
         self.shared = self.others.shared(self.uuid, self._buckets, lambda: self._port("kv"))
         self.designs = Designs(self._buckets, self.indexes.check, self.others.own)
         self.functions = DesignFunctions(self.designs)
+        self.changes = NodeChanges(lambda name: self._served_engine(name).bucket)
+        self.documents = Documents(self._buckets, self.changes)
         self.scan = DocumentScans(lambda name: self._served_engine(name).bucket, time.time_ns)
         self.coordination: CoordProcess | None = None
         """None: the node does not coordinate."""

@@ -39,7 +39,7 @@ SIGNER: Final = web.AppKey("signer", CookieSigner)
 USER: Final[web.RequestKey[User | None]] = web.RequestKey("user", cast("type[User | None]", User))
 """Key under which a request holds its user, None for nobody."""
 DATABASE: Final = "db"
-DATABASE_PATH: Final = "/{db:[A-Za-z0-9][^/]*}"
+DATABASE_PATH: Final = "/{db:(?:[A-Za-z0-9][^/]*|_users|_replicator|_global_changes)}"
 """Where a bucket is a database; its name is percent-encoded."""
 DESIGN: Final = DATABASE_PATH + "/{design:_design(?:/|%2F)[^/]+}"
 """The same of a design document, whose slash may be percent-encoded, too."""

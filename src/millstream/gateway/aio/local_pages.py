@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from millstream.documents.json_text import cut_document
+from millstream.documents.json_text import cut, parse
 from millstream.errors import ConditionError, UsageError
 from millstream.gateway.aio.answers import (
     DATABASE,
@@ -43,6 +43,7 @@ __all__ = ["LOCAL_BYTES_MAX", "local_text", "parse_local", "routes"]
 LOCAL_BYTES_MAX: Final = 8 * 1024 * 1024
 """Body of a request that stores one."""
 _LOCAL: Final = DATABASE_PATH + "/{local:_local(?:/|%2F)[^/]+}"
+_KNOWN: Final = frozenset({"_id", "_rev", "_deleted", "_attachments", "_revisions"})
 _REV: Final = re.compile(r"0-([0-9]{1,18})")
 
 
@@ -52,13 +53,16 @@ def parse_local(data: bytes, doc_id: str) -> tuple[bytes | None, int | None]:
     Raises:
         UsageError: `bad_json`, `bad_request`, `doc_validation`.
     """
-    cut = cut_document(data)
-    special: Mapping[str, Any] = cut.special
+    parts = cut(data)
+    special: Mapping[str, Any] = {name: parse(raw) for name, raw in parts.special.items()}
+    for name in special:
+        if name not in _KNOWN:
+            raise UsageError(f"Bad special document member: {name}", code="doc_validation")
     if special.get("_attachments"):
         raise UsageError("_local documents do not accept attachments.", code="bad_request")
     if special.get("_id", f"_local/{doc_id}") != f"_local/{doc_id}":
         raise UsageError("Document ID must match the address", code="bad_request")
-    return None if special.get("_deleted") is True else cut.body, _number(special.get("_rev"))
+    return None if special.get("_deleted") is True else parts.body, _number(special.get("_rev"))
 
 
 def _number(rev: object) -> int | None:

@@ -21,11 +21,16 @@ import msgspec
 from aiohttp import web
 
 from millstream.gateway.aio import (
+    attachment_pages,
     bucket_pages,
+    bulk_pages,
     database_pages,
     dataless_pages,
     design_pages,
+    document_pages,
     index_pages,
+    listing_pages,
+    local_pages,
     mango_index_pages,
     mango_pages,
     map_pages,
@@ -65,8 +70,9 @@ LINGER_SECONDS: Final = 1.0
 BACKLOG: Final = 1024
 PAGES: Final = (
     node_pages, session_pages, bucket_pages, map_pages, partition_pages, promotion_pages,
-    user_pages, shared_pages, part_pages, index_pages, view_pages, design_pages,
-    mango_index_pages, mango_pages, database_pages,
+    user_pages, shared_pages, part_pages, index_pages, view_pages, mango_index_pages,
+    mango_pages, local_pages, bulk_pages, listing_pages, document_pages, attachment_pages,
+    design_pages, database_pages,
 )  # fmt: skip
 
 

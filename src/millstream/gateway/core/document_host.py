@@ -6,7 +6,7 @@ Elsewhere: the node that has this shape (`node.documents`), what a document is
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from millstream.errors import MillstreamError
@@ -143,7 +143,7 @@ class DocumentHost(Protocol):
 
     def scan(
         self, bucket: str, start: bytes, end: bytes, *, descending: bool
-    ) -> AsyncIterator[tuple[str, StoredDocument]]:
+    ) -> AsyncGenerator[tuple[str, StoredDocument], None]:
         """Return the documents with ids in [start, end], in the order of their bytes.
 
         Deleted ones are left out; each is as it is when it is reached.

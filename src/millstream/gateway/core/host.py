@@ -13,6 +13,7 @@ import msgspec
 
 from millstream.access.users import UserStore
 from millstream.errors import MillstreamError
+from millstream.gateway.core.document_host import DocumentHost
 from millstream.kv.core.design_documents import StoredDesign
 from millstream.kv.core.statistics import Figures
 from millstream.model.bucket_map import BucketMap
@@ -373,6 +374,10 @@ class FrontHost(Protocol):
 
 class NodeHost(FrontHost, Protocol):
     """A node with data as the pages see it; all calls run in the loop."""
+
+    @property
+    def documents(self) -> DocumentHost:
+        """The documents of its databases."""
 
     @property
     def shared(self) -> SharedHost:
