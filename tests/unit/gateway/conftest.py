@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from changing_bucket import ChangingBucket
 from millstream.access.users import UserStore
 from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.gateway.core.host import BucketStatus, FollowStatus, NodeMetrics, PartitionStatus
@@ -137,6 +138,16 @@ class FakeIndexes:
         return [{"type": "indexer", "database": "orders", "progress": 50}]
 
 
+class FakeChanges:
+    def __init__(self, bucket):
+        self._bucket = bucket
+
+    def of(self, bucket):
+        if bucket != self._bucket.name:
+            raise ConditionError(f"no bucket {bucket!r}", code="bucket_not_found")
+        return self._bucket.changes
+
+
 class FakeShared:
     def listed(self):
         return {"uuid": "n", "kv": 1, "buckets": []}
@@ -163,6 +174,8 @@ class FakeHost:
         self.designs = FakeDesigns()
         self.indexes = FakeIndexes()
         self.shared = FakeShared()
+        self.changing = ChangingBucket()
+        self.changes = FakeChanges(self.changing)
         self.dropped = []
         self.states = ["active", "dead"]
         self.branches = [9, 9]
