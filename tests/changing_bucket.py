@@ -32,5 +32,5 @@ class ChangingBucket(FakeBucket):
     async def until_read(self) -> None:
         """Until some reader waits for more."""
         async with asyncio.timeout(60):
-            while not self.durable_callbacks:
+            while not self.durable_callbacks:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0)

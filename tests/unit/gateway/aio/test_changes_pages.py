@@ -20,10 +20,14 @@ async def lines(response, count):
         return [await response.content.readline() for _ in range(count)]
 
 
+def _is_read(bucket):
+    return len(bucket.changes) or any(p.readers or p.holds for p in bucket.partitions)
+
+
 async def gone(bucket):
     """Until nobody reads any more."""
     async with asyncio.timeout(60):
-        while len(bucket.changes) or any(p.readers or p.holds for p in bucket.partitions):
+        while _is_read(bucket):  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0)
 
 

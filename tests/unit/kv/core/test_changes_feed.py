@@ -1,4 +1,4 @@
-"""The walk of `_changes`: readers that are interrupted anywhere, over engines that anything befalls.
+"""The walk of `_changes`: readers interrupted anywhere, over engines that anything befalls.
 
 The engine is the real one over a simulated disk: see `simulated_engine`.
 """
