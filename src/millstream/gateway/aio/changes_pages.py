@@ -17,8 +17,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -27,15 +28,17 @@ from aiohttp import web
 from millstream.errors import MillstreamError, UsageError
 from millstream.gateway.aio.answers import DATABASE, DATABASE_PATH, HOST, read_body, require
 from millstream.gateway.aio.streaming import WhileThere, cut, stream
+from millstream.gateway.aio.writing import user_context
 from millstream.gateway.core.changes import (
     CHANGES_BODY_BYTES_MAX,
-    CONTENT_FILTERS,
     ChangesQuery,
+    FilterAsked,
     parse_changes,
 )
 from millstream.gateway.core.changes_rows import Row, RowMaker
 from millstream.gateway.core.host import ChangesWalk, DatabaseChanges
 from millstream.kv.core.changes_feed import Piece
+from millstream.views.core.mango.selectors import parse_selector
 from millstream.wire.frames import seqno_of
 
 __all__ = ["routes"]
@@ -47,13 +50,22 @@ COUNTED_CHANGES_MAX: Final = 2048
 DESCENDING_BYTES_MAX: Final = 32 * 1024 * 1024
 """Rows that are kept to be sent in reverse."""
 _PATH: Final = DATABASE_PATH + "/_changes"
+Passes = Callable[[Sequence[bytes]], Awaitable[Sequence[bool]]]
+"""Says which documents pass a filter, by their texts."""
 _HEARTBEATS: Final = {"eventsource": b"event: heartbeat\ndata: \n\n"}
 
 
 class _Answer:
     """What one client is sent."""
 
-    def __init__(self, database: DatabaseChanges, walk: ChangesWalk, query: ChangesQuery) -> None:
+    def __init__(
+        self,
+        database: DatabaseChanges,
+        walk: ChangesWalk,
+        query: ChangesQuery,
+        passes: Passes | None = None,
+    ) -> None:
+        self._passes = passes
         self._database = database
         self._walk = walk
         self._query = query
@@ -96,12 +108,24 @@ class _Answer:
 
     async def _ascending(self) -> AsyncGenerator[bytes, None]:
         async for piece in self._steps():
-            shown = self._shown(piece, self._maker.rows(piece.frames))
+            shown = self._shown(piece, await self._rows(piece.frames))
             if self._is_full:
                 yield shown
                 return
             self._go_on_behind(piece)
             yield shown
+
+    async def _rows(self, frames: Sequence[bytes]) -> list[Row]:
+        """Return the rows of changes whose documents pass the filter."""
+        if self._passes is None:
+            return self._maker.rows(frames)
+        found = self._maker.candidates(frames)
+        leaves = [one.leaves(all_docs=self._query.all_docs) for one in found]
+        pairs = zip(found, leaves, strict=True)
+        texts = [one.text(leaf) for one, those in pairs for leaf in those]
+        verdicts = iter(await self._passes(texts) if texts else [])
+        passing = [[leaf for leaf in those if next(verdicts)] for those in leaves]
+        return self._maker.rows_of(found, passing)
 
     def _go_on_behind(self, piece: Piece) -> None:
         snapshot = piece.snapshot
@@ -157,7 +181,7 @@ class _Answer:
         tokens = self._walk.tokens
         async for piece in self._steps():
             number = piece.snapshot.partition_id
-            for seqno, text in self._maker.rows(piece.frames):
+            for seqno, text in await self._rows(piece.frames):
                 tokens.move(number, piece.snapshot.at(seqno))
                 if len(kept) == limit and kept:
                     size -= sum(map(len, kept[0]))
@@ -212,21 +236,47 @@ async def _changes(request: web.Request) -> web.StreamResponse:
     query = parse_changes(
         request.query, await _body(request), request.headers.get("Last-Event-ID")
     )
-    if query.filter.kind in CONTENT_FILTERS:
-        raise UsageError(
-            f"a {query.filter.kind} as a filter of _changes is not supported", code="not_supported"
-        )
     database = request.app[HOST].changes.of(bucket)
-    walk = database.open(database.start_of(query.since), restarts=False)
+    passes = _filter_of(request, bucket, query.filter)
+    walk = database.open(database.start_of(query.since), restarts=passes is not None)
     try:
         with WhileThere(request):
-            pieces = _Answer(database, walk, query).pieces()
+            pieces = _Answer(database, walk, query, passes).pieces()
             async with aclosing(pieces), aclosing(_with_heartbeats(pieces, query)) as beating:
                 if query.feed == "normal" and query.heartbeat_s is None:
                     return await stream(request, beating, {"Cache-Control": "must-revalidate"})
                 return await _stream_at_once(request, beating, query)
     finally:
         walk.close()
+
+
+def _filter_of(request: web.Request, bucket: str, asked: FilterAsked) -> Passes | None:
+    """Return who says which documents pass, by their texts; None: what they hold is no matter."""
+    functions = request.app[HOST].functions
+    if asked.kind == "selector":
+        matches = parse_selector(asked.selector).matches
+
+        async def match(texts: Sequence[bytes]) -> list[bool]:
+            return [matches(msgspec.json.decode(text)) for text in texts]
+
+        return match
+    if asked.kind == "view":
+        return partial(functions.filter_by_view, bucket, asked.design, asked.name)
+    if asked.kind == "function":
+        seen = {
+            "method": request.method,
+            "path": request.path.strip("/").split("/"),
+            "query": dict(request.query),
+            "headers": dict(request.headers),
+            "userCtx": user_context(request, bucket),
+        }
+        shown = msgspec.json.encode(seen)
+
+        async def ask(texts: Sequence[bytes]) -> list[bool]:
+            return await functions.filter(bucket, asked.design, asked.name, texts, shown)
+
+        return ask
+    return None
 
 
 async def _body(request: web.Request) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from millstream.errors import UsageError
 __all__ = [
     "ALL",
     "CHANGES_BODY_BYTES_MAX",
-    "CONTENT_FILTERS",
     "ChangesQuery",
     "FilterAsked",
     "parse_changes",
@@ -35,7 +34,6 @@ CHANGES_BODY_BYTES_MAX: Final = 8 * 1024 * 1024
 HEARTBEAT_MS_DEFAULT: Final = 60_000
 TIMEOUT_MS_MAX: Final = 60_000
 """How long a feed waits for the next change, at most and by default."""
-CONTENT_FILTERS: Final = frozenset({"selector", "view", "function"})
 """Kinds of filters that look at what is in a document, not at its id alone."""
 _FEEDS: Final = {"normal": "normal", "longpoll": "longpoll", "continuous": "continuous",
                  "live": "continuous", "eventsource": "eventsource"}  # fmt: skip
