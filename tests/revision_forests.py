@@ -48,7 +48,9 @@ class NaiveTree:
         short = NaiveTree()
         for generation, signature in self.leaves():
             path = self.path((generation, signature))[:limit]
-            short.merge(Path(generation, [rev.partition("-")[2] for rev in path]), is_deleted=False)
+            short.merge(
+                Path(generation, [rev.partition("-")[2] for rev in path]), is_deleted=False
+            )
         short.deleted = self.deleted & short.parents.keys()
         return short
 

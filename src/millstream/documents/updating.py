@@ -153,7 +153,7 @@ def replicated(
     present = document if document is not None and document.exists else None
     tree = EMPTY if present is None else present.tree
     if present is not None and tree.contains(rev):
-        return Change(None, rev)
+        return Change(_with_ancestors(present, path, revs_limit), rev)
     known = [] if present is None else list(present.contents.values())
     told = sent.attachments or {}
     kept = {
@@ -163,6 +163,18 @@ def replicated(
     content = _content_sent(sent, kept, known)
     tree = stemmed(tree.merged(path, is_deleted=sent.is_deleted), revs_limit)
     return Change(_with(present, tree, rev, content), rev)
+
+
+def _with_ancestors(present: StoredDocument, path: Path, revs_limit: int) -> StoredDocument | None:
+    """Return a document that learned where a revision comes from, None if it knew."""
+    tree = present.tree.merged(path)
+    if tree is present.tree:
+        return None
+    tree = stemmed(tree, revs_limit)
+    if list(tree.branches) == list(present.tree.branches):
+        return None
+    known = present.contents
+    return StoredDocument(tree, {rev: known[rev] for rev in tree.leaf_revs() if rev in known})
 
 
 def sent_path(sent: Sent) -> Path:
@@ -194,9 +206,7 @@ def _with(
     return StoredDocument(tree, contents)
 
 
-def _content_sent(
-    sent: Sent, kept: Mapping[str, Attachment], known: Sequence[Content]
-) -> Content:
+def _content_sent(sent: Sent, kept: Mapping[str, Attachment], known: Sequence[Content]) -> Content:
     """Return what a revision holds; `known`: what its stubs may speak of."""
     if not sent.attachments:
         return Content(sent.body, _NOTHING)

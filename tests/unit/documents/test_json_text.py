@@ -147,7 +147,9 @@ def test_what_is_no_object_is_no_document(text):
 
 
 def nested(depth, opening=b"[", closing=b"]"):
-    return b'{"a":' + opening * (depth - 1) + b"0" * (closing != b"]") + closing * (depth - 1) + b"}"
+    return (
+        b'{"a":' + opening * (depth - 1) + b"0" * (closing != b"]") + closing * (depth - 1) + b"}"
+    )
 
 
 @pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}")])
