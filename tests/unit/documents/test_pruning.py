@@ -1,4 +1,4 @@
-"""Trees cut short, against the model: every path cut by itself, and what is left brought together."""
+"""Trees cut short, against the model: every path cut by itself, the rest brought together."""
 
 import pytest
 from hypothesis import given, settings

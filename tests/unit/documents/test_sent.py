@@ -47,7 +47,7 @@ def test_what_reading_adds_says_nothing():
         ('{"_revisions":{"start":1,"ids":"a"}}', "doc_validation"),
         ('{"_revisions":{"start":1,"ids":[1]}}', "doc_validation"),
         ('{"_revisions":{"start":1,"ids":["a,b"]}}', "doc_validation"),
-        ('{"_revisions":{"start":%d,"ids":["a"]}}' % (GENERATION_MAX + 1), "doc_validation"),
+        (f'{{"_revisions":{{"start":{GENERATION_MAX + 1},"ids":["a"]}}}}', "doc_validation"),
     ],
 )  # fmt: skip
 def test_what_is_not_understood_is_refused(text, code):
