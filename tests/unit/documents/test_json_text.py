@@ -127,7 +127,7 @@ def test_repeated_members_stand_where_the_last_stands(space):
         b'{"a":1e400,"a":1}', b'{"a":"\\ud800"}', b'{"\\udfff":1}', b'{"a":"\\ud800\\ud800"}',
         b'{"a":"\\udc00\\ud800"}', b'{"a":"\xed\xa0\x80"}', b'{"a":"\xff"}', b'{"\xff":1}',
         b'{"_a":"\xff"}', b'{"a":"\n"}', b'{"a":"\\x"}', b'{"a":.5}', b'{"a":+1}',
-        b'\xef\xbb\xbf{}',        b'{"a":1.}', b'{"a":tru}', b'{"a":"\\u00"}', b'{"a":-}',
+        b'\xef\xbb\xbf{}',        b'{"a":1.}', b'{"a":nul}', b'{"a":"\\u00"}', b'{"a":-}',
     ],
 )  # fmt: skip
 def test_what_is_no_json_is_refused(text):
