@@ -22,6 +22,7 @@ from millstream.coordination.core.effects import Code, Reply, Resume
 from millstream.coordination.core.entries import NOBODY, Body, Kind
 from millstream.coordination.core.group_state import GroupState
 from millstream.coordination.core.namespace.audience import Subscriber
+from millstream.coordination.core.namespace.forcing import without_force
 from millstream.coordination.core.namespace.paths import Path
 from millstream.coordination.core.namespace.subscribing import Wish
 from millstream.coordination.core.pool_effects import FIRST_GROUP
@@ -33,7 +34,7 @@ __all__ = ["ClientRequests"]
 
 _ELSEWHERE = Reply(0, Code.NOTPRIMARY)
 _AMBIGUOUS = Reply(0, Code.CONFLICT)
-_NAMING = (b"CREATENAMESPACE", b"DELETENAMESPACE")
+_NAMING = ((b"CREATENAMESPACE",), (b"DELETENAMESPACE",))
 _NOT_HERE = Reply(
     0, Code.OK,
     error("BADARG", "it is for the system group: no GROUP before it; one to create in is behind"),
@@ -79,7 +80,7 @@ class ClientRequests:
             if gid != FIRST_GROUP:
                 done(_NOT_HERE)
                 return
-            if body.argv[1] in _NAMING:
+            if _is_naming(body.argv[1:]):
                 placed = self._placed(body)
                 if isinstance(placed, bytes):
                     done(Reply(0, Code.OK, placed))
@@ -201,9 +202,15 @@ class ClientRequests:
 
 def _is_of_system(words: tuple[bytes, ...]) -> bool:
     """Return whether a command is the system group's whatever it is about."""
+    words = without_force(words)
     if words[:1] == (b"CONFIG",):
         return words[2:3] != () and words[2].upper() == b"GLOBAL"
-    return words[:1] != () and words[0] in _NAMING
+    return _is_naming(words)
+
+
+def _is_naming(words: tuple[bytes, ...]) -> bool:
+    """Return whether a command makes or deletes a namespace."""
+    return without_force(words)[:1] in _NAMING
 
 
 def _nobody_asks(_: Reply) -> None:

@@ -44,6 +44,7 @@ from millstream.coordination.core.front_prefixes import (
     prefixes_of,
 )
 from millstream.coordination.core.listener import BARRED, Listener
+from millstream.coordination.core.namespace.admission import forced
 from millstream.coordination.core.namespace.permissions import ADMINS
 from millstream.coordination.core.namespace.run import Asker
 from millstream.coordination.core.namespace.transactions import Transaction
@@ -435,7 +436,7 @@ class Front:
     def _run_prefixed(self, argv: list[bytes]) -> None:
         found = prefixes_of(argv)
         if found is None:
-            return self.say(error("BADARG", "CSN number, CTS ms, SEEN version, GROUP gid"))
+            return self.say(error("BADARG", "CSN number, CTS ms, SEEN version, GROUP gid, FORCE"))
         prefixes, at = found
         name = argv[at].upper()
         if self.transaction is not None and name not in _BESIDE_TRANSACTION:
@@ -451,7 +452,7 @@ class Front:
                 return self.say(NO_LOGIN)
             wish = parse(argv[at:], prefixes.stamp)
         if wish is not None:
-            return self.wish(wish, prefixes)
+            return self.wish(forced(wish) if prefixes.passes_locks else wish, prefixes)
         if prefixes.gid is not None:
             self.gid = prefixes.gid
         self.prefixes = prefixes

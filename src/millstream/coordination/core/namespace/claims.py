@@ -8,6 +8,7 @@ Invariants:
 2. `_nodes` knows every element with claims on it or below it, with their number: so who looks
    below an element meets none but those. Elements that move take this with them.
 3. `number` is the number of claims that `of` gives.
+4. Which tokens are current is known without a search, unless changes were taken back since.
 
 Elsewhere: what waits (`waits`), what becomes of claims (`synchronisation`).
 
@@ -125,6 +126,10 @@ class Claims:
         self._nodes = tables.add(lambda node: _NODE.pack(*node), lambda t: _Node(*_NODE.unpack(t)))
         self._below = tables.add(as_bytes, as_bytes)
         """Parent, element -> nothing, for those of `_nodes`."""
+        self._tokens: dict[Version, int] = {}
+        self._tokens_as_of = 0
+        """On how many elements something is held under a token, as of so many changes of `_held`:
+        no part of the state."""
 
     def __len__(self) -> int:
         return len(self._claims)
@@ -150,6 +155,24 @@ class Claims:
     def held_by(self, session: int, element: int) -> Hold | None:
         """Return what a session holds on an element."""
         return self._held.get(key_of(session) + key_of(element))
+
+    def is_current(self, token: Version) -> bool:
+        """Return whether anybody holds something under this token."""
+        if self._tokens_as_of != self._held.changes:
+            self._tokens = {}
+            for _, hold in self._held.after(b""):
+                self._tokens[hold.token] = self._tokens.get(hold.token, 0) + 1
+            self._tokens_as_of = self._held.changes
+        return token in self._tokens
+
+    def _count_token(self, token: Version, more: int) -> None:
+        """Note the change of `_held` that was just made, if all before it are known."""
+        if self._tokens_as_of != self._held.changes - 1:
+            return
+        number = self._tokens.pop(token, 0) + more
+        if number:
+            self._tokens[token] = number
+        self._tokens_as_of += 1
 
     def elements_of(self, session: int) -> list[int]:
         """Return the elements on which a session holds something."""
@@ -238,12 +261,14 @@ class Claims:
         key = key_of(claim.session) + key_of(element)
         self.release(claim.session, element)
         self._held.put(key, Hold(mode, claim.token))
+        self._count_token(claim.token, 1)
         self.put(element, Phase.HELD, mode, key_of(claim.session), claim)
 
     def release(self, session: int, element: int) -> Hold | None:
         """Let a session hold nothing on an element; return what it held."""
         hold = self._held.delete(key_of(session) + key_of(element))
         if hold is not None:
+            self._count_token(hold.token, -1)
             self.remove(element, Phase.HELD, hold.mode, key_of(session))
         return hold
 

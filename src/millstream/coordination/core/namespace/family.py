@@ -2,7 +2,8 @@
 
 Invariants:
 1. A family is asked and told in the order that `state` lists them, which is the same everywhere.
-2. Who raises `Refused` in `guard`, `created`, `resized` or `counted` forbids the whole command.
+2. Who raises `Refused` in `guard`, `created`, `resized`, `counted` or `moved` forbids the whole
+   command.
 
 Elsewhere: which families there are (`state`), who calls (`elements`, `machine`).
 """

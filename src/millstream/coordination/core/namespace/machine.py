@@ -30,6 +30,7 @@ from millstream.coordination.core.namespace.barriers import BARRIER_COMMANDS
 from millstream.coordination.core.namespace.commands import Call, Command, Words, parse
 from millstream.coordination.core.namespace.configuring import CONFIG
 from millstream.coordination.core.namespace.counters import COUNTER
+from millstream.coordination.core.namespace.forcing import FORCE, force_of, without_force
 from millstream.coordination.core.namespace.lists import LIST
 from millstream.coordination.core.namespace.locks import LOCK_COMMANDS
 from millstream.coordination.core.namespace.naming import NAMESPACE, NAMING_COMMANDS
@@ -72,10 +73,12 @@ QUEUED: Final[Mapping[bytes, tuple[str, Command]]] = {
     b"SET": SET,
 }
 """What a client may send, and but for a few a transaction may have."""
+_EXEC: Final = {b"EXEC": exec_of(QUEUED)}
 COMMANDS: Final[Mapping[bytes, tuple[str, Command]]] = {
     **QUEUED,
     **SUBSCRIBE_COMMANDS,
-    b"EXEC": exec_of(QUEUED),
+    **_EXEC,
+    FORCE: force_of({**QUEUED, **_EXEC}),
     b"NAMESPACE": NAMESPACE,
 }
 """All commands: name -> how it is written, and how it is understood."""
@@ -151,9 +154,10 @@ class Namespace:
 
     def _understood(self, words: Sequence[bytes]) -> Call:
         call = parse(words, COMMANDS)
-        name = words[0].upper()
+        plain = without_force(words)
+        name = plain[0].upper()
         known = self.state.tables.state_format
-        for each in names_in(words) if name == b"EXEC" else (name,):
+        for each in names_in(plain) if name == b"EXEC" else (name,):
             if SINCE.get(each, 1) > known:
                 shown = each.decode()
                 raise Refused("UNKNOWN_COMMAND", f"{shown} needs all members to be upgraded first")

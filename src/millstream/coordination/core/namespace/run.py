@@ -81,6 +81,8 @@ class Run:
         self.version, self.ts_ms = version, ts_ms
         self.is_reading = is_reading
         self.is_in_transaction = False
+        self.passes_locks = False
+        """An administrator has it done whatever others have locked."""
         self.counted = 0
         """How many numbers this entry has given out, for what counts over the whole entry."""
         self.worked = 0

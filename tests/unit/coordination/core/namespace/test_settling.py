@@ -75,7 +75,11 @@ class World:
             option = () if group == "0" else ("GROUP", group)
             self.begin(("CREATENAMESPACE", root, *option))
         elif what < 0.22:
-            self.begin(("DELETENAMESPACE", root, *self.chance.choice(((), ("FORCE",)))))
+            word, option = (
+                self.chance.choice(((), ("FORCE",))),
+                self.chance.choice(((), ("FORCE",))),
+            )
+            self.begin((*word, "DELETENAMESPACE", root, *option))
         elif what < 0.3 and self.ops:
             self.say(self.chance.choice(self.ops))
         elif what < 0.34:
@@ -83,7 +87,8 @@ class World:
         elif what < 0.4:
             self.groups[self.chance.choice((2, 3))].do("CREATE", "BINARY", root + "/a")
         elif what < 0.44:
-            self.groups[self.chance.choice((2, 3))].do("DELETE", root + "/a")
+            lock = self.chance.choice((("LOCK",), ("LOCK", "RELEASE"), ("DELETE",)))
+            self.groups[self.chance.choice((2, 3))].do(*lock, root + "/a", session=9)
         elif what < 0.6:
             self.tick()
         elif self.asked or self.replies:
