@@ -133,6 +133,7 @@ PLANTS: Final[Mapping[str, Plant]] = {
     "all requests of a wait stay open": _instead(Waits, "join", _polls_stay_open),
     "waits outlive their element": _instead(Synchronisation, "deleted", _nothing),
     "trees move over locks": _instead(Synchronisation, "_guard_tree", _nothing),
+    "locks meet by force": _instead(Synchronisation, "_refuse_meeting", _nothing),
     "trees move under offers": _instead(Synchronisation, "_refuse_offered", _nothing),
     "claims do not move with their tree": _instead(Claims, "moved", _nothing),
     "own locks count for nothing": _instead(Claims, "covers", lambda *_: False),

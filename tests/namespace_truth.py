@@ -152,6 +152,10 @@ class Truth:
     def _note(
         self, state: GroupState, session: int, lsn: int, wish: tuple[Any, ...], reply: bytes
     ) -> None:
+        if wish[0] == "FORCE":
+            may_meet = wish[1] == "MOVE"
+            require(may_meet or not reply.startswith(b"-LOCKED"), f"{wish} is told {reply!r}")
+            return
         if wish[0] == "LOCK" and wish[2] == "GROUP" and b"PENDING" in reply:
             paths = [word for word in wish[3:] if word != "NOWAIT"]
             may = [any(self._covers(grant, session, wish[1], path) for grant in self.grants)
