@@ -248,7 +248,7 @@ class Replica(Throttling):
                 self.leave(self.view + 1)
 
     def _tick(self, _: Timer) -> None:
-        self.wake_after(HEARTBEAT_MS)
+        self.wake_after(self.tick_ms)
         self.answer_stale_reads()
         self.tick_changes()
         self.tick_snapshots()
