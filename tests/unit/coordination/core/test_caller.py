@@ -549,3 +549,23 @@ def test_a_group_that_is_named_is_named_each_time() -> None:
     effects = caller.step(0.0, Connected())
     assert Transmit((b"GROUP", b"2", b"SESSION", b"OPEN", b"TTL", b"10000")) in effects
     assert Transmit((b"VDS",)) in effects
+
+
+@pytest.mark.parametrize(
+    ("words", "prefix"),
+    [
+        ((b"PUT",), (b"GROUP", b"2")), ((b"FORCE", b"PUT"), (b"GROUP", b"2")),
+        ((b"DELETENAMESPACE", b"/a"), ()), ((b"FORCE", b"DELETENAMESPACE", b"/a"), ()),
+        ((b"FORCE",), (b"GROUP", b"2")),
+    ],
+)  # fmt: skip
+def test_no_group_is_named_where_the_system_group_is_meant(
+    words: tuple[bytes, ...], prefix: tuple[bytes, ...]
+) -> None:
+    caller = Caller(["one:1"], lambda: 0.5, group=2)
+    caller.step(0.0, Call(1, words, True, 5000.0))
+    caller.step(0.0, Connected())
+    caller.step(0.0, Received({}))
+    caller.step(0.0, Received(ErrorReply("UNKNOWN_COMMAND VDS")))
+    effects = caller.step(0.0, Received(SESSION))
+    assert Transmit((*prefix, b"CSN", b"1", *words)) in effects

@@ -212,9 +212,7 @@ MEANINGS: Final = {
     b"LIMIT.BYTES": "bytes in all elements of a namespace, attributes of users among them",
     b"GROUP.JOURNAL": "chosen by ADMIN GROUP CREATE; not to be set",
     b"GROUP.HEARTBEAT": "between two signs of life of a primary",
-    b"GROUP.VIEW.TIMEOUT": (
-        f"after such a silence members ask for another primary; at least {BEATS_MIN} heart-beats"
-    ),
+    b"GROUP.VIEW.TIMEOUT": "after such a silence members ask for another; three beats at least",
     b"GROUP.SNAPSHOT.ENTRIES": "entries after which the primary asks for a snapshot",
     b"GROUP.LOG.RETAIN": "entries that are kept behind a snapshot, for members that lag",
     b"GROUP.BATCH.MAX": "entries in one message to the others",
