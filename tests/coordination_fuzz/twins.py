@@ -16,7 +16,6 @@ from coordination_fuzz.choices import Choices
 from coordination_fuzz.commands import ADMITTED, FORMS, Inventor
 from millstream.coordination.core.entries import Body, Entry, Kind
 from millstream.coordination.core.group_state import GroupState
-from millstream.coordination.core.member import TUNED
 from millstream.coordination.core.namespace.audience import Subscriber
 from millstream.coordination.core.namespace.commands import Words
 from millstream.coordination.core.namespace.permissions import ADMINS
@@ -26,6 +25,7 @@ from millstream.coordination.core.namespace.subscribing import wish_of
 from millstream.coordination.core.namespace.transactions import pack_command
 from millstream.coordination.core.replica import Replica
 from millstream.coordination.core.snapshots import Pieces
+from millstream.coordination.core.tuning import TUNED
 from millstream.coordination.core.values import items
 
 __all__ = ["frozen_example", "twins"]

@@ -54,30 +54,17 @@ from millstream.coordination.core.entries import (
 )
 from millstream.coordination.core.log import Log, size_of
 from millstream.coordination.core.messages import Envelope, Payload
-from millstream.coordination.core.namespace.keys import numbers_of
 from millstream.coordination.core.register import StateMachine
 from millstream.coordination.core.repair import NewEnd
 from millstream.coordination.core.snapshots import Pieces, Snapshot, SnapshotId, unknown_state
 from millstream.coordination.core.standing import Standing
+from millstream.coordination.core.tuning import HEARTBEAT_MS, Tuned
 from millstream.errors import CorruptionError
 
-__all__ = ["APPLY_ENTRIES_MAX", "HEARTBEAT_MS", "TUNED", "Member", "Status", "epoch_in"]
+__all__ = ["APPLY_ENTRIES_MAX", "Member", "Status", "epoch_in"]
 
-HEARTBEAT_MS: Final = 100
-"""Between two signs of life of a primary, if nothing else is set, and the longest time between two
-tries of whatever has to be tried again."""
 APPLY_ENTRIES_MAX: Final = 512
 """Entries applied in one step; one may take a tenth of a millisecond and more."""
-TUNED: Final = {
-    b"GROUP.SNAPSHOT.ENTRIES": "snapshot_entries",
-    b"GROUP.LOG.RETAIN": "retain_entries",
-    b"GROUP.BATCH.MAX": "batch_entries_max",
-    b"GROUP.PIPELINE": "pipeline_max",
-    b"GROUP.HEARTBEAT": "heartbeat_ms",
-    b"GROUP.VIEW.TIMEOUT": "view_time_out_ms",
-}
-"""Settings of the group, and which attribute of a replica says the same. None decides anything
-between members: each is about what one of them sends or keeps, and when."""
 _EPOCH: Final = Struct(">IQ16sI")
 _NO_BODY: Final = b"-BADARG the log has no request here"
 _WAKE: Final = SetTimer(HEARTBEAT_MS)
@@ -97,13 +84,13 @@ class Status(Enum):
     RETIRED = "RETIRED"
 
 
-class Member(ABC):
+class Member(Tuned, ABC):
     """State and primitives; `chance` returns numbers from 0 to below 1."""
 
     apply_entries_max = APPLY_ENTRIES_MAX
-    heartbeat_ms = HEARTBEAT_MS
 
     def __init__(self, machine: StateMachine, chance: Callable[[], float]) -> None:
+        super().__init__()
         self.machine = machine
         self.chance = chance
         self.effects: list[Effect] = []
@@ -126,8 +113,6 @@ class Member(ABC):
         """So far entries of this log are known to be committed."""
         self.leading = False
         self.suspended = False
-        self._built_in: dict[str, int | tuple[int, int]] = {}
-        """Of what settings have changed: what it is without them."""
         self.deposed = False
         """Suspended for good: a member of the group is in a higher view."""
         self._waiting: dict[int, list[int]] = {}
@@ -265,21 +250,6 @@ class Member(ABC):
     def holding(self) -> bool:
         """Whether requests wait instead of being logged."""
         return self.closing
-
-    @property
-    def ticks_per_beat(self) -> int:
-        """How often a primary is woken for one sign of life."""
-        return -(-self.heartbeat_ms // HEARTBEAT_MS)
-
-    @property
-    def tick_ms(self) -> float:
-        """Between two Timers."""
-        return self.heartbeat_ms / self.ticks_per_beat
-
-    @property
-    def beat_ms(self) -> int:
-        """Within which a member that is there has been heard, or asked, again."""
-        return max(self.heartbeat_ms, HEARTBEAT_MS)
 
     # ---- effects
 
@@ -557,13 +527,7 @@ class Member(ABC):
         """Take what the group's settings say from this entry on."""
         settings = self.machine.take_settings()
         if settings is not None:
-            for key, attribute in TUNED.items():
-                if attribute not in self._built_in and key in settings:
-                    self._built_in[attribute] = getattr(self, attribute)
-                if attribute in self._built_in:
-                    kept = settings.get(key)
-                    value = numbers_of(kept) if kept else self._built_in[attribute]
-                    setattr(self, attribute, value)
+            self.tune(settings)
 
     def _execute(self, entry: Entry) -> tuple[Code, bytes, int]:
         header = entry.header

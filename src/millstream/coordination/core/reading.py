@@ -29,7 +29,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from millstream.coordination.core.client_table import TIME_OUT_MS, Past
 from millstream.coordination.core.effects import Code, Read, Request, Resume
-from millstream.coordination.core.member import HEARTBEAT_MS, Status
+from millstream.coordination.core.member import Status
 from millstream.coordination.core.messages import (
     Envelope,
     GetEntries,
@@ -40,6 +40,7 @@ from millstream.coordination.core.messages import (
 from millstream.coordination.core.normal import Normal
 from millstream.coordination.core.register import StateMachine
 from millstream.coordination.core.repair import AGAIN_MS_MAX
+from millstream.coordination.core.tuning import HEARTBEAT_MS
 
 __all__ = [
     "CHECKS_MAX",

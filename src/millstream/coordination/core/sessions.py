@@ -24,8 +24,8 @@ from typing import Final, NamedTuple
 from millstream.coordination.core.client_table import TIME_OUT_MS_MIN, ClientTable
 from millstream.coordination.core.entries import Body, Kind
 from millstream.coordination.core.formats import Formats
-from millstream.coordination.core.member import HEARTBEAT_MS
 from millstream.coordination.core.register import Offer
+from millstream.coordination.core.tuning import HEARTBEAT_MS
 
 __all__ = [
     "ENDED_MAX",

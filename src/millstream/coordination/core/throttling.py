@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from millstream.coordination.core.fetching import Fetching
-from millstream.coordination.core.member import HEARTBEAT_MS
 from millstream.coordination.core.messages import Envelope, GetState
 from millstream.coordination.core.register import StateMachine
+from millstream.coordination.core.tuning import HEARTBEAT_MS
 
 __all__ = ["CAUGHT_UP_PART", "THROTTLED_ENTRIES_MIN", "THROTTLE_MS", "Throttling"]
 
