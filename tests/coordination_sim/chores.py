@@ -140,6 +140,12 @@ class _Wishes(Wishes):
 _AGAIN: tuple[Words, ...] = (
     *(("CREATE", "BINARY", path) for path in sorted(PATHS)),
     ("CREATE", "QUEUE", QUEUE), ("CREATE", "COUNTER", COUNTER),
+    ("CONFIG", "SET", "GROUP", "GROUP.HEARTBEAT", "50 ms"),
+    ("CONFIG", "SET", "GROUP", "GROUP.HEARTBEAT", "200 ms"),
+    ("CONFIG", "UNSET", "GROUP", "GROUP.HEARTBEAT"),
+    ("CONFIG", "SET", "GROUP", "GROUP.VIEW.TIMEOUT", "500-700 ms"),
+    ("CONFIG", "SET", "GROUP", "GROUP.VIEW.TIMEOUT", "800-1200 ms"),
+    ("CONFIG", "UNSET", "GROUP", "GROUP.VIEW.TIMEOUT"),
 )  # fmt: skip
 
 
