@@ -144,6 +144,8 @@ class Households:
 
     def amiss(self) -> str:
         """Return what is not as it should be in the end."""
+        if not self.world.weather.namespaces:
+            return ""
         for guests in self.guests.values():
             if not guests.is_over and (why := guests.unfinished()):
                 return f"group {guests.scope.number}: {why}"
@@ -162,6 +164,9 @@ class Households:
             if name.standing is not Standing.CONFIRMED and (name.gid or FIRST_GROUP) in living:
                 return f"/{root.decode()} is {name.standing.name}"
             said.setdefault(name.gid or FIRST_GROUP, set()).add(root)
+        self.world.counts["names of deleted groups"] = sum(
+            len(roots) for number, roots in said.items() if number not in living
+        )
         for number, machine in leaders.items():
             if machine is None or self.world.scopes[living[number]].source is not None:
                 continue

@@ -13,6 +13,7 @@ from coordination_sim.loop import stream
 from millstream.coordination.core.client_events import (
     ErrorReply,
 )
+from millstream.coordination.core.pool_effects import FIRST_GROUP
 
 if TYPE_CHECKING:
     from coordination_sim.whole import WholeWorld
@@ -95,6 +96,8 @@ class Operators:
     def delete(self) -> None:
         if (found := self._group()) and len(self.world.living()) > 2:
             number, node = found
+            if number == FIRST_GROUP and self.world.weather.namespaces:
+                return  # all names would be gone
             self._ask(f"ADMIN GROUP DELETE {number} CONFIRM {number}", node)
 
     def reconfigure(self) -> bool:
