@@ -98,7 +98,9 @@ def _do(guest: Guest, function: str, argument: tuple[str, ...], want: Want) -> D
 def preparing(guest: Guest) -> Doing:
     """Make the elements that all is about."""
     roots: list[Words] = [("CREATENAMESPACE", "/n"), ("CREATENAMESPACE", ROOT)]
-    wishes = (roots * (not guest.guests.has_roots)) + [("CREATE", "BINARY", path) for path in sorted(PATHS)]
+    wishes = (roots * (not guest.guests.has_roots)) + [
+        ("CREATE", "BINARY", path) for path in sorted(PATHS)
+    ]
     wishes += [("CREATE", "QUEUE", path) for path in (QUEUE, QUEUE_DONE, AWAITED)]
     wishes += [("CREATE", "COUNTER", path) for path in (COUNTER, TICKETS)]
     wishes += [("CREATE", "BINARY", path) for path in (LOCK, LEADER, SEQUENCE, *GUARDED)]

@@ -100,7 +100,8 @@ class Guest:
         """Speaks RESP2: it is told nothing but what it asks for."""
         self.user = self.rng.choice(USERS) if chore in OF_USERS else ""
         self.focus = guests.focus
-        self.session = 0
+        self.session = self.op = 0
+        """`op`: what ended last."""
         self.items: list[bytes] = []
         self.keeper: Keeper | None = None
         """What it has subscribed to for good."""
@@ -160,7 +161,7 @@ class Guest:
     def _finish(self, ended: str, told: Any) -> None:
         ask = self.ask
         assert ask is not None
-        self.ask = None
+        self.ask, self.op = None, ask.op
         self._turn += 1
         if ask.want.changes and ended == "fail":
             self.guests.shadow.truth.failed.add(ask.op)

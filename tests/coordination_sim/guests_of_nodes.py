@@ -5,6 +5,7 @@ Invariants:
    group they mean, who only listens leaves it to the node to know.
 2. Names are made, and some of them deleted, by clients of the system group, in any group. In the
    end every name is where the system group says, and nowhere else; nothing of it is unfinished.
+   Who is told that a namespace was made, or deleted, is told the truth.
 3. Clients end with their group.
 
 Elsewhere: what they do (`chores`), what has to hold (`shadow`, for each group by itself).
@@ -12,7 +13,7 @@ Elsewhere: what they do (`chores`), what has to hold (`shadow`, for each group b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from coordination_sim.chores import WAIT_MS, Doing, Nap, one
@@ -20,6 +21,7 @@ from coordination_sim.guests import Guest, Guests
 from coordination_sim.lines import Line
 from millstream.coordination.core.namespace.names import Standing
 from millstream.coordination.core.pool_effects import FIRST_GROUP
+from namespace_truth import require
 
 if TYPE_CHECKING:
     from coordination_sim.groups_of_nodes import Scope
@@ -32,7 +34,8 @@ GROUPS_MAX = 3
 SPARE = ("/s0", "/s1", "/s2")
 """Names that come and go, in any group."""
 LOOK_MS = 1000.0
-DELETED = 0.4
+REFUSED, DELETED = 0.15, 0.4
+"""So often somebody wants what is in use deleted; another one."""
 
 
 class NodeGuests(Guests):
@@ -74,7 +77,8 @@ def founding(guest: Guest) -> Doing:
     while not guest.world.calm:
         missing = [(root, number) for root, number in world.households.roots() if root not in made]
         for root, number in missing:
-            _, told = yield one("CREATENAMESPACE", root, "GROUP", f"{number}")
+            ended, told = yield one("CREATENAMESPACE", root, "GROUP", f"{number}")
+            world.households.note(guest.op, ended, told)
             if told in ("OK", "EXISTS"):
                 made.add(root)
         yield Nap(WAIT_MS)
@@ -86,15 +90,34 @@ def renaming(guest: Guest) -> Doing:
     world: WholeWorld = guest.guests.world.world  # type: ignore[attr-defined]
     while not guest.world.calm:
         yield Nap(rng.expovariate(1 / guest.guests.between_ms))
-        root = rng.choice(SPARE)
-        if rng.random() < DELETED:
+        root, in_use = rng.choice(SPARE), world.households.in_use()
+        if in_use and rng.random() < REFUSED:
+            ended, told = yield one("DELETENAMESPACE", rng.choice(in_use))
+        elif rng.random() < DELETED:
             forced = ("FORCE",) * (rng.random() < 0.5)
             ended, told = yield one("DELETENAMESPACE", root, *forced)
         else:
             number = rng.choice(world.numbers())
             ended, told = yield one("CREATENAMESPACE", root, "GROUP", f"{number}")
+        world.households.note(guest.op, ended, told)
         said = told if isinstance(told, str) else getattr(told, "code", "nothing")
         guest.world.counts[f"names: {ended} {said}"] += 1
+
+
+def _made_in(scope: Scope) -> Iterator[bytes]:
+    """Yield under which ids a group has made roots."""
+    for entry in scope.truth.committed:
+        if entry.content.argv[1:3] == (b"NAMESPACE", b"CREATE"):
+            if scope.truth.model.at_lsn[entry.lsn][0] == b"+CREATED":
+                yield entry.content.argv[4]
+
+
+def _there_in(scope: Scope) -> Iterator[bytes]:
+    """Yield under which ids a group has roots."""
+    state = scope.shadow.state.namespace.state
+    for _, number in state.elements.children(0):
+        if (known := state.registry.id_of(number)) is not None:
+            yield known.text
 
 
 class Households:
@@ -103,6 +126,8 @@ class Households:
     def __init__(self, world: WholeWorld) -> None:
         self.world, self.loop = world, world.loop
         self.guests: dict[bytes, NodeGuests] = {}
+        self.told: dict[int, Any] = {}
+        """What was asked for of names -> what it came to."""
 
     def begin(self) -> None:
         """Have clients come to groups that are there, and go with those that are deleted."""
@@ -135,6 +160,40 @@ class Households:
             (guests.names.real(root), guests.scope.number)
             for guests in self.guests.values() if not guests.is_over for root in ("/h", "/n")
         ]  # fmt: skip
+
+    def in_use(self) -> list[str]:
+        """Return the names that cannot be deleted, as there is something."""
+        return [
+            guests.names.real("/h") for guests in self.guests.values()
+            if not guests.is_over and guests.is_prepared
+        ]  # fmt: skip
+
+    def note(self, op: int, ended: str, told: Any) -> None:
+        """Note what somebody was told of a name."""
+        if ended == "ok":
+            self.told[op] = getattr(told, "code", told)
+
+    def check(self) -> None:
+        """Look at what was told of names."""
+        for guests in self.guests.values():
+            guests.check()
+        living = self.world.living()
+        if not self.told or FIRST_GROUP not in living:
+            return
+        made = {one for scope in self.world.scopes.values() for one in _made_in(scope)}
+        there = {
+            one for group in living.values() if self.world.scopes[group].source is None
+            for one in _there_in(self.world.scopes[group])
+        }  # fmt: skip
+        truth = self.world.scopes[living[FIRST_GROUP]].shadow.truth
+        for op, told in self.told.items():
+            words = truth.wishes[op]
+            begun, *ids = truth.finals.get(op, b"").split(b" ")
+            if begun == b"+RESERVED":
+                is_right = {"OK": ids[1] in made, "CONFLICT": ids[1] not in made}
+                require(is_right.get(told, True), f"{words} is told {told}, and that is not so")
+            elif begun == b"+DELETING" and told == "OK":
+                require(ids[1] not in there, f"{words} is told {told}, and it is there")
 
     def each(self, what: Callable[[NodeGuests], None]) -> None:
         """Do something for those of each group that is there."""
@@ -175,4 +234,3 @@ class Households:
             if there != said[number]:
                 return f"group {number} has {there}, and should have {said[number]}"
         return ""
-

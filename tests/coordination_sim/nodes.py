@@ -47,7 +47,12 @@ from millstream.coordination.core.pool_effects import (
     Stray,
     Told,
 )
-from millstream.coordination.core.pool_messages import Address, PoolEnvelope, decode_pool, encode_pool
+from millstream.coordination.core.pool_messages import (
+    Address,
+    PoolEnvelope,
+    decode_pool,
+    encode_pool,
+)
 from millstream.errors import CorruptionError, MillstreamError, UnavailableError
 from simulated_disk import Crash, Fault, SimulatedDisk, nothing_happens
 

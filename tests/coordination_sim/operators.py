@@ -18,7 +18,7 @@ from millstream.coordination.core.pool_effects import FIRST_GROUP
 if TYPE_CHECKING:
     from coordination_sim.whole import WholeWorld
 
-PERIOD_MS = (2000.0, 20_000.0)
+PERIOD_MS, SHORT_PERIOD_MS = (2000.0, 20_000.0), (300.0, 2000.0)
 GROUPS_MAX = 5
 NODES_MAX = 8
 
@@ -29,7 +29,8 @@ class Operators:
     def __init__(self, world: WholeWorld) -> None:
         self.world, self.loop = world, world.loop
         self.rng = stream(world.seed, "operators")
-        self.period = self.rng.uniform(*PERIOD_MS)
+        is_short = world.options.only is not None
+        self.period = self.rng.uniform(*SHORT_PERIOD_MS if is_short else PERIOD_MS)
         self._number = 1
 
     def begin(self) -> None:

@@ -31,6 +31,7 @@ from coordination_sim.rights import Users
 from coordination_sim.runs import ALL, Outcome, outcome_of
 from coordination_sim.truth import WrongError
 from coordination_sim.weather import Options, Weather
+from coordination_sim.whole_mistakes import WHOLE_PLANTS
 from coordination_sim.world import SEARCH_STEPS_MAX, TRACE_LINES, World
 from histories.check import check
 from millstream.coordination.core.configuration import Configuration
@@ -41,6 +42,7 @@ from millstream.coordination.core.register_commands import REGISTER_COMMANDS
 from millstream.coordination.core.replica import Replica
 from simulated_disk import SimulatedDisk
 
+ALL_PLANTS = PLANTS | WHOLE_PLANTS
 CALM_MS = 60_000.0
 NAMES_MS = 90_000.0
 """So much longer it takes until what nobody asks for any more is undone, and sessions end."""
@@ -82,7 +84,7 @@ class WholeWorld:
         self, seed: int, options: Options = ALL, *, trace: int | str | None = None
     ) -> None:
         self.seed, self.options, self.trace = seed, options, trace
-        self.plant = plant = PLANTS.get(options.plant or "")
+        self.plant = plant = ALL_PLANTS.get(options.plant or "")
         self.replica_class: type[Replica] = plant.replica if plant else Replica
         self.loop = Loop()
         self.weather = Weather.drawn(seed, options)._replace(journalled=True)
@@ -206,8 +208,8 @@ class WholeWorld:
         if self.options.until_s * 1000 > end:
             self._heal()
         operations = self.callers.history()
+        self.households.check()
         for guests in self.households.guests.values():
-            guests.check()
             operations += guests.history()
         verdict = check(operations, SEARCH_STEPS_MAX)
         self.counts["histories"] += verdict.keys
