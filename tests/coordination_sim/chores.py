@@ -12,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordination_sim.keepers import Keeper
@@ -51,6 +52,18 @@ class Want(NamedTuple):
     is_vital: bool = False
     """It has to be answered, however long it takes."""
     deadline_ms: float = 20_000.0
+
+
+@dataclass(eq=False)
+class Ask:
+    """What a guest wants and does not know yet."""
+
+    want: Want
+    op: int
+    csn: int = 0
+    in_doubt: bool = False
+    attempt: int = 0
+    is_sent: bool = False
 
 
 class Nap(NamedTuple):

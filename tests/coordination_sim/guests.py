@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -29,6 +28,7 @@ from coordination_sim.chores import (
     CHORES_MAX,
     IN_RESP3,
     OF_USERS,
+    Ask,
     Chore,
     Nap,
     Want,
@@ -71,18 +71,6 @@ ELSEWHERE = ("NOTPRIMARY", "NOQUORUM", "UNKNOWN", "SESSIONMOVED")
 IN_DOUBT = ("UNKNOWN", "SESSIONMOVED")
 LATER = ("BUSY", "BEHIND")
 PENDING = "PENDING"
-
-
-@dataclass(eq=False)
-class Ask:
-    """What a guest wants and does not know yet."""
-
-    want: Want
-    op: int
-    csn: int = 0
-    in_doubt: bool = False
-    attempt: int = 0
-    is_sent: bool = False
 
 
 class Guest:

@@ -107,9 +107,10 @@ def renaming(guest: Guest) -> Doing:
 def _made_in(scope: Scope) -> Iterator[bytes]:
     """Yield under which ids a group has made roots."""
     for entry in scope.truth.committed:
-        if entry.content.argv[1:3] == (b"NAMESPACE", b"CREATE"):
-            if scope.truth.model.at_lsn[entry.lsn][0] == b"+CREATED":
-                yield entry.content.argv[4]
+        argv = entry.content.argv
+        is_one = argv[1:3] == (b"NAMESPACE", b"CREATE")
+        if is_one and scope.truth.model.at_lsn[entry.lsn][0] == b"+CREATED":
+            yield argv[4]
 
 
 def _there_in(scope: Scope) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""What things are called: as chores call them, and as they are called where there are several groups.
+"""What things are called: by chores, and where there are several groups.
 
 Invariants:
 1. A name lives in one group: /h of group 3 is /h3. What is no path of theirs stays as it is.
