@@ -38,6 +38,16 @@ def test_groups_come_and_go_and_clients_are_answered() -> None:
         assert total[what] > 0, total
 
 
+def test_clients_of_namespaces_in_several_groups_are_told_the_truth() -> None:
+    faults = ("namespaces", "crash", "isolate_primary", "move_primary", "reconfigure")
+    options = Options(only=frozenset(faults))
+    outcomes = [run(seed, options) for seed in (0, 1)]
+    assert [outcome.wrong for outcome in outcomes] == [None, None]
+    total = outcomes[0].counts + outcomes[1].counts
+    for what in ("requests of namespaces ok", "messages", "names: ok OK"):
+        assert total[what] > 0, total
+
+
 @pytest.mark.parametrize("plant", ["ack_early", "own_ack_early"])
 def test_a_mistake_of_a_replica_is_found(plant: str) -> None:
     assert any(run(seed, Options(plant=plant)).wrong for seed in range(6))

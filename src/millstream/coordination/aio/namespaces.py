@@ -60,13 +60,15 @@ class Namespaces:
         groups: those that run here, by id.
         pool: what the node knows of others.
         peers: its connections to them.
+        loop: has the time, and calls again.
     """
 
     def __init__(
-        self, groups: Mapping[bytes, GroupRunner], pool: PoolRunner, peers: Peers
-    ) -> None:
+        self, groups: Mapping[bytes, GroupRunner], pool: PoolRunner, peers: Peers,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:  # fmt: skip
         self._groups, self._pool, self._peers = groups, pool, peers
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
         self._settler = Settler()
         self._waiting: dict[int, Done] = {}
         self._ticket = 0

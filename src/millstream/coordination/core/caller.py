@@ -496,7 +496,7 @@ class Caller:
         if self._link is _Link.PAUSING and self._until_ms <= self._now:
             self._link = _Link.NONE
         is_owed = self._flight or self._link is _Link.CONNECTING
-        if is_owed and self._now - self._since_ms >= ATTEMPT_MS:
+        if is_owed and self._now >= self._since_ms + ATTEMPT_MS:
             self._leave(None)
         if self._link is _Link.READY:
             if self._now >= self._beat_ms:  # also while a long reply is under way

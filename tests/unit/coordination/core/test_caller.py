@@ -249,6 +249,15 @@ def test_a_node_that_says_nothing_is_left() -> None:
     assert Disconnect() in script.pass_ms(1)
 
 
+def test_when_it_wakes_the_time_of_an_attempt_is_over() -> None:
+    script = Script()
+    script.now = 7477.1730421342445  # with what is added taken away again, it is a bit less
+    assert script.now + ATTEMPT_MS - script.now < ATTEMPT_MS
+    script.call(1)
+    script.now += ATTEMPT_MS
+    assert Disconnect() in script.step(Tick())
+
+
 def test_attempts_become_rarer() -> None:
     script = Script()
     script.call(1, within=10 * LONG_MS)
