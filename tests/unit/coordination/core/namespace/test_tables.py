@@ -12,6 +12,7 @@ from millstream.coordination.core.namespace.tables import Tables, as_bytes
 from millstream.coordination.core.snapshots import Pieces
 from millstream.errors import CorruptionError
 
+pytestmark = pytest.mark.usefixtures("variant")
 KEYS = st.binary(max_size=2)
 CHANGES = st.lists(st.tuples(st.booleans(), KEYS, st.none() | st.binary(max_size=3)), max_size=30)
 
