@@ -115,14 +115,14 @@ class Namespace:
     def apply(self, entry: Entry) -> bytes:
         """Execute a logged command and return its reply."""
         header, body = entry.header, entry.content
-        stamp, *words = body.argv or (b"",)
+        argv = body.argv or (b"",)
         asker = Asker(
             header.session, header.csn, header.instance, body.principal, body.groups,
-            _stamp_in(stamp), header.claim,
+            _stamp_in(argv[0]), header.claim,
         )  # fmt: skip
-        return self.execute(Job(self.state, asker, version_of(header), header.ts_ms), words)
+        return self.execute(Job(self.state, asker, version_of(header), header.ts_ms), argv[1:])
 
-    def execute(self, job: Job, words: list[bytes]) -> bytes:
+    def execute(self, job: Job, words: Sequence[bytes]) -> bytes:
         """Carry out a command that changes something, and what follows from it."""
         mark = job.mark()
         try:
@@ -139,7 +139,7 @@ class Namespace:
         self.state.tables.settle()
         announce(self.state, self.audience, job)
 
-    def _executed(self, job: Job, words: list[bytes]) -> bytes:
+    def _executed(self, job: Job, words: Sequence[bytes]) -> bytes:
         sync, asker = self.state.synchronisation, job.asker
         waiting = sync.waits.opened(asker.session, asker.csn)
         if waiting is not None:
