@@ -52,7 +52,8 @@ def test_there_are_eleven_and_their_owners_have_the_chosen_ones(variant: str) ->
     found = {twin.name: twin for twin in accelerated.twins()}
     assert set(found) == {
         "receive", "freeze", "encode_many", "cut_frames",
-        "decode_entries", "check_chain", "encode_log", "chain", "decode_body", "SortedMap", "Table",
+        "decode_entries", "check_chain", "encode_log", "chain", "decode_body",
+        "SortedMap", "Table",
     }  # fmt: skip
     for name, twin in found.items():
         chosen = twin.compiled if variant == "compiled" else twin.python

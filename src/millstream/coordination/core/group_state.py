@@ -51,10 +51,11 @@ class GroupState:
     def apply(self, entry: Entry) -> bytes:
         """Execute a command; those of namespaces are logged with a number before their name."""
         header, argv = entry.header, entry.content.argv
-        of_namespace = bool(argv) and argv[0].isdigit()
+        if argv and argv[0].isdigit():
+            return self.namespace.apply(entry)
         if self.namespace.waiting(header.session, header.csn) is not None:
-            of_namespace = True  # its number has been used: it is what waits that is meant
-        return self.namespace.apply(entry) if of_namespace else self.registers.apply(entry)
+            return self.namespace.apply(entry)  # its number is that of what waits, which is meant
+        return self.registers.apply(entry)
 
     def weight(self, session: int) -> int:
         """Return how much ends with a session."""

@@ -16,9 +16,9 @@ Source: V2R2, "LOCK".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
-from itertools import chain, pairwise
+from itertools import chain
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -32,6 +32,7 @@ _NUMBER: Final = Struct(">Q")
 _CLAIM: Final = Struct(">QIIQ")
 _HOLD: Final = Struct(">BIIQ")
 _NODE: Final = Struct(">QQQ")
+_ABOVE_ALL: Final = key_of(0)
 
 
 class Mode(IntEnum):
@@ -151,6 +152,10 @@ class Claims:
         """Return what a session holds on an element."""
         return self._held.get(key_of(session) + key_of(element))
 
+    def holds_any(self, session: int) -> bool:
+        """Return whether a session holds something on any element."""
+        return next(self._held.under(key_of(session)), None) is not None
+
     def elements_of(self, session: int) -> list[int]:
         """Return the elements on which a session holds something."""
         prefix = key_of(session)
@@ -218,13 +223,13 @@ class Claims:
         """Have a new claim."""
         at = _at(element, phase, mode)
         self._claims.put(at + name, claim)
-        self._numbers.put(at, self.number(element, phase, mode) + 1)
+        self._numbers.put(at, (self._numbers.get(at) or 0) + 1)
         self._count(self._elements.line(element), 1, int(mode is Mode.WRITE))
 
     def remove(self, element: int, phase: Phase, mode: Mode, name: bytes) -> Claim:
         """Have a claim no more; return it."""
         at = _at(element, phase, mode)
-        claim, left = self._claims.delete(at + name), self.number(element, phase, mode) - 1
+        claim, left = self._claims.delete(at + name), (self._numbers.get(at) or 0) - 1
         assert claim is not None
         if left:
             self._numbers.put(at, left)
@@ -271,17 +276,18 @@ class Claims:
         self._count(line[1:], node.claims, node.writes)
         return tuple(before)
 
-    def _count(self, line: Iterable[int], claims: int, writes: int) -> None:
-        numbers = (*line, 0)
-        for number, parent in pairwise(numbers):
+    def _count(self, line: Sequence[int], claims: int, writes: int) -> None:
+        nodes, below = self._nodes, self._below
+        parent, above = 0, _ABOVE_ALL
+        for number in reversed(line):
             key = key_of(number)
-            node = self._nodes.get(key)
+            node = nodes.get(key)
             if node is None:
-                self._below.put(key_of(parent) + key, b"")
-                node = _Node(parent, 0, 0)
-            node = _Node(parent, node.claims + claims, node.writes + writes)
-            if node.claims:
-                self._nodes.put(key, node)
+                below.put(above + key, b"")
+                nodes.put(key, _Node(parent, claims, writes))
+            elif node.claims + claims:
+                nodes.put(key, _Node(parent, node.claims + claims, node.writes + writes))
             else:
-                self._nodes.delete(key)
-                self._below.delete(key_of(parent) + key)
+                nodes.delete(key)
+                below.delete(above + key)
+            parent, above = number, key

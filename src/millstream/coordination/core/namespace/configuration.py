@@ -57,6 +57,8 @@ class Settings(Family):
         self._values = tables.add(as_bytes, as_bytes)
         self._numbers: dict[tuple[int, bytes], int] = {}
         """What counts for an element and a key, since something was set or moved."""
+        self._several: dict[tuple[int, tuple[bytes, ...]], tuple[int, ...]] = {}
+        """The same for some keys at once."""
         self._numbers_as_of = 0, 0
 
     @property
@@ -94,12 +96,25 @@ class Settings(Family):
 
     def number(self, where: int, name: bytes) -> int:
         """Return the number that counts for a key of an element."""
-        as_of = self._values.changes, self._tables.reversals
-        if self._numbers_as_of != as_of or len(self._numbers) >= NUMBERS_MAX:
-            self._numbers.clear()
-            self._numbers_as_of = as_of
+        self._forget_numbers_if_old()
         known = self._numbers.get((where, name))
         return known if known is not None else self._found_number(where, name)
+
+    def numbers(self, where: int, names: tuple[bytes, ...]) -> tuple[int, ...]:
+        """Return the numbers that count for some keys of an element."""
+        self._forget_numbers_if_old()
+        known = self._several.get((where, names))
+        if known is None:
+            known = self._several[where, names] = tuple(self.number(where, n) for n in names)
+        return known
+
+    def _forget_numbers_if_old(self) -> None:
+        as_of = self._values.changes, self._tables.reversals
+        known = max(len(self._numbers), len(self._several))
+        if self._numbers_as_of != as_of or known >= NUMBERS_MAX:
+            self._numbers.clear()
+            self._several.clear()
+            self._numbers_as_of = as_of
 
     def _found_number(self, where: int, name: bytes) -> int:
         above = self._elements.line(where)[1:2]

@@ -11,8 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from millstream.coordination.core.namespace.run import Run
+
+if TYPE_CHECKING:
+    from millstream.coordination.core.namespace.elements import Element
 
 __all__ = ["Family", "Want", "hearing"]
 
@@ -42,8 +46,8 @@ class Family:
     def guard(self, run: Run, element: int, want: Want) -> None:
         """Raise Refused if the asker may not do this now."""
 
-    def created(self, run: Run, element: int) -> None:
-        """An element begins; its parent's record is up to date."""
+    def created(self, run: Run, element: int, one: Element) -> None:
+        """An element begins, with this record; that of its parent is up to date."""
 
     def resized(self, run: Run, element: int, more: int) -> None:
         """An element's data has so many bytes more; fewer if negative."""

@@ -76,7 +76,10 @@ def guarded(job: Job, paths: tuple[Path, ...]) -> tuple[int, ...]:
         Refused: ERROR_DOES_NOT_EXISTS, NOPERM.
     """
     need_session(job)
-    elements = tuple(job.state.elements.at(path) for path in paths)
+    return _guarded(job, tuple(map(job.state.elements.at, paths)))
+
+
+def _guarded(job: Job, elements: tuple[int, ...]) -> tuple[int, ...]:
     for element in elements:
         job.state.guard(job, element, Want.SYNC)
     return elements
@@ -88,10 +91,14 @@ def there(job: Job, paths: tuple[Path, ...]) -> tuple[int, ...]:
     Raises:
         Refused: NOTHELD, if one does not exist; NOPERM.
     """
+    elements = []
     for path in paths:
-        if job.state.elements.find(path) is None:
+        element = job.state.elements.find(path)
+        if element is None:
             raise Refused("NOTHELD", f"there is no {joined(path).decode()}")
-    return guarded(job, paths)
+        elements.append(element)
+    need_session(job)
+    return _guarded(job, tuple(elements))
 
 
 # ---- LOCK
@@ -145,9 +152,9 @@ def _get(job: Job, elements: tuple[int, ...], wish: Wish) -> bytes:
     if name is not None and waits.there(name).offer:
         waits.join(job, name, token=wish.token)
         return sync.claim(job, name)
-    is_upgrade, rival = False, None
-    if not all(claims.covers(session, element, mode) for element in elements):
-        is_upgrade = any(claims.held_by(session, element) for element in elements)
+    is_upgrade, rival, holds_any = False, None, claims.holds_any(session)
+    if not holds_any or not all(claims.covers(session, element, mode) for element in elements):
+        is_upgrade = holds_any and any(claims.held_by(session, element) for element in elements)
         rival = claims.rival(elements, mode, session, b"" if is_upgrade else None)
     if rival is None:
         token = sync.take(job, elements, mode)

@@ -102,6 +102,7 @@ class Namespace:
         """Who listens on this member; that is no part of the state."""
         self.audience.may_hear = self._may_hear
         self._answers: list[Answer] = []
+        self._opened = self.state.synchronisation.waits.opened
 
     @property
     def format_max(self) -> int:
@@ -140,10 +141,9 @@ class Namespace:
         announce(self.state, self.audience, job)
 
     def _executed(self, job: Job, words: Sequence[bytes]) -> bytes:
-        sync, asker = self.state.synchronisation, job.asker
-        waiting = sync.waits.opened(asker.session, asker.csn)
+        waiting = self._opened(job.asker.session, job.asker.csn)
         if waiting is not None:
-            return sync.come_again(job, waiting)
+            return self.state.synchronisation.come_again(job, waiting)
         call = self._understood(words)
         if not call.is_change:
             raise Refused("BADARG", "this command changes nothing, and is not logged")
@@ -151,13 +151,17 @@ class Namespace:
 
     def _understood(self, words: Sequence[bytes]) -> Call:
         call = parse(words, COMMANDS)
+        if SINCE:
+            self._refuse_later(words)
+        return call
+
+    def _refuse_later(self, words: Sequence[bytes]) -> None:
         name = words[0].upper()
         known = self.state.tables.state_format
         for each in names_in(words) if name == b"EXEC" else (name,):
             if SINCE.get(each, 1) > known:
                 shown = each.decode()
                 raise Refused("UNKNOWN_COMMAND", f"{shown} needs all members to be upgraded first")
-        return call
 
     def _finish(self, job: Job) -> None:
         for family in self.state.finishing:
@@ -216,10 +220,10 @@ class Namespace:
 
     def waiting(self, session: int, csn: int) -> Verdict | None:
         """Return whether a request waits: with a reply for now, or for what is there."""
-        sync = self.state.synchronisation
-        name = sync.waits.opened(session, csn)
+        name = self._opened(session, csn)
         if name is None:
             return None
+        sync = self.state.synchronisation
         wait = sync.waits.there(name)
         return Verdict(Past.OFFERED) if wait.offer else Verdict(Past.WAITING, sync.pending(wait))
 

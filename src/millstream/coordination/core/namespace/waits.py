@@ -126,6 +126,8 @@ class Waits:
 
     def names_of(self, session: int) -> list[bytes]:
         """Return the waits of a session, in order."""
+        if not len(self._open):
+            return []
         return sorted({name for _, name in self._open.under(key_of(session))})
 
     def mine(self, session: int, mode: Mode, elements: tuple[int, ...]) -> bytes | None:
