@@ -18,7 +18,7 @@ Source: Liskov and Cowling 2012.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from itertools import chain as joined
 from struct import Struct
@@ -43,6 +43,7 @@ from millstream.coordination.core.effects import (
 )
 from millstream.coordination.core.entries import (
     HASH_BYTES,
+    HEADER_BYTES,
     ID_BYTES,
     NOBODY,
     NOTHING,
@@ -421,7 +422,8 @@ class Member(ABC):
         while self.commit_lsn < end and self.has_state:
             entry = self.log.entry_at(self.commit_lsn + 1)
             assert entry is not None
-            ends = self._ends_epoch(entry)
+            header = entry.header
+            ends = header.kind is Kind.RECONFIG and self._ends_epoch(entry)
             if ends and entry.lsn < self.log.op_lsn:
                 self.contradict("an entry behind the end of its epoch")
                 self._to_apply_lsn = self.commit_lsn
@@ -431,9 +433,10 @@ class Member(ABC):
                 self._to_apply_lsn = self.commit_lsn
                 break
             self.commit_lsn += 1
-            size = size_of(entry)
+            size = HEADER_BYTES + header.body_length
             self.bytes_since += size
-            self.uncommitted_bytes = max(0, self.uncommitted_bytes - size)
+            left = self.uncommitted_bytes - size
+            self.uncommitted_bytes = left if left > 0 else 0
             self._apply(entry)
             if ends:
                 self.committed()
@@ -482,7 +485,9 @@ class Member(ABC):
             self._apply_other(entry)
         for answer in self.machine.take_answers():
             self.table.store(*answer, header.lsn)
-        self._tune()
+        settings = self.machine.take_settings()
+        if settings is not None:
+            self._tune(settings)
         for ticket in self._waiting.pop(header.lsn, ()):
             self.reply(ticket, code, value, lsn)
         if header.session:
@@ -531,19 +536,19 @@ class Member(ABC):
         self._epoch_record = head + pieces.take(_EPOCH.unpack(head)[-1])
         yield from self.table.restore(pieces)
         yield from self.machine.restore(pieces)
-        self._tune()
-
-    def _tune(self) -> None:
-        """Take what the group's settings say from this entry on."""
         settings = self.machine.take_settings()
         if settings is not None:
-            for key, attribute in TUNED.items():
-                if attribute not in self._built_in and key in settings:
-                    self._built_in[attribute] = getattr(self, attribute)
-                if attribute in self._built_in:
-                    kept = settings.get(key)
-                    number = int(kept) if kept else self._built_in[attribute]
-                    setattr(self, attribute, number)
+            self._tune(settings)
+
+    def _tune(self, settings: Mapping[bytes, bytes]) -> None:
+        """Take what the group's settings say from this entry on."""
+        for key, attribute in TUNED.items():
+            if attribute not in self._built_in and key in settings:
+                self._built_in[attribute] = getattr(self, attribute)
+            if attribute in self._built_in:
+                kept = settings.get(key)
+                number = int(kept) if kept else self._built_in[attribute]
+                setattr(self, attribute, number)
 
     def _execute(self, entry: Entry) -> tuple[Code, bytes, int]:
         header = entry.header

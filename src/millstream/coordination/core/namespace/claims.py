@@ -241,7 +241,8 @@ class Claims:
     def hold(self, element: int, mode: Mode, claim: Claim) -> None:
         """Let a session hold something; what it held there before, it holds no more."""
         key = key_of(claim.session) + key_of(element)
-        self.release(claim.session, element)
+        if self._held.get(key) is not None:
+            self.release(claim.session, element)
         self._held.put(key, Hold(mode, claim.token))
         self.put(element, Phase.HELD, mode, key_of(claim.session), claim)
 

@@ -131,17 +131,19 @@ def _lock(words: Words) -> Call:
 def _wishing(wish: Wish) -> Call:
     def execute(job: Job) -> bytes:
         elements = guarded(job, wish.paths)
-        if any(job.state.synchronisation.primitive(element) for element in elements):
-            raise Refused("SYNCTYPE", "there is a semaphore or a barrier; DESTROY ends it")
-        _check_data(job, elements[0], wish)
+        for element in elements:
+            if job.state.synchronisation.primitive(element) is not None:
+                raise Refused("SYNCTYPE", "there is a semaphore or a barrier; DESTROY ends it")
+        if wish.data is not None:
+            _check_binary(job, elements[0])
         return _get(job, elements, wish)
 
     return Call(execute, wish.paths, needs_session=True)
 
 
-def _check_data(job: Job, element: int, wish: Wish) -> None:
+def _check_binary(job: Job, element: int) -> None:
     kind = job.state.elements.there(element).type
-    if wish.data is not None and kind is not Type.BINARY:
+    if kind is not Type.BINARY:
         raise Refused("WRONGTYPE", kind.name)
 
 

