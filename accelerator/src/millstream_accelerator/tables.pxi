@@ -1,5 +1,6 @@
 # A table of coordination's state: a sorted map whose changes are noted.
 
+cdef bytes NUMBER_0 = bytes(8)
 UNHURRIED = ("clear", "freeze", "restore", "revert")
 
 
@@ -47,6 +48,24 @@ cdef class _Table:
     def get(self, bytes key):
         """Return the record of a key."""
         return self._map.get(key)
+
+    def descend(self, names):
+        """Return where names lead from number 0, each kept under a number and itself as one."""
+        cdef bytes name, key
+        cdef bytes above = NUMBER_0
+        cdef Py_ssize_t size
+        cdef char *p
+        for name in names:
+            size = PyBytes_GET_SIZE(above)
+            key = PyBytes_FromStringAndSize(NULL, size + PyBytes_GET_SIZE(name))
+            p = PyBytes_AS_STRING(key)
+            memcpy(p, PyBytes_AS_STRING(above), size)
+            memcpy(p + size, PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
+            found = self._map.get(key)
+            if found is None:
+                return None
+            above = found
+        return int.from_bytes(above, "big")
 
     def put(self, bytes key, value):
         """Have this record under a key."""

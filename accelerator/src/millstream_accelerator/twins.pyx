@@ -22,7 +22,7 @@ from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-SPECIFICATION = "5a5698097fa7"
+SPECIFICATION = "b6cb207e0071"
 
 cdef extern from "wire.h":
     uint16_t get16(const uint8_t *at) noexcept nogil

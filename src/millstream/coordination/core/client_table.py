@@ -85,7 +85,8 @@ _NEW: Final = Verdict(Past.NEW)
 
 class _Session:
     __slots__ = (
-        "age", "executed", "highest", "instance", "replies", "reply_bytes", "secret", "time_out_ms",
+        "age", "executed", "highest", "instance", "replies", "reply_bytes", "secret",
+        "time_out_ms",
     )  # fmt: skip
 
     def __init__(self, instance: bytes, time_out_ms: int, secret: bytes, age: int) -> None:

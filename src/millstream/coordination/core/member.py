@@ -53,7 +53,7 @@ from millstream.coordination.core.entries import (
     argv_of,
     number_in,
 )
-from millstream.coordination.core.log import Log, size_of
+from millstream.coordination.core.log import Log
 from millstream.coordination.core.messages import Envelope, Payload
 from millstream.coordination.core.register import StateMachine
 from millstream.coordination.core.repair import NewEnd
@@ -399,13 +399,14 @@ class Member(ABC):
         session: int = 0, csn: int = 0, claim: bool = False,
     ) -> Entry:  # fmt: skip
         """Put a new entry at the log's end."""
+        log = self.log
         entry = log_entries.chain(
-            self.log.head, group_id=self.group_id, epoch=self.epoch, view=self.view, kind=kind,
+            log.head, group_id=self.group_id, epoch=self.epoch, view=self.view, kind=kind,
             ts_ms=self.clocks.stamp_ms(self.wall_ms, self.now_ms), body=body,
             instance=instance, session=session, csn=csn, claim=claim,
         )  # fmt: skip
-        self.log.append(entry)
-        self.uncommitted_bytes += size_of(entry)
+        log.append(entry)
+        self.uncommitted_bytes += HEADER_BYTES + entry.header.body_length
         return entry
 
     def advance(self, lsn: int) -> bool:
@@ -435,8 +436,7 @@ class Member(ABC):
             self.commit_lsn += 1
             size = HEADER_BYTES + header.body_length
             self.bytes_since += size
-            left = self.uncommitted_bytes - size
-            self.uncommitted_bytes = left if left > 0 else 0
+            self.uncommitted_bytes = max(0, self.uncommitted_bytes - size)
             self._apply(entry)
             if ends:
                 self.committed()

@@ -32,6 +32,8 @@ _NUMBER: Final = Struct(">Q")
 _CLAIM: Final = Struct(">QIIQ")
 _HOLD: Final = Struct(">BIIQ")
 _NODE: Final = Struct(">QQQ")
+_HELD: Final = Struct(">QQ")
+_AT: Final = Struct(">QBB")
 _ABOVE_ALL: Final = key_of(0)
 
 
@@ -109,7 +111,7 @@ def _decode_hold(text: bytes) -> Hold:
 
 
 def _at(element: int, phase: Phase, mode: Mode) -> bytes:
-    return key_of(element) + bytes((phase, mode))
+    return _AT.pack(element, phase, mode)
 
 
 class Claims:
@@ -150,7 +152,7 @@ class Claims:
 
     def held_by(self, session: int, element: int) -> Hold | None:
         """Return what a session holds on an element."""
-        return self._held.get(key_of(session) + key_of(element))
+        return self._held.get(_HELD.pack(session, element))
 
     def holds_any(self, session: int) -> bool:
         """Return whether a session holds something on any element."""
@@ -240,7 +242,7 @@ class Claims:
 
     def hold(self, element: int, mode: Mode, claim: Claim) -> None:
         """Let a session hold something; what it held there before, it holds no more."""
-        key = key_of(claim.session) + key_of(element)
+        key = _HELD.pack(claim.session, element)
         if self._held.get(key) is not None:
             self.release(claim.session, element)
         self._held.put(key, Hold(mode, claim.token))
@@ -248,7 +250,7 @@ class Claims:
 
     def release(self, session: int, element: int) -> Hold | None:
         """Let a session hold nothing on an element; return what it held."""
-        hold = self._held.delete(key_of(session) + key_of(element))
+        hold = self._held.delete(_HELD.pack(session, element))
         if hold is not None:
             self.remove(element, Phase.HELD, hold.mode, key_of(session))
         return hold

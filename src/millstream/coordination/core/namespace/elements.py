@@ -164,13 +164,7 @@ class Elements(Family):
 
     def find(self, path: Path) -> int | None:
         """Return the number of what is there."""
-        number = _ALL
-        for name in path:
-            found = self._children.get(_KEY.pack(number) + name)
-            if found is None:
-                return None
-            (number,) = _KEY.unpack(found)
-        return number
+        return self._children.descend(path)
 
     def at(self, path: Path) -> int:
         """Return the number of what has to be there.
@@ -178,7 +172,7 @@ class Elements(Family):
         Raises:
             Refused: ERROR_DOES_NOT_EXISTS.
         """
-        found = self.find(path)
+        found = self._children.descend(path)
         if found is None:
             raise Refused("ERROR_DOES_NOT_EXISTS", joined(path).decode())
         return found
@@ -393,6 +387,8 @@ class Elements(Family):
         is_deleted: bool = False,
     ) -> None:  # fmt: skip
         """Note what happens to an element, for subscribers."""
+        if not run.is_heard:
+            return
         line, path = self.place(number)
         kind = self.there(number).type.text
         run.happened.append(Happened(op, path, kind, line, data, is_deleted))

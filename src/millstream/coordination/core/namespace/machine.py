@@ -123,7 +123,9 @@ class Namespace:
             header.session, header.csn, header.instance, body.principal, body.groups,
             _stamp_in(argv[0]), header.claim,
         )  # fmt: skip
-        return self.execute(Job(self.state, asker, version_of(header), header.ts_ms), argv[1:])
+        job = Job(self.state, asker, version_of(header), header.ts_ms)
+        job.is_heard = len(self.state.marks) > 0 or not self.audience.is_empty
+        return self.execute(job, argv[1:])
 
     def execute(self, job: Job, words: Sequence[bytes]) -> bytes:
         """Carry out a command that changes something, and what follows from it."""

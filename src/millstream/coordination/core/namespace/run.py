@@ -79,6 +79,8 @@ class Run:
     """How many numbers this entry has given out, for what counts over the whole entry."""
     worked = 0
     """How many elements this entry has gone through, for what is done to all below one."""
+    is_heard = True
+    """Whether somebody may hear of what happens, now or later: else nothing is told."""
     looked_at = 0
     """How many members of sets its commands have gone through."""
 

@@ -12,10 +12,10 @@ Elsewhere: what the records are (the modules of their commands), who marks (`mac
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 from struct import error as StructError
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
 from millstream import accelerated
 from millstream.coordination.core import sorted_map
@@ -25,6 +25,7 @@ from millstream.coordination.core.sorted_map import Cut, SortedMap
 __all__ = ["Table", "Tables", "as_bytes"]
 
 _LENGTHS: Final = Struct(">II")
+_NUMBER: Final = Struct(">Q")
 V = TypeVar("V")
 _Undo = list[tuple["Table[Any]", bytes, Any]]
 
@@ -54,6 +55,16 @@ class Table(Generic[V]):
 
     def __len__(self) -> int:
         return len(self._map)
+
+    def descend(self, names: Sequence[bytes]) -> int | None:
+        """Return where names lead from number 0, each kept under a number and itself as one."""
+        key = _NUMBER.pack(0)
+        for name in names:
+            found = self.get(key + name)
+            if found is None:
+                return None
+            key = cast("bytes", found)
+        return int.from_bytes(key, "big")
 
     def put(self, key: bytes, value: V) -> None:
         """Have this record under a key."""
