@@ -290,19 +290,18 @@ class Elements(Family):
             raise Refused("QUOTA", f"a session has {OWNED_MAX} ephemeral elements at most")
         number = self._next_number()
         version, ts_ms, stamp, client = run.version, run.ts_ms, run.asker.stamp, run.client
-        made = Element(
+        key = _KEY.pack(number)
+        self._elements.put(key, Element(
             parent, name, one.type, one.is_ephemeral, one.is_sequential, one.owner, one.nchildren,
             one.sequence, version, version, version, ts_ms, ts_ms, stamp, stamp, one.data_len,
             client, client,
-        )  # fmt: skip
-        key = _KEY.pack(number)
-        self._elements.put(key, made)
+        ))  # fmt: skip
         self._children.put(_KEY.pack(parent) + name, key)
         if one.owner:
             self._ephemeral.put(_KEY.pack(one.owner) + key, b"")
         self._count_child(run, parent, 1, sequence)
         for family in self._creating:
-            family.created(run, number, made)
+            family.created(run, number, parent, one.data_len)
         return number
 
     def _next_number(self) -> int:

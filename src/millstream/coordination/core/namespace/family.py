@@ -11,12 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from millstream.coordination.core.namespace.run import Run
-
-if TYPE_CHECKING:
-    from millstream.coordination.core.namespace.elements import Element
 
 __all__ = ["Family", "Want", "hearing"]
 
@@ -46,8 +42,11 @@ class Family:
     def guard(self, run: Run, element: int, want: Want) -> None:
         """Raise Refused if the asker may not do this now."""
 
-    def created(self, run: Run, element: int, one: Element) -> None:
-        """An element begins, with this record; that of its parent is up to date."""
+    def created(self, run: Run, element: int, parent: int, size: int) -> None:
+        """An element begins, with so many bytes; its parent's record is up to date.
+
+        A root's parent is 0.
+        """
 
     def resized(self, run: Run, element: int, more: int) -> None:
         """An element's data has so many bytes more; fewer if negative."""

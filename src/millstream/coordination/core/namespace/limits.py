@@ -16,7 +16,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from millstream.coordination.core.namespace.configuration import Settings
-from millstream.coordination.core.namespace.elements import Element, Elements, Type, key_of
+from millstream.coordination.core.namespace.elements import Elements, Type, key_of
 from millstream.coordination.core.namespace.family import Family
 from millstream.coordination.core.namespace.refused import Refused
 from millstream.coordination.core.namespace.run import Run
@@ -66,21 +66,21 @@ class Limits(Family):
             path = self._elements.path(element).decode()
             raise Refused("QUOTA", f"{path}: {name.decode()} is {most}; delete some, or raise it")
 
-    def created(self, run: Run, element: int, one: Element) -> None:
+    def created(self, run: Run, element: int, parent: int, size: int) -> None:
         """Count an element, what it holds, and its parent's children.
 
         Raises:
             Refused: QUOTA.
         """
-        if not one.parent or not self._has_room(one):
+        if not parent or not self._has_room(parent, size):
             self._check_parent(element)
-            self._check_data(element, one.data_len)
-        self._count(element, 1, one.data_len)
+            self._check_data(element, size)
+        self._count(element, 1, size)
 
-    def _has_room(self, one: Element) -> bool:
+    def _has_room(self, parent: int, size: int) -> bool:
         """Return whether a new element may be there, for which nothing was set yet."""
-        children, size = self._settings.numbers(one.parent, _OF_CHILDREN)
-        return self._elements.there(one.parent).nchildren <= children and one.data_len <= size
+        children_max, size_max = self._settings.numbers(parent, _OF_CHILDREN)
+        return self._elements.there(parent).nchildren <= children_max and size <= size_max
 
     def _check_parent(self, element: int) -> None:
         parent = self._elements.there(element).parent

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from struct import Struct
 from typing import Final, NamedTuple
 
-from millstream.coordination.core.namespace.elements import Element, Elements, Type, key_of
+from millstream.coordination.core.namespace.elements import Elements, Type, key_of
 from millstream.coordination.core.namespace.family import Family, Want
 from millstream.coordination.core.namespace.refused import Refused
 from millstream.coordination.core.namespace.run import Asker, Run
@@ -233,11 +233,11 @@ class Permissions(Family):
         if not Permissions.passes(run.asker):
             raise Refused("NOPERM", f"{what.decode()} w: it is for administrators")
 
-    def created(self, run: Run, element: int, one: Element) -> None:
+    def created(self, run: Run, element: int, parent: int, size: int) -> None:
         """Let an element begin with what its parent says; a namespace is its creator's."""
         principal = run.asker.principal
         if principal or len(self._lists):
-            above = self.of(one.parent) if one.parent else _NOBODYS
+            above = self.of(parent) if parent else _NOBODYS
             self.put(element, above.of_child(principal))
 
     def deleted(self, run: Run, element: int) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import Final
 
-from millstream.coordination.core.namespace.elements import Element, Elements, key_of
+from millstream.coordination.core.namespace.elements import Elements, key_of
 from millstream.coordination.core.namespace.family import Family
 from millstream.coordination.core.namespace.names import Answer, Name, Standing
 from millstream.coordination.core.namespace.run import Run
@@ -90,9 +90,9 @@ class Registry(Family):
         """Refuse an id for ever."""
         self._refused.put(_encode_version(refused), answer)
 
-    def created(self, run: Run, element: int, one: Element) -> None:
+    def created(self, run: Run, element: int, parent: int, size: int) -> None:
         """Give a root an id."""
-        if not one.parent:
+        if not parent:
             self.set_id(element, run.version)
 
     def deleted(self, run: Run, element: int) -> None:

@@ -1,6 +1,5 @@
 """A family that has nothing to do with something says nothing."""
 
-from millstream.coordination.core.namespace.elements import Element, Type
 from millstream.coordination.core.namespace.family import Family, Want
 from millstream.coordination.core.namespace.run import Asker, Run
 from millstream.coordination.core.namespace.tables import Tables
@@ -11,7 +10,7 @@ def test_hooks_do_nothing_unless_told() -> None:
     family, run = Family(), Run(Tables(), Asker(), NEVER, 0)
     for want in Want:
         family.guard(run, 1, want)
-    family.created(run, 1, Element(0, b"ns", Type.ROOT))
+    family.created(run, 1, 0, 0)
     family.resized(run, 1, 5)
     family.moved(run, 1)
     family.deleted(run, 1)
