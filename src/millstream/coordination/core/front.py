@@ -235,9 +235,8 @@ class Front:
             self._run(queue.popleft())
             budget -= 1
         self._is_advancing = False
-        listener = self.listener
-        if not listener.is_empty and self._out_bytes < OUT_BYTES_MAX and not self.is_closing:
-            self._put(listener.take(OUT_BYTES_MAX - self._out_bytes, self.protocol))
+        if not self.listener.is_empty and self._out_bytes < OUT_BYTES_MAX and not self.is_closing:
+            self._put(self.listener.take(OUT_BYTES_MAX - self._out_bytes, self.protocol))
         if self._is_fresh:
             if self.sessions and not (self._is_heard and len(self.sessions) == 1):
                 self.show_life()
@@ -463,20 +462,18 @@ class Front:
 
     def wish(self, wish: Wish | bytes, prefixes: Prefixes = NO_PREFIXES) -> None:
         """Have a group do what was understood, or answer what was not."""
-        if not isinstance(wish, bytes) and self.is_stranger:  # perhaps since it waits
-            return self.say(NO_LOGIN)
-        return self._wish(wish, prefixes)
+        is_refused = not isinstance(wish, bytes) and self.is_stranger  # perhaps since it waits
+        return self.say(NO_LOGIN) if is_refused else self._wish(wish, prefixes)
 
     def _wish(self, wish: Wish | bytes, prefixes: Prefixes) -> None:
         """Do it for somebody who has logged in, or need not."""
         if isinstance(wish, bytes):
             return self.say(wish)
         # There, access lists decide; and everybody may ask who they are.
-        if self.principal is not None and not self.principal.is_admin:
-            is_of_namespace = wish.key.startswith(b"/") or wish.argv[0] == b"ACL"
-            if not is_of_namespace:
-                what = f"{_shown(wish.key)} {'w' if wish.is_change else 'r'}"
-                return self.say(error("NOPERM", what))
+        is_of_namespace = wish.key.startswith(b"/") or wish.argv[0] == b"ACL"
+        if self.principal is not None and not self.principal.is_admin and not is_of_namespace:
+            what = f"{_shown(wish.key)} {'w' if wish.is_change else 'r'}"
+            return self.say(error("NOPERM", what))
         gid = prefixes.gid
         if gid is None:
             gid = self.backend.group_of(wish.key)
