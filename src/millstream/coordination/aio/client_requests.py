@@ -86,7 +86,8 @@ class ClientRequests:
                     return
                 body, done = placed, self._settling(placed, done)
         if runner := self._runner(gid, done):
-            done = self._doubting(gid, body.argv[1:], done)
+            if gid != FIRST_GROUP:
+                done = self._doubting(gid, body.argv[1:], done)
             runner.request(
                 body, done, instance=instance, session=session, csn=csn, kind=kind,
                 is_counted=is_counted,
@@ -100,7 +101,8 @@ class ClientRequests:
             done(_NOT_HERE)
             return
         if runner := self._runner(gid, done):
-            done = self._doubting(gid, body.argv, done)
+            if gid != FIRST_GROUP:
+                done = self._doubting(gid, body.argv, done)
             runner.read(body, done, seen, session)
 
     def _placed(self, body: Body) -> Body | bytes:
@@ -112,9 +114,6 @@ class ClientRequests:
 
     def _doubting(self, gid: int, words: tuple[bytes, ...], done: Done) -> Done:
         """Return who takes replies of a group that may have a namespace no more."""
-        if gid == FIRST_GROUP:
-            return done
-
         def look(reply: Reply) -> None:
             if reply.value.startswith(_ABSENT):
                 path = next((word for word in words if word.startswith(b"/")), None)
@@ -201,9 +200,10 @@ class ClientRequests:
 
 def _is_of_system(words: tuple[bytes, ...]) -> bool:
     """Return whether a command is the system group's whatever it is about."""
-    if words[:1] == (b"CONFIG",):
-        return words[2:3] != () and words[2].upper() == b"GLOBAL"
-    return words[:1] != () and words[0] in _NAMING
+    name = words[0] if words else b""
+    if name == b"CONFIG":
+        return len(words) > 2 and words[2].upper() == b"GLOBAL"
+    return name in _NAMING
 
 
 def _nobody_asks(_: Reply) -> None:
