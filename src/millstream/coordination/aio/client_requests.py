@@ -114,6 +114,7 @@ class ClientRequests:
 
     def _doubting(self, gid: int, words: tuple[bytes, ...], done: Done) -> Done:
         """Return who takes replies of a group that may have a namespace no more."""
+
         def look(reply: Reply) -> None:
             if reply.value.startswith(_ABSENT):
                 path = next((word for word in words if word.startswith(b"/")), None)
