@@ -89,7 +89,7 @@ def _polls_stay_open(waits: Any, run: Run, name: bytes, *, token: bool = False) 
     lost = [csn for csn in wait.csns if csn not in now.csns]
     run.answers[:] = [one for one in run.answers if one.csn not in [csn for csn, _ in lost]]
     for csn, _ in lost:
-        waits._open.put(key_of(wait.session) + key_of(csn), name)
+        waits.open.put(key_of(wait.session) + key_of(csn), name)
     waits._waits.put(name, now._replace(csns=(now.csns[0], *lost, *now.csns[1:])))
     return reply
 

@@ -22,7 +22,7 @@ from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-SPECIFICATION = "258da9fa2c64"
+SPECIFICATION = "b6cb207e0071"
 
 cdef extern from "wire.h":
     uint16_t get16(const uint8_t *at) noexcept nogil
@@ -729,3 +729,5 @@ cdef list _cut_frames(bytes data, Py_ssize_t start, list offsets, list stops):
 
 
 include "entries.pxi"
+include "sorted_map.pxi"
+include "tables.pxi"

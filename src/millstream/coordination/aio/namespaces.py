@@ -244,7 +244,7 @@ class Namespaces:
         if runner is None:
             return None
         state = state_of(runner)
-        seen = (state, state.registry.names.changes, state.settings.changes)
+        seen = (state, state.registry.names.changes, state.settings.values.changes)
         if seen != self._seen:
             names = state.registry.settled()
             self._seen = seen

@@ -191,7 +191,7 @@ class Changing(Epochs):
     @property
     def holding(self) -> bool:
         """Also while this primary lets the next one come up to the end of the log."""
-        return super().holding or (self._move is not None and self._move.is_handing_over)
+        return self.closing or (self._move is not None and self._move.is_handing_over)
 
     def _go_on_moving(self) -> None:
         move = self._move

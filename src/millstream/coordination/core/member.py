@@ -43,6 +43,7 @@ from millstream.coordination.core.effects import (
 )
 from millstream.coordination.core.entries import (
     HASH_BYTES,
+    HEADER_BYTES,
     ID_BYTES,
     NOBODY,
     NOTHING,
@@ -52,7 +53,7 @@ from millstream.coordination.core.entries import (
     argv_of,
     number_in,
 )
-from millstream.coordination.core.log import Log, size_of
+from millstream.coordination.core.log import Log
 from millstream.coordination.core.messages import Envelope, Payload
 from millstream.coordination.core.register import StateMachine
 from millstream.coordination.core.repair import NewEnd
@@ -388,13 +389,14 @@ class Member(Tuned, ABC):
         session: int = 0, csn: int = 0, claim: bool = False,
     ) -> Entry:  # fmt: skip
         """Put a new entry at the log's end."""
+        log = self.log
         entry = log_entries.chain(
-            self.log.head, group_id=self.group_id, epoch=self.epoch, view=self.view, kind=kind,
+            log.head, group_id=self.group_id, epoch=self.epoch, view=self.view, kind=kind,
             ts_ms=self.clocks.stamp_ms(self.wall_ms, self.now_ms), body=body,
             instance=instance, session=session, csn=csn, claim=claim,
         )  # fmt: skip
-        self.log.append(entry)
-        self.uncommitted_bytes += size_of(entry)
+        log.append(entry)
+        self.uncommitted_bytes += HEADER_BYTES + entry.header.body_length
         return entry
 
     def advance(self, lsn: int) -> bool:
@@ -411,7 +413,8 @@ class Member(Tuned, ABC):
         while self.commit_lsn < end and self.has_state:
             entry = self.log.entry_at(self.commit_lsn + 1)
             assert entry is not None
-            ends = self._ends_epoch(entry)
+            header = entry.header
+            ends = header.kind is Kind.RECONFIG and self._ends_epoch(entry)
             if ends and entry.lsn < self.log.op_lsn:
                 self.contradict("an entry behind the end of its epoch")
                 self._to_apply_lsn = self.commit_lsn
@@ -421,7 +424,7 @@ class Member(Tuned, ABC):
                 self._to_apply_lsn = self.commit_lsn
                 break
             self.commit_lsn += 1
-            size = size_of(entry)
+            size = HEADER_BYTES + header.body_length
             self.bytes_since += size
             self.uncommitted_bytes = max(0, self.uncommitted_bytes - size)
             self._apply(entry)
@@ -472,7 +475,9 @@ class Member(Tuned, ABC):
             self._apply_other(entry)
         for answer in self.machine.take_answers():
             self.table.store(*answer, header.lsn)
-        self._tune()
+        settings = self.machine.take_settings()
+        if settings is not None:
+            self.tune(settings)
         for ticket in self._waiting.pop(header.lsn, ()):
             self.reply(ticket, code, value, lsn)
         if header.session:
@@ -521,10 +526,6 @@ class Member(Tuned, ABC):
         self._epoch_record = head + pieces.take(_EPOCH.unpack(head)[-1])
         yield from self.table.restore(pieces)
         yield from self.machine.restore(pieces)
-        self._tune()
-
-    def _tune(self) -> None:
-        """Take what the group's settings say from this entry on."""
         settings = self.machine.take_settings()
         if settings is not None:
             self.tune(settings)

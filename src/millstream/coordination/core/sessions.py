@@ -164,7 +164,7 @@ class Sessions(Formats):
 
     def touch(self, session: int) -> None:
         """Note that the client of a session lives, if this is the primary."""
-        if self.leading and not self.suspended and session in self.table:
+        if session and self.leading and not self.suspended and session in self.table:
             self._silence.hear(session, self.now_ms)
 
     def sessions_after(self, number: int) -> list[Shown]:

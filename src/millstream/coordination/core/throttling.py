@@ -59,7 +59,7 @@ class Throttling(Fetching):
     def full(self) -> bool:
         """Also if so much was let in as those who lag can bear."""
         limit = self._limit_lsn
-        return super().full or (limit is not None and self.log.op_lsn >= limit)
+        return self.swamped or (limit is not None and self.log.op_lsn >= limit)
 
     def on_get_state(self, envelope: Envelope, asked: GetState) -> None:
         """Also note how far who asks is."""

@@ -9,6 +9,7 @@ from coordination_backend import FrontClient as Client
 from millstream.coordination.core.effects import Code
 from millstream.coordination.core.entries import Kind
 from millstream.coordination.core.front import (
+    _BEFORE_LOGIN,
     OUT_BYTES_MAX,
     OUTSTANDING_MAX,
     READS_FIRST,
@@ -185,6 +186,10 @@ def test_without_a_login_little_is_allowed() -> None:
     assert client.say("AUTH ada wrong").startswith("-NOAUTH")
     assert client.say("AUTH ada pw", "SET k v") == "+OK\r\n+OK\r\n"
     assert client.say("RESET", "SET k v").startswith("+RESET\r\n-NOAUTH")
+
+
+def test_what_a_stranger_may_say_is_no_command_of_the_groups() -> None:
+    assert not _BEFORE_LOGIN & GROUP_COMMANDS.keys()
 
 
 def test_who_is_no_administrator_leaves_registers_alone() -> None:

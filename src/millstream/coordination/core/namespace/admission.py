@@ -25,11 +25,11 @@ __all__ = ["NAMESPACE_COMMANDS", "admit", "begin_transaction", "forced"]
 
 def admit(argv: Sequence[bytes], stamp: int) -> Wish | bytes:
     """Return what a command asks for, or why it makes no sense; `stamp`: the client's ms."""
+    words = (argv[0].upper(), *argv[1:])
     try:
-        call = parse(argv, _ALL)
+        call = parse(words, _ALL)
     except Refused as refused:
         return refused.value
-    words = (argv[0].upper(), *argv[1:])
     logged = (b"%d" % stamp, *words) if call.is_change else words
     key = joined(call.paths[0]) if call.paths else b""
     return Wish(call.is_change, logged, key, call.is_stale, call.needs_session)

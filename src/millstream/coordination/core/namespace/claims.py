@@ -17,9 +17,9 @@ Source: V2R2, "LOCK".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
-from itertools import chain, pairwise
+from itertools import chain
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -33,6 +33,9 @@ _NUMBER: Final = Struct(">Q")
 _CLAIM: Final = Struct(">QIIQ")
 _HOLD: Final = Struct(">BIIQ")
 _NODE: Final = Struct(">QQQ")
+_HELD: Final = Struct(">QQ")
+_AT: Final = Struct(">QBB")
+_ABOVE_ALL: Final = key_of(0)
 
 
 class Mode(IntEnum):
@@ -109,7 +112,7 @@ def _decode_hold(text: bytes) -> Hold:
 
 
 def _at(element: int, phase: Phase, mode: Mode) -> bytes:
-    return key_of(element) + bytes((phase, mode))
+    return _AT.pack(element, phase, mode)
 
 
 class Claims:
@@ -154,7 +157,11 @@ class Claims:
 
     def held_by(self, session: int, element: int) -> Hold | None:
         """Return what a session holds on an element."""
-        return self._held.get(key_of(session) + key_of(element))
+        return self._held.get(_HELD.pack(session, element))
+
+    def holds_any(self, session: int) -> bool:
+        """Return whether a session holds something on any element."""
+        return next(self._held.under(key_of(session)), None) is not None
 
     def is_current(self, token: Version) -> bool:
         """Return whether anybody holds something under this token."""
@@ -241,13 +248,13 @@ class Claims:
         """Have a new claim."""
         at = _at(element, phase, mode)
         self._claims.put(at + name, claim)
-        self._numbers.put(at, self.number(element, phase, mode) + 1)
+        self._numbers.put(at, (self._numbers.get(at) or 0) + 1)
         self._count(self._elements.line(element), 1, int(mode is Mode.WRITE))
 
     def remove(self, element: int, phase: Phase, mode: Mode, name: bytes) -> Claim:
         """Have a claim no more; return it."""
         at = _at(element, phase, mode)
-        claim, left = self._claims.delete(at + name), self.number(element, phase, mode) - 1
+        claim, left = self._claims.delete(at + name), (self._numbers.get(at) or 0) - 1
         assert claim is not None
         if left:
             self._numbers.put(at, left)
@@ -258,15 +265,16 @@ class Claims:
 
     def hold(self, element: int, mode: Mode, claim: Claim) -> None:
         """Let a session hold something; what it held there before, it holds no more."""
-        key = key_of(claim.session) + key_of(element)
-        self.release(claim.session, element)
+        key = _HELD.pack(claim.session, element)
+        if self._held.get(key) is not None:
+            self.release(claim.session, element)
         self._held.put(key, Hold(mode, claim.token))
         self._count_token(claim.token, 1)
         self.put(element, Phase.HELD, mode, key_of(claim.session), claim)
 
     def release(self, session: int, element: int) -> Hold | None:
         """Let a session hold nothing on an element; return what it held."""
-        hold = self._held.delete(key_of(session) + key_of(element))
+        hold = self._held.delete(_HELD.pack(session, element))
         if hold is not None:
             self._count_token(hold.token, -1)
             self.remove(element, Phase.HELD, hold.mode, key_of(session))
@@ -296,17 +304,18 @@ class Claims:
         self._count(line[1:], node.claims, node.writes)
         return tuple(before)
 
-    def _count(self, line: Iterable[int], claims: int, writes: int) -> None:
-        numbers = (*line, 0)
-        for number, parent in pairwise(numbers):
+    def _count(self, line: Sequence[int], claims: int, writes: int) -> None:
+        nodes, below = self._nodes, self._below
+        parent, above = 0, _ABOVE_ALL
+        for number in reversed(line):
             key = key_of(number)
-            node = self._nodes.get(key)
+            node = nodes.get(key)
             if node is None:
-                self._below.put(key_of(parent) + key, b"")
-                node = _Node(parent, 0, 0)
-            node = _Node(parent, node.claims + claims, node.writes + writes)
-            if node.claims:
-                self._nodes.put(key, node)
+                below.put(above + key, b"")
+                nodes.put(key, _Node(parent, claims, writes))
+            elif node.claims + claims:
+                nodes.put(key, _Node(parent, node.claims + claims, node.writes + writes))
             else:
-                self._nodes.delete(key)
-                self._below.delete(key_of(parent) + key)
+                nodes.delete(key)
+                below.delete(above + key)
+            parent, above = number, key

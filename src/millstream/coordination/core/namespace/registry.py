@@ -96,9 +96,9 @@ class Registry(Family):
         """Refuse an id for ever."""
         self._refused.put(_encode_version(refused), answer)
 
-    def created(self, run: Run, element: int) -> None:
+    def created(self, run: Run, element: int, parent: int, size: int) -> None:
         """Give a root an id."""
-        if not self._elements.there(element).parent:
+        if not parent:
             self.set_id(element, run.version)
 
     def deleted(self, run: Run, element: int) -> None:

@@ -348,14 +348,15 @@ class Synchronisation(Family):
 
     def finished(self, run: Run) -> None:
         """Offer what has become free."""
-        while freed := self.waits.take_freed():
-            if len(self.waits):
+        waits = self.waits
+        while len(waits.freed) and (freed := waits.take_freed()):
+            if len(waits):
                 self._offer_locks(run, freed)
             for element in freed:
-                if len(self.waits):
+                if len(waits):
                     self._offer_units(run, element)
                 self._end_if_unused(run, element)
-                if len(self.waits):
+                if len(waits):
                     self._offer_first(run, element, Mode.ITEM, self.ready(element))
             for element in freed:
                 self._elements.drop_orphan(run, element)
