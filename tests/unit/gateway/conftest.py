@@ -154,6 +154,8 @@ class FakeScan:
             if (first is None or doc_id >= first) and (last is None or doc_id <= last):
                 self.read.append(doc_id)
                 yield doc_id, self.texts[doc_id]
+
+
 class FakeChanges:
     def __init__(self, bucket):
         self._bucket = bucket
