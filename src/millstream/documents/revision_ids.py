@@ -1,0 +1,180 @@
+"""Signatures of revisions as CouchDB makes them: the same change on two peers is one revision.
+
+The MD5 of a list in Erlang's external term format: whether it is a deletion, generation and
+signature of the parent, body, attachments.
+
+Invariants:
+1. The signature is a function of what stands in the change: no time, no chance, no place.
+2. Members count in the document's order, and 1.0 is not 1.
+
+Elsewhere: bodies as text (`documents.json_text`); signatures of what kv wrote (`model.revision`,
+`documents.stored`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from hashlib import md5
+from struct import Struct
+from typing import Any, Final
+
+from millstream.documents.json_text import parse_exactly
+from millstream.documents.revisions import parse_rev, to_bytes
+from millstream.documents.stored import Attachment
+
+__all__ = ["signature_of"]
+
+_COUNT: Final = Struct(">BI").pack
+_INTEGER: Final = Struct(">Bi").pack
+_FLOAT: Final = Struct(">Bd").pack
+_BINARY: Final = 109
+_LIST: Final = 108
+_BYTES_OF_INTEGERS: Final = Struct(">BH").pack
+_STRING_LIST: Final = 107
+_STRING_LIST_MAX: Final = 65_535
+_SMALL: Final = tuple(bytes((97, number)) for number in range(256))
+_ATOMS: Final[dict[Any, bytes]] = {
+    None: b"d\x00\x04null",
+    True: b"d\x00\x04true",
+    False: b"d\x00\x05false",
+}
+_NIL: Final = b"j"
+_TUPLE_OF_2: Final = b"h\x02"
+_NAME_CHARACTERS_MAX: Final = 64
+"""Of member names whose terms are remembered."""
+_NAMES_MAX: Final = 4096
+"""Member names whose terms are remembered."""
+_HEADS: Final = {
+    is_deleted: b"\x83l\x00\x00\x00\x05" + _ATOMS[is_deleted] for is_deleted in (False, True)
+}
+_NO_PARENT: Final = b"a\x00a\x00"
+_FIRST: Final = _HEADS[False] + _NO_PARENT
+_HEX_DIGITS: Final = 32
+
+
+def signature_of(
+    body: bytes,
+    content: Mapping[str, Any],
+    *,
+    is_deleted: bool = False,
+    parent: str | None = None,
+    attachments: Mapping[str, Attachment] | None = None,
+) -> str:
+    """Return the 32 hex digits of a new revision. Hot path.
+
+    Args:
+        body: as it is stored.
+        content: the body decoded, by `json_text.parse`.
+        is_deleted: whether it is a deletion.
+        parent: the revision that it replaces.
+        attachments: all that it has, in the document's order.
+    """
+    term = _object(content)
+    # Each member is a pair in the term and a name before a colon in the text; where they are not
+    # as many there may be members of the same name.
+    if body.count(b'":') != term.count(_TUPLE_OF_2):
+        term = _object(parse_exactly(body))
+    head = _HEADS[is_deleted] + _parent(parent)
+    attached = _attached(attachments) if attachments else _NIL
+    whole = b"".join((head, term, attached, _NIL))
+    return md5(whole, usedforsecurity=False).hexdigest()
+
+
+def _parent(rev: str | None) -> bytes:
+    if rev is None:
+        return _NO_PARENT
+    generation, text = parse_rev(rev)
+    signature = to_bytes(text)
+    if signature.hex() != text:
+        signature = text.encode()
+    return _integer(generation) + _binary(signature)
+
+
+def _attached(attachments: Mapping[str, Attachment]) -> bytes:
+    parts = [_COUNT(_LIST, len(attachments))]
+    for name in reversed(list(attachments)):
+        one = attachments[name]
+        parts.append(
+            b"h\x03" + _binary(name.encode()) + _binary(one.content_type.encode())
+            + _binary(one.md5)
+        )  # fmt: skip
+    parts.append(_NIL)
+    return b"".join(parts)
+
+
+def _object(members: Mapping[str, Any]) -> bytes:
+    if not members:
+        return b"h\x01j"
+    parts = [b"h\x01", _COUNT(_LIST, len(members))]
+    add = parts.append
+    for name, value in members.items():
+        add(_known_name(name) if len(name) <= _NAME_CHARACTERS_MAX else _name(name))
+        kind = type(value)
+        if kind is str:
+            text = value.encode()
+            add(_COUNT(_BINARY, len(text)) + text)
+        elif kind is dict:
+            add(_object(value))
+        elif kind is list:
+            add(_array(value))
+        else:
+            add(_scalar(value))
+    add(_NIL)
+    return b"".join(parts)
+
+
+def _array(values: list[Any]) -> bytes:
+    if not values:
+        return _NIL
+    if len(values) <= _STRING_LIST_MAX and set(map(type, values)) == {int}:
+        try:
+            return _BYTES_OF_INTEGERS(_STRING_LIST, len(values)) + bytes(values)
+        except (ValueError, OverflowError):
+            pass  # integers, but not all from 0 to 255
+    parts = [_COUNT(_LIST, len(values))]
+    for value in values:
+        kind = type(value)
+        if kind is str:
+            parts.append(_binary(value.encode()))
+        elif kind is dict:
+            parts.append(_object(value))
+        elif kind is list:
+            parts.append(_array(value))
+        else:
+            parts.append(_scalar(value))
+    parts.append(_NIL)
+    return b"".join(parts)
+
+
+def _scalar(value: float | bool | None) -> bytes:
+    kind = type(value)
+    if kind is int:
+        return _integer(value)  # type: ignore[arg-type]  # the line above says so
+    if kind is float:
+        return _FLOAT(70, value)
+    return _ATOMS[value]
+
+
+def _integer(number: int) -> bytes:
+    if 0 <= number <= 255:
+        return _SMALL[number]
+    if -(1 << 31) <= number < 1 << 31:
+        return _INTEGER(98, number)
+    size = abs(number)
+    magnitude = size.to_bytes((size.bit_length() + 7) // 8, "little")
+    sign = bytes((number < 0,))
+    if len(magnitude) <= 255:
+        return b"n" + bytes((len(magnitude),)) + sign + magnitude
+    return _COUNT(111, len(magnitude)) + sign + magnitude
+
+
+def _binary(data: bytes) -> bytes:
+    return _COUNT(_BINARY, len(data)) + data
+
+
+def _name(name: str) -> bytes:
+    return _TUPLE_OF_2 + _binary(name.encode())
+
+
+_known_name: Final = lru_cache(_NAMES_MAX)(_name)
