@@ -37,10 +37,14 @@ from millstream.model.limits import PARTITIONS_DEFAULT
 from millstream.model.partitions import PartitionState
 from millstream.model.standing import Standing
 from millstream.node.buckets import Buckets
+from millstream.node.changes import NodeChanges
 from millstream.node.coord_child import CoordOrder, TokenOrder
 from millstream.node.coord_process import NO_FIGURES, CoordProcess
 from millstream.node.data_directory import DataDirectory
 from millstream.node.design_documents import Designs
+from millstream.node.design_functions import DesignFunctions
+from millstream.node.document_scan import DocumentScans
+from millstream.node.documents import Documents
 from millstream.node.index_child import IndexOrder
 from millstream.node.indexes import Indexes
 from millstream.node.known_users import keep_users
@@ -122,6 +126,10 @@ class Engine:
         self._kv.node_figures = self._figures
         self.shared = self.others.shared(self.uuid, self._buckets, lambda: self._port("kv"))
         self.designs = Designs(self._buckets, self.indexes.check, self.others.own)
+        self.functions = DesignFunctions(self.designs)
+        self.changes = NodeChanges(lambda name: self._served_engine(name).bucket)
+        self.documents = Documents(self._buckets, self.changes)
+        self.scan = DocumentScans(lambda name: self._served_engine(name).bucket, time.time_ns)
         self.coordination: CoordProcess | None = None
         """None: the node does not coordinate."""
         self._addresses: dict[str, Address] = {}
@@ -246,6 +254,11 @@ class Engine:
         names = {address.host for address in self._addresses.values() if not address.is_wildcard}
         return frozenset(name.lower() for name in {*names, self.settings.advertised_host})
 
+    @property
+    def origins(self) -> frozenset[str]:
+        """Sites whose pages may use the node from a browser."""
+        return frozenset(self.settings.cors_origins)
+
     def drop_user(self, name: str) -> None:
         """End what a user whose rights changed has open on the kv port."""
         self._kv.drop_user(name)
@@ -301,6 +314,7 @@ class Engine:
         if self.users.is_empty:
             _LOG.info("there are no users: on this machine everybody may do everything here")
         self._start_coordination(bound, stack)
+        stack.callback(self.functions.close)
         stack.push_async_callback(self._buckets.stop)
         stack.push_async_callback(self.others.stop)
         await self._open_buckets()

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from false_documents import FalseDocuments
 from millstream.access.users import UserStore
 from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.gateway.core.host import BucketStatus, FollowStatus, NodeMetrics, PartitionStatus
@@ -137,6 +138,23 @@ class FakeIndexes:
         return [{"type": "indexer", "database": "orders", "progress": 50}]
 
 
+class FakeScan:
+    """Documents in memory by id; counts what was read."""
+
+    def __init__(self):
+        self.texts = {}
+        self.refusal = None
+        self.read = []
+
+    async def documents(self, bucket, first, last, *, descending, conflicts):
+        if self.refusal is not None:
+            raise self.refusal
+        for doc_id in sorted(self.texts, key=str.encode, reverse=descending):
+            if (first is None or doc_id >= first) and (last is None or doc_id <= last):
+                self.read.append(doc_id)
+                yield doc_id, self.texts[doc_id]
+
+
 class FakeShared:
     def listed(self):
         return {"uuid": "n", "kv": 1, "buckets": []}
@@ -155,6 +173,7 @@ class FakeShared:
 class FakeHost:
     uuid = "f" * 32
     hosts = frozenset({"127.0.0.1", "db.example"})
+    origins = frozenset({"https://app.example"})
 
     def __init__(self, users=()):
         self.users = UserStore()
@@ -163,6 +182,7 @@ class FakeHost:
         self.designs = FakeDesigns()
         self.indexes = FakeIndexes()
         self.shared = FakeShared()
+        self.scan = FakeScan()
         self.dropped = []
         self.states = ["active", "dead"]
         self.branches = [9, 9]
@@ -171,6 +191,7 @@ class FakeHost:
         self.maps = {}
         self.given = []
         self.buckets = {"orders": BucketStatus("orders", "u1", 64, "2026-01-01", "ready")}
+        self.documents = FalseDocuments(self.buckets)
 
     def drop_user(self, name):
         self.dropped.append(name)

@@ -5,23 +5,27 @@ Elsewhere: the node that has this shape (`node.engine`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import msgspec
 
 from millstream.access.users import UserStore
+from millstream.errors import MillstreamError
+from millstream.gateway.core.document_host import DocumentHost
 from millstream.kv.core.design_documents import StoredDesign
 from millstream.kv.core.statistics import Figures
 from millstream.model.bucket_map import BucketMap
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog
 from millstream.model.standing import Standing
+from millstream.views.core.design_code import Revised, Updated
 
 __all__ = [
-    "AskedDocument", "BucketStatus", "DesignHost", "FrontHost", "IndexHost", "NodeHost",
-    "NodeMetrics", "PartRequest", "PartitionStatus", "SharedHost", "ViewAnswer", "WriterCall",
+    "AskedDocument", "BucketStatus", "DesignHost", "DocumentScan", "FrontHost", "FunctionHost",
+    "IndexHost", "NodeHost", "NodeMetrics", "PartRequest", "PartitionStatus", "SharedHost",
+    "ViewAnswer", "WriterCall",
 ]  # fmt: skip
 
 
@@ -178,6 +182,90 @@ class SharedHost(Protocol):
         """
 
 
+class FunctionHost(Protocol):
+    """The functions of design documents that are no views.
+
+    Every call may raise `ConditionError` (`bucket_not_found`), `UnavailableError` (as
+    `DesignHost`), and what the function ends with: `compilation_error`, `function_failed`, or the
+    name of what it threw.
+    """
+
+    async def validate(
+        self, bucket: str, changes: Sequence[Revised], user: bytes, security: bytes
+    ) -> list[MillstreamError | None]:
+        """Ask all design documents about changes; return why each is refused, None if it is not.
+
+        Args:
+            bucket: its name.
+            changes: `new` with `_id`, `_rev`, `_revisions` and, of a deletion, `_deleted`; no
+                design documents.
+            user: JSON `{"db", "name", "roles"}`.
+            security: the security object of the database, JSON.
+
+        Returns:
+            `AccessError`s with the codes `forbidden` and `unauthorized`; other errors are faults
+            of a function.
+        """
+
+    async def validates(self, bucket: str) -> bool:
+        """Return whether changes have to be asked of any design document."""
+
+    async def filter(
+        self, bucket: str, design: str, name: str, documents: Sequence[bytes], request: bytes
+    ) -> list[bool]:
+        """Return which documents a filter passes.
+
+        Args:
+            bucket: its name.
+            design: name of the design document, without `_design/`.
+            name: of the filter.
+            documents: JSON texts with `_id` and `_rev`.
+            request: JSON, as filters see it; `query` has the parameters.
+
+        Raises:
+            ConditionError: `not_found`: there is no such design document, or filter.
+        """
+
+    async def filter_by_view(
+        self, bucket: str, design: str, view: str, documents: Sequence[bytes]
+    ) -> list[bool]:
+        """Return for which documents the map of a view emits anything; raises as `filter`."""
+
+    async def update(
+        self, bucket: str, design: str, name: str, document: bytes | None, request: bytes
+    ) -> Updated:
+        """Call an update function; raises as `filter`, and AccessError where it throws so."""
+
+
+class DocumentScan(Protocol):
+    """All documents of a bucket, one after the other."""
+
+    def documents(
+        self,
+        bucket: str,
+        first: str | None,
+        last: str | None,
+        *,
+        descending: bool,
+        conflicts: bool,
+    ) -> AsyncGenerator[tuple[str, bytes], None]:
+        """Yield id and text of documents in the order of the bytes of their ids.
+
+        Those that are deleted are left out, and design documents, too.
+
+        Args:
+            bucket: its name.
+            first: the lowest id, included; None: all.
+            last: the highest id, included; None: all.
+            descending: whether the highest comes first.
+            conflicts: whether the texts have `_conflicts`, where there are any.
+
+        Raises:
+            ConditionError: `bucket_not_found`.
+            UnavailableError: `bucket_failed`; `not_my_partition`: some are on another node.
+        """
+
+
 class IndexHost(Protocol):
     """The views of a node as the pages see them; all calls run in the loop.
 
@@ -267,6 +355,10 @@ class FrontHost(Protocol):
     def hosts(self) -> frozenset[str]:
         """Host names under which the node may be addressed, lower case, without ports."""
 
+    @property
+    def origins(self) -> frozenset[str]:
+        """Sites whose pages may use the node from a browser; `*`: all."""
+
     def drop_user(self, name: str) -> None:
         """End what a user whose rights changed has open: they log in again."""
 
@@ -284,8 +376,20 @@ class NodeHost(FrontHost, Protocol):
     """A node with data as the pages see it; all calls run in the loop."""
 
     @property
+    def documents(self) -> DocumentHost:
+        """The documents of its databases."""
+
+    @property
     def shared(self) -> SharedHost:
         """What other nodes are told."""
+
+    @property
+    def functions(self) -> FunctionHost:
+        """The functions of design documents."""
+
+    @property
+    def scan(self) -> DocumentScan:
+        """All documents of a bucket."""
 
     async def create_bucket(
         self, name: str, partitions: int, memory_quota_bytes: int | None = None

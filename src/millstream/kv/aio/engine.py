@@ -18,18 +18,23 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from millstream.errors import CorruptionError, MillstreamError
+from millstream.documents.tokens import History, is_valid, parse_token
+from millstream.errors import CorruptionError, MillstreamError, UnavailableError
+from millstream.kv.aio.blobs import BlobFiles
 from millstream.kv.aio.compactor import Compactor
 from millstream.kv.aio.copies import Copies
 from millstream.kv.aio.design_documents import DesignStore
 from millstream.kv.aio.flusher import Flusher
+from millstream.kv.aio.local_store import LocalStore
 from millstream.kv.aio.memory_keeper import MemoryKeeper
 from millstream.kv.aio.pager import NoExpiries, Pager
 from millstream.kv.aio.reading_back import ReadingBack, telling_of_damage
 from millstream.kv.aio.replicator import LinkTo, Replicator, plain_link
+from millstream.kv.aio.revised import DocumentStore
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.design_documents import DesignDocuments
 from millstream.kv.core.low_points import PURGE_AGE_S, HistoryWindow
@@ -45,7 +50,7 @@ from millstream.kv.core.partition import Partition
 from millstream.kv.core.places import places_of
 from millstream.model.bucket_map import BucketMap
 from millstream.model.limits import QUEUE_BYTES_MAX, UINT48_MAX
-from millstream.model.partitions import DESIGN_PREFIX
+from millstream.model.partitions import DESIGN_PREFIX, PartitionState
 from millstream.model.position import BRANCH_NOISE_BITS, FailoverEntry, branch_by_clock
 from millstream.model.sides import side_of
 from millstream.runtime.disk import OsDisk
@@ -57,6 +62,8 @@ from millstream.wire.frames import change_of
 __all__ = ["BucketEngine", "cas_to_go_on_from", "new_failover_entry"]
 
 _LOG = logging.getLogger(__name__)
+MAJORITY_SECONDS_MAX: Final = 10.0
+"""How long a change over HTTP waits for a majority of the copies."""
 CAS_GAP_NS: Final = 60 * 1_000_000_000
 """Left out at a start under a clock that was set back: more CAS than can have got lost."""
 
@@ -159,8 +166,10 @@ class BucketEngine:
         keeper: MemoryKeeper,
         reading: ReadingBack,
         replicator: Replicator,
+        path: Path,
     ) -> None:
         self.bucket = bucket
+        self.path = path
         self.store = store
         self.flusher = flusher
         self.copies = copies
@@ -173,6 +182,9 @@ class BucketEngine:
         self.designs = DesignStore(
             bucket, DesignDocuments(bucket), self.until_persisted, time.time_ns
         )
+        self.documents = DocumentStore(bucket, self.until_lasting, time.time_ns)
+        self.blobs = BlobFiles(path / "blobs")
+        self.local = LocalStore(path / "local", self._is_history)
 
     @classmethod
     async def open(
@@ -312,12 +324,60 @@ class BucketEngine:
             _LOG.info("bucket %s: started without a clean stop, new failover entries", name)
         flusher.catch_up()
         return cls(
-            bucket, store, flusher, copies, pager, mark, compactor, keeper, reading, replicator
-        )
+            bucket, store, flusher, copies, pager, mark, compactor, keeper, reading, replicator,
+            path,
+        )  # fmt: skip
 
     async def until_persisted(self, partition_id: int, seqno: int) -> None:
         """Return once everything of the partition up to `seqno` is durable."""
         await self.flusher.until_persisted(partition_id, seqno)
+
+    async def until_lasting(self, partition_id: int, seqno: int) -> None:
+        """Return once a change cannot get lost any more, as HTTP promises it.
+
+        It is on this disk then and, where there are copies, with a majority of them.
+
+        Raises:
+            UnavailableError: `disk_failed`; `ambiguous`: no majority has it in time.
+        """
+        partition, bucket = self.bucket.partitions[partition_id], self.bucket
+        epoch = partition.epoch
+        await self.flusher.until_persisted(partition_id, seqno)
+        if not partition.has_copies:
+            return
+        news = asyncio.Event()
+        bucket.subscribe_durable(news.set)
+        try:
+            async with asyncio.timeout(MAJORITY_SECONDS_MAX):
+                while partition.majority_seqno < seqno and partition.epoch == epoch:
+                    news.clear()
+                    await news.wait()
+        except TimeoutError as error:
+            raise UnavailableError(
+                f"the change is on this node's disk, and no majority of the copies of partition "
+                f"{partition_id} has it after {MAJORITY_SECONDS_MAX:g} s: look later whether it "
+                "is there",
+                code="ambiguous",
+            ) from error
+        finally:
+            bucket.unsubscribe(news.set)
+
+    def _is_history(self, stamp: str) -> bool:
+        """Return whether what a stamp says of the partitions that are active here is history."""
+        try:
+            vector = parse_token(stamp)
+        except MillstreamError:
+            return False
+        partitions = self.bucket.partitions
+        if isinstance(vector, int) or len(vector.positions) != len(partitions):
+            return False
+        active = [p.state is PartitionState.ACTIVE for p in partitions]
+        positions = tuple(compress(vector.positions, active))
+        histories = [
+            History(partition.failover_log, partition.high_seqno, 0)
+            for partition in compress(partitions, active)
+        ]
+        return is_valid(vector._replace(positions=positions, purge_epoch=0), histories)
 
     async def stop(self) -> None:
         """Write everything and stop cleanly; after an error of the disk, as a crash would.
@@ -330,6 +390,7 @@ class BucketEngine:
         await self.flusher.stop()
         await self._keeper.stop()
         await self._reading.stop()
+        self.local.close()
         if not self.flusher.has_failed:
             try:
                 if self.pager.knows_of_none:

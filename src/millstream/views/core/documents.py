@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from millstream.documents.reading import Shown, text_of
+from millstream.documents.stored import load
 from millstream.model.partitions import key_from_text
 from millstream.model.revision import Revisions
 from millstream.wire.mcbp import HEADER_BYTES, Opcode
@@ -101,6 +103,7 @@ class Documents:
         local_seq: bool = False,
         attachments: bool = False,
     ) -> None:
+        self._bucket_uuid = bucket_uuid
         self._digits_of = Revisions(bucket_uuid).digits_of
         self._include_design = include_design
         self._local_seq = local_seq
@@ -128,7 +131,9 @@ class Documents:
             else:
                 quoted = b'"%b"' % key
             text = None
-            if opcode == _MUTATION:
+            if opcode == _MUTATION and not lineage[0]:
+                text = self._revised(key, frame, lineage, seqno)
+            elif opcode == _MUTATION:
                 value = frame[at + key_bytes : HEADER_BYTES + body]
                 rest = _rest_of(value)
                 if rest is None:
@@ -139,6 +144,19 @@ class Documents:
                 text = b'{"_id":%b,"_rev":"%d-%b"%b' % (quoted, generation, digits, rest)
             seen.append((partition, key, text))
         return seen
+
+    def _revised(self, key: bytes, frame: bytes, side: bytes, seqno: int) -> bytes | None:
+        """Return the winner of a document that has a sidecar, with its conflicts."""
+        document = load(self._bucket_uuid, key, frame, side)
+        if not document.exists or document.winner.is_deleted:
+            return None
+        shown = Shown(conflicts=True, local_seq=seqno if self._local_seq else 0)
+        winner = document.winner
+        content = document.contents[winner.rev]
+        data = {}
+        if self._attachments and content.value is not None:
+            data = {"value": b64encode(content.value)}
+        return text_of(key.decode(), document, winner, shown, data=data)
 
     def _attached(self, value: bytes, generation: int) -> bytes:
         digest = b64encode(md5(value, usedforsecurity=False).digest())

@@ -1,0 +1,204 @@
+"""Documents as text for clients, and what is said of their revisions.
+
+Invariants:
+1. A body stands in the text as it was written; what is said of it is put in front.
+2. A revision whose content is not here any more is missing, not an error.
+
+Elsewhere: what is stored (`documents.stored`), which options pages take (`gateway`).
+Source: CouchDB's document API.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from millstream.documents.revisions import Path, parse_rev
+from millstream.documents.stored import Attachment, Content, StoredDocument
+from millstream.documents.tree import Leaf
+
+__all__ = [
+    "PLAIN", "Shown", "ancestor_generation", "changed_revs", "differences", "newer_attachments",
+    "open_leaves", "text_of",
+]  # fmt: skip
+
+_encode: Final = msgspec.json.encode
+_NOTHING: Final[Mapping[str, bytes]] = {}
+
+
+class Shown(NamedTuple):
+    """What is said of a document besides its body."""
+
+    revs: bool = False
+    revs_info: bool = False
+    conflicts: bool = False
+    deleted_conflicts: bool = False
+    local_seq: int = 0
+    """0: not."""
+    encoding_info: bool = False
+
+
+PLAIN: Final = Shown()
+
+
+def text_of(
+    doc_id: str,
+    document: StoredDocument,
+    leaf: Leaf,
+    shown: Shown = PLAIN,
+    *,
+    data: Mapping[str, bytes] = _NOTHING,
+    following: Collection[str] = (),
+) -> bytes:
+    """Return a leaf as JSON text. Hot path.
+
+    Args:
+        doc_id: of the document.
+        document: all of it.
+        leaf: one whose content is known.
+        shown: what else is said.
+        data: base64 of attachments that stand in the text, by name.
+        following: names of attachments that follow the text.
+    """
+    content = document.contents[leaf.rev]
+    head = b'{"_id":%b,"_rev":"%b"' % (_encode(doc_id), leaf.rev.encode())
+    if leaf.is_deleted:
+        head += b',"_deleted":true'
+    if content.attachments:
+        head += b',"_attachments":' + _table(content, shown, data, following)
+    if shown is not PLAIN:
+        special = _special(document, leaf, shown)
+        if special:
+            head += b"," + _encode(special)[1:-1]
+    body = content.body
+    return head + (b"}" if body == b"{}" else b"," + body[1:])
+
+
+def _special(document: StoredDocument, leaf: Leaf, shown: Shown) -> dict[str, Any]:
+    said: dict[str, Any] = {}
+    tree = document.tree
+    if shown.revs or shown.revs_info:
+        path = tree.path(leaf.rev)
+        assert path is not None, "a leaf is known"
+        if shown.revs:
+            said["_revisions"] = {"start": path.start, "ids": path.ids}
+        if shown.revs_info:
+            said["_revs_info"] = _revs_info(document, path)
+    if shown.local_seq:
+        said["_local_seq"] = shown.local_seq
+    if shown.conflicts:
+        found = [rev for rev in tree.conflicts() if rev != leaf.rev]
+        if found:
+            said["_conflicts"] = found
+    if shown.deleted_conflicts:
+        found = [rev for rev in tree.deleted_conflicts() if rev != leaf.rev]
+        if found:
+            said["_deleted_conflicts"] = found
+    return said
+
+
+def _revs_info(document: StoredDocument, path: Path) -> list[dict[str, str]]:
+    tree, contents = document.tree, document.contents
+    return [
+        {
+            "rev": rev,
+            "status": "deleted" if tree.is_deletion(rev)
+            else "available" if rev in contents else "missing",
+        }
+        for rev in path.revs()
+    ]  # fmt: skip
+
+
+def _table(
+    content: Content, shown: Shown, data: Mapping[str, bytes], following: Collection[str]
+) -> bytes:
+    parts = []
+    for name, one in content.attachments.items():
+        known: dict[str, Any] = {
+            "content_type": one.content_type,
+            "revpos": one.revpos,
+            "digest": "md5-" + b64encode(one.md5).decode(),
+        }
+        if name in data:
+            known["data"] = msgspec.Raw(b'"%b"' % data[name])
+        else:
+            known["length"] = one.length
+            known["follows" if name in following else "stub"] = True
+        is_coded = shown.encoding_info or name in following
+        if one.encoding and is_coded:
+            known |= {"encoding": one.encoding, "encoded_length": one.stored_length}
+        parts.append(b"%b:%b" % (_encode(name), _encode(known)))
+    return b"{%b}" % b",".join(parts)
+
+
+def ancestor_generation(document: StoredDocument, rev: str, known: Iterable[str]) -> int:
+    """Return the generation of the newest of `known` that led to a revision, 0 if none did."""
+    path = document.tree.path(rev)
+    ancestors = set() if path is None else set(path.revs())
+    return max((parse_rev(one)[0] for one in known if one in ancestors), default=0)
+
+
+def newer_attachments(
+    document: StoredDocument, rev: str, known: Sequence[str] | None
+) -> dict[str, Attachment]:
+    """Return the attachments of a leaf that who has the revisions `known` lacks; None: all."""
+    attachments = document.contents[rev].attachments
+    since = 0 if known is None else ancestor_generation(document, rev, known)
+    return {name: one for name, one in attachments.items() if one.revpos > since}
+
+
+def open_leaves(
+    document: StoredDocument | None, revs: Sequence[str] | None, *, latest: bool
+) -> list[Leaf | str]:
+    """Return the leaves that `open_revs` asks for; what is missing as its text.
+
+    Args:
+        document: None: there is none.
+        revs: None: all leaves.
+        latest: the leaves that a revision led to stand for it.
+    """
+    present = document if document is not None and document.exists else None
+    if revs is None:
+        return [] if present is None else list(present.tree.leaves())
+    found: dict[str, Leaf | str] = {}
+    for rev in revs:
+        leaves = [] if present is None else _leaves(present, rev, latest=latest)
+        for leaf in leaves:
+            found.setdefault(leaf.rev, leaf)
+        if not leaves:
+            found.setdefault(rev, rev)
+    return list(found.values())
+
+
+def _leaves(document: StoredDocument, rev: str, *, latest: bool) -> list[Leaf]:
+    if latest:
+        return [leaf for leaf in document.tree.leaves_below(rev) if leaf.rev in document.contents]
+    leaf = document.tree.leaf(rev)
+    return [] if leaf is None or rev not in document.contents else [leaf]
+
+
+def changed_revs(document: StoredDocument, *, all_leaves: bool) -> list[str]:
+    """Return the revisions that a row of changes names."""
+    if not all_leaves:
+        return [document.winner.rev]
+    return [leaf.rev for leaf in document.tree.leaves()]
+
+
+def differences(document: StoredDocument | None, revs: Sequence[str]) -> dict[str, list[str]]:
+    """Return which revisions are missing, and what of ours may be their ancestors.
+
+    Empty: none is missing.
+    """
+    if document is None or not document.exists:
+        return {"missing": list(revs)} if revs else {}
+    missing = document.tree.missing(revs)
+    if not missing:
+        return {}
+    ancestors = document.tree.possible_ancestors(missing)
+    said = {"missing": missing}
+    if ancestors:
+        said["possible_ancestors"] = ancestors
+    return said

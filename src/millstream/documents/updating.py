@@ -1,0 +1,249 @@
+"""What becomes of a document when it is changed over HTTP or by a replicator.
+
+    interactive   a client's edit of a leaf that it names: a conflict, or one more revision
+    replicated    a revision with its ancestors, from a peer: always taken, perhaps a conflict now
+    purge         leaves that are taken away as if they had never been
+
+Invariants:
+1. Functions are pure: a document in, the next one out, None where nothing changes.
+2. An edit extends a leaf, never an inner revision; without a revision it may only begin a
+   document, or go on from a deleted winner.
+3. An attachment of the result is a new one, or one that a revision here has.
+4. At most `revs_limit` generations of each leaf are left.
+
+Elsewhere: trees (`documents.tree`, `documents.pruning`), what clients send (`documents.sent`),
+keeping the bytes of attachments before (`gateway.aio.attaching`).
+Source: CouchDB's document API and replication protocol.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from millstream.documents.pruning import purged, stemmed
+from millstream.documents.revision_ids import signature_of
+from millstream.documents.revisions import Path, parse_rev
+from millstream.documents.sent import Sent
+from millstream.documents.stored import EMPTY_BODY, Attachment, Content, StoredDocument
+from millstream.documents.tree import EMPTY, RevisionTree
+from millstream.errors import ConditionError, UsageError
+
+__all__ = ["Change", "Purge", "conflict", "interactive", "purge", "replicated", "sent_path"]
+
+_NOTHING: Final[Mapping[str, Attachment]] = {}
+
+
+class Change(NamedTuple):
+    """What a request makes of a document."""
+
+    document: StoredDocument | None
+    """None: it stays as it is."""
+    rev: str
+    """The revision that was asked for."""
+
+
+class Purge(NamedTuple):
+    """What a purge makes of a document."""
+
+    document: StoredDocument | None
+    """None: it stays as it is."""
+    revs: list[str]
+    """Leaves that are gone."""
+
+
+def conflict() -> ConditionError:
+    """Return the refusal of an edit that does not extend a leaf."""
+    return ConditionError("Document update conflict.", code="conflict")
+
+
+def interactive(
+    document: StoredDocument | None,
+    sent: Sent,
+    kept: Mapping[str, Attachment] = _NOTHING,
+    *,
+    revs_limit: int,
+    deletes: bool = False,
+) -> Change:
+    """Return what an edit makes of a document. Hot path.
+
+    Args:
+        document: as it is; None or one without revisions: there is none.
+        sent: the edit; it names the leaf that it replaces.
+        kept: attachments whose bytes came with it, by name.
+        revs_limit: generations that stay.
+        deletes: it is a DELETE, which there has to be something for.
+
+    Raises:
+        ConditionError: `conflict`; `not_found`, nothing to delete; `missing_stub`.
+        UsageError: `bad_request`.
+    """
+    present = document if document is not None and document.exists else None
+    if deletes:
+        _check_deletable(present, sent.rev)
+    parent = _parent(present, sent.rev)
+    generation = 1 if parent is None else parse_rev(parent)[0] + 1
+    before = _content(present, parent)
+    content = _content_sent(sent, kept, generation, [before] if before is not None else [])
+    signature = signature_of(
+        sent.body, sent.content, is_deleted=sent.is_deleted, parent=parent,
+        attachments=content.attachments,
+    )  # fmt: skip
+    rev = f"{generation}-{signature}"
+    tree = EMPTY if present is None else present.tree
+    tree = stemmed(tree.extended(parent, signature, is_deleted=sent.is_deleted), revs_limit)
+    return Change(_with(present, tree, rev, content), rev)
+
+
+def _check_deletable(present: StoredDocument | None, rev: str | None) -> None:
+    if present is None:
+        raise ConditionError("missing", code="not_found")
+    if present.winner.is_deleted and (rev is None or present.tree.leaf(rev) is None):
+        raise ConditionError("deleted", code="not_found")
+    if rev is None:
+        raise conflict()
+
+
+def _parent(present: StoredDocument | None, rev: str | None) -> str | None:
+    """Return the leaf that an edit extends, None: it begins the document."""
+    if rev is None:
+        if present is None:
+            return None
+        winner = present.winner
+        if not winner.is_deleted:
+            raise conflict()
+        return winner.rev
+    if present is None or present.tree.branch_of_leaf(rev) is None:
+        raise conflict()
+    return rev
+
+
+def _content(document: StoredDocument | None, rev: str | None) -> Content | None:
+    return None if document is None or rev is None else document.contents.get(rev)
+
+
+def replicated(
+    document: StoredDocument | None,
+    sent: Sent,
+    kept: Mapping[str, Attachment] = _NOTHING,
+    *,
+    revs_limit: int,
+) -> Change:
+    """Return what a revision from a peer makes of a document.
+
+    Args:
+        document: as it is; None: there is none.
+        sent: the revision, with its ancestors in `_revisions`.
+        kept: attachments whose bytes came with it, by name.
+        revs_limit: generations that stay.
+
+    Raises:
+        ConditionError: `missing_stub`.
+        UsageError: `bad_request`.
+    """
+    path = sent_path(sent)
+    rev = path.rev
+    present = document if document is not None and document.exists else None
+    tree = EMPTY if present is None else present.tree
+    if present is not None and tree.contains(rev):
+        return Change(None, rev)
+    known = [] if present is None else list(present.contents.values())
+    content = _content_sent(sent, kept, path.start, known)
+    path = Path(path.start, path.ids[:revs_limit])
+    tree = stemmed(tree.merged(path, is_deleted=sent.is_deleted), revs_limit)
+    return Change(_with(present, tree, rev, content), rev)
+
+
+def sent_path(sent: Sent) -> Path:
+    """Return a revision and its ancestors as a peer sent them.
+
+    Raises:
+        UsageError: `bad_request`.
+    """
+    if sent.path is None:
+        if sent.rev is None:
+            raise UsageError("new_edits=false: a document has to bring _rev", code="bad_request")
+        generation, signature = parse_rev(sent.rev)
+        return Path(generation, [signature])
+    if sent.rev is not None and sent.rev != sent.path.rev:
+        raise UsageError("_rev is not the newest of _revisions", code="bad_request")
+    return sent.path
+
+
+def _with(
+    present: StoredDocument | None, tree: RevisionTree, rev: str, content: Content
+) -> StoredDocument:
+    """Return a document with one more leaf."""
+    contents = {rev: content}
+    if present is not None and len(tree.branches) > 1:
+        known = present.contents
+        for leaf in tree.leaf_revs():
+            if leaf != rev and leaf in known:
+                contents[leaf] = known[leaf]
+    return StoredDocument(tree, contents)
+
+
+def _content_sent(
+    sent: Sent, kept: Mapping[str, Attachment], generation: int, known: Sequence[Content]
+) -> Content:
+    """Return what a revision holds; `known`: what its stubs may speak of."""
+    if not sent.attachments:
+        return Content(sent.body, _NOTHING)
+    attachments: dict[str, Attachment] = {}
+    value: bytes | None = None
+    for name, entry in sent.attachments.items():
+        new = kept.get(name)
+        if new is not None:
+            attachments[name] = new._replace(revpos=_revpos(entry, generation))
+            continue
+        found = _stub(name, entry, known)
+        attachments[name] = found[0]
+        if not found[0].sha256:
+            value = found[1]
+    return Content(sent.body, attachments, value)
+
+
+def _revpos(entry: Mapping[str, Any], generation: int) -> int:
+    """Return the generation in which an attachment was added; a peer says it of its own."""
+    said = entry.get("revpos")
+    return said if type(said) is int and 1 <= said <= generation else generation
+
+
+def _stub(
+    name: str, entry: Mapping[str, Any], known: Sequence[Content]
+) -> tuple[Attachment, bytes | None]:
+    if entry.get("stub") is not True:
+        raise UsageError(f"Attachment {name!r} has neither data nor a stub", code="bad_request")
+    found = [
+        (content.attachments[name], content.value)
+        for content in known
+        if name in content.attachments
+    ]
+    digest = entry.get("digest")
+    same = [one for one in found if _digest(one[0]) == digest]
+    if not found or (digest is not None and not same and len(known) > 1):
+        raise ConditionError(
+            f"Invalid attachment stub: no revision here has {name!r}", code="missing_stub"
+        )
+    return (same or found)[0]
+
+
+def _digest(attachment: Attachment) -> str:
+    return "md5-" + b64encode(attachment.md5).decode()
+
+
+def purge(document: StoredDocument | None, revs: Sequence[str]) -> Purge:
+    """Return what a purge of leaves makes of a document; what is no leaf is left alone."""
+    if document is None or not document.exists:
+        return Purge(None, [])
+    gone = [rev for rev in dict.fromkeys(revs) if document.tree.branch_of_leaf(rev) is not None]
+    if not gone:
+        return Purge(None, [])
+    tree = purged(document.tree, gone)
+    left = set(tree.leaf_revs())
+    contents = {rev: one for rev, one in document.contents.items() if rev in left}
+    for rev in left - contents.keys():
+        if tree.leaf(rev) == (rev, True):
+            contents[rev] = Content(EMPTY_BODY, _NOTHING)
+    return Purge(StoredDocument(tree, contents, is_purged=True), gone)
