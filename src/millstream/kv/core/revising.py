@@ -1,8 +1,9 @@
 """Changes of documents that have a sidecar: revision trees, and the bodies of losing leaves.
 
 The frame of such a document is its winning revision, as any kv client reads it; the sidecar has
-the rest. Who writes over HTTP brings both (`write_document`). A kv write, a deletion or an expiration
-knows of no revisions: it extends the winner, or deletes every leaf, and leaves the others alone.
+the rest. Who writes over HTTP brings both (`write_document`). A kv write, a deletion or an
+expiration knows of no revisions: it extends the winner, or deletes every leaf, and leaves the
+others alone.
 
 Invariants:
 1. A change takes the document it replaces into the queue's care before its entry has the new side:

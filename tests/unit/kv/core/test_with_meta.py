@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from log_double import NOW, SECOND
-from revised_documents import signature, with_leaf
 from session_double import UserDouble, UsersDouble, ask, new_session
 
 from millstream.documents.stored import StoredDocument, load, pack
@@ -19,6 +18,7 @@ from millstream.model.revision import Revisions
 from millstream.model.sides import lineage_of, sidecar_of
 from millstream.wire.frames import change_of
 from millstream.wire.mcbp import Feature, Opcode, Packet, Status, request
+from revised_documents import signature, with_leaf
 
 KEY = b"k"
 PARTITION = partition_of(KEY, 4)
