@@ -30,6 +30,7 @@ function done(replication) {
 }
 
 // All leaves of all documents with bodies and attachments, in one order: what two peers must agree on.
+// (PouchDB gives attachments that it is sent another revpos.)
 async function picture(db) {
   const changes = await db.changes({ style: 'all_docs', since: 0 });
   const found = {};
@@ -46,7 +47,7 @@ async function picture(db) {
         const bytes = Buffer.isBuffer(data) ? data : Buffer.from(await data.arrayBuffer());
         const known = doc._attachments[name];
         doc._attachments[name] = {
-          type: known.content_type, length: known.length, revpos: known.revpos,
+          type: known.content_type, length: known.length,
           data: bytes.toString('base64'),
         };
       }

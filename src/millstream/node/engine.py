@@ -188,7 +188,7 @@ class Engine:
 
     async def delete_bucket(self, name: str) -> None:
         """Delete a bucket; raises as `node.buckets.Buckets.delete`."""
-        await self._buckets.delete(name, self._kv.drop_bucket)
+        await self._buckets.delete(name, self._drop_bucket)
         self._raise_revision()
 
     def bucket_map(self, name: str) -> tuple[BucketMap, str] | None:
@@ -416,13 +416,17 @@ class Engine:
     def _persisted(self) -> None:
         self._kv.on_persisted()
 
-    def _bucket_stopped(self, bucket: Bucket) -> None:
+    def _drop_bucket(self, bucket: Bucket) -> None:
         self._kv.drop_bucket(bucket)
+        self.changes.drop(bucket)
+
+    def _bucket_stopped(self, bucket: Bucket) -> None:
+        self._drop_bucket(bucket)
         self._tasks.start(self.others.bucket_gone(bucket.uuid), name="bucket stopped")
 
     def _bucket_failed(self, name: str, error: Exception) -> None:
         _LOG.critical("bucket %s: its disk failed, the node must restart: %s", name, error)
-        self._kv.drop_bucket(self._buckets.running[name].bucket)
+        self._drop_bucket(self._buckets.running[name].bucket)
         self._on_fatal(error)
 
     def _coordination_failed(self, error: Exception) -> None:

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from changing_bucket import ChangingBucket
 from false_documents import FalseDocuments
 from millstream.access.users import UserStore
 from millstream.errors import ConditionError, UnavailableError, UsageError
@@ -155,6 +156,16 @@ class FakeScan:
                 yield doc_id, self.texts[doc_id]
 
 
+class FakeChanges:
+    def __init__(self, bucket):
+        self._bucket = bucket
+
+    def of(self, bucket):
+        if bucket != self._bucket.name:
+            raise ConditionError(f"no bucket {bucket!r}", code="bucket_not_found")
+        return self._bucket.changes
+
+
 class FakeShared:
     def listed(self):
         return {"uuid": "n", "kv": 1, "buckets": []}
@@ -183,6 +194,8 @@ class FakeHost:
         self.indexes = FakeIndexes()
         self.shared = FakeShared()
         self.scan = FakeScan()
+        self.changing = ChangingBucket()
+        self.changes = FakeChanges(self.changing)
         self.dropped = []
         self.states = ["active", "dead"]
         self.branches = [9, 9]

@@ -24,6 +24,7 @@ from millstream.gateway.aio import (
     attachment_pages,
     bucket_pages,
     bulk_pages,
+    changes_pages,
     database_pages,
     dataless_pages,
     design_pages,
@@ -60,8 +61,8 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 BODY_BYTES_MAX: Final = 1024 * 1024
-HEADER_BYTES_MAX: Final = 8190
-"""Of the request line, and of each header."""
+HEADER_BYTES_MAX: Final = 32 * 1024
+"""Of the request line, and of each header: a token of a thousand partitions fits in."""
 IDLE_SECONDS: Final = 75.0
 STOP_SECONDS: Final = 2.0
 """How long requests under way may take to end when the node stops."""
@@ -71,8 +72,8 @@ BACKLOG: Final = 1024
 PAGES: Final = (
     node_pages, session_pages, bucket_pages, map_pages, partition_pages, promotion_pages,
     user_pages, shared_pages, part_pages, index_pages, view_pages, mango_index_pages,
-    mango_pages, local_pages, bulk_pages, listing_pages, document_pages, attachment_pages,
-    design_pages, database_pages,
+    mango_pages, local_pages, bulk_pages, listing_pages, changes_pages, document_pages,
+    attachment_pages, design_pages, database_pages,
 )  # fmt: skip
 
 

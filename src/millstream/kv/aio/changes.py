@@ -229,6 +229,11 @@ class BucketChanges:
     def __len__(self) -> int:
         return len(self._open)
 
+    @property
+    def uuid(self) -> str:
+        """Of the database."""
+        return self._bucket.uuid
+
     def _histories(self) -> list[History]:
         return [history_of(partition) for partition in self._bucket.partitions]
 

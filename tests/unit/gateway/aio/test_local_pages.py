@@ -51,9 +51,7 @@ async def test_what_is_refused(client, body, text, error):
 async def test_they_are_listed_and_copied(client, body):
     for name in ("b", "a"):
         await body(await client.put(f"/orders/_local/{name}", json={"n": name}), 201)
-    copied = await client.request(
-        "COPY", "/orders/_local/a", headers={"Destination": "_local/c"}
-    )
+    copied = await client.request("COPY", "/orders/_local/a", headers={"Destination": "_local/c"})
     assert (await body(copied, 201))["id"] == "_local/c"
     listed = await body(await client.get("/orders/_local_docs"))
     assert [row["id"] for row in listed["rows"]] == ["_local/a", "_local/b", "_local/c"]

@@ -1,4 +1,4 @@
-"""The walk of `_changes`: readers that are interrupted anywhere, over engines that anything befalls.
+"""The walk of `_changes`: readers interrupted anywhere, over engines that anything befalls.
 
 The engine is the real one over a simulated disk: see `simulated_engine`.
 """
@@ -9,11 +9,22 @@ from functools import partial
 import pytest
 
 from changes_reader import ChangesReader
+from fake_source import FakePartition
+from millstream.documents.tokens import Vector
 from millstream.kv.core import changes_feed
+from millstream.kv.core.changes_feed import (
+    ChangesFeed,
+    PartitionWalk,
+    Piece,
+    Snapshot,
+    in_order_of_time,
+)
+from millstream.model.position import Position
 from simulated_copies import ACTIVE
 from simulated_engine import KEYS, PARTITIONS, SimulatedEngine
 
 STEPS = 160
+NOWHERE = Position()
 
 
 @pytest.fixture(autouse=True)
@@ -121,3 +132,109 @@ def test_readers_know_every_change_also_where_others_were_lost(seed):
     """Rollbacks and fail-overs take changes away that readers had: see `ChangesReader`."""
     _, readers = _run(seed, loses=True)
     assert all(reader.rows for reader in readers)
+
+
+def walk_of(source, position=NOWHERE, **options):
+    return PartitionWalk(source, position, restarts=False, **options)
+
+
+def read_one(walk):
+    assert walk.begin()
+    piece = walk.from_memory()
+    assert piece is not None
+    return piece
+
+
+def durable(keys, **options):
+    source = FakePartition(0, **options)
+    source.fill(keys)
+    source.persisted_seqno = source.high_seqno
+    source.marks = [source.high_seqno]
+    return source
+
+
+def test_a_position_names_the_history_in_which_its_snapshot_ends():
+    source = durable("abc")
+    first = source.failover_log[0].uuid
+    source.fail_over(3)
+    source.marks = [3]
+    piece = read_one(walk_of(source))
+    assert piece.snapshot.at(1) == Position(first, 1, 0, 3, 0)
+    source.fill("d")
+    source.persisted_seqno, source.marks = 4, [4]
+    piece = read_one(walk_of(source))
+    assert piece.snapshot.uuid == source.failover_log[0].uuid
+
+
+def test_a_reader_stays_inside_the_snapshot_that_it_was_promised():
+    """The copy that serves it now is not sure yet of all that lasts."""
+    source = durable("abcde")
+    uuid = source.failover_log[0].uuid
+    source.persisted_seqno, source.marks = 3, [3]
+    source.memory_floor = 3
+    walk = walk_of(source, Position(uuid, 1, 0, 5, 0))
+    assert walk.begin()
+    assert walk.from_memory() is None
+    piece = walk.from_log(next(walk.chunks))
+    assert (piece.snapshot, piece.covered) == (Snapshot(0, uuid, 0, 5, 0), 3)
+    assert walk.position == Position(uuid, 3, 0, 5, 0)
+    assert not walk.begin()
+    source.persisted_seqno, source.marks = 5, [5]
+    assert read_one(walk).snapshot == Snapshot(0, uuid, 0, 5, 0)
+
+
+def test_a_first_load_goes_on_though_deletions_below_were_forgotten_before_it_began():
+    source = durable("aBcAde")
+    source.purge(4)
+    walk = walk_of(source)
+    piece = read_one(walk)
+    place = piece.snapshot.at(1)
+    assert place.purge_seqno == 4
+    assert walk_of(source, place).position == place
+    source.purge(5)
+    assert walk_of(source, place).position == NOWHERE
+
+
+def test_what_was_read_without_a_hold_is_not_believed():
+    source = durable("abcde")
+    source.forget_memory(5)
+    walk = walk_of(source)
+    assert walk.begin()
+    chunk = next(walk.chunks)
+    source.lose_holds()
+    assert walk.from_log(chunk) is None
+    assert walk.position == NOWHERE
+    assert walk.begin()
+    source.lose_holds()
+    assert walk.begin()
+    assert walk.is_open
+    walk.close()
+    assert not source.holds
+    assert not source.readers
+
+
+def test_who_is_inside_a_snapshot_is_served_first_then_who_is_furthest_behind():
+    sources = [durable("abc"), durable("abcdefg"), durable("abc"), durable("")]
+    for number, source in enumerate(sources):
+        source.partition_id = number
+    uuid = sources[0].failover_log[0].uuid
+    inside = Position(uuid, 1, 0, 3, 0)
+    start = Vector(0, (NOWHERE, NOWHERE, inside, NOWHERE))
+    feed = ChangesFeed(sources, start, restarts=False)
+    assert feed.behind() == [2, 1, 0]
+    assert feed.lag() == 2 + 7 + 3
+    feed.mark_purges()
+    assert all(walk.restarts for walk in feed.walks)
+
+
+def test_changes_of_several_partitions_in_the_order_of_time():
+    pieces = []
+    for number in (1, 0):
+        source = durable("abc")
+        source.partition_id = number
+        walk = walk_of(source)
+        while walk.begin():
+            pieces.append(walk.from_memory())
+    pieces.append(Piece(Snapshot(5, 1, 0, 9, None), [], 7))
+    found = [(piece.snapshot.partition_id, piece.covered) for piece in in_order_of_time(pieces)]
+    assert found == [(1, 1), (0, 1), (1, 2), (0, 2), (1, 3), (0, 3), (5, 7)]
