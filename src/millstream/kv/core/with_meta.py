@@ -196,12 +196,9 @@ def store_given(
         change = _with_ids_of_its_own(partition, change, seqno, former_rev, old_lineage)
     frame = framed(seqno)
     lineage = _lineage_from_here(partition, change, seqno, old_lineage)
-    sidecar = change.sidecar
-    if not sidecar and has_sidecar(old_side):
-        sidecar = by_kv(
-            partition.bucket_uuid, key, old_side, is_deletion, partition.failover_log[0].branch,
-            seqno, change.rev,
-        )  # fmt: skip
+    sidecar = change.sidecar or _sidecar_by_kv(
+        partition, key, old_side, seqno, change.rev, is_deletion=is_deletion
+    )
     if sidecar:
         partition.residents.expect_sidecars()
     side = side_of(lineage, sidecar)
@@ -212,6 +209,16 @@ def store_given(
     if change.expiry and not is_deletion:
         partition.expiries.add(entry.key, change.expiry)
     return frame
+
+
+def _sidecar_by_kv(
+    partition: Partition, key: bytes, old_side: bytes, seqno: int, rev: int, *, is_deletion: bool
+) -> bytes:
+    """Return the sidecar that a document has next which has one, and is given none."""
+    if not has_sidecar(old_side):
+        return b""
+    branch = partition.failover_log[0].branch
+    return by_kv(partition.bucket_uuid, key, old_side, is_deletion, branch, seqno, rev)
 
 
 def _with_ids_of_its_own(
