@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import report_coordination
+import report_documents
 import report_spark
 
 Figures = dict[str, Any]
@@ -148,6 +149,8 @@ def _page(results: Figures, judged: Sequence[Verdict]) -> Iterator[str]:
         yield from report_coordination.lines(results["coordination"])
     if "primitives" in results:
         yield from report_coordination.of_primitives(results["primitives"])
+    if "documents" in results:
+        yield from report_documents.lines(results["documents"])
 
 
 def _floors(judged: Sequence[Verdict]) -> Iterator[str]:

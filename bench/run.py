@@ -10,8 +10,8 @@ How it measures:
 3. A run fails by the floors of what it measured; those of older figures are only shown.
 
 Elsewhere: the change stream (streams.py), the engine (engine.py), views (views.py), Spark
-(spark.py), coordination (coordination.py, primitives.py), what is printed (report.py), the servers
-(servers.py).
+(spark.py), coordination (coordination.py, primitives.py), documents over HTTP (documents.py), what
+is printed (report.py), the servers (servers.py).
 """
 
 import argparse
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import coordination
+import documents
 import engine
 import millstream
 import primitives
@@ -62,7 +63,16 @@ KV_LOADS = {  # name: (operation, connections, requests per batch)
 RATIO_FLOORS = {"python": {"get": 0.6, "set": 0.45}, "compiled": {"get": 0.65, "set": 0.5}}
 """Of memcached, by how the hot functions run."""
 STREAM_ROUNDS = 3
-CASES = ("kv", "streams", *spark.CASES, "engine", "views", "coordination", "primitives")
+CASES = (
+    "kv",
+    "streams",
+    *spark.CASES,
+    "engine",
+    "views",
+    "coordination",
+    "primitives",
+    "documents",
+)
 
 
 def yardstick_s() -> float:
@@ -176,6 +186,7 @@ def verdicts(results: Figures) -> list[Verdict]:
         found += coordination.verdicts(results["coordination"])
     if "primitives" in results:
         found += primitives.verdicts(results["primitives"])
+    found += documents.verdicts(results["documents"]) if "documents" in results else []
     return found
 
 
@@ -232,6 +243,7 @@ def main() -> int:
         "views": lambda at: views.measure_views(at, options.documents),
         "coordination": lambda at: coordination.measure_coordination(at, options.seconds),
         "primitives": lambda at: primitives.measure_primitives(at, options.seconds),
+        "documents": documents.measure_documents,
     }
     found = Path(millstream.__file__)
     if SOURCES not in found.parents:

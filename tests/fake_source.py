@@ -21,7 +21,7 @@ UUID_BASE = 0xA000
 
 
 def lineage_of(partition_id: int, seqno: int) -> bytes:
-    return born(partition_id, seqno)
+    return born(partition_id + 1, seqno)
 
 
 class Write(NamedTuple):

@@ -43,7 +43,7 @@ class TestMapper:
         self.is_closed = False
 
     def map(self, changes: Changes) -> MappedChanges:
-        assert len(changes.frames) == len(changes.lineages)
+        assert len(changes.frames) == len(changes.sides)
         self.calls.append(len(changes.frames))
         self.given.append(changes)
         documents, failures = [], []

@@ -191,7 +191,7 @@ class Line:
         if isinstance(event, ChangesReceived):
             reader.apply(event.frames)
             right = map(self.lineage_of, event.frames) if self.lineage_of else ()
-            assert list(event.lineages) == list(right)
+            assert list(event.sides) == list(right)
         elif isinstance(event, StreamOpened):
             reader.failover_log = event.failover_log
             assert event.failover_log[0].branch > 0

@@ -272,7 +272,7 @@ class Copy(Reading):
         """Frames, with CAS and revision, and lineages, but tombstones that may be gone."""
         entries = [self.partition.entry(key) for key in KEYS]
         return {
-            entry.key: (entry.frame, entry.lineage)
+            entry.key: (entry.frame, entry.side)
             for entry in entries
             if entry is not None
             and (entry.frame[1] == Opcode.DCP_MUTATION or seqno_of(entry.frame) > purge_seqno)
@@ -382,10 +382,10 @@ class Copy(Reading):
             runs = known.lineage.runs
             new = () if runs[-1][0] == branch else ((branch, rev),)
             lineage = known.lineage._replace(runs=(*runs, *new))
-        assert (change_of(frame).rev, decode(entry.lineage)) == (rev, lineage)
+        assert (change_of(frame).rev, decode(entry.side)) == (rev, lineage)
         change = Change(seqno, key, value, next(world.numbers), rev, lineage)
         world.changes[uuid, seqno] = change
-        world.lineages[frame] = entry.lineage
+        world.lineages[frame] = entry.side
         if level != "memory":
             self.pending.append((change, level))
 

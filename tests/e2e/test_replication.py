@@ -132,7 +132,7 @@ def content_of(node: NodeProcess) -> Content:
             client.send(core.take_bytes())
             for event in core.receive_data(client.receive_bytes()):
                 if isinstance(event, ChangesReceived):
-                    pairs = zip(event.frames, event.lineages, strict=True)
+                    pairs = zip(event.frames, event.sides, strict=True)
                     found |= {change_of(frame).key: (frame, line) for frame, line in pairs}
                 elif isinstance(event, StreamEnded):
                     ended += 1

@@ -363,7 +363,7 @@ class Copy:
         """Frames, with CAS and revision, and lineages, but tombstones that may be gone."""
         entries = [self.entry(key) for key in KEYS]
         return {
-            entry.key: (entry.frame, entry.lineage)
+            entry.key: (entry.frame, entry.side)
             for entry in entries
             if entry is not None
             and (entry.frame[1] == Opcode.DCP_MUTATION or seqno_of(entry.frame) > purge_seqno)

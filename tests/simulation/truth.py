@@ -60,7 +60,7 @@ class Truth:
             runs = known.lineage.runs
             new = () if runs[-1][0] == branch else ((branch, rev),)
             lineage = known.lineage._replace(runs=(*runs, *new))
-        assert (change_of(entry.frame).rev, decode(entry.lineage)) == (rev, lineage)
+        assert (change_of(entry.frame).rev, decode(entry.side)) == (rev, lineage)
         change = Change(seqno, entry.key, value, next(self.numbers), rev, lineage)
         assert (log[0].uuid, seqno) not in self.changes, "one seqno, two changes"
         self.changes[log[0].uuid, seqno] = change

@@ -22,7 +22,7 @@ from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-SPECIFICATION = "258da9fa2c64"
+SPECIFICATION = "ea3ec33df5ba"
 
 cdef extern from "wire.h":
     uint16_t get16(const uint8_t *at) noexcept nogil
@@ -111,7 +111,7 @@ cdef struct Shape:
     # Block
     Py_ssize_t frames, entries, previous
     # Entry
-    Py_ssize_t key, frame, lineage, is_used
+    Py_ssize_t key, frame, side, is_used
     # bounds and sizes
     Py_ssize_t requests_max, key_bytes_max, value_bytes_max, entry_bytes, deferred_max
     uint64_t deferred_bytes_max
@@ -180,7 +180,7 @@ cdef _learn_queue(queue, block, entry):
     shape.previous = _offset(block, "previous")
     shape.key = _offset(entry, "key")
     shape.frame = _offset(entry, "frame")
-    shape.lineage = _offset(entry, "lineage")
+    shape.side = _offset(entry, "side")
     queue_type, block_type, entry_type = queue, block, entry
 
 
@@ -537,7 +537,7 @@ def freeze(self):
     cdef PyObject *queue = <PyObject *>self
     cdef uint64_t high, frozen, number
     cdef PyObject *found
-    cdef list keys = [], frames = [], previous = [], lineages = [], seqnos = []
+    cdef list keys = [], frames = [], previous = [], sides = [], seqnos = []
     if (
         type(self) is not queue_type
         or len(<dict>slot(queue, shape.counters)) != 0
@@ -553,14 +553,14 @@ def freeze(self):
         if found is not NULL:
             _take(
                 <object>found, number << BLOCK_BITS, frozen + 1,
-                seqnos, keys, frames, previous, lineages,
+                seqnos, keys, frames, previous, sides,
             )
-    return frozen_type(seqnos, keys, frames, previous, lineages)
+    return frozen_type(seqnos, keys, frames, previous, sides)
 
 
 cdef _take(
     block, uint64_t base, uint64_t first,
-    list seqnos, list keys, list taken, list previous, list lineages,
+    list seqnos, list keys, list taken, list previous, list sides,
 ):
     """Add what a block has from seqno `first` on to the columns."""
     cdef list frames = <list>slot(<PyObject *>block, shape.frames)
@@ -577,7 +577,7 @@ cdef _take(
         if index + AHEAD // 2 < count:
             entry = PyList_GET_ITEM(entries, index + AHEAD // 2)
             prefetch(slot(entry, shape.key))
-            prefetch(slot(entry, shape.lineage))
+            prefetch(slot(entry, shape.side))
         frame = frames[index]
         if PyBytes_GET_SIZE(frame) != 0:
             entry = PyList_GET_ITEM(entries, index)
@@ -587,7 +587,7 @@ cdef _take(
             keys.append(<object>slot(entry, shape.key))
             taken.append(frame)
             previous.append(numbers[index])
-            lineages.append(<object>slot(entry, shape.lineage))
+            sides.append(<object>slot(entry, shape.side))
 
 
 # -- records.encode_many
@@ -729,3 +729,5 @@ cdef list _cut_frames(bytes data, Py_ssize_t start, list offsets, list stops):
 
 
 include "entries.pxi"
+include "sorted_map.pxi"
+include "tables.pxi"

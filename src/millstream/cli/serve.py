@@ -153,6 +153,15 @@ def command(
             rich_help_panel=_SAFE,
         ),
     ] = None,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN",
+            help="A site whose pages may use the HTTP port from a browser, as in "
+            "https://app.example; repeatable; * for all, if there are users.",
+            rich_help_panel=_SAFE,
+        ),
+    ] = None,
     roles: Annotated[
         str | None,
         typer.Option(

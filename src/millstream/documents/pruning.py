@@ -1,199 +1,174 @@
-"""Trees cut: what is older than a limit (stemming), what is purged.
+"""Revision trees cut short: stemmed to a number of generations, and without purged leaves.
 
 Invariants:
-1. Stemming keeps of every leaf the newest `limit` generations, all leaves, and, of what it keeps,
-   all that is known about parents. A chain that is cut becomes a root.
-2. A purge takes leaves away, and of their ancestors those that led to no other leaf.
-3. Work is proportional to branches plus bytes, whatever the limit.
+1. Stemming keeps, of each leaf, its newest generations up to the limit, and nothing else; what was
+   cut at the top is a root of its own.
+2. A purge takes leaves, and ancestors that led to no other leaf; where nothing is left the tree is
+   empty.
+3. Work is proportional to branches, and to the revisions that are copied.
 
 Elsewhere: trees (`documents.tree`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from millstream.documents.revisions import SIGNATURE_BYTES
 from millstream.documents.tree import Branch, RevisionTree
 
-__all__ = ["stemmed", "without"]
+__all__ = ["purged", "stemmed"]
 
-_ROOT: Final = -1
+_ROOT = -1
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A branch while it is cut."""
+
+    branch: Branch
+    parent: _Run | None
+    lowest: int = 0
+    """The oldest generation that a leaf at its end, or below, wants to be kept."""
+
+    @property
+    def first(self) -> int:
+        return self.branch.first
+
+    def cut_to(self, generation: int) -> None:
+        """Let go what is older than a generation, and become a root."""
+        branch = self.branch
+        signatures = branch.signatures[(generation - branch.first) * SIGNATURE_BYTES :]
+        deleted = tuple(one for one in branch.deleted if one >= generation)
+        self.branch, self.parent = Branch(_ROOT, generation, signatures, deleted), None
+
+    def lengthen(self, above: _Run, oldest: int) -> None:
+        """Take over the revisions from `oldest` on that lead to it from the branch it leaves."""
+        branch, before = self.branch, above.branch
+        start = (oldest - before.first) * SIGNATURE_BYTES
+        end = (branch.first - before.first) * SIGNATURE_BYTES
+        signatures = before.signatures[start:end] + branch.signatures
+        deleted = tuple(one for one in before.deleted if oldest <= one < branch.first)
+        self.branch = Branch(_ROOT, oldest, signatures, deleted + branch.deleted)
 
 
 def stemmed(tree: RevisionTree, limit: int) -> RevisionTree:
-    """Return a tree with the newest generations of each leaf; the same one if these are all.
-
-    Args:
-        tree: of any kind.
-        limit: generations, from 1.
-    """
+    """Return the tree with at most `limit` generations of each leaf."""
     branches = tree.branches
-    if not branches:
+    if len(branches) == 1:
+        only = branches[0]
+        if only.last - only.first < limit:
+            return tree
+        run = _Run(only, None)
+        run.cut_to(only.last - limit + 1)
+        return _tree_of(tree, [run])
+    oldest = _oldest(branches)
+    if all(branch.last - first < limit for branch, first in zip(branches, oldest, strict=True)):
         return tree
-    if max(one.last for one in branches) - min(one.first for one in branches) < limit:
+    runs = _runs(tree)
+    for run in runs:
+        run.lowest = run.branch.last - limit + 1
+    below = _children(runs)
+    for run in sorted(runs, key=lambda one: one.first, reverse=True):
+        _stem(run, below.get(id(run), []), below)
+    return _tree_of(tree, runs)
+
+
+def _oldest(branches: Iterable[Branch]) -> list[int]:
+    """Return the generation of the root that each branch comes from."""
+    known = list(branches)
+    found = [branch.first for branch in known]
+    for number in sorted(range(len(known)), key=lambda n: known[n].first):
+        parent = known[number].parent
+        if parent != _ROOT:
+            found[number] = found[parent]
+    return found
+
+
+def _stem(run: _Run, children: list[_Run], below: dict[int, list[_Run]]) -> None:
+    """Cut one branch; those that leave it were cut before."""
+    first, parent = run.first, run.parent
+    whole, holder = _Run(run.branch, None), run
+    kept_from = max(run.lowest, first)
+    for child in sorted(children, key=lambda one: one.first, reverse=True):
+        if child.lowest >= child.first:
+            child.cut_to(child.lowest)
+            continue
+        oldest = max(child.lowest, first)
+        if child.first - 1 >= kept_from:
+            child.parent = holder
+            kept_from = min(kept_from, oldest)
+            holder.lowest = min(holder.lowest, child.lowest)
+            continue
+        holder.cut_to(kept_from)
+        child.lengthen(whole, oldest)
+        child.parent = None
+        holder, kept_from = child, oldest
+    if holder.lowest < first and parent is not None:
+        holder.parent = parent
+        if holder is not run:
+            siblings = below[id(parent)]
+            siblings[siblings.index(run)] = holder
+    else:
+        holder.cut_to(kept_from)
+
+
+def purged(tree: RevisionTree, revs: Iterable[str]) -> RevisionTree:
+    """Return the tree without leaves, and what led to them alone."""
+    numbers = {rev: number for number, rev in enumerate(tree.leaf_revs())}
+    runs = _runs(tree)
+    gone = {id(runs[numbers[rev]]) for rev in revs if rev in numbers}
+    if not gone:
         return tree
-    kept = _Stemming(branches, limit).run()
-    return tree if kept is None else RevisionTree(kept, _named(tree.foreign, kept))
+    below = _children(runs)
+    for run in sorted(runs, key=lambda one: one.first, reverse=True):
+        if id(run) not in gone:
+            continue
+        left = [child for child in below.get(id(run), []) if id(child) not in gone]
+        if left:
+            heir = max(left, key=lambda one: one.first)
+            heir.lengthen(run, run.first)
+            heir.parent = run.parent
+            for child in left:
+                if child is not heir:
+                    child.parent = heir
+            below[id(heir)] = [*below.get(id(heir), []), *(c for c in left if c is not heir)]
+            if run.parent is not None:
+                siblings = below[id(run.parent)]
+                siblings[siblings.index(run)] = heir
+        elif run.parent is not None:
+            below[id(run.parent)].remove(run)
+    return _tree_of(tree, [run for run in runs if id(run) not in gone])
 
 
-def without(tree: RevisionTree, numbers: Collection[int]) -> RevisionTree:
-    """Return a tree without the leaves of some branches, by their numbers."""
-    pieces = {number: _Piece.of(branch) for number, branch in enumerate(tree.branches)}
-    below: dict[int, list[int]] = {}
-    for number in _children_first(tree.branches):
-        children = below.get(number, [])
-        if number in numbers:
-            if not children:
-                del pieces[number]
-                continue
-            heir = pieces[max(children, key=lambda one: pieces[one].first)]
-            heir.take(pieces[number], heir.first - 1)
-            pieces[number] = heir  # what left the branch leaves its heir
-        if tree.branches[number].parent != _ROOT:
-            below.setdefault(tree.branches[number].parent, []).append(number)
-    kept = [piece for number, piece in pieces.items() if number not in numbers]
-    for piece in kept:
-        if piece.parent != _ROOT:
-            piece.above = pieces[piece.parent]
-    found = _numbered(kept)
-    return RevisionTree(found, _named(tree.foreign, found))
+def _runs(tree: RevisionTree) -> list[_Run]:
+    runs = [_Run(branch, None) for branch in tree.branches]
+    for run in runs:
+        if run.branch.parent != _ROOT:
+            run.parent = runs[run.branch.parent]
+    return runs
 
 
-class _Piece:
-    """A run of revisions in the making, which ends in a leaf."""
-
-    __slots__ = ("above", "deleted", "first", "last", "parent", "signatures")
-
-    def __init__(
-        self, parent: int, first: int, signatures: bytes, deleted: tuple[int, ...]
-    ) -> None:
-        self.parent = parent
-        """Number of the branch that it leaves, as they were numbered before."""
-        self.first = first
-        self.signatures = signatures
-        self.deleted = deleted
-        self.last = first + len(signatures) // SIGNATURE_BYTES - 1
-        self.above: _Piece | None = None
-        """What it leaves now."""
-
-    @classmethod
-    def of(cls, branch: Branch) -> _Piece:
-        return cls(branch.parent, branch.first, branch.signatures, branch.deleted)
-
-    def cut(self, first: int, last: int) -> _Piece:
-        """Return a part of it."""
-        start, end = first - self.first, last + 1 - self.first
-        return _Piece(
-            self.parent if first == self.first else _ROOT,
-            first,
-            self.signatures[start * SIGNATURE_BYTES : end * SIGNATURE_BYTES],
-            tuple(one for one in self.deleted if first <= one <= last),
-        )
-
-    def take(self, other: _Piece, last: int) -> None:
-        """Put in front what another one has up to the generation before this one's first."""
-        part = other if other.last == last else other.cut(other.first, last)
-        self.signatures = part.signatures + self.signatures
-        self.deleted = part.deleted + self.deleted
-        self.first, self.parent = part.first, part.parent
+def _children(runs: Iterable[_Run]) -> dict[int, list[_Run]]:
+    below: dict[int, list[_Run]] = {}
+    for run in runs:
+        if run.parent is not None:
+            below.setdefault(id(run.parent), []).append(run)
+    return below
 
 
-class _Stemming:
-    """Cuts the branches of a tree at a limit.
-
-    A revision is kept iff the lowest leaf behind it is less than `limit` generations younger. So
-    of a branch pieces may stay: the one with its leaf, and older ones that end where lower leaves
-    part from it; such a piece is given to a branch that leads to one of these.
-    """
-
-    def __init__(self, branches: Sequence[Branch], limit: int) -> None:
-        self._branches = branches
-        self._limit = limit
-        self._lowest = [branch.last for branch in branches]
-        self._children: dict[int, list[int]] = {}
-        self._pieces: list[list[_Piece]] = [[] for _ in branches]
-        """Of each branch, newest first; a piece may be in several lists."""
-
-    def run(self) -> list[Branch] | None:
-        """Return the branches that stay, None if all do as they are."""
-        branches, lowest = self._branches, self._lowest
-        order = _children_first(branches)
-        for number in order:
-            parent = branches[number].parent
-            if parent != _ROOT:
-                lowest[parent] = min(lowest[parent], lowest[number])
-                self._children.setdefault(parent, []).append(number)
-        for number in order:
-            self._cut(number)
-        leaves = [pieces[0] for pieces in self._pieces]
-        for piece in leaves:
-            if piece.parent != _ROOT:
-                piece.above = self._found(piece.parent, piece.first - 1)
-        sizes = [sum(len(one.signatures) for one in some) for some in (branches, leaves)]
-        return None if sizes[0] == sizes[1] else _numbered(leaves)
-
-    def _cut(self, number: int) -> None:
-        whole, limit = _Piece.of(self._branches[number]), self._limit
-        top, low = whole.last, whole.last
-        heir: _Piece | None = None
-        for child in sorted(
-            self._children.get(number, ()), key=lambda one: -self._branches[one].first
-        ):
-            at = self._branches[child].first - 1
-            if top and low - limit > at:
-                self._keep(number, whole, max(low - limit + 1, whole.first), top, heir)
-                top = 0
-            if at <= self._lowest[child] - limit:
-                continue  # the child is cut off itself
-            if not top:
-                top, low, heir = at, self._lowest[child], self._found(child, at + 1)
-            low = min(low, self._lowest[child])
-        if top:
-            self._keep(number, whole, max(low - limit + 1, whole.first), top, heir)
-
-    def _keep(
-        self, number: int, whole: _Piece, first: int, last: int, heir: _Piece | None
-    ) -> None:
-        """Keep a part of a branch, as a piece of its own or in front of a child's."""
-        part = whole.cut(first, last)
-        if heir is not None:
-            heir.take(part, last)
-            part = heir
-        self._pieces[number].append(part)
-
-    def _found(self, number: int, generation: int) -> _Piece | None:
-        for piece in self._pieces[number]:
-            if piece.first <= generation <= piece.last:
-                return piece
-        return None
-
-
-def _children_first(branches: Sequence[Branch]) -> list[int]:
-    return sorted(range(len(branches)), key=lambda number: -branches[number].first)
-
-
-def _numbered(pieces: Sequence[_Piece]) -> list[Branch]:
-    numbers = {id(piece): number for number, piece in enumerate(pieces)}
-    return [
+def _tree_of(tree: RevisionTree, runs: list[_Run]) -> RevisionTree:
+    numbers = {id(run): number for number, run in enumerate(runs)}
+    branches = [
         Branch(
-            _ROOT if piece.above is None else numbers[id(piece.above)],
-            piece.first, piece.signatures, piece.deleted,
+            _ROOT if run.parent is None else numbers[id(run.parent)],
+            run.branch.first, run.branch.signatures, run.branch.deleted,
         )
-        for piece in pieces
+        for run in runs
     ]  # fmt: skip
-
-
-def _named(foreign: Mapping[bytes, str], branches: Sequence[Branch]) -> Mapping[bytes, str]:
-    """Return the names that are still in use."""
-    if not foreign:
-        return foreign
-    used = set()
-    for branch in branches:
-        signatures = branch.signatures
-        used |= foreign.keys() & {
-            signatures[at : at + SIGNATURE_BYTES]
-            for at in range(0, len(signatures), SIGNATURE_BYTES)
-        }
-    return {signature: foreign[signature] for signature in used}
+    if not tree.foreign:
+        return RevisionTree(branches)
+    left = b"".join(branch.signatures for branch in branches)
+    used = {left[at : at + SIGNATURE_BYTES] for at in range(0, len(left), SIGNATURE_BYTES)}
+    return RevisionTree(branches, {key: t for key, t in tree.foreign.items() if key in used})

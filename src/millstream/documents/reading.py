@@ -1,305 +1,214 @@
-"""Documents as they are shown: JSON text put together of what is stored.
-
-    {"_id", "_rev", members of the body, "_deleted", "_revisions", "_revs_info", "_local_seq",
-     "_conflicts", "_deleted_conflicts", "_attachments"}
+"""Documents as text for clients, and what is said of their revisions.
 
 Invariants:
-1. The body's text is never decoded: members stand in an answer as they are stored.
-2. Only leaves have bodies; older revisions are known, and their bodies missing.
-3. Work of a plain read does not grow with the document's history.
+1. A body stands in the text as it was written; what is said of it is put in front.
+2. A revision whose content is not here any more is missing, not an error.
 
-Elsewhere: bytes of attachments, which the caller fetches (`wanted_data` says which); multipart
-forms and status codes (the pages).
+Elsewhere: what is stored (`documents.stored`), which options pages take (`gateway`).
+Source: CouchDB's document API.
 """
 
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from millstream.documents.revisions import checked_rev, parse_rev
-from millstream.documents.stored import EMPTY_BODY, Attachment, Content, StoredDocument
-from millstream.errors import ConditionError
+from millstream.documents.revisions import Path, checked_rev, parse_rev, to_bytes
+from millstream.documents.stored import Attachment, Content, StoredDocument
+from millstream.documents.tree import Leaf
 
 __all__ = [
-    "PLAIN",
-    "Asked",
-    "RevsDiff",
-    "Shown",
-    "asked_revs",
-    "bulk_get_error",
-    "bulk_get_result",
-    "changes_of",
-    "digest_of",
-    "document_text",
-    "open_revs_text",
-    "revs_diff",
-    "shown_rev",
-    "text_of",
-    "wanted_data",
-]
+    "PLAIN", "Shown", "ancestor_generation", "changed_revs", "differences", "newer_attachments",
+    "open_leaves", "text_of",
+]  # fmt: skip
 
-_encode: Final = msgspec.json.Encoder().encode
-_SPACE: Final = b" \t\r\n"
-_NO_DATA: Final[Mapping[str, bytes]] = {}
+_encode: Final = msgspec.json.encode
+_NOTHING: Final[Mapping[str, bytes]] = {}
 
 
 class Shown(NamedTuple):
-    """What of a document is shown besides id, revision and body."""
+    """What is said of a document besides its body."""
 
     revs: bool = False
     revs_info: bool = False
     conflicts: bool = False
     deleted_conflicts: bool = False
-    local_seq: int | None = None
-    attachments: bool = False
-    """All of them with their data."""
-    atts_since: Sequence[str] | None = None
-    """Those with their data that came after the newest of these revisions."""
-    att_encoding_info: bool = False
-    follows: bool = False
-    """Data comes behind the document, not in it."""
+    local_seq: int = 0
+    """0: not."""
+    encoding_info: bool = False
 
 
 PLAIN: Final = Shown()
 
 
-class Asked(NamedTuple):
-    """One revision that was asked for."""
-
-    rev: str
-    is_there: bool
-
-
-class RevsDiff(NamedTuple):
-    """What we lack of what a peer has."""
-
-    missing: list[str]
-    possible_ancestors: list[str]
-
-
-# ---- one document
-
-
-def shown_rev(document: StoredDocument | None, rev: str | None = None) -> str:
-    """Return the revision that a reader gets.
-
-    Args:
-        document: None where there is none.
-        rev: the one it asks for; None: the winner.
-
-    Raises:
-        ConditionError: `missing`, `deleted`.
-        UsageError: `bad_request`: not a revision.
-    """
-    if document is None or not document.exists:
-        raise ConditionError("missing", code="missing")
-    if rev is None:
-        winner = document.winner
-        if winner.is_deleted:
-            raise ConditionError("deleted", code="deleted")
-        return winner.rev
-    if checked_rev(rev) not in document.contents:
-        raise ConditionError("missing", code="missing")
-    return rev
-
-
-def document_text(doc_id: str, rev: str, body: bytes) -> bytes:
-    """Return a stored object with its `_id` and `_rev` in front. Hot path."""
-    return b'{"_id":%b,"_rev":%b%b' % (_encode(doc_id), _encode(rev), _rest_of(body))
-
-
 def text_of(
     doc_id: str,
     document: StoredDocument,
-    rev: str,
+    leaf: Leaf,
     shown: Shown = PLAIN,
-    data: Mapping[str, bytes] = _NO_DATA,
+    *,
+    data: Mapping[str, bytes] = _NOTHING,
+    following: Collection[str] = (),
 ) -> bytes:
-    """Return the JSON text of a revision. Hot path.
+    """Return a leaf as JSON text. Hot path.
 
     Args:
         doc_id: of the document.
-        document: has the content of the revision.
-        rev: as `shown_rev` or `asked_revs` gave it.
-        shown: what is shown besides.
-        data: plain bytes of those attachments that `wanted_data` names; none where they follow.
+        document: all of it.
+        leaf: one whose content is known.
+        shown: what else is said.
+        data: base64 of attachments that stand in the text, by name.
+        following: names of attachments that follow the text.
     """
-    content = document.contents[rev]
-    text = document_text(doc_id, rev, content.body)
-    winner = document.winner
-    is_deleted = winner.is_deleted if winner.rev == rev else document.tree.is_deletion(rev)
-    if shown is PLAIN and not is_deleted and not content.attachments:
-        return text
-    parts = [text[:-1]]
-    if is_deleted:
-        parts.append(b'"_deleted":true')
-    if shown is not PLAIN:
-        parts += _told(document, rev, shown)
+    content = document.contents[leaf.rev]
+    head = b'{"_id":%b,"_rev":"%b"' % (_encode(doc_id), leaf.rev.encode())
+    if leaf.is_deleted:
+        head += b',"_deleted":true'
     if content.attachments:
-        parts.append(b'"_attachments":' + _table(document, rev, content, shown, data))
-    return b",".join(parts) + b"}"
+        head += b',"_attachments":' + _table(content, shown, data, following)
+    if shown is not PLAIN:
+        special = _special(document, leaf, shown)
+        if special:
+            head += b"," + _encode(special)[1:-1]
+    # What kv wrote may have spaces around its braces.
+    rest = content.body.strip()[1:].lstrip()
+    return head + (rest if rest == b"}" else b"," + rest)
 
 
-def _rest_of(body: bytes) -> bytes:
-    """Return an object's text as it goes on behind other members."""
-    if body == EMPTY_BODY:
-        return b"}"
-    if body[:2] == b'{"' and body[-1:] == b"}":
-        return b"," + body[1:]
-    rest = body.strip(_SPACE)[1:].lstrip(_SPACE)
-    return rest if rest == b"}" else b"," + rest
-
-
-def _told(document: StoredDocument, rev: str, shown: Shown) -> list[bytes]:
+def _special(document: StoredDocument, leaf: Leaf, shown: Shown) -> dict[str, Any]:
+    said: dict[str, Any] = {}
     tree = document.tree
-    parts = []
     if shown.revs or shown.revs_info:
-        path = tree.path(rev)
-        assert path is not None, "a leaf is in its tree"
+        path = tree.path(leaf.rev)
+        assert path is not None, "a leaf is known"
         if shown.revs:
-            parts.append(b'"_revisions":' + _encode({"start": path.start, "ids": path.ids}))
+            said["_revisions"] = {"start": path.start, "ids": path.ids}
         if shown.revs_info:
-            info = [{"rev": one, "status": _status(document, one)} for one in path.revs()]
-            parts.append(b'"_revs_info":' + _encode(info))
-    if shown.local_seq is not None:
-        parts.append(b'"_local_seq":%d' % shown.local_seq)
-    if shown.conflicts and (conflicts := tree.conflicts()):
-        parts.append(b'"_conflicts":' + _encode(conflicts))
-    if shown.deleted_conflicts and (conflicts := tree.deleted_conflicts()):
-        parts.append(b'"_deleted_conflicts":' + _encode(conflicts))
-    return parts
+            said["_revs_info"] = _revs_info(document, path)
+    if shown.local_seq:
+        said["_local_seq"] = shown.local_seq
+    if shown.conflicts:
+        found = [rev for rev in tree.conflicts() if rev != leaf.rev]
+        if found:
+            said["_conflicts"] = found
+    if shown.deleted_conflicts:
+        found = [rev for rev in tree.deleted_conflicts() if rev != leaf.rev]
+        if found:
+            said["_deleted_conflicts"] = found
+    return said
 
 
-def _status(document: StoredDocument, rev: str) -> str:
-    if rev in document.contents and not document.tree.is_deletion(rev):
-        return "available"
-    return "deleted" if document.tree.is_deletion(rev) else "missing"
-
-
-# ---- attachments
-
-
-def digest_of(attachment: Attachment) -> str:
-    """Return the digest as it is shown."""
-    return "md5-" + b64encode(attachment.md5).decode()
-
-
-def wanted_data(document: StoredDocument, rev: str, shown: Shown) -> list[str]:
-    """Return the names of those attachments whose bytes an answer has, in their order."""
-    content = document.contents[rev]
-    if not content.attachments or not (shown.attachments or shown.atts_since is not None):
-        return []
-    newest = 0
-    if shown.atts_since:
-        path = document.tree.path(rev)
-        known = set() if path is None else set(path.revs())
-        newest = max((parse_rev(one)[0] for one in shown.atts_since if one in known), default=0)
-    return [name for name, one in content.attachments.items() if one.revpos > newest]
+def _revs_info(document: StoredDocument, path: Path) -> list[dict[str, str]]:
+    contents = document.contents
+    deleted = {
+        (generation, branch.at(generation))
+        for branch in document.tree.branches
+        for generation in branch.deleted
+    }
+    return [
+        {
+            "rev": rev,
+            "status": "deleted" if (path.start - number, to_bytes(signature)) in deleted
+            else "available" if rev in contents else "missing",
+        }
+        for number, (rev, signature) in enumerate(zip(path.revs(), path.ids, strict=True))
+    ]  # fmt: skip
 
 
 def _table(
-    document: StoredDocument,
-    rev: str,
-    content: Content,
-    shown: Shown,
-    data: Mapping[str, bytes],
+    content: Content, shown: Shown, data: Mapping[str, bytes], following: Collection[str]
 ) -> bytes:
-    wanted = set(wanted_data(document, rev, shown))
-    table: dict[str, dict[str, object]] = {}
+    parts = []
     for name, one in content.attachments.items():
-        said: dict[str, object] = {
+        known: dict[str, Any] = {
             "content_type": one.content_type,
             "revpos": one.revpos,
-            "digest": digest_of(one),
+            "digest": "md5-" + b64encode(one.md5).decode(),
         }
-        is_inside = name in wanted and not shown.follows
-        if is_inside:
-            said["data"] = b64encode(data[name]).decode()
+        if name in data:
+            known["data"] = msgspec.Raw(b'"%b"' % data[name])
         else:
-            said["length"] = one.length
-            said["follows" if name in wanted else "stub"] = True
-        if one.encoding and (shown.att_encoding_info or (name in wanted and shown.follows)):
-            said["encoding"] = one.encoding
-            said["encoded_length"] = one.stored_length
-        table[name] = said
-    return _encode(table)
+            known["length"] = one.length
+            known["follows" if name in following else "stub"] = True
+        is_coded = shown.encoding_info or name in following
+        if one.encoding and is_coded:
+            known |= {"encoding": one.encoding, "encoded_length": one.stored_length}
+        parts.append(b"%b:%b" % (_encode(name), _encode(known)))
+    return b"{%b}" % b",".join(parts)
 
 
-# ---- several revisions
+def ancestor_generation(document: StoredDocument, rev: str, known: Iterable[str]) -> int:
+    """Return the generation of the newest of `known` that led to a revision, 0 if none did."""
+    path = document.tree.path(rev)
+    ancestors = set() if path is None else set(path.revs())
+    return max((parse_rev(one)[0] for one in known if one in ancestors), default=0)
 
 
-def asked_revs(
-    document: StoredDocument | None, revs: Sequence[str] | None, *, latest: bool = False
-) -> list[Asked]:
-    """Return which revisions a reader gets that asked for several.
+def newer_attachments(
+    document: StoredDocument, rev: str, known: Sequence[str] | None
+) -> dict[str, Attachment]:
+    """Return the attachments of a leaf that who has the revisions `known` lacks; None: all."""
+    attachments = document.contents[rev].attachments
+    since = 0 if known is None else ancestor_generation(document, rev, known)
+    return {name: one for name, one in attachments.items() if one.revpos > since}
+
+
+def open_leaves(
+    document: StoredDocument | None, revs: Sequence[str] | None, *, latest: bool
+) -> list[Leaf | str]:
+    """Return the leaves that `open_revs` asks for; what is missing as its text.
 
     Args:
-        document: None where there is none.
-        revs: what was asked for; None: all leaves.
-        latest: whether a revision stands for the leaves that it led to.
-
-    Raises:
-        UsageError: `bad_request`: not a revision.
+        document: None: there is none.
+        revs: None: all leaves.
+        latest: the leaves that a revision led to stand for it.
     """
-    there = {} if document is None else document.contents
+    present = document if document is not None and document.exists else None
     if revs is None:
-        leaves = [] if document is None else document.tree.leaves()
-        return [Asked(leaf.rev, leaf.rev in there) for leaf in leaves]
-    found: dict[str, bool] = {}
+        return [] if present is None else list(present.tree.leaves())
+    found: dict[str, Leaf | str] = {}
     for rev in revs:
-        below = [checked_rev(rev)]
-        if latest and document is not None and rev not in there:
-            below = [leaf.rev for leaf in document.tree.leaves_below(rev)] or below
-        found.update((one, one in there) for one in below)
-    return [Asked(rev, is_there) for rev, is_there in found.items()]
+        leaves = [] if present is None else _leaves(present, rev, latest=latest)
+        for leaf in leaves:
+            found.setdefault(leaf.rev, leaf)
+        if not leaves:
+            found.setdefault(rev, rev)
+    return list(found.values())
 
 
-def open_revs_text(texts: Iterable[bytes | str]) -> bytes:
-    """Return the list that answers `open_revs`: texts of documents, and revisions not there."""
-    return b"[%b]" % b",".join(
-        b'{"ok":%b}' % one if isinstance(one, bytes) else b'{"missing":%b}' % _encode(one)
-        for one in texts
-    )
+def _leaves(document: StoredDocument, rev: str, *, latest: bool) -> list[Leaf]:
+    if latest:
+        return [leaf for leaf in document.tree.leaves_below(rev) if leaf.rev in document.contents]
+    leaf = document.tree.leaf(rev)
+    return [] if leaf is None or rev not in document.contents else [leaf]
 
 
-def bulk_get_result(doc_id: str, docs: Iterable[bytes]) -> bytes:
-    """Return one row of `_bulk_get`'s results.
-
-    Args:
-        doc_id: as it was asked for.
-        docs: texts of documents, and what `bulk_get_error` made.
-    """
-    told = b",".join(one if one.startswith(b'{"error":') else b'{"ok":%b}' % one for one in docs)
-    return b'{"id":%b,"docs":[%b]}' % (_encode(doc_id), told)
-
-
-def bulk_get_error(
-    doc_id: str, rev: str | None, error: str = "not_found", reason: str = "missing"
-) -> bytes:
-    """Return what stands in a row of `_bulk_get` for a document that is not there."""
-    told = {"id": doc_id, "rev": rev or "undefined", "error": error, "reason": reason}
-    return b'{"error":%b}' % _encode(told)
-
-
-def changes_of(document: StoredDocument, *, all_docs: bool) -> list[str]:
-    """Return the revisions in a row of `_changes`: the winner, or all leaves, winner first."""
-    if not all_docs:
+def changed_revs(document: StoredDocument, *, all_leaves: bool) -> list[str]:
+    """Return the revisions that a row of changes names."""
+    if not all_leaves:
         return [document.winner.rev]
     return [leaf.rev for leaf in document.tree.leaves()]
 
 
-def revs_diff(document: StoredDocument | None, revs: Sequence[str]) -> RevsDiff:
-    """Return which of a peer's revisions are not known here, and what they may build on.
+def differences(document: StoredDocument | None, revs: Sequence[str]) -> dict[str, list[str]]:
+    """Return which revisions are missing, and what of ours may be their ancestors.
+
+    Empty: none is missing.
 
     Raises:
         UsageError: `bad_request`: not a revision.
     """
-    if document is None:
-        return RevsDiff([checked_rev(rev) for rev in revs], [])
-    tree = document.tree
-    missing = tree.missing(revs)
-    return RevsDiff(missing, tree.possible_ancestors(missing) if missing else [])
+    if document is None or not document.exists:
+        return {"missing": [checked_rev(rev) for rev in revs]} if revs else {}
+    leaves = set(document.tree.leaf_revs())
+    missing = document.tree.missing(rev for rev in revs if rev not in leaves)
+    if not missing:
+        return {}
+    ancestors = document.tree.possible_ancestors(missing)
+    said = {"missing": missing}
+    if ancestors:
+        said["possible_ancestors"] = ancestors
+    return said

@@ -32,7 +32,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from millstream.documents.json_text import is_plain_object
-from millstream.documents.revisions import SIGNATURE_BYTES
+from millstream.documents.pruning import stemmed
+from millstream.documents.revisions import SIGNATURE_BYTES, Path
 from millstream.documents.tree import EMPTY, Branch, Leaf, RevisionTree
 from millstream.errors import CorruptionError, UsageError
 from millstream.model.limits import VALUE_BYTES_MAX
@@ -49,7 +50,9 @@ __all__ = [
     "Content",
     "Packed",
     "StoredDocument",
+    "blobs_of",
     "by_kv",
+    "is_sidecar",
     "load",
     "pack",
 ]
@@ -290,6 +293,29 @@ def _written_by_kv(
     return Content(EMPTY_BODY, {**attachments, VALUE_ATTACHMENT: shown}, value)
 
 
+def is_sidecar(data: bytes) -> bool:
+    """Return whether these bytes are a sidecar."""
+    try:
+        _unpacked(data)
+    except (IndexError, ValueError, msgspec.MsgspecError):
+        return False
+    return True
+
+
+def blobs_of(sidecar: bytes) -> frozenset[bytes]:
+    """Return the names of the blobs that a sidecar names: SHA-256 of attachments of its leaves.
+
+    Raises:
+        CorruptionError: it is none.
+    """
+    try:
+        contents = _unpacked(sidecar).contents
+    except (IndexError, ValueError, msgspec.MsgspecError) as error:
+        raise CorruptionError(f"a sidecar cannot be read ({error})", code="bad_sidecar") from error
+    attachments = [one for entry in contents if entry for one in entry.attachments.values()]
+    return frozenset(one.sha256 for one in attachments if one.sha256)
+
+
 def pack(document: StoredDocument) -> Packed:
     """Return a document as it is written.
 
@@ -307,9 +333,23 @@ def pack(document: StoredDocument) -> Packed:
         if _is_kv_value(content):
             value, kept = content.value, None
         else:
-            value, kept = content.body, content.value
-        contents[number] = Content(b"", content.attachments, kept)
-    return Packed(value, _sidecar(tree, contents, is_purged=document.is_purged))
+            value = content.body
+            entries[number] = _Entry(b"", dict(content.attachments), content.value)
+    sidecar = _sidecar(tree, entries, is_purged=document.is_purged)
+    if len(sidecar) > SIDECAR_BYTES_MAX:
+        raise UsageError(
+            f"the revisions and conflicts of this document take {len(sidecar)} bytes, at most "
+            f"{SIDECAR_BYTES_MAX} may be kept; delete or purge conflicts",
+            code="too_large",
+        )
+    return Packed(value, sidecar)
+
+
+def _entry_of(content: Content | None) -> _Entry | None:
+    if content is None:
+        return None
+    body = b"" if content.body == EMPTY_BODY else content.body
+    return _Entry(body, dict(content.attachments), content.value)
 
 
 def _is_kv_value(content: Content) -> bool:
@@ -318,16 +358,9 @@ def _is_kv_value(content: Content) -> bool:
     return content.body == EMPTY_BODY and shown is not None and not shown.sha256
 
 
-def _sidecar(tree: RevisionTree, contents: Sequence[Content | None], *, is_purged: bool) -> bytes:
-    # As `_Sidecar` has them.
-    sidecar = _VERSION_BYTE + _encode((tree.branches, tree.foreign, contents, is_purged))
-    if len(sidecar) > SIDECAR_BYTES_MAX:
-        raise UsageError(
-            f"the revisions and conflicts of this document take {len(sidecar)} bytes, at most "
-            f"{SIDECAR_BYTES_MAX} may be kept; delete or purge conflicts",
-            code="too_large",
-        )
-    return sidecar
+def _sidecar(tree: RevisionTree, entries: list[_Entry | None], *, is_purged: bool) -> bytes:
+    parts = _Sidecar(list(tree.branches), dict(tree.foreign), entries, is_purged)
+    return bytes((_VERSION,)) + _encode(parts)
 
 
 def by_kv(
@@ -336,7 +369,8 @@ def by_kv(
     """Return the sidecar after kv changed a document that has one.
 
     A put extends the winner; a deletion or expiration extends every live leaf by a deletion. The
-    other leaves stay.
+    other leaves stay. `REVS_LIMIT_DEFAULT` generations are kept. It is never refused: what expires
+    has to go, however much is known of it.
 
     Args:
         bucket_uuid: of the bucket.
@@ -366,13 +400,11 @@ def by_kv(
     children = {}
     for number in numbers:
         children[number] = _signature(base, tree.leaf_at(number).rev)
-        before = contents[number]
-        contents[number] = written
-        if before is not None and not is_deleted and not tree.branches[number].is_deleted:
-            kept = {name: one for name, one in before.attachments.items() if one.sha256}
-            contents[number] = Content(b"", kept)  # all but the value before
-    tree = tree.with_children(children, is_deleted=is_deleted)
-    return _sidecar(tree, contents, is_purged=False)
+        before = entries[number] or _IN_FRAME
+        is_going = is_deleted or tree.branches[number].is_deleted
+        entries[number] = _Entry(b"", {} if is_going else _without_value(before.attachments))
+    grown = stemmed(tree.with_children(children, is_deleted=is_deleted), REVS_LIMIT_DEFAULT)
+    return _sidecar(grown, entries, is_purged=False)
 
 
 def _signature(base: blake2b, parent: str) -> str:

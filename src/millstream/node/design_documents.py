@@ -14,11 +14,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
+import msgspec
+
 from millstream.kv.core.design_documents import StoredDesign
 from millstream.node.buckets import Buckets
 from millstream.node.own_bucket import OwnBucket
+from millstream.views.aio.functions import compile_functions
 from millstream.views.aio.mapping import open_mapper
 from millstream.views.core.design import DesignDocument, parse_design
+from millstream.views.core.design_code import read_code
 
 __all__ = ["COMPILES_MAX", "Designs"]
 
@@ -53,8 +57,14 @@ class Designs:
     async def check(self, bucket: str, name: str, content: dict[str, Any]) -> None:
         """Refuse what is no design document, or has functions that do not compile."""
         self._buckets.designs(bucket)
+        code = read_code("", name, "", msgspec.json.encode(content))
+        if code.validates or code.filters or code.updates:
+            async with self._compiles:
+                await asyncio.to_thread(compile_functions, code)
         if content.get("views") or ("views" in content and not isinstance(content["views"], dict)):
             design = parse_design(content, name)
+            if design.language == "query":
+                return
             if design.language == "javascript":
                 async with self._compiles:
                     await asyncio.to_thread(_compile, design)

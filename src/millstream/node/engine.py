@@ -37,10 +37,14 @@ from millstream.model.limits import PARTITIONS_DEFAULT
 from millstream.model.partitions import PartitionState
 from millstream.model.standing import Standing
 from millstream.node.buckets import Buckets
+from millstream.node.changes import NodeChanges
 from millstream.node.coord_child import CoordOrder, TokenOrder
 from millstream.node.coord_process import NO_FIGURES, CoordProcess
 from millstream.node.data_directory import DataDirectory
 from millstream.node.design_documents import Designs
+from millstream.node.design_functions import DesignFunctions
+from millstream.node.document_scan import DocumentScans
+from millstream.node.documents import Documents
 from millstream.node.index_child import IndexOrder
 from millstream.node.indexes import Indexes
 from millstream.node.known_users import keep_users
@@ -122,6 +126,10 @@ class Engine:
         self._kv.node_figures = self._figures
         self.shared = self.others.shared(self.uuid, self._buckets, lambda: self._port("kv"))
         self.designs = Designs(self._buckets, self.indexes.check, self.others.own)
+        self.functions = DesignFunctions(self.designs)
+        self.changes = NodeChanges(lambda name: self._served_engine(name).bucket)
+        self.documents = Documents(self._buckets, self.changes)
+        self.scan = DocumentScans(lambda name: self._served_engine(name).bucket, time.time_ns)
         self.coordination: CoordProcess | None = None
         """None: the node does not coordinate."""
         self._addresses: dict[str, Address] = {}
@@ -180,7 +188,7 @@ class Engine:
 
     async def delete_bucket(self, name: str) -> None:
         """Delete a bucket; raises as `node.buckets.Buckets.delete`."""
-        await self._buckets.delete(name, self._kv.drop_bucket)
+        await self._buckets.delete(name, self._drop_bucket)
         self._raise_revision()
 
     def bucket_map(self, name: str) -> tuple[BucketMap, str] | None:
@@ -246,6 +254,11 @@ class Engine:
         names = {address.host for address in self._addresses.values() if not address.is_wildcard}
         return frozenset(name.lower() for name in {*names, self.settings.advertised_host})
 
+    @property
+    def origins(self) -> frozenset[str]:
+        """Sites whose pages may use the node from a browser."""
+        return frozenset(self.settings.cors_origins)
+
     def drop_user(self, name: str) -> None:
         """End what a user whose rights changed has open on the kv port."""
         self._kv.drop_user(name)
@@ -301,6 +314,7 @@ class Engine:
         if self.users.is_empty:
             _LOG.info("there are no users: on this machine everybody may do everything here")
         self._start_coordination(bound, stack)
+        stack.callback(self.functions.close)
         stack.push_async_callback(self._buckets.stop)
         stack.push_async_callback(self.others.stop)
         await self._open_buckets()
@@ -402,13 +416,17 @@ class Engine:
     def _persisted(self) -> None:
         self._kv.on_persisted()
 
-    def _bucket_stopped(self, bucket: Bucket) -> None:
+    def _drop_bucket(self, bucket: Bucket) -> None:
         self._kv.drop_bucket(bucket)
+        self.changes.drop(bucket)
+
+    def _bucket_stopped(self, bucket: Bucket) -> None:
+        self._drop_bucket(bucket)
         self._tasks.start(self.others.bucket_gone(bucket.uuid), name="bucket stopped")
 
     def _bucket_failed(self, name: str, error: Exception) -> None:
         _LOG.critical("bucket %s: its disk failed, the node must restart: %s", name, error)
-        self._kv.drop_bucket(self._buckets.running[name].bucket)
+        self._drop_bucket(self._buckets.running[name].bucket)
         self._on_fatal(error)
 
     def _coordination_failed(self, error: Exception) -> None:

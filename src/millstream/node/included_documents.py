@@ -222,7 +222,7 @@ class OwnDocuments:
         change = change_of(entry.frame)
         is_over = 0 < change.expiry <= self._now_ns() // _SECOND_NS
         documents = self._whole if asked.attachments else self._documents
-        found = documents.of([entry.frame], [entry.lineage])
+        found = documents.of([entry.frame], [entry.side])
         text = found[0][2] if found else None
         if change.is_deleted or is_over or text is None:
             return None

@@ -227,6 +227,11 @@ class IndexNode:
         names |= {self.settings.advertise} if self.settings.advertise is not None else set()
         return frozenset(map(str.lower, names))
 
+    @property
+    def origins(self) -> frozenset[str]:
+        """Sites whose pages may use the node from a browser."""
+        return frozenset(self.settings.cors_origins)
+
     def drop_user(self, name: str) -> None:
         """Nothing of a user stays open here: there is no kv port."""
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from millstream.errors import UsageError
+from millstream.gateway.core.cors import ANY_ORIGIN
 from millstream.kv.core.memory import MEMORY_QUOTA_BYTES_MIN
 from millstream.model.addresses import is_key_source, is_loopback
 from millstream.node.bucket_names import (
@@ -66,6 +67,9 @@ CLUSTER_SECRET_BYTES_MIN: Final = 16
 CLUSTER_SECRET_BYTES_MAX: Final = 256
 _ROLES: Final = ("data", "index", "coord")
 _SIZE: Final = re.compile(r"([0-9]{1,15}) ?(MiB|GiB|)")
+_ORIGIN: Final = re.compile(
+    r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:[0-9]{1,5})?"
+)
 _UNITS: Final[Mapping[str, int]] = {"": 1, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
@@ -139,6 +143,8 @@ class Settings:
     oidc_jwks: str | None = None
     """A file or a URL of the issuer's keys."""
     oidc_groups_claim: str = "groups"
+    cors_origins: tuple[str, ...] = ()
+    """Sites whose pages may use the HTTP port from a browser; `*`: all."""
     roles: tuple[str, ...] = _ROLES
     python_modules: tuple[str, ...] = ()
     """Imported by the index process: they register the Python functions of views."""
@@ -253,6 +259,14 @@ def _roles(option: str, value: object) -> tuple[str, ...]:
     return roles
 
 
+def _origins(option: str, value: object) -> tuple[str, ...]:
+    origins = tuple(_text(option, one).rstrip("/") for one in _list(value))
+    for one in origins:
+        if one != ANY_ORIGIN and not _ORIGIN.fullmatch(one):
+            raise _bad(option, one, "http://HOST[:PORT], https://HOST[:PORT] or * is wanted")
+    return origins
+
+
 def _modules(option: str, value: object) -> tuple[str, ...]:
     modules = tuple(_text(option, name) for name in _list(value))
     for name in modules:
@@ -310,6 +324,7 @@ _OPTIONS: Final[Mapping[str, tuple[str, _Parser]]] = {
     "oidc-audience": ("oidc_audience", _text),
     "oidc-jwks": ("oidc_jwks", _key_source),
     "oidc-groups-claim": ("oidc_groups_claim", _text),
+    "cors-origin": ("cors_origins", _origins),
     "roles": ("roles", _roles),
     "python-module": ("python_modules", _modules),
     "reduce-limit": ("reduce_limit", _reduce_limit),
@@ -399,6 +414,12 @@ def refuse_exposure(settings: Settings, *, has_users: bool) -> None:
     Raises:
         UsageError: `exposed_listener`.
     """
+    if ANY_ORIGIN in settings.cors_origins and not has_users:
+        raise UsageError(
+            "--cors-origin *: without users every page in a browser could change everything; "
+            "name the sites, or create a user with --user NAME:PASSWORD",
+            code="exposed_listener",
+        )
     for name in LISTENERS:
         address: Address | None = getattr(settings, name)
         if address is None or address.is_loopback:

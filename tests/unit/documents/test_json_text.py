@@ -1,7 +1,6 @@
-"""JSON is read strictly, and bodies are kept as they were written."""
+"""Texts are cut and come together again, and what is no document is refused."""
 
 import json
-import math
 
 import pytest
 from hypothesis import given, settings
@@ -12,145 +11,217 @@ from millstream.documents.json_text import (
     JSON_DEPTH_MAX,
     cut,
     is_plain_object,
+    may_repeat,
     parse,
     parse_exactly,
 )
 from millstream.errors import UsageError
 
-NAMES = st.text(st.characters(exclude_categories=("Cs",)), max_size=4) | st.sampled_from(
-    ["_id", "_rev", "a", "b:", '":']
+MIB = 1 << 20
+EXAMPLES = settings(max_examples=100, deadline=None)
+SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.integers(-(10**60), 10**60)
+    | st.text(max_size=8) | st.floats(allow_nan=False, allow_infinity=False)
+)  # fmt: skip
+NAMES = st.text(max_size=4) | st.sampled_from(["a", "_id", "_b", '":', '"', "\\", "a "])
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=12,
 )
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(exclude_categories=("Cs",)), max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
-    max_leaves=8,
-)
-FORMS = st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", "\t: ")])
-EXAMPLES = settings(max_examples=150, deadline=None)
+SPACES = st.sampled_from(["", "", "", " ", "\n\t", " \r "])
+
+
+@st.composite
+def written(draw, value):
+    """A value as somebody may write it: spaces, escapes."""
+    space = draw(SPACES)
+    if isinstance(value, dict):
+        return joined(draw, list(value.items()))
+    if isinstance(value, list):
+        inside = f"{space},".join(draw(written(one)) for one in value)
+        return f"[{space}{inside}{space}]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=draw(st.booleans()))
+    return json.dumps(value)
+
+
+def joined(draw, pairs):
+    members = []
+    for name, value in pairs:
+        text = draw(written(name))
+        if name and draw(st.sampled_from([False, False, True])) and ord(name[0]) < 0x10000:
+            text = f'"\\u{ord(name[0]):04X}' + json.dumps(name[1:])[1:]
+        members.append(f"{text}{draw(SPACES)}:{draw(SPACES)}{draw(written(value))}")
+    space = draw(SPACES)
+    return f"{{{space}" + f"{space},".join(members) + f"{space}}}"
+
+
+def last_ones(pairs):
+    members = {}
+    for name, value in pairs:
+        members.pop(name, None)
+        members[name] = value
+    return members
+
+
+def same(one, other):
+    """Equal, of the same types, members in the same order."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return repr(one) == repr(other)
 
 
 @EXAMPLES
-@given(st.dictionaries(NAMES, JSON, max_size=5), FORMS, st.booleans())
-def test_a_document_is_cut_in_two(document, separators, ascii_only):
-    text = json.dumps(document, separators=separators, ensure_ascii=ascii_only).encode()
+@given(st.lists(st.tuples(NAMES, VALUES), max_size=6), st.data())
+def test_members_are_cut_out_and_the_rest_stays_as_it_was(pairs, data):
+    """Also with names that come again: the last counts, where it stands."""
+    text = joined(data.draw, pairs).encode()
     special, body, content = cut(text)
-    assert {n: json.loads(t) for n, t in special.items()} == {
-        n: v for n, v in document.items() if n.startswith("_")
+    wanted = last_ones(pairs)
+    assert {name: json.loads(raw) for name, raw in special.items()} == {
+        name: value for name, value in wanted.items() if name.startswith("_")
     }
-    rest = {n: v for n, v in document.items() if not n.startswith("_")}
-    assert json.loads(body) == content == rest
-    assert list(content) == list(rest)
+    plain = {name: value for name, value in wanted.items() if not name.startswith("_")}
+    assert same(json.loads(body, object_pairs_hook=last_ones), plain)
+    assert content == plain
+    assert same(parse_exactly(body), plain)
+    assert cut(body) == ({}, body, content)
     assert is_plain_object(body)
+    assert is_plain_object(text) == (not special)
 
 
 @EXAMPLES
-@given(JSON, FORMS)
-def test_both_readers_read_the_same(value, separators):
-    text = json.dumps(value, separators=separators).encode()
-    found, exact = parse(text), parse_exactly(text)
-    assert repr(found) == repr(exact) == repr(value)
+@given(VALUES, st.data())
+def test_values_are_what_json_says(value, data):
+    text = data.draw(written(value)).encode()
+    assert same(parse(text), value)
+    assert same(parse_exactly(text), value)
 
 
 def test_values_stay_as_they_were_written():
-    text = b' {"b":  {"x": 1.50, "x":[1e3 ] } , "_id":"a" ,"\\u0061":"\\u00fc\\/"}\n'
-    special, body, content = cut(text)
-    assert special == {"_id": b'"a"'}
-    assert body == b'{"b":{"x": 1.50, "x":[1e3 ] },"a":"\\u00fc\\/"}'
-    assert content == {"b": {"x": [1000.0]}, "a": "ü/"}
-    assert cut(b"{}") == ({}, b"{}", {})
-    assert cut(b'{"_id":"a","_rev":"1-a"}').body == b"{}"
+    text = b' { "_id" : "x" , "a" : { "b" :1.50e+2 , "b": [ 1 ,2] } , "\\u0063" : "\\u00e9\\/" } '
+    assert cut(text).body == b'{"a":{ "b" :1.50e+2 , "b": [ 1 ,2] },"c":"\\u00e9\\/"}'
+    assert cut(text).special == {"_id": b'"x"'}
 
 
-def test_of_repeated_members_the_last_counts_where_it_stands():
-    assert cut(b'{"a":1,"_x":1,"b":2,"a":{"c":3},"_x":2}') == (
-        {"_x": b"2"},
-        b'{"b":2,"a":{"c":3}}',
-        {"b": 2, "a": {"c": 3}},
-    )
-    assert list(parse_exactly(b'{"a":1,"b":[{"c":1,"d":2,"c":3}],"a":2}').items()) == [
-        ("b", [{"d": 2, "c": 3}]),
-        ("a", 2),
-    ]
+@pytest.mark.parametrize("space", ["", " ", "\n"])
+def test_repeated_members_stand_where_the_last_stands(space):
+    text = f'{{"a"{space}:1,"b":2,"_c":3,"a":4,"_c":5}}'.encode()
+    assert cut(text) == ({"_c": b"5"}, b'{"b":2,"a":4}', {"b": 2, "a": 4})
+    inside = f'{{"x":{{"a"{space}:1,"b":2,"a":4}}}}'.encode()
+    assert list(parse_exactly(inside)["x"]) == ["b", "a"]
+    assert may_repeat(inside, 3)
+    assert not may_repeat(b'{"x":{"b":2,"a":4}}', 3)
 
 
-@pytest.mark.parametrize("digits", [1, 19, 20, 4300, 4301, INTEGER_DIGITS_MAX])
-@pytest.mark.parametrize("sign", ["", "-"])
-def test_integers_of_any_size_are_exact(sign, digits):
-    text = f'{{"n":{sign}{"7" * digits}}}'.encode()
-    wanted = (10**digits - 1) // 9 * 7 * (-1 if sign else 1)
-    assert parse(text)["n"] == parse_exactly(text)["n"] == wanted
-
-
-def test_a_fraction_or_exponent_makes_a_float():
-    found = parse(b"[1,1.0,1e0,-0,-0.0,1E+2,123456789012345678901.0]")
-    assert [type(one) for one in found] == [int, float, float, int, float, float, float]
-    assert math.copysign(1, found[4]) == -1
-
-
-@pytest.mark.parametrize("reader", [parse, parse_exactly])
 @pytest.mark.parametrize(
     "text",
     [
-        b"", b"{", b"nul", b"NaN", b"Infinity", b"-Infinity", b"1e999", b"-1e999", b"01", b"1.",
-        b"+1", b"'a'", b'"\n"', b'"\\x"', b"[1,]", b'{"a":1,}', b"1 2", b'"\\ud800"', b'"\\udc00"',
-        b'"\\ud800\\u0041"', b'"\xed\xa0\x80"', b'"\xff"', b'"\xc0\x80"', b"\xef\xbb\xbf1",
-        b'{"\xff":1}', b"9" * (INTEGER_DIGITS_MAX + 1), b"[" * 100_000,
+        b"", b"{", b"}", b'{"a"}', b'{"a":}', b'{"a":1,}', b'{"a":1}x', b"{'a':1}", b'{"a":01}',
+        b'{"a":NaN}', b'{"a":Infinity}', b'{"a":-Infinity}', b'{"a":1e999}', b'{"a":-1e999}',
+        b'{"a":1e400,"a":1}', b'{"a":"\\ud800"}', b'{"\\udfff":1}', b'{"a":"\\ud800\\ud800"}',
+        b'{"a":"\\udc00\\ud800"}', b'{"a":"\xed\xa0\x80"}', b'{"a":"\xff"}', b'{"\xff":1}',
+        b'{"_a":"\xff"}', b'{"a":"\n"}', b'{"a":"\\x"}', b'{"a":.5}', b'{"a":+1}',
+        b'\xef\xbb\xbf{}',        b'{"a":1.}', b'{"a":nul}', b'{"a":"\\u00"}', b'{"a":-}',
     ],
 )  # fmt: skip
-def test_what_is_no_json_is_refused(reader, text):
-    with pytest.raises(UsageError) as caught:
-        reader(text)
-    assert caught.value.code == "bad_json"
+def test_what_is_no_json_is_refused(text):
+    for read in (parse_of_all, parse, parse_exactly):
+        with pytest.raises(UsageError) as caught:
+            read(text)
+        assert caught.value.code == "bad_json"
 
 
-@pytest.mark.parametrize("reader", [parse, parse_exactly])
-def test_depth_has_a_bound(reader):
-    deep = b"[" * JSON_DEPTH_MAX + b"]" * JSON_DEPTH_MAX
-    assert reader(deep)
-    assert reader(b'["' + b"[" * 10_000 + b'\\""' + b",{}" * 1000 + b"]")
-    for wrong in (b"[" + deep + b"]", b'{"a":' * 257 + b"1" + b"}" * 257):
-        with pytest.raises(UsageError, match="deeper than 256"):
-            reader(wrong)
+def parse_of_all(text):
+    for raw in cut(text).special.values():
+        parse(raw)
 
 
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        (b"[]", "bad_request"),
-        (b"7", "bad_request"),
-        (b'"a"', "bad_request"),
-        (b"{", "bad_json"),
-        (b'{"a":"\xff"}', "bad_json"),
-        (b'{"a":1e999}', "bad_json"),
-        (b'{"a":"\\ud800"}', "bad_json"),
-        (b'{"a":' + b"[" * 300 + b"]" * 300 + b"}", "bad_json"),
-        (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "bad_json"),
-        (b'{"\xff":1}', "bad_json"),
-    ],
-)
-def test_only_objects_are_documents(text, code):
-    with pytest.raises(UsageError) as caught:
+@pytest.mark.parametrize("text", [b"[]", b"7", b'"a"', b"null", b"[{}]"])
+def test_what_is_no_object_is_no_document(text):
+    with pytest.raises(UsageError, match="must be a JSON object") as caught:
         cut(text)
-    assert caught.value.code == code
+    assert caught.value.code == "bad_request"
+    assert not is_plain_object(text)
+
+
+def nested(depth, opening=b"[", closing=b"]"):
+    return (
+        b'{"a":' + opening * (depth - 1) + b"0" * (closing != b"]") + closing * (depth - 1) + b"}"
+    )
+
+
+@pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}")])
+def test_depth_has_a_limit(opening, closing):
+    assert cut(nested(JSON_DEPTH_MAX, opening, closing)).content["a"]
+    for depth in (JSON_DEPTH_MAX + 1, 2 * JSON_DEPTH_MAX, 10_000):
+        for read in (cut, parse, parse_exactly):
+            with pytest.raises(UsageError) as caught:
+                read(nested(depth, opening, closing))
+            assert caught.value.code == "bad_json"
+    wide = b'{"a":[' + b",".join([b"[[]]"] * 1000) + b'],"b":"' + b"[{" * 1000 + b'\\""}'
+    assert len(cut(wide).content["a"]) == 1000
+
+
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_integers_are_exact_up_to_a_limit(sign):
+    for digits in (18, 19, 20, 21, 3999, 4000, 4001, 4301, 9001, INTEGER_DIGITS_MAX - 1):
+        text = sign + "1" + "0" * (digits - 2) + "7"
+        number = 10 ** (digits - 1) + 7
+        assert cut(f'{{"a":{text}}}'.encode()).content == {"a": -number if sign else number}
+        assert cut(f'{{"a":{text}}}'.encode()).body == f'{{"a":{text}}}'.encode()
+    with pytest.raises(UsageError, match="an integer of more than"):
+        cut(f'{{"a":{sign}{"7" * (INTEGER_DIGITS_MAX + 1)}}}'.encode())
+
+
+def test_numbers_keep_their_kind():
+    content = cut(b'{"a":[1,1.0,1e3,-0,-0.0,18446744073709551616,1E-400]}').content["a"]
+    assert [repr(one) for one in content] == [
+        "1", "1.0", "1000.0", "0", "-0.0", "18446744073709551616", "0.0",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("value", "is_plain"),
+    ("text", "is_taken"),
     [
-        (b"{}", True),
-        (b' {"a":"_b"}', True),
-        (b'{"a":{"_b":1}}', True),
-        (b'{"_a":1}', False),
-        (b'{"\\u005fa":1}', False),
-        (b'{"a":"\xff"}', False),
-        (b"[]", False),
-        (b"", False),
-        (b'{"a":1} x', False),
+        (b'{"a":' + b"[" * MIB, False),
+        (b'{"a":' + b"[" * (MIB // 2) + b"]" * (MIB // 2) + b"}", False),
+        (b'{"a":[' + b"[]," * (MIB // 3) + b"1]}", True),
+        (b'{"a":[' + (b"[" * 250 + b"]" * 250 + b",") * (MIB // 501) + b"1]}", True),
+        (b'{"a":"' + b'\\"' * (MIB // 2) + b'"}', True),
+        (b'{"a":"' + b'\\"' * (MIB // 2), False),
+        (b'{"a":"' + b"[" * MIB + b'"}', True),
+        (b'{"a":[' + b'"",' * (MIB // 3) + b"[]," * 300 + b"1]}", True),
+        (b'{"a":"' + b'\\" ' * (MIB // 3) + b'"}', True),
+        (b'{"a"' + b" " * MIB + b":1}", True),
+        (b"{" + b'"a":1,' * (MIB // 6) + b'"b":2}', True),
+        (b"{" + b",".join(b'"_%d":1' % i for i in range(MIB // 11)) + b"}", True),
+        (b'{"a":[' + b",".join([b"9" * INTEGER_DIGITS_MAX] * 52) + b"]}", True),
+        (b'{"a":[' + b"99999999999999999999," * (MIB // 21) + b"1]}", True),
+        (b'{"a":' + b"9" * MIB + b"}", False),
+        (b'{"a":0.' + b"9" * MIB + b"}", True),
+        (b'{"a":1e-' + b"9" * MIB + b"}", True),
     ],
+    ids=range(17),
 )
-def test_a_value_is_a_document_if_it_is_an_object_without_special_members(value, is_plain):
-    assert is_plain_object(value) is is_plain
+def test_no_text_takes_long(text, is_taken):
+    """What took time by the square of its size would take minutes."""
+    try:
+        cut(text)
+    except UsageError:
+        assert not is_taken
+    else:
+        assert is_taken
+
+
+def test_no_plain_object_has_a_name_that_begins_with_an_underscore():
+    values = [b'{"a":"_b"}', b'{"a":{"_b":1}}', b'{"a":"\\u005f"}', b"{}", b' {"a" : 1}\n']
+    assert all(map(is_plain_object, values))
+    values = [b'{"_a":1}', b'{"\\u005Fa":1}', b'{"\\u005fa":1}', b'{"a":1,"_b":{}}', b"\xff", b""]
+    assert not any(map(is_plain_object, values))
+    assert not is_plain_object(b'{"a":"\xff"}')

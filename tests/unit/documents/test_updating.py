@@ -1,365 +1,336 @@
-"""Changes are made, merged or refused as CouchDB does."""
+"""What edits, peers and purges make of documents."""
 
-import json
-import os
-import time
 from base64 import b64encode
 from hashlib import md5
+from itertools import permutations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.documents.revisions import GENERATION_MAX, Path
-from millstream.documents.sent import Sent, parse_sent
-from millstream.documents.stored import Attachment, Content, StoredDocument, load, pack
-from millstream.documents.tree import EMPTY, Branch, Leaf, RevisionTree
-from millstream.documents.updating import (
-    Change,
-    Purge,
-    deleted,
-    interactive,
-    parent_of,
-    purged,
-    replicated,
-    revised,
-    with_attachment,
-)
+from millstream.documents.revisions import Path
+from millstream.documents.sent import parse_sent
+from millstream.documents.stored import Attachment, load, pack
+from millstream.documents.updating import interactive, purge, replicated, sent_path
 from millstream.errors import ConditionError, UsageError
 from millstream.model.lineage import born
 from millstream.model.sides import side_of
 from millstream.wire.frames import deletion, mutation
-from revision_forests import worlds
+from revision_forests import NaiveTree, order, worlds
 
-FIRST = "1-967a00dff5e02add41819138abb3284d"
-GONE = "2-eec205a9d413992850a6e32678485900"
-ONE = "1-23202479633c2b380f79507a776743d5"
-
-
-def attachment(data=b"hi", content_type="text/plain", revpos=7):
-    digest = md5(data).digest()
-    return Attachment(content_type, revpos, len(data), digest, b"s" * 32, "", len(data))
+EMPTY_REV = "1-967a00dff5e02add41819138abb3284d"
+BUCKET = "b" * 32
+LIMIT = 1000
 
 
-def document(**members):
-    return parse_sent(json.dumps(members).encode())
+def att(data=b"x", revpos=0):
+    digest = md5(data, usedforsecurity=False).digest()
+    return Attachment("text/x", revpos, len(data), digest, b"s" * 32, "", len(data))
 
 
-def put(before, rev=None, **members):
-    sent = document(**members)
-    return interactive(before, sent._replace(rev=rev) if rev else sent)
+def shown(data):
+    digest = b64encode(md5(data, usedforsecurity=False).digest()).decode()
+    return f"md5-{digest}"
 
 
-def got(before, start, *ids, **members):
-    return replicated(before, document(_revisions={"start": start, "ids": list(ids)}, **members))
+def edit(document, text, kept=None, **options):
+    options.setdefault("revs_limit", LIMIT)
+    change = interactive(document, parse_sent(text.encode()), kept or {}, **options)
+    return change.document, change.rev
 
 
-def refused(code, change, *arguments, **named):
+def told(document, path, *, is_deleted=False, body=',"a":1', kept=None, revs_limit=LIMIT):
+    ids = ",".join(f'"{one}"' for one in path.ids)
+    gone = ',"_deleted":true' if is_deleted else ""
+    text = f'{{"_revisions":{{"start":{path.start},"ids":[{ids}]}}{gone}{body}}}'
+    change = replicated(document, parse_sent(text.encode()), kept or {}, revs_limit=revs_limit)
+    return document if change.document is None else change.document
+
+
+def again(document):
+    packed = pack(document)
+    frame = deletion(1, b"k", 9, 5, 1, 0)
+    if packed.value is not None:
+        frame = mutation(1, b"k", packed.value, 9, 5, 1, 0, 0, 0)
+    return load(BUCKET, b"k", frame, side_of(born(1, 1), packed.sidecar))
+
+
+def kv(value):
+    return load(BUCKET, b"k", mutation(1, b"k", value, 9, 3, 1, 0, 0, 0), born(1 << 50, 7))
+
+
+def seen(document):
+    tree = document.tree
+    leaves = {leaf: tuple(tree.path(leaf.rev).ids) for leaf in tree.leaves()}
+    return leaves, dict(document.contents), document.is_purged
+
+
+def refused(code, call, *args, **options):
     with pytest.raises((ConditionError, UsageError)) as caught:
-        change(*arguments, **named)
+        call(*args, **options)
     assert caught.value.code == code
-    return caught.value
 
 
-def nothing():
-    return StoredDocument(EMPTY, {}, is_purged=True)
+def test_an_edit_names_the_leaf_that_it_replaces():
+    document, first = edit(None, "{}")
+    assert first == EMPTY_REV
+    refused("conflict", edit, document, '{"a":1}')
+    refused("conflict", edit, document, '{"_rev":"1-x"}')
+    refused("conflict", edit, None, '{"_rev":"1-x"}')
+    second, rev = edit(document, f'{{"_rev":"{first}","a":1}}')
+    assert second.tree.path(rev).revs() == [rev, first]
+    assert second.contents[rev].body == b'{"a":1}'
+    assert set(second.contents) == {rev}
+    refused("conflict", edit, second, f'{{"_rev":"{first}"}}')
+    assert seen(again(second)) == seen(second)
 
 
-# ---- interactive
+def test_a_deleted_document_begins_anew_behind_its_deletion():
+    document, first = edit(None, "{}")
+    document, gone = edit(document, f'{{"_rev":"{first}","_deleted":true,"why":1}}')
+    assert document.winner == (gone, True)
+    assert document.contents[gone].body == b'{"why":1}'
+    assert seen(again(document)) == seen(document)
+    back, rev = edit(document, '{"b":1}')
+    assert back.tree.path(rev).revs() == [rev, gone, first]
+    assert not back.winner.is_deleted
+    assert edit(document, f'{{"_rev":"{gone}","b":1}}')[1] == rev
+    assert edit(None, "{}", revs_limit=1)[1] == first
 
 
-@pytest.mark.parametrize("before", [None, nothing()])
-def test_a_document_is_created(before):
-    after, rev = put(before)
-    assert rev == FIRST
-    assert after.winner == Leaf(FIRST, False)
-    assert after.contents == {FIRST: Content(b"{}", {})}
-    assert not after.is_purged
-    assert put(before, a=1).rev == ONE
-    tombstone = put(before, _deleted=True)
-    assert tombstone.document.winner == Leaf(tombstone.rev, True)
+def test_deletion_of_the_empty_document_is_couchdbs():
+    document, first = edit(None, "{}")
+    _, gone = edit(document, f'{{"_rev":"{first}","_deleted":true}}', deletes=True)
+    assert gone == "2-eec205a9d413992850a6e32678485900"
 
 
-def test_an_update_names_the_leaf_that_it_replaces():
-    first, rev = put(None)
-    second, second_rev = put(first, rev, a=1)
-    assert second.tree.winner_path().revs() == [second_rev, rev]
-    assert second.contents == {second_rev: Content(b'{"a":1}', {})}
-    for wrong in (None, rev, "1-x", "2-x"):
-        error = refused("conflict", put, second, wrong, a=2)
-        assert str(error) == "Document update conflict."
-    refused("conflict", put, None, rev)
-    refused("conflict", put, nothing(), rev)
+def test_a_delete_wants_something_to_delete():
+    text = '{"_deleted":true}'
+    refused("not_found", edit, None, text, deletes=True)
+    document, first = edit(None, "{}")
+    refused("conflict", edit, document, text, deletes=True)
+    refused("conflict", edit, document, '{"_rev":"1-x","_deleted":true}', deletes=True)
+    gone, _ = edit(document, f'{{"_rev":"{first}","_deleted":true}}', deletes=True)
+    refused("not_found", edit, gone, text, deletes=True)
+    refused("not_found", edit, gone, f'{{"_rev":"{first}","_deleted":true}}', deletes=True)
 
 
-def test_a_conflict_can_be_extended():
-    both = got(got(None, 1, "b").document, 1, "a", n=1).document
-    after, rev = put(both, "1-a", n=2)
-    assert {leaf.rev for leaf in after.tree.leaves()} == {"1-b", rev}
-    assert after.winner.rev == rev
-    assert set(after.contents) == {"1-b", rev}
+def test_losing_and_deleted_leaves_are_extended():
+    document = told(None, Path(2, ["b", "a"]))
+    document = told(document, Path(2, ["c", "a"]))
+    document = told(document, Path(2, ["d", "a"]), is_deleted=True)
+    for parent in ("2-b", "2-d"):
+        after, rev = edit(document, f'{{"_rev":"{parent}"}}')
+        assert after.tree.path(rev).revs() == [rev, parent, "1-a"]
+        left = {leaf.rev for leaf in document.tree.leaves()} - {parent}
+        assert {leaf.rev for leaf in after.tree.leaves()} == left | {rev}
+        assert {one: after.contents[one] for one in left} == {
+            one: document.contents[one] for one in left
+        }
 
 
-def test_a_deleted_document_goes_on():
-    first, _ = put(None)
-    gone, gone_rev = deleted(first, FIRST)
-    assert gone_rev == GONE
-    assert gone.winner == Leaf(GONE, True)
-    assert gone.contents == {GONE: Content(b"{}", {})}
-    for rev in (None, GONE):
-        again, again_rev = put(gone, rev, a=1)
-        assert again.tree.winner_path().revs() == [again_rev, GONE, FIRST]
-    refused("conflict", put, gone, _deleted=True)
-    refused("conflict", put, gone, FIRST)
+def test_an_edit_that_a_peer_sent_without_ancestors_is_one_revision():
+    first, one = edit(None, "{}")
+    second, two = edit(first, f'{{"_rev":"{one}","a":1}}')
+    met = told(first, Path(2, [two[2:]]))
+    assert len(met.tree.leaves()) == 2
+    after, rev = edit(met, f'{{"_rev":"{one}","a":1}}')
+    assert rev == two
+    assert seen(after) == seen(second)
 
 
-def test_a_deleted_conflict_can_be_extended():
-    live = got(None, 3, "z").document
-    both = got(live, 2, "d", "c", _deleted=True).document
-    after, rev = put(both, "2-d")
-    assert after.tree.path(rev).revs() == [rev, "2-d", "1-c"]
-    assert rev.startswith("3-")
-    assert set(after.tree.leaf_revs()) == {"3-z", rev}
+def test_what_a_peer_sends_is_always_taken_and_once():
+    document = told(None, Path(3, ["c", "b", "a"]))
+    other = told(document, Path(3, ["x", "y"]))
+    assert [leaf.rev for leaf in other.tree.leaves()] == ["3-x", "3-c"]
+    for path in (Path(3, ["c", "b", "a"]), Path(2, ["b"]), Path(3, ["x"])):
+        assert told(other, path) is other
+    assert seen(again(other)) == seen(other)
 
 
-def test_what_is_not_there_is_not_deleted():
-    refused("missing", deleted, None, None)
-    refused("missing", deleted, nothing(), FIRST)
-    first, _ = put(None)
-    refused("conflict", deleted, first, None)
-    refused("conflict", deleted, first, "1-x")
-    refused("deleted", deleted, deleted(first, FIRST).document, GONE)
+def test_a_path_beyond_the_limit_joins_what_it_is_from():
+    document = told(None, Path(2, ["b", "a"]))
+    longer = told(document, Path(5, list("edcba")), revs_limit=2)
+    assert longer.tree.path("5-e").revs() == ["5-e", "4-d"]
+    assert [leaf.rev for leaf in longer.tree.leaves()] == ["5-e"]
 
 
-def test_generations_end():
-    last = got(None, GENERATION_MAX, "a").document
-    refused("bad_request", put, last, f"{GENERATION_MAX}-a")
+def test_a_peer_may_tell_where_a_known_revision_comes_from():
+    apart = told(told(None, Path(1, ["a"])), Path(2, ["b"]))
+    assert len(apart.tree.leaves()) == 2
+    joined = told(apart, Path(2, ["b", "a"]))
+    assert joined.tree.path("2-b") == Path(2, ["b", "a"])
+    assert set(joined.contents) == {"2-b"}
+    short = told(None, Path(3, ["c", "b"]), revs_limit=2)
+    assert told(short, Path(3, ["c", "b", "a"]), revs_limit=2) is short
 
 
-def test_history_is_cut_at_the_limit():
-    before, rev = put(None)
-    for number in range(5):
-        sent = document(n=number)._replace(rev=rev)
-        before, rev = interactive(before, sent, revs_limit=3)
-    path = before.tree.winner_path()
-    assert (path.start, len(path.ids)) == (6, 3)
+def test_what_a_peer_has_to_say():
+    assert sent_path(parse_sent(b'{"_rev":"3-c"}')) == Path(3, ["c"])
+    refused("bad_request", sent_path, parse_sent(b"{}"))
+    wrong = b'{"_rev":"3-x","_revisions":{"start":3,"ids":["c"]}}'
+    refused("bad_request", sent_path, parse_sent(wrong))
 
 
-def test_parents():
-    assert parent_of(None, None) is None
-    assert parent_of(put(None).document, FIRST) == FIRST
+def test_revisions_have_a_limit():
+    document, rev = edit(None, "{}")
+    for number in range(6):
+        document, rev = edit(document, f'{{"_rev":"{rev}","n":{number}}}', revs_limit=3)
+    assert len(document.tree.path(rev).ids) == 3
 
 
-# ---- attachments
+STUB = '"_attachments":{"a":{"stub":true%s}}'
 
 
-def with_table(**table):
-    return document(_attachments=table, a=1)
+def test_new_attachments_are_of_the_generation_that_has_them():
+    """Whatever a client says: what it read it may send back with other data."""
+    text = '"_attachments":{"a":{"data":"eA==","revpos":1}}'
+    document, first = edit(None, f"{{{text}}}", {"a": att()})
+    document, second = edit(document, f'{{"_rev":"{first}",{text}}}', {"a": att(b"y")})
+    assert document.contents[second].attachments == {"a": att(b"y", 2)}
+    document, third = edit(document, f'{{"_rev":"{second}",{STUB % ""}}}')
+    assert document.contents[third].attachments == {"a": att(b"y", 2)}
+    assert seen(again(document)) == seen(document)
+    document, fourth = edit(document, f'{{"_rev":"{third}"}}')
+    assert document.contents[fourth].attachments == {}
+    refused("missing_stub", edit, document, f'{{"_rev":"{fourth}",{STUB % ""}}}')
 
 
-def test_new_attachments_get_what_the_document_says_of_them():
-    sent = with_table(
-        b={"data": "aGk=", "content_type": "text/x"}, a={"follows": True, "revpos": 9}
-    )
-    after, rev = interactive(None, sent, stored={"a": attachment(), "b": attachment()})
-    table = after.contents[rev].attachments
-    assert list(table) == ["b", "a"]
-    assert [(one.content_type, one.revpos) for one in table.values()] == [
-        ("text/x", 1),
-        ("application/octet-stream", 1),
-    ]
-    assert rev != put(None, a=1).rev
-    refused("bad_request", interactive, None, sent, stored={"a": attachment()})
+def test_a_peer_says_where_attachments_were_added():
+    for said, revpos in (("2", 2), ("9", 3), ("0", 3), ("true", 3), ("null", 3)):
+        body = f',"_attachments":{{"a":{{"data":"","revpos":{said}}}}}'
+        document = told(None, Path(3, list("cba")), body=body, kept={"a": att()})
+        assert document.contents["3-c"].attachments == {"a": att(revpos=revpos)}
 
 
-def test_stubs_take_over_what_the_parent_has():
-    first, rev = interactive(
-        None, with_table(a={"data": "aGk="}, b={"data": "aGk="}),
-        stored={"a": attachment(), "b": attachment()},
-    )  # fmt: skip
-    digest = f"md5-{b64encode(md5(b'hi').digest()).decode()}"
-    sent = with_table(b={"stub": True}, a={"stub": True, "digest": digest, "revpos": 1})
-    second, second_rev = interactive(first, sent._replace(rev=rev))
-    assert second.contents[second_rev].attachments == first.contents[rev].attachments
-    assert list(second.contents[second_rev].attachments) == ["b", "a"]
-    third, third_rev = put(second, second_rev)
-    assert third.contents[third_rev].attachments == {}
-    for stub, before, at in (
-        ({"stub": True}, third, third_rev),
-        ({"stub": True}, None, None),
-        ({"stub": True, "digest": "md5-other"}, second, second_rev),
+def test_stubs_name_what_is_here():
+    bodies = ["," + STUB.replace('"stub":true%s', '"data":""')] * 2
+    document = told(None, Path(1, ["p"]), body=bodies[0], kept={"a": att(b"x")})
+    refused("missing_stub", edit, None, f"{{{STUB % ''}}}")
+    wrong = STUB % f',"digest":"{shown(b"y")}"'
+    refused("missing_stub", told, document, Path(2, ["q", "p"]), body="," + wrong)
+    refused("missing_stub", edit, document, f'{{"_rev":"1-p",{wrong}}}')
+    refused("bad_request", edit, document, '{"_rev":"1-p","_attachments":{"a":{}}}')
+    document = told(document, Path(1, ["r"]), body=bodies[1], kept={"a": att(b"y")})
+    for data, rev in ((b"x", "s"), (b"y", "t")):
+        body = "," + STUB % f',"digest":"{shown(data)}"'
+        document = told(document, Path(2, [rev, "z"]), body=body)
+        assert document.contents[f"2-{rev}"].attachments == {"a": att(data, 1)}
+
+
+def test_the_value_that_kv_wrote_is_an_attachment_that_stays():
+    document = kv(b"\xff\0")
+    rev = document.winner.rev
+    text = f'{{"_rev":"{rev}","_attachments":{{"value":{{"stub":true}}}},"a":1}}'
+    described, described_rev = edit(document, text)
+    assert described.contents[described_rev].value == b"\xff\0"
+    assert seen(again(described)) == seen(described)
+    replaced, replaced_rev = edit(document, f'{{"_rev":"{rev}","a":1}}')
+    assert replaced.contents[replaced_rev].attachments == {}
+    assert len(replaced.tree.path(replaced_rev).ids) == 4
+
+
+def test_a_purge_leaves_what_it_does_not_name():
+    document = told(told(None, Path(2, ["b", "a"])), Path(3, ["d", "c", "a"]), is_deleted=True)
+    assert purge(None, ["2-b"]) == (None, [])
+    assert purge(document, ["1-a", "9-z"]) == (None, [])
+    refused("bad_request", purge, document, ["x"])
+    left, gone = purge(document, ["2-b", "2-b", "1-a"])
+    assert gone == ["2-b"]
+    assert left.is_purged
+    assert left.winner == ("3-d", True)
+    assert left.tree.path("3-d").revs() == ["3-d", "2-c", "1-a"]
+    assert seen(again(left)) == seen(left)
+    nothing, gone = purge(document, ["2-b", "3-d"])
+    assert (nothing.exists, gone) == (False, ["2-b", "3-d"])
+    assert purge(nothing, ["2-b"]) == (None, [])
+    assert seen(again(nothing)) == seen(nothing)
+    anew, rev = edit(again(nothing), "{}")
+    assert (rev, anew.is_purged) == (EMPTY_REV, False)
+
+
+def grown(sent, document=None):
+    for path, is_deleted in sent:
+        document = told(document, path, is_deleted=is_deleted, body=f',"r":"{path.rev}"')
+    return document
+
+
+def paths(document):
+    return {leaf.rev: document.tree.path(leaf.rev).revs() for leaf in document.tree.leaves()}
+
+
+@settings(max_examples=100, deadline=None)
+@given(worlds(), st.randoms())
+def test_peers_in_any_order_come_to_the_same(sent, random):
+    naive, deleted = NaiveTree(), {path.rev: gone for path, gone in sent}
+    for path, _ in sent:
+        naive.merge(path, is_deleted=False)
+    wanted = {rev: path for rev, (_, path) in naive.seen().items()}
+    document = grown(sent)
+    shuffled = random.sample(sent, len(sent))
+    for one in (
+        document,
+        grown(shuffled),
+        grown(shuffled, grown(sent[:2])),
+        grown(sent, document),
     ):
-        refused("missing_stub", interactive, before, with_table(a=stub)._replace(rev=at))
-
-
-def test_replicated_stubs_may_be_of_any_leaf():
-    one = document(_revisions={"start": 1, "ids": ["a"]}, _attachments={"x": {"data": "aGk="}})
-    two = document(_revisions={"start": 1, "ids": ["b"]}, _attachments={"x": {"data": "aG8="}})
-    ours = replicated(None, one, stored={"x": attachment()}).document
-    ours = replicated(ours, two, stored={"x": attachment(b"ho")}).document
-    stub = {"x": {"stub": True, "revpos": 1}}
-    for parent, data in (("a", b"hi"), ("b", b"ho")):
-        after, rev = got(ours, 2, "c", parent, _attachments=stub)
-        assert after.contents[rev].attachments["x"].md5 == md5(data).digest()
-    digest = f"md5-{b64encode(md5(b'ho').digest()).decode()}"
-    named = {"x": {"stub": True, "digest": digest}}
-    after, rev = got(ours, 2, "c", "a", _attachments=named)
-    assert after.contents[rev].attachments["x"].md5 == md5(b"ho").digest()
-    refused("missing_stub", got, ours, 2, "c", "a", _attachments={"y": {"stub": True}})
-    refused("missing_stub", got, None, 2, "c", "a", _attachments=stub)
-
-
-def test_replicated_attachments_keep_where_they_were_added():
-    for said, revpos in ((2, 2), (None, 3), (9, 3), (0, 3)):
-        sent = document(
-            _revisions={"start": 3, "ids": ["c"]},
-            _attachments={"x": {"data": "aGk=", **({} if said is None else {"revpos": said})}},
-        )
-        after, rev = replicated(None, sent, stored={"x": attachment()})
-        assert after.contents[rev].attachments["x"].revpos == revpos
-
-
-def test_one_attachment_is_put_and_taken_away():
-    first, rev = with_attachment(None, None, "x", attachment())
-    assert first.contents[rev] == Content(b"{}", {"x": attachment(revpos=1)})
-    second, second_rev = with_attachment(put(None, a=1).document, ONE, "x", attachment())
-    assert second.contents[second_rev] == Content(b'{"a":1}', {"x": attachment(revpos=2)})
-    third, third_rev = with_attachment(second, second_rev, "x", None)
-    assert third.contents[third_rev] == Content(b'{"a":1}', {})
-    refused("missing", with_attachment, third, third_rev, "x", None)
-    refused("conflict", with_attachment, third, rev, "x", attachment())
-    gone, gone_rev = put(second, second_rev, _deleted=True, why=1)
-    again, again_rev = with_attachment(gone, gone_rev, "y", attachment())
-    assert again.contents[again_rev] == Content(b"{}", {"y": attachment(revpos=4)})
-
-
-def test_a_value_of_kv_goes_on_as_an_attachment():
-    before = load("b", b"k", mutation(0, b"k", b"\xff", 1, 1, 1, 0, 0, 0), born(1, 1))
-    rev = before.winner.rev
-    sent = with_table(value={"stub": True})._replace(rev=rev)
-    after, after_rev = interactive(before, sent)
-    assert after.contents[after_rev].value == b"\xff"
-    without_it, _ = with_attachment(after, after_rev, "value", None)
-    assert without_it.contents[without_it.winner.rev].value is None
-    beside, _ = with_attachment(before, rev, "x", attachment())
-    assert pack(beside).value == b"\xff"
-
-
-def test_what_is_stored_may_be_stored_again():
-    content = Content(b'{"a":1}', {"x": attachment()})
-    copy, rev = revised(None, None, content)
-    assert copy.contents[rev] == content
-    refused("conflict", revised, copy, None, content)
-    assert revised(copy, rev, content).rev.startswith("2-")
-
-
-# ---- replicated
-
-
-def test_a_replicated_revision_is_merged():
-    ours, _ = put(None)
-    after, rev = got(ours, 3, "c", "b", FIRST[2:], n=1)
-    assert rev == "3-c"
-    assert after.tree.winner_path().revs() == ["3-c", "2-b", FIRST]
-    assert after.contents == {"3-c": Content(b'{"n":1}', {})}
-    stranger, _ = got(after, 2, "y", "x")
-    assert stranger.tree.conflicts() == ["2-y"]
-    assert set(stranger.contents) == {"3-c", "2-y"}
-
-
-def test_what_is_known_is_a_success_that_changes_nothing():
-    ours = got(None, 3, "c", "b", "a").document
-    for path in ((3, "c", "b", "a"), (3, "c"), (2, "b", "a"), (1, "a")):
-        assert got(ours, *path) == Change(None, f"{path[0]}-{path[1]}")
-
-
-def test_ancestors_are_learned_late():
-    ours = got(got(None, 3, "c", n=1).document, 2, "b", "x", n=2).document
-    after, rev = got(ours, 3, "c", "b", "x", n=3)
-    assert rev == "3-c"
-    assert after.tree.winner_path().revs() == ["3-c", "2-b", "1-x"]
-    assert after.contents == {"3-c": Content(b'{"n":1}', {})}
-    older = document(_revisions={"start": 3, "ids": ["c", "b", "x"]})
-    cut, _ = replicated(None, document(_rev="4-d", _revisions={"start": 4, "ids": ["d", "c"]}))
-    assert replicated(cut, older, revs_limit=2) == Change(None, "3-c")
-
-
-def test_a_revision_without_ancestors():
-    after, rev = replicated(None, document(_rev="4-d"))
-    assert (rev, after.tree.winner_path()) == ("4-d", Path(4, ["d"]))
-    refused("bad_request", replicated, None, document())
-
-
-def test_long_paths_are_cut_at_the_limit():
-    ids = [f"{one:032x}" for one in range(50)]
-    sent = document(_revisions={"start": 50, "ids": ids})
-    after, _ = replicated(None, sent, revs_limit=7)
-    assert after.tree.winner_path() == Path(50, ids[:7])
-    longer = document(_revisions={"start": 51, "ids": ["x", *ids]})
-    again, _ = replicated(after, longer, revs_limit=7)
-    assert again.tree.winner_path() == Path(51, ["x", *ids[:6]])
+        assert paths(one) == wanted
+        assert seen(again(one)) == seen(one)
+        for leaf in one.tree.leaves():
+            body = b'{"r":"%b"}' % leaf.rev.encode()
+            assert one.contents[leaf.rev].body == body
+            assert leaf.is_deleted == deleted[leaf.rev]
+        marks = {rev: (deleted[rev], path) for rev, path in wanted.items()}
+        assert one.winner.rev == order(marks)[0]
+    assert grown(sent, document) is document
 
 
 @settings(max_examples=60, deadline=None)
-@given(worlds(), st.randoms())
-def test_replicas_agree_whatever_the_order(sent, random):
-    """Also of bodies: each leaf's is that of the one change that made it."""
-    shuffled = list(sent)
-    random.shuffle(shuffled)
-    seen = []
-    for some in (sent, shuffled):
-        ours = None
-        for path, is_deleted in some:
-            body = json.dumps({"rev": path.rev}).encode()
-            change = Sent(body, {}, path=path, rev=path.rev, is_deleted=is_deleted)
-            ours = replicated(ours, change).document or ours
-        tree = ours.tree
-        assert ours.contents == {
-            rev: Content(json.dumps({"rev": rev}).encode(), {}) for rev in tree.leaf_revs()
-        }
-        seen.append({leaf.rev: tree.path(leaf.rev) for leaf in tree.leaves()})
-    assert seen[0] == seen[1]
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9), st.integers(0, 3)), max_size=14))
+def test_documents_that_live_keep_to_the_model(steps):
+    """Edits, peers' branches, deletions, purges; after each the document is stored and read."""
+    document, naive, known = None, NaiveTree(), []
+    for number, (kind, place, back) in enumerate(steps):
+        leaves = order(naive.seen())
+        chosen = leaves[place % len(leaves)] if leaves else None
+        if kind == 4 and chosen:
+            document = purge(document, [chosen]).document
+            generation, _, signature = chosen.partition("-")
+            naive.purge((int(generation), signature))
+            naive.deleted &= naive.parents.keys()
+        elif kind == 3 and known:
+            rev = known[place % len(known)]
+            generation, _, signature = rev.partition("-")
+            path = (
+                naive.path((int(generation), signature))
+                if ((int(generation), signature) in naive.parents)
+                else [rev]
+            )
+            ids = [f"{number:032x}", *(one.partition("-")[2] for one in path[: back + 1])]
+            sent = Path(int(generation) + 1, ids)
+            document = told(document, sent, is_deleted=back == 0)
+            naive.merge(sent, is_deleted=back == 0)
+            known.append(sent.rev)
+        else:
+            above = f'"_rev":"{chosen}",' if chosen else ""
+            gone = "true" if kind == 2 else "false"
+            text = f'{{{above}"_deleted":{gone},"n":{number}}}'
+            document, rev = edit(document, text)
+            generation, _, signature = rev.partition("-")
+            ids = [signature, chosen.partition("-")[2]] if chosen else [signature]
+            naive.merge(Path(int(generation), ids), is_deleted=kind == 2)
+            known.append(rev)
+        if document is None:
+            continue
+        document = again(document)
+        assert [leaf.rev for leaf in document.tree.leaves()] == order(naive.seen())
+        wanted = {rev: path for rev, (_, path) in naive.seen().items()}
+        assert paths(document) == wanted
+        assert set(document.contents) == set(wanted)
 
 
-# ---- purge
-
-
-def test_a_purge_takes_leaves():
-    ours = got(got(None, 2, "b", "a", n=1).document, 2, "c", "a", n=2).document
-    after, revs = purged(ours, ["2-c", "1-a", "2-x", "2-c"])
-    assert revs == ["2-c"]
-    assert after.is_purged
-    assert after.tree.winner_path().revs() == ["2-b", "1-a"]
-    assert after.contents == {"2-b": Content(b'{"n":1}', {})}
-    assert pack(after).value == b'{"n":1}'
-    gone, revs = purged(ours, ["2-b", "2-c"])
-    assert (gone.exists, gone.is_purged, pack(gone).value) == (False, True, None)
-    assert revs == ["2-b", "2-c"]
-    assert purged(ours, ["1-a"]) == purged(None, ["1-a"]) == Purge(None, [])
-    again, rev = put(after, "2-b")
-    assert not again.is_purged
-    assert rev.startswith("3-")
-
-
-# ---- cost
-
-
-def test_thousands_of_conflicts_are_bearable():
-    """A second is far above what it takes, and far below what work by squares would take."""
-    root = "0" * 32
-    leaves = [Branch(0, 2, os.urandom(16)) for _ in range(2999)]
-    tree = RevisionTree([Branch(-1, 1, bytes(16) + os.urandom(16)), *leaves])
-    before = StoredDocument(tree, {rev: Content(b'{"a":1}', {}) for rev in tree.leaf_revs()})
-    packed = pack(before)
-    frame = mutation(0, b"k", packed.value, 1, 1, 1, 0, 0, 0)
-    started = time.process_time()
-    ours = load("b", b"k", frame, side_of(b"", packed.sidecar))
-    after, _ = got(ours, 2, "z", root)
-    pack(after)
-    assert time.process_time() - started < 1
-    assert len(after.tree.branches) == 3001
-    nothing_left, revs = purged(after, after.tree.leaf_revs()[:2000])
-    assert len(revs) == 2000
-    assert len(nothing_left.tree.branches) == 1001
-    tombstone = load("b", b"k", deletion(0, b"k", 1, 1, 1, 0), side_of(b"", pack(after).sidecar))
-    assert tombstone.winner == after.winner
+def test_the_winner_does_not_depend_on_the_order():
+    sent = [(Path(2, ["b", "a"]), False), (Path(2, ["c", "a"]), False), (Path(7, ["z"]), True),
+            (Path(1, ["y"]), False)]  # fmt: skip
+    winners = {grown(one).winner for one in permutations(sent)}
+    assert winners == {("2-c", False)}

@@ -3,6 +3,8 @@
 import msgspec
 import pytest
 
+from changing_bucket import ChangingBucket
+from false_documents import FalseDocuments
 from millstream.access.users import UserStore
 from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.gateway.core.host import BucketStatus, FollowStatus, NodeMetrics, PartitionStatus
@@ -137,6 +139,33 @@ class FakeIndexes:
         return [{"type": "indexer", "database": "orders", "progress": 50}]
 
 
+class FakeScan:
+    """Documents in memory by id; counts what was read."""
+
+    def __init__(self):
+        self.texts = {}
+        self.refusal = None
+        self.read = []
+
+    async def documents(self, bucket, first, last, *, descending, conflicts):
+        if self.refusal is not None:
+            raise self.refusal
+        for doc_id in sorted(self.texts, key=str.encode, reverse=descending):
+            if (first is None or doc_id >= first) and (last is None or doc_id <= last):
+                self.read.append(doc_id)
+                yield doc_id, self.texts[doc_id]
+
+
+class FakeChanges:
+    def __init__(self, bucket):
+        self._bucket = bucket
+
+    def of(self, bucket):
+        if bucket != self._bucket.name:
+            raise ConditionError(f"no bucket {bucket!r}", code="bucket_not_found")
+        return self._bucket.changes
+
+
 class FakeShared:
     def listed(self):
         return {"uuid": "n", "kv": 1, "buckets": []}
@@ -155,6 +184,7 @@ class FakeShared:
 class FakeHost:
     uuid = "f" * 32
     hosts = frozenset({"127.0.0.1", "db.example"})
+    origins = frozenset({"https://app.example"})
 
     def __init__(self, users=()):
         self.users = UserStore()
@@ -163,6 +193,9 @@ class FakeHost:
         self.designs = FakeDesigns()
         self.indexes = FakeIndexes()
         self.shared = FakeShared()
+        self.scan = FakeScan()
+        self.changing = ChangingBucket()
+        self.changes = FakeChanges(self.changing)
         self.dropped = []
         self.states = ["active", "dead"]
         self.branches = [9, 9]
@@ -171,6 +204,7 @@ class FakeHost:
         self.maps = {}
         self.given = []
         self.buckets = {"orders": BucketStatus("orders", "u1", 64, "2026-01-01", "ready")}
+        self.documents = FalseDocuments(self.buckets)
 
     def drop_user(self, name):
         self.dropped.append(name)

@@ -251,3 +251,22 @@ def test_others_are_told_where_the_node_listens_for_them():
     assert Settings(peer=peer, coord=coord).coordination_host == "10.0.0.1"
     assert Settings(peer=None, coord=coord).coordination_host == "10.0.0.2"
     assert Settings(peer=peer, advertise="a.example").coordination_host == "a.example"
+
+
+def test_sites_are_named_whole():
+    settings = load(
+        cors_origin=["https://app.example/", "http://localhost:8080", "http://[::1]:3"]
+    )
+    assert settings.cors_origins == (
+        "https://app.example", "http://localhost:8080", "http://[::1]:3",
+    )  # fmt: skip
+    for bad in ("app.example", "ftp://a", "https://a/b"):
+        with pytest.raises(UsageError, match="cors-origin"):
+            load(cors_origin=[bad])
+
+
+def test_all_sites_only_where_there_are_users():
+    settings = load(cors_origin="*")
+    refuse_exposure(settings, has_users=True)
+    with pytest.raises(UsageError, match="every page"):
+        refuse_exposure(settings, has_users=False)

@@ -39,7 +39,7 @@ SIGNER: Final = web.AppKey("signer", CookieSigner)
 USER: Final[web.RequestKey[User | None]] = web.RequestKey("user", cast("type[User | None]", User))
 """Key under which a request holds its user, None for nobody."""
 DATABASE: Final = "db"
-DATABASE_PATH: Final = "/{db:[A-Za-z0-9][^/]*}"
+DATABASE_PATH: Final = "/{db:(?:[A-Za-z0-9][^/]*|_users|_replicator|_global_changes)}"
 """Where a bucket is a database; its name is percent-encoded."""
 DESIGN: Final = DATABASE_PATH + "/{design:_design(?:/|%2F)[^/]+}"
 """The same of a design document, whose slash may be percent-encoded, too."""
@@ -107,7 +107,7 @@ async def read_object(request: web.Request) -> dict[str, Any]:
         raise UsageError("a body of type application/json is wanted", code="bad_content_type")
     try:
         content = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"the body is not JSON: {error}", code="bad_json") from error
     if not isinstance(content, dict):
         raise UsageError("the body must be a JSON object", code="bad_json")

@@ -1,71 +1,250 @@
-"""Buckets as databases: `/DB` made, described and deleted.
+"""Buckets as databases: `/DB` made, described, set and deleted; all of them at once.
 
 Invariants:
-1. Only administrators make and delete one.
-2. What is not known is left out, not guessed.
+1. Only administrators make, set and delete one.
+2. Whoever may not read a database is not told of it.
 
-Elsewhere: the same with all that a bucket has (`bucket_pages`), design documents (`design_pages`).
+Elsewhere: the same with all that a bucket has (`bucket_pages`), documents (`document_pages`), what
+is known of one (`gateway.core.document_host`).
 Source: CouchDB's database API.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import secrets
+from typing import Any, Final
 from urllib.parse import quote
 
+import msgspec
 from aiohttp import web
 
-from millstream.errors import ConditionError, UnavailableError, UsageError
+from millstream.errors import AccessError, ConditionError, MillstreamError, UsageError
 from millstream.gateway.aio.answers import (
     DATABASE,
     DATABASE_PATH,
     HOST,
+    USER,
     answer,
+    raw_answer,
+    read_body,
     require,
 )
+from millstream.gateway.core.document_host import DatabaseInfo
 
-__all__ = ["DATABASE_PARTITIONS", "routes"]
+__all__ = [
+    "DATABASES_ASKED_MAX", "DATABASE_PARTITIONS", "REVS_LIMIT_MAX", "SECURITY_BYTES_MAX",
+    "UUIDS_MAX", "routes",
+]  # fmt: skip
 
 DATABASE_PARTITIONS: Final = 16
 """Partitions of a bucket that is made as a database, unless `q` says another number."""
+PARTITIONS_ASKED_MAX: Final = 1024
+UUIDS_MAX: Final = 1000
+"""Ids given at a time."""
+DATABASES_ASKED_MAX: Final = 100
+"""Databases described at a time."""
+REVS_LIMIT_MAX: Final = 1_000_000
+SECURITY_BYTES_MAX: Final = 64 * 1024
+_DISK_FORMAT: Final = 8
+"""What clients of CouchDB are told; they only show it."""
+
+
+def _shown(info: DatabaseInfo) -> dict[str, Any]:
+    return {
+        "db_name": info.name,
+        "update_seq": info.update_seq,
+        "purge_seq": str(info.purge_seq),
+        "doc_count": info.document_count,
+        "doc_del_count": info.deleted_count,
+        "instance_start_time": info.instance_start_time,
+        "sizes": {
+            "file": info.file_bytes,
+            "active": info.active_bytes,
+            "external": info.external_bytes,
+        },
+        "compact_running": info.compact_running,
+        "disk_format_version": _DISK_FORMAT,
+        "props": {},
+        "cluster": {"q": info.partitions, "n": 1, "w": 1, "r": 1},
+        "uuid": info.uuid,
+    }
 
 
 async def _info(request: web.Request) -> web.Response:
     name = request.match_info[DATABASE]
     require(request, "read", name)
-    host = request.app[HOST]
-    status = next((one for one in host.bucket_statuses() if one.name == name), None)
-    if status is None:
-        raise ConditionError(f"no bucket {name!r}", code="bucket_not_found")
-    if status.state != "ready":
-        raise UnavailableError(f"bucket {name} is not served: {status.reason}")
-    return answer(
-        {
-            "db_name": name,
-            "update_seq": str(status.high_seqno),
-            "instance_start_time": "0",
-            "cluster": {"q": status.partitions},
-            "uuid": status.uuid,
-        }
-    )
+    return answer(_shown(await request.app[HOST].documents.info(name)))
+
+
+def _partitions(q: str) -> int:
+    """Return the power of two that is wanted, or the next one."""
+    if not (q.isascii() and q.isdigit()) or not 1 <= int(q[:10]) <= PARTITIONS_ASKED_MAX:
+        raise UsageError(
+            f"q={q!r}: a number from 1 to {PARTITIONS_ASKED_MAX} is wanted", code="bad_partitions"
+        )
+    return 1 << (int(q) - 1).bit_length()
 
 
 async def _create(request: web.Request) -> web.Response:
     require(request, "admin")
     name, options = request.match_info[DATABASE], request.query
-    partitions = options.get("q", str(DATABASE_PARTITIONS))
-    if not (partitions.isascii() and partitions.isdigit()) or len(partitions) > 9:
-        raise UsageError(f"q={partitions!r}: a number is wanted", code="bad_partitions")
     if options.get("partitioned", "false") != "false":
         raise UsageError("there are no partitioned databases here", code="not_supported")
-    await request.app[HOST].create_bucket(name, int(partitions))
+    partitions = _partitions(options.get("q", str(DATABASE_PARTITIONS)))
+    await request.app[HOST].create_bucket(name, partitions)
     return answer({"ok": True}, status=201, headers={"Location": f"/{quote(name, safe='')}"})
 
 
 async def _delete(request: web.Request) -> web.Response:
     require(request, "admin")
+    if "rev" in request.query:
+        raise UsageError(
+            "You tried to DELETE a database with a ?rev= parameter. Did you mean to DELETE a "
+            "document instead?",
+            code="bad_request",
+        )
     await request.app[HOST].delete_bucket(request.match_info[DATABASE])
     return answer({"ok": True})
+
+
+# -- settings
+
+
+async def _security(request: web.Request) -> web.Response:
+    name = request.match_info[DATABASE]
+    require(request, "read", name)
+    return raw_answer((await request.app[HOST].documents.settings(name)).security + b"\n")
+
+
+async def _set_security(request: web.Request) -> web.Response:
+    require(request, "admin")
+    data = await read_body(request, SECURITY_BYTES_MAX)
+    try:
+        content = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"the body is not JSON: {error}", code="bad_json") from error
+    if not isinstance(content, dict):
+        raise UsageError("Request body must be a JSON object", code="bad_request")
+    for group in ("admins", "members"):
+        _check_names(group, content.get(group, {}))
+    documents = request.app[HOST].documents
+    await documents.set_security(request.match_info[DATABASE], msgspec.json.encode(content))
+    return answer({"ok": True})
+
+
+def _check_names(group: str, value: object) -> None:
+    if not isinstance(value, dict):
+        raise UsageError(f"{group} must be an object", code="bad_request")
+    for part in ("names", "roles"):
+        names = value.get(part, [])
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise UsageError(f"{part} must be a JSON list of strings", code="bad_request")
+
+
+async def _revs_limit(request: web.Request) -> web.Response:
+    name = request.match_info[DATABASE]
+    require(request, "read", name)
+    return answer((await request.app[HOST].documents.settings(name)).revs_limit)
+
+
+async def _set_revs_limit(request: web.Request) -> web.Response:
+    require(request, "admin")
+    text = (await read_body(request, 64)).strip()
+    if not text.isdigit() or not 1 <= int(text) <= REVS_LIMIT_MAX:
+        raise UsageError(
+            f"Rev limit has to be an integer from 1 to {REVS_LIMIT_MAX}", code="bad_request"
+        )
+    name = request.match_info[DATABASE]
+    await request.app[HOST].documents.set_revs_limit(name, int(text))
+    return answer({"ok": True})
+
+
+async def _compact(request: web.Request) -> web.Response:
+    require(request, "admin")
+    request.app[HOST].compact_bucket(request.match_info[DATABASE])
+    return answer({"ok": True}, status=202)
+
+
+# -- many
+
+
+def _readable(request: web.Request) -> list[str]:
+    """Return the names of the databases that whoever asks may read, sorted."""
+    host, user = request.app[HOST], request[USER]
+    if user is None and not host.users.is_empty:
+        raise AccessError("log in first", code="unauthorized")
+    names = [status.name for status in host.bucket_statuses()]
+    return sorted(n for n in names if user is None or user.may("read", n))
+
+
+async def _all(request: web.Request) -> web.Response:
+    names, options = _readable(request), request.query
+    start, end = (_key(options, *pair) for pair in _KEYS)
+    if options.get("descending") == "true":
+        names.reverse()
+        start, end = end, start
+    found = [n for n in names if (start is None or n >= start) and (end is None or n <= end)]
+    skip, limit = (_count(options, name) for name in ("skip", "limit"))
+    return answer(found[skip or 0 :][:limit])
+
+
+_KEYS: Final = (("startkey", "start_key"), ("endkey", "end_key"))
+
+
+def _key(options: Any, *names: str) -> str | None:
+    for name in names:
+        if name in options:
+            try:
+                return str(msgspec.json.decode(options[name]))
+            except msgspec.DecodeError as error:
+                raise UsageError(f"{name} is not JSON", code="query_parse_error") from error
+    return None
+
+
+def _count(options: Any, name: str) -> int | None:
+    if name not in options:
+        return None
+    text = options[name]
+    if not (text.isascii() and text.isdigit()) or len(text) > 9:
+        raise UsageError(f"Invalid value for {name}: {text!r}", code="query_parse_error")
+    return int(text)
+
+
+async def _infos(request: web.Request) -> web.Response:
+    names = _readable(request)
+    if request.method == "POST":
+        content = msgspec.json.decode(await read_body(request, SECURITY_BYTES_MAX))
+        asked = content.get("keys") if isinstance(content, dict) else None
+        if not isinstance(asked, list) or not all(isinstance(name, str) for name in asked):
+            raise UsageError("`keys` member must exist.", code="bad_request")
+        if len(asked) > DATABASES_ASKED_MAX:
+            raise UsageError(
+                f"at most {DATABASES_ASKED_MAX} databases are described at a time",
+                code="bad_request",
+            )
+    else:
+        asked = names[:DATABASES_ASKED_MAX]
+    return answer([await _one(request, name, name in names) for name in asked])
+
+
+async def _one(request: web.Request, name: str, is_there: bool) -> dict[str, Any]:
+    if not is_there:
+        return {"key": name, "error": "not_found"}
+    try:
+        return {"key": name, "info": _shown(await request.app[HOST].documents.info(name))}
+    except MillstreamError as error:
+        gone = isinstance(error, ConditionError)
+        return {"key": name, "error": "not_found" if gone else "unavailable"}
+
+
+async def _uuids(request: web.Request) -> web.Response:
+    count = _count(request.query, "count")
+    count = 1 if count is None else count
+    if count > UUIDS_MAX:
+        raise UsageError(f"count parameter too large: at most {UUIDS_MAX}", code="bad_request")
+    made = {"uuids": [secrets.token_hex(16) for _ in range(count)]}
+    headers = {"Cache-Control": "no-cache, no-store", "Pragma": "no-cache"}
+    return answer(made, headers=headers)
 
 
 def routes() -> list[web.RouteDef]:
@@ -75,4 +254,13 @@ def routes() -> list[web.RouteDef]:
         *(web.get(path, _info) for path in whole),
         *(web.put(path, _create) for path in whole),
         *(web.delete(path, _delete) for path in whole),
+        web.get(DATABASE_PATH + "/_security", _security),
+        web.put(DATABASE_PATH + "/_security", _set_security),
+        web.get(DATABASE_PATH + "/_revs_limit", _revs_limit),
+        web.put(DATABASE_PATH + "/_revs_limit", _set_revs_limit),
+        web.post(DATABASE_PATH + "/_compact", _compact),
+        web.get("/_all_dbs", _all),
+        web.get("/_dbs_info", _infos),
+        web.post("/_dbs_info", _infos),
+        web.get("/_uuids", _uuids),
     ]

@@ -3,8 +3,9 @@
 Invariants:
 1. A wrong password is answered 401 before any page runs.
 2. A password check runs in a thread: it is slow on purpose.
-3. A request with a log-in cookie that carries a body must say that the body is JSON, which a form
-   of another site cannot.
+3. A request with a log-in cookie that carries a body must say that it is of a type that a form
+   of another site cannot send.
+4. A page of another site sees an answer only if the operator named that site.
 
 Elsewhere: decisions (`gateway.core`), rights of single pages (`gateway.aio.answers.require`).
 """
@@ -25,12 +26,17 @@ from millstream.errors import AccessError, MillstreamError, UsageError
 from millstream.gateway.aio.access_log import log_access
 from millstream.gateway.aio.answers import HOST, SIGNER, USER, answer
 from millstream.gateway.core.cookies import COOKIE_NAME
+from millstream.gateway.core.cors import answer_headers, is_allowed, preflight_headers
 from millstream.gateway.core.errors import body_of, body_of_status, status_of
 from millstream.gateway.core.origins import refuse_foreign_page
 
-__all__ = ["MIDDLEWARES"]
+__all__ = ["MIDDLEWARES", "add_shared_headers"]
 
 _LOG = logging.getLogger(__name__)
+_FORM_TYPES: Final = frozenset(
+    {"application/x-www-form-urlencoded", "multipart/form-data", "text/plain", ""}
+)
+"""Of bodies that a page of another site can have a browser send without asking."""
 
 
 @web.middleware
@@ -53,12 +59,30 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
 
 
 @web.middleware
+async def _share(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Let pages of the sites that the operator named see answers."""
+    origins, origin = request.app[HOST].origins, request.headers.get("Origin")
+    wanted = request.headers.get("Access-Control-Request-Method")
+    if request.method == "OPTIONS" and wanted is not None:
+        headers = preflight_headers(origin, wanted, origins)
+        return web.Response(status=403 if headers is None else 204, headers=headers)
+    return await handler(request)
+
+
+async def add_shared_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Say in an answer which pages may see it, also where it leaves in pieces."""
+    response.headers.update(
+        answer_headers(request.headers.get("Origin"), request.app[HOST].origins)
+    )
+
+
+@web.middleware
 async def _who(request: web.Request, handler: Handler) -> web.StreamResponse:
-    host = request.app[HOST]
+    host, origin = request.app[HOST], request.headers.get("Origin")
     refuse_foreign_page(
         request.method,
         request.headers.get("Host", ""),
-        request.headers.get("Origin"),
+        None if is_allowed(origin, host.origins) else origin,
         hosts=host.hosts,
         has_users=not host.users.is_empty,
     )
@@ -81,8 +105,11 @@ async def _user_of(request: web.Request, users: UserStore) -> User | None:
     if not cookie:
         return None
     user = request.app[SIGNER].check(cookie, users.get)
-    if user is not None and request.body_exists and request.content_type != "application/json":
-        raise UsageError("a body of type application/json is wanted", code="bad_content_type")
+    if user is not None and request.body_exists and request.content_type in _FORM_TYPES:
+        raise UsageError(
+            "a body of another type is wanted: this one could come from a form of another site",
+            code="bad_content_type",
+        )
     return user
 
 
@@ -97,4 +124,4 @@ def _basic(authorization: str) -> tuple[str, str]:
     return name, password
 
 
-MIDDLEWARES: Final[tuple[Middleware, ...]] = (log_access, _errors_as_json, _who)
+MIDDLEWARES: Final[tuple[Middleware, ...]] = (log_access, _share, _errors_as_json, _who)

@@ -21,11 +21,19 @@ import msgspec
 from aiohttp import web
 
 from millstream.gateway.aio import (
+    attachment_pages,
     bucket_pages,
+    bulk_pages,
+    changes_pages,
     database_pages,
     dataless_pages,
     design_pages,
+    document_pages,
     index_pages,
+    listing_pages,
+    local_pages,
+    mango_index_pages,
+    mango_pages,
     map_pages,
     node_pages,
     part_pages,
@@ -38,7 +46,7 @@ from millstream.gateway.aio import (
 )
 from millstream.gateway.aio.answers import HOST, SIGNER
 from millstream.gateway.aio.dataless_pages import REFUSAL, Refusal
-from millstream.gateway.aio.guard import MIDDLEWARES
+from millstream.gateway.aio.guard import MIDDLEWARES, add_shared_headers
 from millstream.gateway.core.cookies import CookieSigner
 from millstream.gateway.core.errors import body_of_status
 from millstream.gateway.core.host import FrontHost, NodeHost
@@ -53,8 +61,8 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 BODY_BYTES_MAX: Final = 1024 * 1024
-HEADER_BYTES_MAX: Final = 8190
-"""Of the request line, and of each header."""
+HEADER_BYTES_MAX: Final = 32 * 1024
+"""Of the request line, and of each header: a token of a thousand partitions fits in."""
 IDLE_SECONDS: Final = 75.0
 STOP_SECONDS: Final = 2.0
 """How long requests under way may take to end when the node stops."""
@@ -63,8 +71,9 @@ LINGER_SECONDS: Final = 1.0
 BACKLOG: Final = 1024
 PAGES: Final = (
     node_pages, session_pages, bucket_pages, map_pages, partition_pages, promotion_pages,
-    user_pages, shared_pages, part_pages, index_pages, view_pages, design_pages,
-    database_pages,
+    user_pages, shared_pages, part_pages, index_pages, view_pages, mango_index_pages,
+    mango_pages, local_pages, bulk_pages, listing_pages, changes_pages, document_pages,
+    attachment_pages, design_pages, database_pages,
 )  # fmt: skip
 
 
@@ -85,6 +94,7 @@ def make_application(host: FrontHost, refusal: Refusal | None = None) -> web.App
     application = web.Application(middlewares=MIDDLEWARES, client_max_size=BODY_BYTES_MAX)
     application[HOST] = cast("NodeHost", host)
     application[SIGNER] = CookieSigner(secrets.token_bytes(32), lambda: time.time_ns() // 10**9)
+    application.on_response_prepare.append(add_shared_headers)
     if refusal is not None:
         application[REFUSAL] = refusal
     for pages in PAGES if refusal is None else DATALESS_PAGES:

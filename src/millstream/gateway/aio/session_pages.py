@@ -11,16 +11,21 @@ Source: CouchDB's `/_session`.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import parse_qsl
 
 from aiohttp import web
 
 from millstream.access.users import User
 from millstream.errors import AccessError, UsageError
-from millstream.gateway.aio.answers import HOST, SIGNER, USER, answer, read_object
+from millstream.gateway.aio.answers import HOST, SIGNER, USER, answer, read_body, read_object
 from millstream.gateway.core.cookies import COOKIE_NAME, SESSION_SECONDS
 
-__all__ = ["routes"]
+__all__ = ["FORM_BYTES_MAX", "routes"]
+
+FORM_BYTES_MAX: Final = 4096
+"""Body of a form that logs in."""
 
 
 def _roles(user: User) -> list[str]:
@@ -38,8 +43,18 @@ async def _show(request: web.Request) -> web.Response:
     return answer({"ok": True, "userCtx": context, "info": info})
 
 
+async def _sent(request: web.Request) -> Mapping[str, object]:
+    """Return what was sent, as JSON or, as CouchDB takes it as well, as a form."""
+    if request.content_type != "application/x-www-form-urlencoded":
+        return await read_object(request)
+    try:
+        return dict(parse_qsl((await read_body(request, FORM_BYTES_MAX)).decode()))
+    except ValueError as error:
+        raise UsageError("the form cannot be read", code="bad_request") from error
+
+
 async def _log_in(request: web.Request) -> web.Response:
-    content = await read_object(request)
+    content = await _sent(request)
     name, password = content.get("name"), content.get("password")
     if not isinstance(name, str) or not isinstance(password, str):
         raise UsageError('the body must hold "name" and "password"')

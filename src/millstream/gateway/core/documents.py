@@ -12,13 +12,13 @@ Source: CouchDB's document API.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
-from millstream.documents.json_text import cut, parse
-from millstream.documents.reading import document_text
+import msgspec
+
+from millstream.documents.revisions import checked_rev
 from millstream.errors import UsageError
 
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
     "refuse_document_options",
 ]
 
-_REV: Final = re.compile(r"[1-9][0-9]{0,17}-[0-9a-f]{1,64}")
+_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _IGNORED: Final = frozenset(
     {"_revisions", "_revs_info", "_conflicts", "_deleted_conflicts", "_local_seq"}
 )
@@ -85,15 +85,10 @@ def _special(members: Mapping[str, bytes], doc_id: str) -> tuple[str | None, boo
     return rev, is_deleted
 
 
-def checked_rev(value: object) -> str:
-    """Return a revision's text.
-
-    Raises:
-        UsageError: `bad_request`, it is none.
-    """
-    if not isinstance(value, str) or not _REV.fullmatch(value):
-        raise UsageError("Invalid rev format", code="bad_request")
-    return value
+def document_text(doc_id: str, rev: str, body: bytes) -> bytes:
+    """Return a stored object with its `_id` and `_rev` in front."""
+    names = msgspec.json.encode({"_id": doc_id, "_rev": rev})
+    return names[:-1] + (b"}" if body == b"{}" else b"," + body[1:])
 
 
 def as_etag(rev: str) -> str:

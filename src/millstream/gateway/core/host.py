@@ -5,22 +5,28 @@ Elsewhere: the node that has this shape (`node.engine`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import msgspec
 
 from millstream.access.users import UserStore
+from millstream.documents.tokens import TokenWriter, Vector
+from millstream.errors import MillstreamError
+from millstream.gateway.core.document_host import DocumentHost
+from millstream.kv.core.changes_feed import Piece
 from millstream.kv.core.design_documents import StoredDesign
 from millstream.kv.core.statistics import Figures
 from millstream.model.bucket_map import BucketMap
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog
 from millstream.model.standing import Standing
+from millstream.views.core.design_code import Revised, Updated
 
 __all__ = [
-    "AskedDocument", "BucketStatus", "DesignHost", "FrontHost", "IndexHost", "NodeHost",
+    "AskedDocument", "BucketStatus", "ChangesHost", "ChangesWalk", "DatabaseChanges",
+    "DesignHost", "DocumentScan", "FrontHost", "FunctionHost", "IndexHost", "NodeHost",
     "NodeMetrics", "PartRequest", "PartitionStatus", "SharedHost", "ViewAnswer", "WriterCall",
 ]  # fmt: skip
 
@@ -178,6 +184,90 @@ class SharedHost(Protocol):
         """
 
 
+class FunctionHost(Protocol):
+    """The functions of design documents that are no views.
+
+    Every call may raise `ConditionError` (`bucket_not_found`), `UnavailableError` (as
+    `DesignHost`), and what the function ends with: `compilation_error`, `function_failed`, or the
+    name of what it threw.
+    """
+
+    async def validate(
+        self, bucket: str, changes: Sequence[Revised], user: bytes, security: bytes
+    ) -> list[MillstreamError | None]:
+        """Ask all design documents about changes; return why each is refused, None if it is not.
+
+        Args:
+            bucket: its name.
+            changes: `new` with `_id`, `_rev`, `_revisions` and, of a deletion, `_deleted`; no
+                design documents.
+            user: JSON `{"db", "name", "roles"}`.
+            security: the security object of the database, JSON.
+
+        Returns:
+            `AccessError`s with the codes `forbidden` and `unauthorized`; other errors are faults
+            of a function.
+        """
+
+    async def validates(self, bucket: str) -> bool:
+        """Return whether changes have to be asked of any design document."""
+
+    async def filter(
+        self, bucket: str, design: str, name: str, documents: Sequence[bytes], request: bytes
+    ) -> list[bool]:
+        """Return which documents a filter passes.
+
+        Args:
+            bucket: its name.
+            design: name of the design document, without `_design/`.
+            name: of the filter.
+            documents: JSON texts with `_id` and `_rev`.
+            request: JSON, as filters see it; `query` has the parameters.
+
+        Raises:
+            ConditionError: `not_found`: there is no such design document, or filter.
+        """
+
+    async def filter_by_view(
+        self, bucket: str, design: str, view: str, documents: Sequence[bytes]
+    ) -> list[bool]:
+        """Return for which documents the map of a view emits anything; raises as `filter`."""
+
+    async def update(
+        self, bucket: str, design: str, name: str, document: bytes | None, request: bytes
+    ) -> Updated:
+        """Call an update function; raises as `filter`, and AccessError where it throws so."""
+
+
+class DocumentScan(Protocol):
+    """All documents of a bucket, one after the other."""
+
+    def documents(
+        self,
+        bucket: str,
+        first: str | None,
+        last: str | None,
+        *,
+        descending: bool,
+        conflicts: bool,
+    ) -> AsyncGenerator[tuple[str, bytes], None]:
+        """Yield id and text of documents in the order of the bytes of their ids.
+
+        Those that are deleted are left out, and design documents, too.
+
+        Args:
+            bucket: its name.
+            first: the lowest id, included; None: all.
+            last: the highest id, included; None: all.
+            descending: whether the highest comes first.
+            conflicts: whether the texts have `_conflicts`, where there are any.
+
+        Raises:
+            ConditionError: `bucket_not_found`.
+            UnavailableError: `bucket_failed`; `not_my_partition`: some are on another node.
+        """
+
+
 class IndexHost(Protocol):
     """The views of a node as the pages see them; all calls run in the loop.
 
@@ -244,6 +334,72 @@ class IndexHost(Protocol):
         """Return what is being built and compacted, as `_active_tasks` shows it."""
 
 
+class ChangesWalk(Protocol):
+    """One reader's walk over the changes of a database, to be closed."""
+
+    @property
+    def tokens(self) -> TokenWriter:
+        """Where the reader stands: whoever shows it changes moves it along."""
+
+    def lag(self) -> int:
+        """Return how many seqnos there are above where the reader stands."""
+
+    def pieces(self) -> AsyncIterator[Piece]:
+        """Yield what there is to read now; at the end the reader has all that was there."""
+
+    async def wait(self, seconds: float) -> bool:
+        """Return once there may be more to read; False: there was nothing for so long.
+
+        Raises:
+            ConditionError: `bucket_not_found`, it went away.
+            UnavailableError: `not_my_partition`.
+        """
+
+    def close(self) -> None:
+        """Read no more."""
+
+
+class DatabaseChanges(Protocol):
+    """The changes of one database."""
+
+    @property
+    def uuid(self) -> str:
+        """Of the database."""
+
+    def latest(self) -> Vector:
+        """Return where a reader stands who has everything that lasts: `update_seq`."""
+
+    def start_of(self, since: Vector | int | None) -> Vector:
+        """Return where a reader stands who says a token, a number, or None: now.
+
+        Raises:
+            UsageError: `bad_request`: a token of another database.
+        """
+
+    def open(self, start: Vector, *, restarts: bool) -> ChangesWalk:
+        """Return a walk from there on.
+
+        Args:
+            start: as `start_of` returns it.
+            restarts: the reader sees a part of the documents, by what is in them.
+
+        Raises:
+            UnavailableError: `not_my_partition`.
+        """
+
+
+class ChangesHost(Protocol):
+    """The changes of a node's databases."""
+
+    def of(self, bucket: str) -> DatabaseChanges:
+        """Return those of one.
+
+        Raises:
+            ConditionError: `bucket_not_found`.
+            UnavailableError: `bucket_failed`.
+        """
+
+
 class FrontHost(Protocol):
     """What every node has, also one without data; all calls run in the loop."""
 
@@ -267,6 +423,10 @@ class FrontHost(Protocol):
     def hosts(self) -> frozenset[str]:
         """Host names under which the node may be addressed, lower case, without ports."""
 
+    @property
+    def origins(self) -> frozenset[str]:
+        """Sites whose pages may use the node from a browser; `*`: all."""
+
     def drop_user(self, name: str) -> None:
         """End what a user whose rights changed has open: they log in again."""
 
@@ -284,8 +444,24 @@ class NodeHost(FrontHost, Protocol):
     """A node with data as the pages see it; all calls run in the loop."""
 
     @property
+    def documents(self) -> DocumentHost:
+        """The documents of its databases."""
+
+    @property
     def shared(self) -> SharedHost:
         """What other nodes are told."""
+
+    @property
+    def functions(self) -> FunctionHost:
+        """The functions of design documents."""
+
+    @property
+    def scan(self) -> DocumentScan:
+        """All documents of a bucket."""
+
+    @property
+    def changes(self) -> ChangesHost:
+        """What happens in the databases."""
 
     async def create_bucket(
         self, name: str, partitions: int, memory_quota_bytes: int | None = None

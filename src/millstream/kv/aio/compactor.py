@@ -140,6 +140,11 @@ class Compactor:
 
     # -- from outside
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a pass was asked for, or is under way."""
+        return self._is_asked or self._is_passing
+
     def on_commit(self) -> None:
         """A commit was written. O(1)."""
         if self._store.appended_bytes >= self._next_look_bytes:

@@ -18,18 +18,24 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from millstream.errors import CorruptionError, MillstreamError
+from millstream.documents.tokens import History, is_valid, parse_token
+from millstream.errors import CorruptionError, MillstreamError, UnavailableError
+from millstream.kv.aio.blob_fetching import BlobFetcher
+from millstream.kv.aio.blobs import BlobFiles
 from millstream.kv.aio.compactor import Compactor
 from millstream.kv.aio.copies import Copies
 from millstream.kv.aio.design_documents import DesignStore
 from millstream.kv.aio.flusher import Flusher
+from millstream.kv.aio.local_store import LocalStore
 from millstream.kv.aio.memory_keeper import MemoryKeeper
 from millstream.kv.aio.pager import NoExpiries, Pager
 from millstream.kv.aio.reading_back import ReadingBack, telling_of_damage
 from millstream.kv.aio.replicator import LinkTo, Replicator, plain_link
+from millstream.kv.aio.revised import DocumentStore
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.design_documents import DesignDocuments
 from millstream.kv.core.low_points import PURGE_AGE_S, HistoryWindow
@@ -45,8 +51,9 @@ from millstream.kv.core.partition import Partition
 from millstream.kv.core.places import places_of
 from millstream.model.bucket_map import BucketMap
 from millstream.model.limits import QUEUE_BYTES_MAX, UINT48_MAX
-from millstream.model.partitions import DESIGN_PREFIX
+from millstream.model.partitions import DESIGN_PREFIX, PartitionState
 from millstream.model.position import BRANCH_NOISE_BITS, FailoverEntry, branch_by_clock
+from millstream.model.sides import side_of
 from millstream.runtime.disk import OsDisk
 from millstream.runtime.metrics import free_bytes
 from millstream.storage.aio.by_id import LmdbByIdMap
@@ -56,6 +63,8 @@ from millstream.wire.frames import change_of
 __all__ = ["BucketEngine", "cas_to_go_on_from", "new_failover_entry"]
 
 _LOG = logging.getLogger(__name__)
+MAJORITY_SECONDS_MAX: Final = 10.0
+"""How long a change over HTTP waits for a majority of the copies."""
 CAS_GAP_NS: Final = 60 * 1_000_000_000
 """Left out at a start under a clock that was set back: more CAS than can have got lost."""
 
@@ -78,7 +87,7 @@ class _StoreReader:
         """Return the newest record of the key, tombstones included; blocks."""
         with telling_of_damage(self._on_corrupt):
             found = self._store.find(partition_id, key)
-        return Entry(key, found.frame, found.lineage) if found else None
+        return Entry(key, found.frame, side_of(found.lineage, found.sidecar)) if found else None
 
     def newest_seqno(self, partition_id: int, key: bytes) -> int:
         """Return the seqno of the newest record of the key, 0 if there is none."""
@@ -158,8 +167,12 @@ class BucketEngine:
         keeper: MemoryKeeper,
         reading: ReadingBack,
         replicator: Replicator,
+        path: Path,
+        blobs: BlobFiles,
+        fetcher: BlobFetcher,
     ) -> None:
         self.bucket = bucket
+        self.path = path
         self.store = store
         self.flusher = flusher
         self.copies = copies
@@ -172,6 +185,10 @@ class BucketEngine:
         self.designs = DesignStore(
             bucket, DesignDocuments(bucket), self.until_persisted, time.time_ns
         )
+        self.documents = DocumentStore(bucket, self.until_lasting, time.time_ns)
+        self.blobs = blobs
+        self._fetcher = fetcher
+        self.local = LocalStore(path / "local", self._is_history)
 
     @classmethod
     async def open(
@@ -294,6 +311,10 @@ class BucketEngine:
             now_ns=time.time_ns, monotonic_ns=time.monotonic_ns, on_corrupt=on_corrupt,
             window=HistoryWindow(), purge_age_s=purge_age_s,
         )  # fmt: skip
+        blobs = BlobFiles(path / "blobs")
+        await asyncio.to_thread(blobs.prepare)
+        fetcher = BlobFetcher(bucket, blobs, link_to)
+        bucket.keep_blobs(fetcher, blobs.piece)
         replicator = Replicator(bucket, copies, link_to)
         published = bucket.published
         published.add("copies", copies.statistics)
@@ -311,12 +332,60 @@ class BucketEngine:
             _LOG.info("bucket %s: started without a clean stop, new failover entries", name)
         flusher.catch_up()
         return cls(
-            bucket, store, flusher, copies, pager, mark, compactor, keeper, reading, replicator
-        )
+            bucket, store, flusher, copies, pager, mark, compactor, keeper, reading, replicator,
+            path, blobs, fetcher,
+        )  # fmt: skip
 
     async def until_persisted(self, partition_id: int, seqno: int) -> None:
         """Return once everything of the partition up to `seqno` is durable."""
         await self.flusher.until_persisted(partition_id, seqno)
+
+    async def until_lasting(self, partition_id: int, seqno: int) -> None:
+        """Return once a change cannot get lost any more, as HTTP promises it.
+
+        It is on this disk then and, where there are copies, with a majority of them.
+
+        Raises:
+            UnavailableError: `disk_failed`; `ambiguous`: no majority has it in time.
+        """
+        partition, bucket = self.bucket.partitions[partition_id], self.bucket
+        epoch = partition.epoch
+        await self.flusher.until_persisted(partition_id, seqno)
+        if not partition.has_copies:
+            return
+        news = asyncio.Event()
+        bucket.subscribe_durable(news.set)
+        try:
+            async with asyncio.timeout(MAJORITY_SECONDS_MAX):
+                while partition.majority_seqno < seqno and partition.epoch == epoch:
+                    news.clear()
+                    await news.wait()
+        except TimeoutError as error:
+            raise UnavailableError(
+                f"the change is on this node's disk, and no majority of the copies of partition "
+                f"{partition_id} has it after {MAJORITY_SECONDS_MAX:g} s: look later whether it "
+                "is there",
+                code="ambiguous",
+            ) from error
+        finally:
+            bucket.unsubscribe(news.set)
+
+    def _is_history(self, stamp: str) -> bool:
+        """Return whether what a stamp says of the partitions that are active here is history."""
+        try:
+            vector = parse_token(stamp)
+        except MillstreamError:
+            return False
+        partitions = self.bucket.partitions
+        if isinstance(vector, int) or len(vector.positions) != len(partitions):
+            return False
+        active = [p.state is PartitionState.ACTIVE for p in partitions]
+        positions = tuple(compress(vector.positions, active))
+        histories = [
+            History(partition.failover_log, partition.high_seqno, 0)
+            for partition in compress(partitions, active)
+        ]
+        return is_valid(vector._replace(positions=positions, purge_epoch=0), histories)
 
     async def stop(self) -> None:
         """Write everything and stop cleanly; after an error of the disk, as a crash would.
@@ -324,11 +393,13 @@ class BucketEngine:
         An error met here is told as any other: by `on_fatal`.
         """
         await self.replicator.stop()
+        await self._fetcher.stop()
         await self.pager.stop()
         await self.compactor.stop()
         await self.flusher.stop()
         await self._keeper.stop()
         await self._reading.stop()
+        self.local.close()
         if not self.flusher.has_failed:
             try:
                 if self.pager.knows_of_none:

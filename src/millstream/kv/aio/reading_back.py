@@ -27,6 +27,7 @@ from millstream.errors import CorruptionError
 from millstream.kv.core.log_reader import Fetched
 from millstream.kv.core.mutation_queue import Entry
 from millstream.kv.core.residents import NotInMemory
+from millstream.model.sides import side_of
 from millstream.storage.core.by_id import ByIdValue
 from millstream.storage.core.store import LogStore, StoredChange
 
@@ -142,7 +143,11 @@ class ReadingBack:
                 found = self._store.find_resident(partition_id, key)
             if found is not None:
                 self.resident_total += 1
-        return None if found is None else Entry(key, found.frame, found.lineage)
+        return (
+            None
+            if found is None
+            else Entry(key, found.frame, side_of(found.lineage, found.sidecar))
+        )
 
     def _is_offered(self, partition_id: int, key: bytes) -> bool:
         offer = self._offer

@@ -264,11 +264,11 @@ class AddedFeed(TakingFeed):
         super()._on_rollback(line, seqno, known)
 
     def _take_changes(self, event: ChangesReceived, most: int) -> bool:
-        if not event.lineages:
+        if not event.sides:
             log = self._lines[event.partition_id].partition.failover_log
             seqnos = map(seqno_of, event.frames)
-            lineages = [born(entry_below(log, seqno).branch, seqno) for seqno in seqnos]
-            event = self._events[0] = event._replace(lineages=lineages)
+            sides = [born(entry_below(log, seqno).branch, seqno) for seqno in seqnos]
+            event = self._events[0] = event._replace(sides=sides)
         return super()._take_changes(event, most)
 
     def _rest(self, line: Line) -> None:

@@ -14,6 +14,8 @@ from itertools import compress
 from typing import Final, NamedTuple
 
 from millstream.kv.core.entry import Entry
+from millstream.model.sides import has_sidecar, split
+from millstream.storage.core.records import ChangeColumns
 
 __all__ = ["BITS", "BLOCK_SLOTS", "CLOSED", "NOTHING", "Block", "Entry", "FrozenChanges", "Item"]
 
@@ -32,7 +34,14 @@ class FrozenChanges(NamedTuple):
     keys: list[bytes]
     frames: list[bytes]
     previous_seqnos: list[int]
-    lineages: list[bytes]
+    sides: list[bytes]
+
+    def batch(self, partition_id: int, *, has_sidecars: bool) -> ChangeColumns:
+        """Return them as the log takes them; `has_sidecars`: there may be some in the sides."""
+        if not has_sidecars or not any(map(has_sidecar, self.sides)):
+            return ChangeColumns(partition_id, *self)
+        lineages, sidecars = zip(*map(split, self.sides), strict=True)
+        return ChangeColumns(partition_id, *self[:-1], lineages, sidecars)
 
     @classmethod
     def joined(cls, parts: list[FrozenChanges]) -> FrozenChanges:
@@ -108,8 +117,8 @@ class Block:
         if not all(frames):
             seqnos, entries = list(compress(seqnos, frames)), list(compress(entries, frames))
             previous, frames = list(compress(previous, frames)), list(filter(None, frames))
-        keys, lineages = [entry.key for entry in entries], [entry.lineage for entry in entries]
-        return FrozenChanges(seqnos, keys, frames, previous, lineages)
+        keys, sides = [entry.key for entry in entries], [entry.side for entry in entries]
+        return FrozenChanges(seqnos, keys, frames, previous, sides)
 
 
 CLOSED: Final = Block()

@@ -4,8 +4,8 @@ Invariants:
 1. The number of partitions never changes.
 2. Subscribers are called once per batch of changes, not once per change.
 3. `open_tables` and `open_partitions` name what requests may use without further questions; what
-   is not plain (`Partition.is_plain`) is missing there: an empty table, None. So is every
-   partition while there are `refusals`.
+   is not plain (`Partition.is_plain`) is missing there: an empty table, None. To be written it
+   must be linear, too (`is_linear`), and there must be no `refusals`.
 4. A lease id is never used twice; what a lease holds of a partition is lost at once when its time
    is over or the partition's hold is: a lost lease is an answer, never a wrong read.
 5. The revisions of the maps it is given only grow. A map changes no partition.
@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol
 
 from millstream.errors import UnavailableError
 from millstream.kv.core.acknowledged import Acknowledged
+from millstream.kv.core.blobs import NOT_KEPT, BlobPiece, Blobs
 from millstream.kv.core.mutation_queue import Entry
 from millstream.kv.core.partition import Partition
 from millstream.kv.core.statistics import (
@@ -50,6 +51,9 @@ _CLOSED: dict[bytes, Entry] = {}
 
 
 def _nobody_waits() -> None: ...
+
+
+def _nobody_has(name: bytes, offset: int, size: int) -> BlobPiece | None: ...
 
 
 async def _nobody_changes(partition_id: int, state: PartitionState) -> None: ...
@@ -145,6 +149,10 @@ class Bucket:
         self.wipe: Callable[[int, Callable[[], None]], None] = self._wipe_now
         """Deletes all documents at a time (Unix ns), and calls back once they are gone, or will
         be later. In the engine: in steps (`kv.aio.pager`)."""
+        self.blobs: Blobs = NOT_KEPT
+        """The attachments; copies that follow bring what they lack by it."""
+        self.read_blob: Callable[[bytes, int, int], BlobPiece | None] = _nobody_has
+        """Returns the piece (name, offset, length) of a blob, None if it is not here; blocks."""
         self._shared_slices = SharedSlices()
         self.streams: dict[str, Streaming] = {}
         """The connections that stream, by the name that each has given itself."""
@@ -158,6 +166,7 @@ class Bucket:
         """Why all writes are answered as a temporary failure now."""
         for partition in partitions:
             partition.on_plain = self.reopen
+            partition.bucket_uuid = uuid
             self.reopen(partition.partition_id)
 
     def reopen(self, partition_id: int) -> None:
@@ -165,7 +174,7 @@ class Bucket:
         partition = self.partitions[partition_id]
         is_plain = partition.is_plain
         self.open_tables[partition_id] = partition.table if is_plain else _CLOSED
-        is_open = is_plain and not self.refuses_writes_of(partition_id)
+        is_open = is_plain and partition.is_linear and not self.refuses_writes_of(partition_id)
         self.open_partitions[partition_id] = partition if is_open else None
 
     def refuse_writes(self, reason: str) -> None:
@@ -224,6 +233,14 @@ class Bucket:
     def _reopen_all(self) -> None:
         for partition in self.partitions:
             self.reopen(partition.partition_id)
+
+    def keep_blobs(
+        self, blobs: Blobs, read: Callable[[bytes, int, int], BlobPiece | None]
+    ) -> None:
+        """Let attachments be kept on this node: see `blobs` and `read_blob`."""
+        self.blobs, self.read_blob = blobs, read
+        for partition in self.partitions:
+            partition.blobs = blobs
 
     # -- changes
 

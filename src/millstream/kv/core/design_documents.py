@@ -21,12 +21,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from millstream.errors import ConditionError, UnavailableError, UsageError
+from millstream.documents.stored import load
+from millstream.errors import ConditionError, UsageError
+from millstream.kv.core.active import active_copy, not_now, place_of
 from millstream.kv.core.entry import Entry
 from millstream.kv.core.partition import Partition
 from millstream.model.limits import KEY_BYTES_MAX
 from millstream.model.partitions import DESIGN_PREFIX, PartitionState
 from millstream.model.revision import Revisions
+from millstream.model.sides import has_sidecar, lineage_of
 from millstream.wire.frames import change_of, seqno_of
 from millstream.wire.mcbp import Datatype, Status
 
@@ -97,7 +100,7 @@ class DesignDocuments:
         Raises:
             UnavailableError: `not_my_partition`, `temporarily_unavailable`.
         """
-        return self._found(self._active(key), key)
+        return self._found(active_copy(self._bucket, key), key)
 
     def read_copy(self, key: bytes) -> StoredDesign | None:
         """As `read`, of whatever copy is here."""
@@ -107,7 +110,7 @@ class DesignDocuments:
         """Return where to ask for documents that no copy here has; empty: all are here."""
         for partition in self._bucket.partitions:
             if partition.state in (PartitionState.ABSENT, PartitionState.DEAD):
-                return self._place_of(partition)
+                return place_of(self._bucket, partition)
         return ""
 
     def write(self, key: bytes, body: bytes | None, rev: str | None, now_ns: int) -> StoredDesign:
@@ -117,9 +120,9 @@ class DesignDocuments:
             ConditionError: `conflict`; `not_found`, there is nothing to delete.
             UnavailableError: `not_my_partition`, `temporarily_unavailable`.
         """
-        partition = self._active(key)
+        partition = active_copy(self._bucket, key)
         if self._bucket.refuses_writes_of(partition.partition_id):
-            raise _not_now("writes are refused at the moment")
+            raise not_now("writes are refused at the moment")
         present = self._found(partition, key)
         if present is None or present.is_deleted:
             if body is None:
@@ -133,7 +136,7 @@ class DesignDocuments:
         else:
             result = partition.put(key, body, 0, 0, 0, Datatype.JSON, now_ns)
         if isinstance(result, Status):
-            raise _not_now(f"it is refused: {result.name.lower()}")
+            raise not_now(f"it is refused: {result.name.lower()}")
         partition.design_keys.add(key)
         written = self._found(partition, key)
         assert written is not None
@@ -168,31 +171,6 @@ class DesignDocuments:
 
     # -- copies
 
-    def _active(self, key: bytes) -> Partition:
-        partition = self._bucket.partition_for(key)
-        refusal = partition.refusal
-        if refusal is Status.NOT_MY_VBUCKET:
-            where = self._place_of(partition)
-            raise UnavailableError(
-                f"partition {partition.partition_id}, which has this design document, is not "
-                f"active on this node: {where}",
-                code="not_my_partition",
-                retry="refresh_map",
-            )
-        if refusal is not None:
-            raise _not_now(f"partition {partition.partition_id} changes its state")
-        return partition
-
-    def _place_of(self, partition: Partition) -> str:
-        bucket_map = self._bucket.map
-        name = None if bucket_map is None else bucket_map.active(partition.partition_id)
-        if bucket_map is None or name is None:
-            return "no node is said to have it"
-        if name == self._bucket.node_name:
-            return "this node is to have it, and has not yet"
-        node = bucket_map.node(name)
-        return f"ask node {name} at {node.host}:{node.http}"
-
     def _found(self, partition: Partition, key: bytes) -> StoredDesign | None:
         entry = partition.entry(key)
         return None if entry is None else _stored(self._bucket.uuid, partition, entry)
@@ -200,9 +178,12 @@ class DesignDocuments:
 
 def _stored(bucket_uuid: str, partition: Partition, entry: Entry) -> StoredDesign:
     change = change_of(entry.frame)
+    rev = Revisions(bucket_uuid).of(change.key, lineage_of(entry.side), change.rev)
+    if has_sidecar(entry.side):
+        rev = load(bucket_uuid, change.key, entry.frame, entry.side).winner.rev
     return StoredDesign(
         change.key[len(DESIGN_PREFIX) :].decode(errors="replace"),
-        Revisions(bucket_uuid).of(change.key, entry.lineage, change.rev),
+        rev,
         b"" if change.is_deleted else change.value,
         change.is_deleted,
         partition.partition_id,
@@ -213,10 +194,3 @@ def _stored(bucket_uuid: str, partition: Partition, entry: Entry) -> StoredDesig
 
 def _conflict() -> ConditionError:
     return ConditionError("Document update conflict.", code="conflict")
-
-
-def _not_now(why: str) -> UnavailableError:
-    return UnavailableError(
-        f"the design document cannot be changed or read now: {why}; try again",
-        code="temporarily_unavailable",
-    )

@@ -28,6 +28,7 @@ __all__ = [
     "EXPIRIES_PER_PARTITION_MAX",
     "FOREVER",
     "Expiries",
+    "absolute_expiry",
     "expiries_of",
 ]
 
@@ -42,6 +43,15 @@ _SLACK_FACTOR: Final = 2
 _MUTATION: Final = 0x57
 _NEVER: Final = bytes(4)
 _cut_expiry = Struct(">44xI").unpack_from
+_RELATIVE_SECONDS_MAX: Final = 30 * 24 * 3600
+_SECOND_NS: Final = 1_000_000_000
+
+
+def absolute_expiry(expiry: int, now_ns: int) -> int:
+    """Return Unix seconds: 0 stays never; up to 30 days count from now."""
+    if 0 < expiry <= _RELATIVE_SECONDS_MAX:
+        return now_ns // _SECOND_NS + expiry
+    return expiry
 
 
 class Expiries:

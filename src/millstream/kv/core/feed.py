@@ -549,8 +549,8 @@ class Feed:
         first, stop = self._taken, min(self._taken + most, len(frames))
         apply, count = line.replica.apply_change, 0
         try:
-            for frame, lineage in zip(frames[first:stop], event.lineages[first:stop], strict=True):
-                apply(frame, lineage)
+            for frame, side in zip(frames[first:stop], event.sides[first:stop], strict=True):
+                apply(frame, side)
                 count += 1
         except NotInMemory as absent:
             self._is_reading = True

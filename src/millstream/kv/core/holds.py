@@ -29,20 +29,21 @@ from millstream.wire.frames import seqno_of
 __all__ = ["KEPT_BYTES", "Holds", "Superseded", "with_kept"]
 
 KEPT_BYTES: Final = 256
-"""Memory of a kept change without its frame: a tuple, its numbers and its place in two lists."""
+"""Memory of a kept change besides frame and side: a tuple, numbers, its place in two lists."""
 
 
 class Superseded(NamedTuple):
     """A change that only holds can still see; `previous_seqno` as the queue had it.
 
-    `lineage`: its own, or that of the change which replaced it: `model.lineage.as_of` tells.
+    `side`: its own, or, if it has no sidecar, that of the change which replaced it:
+    `model.lineage.as_of` tells.
     """
 
     frame: bytes
     previous_seqno: int
     successor: int
     is_logged: bool
-    lineage: bytes
+    side: bytes
 
 
 class _Hold:
@@ -184,14 +185,14 @@ class Holds:
             group = self.kept[number] = {}
         group[seqno] = superseded
         self._views[self.high].seqnos.append(seqno)
-        self.bytes_kept += KEPT_BYTES + len(superseded.frame)
+        self.bytes_kept += _bytes_of(superseded)
 
     def _drop(self, seqno: int) -> None:
         number = seqno >> BITS
         group = self.kept.get(number)
         superseded = group.pop(seqno, None) if group else None
         if superseded is not None:
-            self.bytes_kept -= KEPT_BYTES + len(superseded.frame)
+            self.bytes_kept -= _bytes_of(superseded)
             if not group:
                 del self.kept[number]
 
@@ -231,11 +232,15 @@ class Holds:
         ats = [hold.at for hold in self._holds.values() if not hold.is_logged]
         assert {at: ats.count(at) for at in ats} == {a: v.count for a, v in self._views.items()}
         everything = {s: c for group in self.kept.values() for s, c in group.items()}
-        assert self.bytes_kept == sum(KEPT_BYTES + len(c.frame) for c in everything.values())
+        assert self.bytes_kept == sum(map(_bytes_of, everything.values()))
         for seqno, change in everything.items():
             newest = max(at for at in ats if seqno <= at < change.successor)
             assert self._views[newest].seqnos.count(seqno) == 1
             assert seqno > floor or not change.is_logged
+
+
+def _bytes_of(change: Superseded) -> int:
+    return KEPT_BYTES + len(change.frame) + len(change.side)
 
 
 def with_kept(

@@ -151,7 +151,7 @@ class MutationQueue:
         `Partition.store` does the same in place, unless the former change is guarded.
 
         Args:
-            entry: of the document; its lineage goes to the log.
+            entry: of the document; its side goes to the log.
             frame: of the change.
             old_seqno: seqno of the key's former change, 0 if there is none.
             old: frame of the former change.
@@ -221,11 +221,11 @@ class MutationQueue:
             block.frames[slot] = NOTHING
         self.frame_bytes -= len(frame)
         if not is_logged and self.settled_seqno is not None and seqno <= self.settled_seqno:
-            self._owed[seqno] = (Entry(entry.key, frame, entry.lineage), frame, previous)
+            self._owed[seqno] = (Entry(entry.key, frame, entry.side), frame, previous)
             previous, is_logged = seqno, True
         if seqno <= self.holds.high:
             successor = self.high_seqno + 1
-            kept = Superseded(frame, previous, successor, is_logged, entry.lineage)
+            kept = Superseded(frame, previous, successor, is_logged, entry.side)
             self.holds.keep(seqno, kept)
             if self.holds.bytes_kept > self.bytes_max:
                 self._keep_less()

@@ -11,8 +11,10 @@ Invariants:
    history branch.
 3. A change copies its key's lineage and adds a run only if the branch changed since the last one.
 4. Nothing here reads a clock: `now_ns` (Unix time) comes with each call.
-5. `on_plain` is called whenever `is_plain` changes: only a plain partition is read and written
-   without further questions.
+5. `on_plain` is called whenever `is_plain` or `is_linear` changes: only a plain partition is read
+   without further questions, and only one that is linear, too, is written.
+6. Of a document with a sidecar the frame is the winning revision; every change gives it the next
+   sidecar (`revising`).
 
 Elsewhere: the request loop (`kv.core.session`), the flusher (`kv.aio.flusher`), streams (`upr`).
 
@@ -26,7 +28,10 @@ from struct import Struct
 from typing import Final
 
 from millstream.kv.core.acknowledged import Acknowledged
-from millstream.kv.core.expiry import Expiries
+from millstream.kv.core.blobs import NOT_KEPT, Blobs
+from millstream.kv.core.counting import count
+from millstream.kv.core.entry import value_of
+from millstream.kv.core.expiry import Expiries, absolute_expiry
 from millstream.kv.core.locks import LOCKED_CAS, Locks
 from millstream.kv.core.log_reader import LogReader
 from millstream.kv.core.memory import Memory
@@ -38,34 +43,26 @@ from millstream.kv.core.mutation_queue import (
 from millstream.kv.core.read_copy import ReadCopy
 from millstream.kv.core.replica import Replica
 from millstream.kv.core.residents import Residents
+from millstream.kv.core.revising import bury, put_over
 from millstream.kv.core.states import refusal_in
 from millstream.model.lineage import born, decode, with_run
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog
+from millstream.model.sides import has_sidecar
 from millstream.storage.core.records import NOTHING_OWED, Owed
 from millstream.storage.core.store import FlushBatch
-from millstream.wire.frames import deletion, expiration, mutation, pack_mutation
+from millstream.wire.frames import deletion, expiration, pack_mutation
 from millstream.wire.mcbp import Status
 
-__all__ = ["Entry", "Partition", "absolute_expiry"]
+__all__ = ["Entry", "Partition", "absolute_expiry", "value_of"]
 
 _cas_seqno_rev = Struct(">16xQQQ").unpack_from
 _FLAGS_EXPIRY: Final = Struct(">40xII")
 _MUTATION: Final = 0x57
-_RELATIVE_SECONDS_MAX: Final = 30 * 24 * 3600
-_COUNTER_MODULUS: Final = 1 << 64
-_NO_CREATE: Final = 0xFFFFFFFF
 _SECOND_NS: Final = 1_000_000_000
 
 
 def _nobody_asks(partition_id: int) -> None: ...
-
-
-def absolute_expiry(expiry: int, now_ns: int) -> int:
-    """Return Unix seconds: 0 stays never; up to 30 days count from now."""
-    if 0 < expiry <= _RELATIVE_SECONDS_MAX:
-        return now_ns // _SECOND_NS + expiry
-    return expiry
 
 
 class Partition(ReadCopy):
@@ -81,6 +78,8 @@ class Partition(ReadCopy):
         "_log",
         "acknowledged",
         "awaited_seqno",
+        "blobs",
+        "bucket_uuid",
         "design_keys",
         "doubtful_seqno",
         "epoch",
@@ -151,8 +150,13 @@ class Partition(ReadCopy):
         self.purge_seqno = purge_seqno
         self.persisted_seqno = high_seqno
         self.residents = Residents(partition_id, log, memory or Memory(), is_complete=is_resident)
+        self.residents.on_sidecars = self._on_sidecars
         self.table = self.residents.table
         """That of `residents`, for the hot path."""
+        self.blobs: Blobs = NOT_KEPT
+        """Of its bucket, which says so, too."""
+        self.bucket_uuid = ""
+        """Of its bucket, which says so: ids of revisions are computed from it."""
         self.queue = MutationQueue(max(top_seqno, high_seqno), queue_bytes_max)
         self.last_cas = last_cas
         self.locks = Locks()
@@ -179,6 +183,11 @@ class Partition(ReadCopy):
     def is_plain(self) -> bool:
         """Whether its documents may be read and written without further questions."""
         return not self.locks and self.refusal is None
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether no document here has a sidecar, as far as is known."""
+        return not self.residents.has_sidecars
 
     @property
     def refusal(self) -> Status | None:
@@ -258,12 +267,16 @@ class Partition(ReadCopy):
         KEY_EEXISTS if it differs. LOCKED: the document is locked with another `cas`.
         """
         if cas or self.locks:
-            status = self._check_cas(key, cas, now_ns)
+            status = self.check_cas(key, cas, now_ns)
             if status is not None:
                 return status
-        frame = self.store(key, key + value, flags, expiry, datatype, now_ns)
+        entry = None if self.is_linear else self.entry(key)
+        if entry is not None and has_sidecar(entry.side):
+            frame = put_over(self, entry, value, flags, expiry, datatype, now_ns)
+        else:
+            frame = self.store(key, key + value, flags, expiry, datatype, now_ns)
         if self.locks:
-            self._drop_lock(key)
+            self.drop_lock(key)
         return frame
 
     def store(
@@ -273,6 +286,8 @@ class Partition(ReadCopy):
         entry, residents = self.table.get(key), self.residents
         if entry is None and not residents.is_complete:
             entry = residents.find(key)
+            if entry is not None and has_sidecar(entry.side):
+                return put_over(self, entry, tail[len(key) :], flags, expiry, datatype, now_ns)
         queue = self.queue
         seqno = queue.high_seqno + 1
         new_cas = self.last_cas = now_ns if now_ns > self.last_cas else self.last_cas + 1
@@ -323,8 +338,8 @@ class Partition(ReadCopy):
     def _add_run(self, entry: Entry, rev: int) -> None:
         """Add a run if the branch changed since the key was written; a start alone is none."""
         branch = self.failover_log[0].branch
-        if decode(entry.lineage).runs[-1][0] != branch:
-            self.residents.replace(entry, entry.frame, with_run(entry.lineage, branch, rev))
+        if decode(entry.side).runs[-1][0] != branch:
+            self.residents.replace(entry, entry.frame, with_run(entry.side, branch, rev))
 
     def add(
         self, key: bytes, value: bytes, flags: int, expiry: int, datatype: int, now_ns: int
@@ -353,7 +368,7 @@ class Partition(ReadCopy):
         """Leave a tombstone (KEY_ENOENT if there is no document, else refused as `put`)."""
         if self.live(key, now_ns) is None:
             return Status.KEY_ENOENT
-        status = self._check_cas(key, cas, now_ns)
+        status = self.check_cas(key, cas, now_ns)
         if status is not None:
             return status
         return self._bury(key, now_ns // _SECOND_NS, now_ns, deletion)
@@ -377,65 +392,20 @@ class Partition(ReadCopy):
     def count(
         self, key: bytes, delta: int, initial: int, expiry: int, cas: int, now_ns: int
     ) -> tuple[bytes, int] | Status:
-        """Add `delta` to a counter kept as decimal text; return the frame and the new value.
+        """See `counting.count`."""
+        return count(self, key, delta, initial, expiry, cas, now_ns)
 
-        A sum wraps at 2**64; a negative delta stops at 0. On a miss the counter is created with
-        `initial`, unless `expiry` is 0xffffffff (KEY_ENOENT). DELTA_BADVAL: not a number.
-        """
-        frame = self.live(key, now_ns)
-        if frame is None:
-            if expiry == _NO_CREATE:
-                return Status.KEY_ENOENT
-            if cas:
-                return Status.KEY_ENOENT
-            number, flags, expiry = initial, 0, absolute_expiry(expiry, now_ns)
-        else:
-            text = value_of(frame)
-            if not text.isdigit() or len(text) > 20 or int(text) >= _COUNTER_MODULUS:
-                return Status.DELTA_BADVAL
-            number = int(text) + delta
-            number = number % _COUNTER_MODULUS if delta >= 0 else max(0, number)
-            flags, expiry = _FLAGS_EXPIRY.unpack_from(frame)
-        if cas or self.locks:
-            status = self._check_cas(key, cas, now_ns)
-            if status is not None:
-                return status
-        return self._store_counter(key, b"%d" % number, flags, expiry, now_ns), number
-
-    def _store_counter(
-        self, key: bytes, value: bytes, flags: int, expiry: int, now_ns: int
-    ) -> bytes:
-        """As `store`, on the counters' side of the queue."""
-        queue = self.queue
-        entry = self.entry(key)
-        if entry is None:
-            lineage = self._birth_prefix + _varint(queue.high_seqno + 1)
-            entry = self.residents.add(key, b"", lineage)
-        old = entry.frame
-        old_seqno, rev, cas = (
-            self._succeed(entry, now_ns) if old else (0, 1, self._next_cas(now_ns))
-        )
-        frame = mutation(
-            self.partition_id, key, value, queue.high_seqno + 1, rev, cas, flags, expiry, 0
-        )
-        self.residents.replace(entry, frame, entry.lineage)
-        queue.append_counter(entry, frame, old_seqno, old)
-        if expiry:
-            self.expiries.add(entry.key, expiry)
-        if self.locks:
-            self._drop_lock(key)
-        return frame
-
-    def _next_cas(self, now_ns: int, old_cas: int = 0) -> int:
+    def next_cas(self, now_ns: int, old_cas: int = 0) -> int:
+        """Return the CAS of the next change, larger than any here and than `old_cas`."""
         self.last_cas = max(now_ns, self.last_cas + 1, old_cas + 1)
         return self.last_cas
 
-    def _succeed(self, entry: Entry, now_ns: int) -> tuple[int, int, int]:
+    def succeed(self, entry: Entry, now_ns: int) -> tuple[int, int, int]:
         """Return the seqno of an entry's change, and rev and CAS of the one that follows it."""
         old_cas, old_seqno, old_rev = _cas_seqno_rev(entry.frame)
         if old_seqno <= self._branch_seqno:
             self._add_run(entry, old_rev + 1)
-        return old_seqno, old_rev + 1, self._next_cas(now_ns, old_cas)
+        return old_seqno, old_rev + 1, self.next_cas(now_ns, old_cas)
 
     def extend(
         self, key: bytes, before: bytes, after: bytes, cas: int, bytes_max: int, now_ns: int
@@ -450,7 +420,7 @@ class Partition(ReadCopy):
         flags, expiry = _FLAGS_EXPIRY.unpack_from(frame)
         return self.put(key, value, flags, expiry, cas, 0, now_ns)
 
-    def _check_cas(self, key: bytes, cas: int, now_ns: int) -> Status | None:
+    def check_cas(self, key: bytes, cas: int, now_ns: int) -> Status | None:
         """Return why a change that names `cas` (0: any) is refused."""
         frame = self.live(key, now_ns)
         if frame is None:
@@ -486,7 +456,7 @@ class Partition(ReadCopy):
         lock_cas = self.locks.cas_of(key, now_ns)
         if lock_cas != cas:
             return Status.LOCKED if lock_cas else Status.NOT_LOCKED
-        self._drop_lock(key)
+        self.drop_lock(key)
         return None
 
     def shown_cas(self, frame: bytes, key: bytes, now_ns: int) -> int:
@@ -501,7 +471,8 @@ class Partition(ReadCopy):
             if not self.locks:
                 self.on_plain(self.partition_id)
 
-    def _drop_lock(self, key: bytes) -> None:
+    def drop_lock(self, key: bytes) -> None:
+        """The document is locked no longer; harmless if it was not."""
         self.locks.pop(key, None)
         if not self.locks:
             self.on_plain(self.partition_id)
@@ -514,14 +485,20 @@ class Partition(ReadCopy):
         encode: Callable[[int, bytes, int, int, int, int], bytes],
     ) -> bytes:
         entry = self.table[key]
-        old, seqno = entry.frame, self.queue.high_seqno + 1
-        old_seqno, rev, cas = self._succeed(entry, now_ns)
-        frame = encode(self.partition_id, key, seqno, rev, cas, time_s)
-        self.residents.replace(entry, frame, entry.lineage)
-        self.queue.append(entry, frame, old_seqno, old)
+        if has_sidecar(entry.side):
+            frame = bury(self, entry, time_s, now_ns, encode)
+        else:
+            old, seqno = entry.frame, self.queue.high_seqno + 1
+            old_seqno, rev, cas = self.succeed(entry, now_ns)
+            frame = encode(self.partition_id, key, seqno, rev, cas, time_s)
+            self.residents.replace(entry, frame, entry.side)
+            self.queue.append(entry, frame, old_seqno, old)
         if self.locks:
-            self._drop_lock(key)
+            self.drop_lock(key)
         return frame
+
+    def _on_sidecars(self) -> None:
+        self.on_plain(self.partition_id)
 
     # -- states (moves between them: `moves`)
 
@@ -558,18 +535,14 @@ class Partition(ReadCopy):
         """Return what a flush must write up to the present high, which becomes frozen."""
         if self.replica is not None:
             return self.replica.freeze()
-        return FlushBatch(self.partition_id, *self.queue.freeze())
+        frozen = self.queue.freeze()
+        return frozen.batch(self.partition_id, has_sidecars=self.residents.has_sidecars)
 
     def persisted(self, seqno: int) -> None:
         """Everything up to `seqno` is durable."""
         assert self.persisted_seqno <= seqno <= self.queue.frozen_seqno
         self.persisted_seqno = seqno if self.replica is None else self.replica.frozen_mark
         self.queue.trim(seqno)
-
-
-def value_of(frame: bytes) -> bytes:
-    """Return the value of a mutation's frame."""
-    return frame[55 + (frame[2] << 8 | frame[3]) :]
 
 
 def _varint(number: int) -> bytes:

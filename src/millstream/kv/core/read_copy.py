@@ -4,8 +4,8 @@ Invariants:
 1. Only active copies and replicas are read, and nobody begins to while a state or a history is
    about to change.
 2. Of a copy that follows another, readers see its last complete end.
-3. The lineage of a change in memory is that of the key's entry iff the entry has this very frame;
-   a change that holds keep has its own beside it. So nothing is kept for who asks for lineages.
+3. The side of a change in memory is that of the key's entry iff the entry has this very frame;
+   a change that holds keep has its own beside it. So nothing is kept for who asks for sides.
 
 Elsewhere: what is kept in memory for readers (`mutation_queue`, `holds`), the shape
 (`upr.core.source`).
@@ -26,18 +26,20 @@ from millstream.kv.core.entry import Entry
 from millstream.kv.core.holds import with_kept
 from millstream.kv.core.log_reader import LogReader
 from millstream.kv.core.mutation_queue import MutationQueue
+from millstream.kv.core.residents import Residents
 from millstream.kv.core.states import STREAMED
 from millstream.model.lineage import as_of
 from millstream.model.partitions import PartitionState
+from millstream.model.sides import has_sidecar, split
 from millstream.storage.core.records import key_of
 from millstream.upr.core.source import Hold, Reader
-from millstream.wire.frames import described_all, seqno_of
+from millstream.wire.frames import described, described_all, seqno_of
 
 __all__ = ["ReadCopy"]
 
 _rev_of: Final = Struct(">32xQ").unpack_from
 _frame_of: Final = attrgetter("frame")
-_lineage_of: Final = attrgetter("lineage")
+_side_of: Final = attrgetter("side")
 
 
 class ReadCopy:
@@ -51,6 +53,7 @@ class ReadCopy:
     persisted_seqno: int
     acknowledged: Acknowledged | None
     queue: MutationQueue
+    residents: Residents
     table: dict[bytes, Entry]
     _log: LogReader
 
@@ -173,16 +176,22 @@ class ReadCopy:
         # Column by column: the processor then waits for several of these objects at once.
         entries = list(map(self.table.get, map(key_of, frames)))
         if None not in entries and all(map(is_, map(_frame_of, entries), frames)):
-            return described_all(frames, list(map(_lineage_of, entries)))
-        lineages = list(map(self._lineage, entries, frames))
-        return described_all(frames, lineages)
+            sides = list(map(_side_of, entries))
+        else:
+            sides = list(map(self._side, entries, frames))
+        if self.residents.has_sidecars:
+            return [
+                described(frame, *split(side)) for frame, side in zip(frames, sides, strict=True)
+            ]
+        return described_all(frames, sides)
 
-    def _lineage(self, entry: Entry | None, frame: bytes) -> bytes:
-        """Return the lineage of a change in memory; see the invariants."""
+    def _side(self, entry: Entry | None, frame: bytes) -> bytes:
+        """Return the side of a change in memory; see the invariants."""
         if entry is not None and entry.frame is frame:
-            return entry.lineage
+            return entry.side
         seqno = seqno_of(frame)
-        return as_of(self.queue.holds.kept[seqno >> BITS][seqno].lineage, _rev_of(frame)[0])
+        side = self.queue.holds.kept[seqno >> BITS][seqno].side
+        return side if has_sidecar(side) else as_of(side, _rev_of(frame)[0])
 
     def backfill(
         self, after: int, at: int, *, is_logged: bool = False, is_described: bool = False

@@ -2,7 +2,7 @@
 
     replica.on_opened(log, purge_seqno, high) # the source accepted our position
     replica.apply_marker(start, end)          # a snapshot begins, or goes on with a later end
-    replica.apply_change(frame, lineage)      # as the source had it: seqno, CAS, rev, lineage
+    replica.apply_change(frame, side)         # as the source had it: seqno, CAS, rev, side
     replica.apply_advance(seqno)              # the source has nothing else up to there
 
 A consumer's events say it so (`upr.core.consumer`): `StreamOpened` has the log, and in a load from
@@ -34,7 +34,9 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final, Protocol
 
+from millstream.documents.stored import blobs_of
 from millstream.errors import LocalProtocolError
+from millstream.kv.core.blobs import Blobs, BlobsMissing
 from millstream.kv.core.entry import Entry
 from millstream.kv.core.expiry import Expiries
 from millstream.kv.core.mutation_queue import MutationQueue
@@ -43,6 +45,7 @@ from millstream.kv.core.states import FOLLOWING
 from millstream.model.limits import UINT64_MAX
 from millstream.model.partitions import DESIGN_PREFIX, PartitionState
 from millstream.model.position import FailoverLog, Position, position_at
+from millstream.model.sides import has_sidecar, sidecar_of
 from millstream.storage.core.records import (
     NOTHING_OWED,
     ChangeColumns,
@@ -74,6 +77,7 @@ class Copy(Protocol):
     queue: MutationQueue
     residents: Residents
     expiries: Expiries
+    blobs: Blobs
     design_keys: set[bytes]
 
     @property
@@ -203,13 +207,14 @@ class Replica:
             raise self._disorder(f"marker [{start}, {end}]")
         self.range_end = end
 
-    def apply_change(self, frame: bytes, lineage: bytes) -> None:
+    def apply_change(self, frame: bytes, side: bytes) -> None:
         """Take a change of the open snapshot, a canonical frame, as it is.
 
         Raises:
             LocalProtocolError: `bad_state`; `bad_order`: it is not above the last one, or outside
                 the snapshot.
-            NotInMemory: the change before it has to be read from the disk first.
+            NotInMemory: the change before it has to be read from the disk first, or attachments
+                that it names brought.
         """
         partition, queue, key = self._partition, self._partition.queue, key_of(frame)
         cas, seqno = _cas_seqno(frame)
@@ -217,8 +222,10 @@ class Replica:
             raise self._disorder(f"change {seqno}")
         self._check_following()
         entry, old_seqno = partition.former(key)
+        if has_sidecar(side):
+            self._look_beside(side)
         if entry is None:
-            entry = partition.residents.add(key, b"", lineage)
+            entry = partition.residents.add(key, b"", side)
             if key.startswith(DESIGN_PREFIX):
                 partition.design_keys.add(key)
         old = entry.frame
@@ -226,12 +233,21 @@ class Replica:
         append = queue.append_counter if is_sparse else queue.append
         queue.pass_over(seqno - 1)
         append(entry, frame, old_seqno, old)
-        partition.residents.replace(entry, frame, lineage)  # the queue may owe the log the old
+        partition.residents.replace(entry, frame, side)  # the queue may owe the log the old
         if frame[1] == _MUTATION and (expiry := _expiry(frame)[0]):
             partition.expiries.add(key, expiry)
         partition.last_cas = max(partition.last_cas, cas)
         if seqno == self.range_end:
             self._complete()
+
+    def _look_beside(self, side: bytes) -> None:
+        """A document with a sidecar comes: what it names has to be here before it."""
+        partition = self._partition
+        names = blobs_of(sidecar_of(side))
+        missing = partition.blobs.missing(names) if names else []
+        if missing:
+            raise BlobsMissing(partition.blobs, partition.partition_id, missing)
+        partition.residents.expect_sidecars()
 
     def apply_advance(self, seqno: int) -> None:
         """Take note that the open snapshot has no other change up to `seqno`.
@@ -279,4 +295,5 @@ class Replica:
         mark = end if end > self.frozen_mark else 0
         self._has_new_log, self._low_points, self._new_owed = False, None, None
         self._frozen_range_end, self.frozen_mark = self.range_end, end
-        return ChangeColumns(partition.partition_id, *frozen, sidecars=None, mark=mark, news=news)
+        batch = frozen.batch(partition.partition_id, has_sidecars=partition.residents.has_sidecars)
+        return batch._replace(mark=mark, news=news)

@@ -7,6 +7,7 @@ Invariants:
 3. `memory.table_bytes` counts each entry as `size_of` has it.
 4. What the log brings is installed only if nothing newer is in memory; the log itself knows of
    nothing that a later change or a rollback took away.
+5. No entry has a sidecar unless `has_sidecars` is set.
 
 Elsewhere: which documents leave (`eviction`), the changes that stand in it (`partition`), reading
 the log without blocking the loop (`kv.aio.reading_back`).
@@ -14,11 +15,17 @@ the log without blocking the loop (`kv.aio.reading_back`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from millstream.kv.core.entry import Entry, size_of
 from millstream.kv.core.log_reader import Fetched, LogReader
 from millstream.kv.core.memory import Memory
+from millstream.model.sides import has_sidecar
 
 __all__ = ["NotInMemory", "Residents"]
+
+
+def _nobody_asks() -> None: ...
 
 
 class NotInMemory(Exception):
@@ -43,8 +50,10 @@ class Residents:
     __slots__ = (
         "_log",
         "_partition_id",
+        "has_sidecars",
         "is_complete",
         "memory",
+        "on_sidecars",
         "read_back_total",
         "ring",
         "table",
@@ -61,6 +70,10 @@ class Residents:
         self.table: dict[bytes, Entry] = {}
         self.ring: list[Entry] = []
         self.read_back_total = 0
+        self.has_sidecars = False
+        """Some entries may have a sidecar; from the first one on."""
+        self.on_sidecars: Callable[[], None] = _nobody_asks
+        """Called when that becomes true."""
 
     def find(self, key: bytes) -> Entry | None:
         """Return the newest change of the key, tombstones included.
@@ -78,6 +91,8 @@ class Residents:
                 raise NotInMemory(self, key) from None
             if entry is not None:
                 self._take(entry)
+                if has_sidecar(entry.side):
+                    self.expect_sidecars()
                 self.read_back_total += 1
                 if self.memory.is_high:
                     self.memory.on_high()
@@ -95,9 +110,9 @@ class Residents:
 
     # -- changing
 
-    def add(self, key: bytes, frame: bytes, lineage: bytes) -> Entry:
+    def add(self, key: bytes, frame: bytes, side: bytes) -> Entry:
         """Add a key that is neither here nor in the log."""
-        entry = Entry(key, frame, lineage)
+        entry = Entry(key, frame, side)
         self._take(entry)
         return entry
 
@@ -106,11 +121,17 @@ class Residents:
         self.ring.append(entry)
         self.memory.table_bytes += size_of(entry)
 
-    def replace(self, entry: Entry, frame: bytes, lineage: bytes) -> None:
+    def replace(self, entry: Entry, frame: bytes, side: bytes) -> None:
         """Give an entry its next change."""
-        grown = len(frame) - len(entry.frame) + len(lineage) - len(entry.lineage)
+        grown = len(frame) - len(entry.frame) + len(side) - len(entry.side)
         self.memory.table_bytes += grown
-        entry.frame, entry.lineage = frame, lineage
+        entry.frame, entry.side = frame, side
+
+    def expect_sidecars(self) -> None:
+        """A document with a sidecar is here, or about to be."""
+        if not self.has_sidecars:
+            self.has_sidecars = True
+            self.on_sidecars()
 
     def evict(self, at: int) -> None:
         """Let the document at a place of the ring go; another one takes its place. O(1).
@@ -135,3 +156,4 @@ class Residents:
         assert len(self.ring) == len(self.table)
         assert {id(entry) for entry in self.ring} == set(map(id, self.table.values()))
         assert all(key == entry.key for key, entry in self.table.items())
+        assert self.has_sidecars or not any(has_sidecar(entry.side) for entry in self.ring)

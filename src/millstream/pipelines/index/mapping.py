@@ -1,6 +1,6 @@
 """What an executor does for an index: reads ranges, maps them, stages what came of it.
 
-The maps are those of the node (`views.aio.index_mapping`), fed with the same frames and lineages:
+The maps are those of the node (`views.aio.index_mapping`), fed with the same frames and sides:
 documents look the same, and JavaScript runs in the same sandbox.
 
 Invariants:
@@ -141,10 +141,10 @@ def _object(text: bytes) -> dict[str, Any]:
 
 
 def _changes(source: SourceOptions, plans: Sequence[PartPlan]) -> Iterator[Changes]:
-    """Yield changes with their lineages, `MAP_CHANGES` or `MAP_BYTES` and some more at a time."""
+    """Yield changes with their sides, `MAP_CHANGES` or `MAP_BYTES` and some more at a time."""
     ranges = NodeRanges(source, with_values=True, with_meta=True)
     frames: list[bytes] = []
-    lineages: list[bytes] = []
+    sides: list[bytes] = []
     size = 0
     try:
         for chunk in ranges.stream([plan.range for plan in plans]):
@@ -156,13 +156,13 @@ def _changes(source: SourceOptions, plans: Sequence[PartPlan]) -> Iterator[Chang
                 begin = at
                 run, at = cut_run(chunk, begin)
                 frames += run.frames
-                lineages += run.lineages
+                sides += run.sides
                 size += at - begin
                 if len(frames) >= MAP_CHANGES or size >= MAP_BYTES:
-                    yield Changes(frames, lineages)
-                    frames, lineages, size = [], [], 0
+                    yield Changes(frames, sides)
+                    frames, sides, size = [], [], 0
         if frames:
-            yield Changes(frames, lineages)
+            yield Changes(frames, sides)
     finally:
         ranges.close()
 

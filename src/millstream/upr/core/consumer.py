@@ -401,7 +401,7 @@ class ConsumerCore:
         if not seqno < run.first <= run.last <= seqno_max:
             raise _bad_change(run.partition_id, run.last, seqno, seqno_max, size)
         self._unacked_bytes += size - sum(map(len, run.frames))
-        self._deliver(follower, run.frames, events, run.lineages)
+        self._deliver(follower, run.frames, events, run.sides)
 
     def _open_follower(self, partition_id: int, opaque: int) -> Follower | None:
         """Return whom a change is for; None: its stream is being closed."""
@@ -419,7 +419,7 @@ class ConsumerCore:
         follower: Follower | None,
         frames: list[bytes],
         events: list[Event],
-        lineages: Sequence[bytes] = (),
+        sides: Sequence[bytes] = (),
     ) -> None:
         """Hand over changes of one partition, all inside its snapshot, ascending."""
         assert follower is not None
@@ -427,7 +427,7 @@ class ConsumerCore:
         seqno: int = _U64.unpack_from(frames[-1], HEADER_BYTES)[0]
         is_complete = follower.on_advanced(seqno)
         position = follower.position
-        events.append(ChangesReceived(follower.partition_id, position, frames, lineages))
+        events.append(ChangesReceived(follower.partition_id, position, frames, sides))
         if is_complete:
             self._complete(follower, events)
 

@@ -1,7 +1,7 @@
 """Changes that come behind their descriptions: cut in pairs, and checked.
 
 A consumer that asked for `document_meta` is sent a DOC_META before each change: what the log
-keeps beside the change's frame.
+keeps beside the change's frame, its lineage and perhaps a sidecar.
 
 Invariants:
 1. A description without its change, of another seqno, partition or stream, a change without its
@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 from millstream.errors import RemoteProtocolError
 from millstream.model.limits import FRAME_BYTES_MAX
 from millstream.model.lineage import is_lineage
+from millstream.model.sides import side_of
 from millstream.wire.mcbp import HEADER, HEADER_BYTES, REQUEST, Opcode
 
 __all__ = ["Run", "cut_run", "is_of_a_pair", "needed_bytes"]
@@ -44,14 +45,14 @@ _EXPIRATION: Final = int(Opcode.DCP_EXPIRATION)
 
 
 class Run(NamedTuple):
-    """Changes of one stream that stand side by side, with their lineages, and their seqnos."""
+    """Changes of one stream that follow each other, with their sides, and their seqnos."""
 
     partition_id: int
     opaque: int
     first: int
     last: int
     frames: list[bytes]
-    lineages: list[bytes]
+    sides: list[bytes]
 
 
 def is_of_a_pair(data: bytes, at: int) -> bool:
@@ -73,22 +74,22 @@ def cut_run(data: bytes, at: int) -> tuple[Run, int]:
         RemoteProtocolError: `bad_description`: see the module; `bad_order`; `too_large`.
     """
     frames: list[bytes] = []
-    lineages: list[bytes] = []
+    sides: list[bytes] = []
     stream, first, last, end = (0, 0), 0, 0, len(data)
     while end - at >= HEADER_BYTES and is_of_a_pair(data, at):
         pair = _cut_pair(data, at)
         if pair is None or (frames and pair[0] != stream):
             break
-        found, seqno, lineage, begin, at = pair
+        found, seqno, side, begin, at = pair
         if not frames:
             stream, first = found, seqno
         elif seqno <= last:
             message = f"partition {stream[0]}: change {seqno} after {last}"
             raise RemoteProtocolError(message, code="bad_order")
         frames.append(data[begin:at])
-        lineages.append(lineage)
-        last, at = _cut_plain(data, at, stream, seqno, frames, lineages)
-    return Run(*stream, first, last, frames, lineages), at
+        sides.append(side)
+        last, at = _cut_plain(data, at, stream, seqno, frames, sides)
+    return Run(*stream, first, last, frames, sides), at
 
 
 def _cut_plain(
@@ -97,7 +98,7 @@ def _cut_plain(
     stream: tuple[int, int],
     last: int,
     frames: list[bytes],
-    lineages: list[bytes],
+    sides: list[bytes],
 ) -> tuple[int, int]:
     """Cut the pairs that go on as expected, of documents that one branch wrote. Hot path.
 
@@ -129,16 +130,17 @@ def _cut_plain(
             or stop > len(data)
             or len(lineage.translate(None, _MORE)) != _BIRTH_NUMBERS
             or lineage[-1] > 0x7F
+            or not lineage[0]
         ):
             break
         frames.append(data[begin:stop])
-        lineages.append(lineage)
+        sides.append(lineage)
         last, at = seqno, stop
     return last, at
 
 
 def _cut_pair(data: bytes, at: int) -> tuple[tuple[int, int], int, bytes, int, int] | None:
-    """Return stream, seqno, lineage, begin and end of the change; None: they are not whole."""
+    """Return stream, seqno, side, begin and end of the change; None: they are not whole."""
     end = len(data)
     if end - at < _HEAD_LINEAGE.size:
         return None
@@ -147,7 +149,7 @@ def _cut_pair(data: bytes, at: int) -> tuple[tuple[int, int], int, bytes, int, i
     )
     begin = at + HEADER_BYTES + _checked(body)
     is_description = opcode == _DOC_META and extras_bytes == 8 and not key_bytes
-    if not is_description or body != _DESCRIPTION_BODY_BYTES_MIN + size:
+    if not is_description or body < _DESCRIPTION_BODY_BYTES_MIN + size:
         raise _bad(partition_id, f"no lineage is before opcode 0x{opcode:02x}, or it is cut")
     if end - begin < _HEAD.size:
         return None
@@ -161,10 +163,11 @@ def _cut_pair(data: bytes, at: int) -> tuple[tuple[int, int], int, bytes, int, i
         raise _bad(partition_id, f"the lineage of {seqno} before change {change_seqno} of {owner}")
     if stop > end:
         return None
-    lineage = data[begin - size : begin]
+    middle = at + _HEAD_LINEAGE.size + size
+    lineage = data[at + _HEAD_LINEAGE.size : middle]
     if body < _CHANGE_BODY_BYTES_MIN + key_bytes or not is_lineage(lineage):
         raise _bad(partition_id, f"change {seqno} or its lineage is cut")
-    return (partition_id, opaque), seqno, lineage, begin, stop
+    return (partition_id, opaque), seqno, side_of(lineage, data[middle:begin]), begin, stop
 
 
 def needed_bytes(rest: bytes | bytearray) -> int:

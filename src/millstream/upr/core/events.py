@@ -53,13 +53,13 @@ class SnapshotStarted(NamedTuple):
 class ChangesReceived(NamedTuple):
     """Whole frames in order, `wire.frames.change_of` cuts one; all of the snapshot announced.
 
-    `lineages`: of each frame, empty where they were not asked for.
+    `sides`: of each frame, empty where they were not asked for.
     """
 
     partition_id: int
     position: Position
     frames: list[bytes]
-    lineages: Sequence[bytes] = ()
+    sides: Sequence[bytes] = ()
 
 
 class SnapshotCompleted(NamedTuple):

@@ -1,7 +1,7 @@
 """What changes contribute to an index: the maps of its trees, run on whole batches of changes.
 
     mapper = IndexMapper(design, bucket_uuid)
-    mapped = mapper.map(Changes(frames, lineages))         # 500 to 1,000 of them
+    mapped = mapper.map(Changes(frames, sides))         # 500 to 1,000 of them
     reducers = mapper.reducers()                  # for the writer of the trees, in the same thread
 
 Invariants:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 from millstream.views.aio.sandbox import MapError, Mapped, Sandbox
+from millstream.views.core.mango.definitions import key_maker, parse_definition
 from millstream.views.core.reduce import is_error, overflow_error, reduce_error
 from millstream.views.core.reductions import REDUCE_VALUES_MAX
 from millstream.views.core.registered import find_registered
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Mapper",
     "PythonMapper",
+    "QueryMapper",
     "open_functions",
     "open_mapper",
     "reduce_groups",
@@ -75,6 +77,8 @@ def open_functions(functions: Functions) -> Mapper:
     """
     if functions.language == "python":
         return PythonMapper(functions)
+    if functions.language == "query":
+        return QueryMapper(functions)
     sandbox = Sandbox(functions)
     sandbox.compile()
     return sandbox
@@ -122,6 +126,41 @@ class PythonMapper:
             except Exception as error:  # noqa: BLE001 - the function's fault, shown as such
                 errors = [*(errors or ()), MapError(view, _said(error))]
         return Mapped(rows, errors or ())
+
+
+class QueryMapper:
+    """Makes the rows of JSON indexes; they have built-in reduces only."""
+
+    def __init__(self, functions: Functions) -> None:
+        self._keys = [
+            (at, key_maker(parse_definition(_decode(definition))))
+            for at, definition in enumerate(functions.maps)
+        ]
+
+    def map(self, documents: Sequence[bytes]) -> list[Mapped]:
+        """Return the rows of each document."""
+        return list(map(self._map_one, documents))
+
+    def reduce(self, number: int, calls: Sequence[ReduceCall]) -> list[Any]:
+        """Return nothing: no index has a reduce of its own."""
+        raise AssertionError("a JSON index has no reduce function")
+
+    def reduce_texts(self, number: int, calls: Sequence[TextCall]) -> Sequence[ReduceResult]:
+        """Return nothing: no index has a reduce of its own."""
+        raise AssertionError("a JSON index has no reduce function")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _map_one(self, document: bytes) -> Mapped:
+        try:
+            decoded = _decode(document)
+        except (msgspec.DecodeError, RecursionError) as error:
+            return Mapped((), (MapError(-1, _said(error)),))
+        keys = [(at, key_of(decoded)) for at, key_of in self._keys]
+        return Mapped(
+            [(at, _encode(_canonical(key)), b"null") for at, key in keys if key is not None], ()
+        )
 
 
 _encode: Final = msgspec.json.encode

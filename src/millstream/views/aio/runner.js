@@ -2,7 +2,8 @@
 // calls them on whole batches. Document code shares the global object with nothing of ours: what
 // this file uses is captured here, and its own entry points are taken off the global object. All
 // that the language brings along is frozen before document code is compiled, so that nothing a
-// document does changes what this file, or the next document, finds.
+// document does changes what this file, or the next document, finds. Where there is a global
+// `millstream_clock`, the functions may ask for the time and for random numbers.
 (function (global) {
   "use strict";
   const parse = JSON.parse, stringify = JSON.stringify, freeze = Object.freeze;
@@ -10,10 +11,12 @@
   const TheTypeError = TypeError, define = Object.defineProperty, construct = Reflect.construct;
   const membersOf = Reflect.ownKeys, memberOf = Object.getOwnPropertyDescriptor;
   const prototypeOf = Object.getPrototypeOf, makeObject = Object.create;
-  const hasOwn = Object.hasOwn, TheError = Error;
+  const hasOwn = Object.hasOwn, TheError = Error, apply = Reflect.apply;
   const maps = [], reduces = {};
   const Bytes = Uint8Array;
-  let lib = null, spareBytes = 0;
+  const hasClock = hasOwn(global, "millstream_clock");
+  delete global.millstream_clock;
+  let root = null, spareBytes = 0;
   let rows = [], view = 0, at = 0;
 
   // Rows must be a function of the document alone: no clock, no dice, no garbage collector.
@@ -29,11 +32,13 @@
   SafeDate.parse = TheDate.parse;
   SafeDate.UTC = TheDate.UTC;
   SafeDate.now = noClock;
-  TheDate.prototype.constructor = SafeDate;
-  global.Date = SafeDate;
-  Math.random = function () {
-    throw new TheTypeError("a view function has no random numbers");
-  };
+  if (!hasClock) {
+    TheDate.prototype.constructor = SafeDate;
+    global.Date = SafeDate;
+    Math.random = function () {
+      throw new TheTypeError("a view function has no random numbers");
+    };
+  }
   for (const name of ["performance", "WeakRef", "FinalizationRegistry", "Atomics",
     "SharedArrayBuffer", "queueMicrotask", "navigator", "gc"]) {
     delete global[name];
@@ -129,22 +134,17 @@
     return compiled;
   }
 
-  // CommonJS modules of `views.lib`: maps call require("views/lib/a/b"), modules also require
-  // by paths relative to their own. A module runs once, when it is first asked for; who asks for
-  // one that is still running gets what it has exported so far.
+  // CommonJS modules below `root`: maps call require("views/lib/a/b"), modules also require by
+  // paths relative to their own. A module runs once, when it is first asked for; who asks for one
+  // that is still running gets what it has exported so far.
   const modules = makeObject(null);
 
   function requireFrom(folder) {
     return function require(path) {
       const names = placeOf(folder, Text(path)), id = names.join("/");
       if (id in modules) return modules[id].exports;
-      let source = lib;
-      for (const name of names.slice(2)) {
-        source = typeof source === "object" && hasOwn(source, name) ? source[name] : undefined;
-      }
-      if (names[0] !== "views" || names[1] !== "lib" || typeof source !== "string") {
-        throw new TheError("require: there is no module " + id);
-      }
+      const source = memberAt(names);
+      if (typeof source !== "string") throw new TheError("require: there is no module " + id);
       const own = { id, exports: {} };
       modules[id] = own;
       try {
@@ -156,6 +156,15 @@
       }
       return own.exports;
     };
+  }
+
+  function memberAt(names) {
+    let member = root;
+    for (const name of names) {
+      const isObject = typeof member === "object" && member !== null;
+      member = isObject && hasOwn(member, name) ? member[name] : undefined;
+    }
+    return member;
   }
 
   function placeOf(folder, path) {
@@ -171,8 +180,9 @@
   global.millstream_load = function (kind, number, source) {
     if (kind === "memory") {
       spareBytes = number;
-    } else if (kind === "lib") {
-      lib = parse(source);
+    } else if (kind === "lib" || kind === "design") {
+      root = kind === "lib" ? { views: { lib: parse(source) } } : parse(source);
+      deepFreeze(root);
       define(global, "require", { value: requireFrom([]) });
     } else if (kind === "map") maps[number] = compile(source);
     else reduces[number] = compile(source);
@@ -234,6 +244,81 @@
         results[at] = stringify([value]);
       } catch (error) {
         results[at] = stringify([null, describe(error)]);
+      }
+    }
+    return ["[", results.join(","), "]"].join("");
+  };
+
+  // The other functions of a whole design document, which they see as `this`; each is compiled
+  // when it is first called, so that one that does not compile costs nobody but its callers.
+  const functions = makeObject(null);
+
+  function functionAt(path) {
+    const id = stringify(path);
+    if (!(id in functions)) functions[id] = compile(Text(memberAt(path)));
+    return functions[id];
+  }
+
+  const calls = {
+    compile() {
+      return true;
+    },
+    validate(run, item, shared) {
+      apply(run, root, [item[0], item[1], shared[0], shared[1]]);
+      return true;
+    },
+    filter(run, document, request) {
+      return !!apply(run, root, [document, request]);
+    },
+    view(run, document) {
+      rows = [];
+      run(document);
+      return rows.length > 0;
+    },
+    update(run, item) {
+      const found = apply(run, root, [item[0], item[1]]);
+      if (!isArray(found)) throw new TheTypeError("an update function returns [document, answer]");
+      const answer = typeof found[1] === "string" ? { body: found[1] } : found[1];
+      if (typeof answer !== "object" || answer === null) {
+        throw new TheTypeError("the answer of an update function is a string or an object");
+      }
+      return [found[0] === undefined ? null : found[0], answer];
+    },
+  };
+  freeze(calls);
+
+  // What was thrown, as an object: {thrown} if it was no error but says something itself.
+  function failure(error) {
+    if (typeof error === "object" && error !== null && !(error instanceof TheError)) {
+      try {
+        return stringify({ thrown: error });
+      } catch {
+        return stringify({ error: "Object", reason: describe(error) });
+      }
+    }
+    const reason = describe(error);
+    const name = error instanceof TheError ? Text(error.name).slice(0, 100) : "Error";
+    return stringify({ error: name, reason });
+  }
+
+  // text: [kind, path of the function, what all calls get, [what each gets, ...]]; returns a list
+  // of what `calls` says, or of failures.
+  global.millstream_call = function (text) {
+    const order = parse(text), kind = order[0], shared = order[2], items = order[3], results = [];
+    if (typeof shared === "object" && shared !== null) deepFreeze(shared);
+    let run;
+    at = -1;
+    try {
+      run = functionAt(order[1]);
+    } catch (error) {
+      const lost = stringify({ error: "compile", reason: describe(error) });
+      return ["[", items.map(() => lost).join(","), "]"].join("");
+    }
+    for (at = 0; at < items.length; at++) {
+      try {
+        results[at] = stringify(calls[kind](run, items[at], shared));
+      } catch (error) {
+        results[at] = failure(error);
       }
     }
     return ["[", results.join(","), "]"].join("");

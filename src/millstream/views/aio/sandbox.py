@@ -13,6 +13,8 @@ Invariants:
 3. Built-in objects are frozen before document code is compiled, and a reply that is not what was
    asked for counts as a failure of the batch: no document spoils the rows of another.
 4. The child ends with its parent: by signal, and by the end of its input.
+5. The other functions of a design document (`call`) are isolated in the same way: a call that
+   breaks the limits fails, and the calls beside it do not.
 
 Elsewhere: the child's own program (`sandbox_child`), the JavaScript around the functions of a
 design document (`runner.js`), Python functions (`views.aio.mapping`).
@@ -108,7 +110,7 @@ class _Failure(msgspec.Struct):
         return self.kind == "time"
 
 
-_Result = TypeVar("_Result", list["Mapped"], "list[ReduceResult]")
+_Result = TypeVar("_Result", list["Mapped"], "list[ReduceResult]", list[Any])
 _Rows = list[tuple[int, msgspec.Raw, msgspec.Raw]]
 _mapped_of: Final[Callable[[tuple[_Rows, Sequence[MapError]]], Mapped]] = partial(
     tuple.__new__, Mapped
@@ -116,6 +118,7 @@ _mapped_of: Final[Callable[[tuple[_Rows, Sequence[MapError]]], Mapped]] = partia
 """Makes one of its parts, in half the time."""
 _MAP_REPLY: Final = msgspec.json.Decoder(tuple[list[_Rows], list[tuple[int, int, str]]])
 _REDUCE_REPLY: Final = msgspec.json.Decoder(list[list[msgspec.Raw]])
+_CALL_REPLY: Final = msgspec.json.Decoder(list[Any])
 _TEXT: Final = msgspec.json.Decoder(str)
 _BOOLEAN: Final = (b"false", b"true")
 _FAILURE: Final = msgspec.json.Decoder(_Failure)
@@ -152,6 +155,7 @@ class Sandbox:
         self._is_fresh = self._was_fresh = True
         self._second_tries = SECOND_TRIES_MAX
         self._answered = 0
+        self._is_stopped = False
 
     def __enter__(self) -> Self:
         return self
@@ -242,6 +246,59 @@ class Sandbox:
             return answer
         return _reduced(answer, len(calls)) or self._spoiled()
 
+    def call(
+        self, kind: str, path: Sequence[str], shared: bytes, items: Sequence[bytes]
+    ) -> list[Any]:
+        """Call a function of the whole design document, once for each item; see `runner.js`.
+
+        Args:
+            kind: compile, validate, filter, view or update.
+            path: where the function is in the document.
+            shared: JSON text that all calls are given.
+            items: JSON text of what each is given.
+
+        Returns:
+            For each item what the kind says, or an object with `thrown`, or `error` and `reason`;
+            `error` is time, memory, died, parse or output where the child failed.
+        """
+        head = b'["%b",%b,%b' % (kind.encode(), msgspec.json.encode(list(path)), shared)
+        results: list[Any] = []
+        first, size = 0, 0
+        for at, item in enumerate(items):
+            size += len(item)
+            if at > first and (size > BATCH_BYTES_MAX or at - first >= BATCH_DOCUMENTS_MAX):
+                results += self._call_batch(head, items[first:at])
+                first, size = at, len(item)
+        if first < len(items):
+            results += self._call_batch(head, items[first:])
+        return results
+
+    def _call_batch(self, head: bytes, items: Sequence[bytes]) -> list[Any]:
+        found = self._tried(lambda: self._called(head, items), len(items))
+        if not isinstance(found, _Failure):
+            return found
+        if len(items) == 1:
+            return [{"error": found.kind, "reason": found.message}]
+        middle = len(items) // 2
+        return self._call_batch(head, items[:middle]) + self._call_batch(head, items[middle:])
+
+    def _called(self, head: bytes, items: Sequence[bytes]) -> list[Any] | _Failure:
+        answer = self._call(b"F", b"%b,[%b]]" % (head, b",".join(items)))
+        if isinstance(answer, _Failure):
+            return answer
+        try:
+            results = _CALL_REPLY.decode(answer)
+        except _NOT_DECODED:
+            return self._spoiled()
+        return results if len(results) == len(items) else self._spoiled()
+
+    def stop(self) -> None:
+        """End the child for ever, from any thread; a call under way fails soon."""
+        self._is_stopped = True
+        child = self._child
+        if child is not None:
+            child.kill()
+
     def close(self) -> None:
         """End the child; the next call starts a new one."""
         if self._finalizer is not None:
@@ -290,6 +347,8 @@ class Sandbox:
         Functions may keep things from one document to the next, until the memory is used up; a
         machine may stand still until the time is over.
         """
+        if self._is_stopped:
+            return False
         if failure.is_late:
             return self._second_tries > 0
         return failure.kind != "parse" and not self._was_fresh
@@ -325,6 +384,9 @@ class Sandbox:
         )  # fmt: skip
         self._child = child
         self._finalizer = weakref.finalize(self, _end, child)
+        if self._is_stopped:
+            self.close()
+            raise UnavailableError("the node stops", code="stopping")
         self.restart_count += 1
         self._is_fresh = True
         os.set_blocking(_number(child.stdin), False)
@@ -339,11 +401,12 @@ class Sandbox:
             raise UnavailableError(f"the process of the view functions failed: {answer.message}")
 
     def _load_order(self) -> bytes:
-        _, _, maps, reduces, lib = self._functions
+        _, _, maps, reduces, lib, design = self._functions
         return msgspec.json.encode(
             {
                 "runner": _text_of("runner.js"),
                 "lib": lib,
+                "design": design,
                 "maps": [(at, source.rstrip("; \n\t")) for at, source in enumerate(maps)],
                 "reduces": [(at, source.rstrip("; \n\t")) for at, source in reduces],
                 "seconds": self._time_limit_s,

@@ -4,9 +4,11 @@ Started as `python -I -S -c <this source> <folder of the engine>`, so it imports
 library and the engine only. Requests and replies on standard input and output are
 `kind (1 byte), length (4 bytes, big-endian), body`.
 
-    request  L load      JSON {runner, lib, maps, reduces, seconds, bytes}  reply  O ok | E error
+    request  L load      JSON {runner, lib, design, maps, reduces, seconds, bytes}
+                                                                      reply  O ok | E error
              M map       count (4 bytes), flat (1 byte), JSON documents   reply  O rows | E error
              R reduce    number (4 bytes), JSON calls                     reply  O values | E error
+             F functions JSON [kind, path, shared, items]             reply  O results | E error
 
 An error body is JSON {"kind", "message", "at"}: kind is compile, time, memory, parse or output,
 `at` the number of the document in work, or -1.
@@ -101,7 +103,7 @@ class _Runner:
         self._engine = engine
         self._context = engine.Context()
         self._calls: dict[str, Any] = {}
-        self._work = {b"L": self._load, b"M": self._map, b"R": self._reduce}
+        self._work = {b"L": self._load, b"M": self._map, b"R": self._reduce, b"F": self._call}
 
     def serve(self, kind: bytes, body: bytes) -> tuple[bytes, bytes]:
         """Do one request and return its reply."""
@@ -142,14 +144,18 @@ class _Runner:
         self._context.set_memory_limit(order["bytes"])
         limit = order["bytes"] + _ADDRESS_SPACE_EXTRA
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        if order["design"]:
+            self._context.eval("globalThis.millstream_clock = true")
         self._context.eval(order["runner"])
-        for name in ("load", "map", "reduce", "position"):
+        for name in ("load", "map", "reduce", "call", "position"):
             self._calls[name] = self._context.get(f"millstream_{name}")
             self._context.eval(f"delete globalThis.millstream_{name}")
         self._context.set_time_limit(order["seconds"])
         self._calls["load"]("memory", order["bytes"] // 2, "")
         if order["lib"]:
             self._calls["load"]("lib", 0, order["lib"])
+        if order["design"]:
+            self._calls["load"]("design", 0, order["design"])
         for kind, sources in (("map", order["maps"]), ("reduce", order["reduces"])):
             for number, source in sources:
                 self._calls["load"](kind, number, source)
@@ -163,6 +169,10 @@ class _Runner:
     def _reduce(self, body: bytes) -> str:
         (view,) = _VIEW.unpack_from(body)
         result: str = self._calls["reduce"](view, body[_VIEW.size :].decode())
+        return result
+
+    def _call(self, body: bytes) -> str:
+        result: str = self._calls["call"](body.decode())
         return result
 
 

@@ -126,7 +126,7 @@ class Gathered:
             parts = [self.parts[partition] for partition in sorted(chosen)]
             self._changes[chosen] = Changes(
                 [frame for part in parts for frame in part.frames],
-                [lineage for part in parts for lineage in part.lineages],
+                [lineage for part in parts for lineage in part.sides],
             )
         return self._changes[chosen]
 

@@ -1,13 +1,14 @@
 """Design documents: which views a bucket has, checked once and then trusted.
 
-    {"language": "javascript" | "python", "options": {"include_design", "local_seq"},
+    {"language": "javascript" | "python" | "query", "options": {"include_design", "local_seq"},
      "autoupdate": true, "engine": "node" | "spark",
      "views": {"lib": {"<module>": source, ...},
                "<view>": {"map": source, "reduce": source or built-in or absent,
                           "options": {"collation": "raw"}}, ...}}
 
 In the language `python` a map is "registered:<name>": a callable which the operator registered
-under that name; Python source that came over the network is never run. Views of the same map and
+under that name; Python source that came over the network is never run. In the language `query` it
+is an object, the definition of a JSON index; a `View` has its JSON text. Views of the same map and
 options share one tree; each different reduce of them is one more value in its nodes.
 
 `engine` says who keeps the index: the node, or a Spark pipeline.
@@ -18,8 +19,9 @@ Invariants:
 2. View numbers are positions in `views` (by name), tree numbers positions in `trees`, numbers of
    reduces positions in `Tree.reduces`; the latter two are functions of what the signature covers.
 
-Elsewhere: whether a source compiles (`views.aio.sandbox`), the registered callables
-(`views.core.registered`), the built-in reduces (`views.core.builtin_reduces`).
+Elsewhere: JSON indexes (`views.core.mango.definitions`), whether a source compiles
+(`views.aio.sandbox`), the registered callables (`views.core.registered`), the built-in reduces
+(`views.core.builtin_reduces`).
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ import msgspec
 
 from millstream.errors import UsageError
 from millstream.views.core.builtin_reduces import is_builtin
+from millstream.views.core.mango.definitions import parse_definition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -63,11 +66,14 @@ _OPTIONS: Final = ("include_design", "local_seq")
 
 Collation = Literal["unicode", "raw"]
 Engine = Literal["node", "spark"]
+Language = Literal["javascript", "python", "query"]
 
 
 @dataclass(frozen=True, slots=True)
 class View:
     """One view: `map` and `reduce` are sources, `registered:` names or, for reduce, built-ins.
+
+    In the language `query`, `map` is the JSON text of a definition.
 
     `tree` is the number of its tree, `number` that of its reduce there, -1 without one.
     """
@@ -93,14 +99,16 @@ class View:
 class Functions(NamedTuple):
     """What a mapper runs: sources in `language`, `registered:` names in Python.
 
-    `reduces`: the own ones, each under a number; `lib`: as in the design document.
+    `reduces`: the own ones, each under a number; `lib`: as in the design document. `design`: the
+    JSON text of the whole document, where it is not its views that are run.
     """
 
     name: str
-    language: Literal["javascript", "python"]
+    language: Language
     maps: tuple[str, ...]
     reduces: tuple[tuple[int, str], ...]
     lib: str
+    design: str = ""
 
 
 class Tree(NamedTuple):
@@ -122,7 +130,7 @@ class DesignDocument:
     """
 
     name: str
-    language: Literal["javascript", "python"]
+    language: Language
     views: tuple[View, ...]
     trees: tuple[Tree, ...]
     include_design: bool
@@ -170,7 +178,9 @@ class DesignDocument:
 
     def as_json(self) -> dict[str, Any]:
         """Return the document from which this one can be parsed again."""
-        views: dict[str, Any] = {view.name: _view_as_json(view) for view in self.views}
+        views: dict[str, Any] = {
+            view.name: _view_as_json(view, self.language) for view in self.views
+        }
         if self.lib:
             views[_LIB] = msgspec.json.decode(self.lib)
         options = {name: True for name in _OPTIONS if getattr(self, name)}
@@ -189,8 +199,9 @@ def own_number(tree: int, number: int) -> int:
     return tree * (VIEWS_MAX + 1) + number
 
 
-def _view_as_json(view: View) -> dict[str, Any]:
-    member: dict[str, Any] = {"map": view.map}
+def _view_as_json(view: View, language: Language) -> dict[str, Any]:
+    is_query = language == "query"
+    member: dict[str, Any] = {"map": msgspec.json.decode(view.map) if is_query else view.map}
     if view.reduce:
         member["reduce"] = view.reduce
     if view.collation != "unicode":
@@ -226,8 +237,8 @@ def parse_design(document: Mapping[str, Any], name: str = "") -> DesignDocument:
         raise _invalid("a design document is a JSON object")
     name = design_name(name or str(document.get("_id", "")))
     language = document.get("language", "javascript")
-    if language not in ("javascript", "python"):
-        raise _invalid(f"language {language!r} is not known; javascript and python are")
+    if language not in ("javascript", "python", "query"):
+        raise _invalid(f"language {language!r} is not known; javascript, python and query are")
     members = document.get("views", {})
     if not isinstance(members, dict):
         raise _invalid("`views` must be an object")
@@ -252,6 +263,8 @@ def parse_design(document: Mapping[str, Any], name: str = "") -> DesignDocument:
 def _parse_view(name: str, member: Any, language: str) -> View:
     if not name or "/" in name or len(name.encode()) > _NAME_BYTES_MAX:
         raise _invalid(f"view name {name!r} must have 1 to {_NAME_BYTES_MAX} bytes and no slash")
+    if language == "query":
+        member = _as_index(name, member)
     if not isinstance(member, dict) or not isinstance(member.get("map"), str):
         raise _invalid(f"view {name!r} needs a `map` that is a string")
     reduce = member.get("reduce") or ""
@@ -272,6 +285,18 @@ def _parse_view(name: str, member: Any, language: str) -> View:
                     f"{REGISTERED}<name>; Python source in a document is never run"
                 )
     return view
+
+
+def _as_index(name: str, member: Any) -> Any:
+    """Return a JSON index as a view whose map is a text; what its options say, that says, too."""
+    try:
+        definition = parse_definition(member.get("map") if isinstance(member, dict) else None)
+    except UsageError as error:
+        raise _invalid(f"view {name!r}: {error}") from error
+    reduce = member.get("reduce") or ""
+    if reduce and not is_builtin(str(reduce)):
+        raise _invalid(f"view {name!r}: a JSON index has a built-in reduce, or none")
+    return {"map": msgspec.json.encode(definition.as_json()).decode(), "reduce": reduce}
 
 
 def _collation(name: str, options: Any) -> Collation:

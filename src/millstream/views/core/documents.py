@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from millstream.documents.reading import Shown, text_of
+from millstream.documents.stored import load
 from millstream.model.partitions import key_from_text
 from millstream.model.revision import Revisions
 from millstream.wire.mcbp import HEADER_BYTES, Opcode
@@ -66,20 +68,20 @@ class Changes:
 
     Args:
         frames: whole frames of changes.
-        lineages: that of each.
+        sides: that of each.
     """
 
-    __slots__ = ("_seen", "frames", "lineages")
+    __slots__ = ("_seen", "frames", "sides")
 
-    def __init__(self, frames: Sequence[bytes], lineages: Sequence[bytes]) -> None:
-        self.frames, self.lineages = frames, lineages
+    def __init__(self, frames: Sequence[bytes], sides: Sequence[bytes]) -> None:
+        self.frames, self.sides = frames, sides
         self._seen: dict[tuple[bool, bool, bool], list[Seen]] = {}
 
     def seen_by(self, documents: Documents) -> list[Seen]:
         """Return the documents, as `documents` makes them; not to be changed."""
         seen = self._seen.get(documents.kind)
         if seen is None:
-            seen = self._seen[documents.kind] = documents.of(self.frames, self.lineages)
+            seen = self._seen[documents.kind] = documents.of(self.frames, self.sides)
         return seen
 
 
@@ -101,6 +103,7 @@ class Documents:
         local_seq: bool = False,
         attachments: bool = False,
     ) -> None:
+        self._bucket_uuid = bucket_uuid
         self._digits_of = Revisions(bucket_uuid).digits_of
         self._include_design = include_design
         self._local_seq = local_seq
@@ -108,16 +111,16 @@ class Documents:
         self.kind = (include_design, local_seq, attachments)
         """Of one bucket, two of a kind make the same of the same changes."""
 
-    def of(self, frames: Iterable[bytes], lineages: Iterable[bytes]) -> list[Seen]:
+    def of(self, frames: Iterable[bytes], sides: Iterable[bytes]) -> list[Seen]:
         """Return the documents of changes, in order; keys that are none are left out. Hot path.
 
         Args:
             frames: whole frames of changes.
-            lineages: that of each.
+            sides: that of each.
         """
         unpack, digits_of = _FIELDS.unpack_from, self._digits_of
         seen: list[Seen] = []
-        for frame, lineage in zip(frames, lineages, strict=True):
+        for frame, lineage in zip(frames, sides, strict=True):
             opcode, key_bytes, extras_bytes, partition, body, seqno, generation = unpack(frame)
             at = HEADER_BYTES + extras_bytes
             key = frame[at : at + key_bytes]
@@ -128,7 +131,9 @@ class Documents:
             else:
                 quoted = b'"%b"' % key
             text = None
-            if opcode == _MUTATION:
+            if opcode == _MUTATION and not lineage[0]:
+                text = self._revised(key, frame, lineage, seqno)
+            elif opcode == _MUTATION:
                 value = frame[at + key_bytes : HEADER_BYTES + body]
                 rest = _rest_of(value)
                 if rest is None:
@@ -139,6 +144,19 @@ class Documents:
                 text = b'{"_id":%b,"_rev":"%d-%b"%b' % (quoted, generation, digits, rest)
             seen.append((partition, key, text))
         return seen
+
+    def _revised(self, key: bytes, frame: bytes, side: bytes, seqno: int) -> bytes | None:
+        """Return the winner of a document that has a sidecar, with its conflicts."""
+        document = load(self._bucket_uuid, key, frame, side)
+        if not document.exists or document.winner.is_deleted:
+            return None
+        shown = Shown(conflicts=True, local_seq=seqno if self._local_seq else 0)
+        winner = document.winner
+        content = document.contents[winner.rev]
+        data = {}
+        if self._attachments and content.value is not None:
+            data = {"value": b64encode(content.value)}
+        return text_of(key.decode(), document, winner, shown, data=data)
 
     def _attached(self, value: bytes, generation: int) -> bytes:
         digest = b64encode(md5(value, usedforsecurity=False).digest())
@@ -193,7 +211,7 @@ def document_id(key: str) -> str | None:
 def document_text(key: str, value: bytes) -> bytes | None:
     r"""Return a kv value as document text with `_id` alone, None where it is no JSON document.
 
-    For who has keys and values without lineages (Spark).
+    For who has keys and values without sides (Spark).
 
     Args:
         key: text form of the key (`\x` + hex where it is not UTF-8 or begins with `\x`).

@@ -56,7 +56,7 @@ class Batch(NamedTuple):
     """Changes of any partitions; those of one are in order."""
 
     frames: list[bytes]
-    lineages: list[bytes]
+    sides: list[bytes]
 
 
 class _UnderWay:
@@ -138,9 +138,9 @@ class FirstBuild:
 
     def _on_event(self, event: Event) -> None:
         match event:
-            case ChangesReceived(partition, position, frames, lineages):
+            case ChangesReceived(partition, position, frames, sides):
                 if partition in self._under_way:
-                    self._gather(frames, lineages)
+                    self._gather(frames, sides)
                     self._seqnos[partition] = position.seqno
             case SnapshotStarted(partition):
                 self._on_marker(partition)
@@ -181,14 +181,14 @@ class FirstBuild:
             self.left_out.add(partition)
         self._ask_for_more()
 
-    def _gather(self, frames: list[bytes], lineages: Sequence[bytes]) -> None:
+    def _gather(self, frames: list[bytes], sides: Sequence[bytes]) -> None:
         """Add to the newest batch if it has room."""
         self.changes_total += len(frames)
         self._bytes += sum(map(len, frames))
         if not self._batches or len(self._batches[-1].frames) >= BATCH_CHANGES:
             self._batches.append(Batch([], []))
         self._batches[-1].frames.extend(frames)
-        self._batches[-1].lineages.extend(lineages)
+        self._batches[-1].sides.extend(sides)
 
     def _ask_for_more(self) -> None:
         while self._waiting and len(self._under_way) < STREAMS_MAX:

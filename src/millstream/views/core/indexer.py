@@ -132,7 +132,7 @@ class Part(NamedTuple):
     end: Position
     failover_log: FailoverLog
     frames: list[bytes]
-    lineages: list[bytes]
+    sides: list[bytes]
 
 
 def is_worth_building(places: Mapping[int, Place], highs: Mapping[int, int]) -> bool:
@@ -206,7 +206,7 @@ def lowest(members: Sequence[Member]) -> dict[int, Place]:
 class _Reading:
     """What was gathered of one partition."""
 
-    __slots__ = ("complete", "complete_at", "frames", "lineages", "log", "position", "start")
+    __slots__ = ("complete", "complete_at", "frames", "log", "position", "sides", "start")
 
     def __init__(self, place: Place) -> None:
         self.start = place.position
@@ -218,11 +218,11 @@ class _Reading:
         self.complete_at = 0
         """So many frames belong to whole snapshots."""
         self.frames: list[bytes] = []
-        self.lineages: list[bytes] = []
+        self.sides: list[bytes] = []
 
     def cut(self, end: Position, count: int) -> Part:
-        part = Part(self.start, end, self.log, self.frames[:count], self.lineages[:count])
-        del self.frames[:count], self.lineages[:count]
+        part = Part(self.start, end, self.log, self.frames[:count], self.sides[:count])
+        del self.frames[:count], self.sides[:count]
         self.start, self.complete, self.complete_at = end, None, 0
         return part
 
@@ -284,11 +284,11 @@ class Feed:
 
     def _on_event(self, event: Event, now: float) -> None:
         match event:
-            case ChangesReceived(partition, position, frames, lineages):
+            case ChangesReceived(partition, position, frames, sides):
                 reading = self._readings[partition]
                 reading.position = position
                 reading.frames += frames
-                reading.lineages += lineages
+                reading.sides += sides
                 self._bytes += sum(map(len, frames))
                 if self._oldest_at is None:
                     self._oldest_at = now

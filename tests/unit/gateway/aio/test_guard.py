@@ -52,3 +52,38 @@ async def test_who_guesses_waits(guarded, body):
     said = {"name": "guess", "password": "wrong"}
     refused = await body(await guarded.post("/_session", json=said), 429)
     assert refused["error"] == "too_many_failures"
+
+
+SITE = {"Origin": "https://app.example"}
+
+
+async def test_a_page_of_a_named_site_sees_answers(client, body):
+    response = await client.get("/", headers=SITE)
+    assert response.headers["Access-Control-Allow-Origin"] == SITE["Origin"]
+    assert (await body(response))["couchdb"] == "Welcome"
+    response = await client.put("/mine", headers=SITE)
+    assert response.status == 201
+    assert response.headers["Access-Control-Allow-Credentials"] == "true"
+    missing = await client.get("/nothing", headers=SITE)
+    assert missing.status == 404
+    assert missing.headers["Access-Control-Allow-Origin"] == SITE["Origin"]
+
+
+async def test_a_browser_asks_before_it_sends(guarded):
+    asked = {"Access-Control-Request-Method": "PUT"}
+    allowed = await guarded.options("/orders/x", headers=SITE | asked)
+    assert allowed.status == 204
+    assert "PUT" in allowed.headers["Access-Control-Allow-Methods"]
+    foreign = {"Origin": "https://evil.example"}
+    refused = await guarded.options("/orders/x", headers=foreign | asked)
+    assert refused.status == 403
+    assert "Access-Control-Allow-Origin" not in refused.headers
+
+
+async def test_a_cookie_alone_does_not_carry_a_form(guarded, body):
+    log_in = {"name": "ada", "password": "secret"}
+    response = await guarded.post("/_session", data=log_in)
+    assert (await body(response))["name"] == "ada"
+    cookie = {"Cookie": f"AuthSession={response.cookies['AuthSession'].value}"}
+    refused = await guarded.post("/_millstream/buckets", data={"name": "x"}, headers=cookie)
+    assert (await body(refused, 415))["error"] == "bad_content_type"

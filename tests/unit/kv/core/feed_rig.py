@@ -117,7 +117,7 @@ class Node:
 
     def lineages(self, p: int) -> dict[bytes, bytes]:
         entries = [self.bucket.partitions[p].entry(key) for key in KEYS]
-        return {entry.key: entry.lineage for entry in entries if entry is not None}
+        return {entry.key: entry.side for entry in entries if entry is not None}
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import repeat
 
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.log_reader import Fetched
 from millstream.kv.core.memory import Memory
-from millstream.kv.core.mutation_queue import Entry, FrozenChanges
+from millstream.kv.core.mutation_queue import Entry
 from millstream.kv.core.partition import Partition
 from millstream.model.position import FailoverEntry
+from millstream.model.sides import side_of, split
+from millstream.storage.core.store import FlushBatch
 from millstream.wire.frames import change_of, described, seqno_of
 
 SECOND = 1_000_000_000
@@ -18,13 +21,15 @@ BRANCH = 7 << 40
 
 
 Item = tuple[bytes, int, bytes]
-"""Frame, previous seqno, lineage."""
+"""Frame, previous seqno, side."""
 
 
-def items_of(frozen: FrozenChanges) -> list[Item]:
-    assert frozen.seqnos == [seqno_of(frame) for frame in frozen.frames]
-    assert frozen.keys == [change_of(frame).key for frame in frozen.frames]
-    return list(zip(frozen.frames, frozen.previous_seqnos, frozen.lineages, strict=True))
+def items_of(frozen: FlushBatch) -> list[Item]:
+    assert list(frozen.seqnos) == [seqno_of(frame) for frame in frozen.frames]
+    assert list(frozen.keys) == [change_of(frame).key for frame in frozen.frames]
+    sidecars = frozen.sidecars or repeat(b"", len(frozen.frames))
+    sides = map(side_of, frozen.lineages, sidecars)
+    return list(zip(frozen.frames, frozen.previous_seqnos, sides, strict=True))
 
 
 class LogDouble:
@@ -88,7 +93,7 @@ class LogDouble:
         gone = superseded | {item[1] for item in self.items if seqno_of(item[0]) <= at}
         for item in items:
             seqno = seqno_of(item[0])
-            frame = described(item[0], item[2]) if is_described else item[0]
+            frame = described(item[0], *split(item[2])) if is_described else item[0]
             yield [frame] if seqno not in gone else [], seqno
         yield [], upto
 
@@ -134,7 +139,7 @@ def persist(partition: Partition) -> None:
     batch = partition.freeze()
     log = partition._log
     assert isinstance(log, LogDouble)
-    log.items += zip(batch.frames, batch.previous_seqnos, batch.lineages, strict=True)
+    log.items += items_of(batch)
     if batch.seqnos:
         log.marks.append(batch.seqnos[-1])
     partition.persisted(partition.queue.frozen_seqno)

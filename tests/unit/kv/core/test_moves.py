@@ -60,12 +60,12 @@ def test_what_a_promoted_copy_holds_above_its_end_counts() -> None:
     assert isinstance(frame, bytes)
     entry = partition.entry(b"b")
     assert entry is not None
-    assert decode(entry.lineage).runs == ((1, 1), (NEW.branch, 2))
+    assert decode(entry.side).runs == ((1, 1), (NEW.branch, 2))
     assert partition.last_cas > 60
     partition.put(b"new", b"", 0, 0, 0, 0, NOW)
     entry = partition.entry(b"new")
     assert entry is not None
-    assert decode(entry.lineage).birth_branch == NEW.branch
+    assert decode(entry.side).birth_branch == NEW.branch
     hold = partition.open_hold()
     assert hold is not None
     assert hold.at == 7

@@ -124,7 +124,7 @@ def test_lineage_takes_a_run_only_when_the_branch_changed() -> None:
     partition = new_partition(log=log)
     put(partition, b"k", b"1")
     put(partition, b"k", b"2")
-    lineage = decode(partition.table[b"k"].lineage)
+    lineage = decode(partition.table[b"k"].side)
     assert lineage == (BRANCH, 1, ((BRANCH, 1),))
     log.items += items_of(partition.freeze())
     later = Partition(
@@ -137,7 +137,7 @@ def test_lineage_takes_a_run_only_when_the_branch_changed() -> None:
     )
     put(later, b"k", b"3")
     put(later, b"k", b"4")
-    assert decode(later.table[b"k"].lineage).runs == ((BRANCH, 1), (BRANCH + 1, 3))
+    assert decode(later.table[b"k"].side).runs == ((BRANCH, 1), (BRANCH + 1, 3))
     assert change_of(later.table[b"k"].frame).rev == 4
 
 

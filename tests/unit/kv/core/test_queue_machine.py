@@ -2,7 +2,7 @@
 
 Readers work as streams do: they freeze a state, read it from memory and log in pieces between
 other steps, and begin again when their hold was lost. What a reader finished must be exactly the
-newest change of each key at or below its seqno, each with the lineage it was accepted with, if
+newest change of each key at or below its seqno, each with the side it was accepted with, if
 that was asked for.
 """
 
@@ -15,10 +15,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from log_double import NOW, LogDouble, items_of, new_partition
 
+from millstream.documents.stored import load, pack
 from millstream.kv.core.holds import with_kept
 from millstream.kv.core.mutation_queue import Entry, MutationQueue
+from millstream.kv.core.revising import write_document
 from millstream.model.limits import QUEUE_SECONDS_MAX
 from millstream.model.position import FailoverEntry
+from millstream.model.sides import split
 from millstream.upr.core.source import Hold
 from millstream.wire.frames import (
     change_of,
@@ -27,6 +30,7 @@ from millstream.wire.frames import (
     mutation,
     seqno_of,
 )
+from revised_documents import signature, with_leaf
 
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d", b"e"])
 
@@ -70,7 +74,7 @@ class Reading:
             assert len(chunk[0]) < 2 or sum(map(len, chunk[0])) <= bytes_max
         frames, last = chunk
         if self.is_described:
-            frames = list(map(self.machine.without_lineage, frames))
+            frames = list(map(self.machine.without_side, frames))
         assert all(self.sent < seqno_of(frame) <= last for frame in frames)
         self.found += frames
         self.sent = last
@@ -88,7 +92,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.partition = new_partition(log=self.log)
         self.history: list[tuple[bytes, bytes]] = []  # (key, frame), seqno n at n - 1
         self.in_flight: tuple[list, int] | None = None
-        self.lineages: list[bytes] = []
+        self.sides: list[bytes] = []
         self.holds: list[Hold] = []
         self.readings: list[Reading] = []
         self.clock = 0.0
@@ -103,13 +107,13 @@ class QueueMachine(RuleBasedStateMachine):
     def accepted(self, key: bytes, frame: object) -> None:
         if isinstance(frame, bytes):
             self.history.append((key, frame))
-            self.lineages.append(self.partition.table[key].lineage)
+            self.sides.append(self.partition.table[key].side)
             assert seqno_of(frame) == len(self.history) == self.partition.high_seqno
 
-    def without_lineage(self, item: bytes) -> bytes:
-        """Return the frame of a described one, whose lineage is the one it was accepted with."""
+    def without_side(self, item: bytes) -> bytes:
+        """Return the frame of a described one, whose side is the one it was accepted with."""
         frame = item[description_bytes(item) :]
-        assert item == described(frame, self.lineages[seqno_of(frame) - 1])
+        assert item == described(frame, *split(self.sides[seqno_of(frame) - 1]))
         return frame
 
     @rule(keys=st.lists(KEYS, min_size=1, max_size=3))
@@ -124,6 +128,15 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(key=KEYS, size=st.integers(0, 60))
     def put(self, key: bytes, size: int) -> None:
         self.accepted(key, self.partition.put(key, b"1" * size, 0, 0, 0, 0, NOW))
+
+    @rule(key=KEYS, rev=st.integers(1, 5), is_deleted=st.booleans())
+    def write_a_revision(self, key: bytes, rev: int, is_deleted: bool) -> None:
+        """The key has a sidecar from now on."""
+        entry = self.partition.entry(key)
+        document = None if entry is None else load("", key, entry.frame, entry.side)
+        one = f"{rev}-{signature(len(self.history))}"
+        packed = pack(with_leaf(document, one, b'{"a":%d}' % rev, is_deleted=is_deleted))
+        self.accepted(key, write_document(self.partition, key, *packed, NOW))
 
     @rule(key=KEYS)
     def delete(self, key: bytes) -> None:
@@ -350,7 +363,7 @@ class ReplicaQueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.in_flight is None)
     @rule()
     def freeze(self) -> None:
-        items = items_of(self.queue.freeze())
+        items = items_of(self.queue.freeze().batch(0, has_sidecars=False))
         self.in_flight = (items, self.queue.frozen_seqno, self.ends[-1])
 
     @precondition(lambda self: self.in_flight is not None)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from log_double import BRANCH, NOW, LogDouble, new_partition
+from log_double import BRANCH, NOW, LogDouble, items_of, new_partition
 from session_double import HostDouble, StreamDouble, ask, new_session
 
 from millstream.errors import LocalProtocolError
@@ -78,11 +78,11 @@ def test_changes_are_taken_as_they_are() -> None:
     replica.apply_change(frame(7, b"k", cas=77, expiry=4000000000), born(3, 7))
     entry = partition.entry(b"k")
     assert entry is not None
-    assert (entry.frame, entry.lineage) == (frame(7, b"k", cas=77, expiry=4000000000), born(3, 7))
+    assert (entry.frame, entry.side) == (frame(7, b"k", cas=77, expiry=4000000000), born(3, 7))
     replica.apply_change(deletion(0, b"k", 9, 11, 80, 5), born(3, 8))
     entry = partition.entry(b"k")
     assert entry is not None
-    assert (seqno_of(entry.frame), entry.lineage) == (9, born(3, 8))
+    assert (seqno_of(entry.frame), entry.side) == (9, born(3, 8))
     assert (partition.high_seqno, partition.last_cas) == (9, 80)
     partition.queue.check()
 
@@ -410,7 +410,7 @@ class Wire:
         elif isinstance(event, SnapshotStarted):
             replica.apply_marker(event.position.snap_start + 1, event.position.snap_end)
         elif isinstance(event, ChangesReceived):
-            for one, lineage in zip(event.frames, event.lineages, strict=True):
+            for one, lineage in zip(event.frames, event.sides, strict=True):
                 replica.apply_change(one, lineage)
         elif isinstance(event, SnapshotCompleted) and replica.position != event.position:
             replica.apply_advance(event.position.seqno)
@@ -441,8 +441,8 @@ def test_a_consumer_drives_it() -> None:
     source.delete(b"d", 0, NOW)
     wire.run()
     assert copy.high_seqno == source.high_seqno == 8
-    assert {key: (e.frame, e.lineage) for key, e in copy.table.items()} == {
-        key: (e.frame, e.lineage) for key, e in source.table.items()
+    assert {key: (e.frame, e.side) for key, e in copy.table.items()} == {
+        key: (e.frame, e.side) for key, e in source.table.items()
     }
     assert copy.replica is not None
     again = Wire(source, copy)
@@ -504,7 +504,7 @@ class Chain:
             source.put(key, b"1" * kind, 0, 0, 0, 0, NOW)
         entry = source.entry(key)
         if entry is not None:
-            self.lineages.setdefault(entry.frame, entry.lineage)
+            self.lineages.setdefault(entry.frame, entry.side)
 
     def write_in_a_new_branch(self, keys: list[bytes]) -> None:
         source = self.copies[0]
@@ -531,7 +531,7 @@ class Chain:
     def flush(self, number: int) -> None:
         copy, log = self.copies[number], self.logs[number]
         batch = copy.freeze()
-        log.items += zip(batch.frames, batch.previous_seqnos, batch.lineages, strict=True)
+        log.items += items_of(batch)
         mark = batch.mark if batch.mark is not None else copy.queue.frozen_seqno
         if mark:
             log.marks.append(mark)
@@ -561,7 +561,7 @@ class Chain:
 
     def check(self) -> None:
         for copy, log in zip(self.copies, self.logs, strict=True):
-            found = [(entry.frame, entry.lineage) for entry in copy.table.values()]
+            found = [(entry.frame, entry.side) for entry in copy.table.values()]
             found += [(item[0], item[2]) for item in log.items]
             assert all(self.lineages[frame] == lineage for frame, lineage in found)
             copy.queue.check()
@@ -569,7 +569,7 @@ class Chain:
     def newest(self, number: int) -> dict[bytes, tuple[bytes, bytes]]:
         copy = self.copies[number]
         entries = [copy.entry(key) for key in copy.known_keys()]
-        return {entry.key: (entry.frame, entry.lineage) for entry in entries if entry}
+        return {entry.key: (entry.frame, entry.side) for entry in entries if entry}
 
 
 NUMBER = st.sampled_from([1, 2])

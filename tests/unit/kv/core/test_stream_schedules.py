@@ -78,7 +78,7 @@ class World:
         if isinstance(changed, bytes):
             change = change_of(changed)
             self.history.append((key, None if change.is_deleted else change.value))
-            self.lineages[changed] = self.partition.table[key].lineage
+            self.lineages[changed] = self.partition.table[key].side
 
     def begin_branch(self) -> None:
         """What comes now is written in another branch, wherever readers are."""

@@ -37,6 +37,11 @@ KEYS = [
 FEATURES = (Feature.MUTATION_SEQNO, Feature.JSON, Feature.XERROR)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _both_variants() -> None:
+    """Each test runs both itself: once is enough."""
+
+
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     yield
@@ -159,10 +164,7 @@ class World:
             queue = partition.queue
             self.seen.append(
                 (
-                    {
-                        k: (e.key, e.frame, e.lineage, e.is_used)
-                        for k, e in partition.table.items()
-                    },
+                    {k: (e.key, e.frame, e.side, e.is_used) for k, e in partition.table.items()},
                     [e.key for e in partition.residents.ring],
                     partition.residents.memory.table_bytes,
                     {n: (b.frames, b.previous) for n, b in queue.blocks.items()},

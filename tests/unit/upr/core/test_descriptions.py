@@ -13,6 +13,7 @@ from fake_source import FakePartition, lineage_of
 from millstream.errors import LocalProtocolError, RemoteProtocolError
 from millstream.model.lineage import born, with_run
 from millstream.model.position import FailoverEntry
+from millstream.model.sides import side_of
 from millstream.upr.core import descriptions
 from millstream.upr.core.consumer import (
     ChangesReceived,
@@ -252,11 +253,11 @@ def test_lineages_stand_beside_their_changes() -> None:
     first, second, third, _ = core.receive_data(data)
     assert isinstance(first, ChangesReceived)
     assert (first.partition_id, first.frames) == (5, [put(1), put(3)])
-    assert first.lineages == [born(3, 1), born(3, 3)]
+    assert first.sides == [born(3, 1), born(3, 3)]
     assert isinstance(second, ChangesReceived)
-    assert (second.partition_id, second.lineages) == (4, [born(3, 7)])
+    assert (second.partition_id, second.sides) == (4, [born(3, 7)])
     assert isinstance(third, ChangesReceived)
-    assert (third.position.seqno, third.lineages) == (4, [born(3, 4)])
+    assert (third.position.seqno, third.sides) == (4, [born(3, 4)])
 
 
 def test_who_did_not_ask_has_none() -> None:
@@ -265,7 +266,7 @@ def test_who_did_not_ask_has_none() -> None:
     granted = response(Opcode.DCP_STREAM_REQ, 0, PARTITION, value=encode_failover_log(LOG))
     events = core.receive_data(granted + snapshot_marker(PARTITION, PARTITION, 0, 9, 1) + put(9))
     assert isinstance(events[-2], ChangesReceived)
-    assert list(events[-2].lineages) == []
+    assert list(events[-2].sides) == []
     with pytest.raises(RemoteProtocolError, match="0x6f"):
         core.receive_data(pair(10))
 
@@ -288,6 +289,16 @@ def test_both_count_for_the_window() -> None:
     assert core._unacked_bytes - before == len(pair(1) * 3)
 
 
+def test_a_sidecar_stands_behind_the_lineage() -> None:
+    core = opened()
+    lineage = born(3, 2)
+    data = pair(1) + described(put(2), lineage, b"sidecar") + pair(3)
+    (event,) = core.receive_data(data)
+    assert isinstance(event, ChangesReceived)
+    assert event.sides == [born(3, 1), side_of(lineage, b"sidecar"), born(3, 3)]
+    assert core._unacked_bytes >= len(data)
+
+
 @given(st.lists(st.integers(1, 120), max_size=8), st.integers(0, 70))
 def test_pairs_may_come_in_any_pieces(sizes: list[int], value_bytes: int) -> None:
     seqnos = [1, 2, 5, 9]
@@ -301,7 +312,7 @@ def test_pairs_may_come_in_any_pieces(sizes: list[int], value_bytes: int) -> Non
     events += core.receive_data(data) if data else []
     changes = [event for event in events if isinstance(event, ChangesReceived)]
     assert [seqno_of(frame) for event in changes for frame in event.frames] == seqnos
-    assert [one for event in changes for one in event.lineages] == [born(3, s) for s in seqnos]
+    assert [one for event in changes for one in event.sides] == [born(3, s) for s in seqnos]
     assert isinstance(events[-1], StreamEnded)
 
 
@@ -338,8 +349,9 @@ META_BYTES = len(pair(9)) - len(put(9))
         (broken(15, 6), "before change 9"),  # opaque
         (broken(4, 7), "or it is cut"),
         (broken(3, 1), "or it is cut"),
-        (broken(33, 3), "or it is cut"),  # as long as lineage, or a sidecar behind it
-        (broken(33, 1), "or it is cut"),
+        (broken(33, 3), "or it is cut"),  # a lineage longer than there are bytes
+        (broken(33, 1), "its lineage is cut"),
+        (broken(34, 0), "its lineage is cut"),  # of no branch: a side with a sidecar begins so
         (broken(35, 0x89), "its lineage is cut"),
         (broken(META_BYTES + 11, 18), "its lineage is cut"),  # a body too short for the key
         (broken(8, 0xFF), "too long"),
@@ -368,7 +380,7 @@ def test_spoiled_bytes_are_understood_or_refused(
         return
     for event in events:
         if isinstance(event, ChangesReceived):
-            assert len(event.frames) == len(event.lineages)
+            assert len(event.frames) == len(event.sides)
 
 
 @given(

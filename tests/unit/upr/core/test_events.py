@@ -11,4 +11,4 @@ def test_readers_find_all_events_where_the_consumer_is() -> None:
 def test_what_a_server_of_another_kind_does_not_say() -> None:
     assert events.StreamOpened(1, Position(), ()).source_high is None
     assert events.RollbackRequired(1, 7).branch == 0
-    assert events.ChangesReceived(1, Position(), [b"frame"]).lineages == ()
+    assert events.ChangesReceived(1, Position(), [b"frame"]).sides == ()

@@ -119,3 +119,36 @@ def test_a_reduce_that_does_not_shrink_is_an_error_value():
         mapper.close()
     assert result["error"] == "reduce_overflow_error"
     assert json.dumps(result)
+
+
+INDEXES = {
+    "language": "query",
+    "views": {
+        "a": {"map": {"fields": {"n": "asc", "t.0": "asc"}}, "reduce": "_count"},
+        "b": {"map": {"fields": {"n": "asc"}, "partial_filter_selector": {"n": {"$gt": 1}}}},
+    },
+}
+
+
+def test_json_indexes_are_mapped_here():
+    design = parse_design(INDEXES, "test")
+    mapper = open_mapper(design)
+    documents = [
+        b'{"_id":"1","n":1.0,"t":["x"]}', b'{"_id":"2","n":2}', b'{"_id":"3","t":[1]}',
+        b'{"_id":"4","n":{"deep":2.0},"t":[null,7]}',
+    ]  # fmt: skip
+    assert [(found.rows, found.errors) for found in mapper.map(documents)] == [
+        ([(0, b'[1,"x"]', b"null")], ()),
+        ([(1, b"[2]", b"null")], ()),
+        ([], ()),
+        ([(0, b'[{"deep":2},null]', b"null"), (1, b'[{"deep":2}]', b"null")], ()),
+    ]
+    mapper.close()
+
+
+def test_a_document_that_is_too_deep_costs_its_own_rows():
+    mapper = open_mapper(parse_design(INDEXES, "test"))
+    deep = b'{"n":2,"t":' + b"[" * 20_000 + b"]" * 20_000 + b"}"
+    lost, found = mapper.map([deep, b'{"n":2}'])
+    assert (lost.rows, lost.errors[0].view) == ((), -1)
+    assert found.rows == [(1, b"[2]", b"null")]

@@ -154,3 +154,46 @@ def test_who_keeps_the_index_is_said_beside_the_signature():
     assert parse_design(GOOD, "d").engine == "node"
     with pytest.raises(UsageError, match="`engine` is node or spark"):
         parse_design({**GOOD, "engine": "duck"}, "d")
+
+
+QUERY = {
+    "language": "query",
+    "views": {
+        "n": {
+            "map": {"fields": {"b": "asc", "a": "asc"}, "partial_filter_selector": {"a": 1}},
+            "reduce": "_count",
+            "options": {"def": {"fields": ["b", "a"]}},
+        }
+    },
+}
+
+
+def test_a_json_index_is_a_view_of_its_definition():
+    design = parse_design(QUERY, "x")
+    assert design.language == "query"
+    assert parse_design(design.as_json()) == design
+    assert design.as_json()["views"]["n"]["map"] == QUERY["views"]["n"]["map"]
+    (tree,) = design.trees
+    assert (tree.reduces, tree.collation) == (("_count",), "unicode")
+    other = {**QUERY, "views": {"n": {"map": {"fields": {"a": "asc", "b": "asc"}}}}}
+    assert parse_design(other, "x").signature != design.signature
+    listed = {
+        **QUERY,
+        "views": {"m": {"map": {**QUERY["views"]["n"]["map"], "fields": ["b", "a"]}}},
+    }
+    assert parse_design(listed, "x").signature == design.signature
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        7, {}, {"map": "function (doc) {}"}, {"map": {"fields": []}},
+        {"map": {"fields": ["a"], "partial_filter_selector": {"a": {"$no": 1}}}},
+        {"map": {"fields": ["a"]}, "reduce": "function () {}"},
+        {"map": {"fields": ["a"]}, "reduce": 7},
+    ],
+)  # fmt: skip
+def test_json_indexes_that_are_none(view):
+    with pytest.raises(UsageError) as caught:
+        parse_design({"language": "query", "views": {"n": view}}, "x")
+    assert caught.value.code == "invalid_design_doc"

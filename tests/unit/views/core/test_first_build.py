@@ -39,7 +39,7 @@ class Reader:
 
     def take(self) -> None:
         while (batch := self.build.take_batch()) is not None:
-            for frame, _ in zip(batch.frames, batch.lineages, strict=True):
+            for frame, _ in zip(batch.frames, batch.sides, strict=True):
                 change = change_of(frame)
                 self.seen.append((change.partition_id, change.key))
                 if not change.is_deleted:

@@ -154,7 +154,7 @@ class Reader:
         for partition, part in parts.items():
             assert part.start == self.places[partition].position
             self.places[partition] = Place(part.end, part.failover_log)
-            for frame, lineage in zip(part.frames, part.lineages, strict=True):
+            for frame, lineage in zip(part.frames, part.sides, strict=True):
                 change = change_of(frame)
                 assert lineage == lineage_of(partition, change.seqno)
                 if change.is_deleted:

@@ -1,0 +1,404 @@
+"""Many documents at once: written, read by revision, compared, purged.
+
+Invariants:
+1. `_bulk_docs` and `_bulk_get` answer in the order of what was asked, one entry each, but for
+   `new_edits=false`, where only refusals are told.
+2. A bad document among good ones is refused alone; a request that makes no sense, whole.
+3. What was answered as stored is durable.
+
+Elsewhere: single documents (`document_pages`), the changes (`writing`), texts
+(`documents.reading`).
+Source: CouchDB's bulk API and replication protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from aiohttp import web
+
+from millstream.documents.reading import PLAIN, Shown, differences, open_leaves, text_of
+from millstream.documents.revisions import checked_rev
+from millstream.documents.sent import Sent, checked_id, parse_sent
+from millstream.documents.stored import StoredDocument
+from millstream.documents.updating import Purge, purge, sent_path
+from millstream.errors import AccessError, MillstreamError, UsageError
+from millstream.gateway.aio.answers import (
+    DATABASE,
+    DATABASE_PATH,
+    HOST,
+    answer,
+    read_body,
+    require,
+)
+from millstream.gateway.aio.attaching import keep_inline
+from millstream.gateway.aio.documents_out import inline_text, parts_of, send_attachment_pieces
+from millstream.gateway.aio.streaming import stream
+from millstream.gateway.aio.writing import Edit, Stored, write
+from millstream.gateway.core.document_host import DocumentHost
+from millstream.gateway.core.document_options import is_true, parse_revs
+from millstream.gateway.core.errors import body_of
+from millstream.gateway.core.multipart import end, missing_part
+
+__all__ = [
+    "BULK_BYTES_MAX", "DOCUMENTS_AT_ONCE", "REVISIONS_ASKED_MAX", "routes",
+]  # fmt: skip
+
+BULK_BYTES_MAX: Final = 128 * 1024 * 1024
+"""Body of a request with many documents."""
+DOCUMENTS_AT_ONCE: Final = 200
+"""Parsed, or looked at, before others have a turn."""
+REVISIONS_ASKED_MAX: Final = 100_000
+"""Documents in one `_bulk_get`, `_revs_diff` or `_purge`."""
+_PATH: Final = "/"
+"""Errors of documents are told as those of a database."""
+
+
+class _Bulk(msgspec.Struct):
+    docs: list[msgspec.Raw]
+    new_edits: bool = True
+
+
+class _Asked(NamedTuple):
+    """An entry of `_bulk_get`."""
+
+    id: str
+    rev: str | None
+    since: list[str] | None
+
+
+_bulk: Final = msgspec.json.Decoder(_Bulk).decode
+
+
+# -- writing
+
+
+async def _bulk_docs(request: web.Request) -> web.Response:
+    bucket = request.match_info[DATABASE]
+    require(request, "write", bucket, instead="design")
+    texts, is_replicated = await _sent_texts(request)
+    edits, refusals = await _edits(request, bucket, texts, is_replicated)
+    is_durable = request.query.get("batch") != "ok"
+    done = await write(request, bucket, edits, is_durable=is_durable)
+    said, at = list[dict[str, Any]](), iter(zip(edits, done, strict=True))
+    for refusal in refusals:
+        if refusal is not None:
+            said.append(refusal)
+            continue
+        edit, one = next(at)
+        if isinstance(one, Stored):
+            if not is_replicated:
+                said.append({"ok": True, "id": edit.doc_id, "rev": one.rev})
+        else:
+            said.append(_refused(edit.doc_id, edit.sent, one))
+    return answer(said, status=201)
+
+
+async def _sent_texts(request: web.Request) -> tuple[list[msgspec.Raw], bool]:
+    """Return the texts of documents in a request, and whether they are a peer's revisions."""
+    if request.content_type != "application/json":
+        raise UsageError("Content-Type must be application/json", code="bad_content_type")
+    data = await read_body(request, BULK_BYTES_MAX)
+    try:
+        said = _bulk(data)
+    except msgspec.ValidationError as error:
+        raise UsageError(
+            "POST body must include `docs` parameter, a list of objects", code="bad_request"
+        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"the body is not JSON: {error}", code="bad_json") from error
+    return said.docs, not said.new_edits or request.query.get("new_edits") == "false"
+
+
+async def _edits(
+    request: web.Request, bucket: str, texts: Sequence[msgspec.Raw], is_replicated: bool
+) -> tuple[list[Edit], list[dict[str, Any] | None]]:
+    """Return the changes, and for each text why it is none, or None.
+
+    Raises:
+        UsageError: an id is illegal where clients write: the whole request is refused.
+    """
+    documents = request.app[HOST].documents
+    may = _Rights(request, bucket)
+    edits, refusals = list[Edit](), list[dict[str, Any] | None]()
+    for number, text in enumerate(texts):
+        if number % DOCUMENTS_AT_ONCE == DOCUMENTS_AT_ONCE - 1:
+            await asyncio.sleep(0)
+        sent = None
+        try:
+            sent = parse_sent(bytes(text))
+            if sent.id is None and is_replicated:
+                raise UsageError("new_edits=false: a document needs _id", code="illegal_docid")
+            doc_id = checked_id(sent.id) if sent.id is not None else secrets.token_hex(16)
+            may.check(doc_id)
+            if is_replicated:
+                sent_path(sent)
+            kept = {}
+            if sent.attachments:
+                kept = await keep_inline(documents, bucket, sent.attachments)
+        except MillstreamError as error:
+            is_bad_id = error.code == "illegal_docid"
+            if is_bad_id and not is_replicated:
+                raise
+            if is_bad_id:  # replicators go on after this one
+                error = AccessError(str(error), code="forbidden")
+            refusals.append(_refused(None if sent is None else sent.id, sent, error))
+            continue
+        edits.append(Edit(doc_id, sent, kept, is_replicated))
+        refusals.append(None)
+    return edits, refusals
+
+
+class _Rights:
+    """Which documents of a request its user may write: asked once for each kind."""
+
+    def __init__(self, request: web.Request, bucket: str) -> None:
+        self._refusals: dict[bool, MillstreamError | None] = {}
+        for is_design in (False, True):
+            try:
+                require(request, "design" if is_design else "write", bucket)
+                self._refusals[is_design] = None
+            except AccessError as error:
+                self._refusals[is_design] = error
+
+    def check(self, doc_id: str) -> None:
+        refusal = self._refusals[doc_id.startswith("_design/")]
+        if refusal is not None:
+            raise refusal
+
+
+def _refused(doc_id: str | None, sent: Sent | None, error: MillstreamError) -> dict[str, Any]:
+    said: dict[str, Any] = {"id": doc_id}
+    if sent is not None and sent.rev is not None:
+        said["rev"] = sent.rev
+    return said | body_of(error, _PATH)
+
+
+async def _purge(request: web.Request) -> web.Response:
+    bucket = request.match_info[DATABASE]
+    require(request, "admin")
+    asked = await _revs_by_id(request)
+    done: dict[str, Purge] = {}
+
+    def decide_of(doc_id: str, revs: list[str]) -> Any:
+        def decide(document: StoredDocument | None) -> StoredDocument | None:
+            done[doc_id] = purge(document, revs)
+            return done[doc_id].document
+
+        return decide
+
+    edits = [(checked_id(doc_id), decide_of(doc_id, revs)) for doc_id, revs in asked.items()]
+    for one in await request.app[HOST].documents.update(bucket, edits, is_durable=True):
+        if isinstance(one, MillstreamError):
+            raise one
+    purged = {doc_id: one.revs for doc_id, one in done.items()}
+    return answer({"purge_seq": None, "purged": purged}, status=201)
+
+
+async def _full_commit(request: web.Request) -> web.Response:
+    """Say that all that was answered is durable: nothing else is ever answered as stored.
+
+    What `batch=ok` accepted, or kv wrote, is made durable here.
+    """
+    bucket = request.match_info[DATABASE]
+    require(request, "write", bucket)
+    documents = request.app[HOST].documents
+    await documents.commit(bucket)
+    info = await documents.info(bucket)
+    said = {"ok": True, "instance_start_time": info.instance_start_time}
+    return answer(said, status=201)
+
+
+# -- comparing
+
+
+async def _revs_by_id(request: web.Request) -> dict[str, list[str]]:
+    data = await read_body(request, BULK_BYTES_MAX)
+    try:
+        asked = msgspec.json.decode(data, type=dict[str, list[str]])
+    except msgspec.ValidationError as error:
+        raise UsageError("{id: [revisions]} is wanted", code="bad_request") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"the body is not JSON: {error}", code="bad_json") from error
+    if len(asked) > REVISIONS_ASKED_MAX:
+        raise UsageError(f"at most {REVISIONS_ASKED_MAX} documents at a time", code="too_large")
+    for revs in asked.values():
+        for rev in revs:
+            checked_rev(rev)
+    return asked
+
+
+async def _differences(request: web.Request) -> dict[str, dict[str, list[str]]]:
+    bucket = request.match_info[DATABASE]
+    require(request, "read", bucket, instead="write")
+    asked = await _revs_by_id(request)
+    documents = request.app[HOST].documents
+    found: dict[str, dict[str, list[str]]] = {}
+    for number, (doc_id, revs) in enumerate(asked.items()):
+        if number % DOCUMENTS_AT_ONCE == DOCUMENTS_AT_ONCE - 1:
+            await asyncio.sleep(0)
+        said = differences(await _known(documents, bucket, doc_id), revs)
+        if said:
+            found[doc_id] = said
+    return found
+
+
+async def _known(
+    documents: DocumentHost, bucket: str, doc_id: str, *, is_durable: bool = False
+) -> StoredDocument | None:
+    """Return a document, None also for an id that none can have."""
+    try:
+        checked_id(doc_id)
+    except UsageError:
+        return None
+    return await documents.read(bucket, doc_id, is_durable=is_durable)
+
+
+async def _revs_diff(request: web.Request) -> web.Response:
+    return answer(await _differences(request))
+
+
+async def _missing_revs(request: web.Request) -> web.Response:
+    found = await _differences(request)
+    return answer({"missing_revs": {doc_id: one["missing"] for doc_id, one in found.items()}})
+
+
+# -- reading
+
+
+async def _bulk_get(request: web.Request) -> web.StreamResponse:
+    bucket = request.match_info[DATABASE]
+    require(request, "read", bucket)
+    try:
+        content = msgspec.json.decode(await read_body(request, BULK_BYTES_MAX))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"the body is not JSON: {error}", code="bad_json") from error
+    asked = _asked(content)
+    given: dict[str, str] = dict(request.query)
+    for name in ("revs", "latest", "attachments"):
+        if isinstance(content.get(name), bool):
+            given.setdefault(name, "true" if content[name] else "false")
+    shown = Shown(revs=True) if is_true(given, "revs") else PLAIN
+    getting = _Getting(
+        request.app[HOST].documents, bucket, shown,
+        latest=is_true(given, "latest"), attachments=is_true(given, "attachments"),
+    )  # fmt: skip
+    accept = request.headers.get("Accept", "")
+    if "multipart/" in accept and "application/json" not in accept:
+        boundary = secrets.token_hex(16)
+        kind = "related" if "multipart/related" in accept else "mixed"
+        response = web.StreamResponse(
+            headers={"Content-Type": f'multipart/{kind}; boundary="{boundary}"'}
+        )
+        return await send_attachment_pieces(request, response, getting.parts(asked, boundary))
+    return await stream(request, getting.results(asked), {})
+
+
+def _asked(content: Any) -> list[_Asked]:
+    docs = content.get("docs") if isinstance(content, dict) else None
+    if not isinstance(docs, list):
+        raise UsageError("Missing JSON list of 'docs'.", code="bad_request")
+    if len(docs) > REVISIONS_ASKED_MAX:
+        raise UsageError(f"at most {REVISIONS_ASKED_MAX} documents at a time", code="too_large")
+    found = []
+    for one in docs:
+        if not isinstance(one, Mapping) or not isinstance(one.get("id"), str):
+            raise UsageError("an entry of `docs` needs an id", code="bad_request")
+        since = one.get("atts_since")
+        rev = one.get("rev")
+        found.append(
+            _Asked(
+                one["id"], None if rev is None else str(rev),
+                parse_revs(since) if since is not None else None,
+            )
+        )  # fmt: skip
+    return found
+
+
+class _Getting:
+    """What one `_bulk_get` is answered with."""
+
+    def __init__(
+        self,
+        documents: DocumentHost,
+        bucket: str,
+        shown: Shown,
+        *,
+        latest: bool,
+        attachments: bool,
+    ) -> None:
+        self._documents, self._bucket, self._shown = documents, bucket, shown
+        self._latest, self._attachments = latest, attachments
+
+    async def results(self, asked: Sequence[_Asked]) -> AsyncIterator[bytes]:
+        """Yield the JSON answer."""
+        encode = msgspec.json.encode
+        before = b'{"results":['
+        for one in asked:
+            texts = [text async for text in self._texts(one)]
+            yield b'%b{"id":%b,"docs":[%b]}' % (before, encode(one.id), b",".join(texts))
+            before = b","
+        yield b"]}\n" if asked else before + b"]}\n"
+
+    async def _texts(self, one: _Asked) -> AsyncIterator[bytes]:
+        try:
+            document, found = await self._found(one)
+        except MillstreamError as error:
+            yield b'{"error":%b}' % msgspec.json.encode(self._failed(one, error))
+            return
+        for leaf in found:
+            if isinstance(leaf, str):
+                said = {"id": one.id, "rev": leaf, "error": "not_found", "reason": "missing"}
+                yield b'{"error":%b}' % msgspec.json.encode(said)
+                continue
+            assert document is not None, "a leaf is of a document"
+            if self._attachments or one.since is not None:
+                text = await inline_text(
+                    self._documents, self._bucket, one.id, document, leaf, self._shown, one.since
+                )
+            else:
+                text = text_of(one.id, document, leaf, self._shown)
+            yield b'{"ok":%b}' % text
+
+    async def _found(self, one: _Asked) -> tuple[StoredDocument | None, Sequence[Any]]:
+        revs = None if one.rev is None else [checked_rev(one.rev)]
+        document = await _known(self._documents, self._bucket, one.id, is_durable=True)
+        if revs is None and (document is None or not document.exists):
+            return document, ["undefined"]
+        return document, open_leaves(document, revs, latest=self._latest)
+
+    @staticmethod
+    def _failed(one: _Asked, error: MillstreamError) -> dict[str, Any]:
+        return {"id": one.id, "rev": one.rev, **body_of(error, _PATH)}
+
+    async def parts(self, asked: Sequence[_Asked], boundary: str) -> AsyncIterator[bytes]:
+        """Yield the multipart answer."""
+        for one in asked:
+            try:
+                document, found = await self._found(one)
+            except MillstreamError as error:
+                yield missing_part(boundary, msgspec.json.encode(self._failed(one, error)))
+                continue
+            for leaf in found:
+                async for piece in parts_of(
+                    self._documents, self._bucket, boundary, one.id, document, leaf,
+                    self._shown, one.since,
+                ):  # fmt: skip
+                    yield piece
+        yield end(boundary)
+
+
+def routes() -> list[web.RouteDef]:
+    """Return the pages of this module."""
+    return [
+        web.post(DATABASE_PATH + "/_bulk_docs", _bulk_docs),
+        web.post(DATABASE_PATH + "/_bulk_get", _bulk_get),
+        web.post(DATABASE_PATH + "/_revs_diff", _revs_diff),
+        web.post(DATABASE_PATH + "/_missing_revs", _missing_revs),
+        web.post(DATABASE_PATH + "/_purge", _purge),
+        web.post(DATABASE_PATH + "/_ensure_full_commit", _full_commit),
+    ]

@@ -1,0 +1,119 @@
+"""Attachments as they come and go over HTTP: which are compressed, headers, ranges.
+
+Invariants:
+1. A digest is that of the bytes as they are stored; `length` is that of the bytes as they were.
+2. What is served under `Content-Encoding: gzip` is asked for by who can read it.
+
+Elsewhere: tables of attachments (`documents.stored`), the pages (`gateway.aio.attachment_pages`),
+keeping the bytes (`gateway.aio.attaching`).
+Source: CouchDB's attachments.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+from base64 import b64decode, b64encode
+from typing import Final, NamedTuple
+
+from millstream.errors import ConditionError, UsageError
+
+__all__ = [
+    "ATTACHMENTS_MAX", "ATTACHMENT_BYTES_MAX", "ATTACHMENT_NAME_BYTES_MAX", "Range",
+    "accepts_gzip", "asked_range", "checked_name", "decoded", "digest_of", "is_compressible",
+]  # fmt: skip
+
+ATTACHMENT_BYTES_MAX: Final = 1024 * 1024 * 1024
+ATTACHMENT_NAME_BYTES_MAX: Final = 1024
+ATTACHMENTS_MAX: Final = 1000
+"""Of one revision."""
+_COMPRESSIBLE: Final = ("application/javascript", "application/json", "application/xml")
+_RANGE: Final = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
+
+
+def is_compressible(content_type: str) -> bool:
+    """Return whether attachments of a type are stored compressed, as CouchDB does."""
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind.startswith("text/") or kind in _COMPRESSIBLE
+
+
+def digest_of(md5: bytes) -> str:
+    """Return a digest as it is shown."""
+    return "md5-" + b64encode(md5).decode()
+
+
+def accepts_gzip(header: str | None) -> bool:
+    """Return whether a client's Accept-Encoding takes gzip."""
+    for one in (header or "").split(","):
+        name, _, options = one.partition(";")
+        if name.strip().lower() in ("gzip", "*"):
+            return not re.fullmatch(r"\s*q\s*=\s*0(\.0*)?\s*", options)
+    return False
+
+
+def checked_name(name: str) -> str:
+    """Return the name of an attachment.
+
+    Raises:
+        UsageError: `bad_request`.
+    """
+    if not name or name.startswith("_") or "\0" in name:
+        raise UsageError(
+            f"Attachment name {name!r}: it may not be empty, nor start with '_'",
+            code="bad_request",
+        )
+    if len(name.encode(errors="surrogatepass")) > ATTACHMENT_NAME_BYTES_MAX:
+        raise UsageError(
+            f"the name of an attachment has at most {ATTACHMENT_NAME_BYTES_MAX} bytes",
+            code="bad_request",
+        )
+    return name
+
+
+def decoded(data: object) -> bytes:
+    """Return the bytes of an attachment that stands in its document.
+
+    Raises:
+        UsageError: `bad_request`.
+    """
+    if isinstance(data, str) and data.isascii():
+        try:
+            return b64decode(data, validate=True)
+        except binascii.Error:
+            pass
+    raise UsageError("Invalid attachment data: base64 is wanted", code="bad_request")
+
+
+class Range(NamedTuple):
+    """A part of an attachment: [begin, end)."""
+
+    begin: int
+    end: int
+
+    def header(self, length: int) -> str:
+        """Return what Content-Range says of it."""
+        return f"bytes {self.begin}-{self.end - 1}/{length}"
+
+
+def asked_range(header: str | None, length: int) -> Range | None:
+    """Return the part that a client asks for, None: all of it.
+
+    What is no single range is answered whole, as the standard allows.
+
+    Raises:
+        ConditionError: `requested_range_not_satisfiable`.
+    """
+    found = _RANGE.fullmatch((header or "").strip())
+    if found is None or not (found[1] or found[2]):
+        return None
+    if found[1]:
+        begin, end = int(found[1]), int(found[2]) + 1 if found[2] else length
+        is_wrong = begin >= length or end <= begin
+    else:
+        begin, end = max(0, length - int(found[2])), length
+        is_wrong = int(found[2]) == 0 or length == 0
+    if is_wrong:
+        raise ConditionError(
+            "Requested range not satisfiable", code="requested_range_not_satisfiable"
+        )
+    return Range(begin, min(end, length))

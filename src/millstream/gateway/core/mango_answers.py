@@ -1,0 +1,111 @@
+"""A query's answer as it is made: which rows pass, and what stands behind the last of them.
+
+Invariants:
+1. A document is answered only if it matches as it is now, whatever the row that led to it says.
+2. The bookmark names the last row that was passed on or skipped; that row is not answered again.
+
+Elsewhere: where rows come from (`gateway.aio.mango_pages`), queries (`views.core.mango.finding`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from millstream.views.core.mango.finding import Find, Place, bookmark_of, scan_warning
+from millstream.views.core.mango.paths import project
+from millstream.views.core.mango.planning import Plan
+
+__all__ = ["FoundRow", "Selection", "rows_in"]
+
+_LINE_END: Final = b"\r\n"
+_ROW: Final = b'{"id":'
+_NO_DOCUMENT: Final = (msgspec.DecodeError, RecursionError)
+
+
+class FoundRow(msgspec.Struct):
+    """A row of an index, with the document beside it."""
+
+    id: str
+    key: Any
+    doc: msgspec.Raw
+
+    @property
+    def place(self) -> Place:
+        """Where it stands."""
+        return Place(self.key, self.id)
+
+
+_row: Final = msgspec.json.Decoder(FoundRow).decode
+_decode: Final = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def rows_in(piece: bytes) -> Iterator[FoundRow]:
+    """Yield the rows in a piece of a view's answer, in which each row is a line."""
+    for line in piece.split(_LINE_END):
+        if line.startswith(_ROW):
+            yield _row(line.removesuffix(b","))
+
+
+class Selection:
+    """Takes documents one by one; says of each what is to be answered."""
+
+    def __init__(self, find: Find, plan: Plan) -> None:
+        self._find = find
+        self._plan = plan
+        self._to_skip = find.skip
+        self._bookmark = find.bookmark
+        self.examined = 0
+        self.answered = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more documents are wanted."""
+        return self.answered >= self._find.limit
+
+    def take(self, place: Place, text: bytes) -> bytes | None:
+        """Return the JSON text that is answered for a document, None if it is none.
+
+        Args:
+            place: of the row that led to it.
+            text: of the document; `null` where it is not there any more.
+        """
+        if place == self._find.after:
+            return None
+        self.examined += 1
+        try:
+            document = _decode(text)
+        except _NO_DOCUMENT:
+            return None
+        if not self._find.selector.matches(document):
+            return None
+        self._bookmark = bookmark_of(place)
+        if self._to_skip:
+            self._to_skip -= 1
+            return None
+        self.answered += 1
+        if not self._find.paths:
+            return bytes(text)
+        return msgspec.json.encode(project(document, self._find.paths))
+
+    def tail(self, seconds: float) -> bytes:
+        """Return what follows the documents.
+
+        Args:
+            seconds: that the answer took.
+        """
+        content: dict[str, Any] = {"bookmark": self._bookmark}
+        warnings = [*self._plan.warnings, *scan_warning(self.examined, self.answered)]
+        if self._find.execution_stats:
+            content["execution_stats"] = {
+                "total_keys_examined": 0 if self._plan.index.is_all_docs else self.examined,
+                "total_docs_examined": self.examined,
+                "total_quorum_docs_examined": 0,
+                "results_returned": self.answered,
+                "execution_time_ms": round(seconds * 1000, 3),
+            }
+        if warnings:
+            content["warning"] = "\n".join(warnings)
+        return b"\r\n]," + msgspec.json.encode(content)[1:] + b"\n"

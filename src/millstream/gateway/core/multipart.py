@@ -1,0 +1,71 @@
+"""Heads of multipart bodies: one document with its attachments, or several of those.
+
+    multipart/related   the document's JSON, then each attachment that `follows`, in its order
+    multipart/mixed     revisions: JSON, or a multipart/related, or `{"missing": rev}`
+
+Invariants:
+1. Names of attachments cannot end a head or begin a part.
+
+Elsewhere: the bytes between heads (`gateway.aio.multipart`).
+Source: RFC 2046; CouchDB's multipart bodies.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import quote
+
+__all__ = [
+    "BOUNDARY_BYTES_MAX", "attachment_head", "end", "inner_head", "json_part", "missing_part",
+]  # fmt: skip
+
+BOUNDARY_BYTES_MAX: Final = 70
+"""Of a boundary that a client chose."""
+
+
+def json_part(boundary: str, text: bytes) -> bytes:
+    """Return a part that is JSON."""
+    return b"--%b\r\nContent-Type: application/json\r\n\r\n%b\r\n" % (boundary.encode(), text)
+
+
+def missing_part(boundary: str, text: bytes) -> bytes:
+    """Return a part that says what is not there."""
+    head = b'--%b\r\nContent-Type: application/json; error="true"\r\n\r\n%b\r\n'
+    return head % (boundary.encode(), text)
+
+
+def inner_head(boundary: str, inner: str) -> bytes:
+    """Return the head of a part that has parts itself."""
+    head = b'--%b\r\nContent-Type: multipart/related; boundary="%b"\r\n\r\n'
+    return head % (boundary.encode(), inner.encode())
+
+
+def attachment_head(
+    boundary: str, name: str, content_type: str, length: int, encoding: str
+) -> bytes:
+    """Return the head of an attachment of `length` bytes as they are sent."""
+    lines = [
+        f"--{boundary}",
+        f"Content-Disposition: attachment; {_filename(name)}",
+        f"Content-Type: {_one_line(content_type)}",
+        f"Content-Length: {length}",
+    ]
+    if encoding:
+        lines.append(f"Content-Encoding: {encoding}")
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def end(boundary: str) -> bytes:
+    """Return what ends a body."""
+    return b"--%b--" % boundary.encode()
+
+
+def _filename(name: str) -> str:
+    if name.isascii() and name.isprintable() and '"' not in name and "\\" not in name:
+        return f'filename="{name}"'
+    return f"filename*=UTF-8''{quote(name, safe='')}"
+
+
+def _one_line(text: str) -> str:
+    kept = "".join(c for c in text if c.isprintable() and c.isascii())
+    return kept or "application/octet-stream"

@@ -1,0 +1,101 @@
+"""How many documents a database has, and how many deleted ones: counted when somebody asks.
+
+Nothing is loaded at a start and nothing counted while documents are written, so a partition that
+changed since it was counted last is read once more.
+
+Invariants:
+1. Counts are of what is durable, as feeds show it, and remembered with where they were taken.
+2. Keys that are no document ids are not counted.
+
+Elsewhere: reading (`kv.aio.changes`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from struct import Struct
+from typing import NamedTuple
+
+from millstream.documents.tokens import Vector
+from millstream.kv.aio.changes import BucketChanges
+from millstream.model.partitions import DESIGN_PREFIX
+from millstream.model.position import Position
+from millstream.wire.frames import description_bytes
+
+__all__ = ["Counts", "DocumentCounts"]
+
+_HEAD = Struct(">xBHB").unpack_from
+_MUTATION = 0x57
+_HEADER_BYTES = 24
+
+
+class Counts(NamedTuple):
+    """Documents of a database."""
+
+    live: int
+    deleted: int
+
+
+class DocumentCounts:
+    """Counts the documents of one bucket."""
+
+    def __init__(self, changes: BucketChanges) -> None:
+        self._changes = changes
+        self._known: dict[int, tuple[Position, Counts]] = {}
+        self._turn = asyncio.Lock()
+
+    async def count(self) -> Counts:
+        """Return the counts as of now; raises as walks do."""
+        async with self._turn:
+            latest = self._changes.latest()
+            begin = Position()
+            start = latest._replace(
+                positions=tuple(
+                    position if self._is_known(number, position) else begin
+                    for number, position in enumerate(latest.positions)
+                )
+            )
+            if begin in start.positions:
+                await self._recount(start)
+            found = [counts for _, counts in self._known.values()]
+            return Counts(sum(one.live for one in found), sum(one.deleted for one in found))
+
+    def _is_known(self, number: int, position: Position) -> bool:
+        known = self._known.get(number)
+        if position == Position():
+            self._known.pop(number, None)
+            return True
+        return known is not None and known[0] == position
+
+    async def _recount(self, start: Vector) -> None:
+        changes = self._changes.open(start, restarts=False)
+        found: dict[int, list[int]] = {}
+        try:
+            async for piece in changes.pieces():
+                counts = found.setdefault(piece.snapshot.partition_id, [0, 0])
+                for frame in piece.frames:
+                    is_live = _is_live(frame)
+                    if is_live is not None:
+                        counts[not is_live] += 1
+                changes.tokens.move(piece.snapshot.partition_id, piece.snapshot.at(piece.covered))
+            for number, (live, deleted) in found.items():
+                position = changes.tokens.position(number)
+                self._known[number] = position, Counts(live, deleted)
+        finally:
+            changes.close()
+
+
+def _is_live(frame: bytes) -> bool | None:
+    """Return whether a change's document exists now, None if its key is no document id."""
+    at = description_bytes(frame)
+    opcode, key_bytes, extras_bytes = _HEAD(frame, at)
+    begin = at + _HEADER_BYTES + extras_bytes
+    key = frame[begin : begin + key_bytes]
+    if key[:1] == b"_" and not key.startswith(DESIGN_PREFIX):
+        return None
+    if not key.isascii():
+        try:
+            key.decode()
+        except UnicodeDecodeError:
+            return None
+    return bool(opcode == _MUTATION)

@@ -1,0 +1,199 @@
+"""What belongs to a database and not to its documents: `_local` documents and settings, in LMDB.
+
+    key: "l" | id of a `_local` document      value: versions, newest first
+    key: "s" | name of a setting              value: bytes
+
+A version of a `_local` document is stamped with where the database stood, durably, when it was
+written. One whose stamp is no longer part of history counts no more; then the one before does. So
+a checkpoint never speaks of changes that the database has lost since.
+
+Invariants:
+1. What a write returned is durable.
+2. Of a document at most `VERSIONS_MAX` versions are kept, older ones ever further apart.
+
+Elsewhere: what a stamp is (`documents.tokens`), who judges it (`node.documents`).
+Source: transitive checkpoints paper; docs/design/0029-documents.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import lmdb
+import msgspec
+
+from millstream.errors import ConditionError, UnavailableError
+
+__all__ = ["LOCAL_DOCUMENTS_MAX", "VERSIONS_MAX", "LocalStore", "Version", "thinned"]
+
+VERSIONS_MAX: Final = 4
+LOCAL_DOCUMENTS_MAX: Final = 100_000
+"""Of one database."""
+_MAP_BYTES: Final = 16 * 1024 * 1024 * 1024
+"""Address space; the file grows as needed."""
+_LOCAL: Final = b"l"
+_SETTING: Final = b"s"
+_DEPTHS: Final = (1, 2, 4)
+"""How many writes lie between versions that are kept, at most."""
+
+
+class Version(NamedTuple):
+    """A `_local` document as it was written."""
+
+    rev: int
+    """0: it was deleted."""
+    body: bytes
+    stamp: str
+    number: int
+    """Counts the writes of its id, whatever its revision says."""
+
+
+_decode: Final = msgspec.msgpack.Decoder(list[Version]).decode
+_encode: Final = msgspec.msgpack.encode
+
+
+def thinned(versions: Sequence[Version]) -> list[Version]:
+    """Return which versions stay, newest first: the newest, and others ever further apart."""
+    kept = list(versions[:1])
+    for version in versions[1:]:
+        if len(kept) == VERSIONS_MAX:
+            break
+        is_last = version is versions[-1]
+        if is_last or kept[-1].number - version.number >= _DEPTHS[len(kept) - 1]:
+            kept.append(version)
+    return kept
+
+
+class LocalStore:
+    """The store of one bucket; its directory is made when something is first kept.
+
+    Args:
+        path: of the directory.
+        is_valid: whether a stamp is part of history.
+    """
+
+    def __init__(self, path: Path, is_valid: Callable[[str], bool]) -> None:
+        self._path = path
+        self._is_valid = is_valid
+        self._environment: lmdb.Environment | None = None
+        self._turn = asyncio.Lock()
+        if (path / "data.mdb").exists():
+            self._open()
+
+    def _open(self) -> lmdb.Environment:
+        if self._environment is None:
+            try:
+                self._path.mkdir(mode=0o700, exist_ok=True)
+                self._environment = lmdb.open(
+                    str(self._path), map_size=_MAP_BYTES, readahead=False, max_readers=64
+                )
+            except (OSError, lmdb.Error) as error:
+                raise UnavailableError(
+                    f"local documents in {self._path} cannot be opened: {error}",
+                    code="disk_error",
+                ) from error
+        return self._environment
+
+    def close(self) -> None:
+        """Close it."""
+        if self._environment is not None:
+            self._environment.close()
+            self._environment = None
+
+    # -- documents
+
+    def read(self, doc_id: str) -> Version | None:
+        """Return the newest version that is part of history, None if there is none, or deleted."""
+        found = self._valid(self._versions(doc_id.encode()))
+        return None if found is None or not found.rev else found
+
+    def _versions(self, key: bytes) -> list[Version]:
+        if self._environment is None:
+            return []
+        with self._environment.begin() as transaction:
+            value = transaction.get(_LOCAL + key)
+        return [] if value is None else _decode(value)
+
+    def _valid(self, versions: Sequence[Version]) -> Version | None:
+        return next((one for one in versions if self._is_valid(one.stamp)), None)
+
+    def all(self) -> list[tuple[str, Version]]:
+        """Return all documents, by id."""
+        if self._environment is None:
+            return []
+        found = []
+        with self._environment.begin() as transaction, transaction.cursor() as cursor:
+            if cursor.set_range(_LOCAL):
+                for key, value in cursor:
+                    if not key.startswith(_LOCAL):
+                        break
+                    version = self._valid(_decode(value))
+                    if version is not None and version.rev:
+                        found.append((key[1:].decode(), version))
+        return found
+
+    async def write(self, doc_id: str, body: bytes | None, rev: int | None, stamp: str) -> int:
+        """Replace (None: delete) a document, durably; return its revision, 0 where deleted.
+
+        Args:
+            doc_id: without `_local/`.
+            body: a JSON object.
+            rev: the revision that is replaced; None: whatever there is.
+            stamp: where the database stands.
+
+        Raises:
+            ConditionError: `conflict`; `not_found`, nothing to delete.
+            UnavailableError: `too_many_local_documents`, `disk_full`.
+        """
+        async with self._turn:
+            key = doc_id.encode()
+            versions = self._versions(key)
+            present = self._valid(versions)
+            number = present.rev if present is not None else 0
+            if rev is not None and rev != number:
+                raise ConditionError("Document update conflict.", code="conflict")
+            if body is None and not number:
+                raise ConditionError("missing", code="not_found")
+            following = 0 if body is None else (1 if rev is None else rev + 1)
+            count = versions[0].number + 1 if versions else 1
+            newest = Version(following, body or b"", stamp, count)
+            old = [one for one in versions if self._is_valid(one.stamp)]
+            value = _encode(thinned([newest, *old]))
+            await asyncio.to_thread(self._put, _LOCAL + key, value)
+            return following
+
+    def _put(self, key: bytes, value: bytes) -> None:
+        environment = self._open()
+        if environment.stat()["entries"] >= LOCAL_DOCUMENTS_MAX:
+            with environment.begin() as transaction:
+                if transaction.get(key) is None:
+                    raise UnavailableError(
+                        f"a database has at most {LOCAL_DOCUMENTS_MAX} local documents; delete "
+                        "checkpoints of replications that are not run any more",
+                        code="too_many_local_documents",
+                    )
+        try:
+            with environment.begin(write=True) as transaction:
+                transaction.put(key, value)
+        except (lmdb.MapFullError, lmdb.DiskError) as error:
+            raise UnavailableError(
+                f"local documents in {self._path} cannot be written: {error}", code="disk_full"
+            ) from error
+
+    # -- settings
+
+    def setting(self, name: str) -> bytes | None:
+        """Return what was set, None if nothing was."""
+        if self._environment is None:
+            return None
+        with self._environment.begin() as transaction:
+            value: bytes | None = transaction.get(_SETTING + name.encode())
+        return value
+
+    async def set(self, name: str, value: bytes) -> None:
+        """Keep a setting, durably; raises as `write`."""
+        async with self._turn:
+            await asyncio.to_thread(self._put, _SETTING + name.encode(), value)

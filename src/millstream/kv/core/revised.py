@@ -1,0 +1,106 @@
+"""The documents of a bucket as HTTP sees them: revision trees over the changes of keys.
+
+Invariants:
+1. A key that is valid UTF-8 and does not begin with `_` is a document, `_design/...` besides; what
+   kv alone wrote has a tree, too, computed from its lineage.
+2. Reading, deciding and writing one document is one step of the loop: nothing comes between.
+3. A document that has expired is gone before it is looked at.
+
+Elsewhere: what a document is (`documents.stored`), what becomes of it (`documents.updating`), the
+change of its key (`kv.core.revising`), waiting for the disk (`kv.aio.revised`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from millstream.documents.stored import StoredDocument, load, pack
+from millstream.errors import UsageError
+from millstream.kv.core.active import active_copy, not_now
+from millstream.kv.core.revising import write_document
+from millstream.model.limits import VALUE_BYTES_MAX
+from millstream.wire.frames import seqno_of
+from millstream.wire.mcbp import Status
+
+if TYPE_CHECKING:
+    from millstream.kv.core.bucket import Bucket
+
+__all__ = ["Found", "Made", "RevisedDocuments"]
+
+
+class Found(NamedTuple):
+    """A document as it is now."""
+
+    document: StoredDocument
+    partition: int
+    seqno: int
+
+
+class Made(NamedTuple):
+    """What a decision led to."""
+
+    document: StoredDocument | None
+    """As it is now; None: there is none."""
+    partition: int
+    seqno: int
+    """Of the change; 0: nothing was changed."""
+
+
+class RevisedDocuments:
+    """The documents of one bucket, as far as their active copies are here.
+
+    Every call may raise NotInMemory, having changed nothing.
+
+    Args:
+        bucket: whose documents they are.
+    """
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+
+    def read(self, key: bytes, now_ns: int, revs_limit: int) -> Found | None:
+        """Return a document, a deleted one too; None if there was never one.
+
+        Raises:
+            UnavailableError: `not_my_partition`, `temporarily_unavailable`.
+            CorruptionError: `bad_sidecar`.
+        """
+        partition = active_copy(self._bucket, key)
+        partition.live(key, now_ns)
+        entry = partition.entry(key)
+        if entry is None:
+            return None
+        document = load(self._bucket.uuid, key, entry.frame, entry.side, revs_limit)
+        return Found(document, partition.partition_id, seqno_of(entry.frame))
+
+    def update(
+        self,
+        key: bytes,
+        decide: Callable[[StoredDocument | None], StoredDocument | None],
+        now_ns: int,
+        revs_limit: int,
+    ) -> Made:
+        """Change a document as is decided by how it is; raises as `read`, and what is decided.
+
+        Raises:
+            UnavailableError: `temporarily_unavailable`: memory or disk is full, or it is locked.
+            UsageError: `too_large`.
+        """
+        found = self.read(key, now_ns, revs_limit)
+        partition = self._bucket.partition_for(key)
+        before = None if found is None else found.document
+        after = decide(before)
+        if after is None:
+            return Made(before, partition.partition_id, 0)
+        if self._bucket.refuses_writes_of(partition.partition_id):
+            raise not_now("writes are refused at the moment")
+        value, sidecar = pack(after)
+        if value is not None and len(value) > VALUE_BYTES_MAX:
+            raise UsageError(
+                f"a document has at most {VALUE_BYTES_MAX} bytes", code="document_too_large"
+            )
+        frame = write_document(partition, key, value, sidecar, now_ns)
+        if isinstance(frame, Status):
+            raise not_now(f"it is refused: {frame.name.lower()}")
+        return Made(after, partition.partition_id, seqno_of(frame))

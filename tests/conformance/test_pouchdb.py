@@ -1,0 +1,72 @@
+"""PouchDB, as others wrote it, with a node: it pushes, pulls and stays in step."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node_process import NodeProcess
+from npm_peers import FOLDER, node_program
+
+SECONDS_MAX = 120
+
+
+@pytest.fixture(scope="module")
+def open_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    """A node without users, as a program of one's own machine meets it."""
+    with NodeProcess(tmp_path_factory.mktemp("pouchdb") / "node") as running:
+        yield running
+        assert running.stop() == 0
+
+
+def play(node: NodeProcess, scene: str) -> Any:
+    """Play a scene against a database of its own."""
+    done = subprocess.run(
+        [node_program(), str(Path("pouchdb.js")), scene, f"{node.http}/{scene}"],
+        capture_output=True, cwd=FOLDER, timeout=SECONDS_MAX, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()
+    return json.loads(done.stdout)
+
+
+def test_it_pushes_everything_it_has(open_node: NodeProcess) -> None:
+    seen = play(open_node, "push")
+    assert seen["first"]["ok"]
+    assert seen["first"]["failures"] == seen["first"]["denied"] == 0
+    assert seen["first"]["written"] >= 62
+    assert seen["again"]["written"] == 0
+    assert seen["same"]
+
+
+def test_it_pulls_everything_there_is(open_node: NodeProcess) -> None:
+    seen = play(open_node, "pull")
+    assert seen["first"]["written"] >= 42
+    assert seen["again"]["written"] == 0
+    assert seen["more"]["written"] == 1
+    assert seen["same"]
+
+
+def test_two_of_them_stay_in_step(open_node: NodeProcess) -> None:
+    assert play(open_node, "live") == {"same": True}
+
+
+def test_it_pulls_a_part(open_node: NodeProcess) -> None:
+    seen = play(open_node, "filtered")
+    assert seen == {"named": ["d3", "d7"], "chosen": ["d1", "d3", "d5", "d7", "d9"]}
+
+
+def test_it_sees_conflicts(open_node: NodeProcess) -> None:
+    seen = play(open_node, "conflicts")
+    assert seen == {"refused": 409, "winner": "2-y", "conflicts": ["2-x"], "left": []}
+
+
+def test_it_keeps_attachments(open_node: NodeProcess) -> None:
+    seen = play(open_node, "attachments")
+    assert seen["data"] == ["Zmlyc3Q=", "c2Vjb25k"]
+    assert all(digest.startswith("md5-") for digest in seen["digests"])
+    assert seen["left"] == ["y"]

@@ -1,0 +1,87 @@
+"""What is asked of `_changes`, and what is refused."""
+
+import pytest
+
+from millstream.errors import UsageError
+from millstream.gateway.core.changes import ALL, ChangesQuery, FilterAsked, parse_changes
+
+
+def test_without_parameters_everything_is_wanted_once():
+    assert parse_changes({}, {}) == ChangesQuery()
+    assert ChangesQuery().filter is ALL
+
+
+def test_all_parameters():
+    query = parse_changes(
+        {
+            "feed": "live", "since": "now", "limit": "7", "descending": "true",
+            "style": "all_docs", "include_docs": "true", "attachments": "true",
+            "conflicts": "true", "heartbeat": "1500", "timeout": "90000", "seq_interval": "5",
+            "unknown": "x",
+        },
+        {},
+    )  # fmt: skip
+    assert query == ChangesQuery(
+        "continuous", None, 7, True, True, True, True, True, 1.5, 60.0, 5, ALL
+    )
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("true", 60.0), ("false", None), ("250", 0.25)])
+def test_heartbeats(text, seconds):
+    assert parse_changes({"heartbeat": text}, {}).heartbeat_s == seconds
+
+
+def test_an_event_source_that_comes_again_goes_on_where_it_was():
+    options = {"feed": "eventsource", "since": "3"}
+    assert parse_changes(options, {}, "5").since == 5
+    assert parse_changes(options, {}).since == 3
+    assert parse_changes({"since": "3"}, {}, "5").since == 3
+    assert parse_changes({"since": ""}, {}).since == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "body", "asked"),
+    [
+        ({"filter": "_doc_ids"}, {"doc_ids": ["a"]}, FilterAsked("ids", frozenset("a"))),
+        ({}, {"doc_ids": ["a"]}, FilterAsked("ids", frozenset("a"))),
+        ({"filter": "_doc_ids", "doc_ids": '["b"]'}, {}, FilterAsked("ids", frozenset("b"))),
+        (
+            {"filter": "_selector"},
+            {"selector": {"a": 1}},
+            FilterAsked("selector", selector={"a": 1}),
+        ),
+        ({"filter": "_design"}, {}, FilterAsked("design")),
+        ({"filter": "_view", "view": "d/v"}, {}, FilterAsked("view", design="d", name="v")),
+        (
+            {"filter": "d/f", "x": "1"},
+            {},
+            FilterAsked("function", design="d", name="f", parameters={"filter": "d/f", "x": "1"}),
+        ),
+    ],
+)
+def test_filters(options, body, asked):
+    assert parse_changes(options, body).filter == asked
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"feed": "x"}, "Supported `feed` types"),
+        ({"style": "x"}, "Supported `style`"),
+        ({"since": "x"}, "Malformed sequence"),
+        ({"limit": "-1"}, "Invalid value for limit"),
+        ({"limit": "²"}, "Invalid value for limit"),
+        ({"include_docs": "1"}, "Invalid boolean parameter include_docs"),
+        ({"heartbeat": "0"}, "positive integer"),
+        ({"timeout": "x"}, "Invalid value for timeout"),
+        ({"filter": "_doc_ids"}, "not a list of doc ids"),
+        ({"filter": "_doc_ids", "doc_ids": "[1]"}, "not a list of doc ids"),
+        ({"filter": "_doc_ids", "doc_ids": "["}, "not a list of doc ids"),
+        ({"filter": "_selector"}, "Selector must be a JSON object"),
+        ({"filter": "_view", "view": "x"}, "designname/viewname"),
+        ({"filter": "x"}, "designname/filtername"),
+    ],
+)
+def test_what_is_not_understood_is_refused(options, reason):
+    with pytest.raises(UsageError, match=reason):
+        parse_changes(options, {})

@@ -1,0 +1,71 @@
+"""Which rows are answered, and what stands behind the last of them."""
+
+import json
+
+import pytest
+
+from millstream.gateway.core.mango_answers import Selection, rows_in
+from millstream.views.core.mango.finding import Place, bookmark_of, parse_find
+from millstream.views.core.mango.planning import plan_query
+from millstream.views.core.rendering import SEPARATOR, head_text, tail_text
+
+
+def selection(**options):
+    find = parse_find({"selector": {"n": {"$gt": 0}}} | options)
+    return Selection(find, plan_query([], find.selector.normal, (), ()))
+
+
+def tail(chosen, seconds=0.5):
+    return json.loads(b'{"docs":[' + chosen.tail(seconds))
+
+
+def test_rows_of_a_piece():
+    rows = [
+        b'{"id":"%d","key":[%d],"value":null,"doc":{"_id":"%d"}}' % (n, n, n) for n in range(3)
+    ]
+    text = head_text(3, 0) + SEPARATOR.join(rows) + tail_text()
+    assert [(row.place, bytes(row.doc)) for row in rows_in(text)] == [
+        (Place([n], str(n)), b'{"_id":"%d"}' % n) for n in range(3)
+    ]
+    assert list(rows_in(b"")) == []
+
+
+def test_documents_as_they_are_and_projected():
+    text = b'{"_id":"a", "n":1.50}'
+    assert selection().take(Place([1], "a"), text) == text
+    assert selection(fields=["n", "x"]).take(Place([1], "a"), text) == b'{"n":1.5}'
+
+
+@pytest.mark.parametrize("text", [b"null", b'{"n":0}', b'{"n":', b"[]", b'{"n":' * 5000])
+def test_what_does_not_match_is_passed_over(text):
+    chosen = selection()
+    assert chosen.take(Place(None, "a"), text) is None
+    assert (chosen.examined, chosen.answered) == (1, 0)
+    assert tail(chosen)["bookmark"] == "nil"
+
+
+def test_limits_skips_and_bookmarks():
+    chosen = selection(skip=2, limit=2)
+    shown = [chosen.take(Place([n], str(n)), b'{"n":%d}' % n) for n in range(5)]
+    assert shown == [None, None, None, b'{"n":3}', b'{"n":4}']
+    assert chosen.is_full
+    bookmark = tail(chosen)["bookmark"]
+    assert bookmark == bookmark_of(Place([4], "4"))
+    chosen = selection(bookmark=bookmark)
+    assert [chosen.take(Place([n], str(n)), b'{"n":%d}' % n) for n in (4, 5)] == [None, b'{"n":5}']
+    assert tail(selection(bookmark=bookmark))["bookmark"] == bookmark
+
+
+def test_statistics_and_warnings():
+    chosen = selection(execution_stats=True)
+    for n in range(12):
+        chosen.take(Place(None, str(n)), b'{"n":%d}' % (n // 11))
+    found = tail(chosen, 0.25)
+    assert found["execution_stats"] == {
+        "total_keys_examined": 0, "total_docs_examined": 12, "total_quorum_docs_examined": 0,
+        "results_returned": 1, "execution_time_ms": 250.0,
+    }  # fmt: skip
+    no_index, many = found["warning"].split("\n")
+    assert no_index.startswith("No matching index found")
+    assert many.startswith("The number of documents examined is high")
+    assert "execution_stats" not in tail(selection())

@@ -1,0 +1,61 @@
+"""Functions of design documents: which there are, and what their ends mean."""
+
+import json
+
+import pytest
+
+from millstream.errors import AccessError, MillstreamError, UsageError
+from millstream.views.core.design_code import read_code, refusal
+
+
+def code_of(**content):
+    return read_code("b", "d", "1-a", json.dumps(content).encode())
+
+
+def test_what_there_is():
+    code = code_of(
+        validate_doc_update="f",
+        filters={"a": "f", "b": "f"},
+        updates={},
+        views={"v": {"map": "f"}, "lib": {"x": "y"}, "odd": 7},
+    )
+    assert code.validates
+    assert (code.filters, code.updates, code.views) == ({"a", "b"}, frozenset(), {"v"})
+    assert (code.key, code.id) == (("b", "d", "1-a"), "_design/d")
+    assert json.loads(code.text)["_id"] == "_design/d"
+    assert not code_of().validates
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"validate_doc_update": 1}, {"filters": {"a": 1}}, {"filters": [1]}, {"updates": "x"}],
+)
+def test_members_of_another_form(changes):
+    with pytest.raises(UsageError) as caught:
+        code_of(**changes)
+    assert caught.value.code == "invalid_design_doc"
+
+
+def test_other_languages_have_no_functions():
+    code = code_of(language="query", filters={"a": "f"})
+    assert not code.validates
+    assert not code.filters | code.updates | code.views
+
+
+@pytest.mark.parametrize(
+    ("result", "kind", "code", "text"),
+    [
+        ({"thrown": {"forbidden": "no"}}, AccessError, "forbidden", "no"),
+        ({"thrown": {"unauthorized": [1]}}, AccessError, "unauthorized", "[1]"),
+        ({"thrown": {"error": "e", "reason": "r"}}, MillstreamError, "e", "r"),
+        ({"thrown": {"x": 1}}, MillstreamError, "unknown_error", '{"x":1}'),
+        ({"error": "TypeError", "reason": "r"}, MillstreamError, "TypeError", "r"),
+        ({"error": "time", "reason": "r"}, MillstreamError, "function_failed", "no end"),
+        ({"error": "compile", "reason": "r"}, MillstreamError, "compilation_error", "r"),
+        (7, MillstreamError, "unknown_error", ""),
+    ],
+)
+def test_ends(result, kind, code, text):
+    error = refusal(result, code_of(), "f")
+    assert (type(error), error.code) == (kind, code)
+    assert text in str(error)
